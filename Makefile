@@ -1,0 +1,62 @@
+# Every target sets itself up: it creates .venv and installs what constraints.txt pins, once.
+# Which index serves the packages is pip's own business: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and
+# pip.conf are honoured as they are.
+
+PYTHON ?= python3
+JOBS   ?= 2
+PKG    ?=
+
+BIN   := .venv/bin
+STAMP := .venv/installed
+
+# Many small matrix products: threads of a BLAS would only fight with the test workers.
+export OPENBLAS_NUM_THREADS = 1
+export OMP_NUM_THREADS = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+# loadgroup: conftest.py gives each test file a group, so tests that share a compiled kernel share a worker.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
+
+# Tests with one mark. Exit code 5 (nothing collected) is a pass only while no test bears the mark.
+define pytest_marked
+test -d tests/$(PKG) || { echo "there is no tests/$(PKG)"; exit 1; }; \
+$(PYTEST) -m "$(1) and not hw" tests/$(PKG); code=$$?; \
+if [ $$code -eq 5 ] && ! grep -rqs --include='test_*.py' 'mark\.$(1)' tests/$(PKG); then \
+    echo "No test under tests/$(PKG) is marked '$(1)' yet: nothing was verified."; \
+else \
+    exit $$code; \
+fi
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test matrix sweep lint clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP)  ## run the attention kernel here, on a GPU or in the emulator, and print how exact it is
+	$(BIN)/python scripts/run_fmha.py
+
+test: lint  ## ruff, the house rules and every quick test
+	$(PYTEST) -m "not matrix and not sweep and not hw"
+
+matrix: $(STAMP)  ## the case matrix, of one package with PKG=fmha
+	@$(call pytest_marked,matrix)
+
+sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; takes hours
+	@$(call pytest_marked,sweep)
+
+lint: $(STAMP)  ## ruff alone
+	$(BIN)/ruff check .
+
+clean:  ## remove the environment, the caches and out/
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build out *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "$(PYTHON) is older than 3.10; name another: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Installing into .venv; this happens once and takes a minute or more."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,276 @@
+"""Rung 0 of the ladder: the simplest attention forward that uses TMA, tcgen05 and TMEM.
+
+One CTA of four warps owns one 128-row tile of Q and one head. For every 128-row tile of K and V
+it loads, multiplies, exponentiates and multiplies again, strictly one after the other: no warp
+specialisation, no pipeline, one buffer of everything, O accumulated in registers. Thread r owns
+row r of the tile, which is lane r of TMEM. bfloat16, head_dim 64, no mask, any lengths.
+
+    compiled = compile_minimal()                    # 'sm_100a'; no GPU is needed
+    compiled(q, k, v, o, scale)                     # on a Blackwell GPU
+    ptxemu.run(compiled, q, k, v, o, scale)         # anywhere
+
+q, o: [B, Sq, H, 64]; k, v: [B, Skv, H, 64], bfloat16, last dim contiguous, the other strides
+multiples of 8 elements, base addresses 16-byte aligned; scale: float, multiplies q.k (> 0).
+The fast kernel is `sm100/kernel.py`; what it adds to this file is overlap, not mathematics.
+"""
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.memory import SmemAllocator
+from cutlass.utils import blackwell_helpers as sm100
+
+from kernelkit import tmem
+
+HEAD_DIM = 64
+TILE_M = 128  # query rows of a CTA = threads of a CTA = lanes of TMEM
+TILE_N = 128  # key rows of one step
+QK_TILE = (TILE_M, TILE_N, HEAD_DIM)
+PV_TILE = (TILE_M, HEAD_DIM, TILE_N)
+Q_BYTES = TILE_M * HEAD_DIM * 2
+K_BYTES = V_BYTES = TILE_N * HEAD_DIM * 2
+TMEM_S = 0  # fp32 S: columns 0..127
+TMEM_P = 64  # bf16 P: columns 64..127, over the tail of S, which is in registers by then
+TMEM_O = 128  # fp32 product of one step: columns 128..191
+TMEM_COLUMNS = 256  # allocations are powers of two
+BF16 = cutlass.BFloat16
+LOG2_E = math.log2(math.e)
+
+
+@cute.struct
+class SharedStorage:
+    """Barriers (one arrival per phase each) and the address that tcgen05.alloc returns."""
+
+    loaded: Int64  # the TMA bytes have landed
+    multiplied: Int64  # the tensor core has finished
+    tmem_base: Int32
+
+
+@cute.jit
+def multiply(mma: cute.TiledMma, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor) -> None:
+    """Issue D = A B, k block by k block. A later tcgen05.commit announces its completion."""
+    for k_block in cutlass.range_constexpr(cute.size(a, mode=[2])):
+        mma.set(tcgen05.Field.ACCUMULATE, k_block != 0)
+        cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)
+
+
+@cute.jit
+def tma_views(atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor) -> tuple:
+    """(shared view, global view) of a tile for one TMA copy; modes behind the tile stay."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(gmem, 0, 3)
+    )
+
+
+@cute.jit
+def mask_columns(row: cute.Tensor, visible: Int32) -> None:
+    """Columns at and beyond `visible` get no weight, whatever the zero-filled keys scored."""
+    for column in cutlass.range_constexpr(TILE_N):
+        row[column] = row[column] if column < visible else -Float32.inf
+
+
+@cute.kernel
+def minimal_kernel(
+    mmas: tuple,
+    tma_q: tuple,
+    tma_k: tuple,
+    tma_v: tuple,
+    mO: cute.Tensor,
+    scale_log2: Float32,
+) -> None:
+    """Grid (query tiles, heads, batch), 128 threads.
+
+    mmas: the QK and the PV tiled MMA; tma_q, tma_k, tma_v: (copy atom, coordinate tensor
+    (S, D, H, B), for V (D, S, H, B), shared layout); mO: (Sq, D, H, B);
+    scale_log2: scale * log2(e).
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    q_tile, head, batch = cute.arch.block_idx()
+    qk_mma, pv_mma = mmas
+
+    # Allocate: shared memory, barriers, tensor memory.
+    smem = SmemAllocator()
+    storage = smem.allocate(SharedStorage)
+    sQ = smem.allocate_tensor(BF16, tma_q[2].outer, 1024, swizzle=tma_q[2].inner)
+    sK = smem.allocate_tensor(BF16, tma_k[2].outer, 1024, swizzle=tma_k[2].inner)
+    sV = smem.allocate_tensor(BF16, tma_v[2].outer, 1024, swizzle=tma_v[2].inner)
+    loaded, multiplied = storage.loaded.ptr, storage.multiplied.ptr
+    if thread == 0:
+        cute.arch.mbarrier_init(loaded, 1)
+        cute.arch.mbarrier_init(multiplied, 1)
+    cute.arch.mbarrier_init_fence()
+    if warp == 0:
+        cute.arch.alloc_tmem(TMEM_COLUMNS, storage.tmem_base.ptr)
+        cute.arch.relinquish_tmem_alloc_permit()
+    cute.arch.sync_threads()
+    tmem_base = cute.arch.retrieve_tmem_ptr(Float32, 16, storage.tmem_base.ptr)
+
+    # Partition: what TMA copies, and the operands of the two products.
+    gQ = cute.local_tile(tma_q[1], (TILE_M, HEAD_DIM), (q_tile, 0, head, batch))
+    gK = cute.local_tile(tma_k[1], (TILE_N, HEAD_DIM), (None, 0, head, batch))
+    gV = cute.local_tile(tma_v[1], (HEAD_DIM, TILE_N), (0, None, head, batch))
+    tQsQ, tQgQ = tma_views(tma_q[0], sQ, qk_mma.get_slice(0).partition_A(gQ))
+    tKsK, tKgK = tma_views(tma_k[0], sK, qk_mma.get_slice(0).partition_B(gK))
+    tVsV, tVgV = tma_views(tma_v[0], sV, pv_mma.get_slice(0).partition_B(gV))
+    tSrQ = qk_mma.make_fragment_A(sQ)[None, None, None, 0]
+    tSrK = qk_mma.make_fragment_B(sK)[None, None, None, 0]
+    tOrV = pv_mma.make_fragment_B(sV)[None, None, None, 0]
+    tS, tO, tOrP = tmem_operands(qk_mma, pv_mma, tmem_base)
+    rows_s = tmem.tile_at(tmem_base, TMEM_S, TILE_N)
+    rows_p = tmem.tile_at(tmem_base, TMEM_P, TILE_N // 2)
+    rows_o = tmem.tile_at(tmem_base, TMEM_O, HEAD_DIM)
+
+    # This thread's row: scores, weights (two bf16 to a register), output and statistics.
+    scores = cute.make_rmem_tensor(TILE_N, Float32)
+    packed = cute.make_rmem_tensor(TILE_N // 2, Float32)
+    weights = cute.make_tensor(
+        cute.recast_ptr(packed.iterator, dtype=BF16), cute.make_layout(TILE_N)
+    )
+    product = cute.make_rmem_tensor(HEAD_DIM, Float32)
+    output = cute.make_rmem_tensor(HEAD_DIM, Float32)
+    output.fill(0.0)
+    row_max, row_sum = -Float32.inf, Float32(0.0)
+
+    kv_length = cute.size(tma_k[1], mode=[0])
+    for kv_tile in cutlass.range(cute.ceil_div(kv_length, TILE_N)):
+        # Load K and V, and Q before the first step.
+        if warp == 0:
+            with cute.arch.elect_one():
+                q_bytes = Q_BYTES if kv_tile == 0 else 0
+                cute.arch.mbarrier_arrive_and_expect_tx(loaded, q_bytes + K_BYTES + V_BYTES)
+            if kv_tile == 0:
+                cute.copy(tma_q[0], tQgQ[None], tQsQ[None, 0], tma_bar_ptr=loaded)
+            cute.copy(tma_k[0], tKgK[None, kv_tile], tKsK[None, 0], tma_bar_ptr=loaded)
+            cute.copy(tma_v[0], tVgV[None, kv_tile], tVsV[None, 0], tma_bar_ptr=loaded)
+        cute.arch.mbarrier_wait(loaded, kv_tile % 2)
+
+        # S = Q K^T.
+        if warp == 0:
+            multiply(qk_mma, tS, tSrQ, tSrK)
+            with cute.arch.elect_one():
+                tcgen05.commit(multiplied)
+        cute.arch.mbarrier_wait(multiplied, 0)
+        tmem.order_after_wait()
+
+        # P = exp2(scale_log2 * (S - row_max)) and its row sum; a fresh maximum rescales the past.
+        tmem.load_row(rows_s, scores, thread)
+        tmem.wait_loads()
+        mask_columns(scores, kv_length - kv_tile * TILE_N)
+        old_max = row_max
+        row_max = scores.load().reduce(cute.ReductionOp.MAX, old_max, 0)
+        shrink = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
+        row_sum = row_sum * shrink
+        for column in cutlass.range_constexpr(TILE_N):
+            scores[column] = cute.math.exp2(
+                (scores[column] - row_max) * scale_log2, fastmath=True
+            )
+            row_sum = row_sum + scores[column]
+        weights.store(scores.load().to(BF16))
+        tmem.store_row(packed, rows_p, thread)
+        tmem.wait_stores()
+        tmem.order_before_signal()
+        cute.arch.sync_threads()  # every row of P is in TMEM before any of it is multiplied
+
+        # O = O * shrink + P V.
+        if warp == 0:
+            tmem.order_after_wait()
+            multiply(pv_mma, tO, tOrP, tOrV)
+            with cute.arch.elect_one():
+                tcgen05.commit(multiplied)
+        cute.arch.mbarrier_wait(multiplied, 1)
+        tmem.order_after_wait()
+        tmem.load_row(rows_o, product, thread)
+        tmem.wait_loads()
+        for column in cutlass.range_constexpr(HEAD_DIM):
+            output[column] = output[column] * shrink + product[column]
+        tmem.order_before_signal()
+        cute.arch.sync_threads()  # every row has been read before the next step overwrites
+
+    # Normalise, and store the rows that exist.
+    row = q_tile * TILE_M + thread
+    if row < cute.size(mO, mode=[0]):
+        rounded = cute.make_rmem_tensor(HEAD_DIM, BF16)
+        rounded.store((output.load() * (1.0 / row_sum)).to(BF16))
+        cute.autovec_copy(rounded, mO[row, None, head, batch])
+    if warp == 0:
+        cute.arch.dealloc_tmem(tmem_base, TMEM_COLUMNS)
+
+
+@cute.jit
+def tmem_operands(qk_mma: cute.TiledMma, pv_mma: cute.TiledMma, base: cute.Pointer) -> tuple:
+    """Accumulators S (128, 128) and O (128, 64), and P as the A operand of PV, in TMEM."""
+    tS = qk_mma.make_fragment_C(qk_mma.partition_shape_C((TILE_M, TILE_N)))
+    tO = pv_mma.make_fragment_C(pv_mma.partition_shape_C((TILE_M, HEAD_DIM)))
+    p_layout = sm100.make_smem_layout_a(pv_mma, PV_TILE, BF16, 1)
+    tOrP = pv_mma.make_fragment_A(cute.make_tensor(base, p_layout.outer))
+    p_base = cute.recast_ptr(base + TMEM_P, dtype=BF16)
+    return (
+        cute.make_tensor(base + TMEM_S, tS.layout),
+        cute.make_tensor(base + TMEM_O, tO.layout),
+        cute.make_tensor(p_base, tOrP.layout)[None, None, None, 0],
+    )
+
+
+@cute.jit
+def by_token(tensor: cute.Tensor, order: cutlass.Constexpr) -> cute.Tensor:
+    """[B, S, H, D] tensor seen in another order of its modes."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
+
+
+@cute.jit
+def minimal_attention(
+    q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, scale: Float32
+) -> None:
+    """Host entry: describe the copies and the products, and launch. Shapes: module docstring."""
+    qk_mma = sm100.make_trivial_tiled_mma(
+        BF16, BF16, OperandMajorMode.K, OperandMajorMode.K,
+        Float32, tcgen05.CtaGroup.ONE, QK_TILE[:2],
+    )
+    pv_mma = sm100.make_trivial_tiled_mma(
+        BF16, BF16, OperandMajorMode.K, OperandMajorMode.MN,
+        Float32, tcgen05.CtaGroup.ONE, PV_TILE[:2], tcgen05.OperandSource.TMEM,
+    )
+    q_layout = sm100.make_smem_layout_a(qk_mma, QK_TILE, BF16, 1)
+    k_layout = sm100.make_smem_layout_b(qk_mma, QK_TILE, BF16, 1)
+    v_layout = sm100.make_smem_layout_b(pv_mma, PV_TILE, BF16, 1)
+    load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    one_stage = [cute.select(layout, mode=[0, 1, 2]) for layout in (q_layout, k_layout, v_layout)]
+    atom_q, mQ = cute.nvgpu.make_tiled_tma_atom_A(
+        load, by_token(q, (1, 3, 2, 0)), one_stage[0], QK_TILE, qk_mma
+    )
+    atom_k, mK = cute.nvgpu.make_tiled_tma_atom_B(
+        load, by_token(k, (1, 3, 2, 0)), one_stage[1], QK_TILE, qk_mma
+    )
+    atom_v, mV = cute.nvgpu.make_tiled_tma_atom_B(
+        load, by_token(v, (3, 1, 2, 0)), one_stage[2], PV_TILE, pv_mma
+    )
+    mO = by_token(o, (1, 3, 2, 0))
+    batch, q_length, heads, _ = q.shape
+    minimal_kernel(
+        (qk_mma, pv_mma),
+        (atom_q, mQ, q_layout),
+        (atom_k, mK, k_layout),
+        (atom_v, mV, v_layout),
+        mO,
+        scale * LOG2_E,
+    ).launch(grid=(cute.ceil_div(q_length, TILE_M), heads, batch), block=(TILE_M, 1, 1))
+
+
+def compile_minimal(arch: str = "sm_100a") -> object:
+    """Compile for any lengths, heads, batch and strides; `artifacts.PTX` holds the text."""
+
+    def tensor(heads: cute.SymInt, tokens: cute.SymInt, batch: cute.SymInt) -> object:
+        strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
+        shape = (batch, tokens, heads, HEAD_DIM)
+        return cute.runtime.make_fake_tensor(BF16, shape, (*strides, 1), assumed_align=16)
+
+    batch, heads, q_length, kv_length = (cute.sym_int32() for _ in range(4))
+    q, o = (tensor(heads, q_length, batch) for _ in range(2))
+    k, v = (tensor(heads, kv_length, batch) for _ in range(2))
+    return cute.compile(
+        minimal_attention, q, k, v, o, Float32(1.0), options=f"--gpu-arch {arch} --keep-ptx"
+    )

@@ -1,0 +1,1 @@
+"""The Blackwell (sm_100a) attention kernel."""

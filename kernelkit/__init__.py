@@ -1,0 +1,1 @@
+"""Vocabulary that the kernel packages share: limits, plans, pipelines, compiling, launching."""

@@ -1,0 +1,31 @@
+"""Limits of an SM of compute capability 10.0 (sm_100a), each with its source.
+
+Pure constants. CUDA C++ Programming Guide 13, table "Technical Specifications per Compute
+Capability" unless a line says otherwise.
+"""
+
+WARP_THREADS = 32
+WARPGROUP_WARPS = 4
+
+SMEM_BYTES_PER_CTA = 232_448  # 227 KiB: 228 KiB per SM less 1 KiB that the system reserves
+SMEM_SWIZZLE_ALIGN = 1024  # a 128-byte swizzle atom is 8 rows x 128 B (PTX ISA, tcgen05 layouts)
+
+TMEM_LANES = 128  # PTX ISA, "Tensor Memory": 128 lanes x 512 columns x 32 bit per CTA
+TMEM_COLUMNS = 512
+TMEM_ALLOC_MIN_COLUMNS = 32  # PTX ISA, tcgen05.alloc: a power of two, at least 32
+TMEM_CELL_BYTES = 4
+
+REGISTERS_PER_SM = 65_536
+REGISTERS_PER_THREAD = 255
+REGISTER_STEP = 8  # PTX ISA, setmaxnreg: a multiple of 8 in 24..256
+MAX_THREADS_PER_CTA = 1024
+
+MBARRIER_BYTES = 8  # PTX ISA, "mbarrier": an opaque 64-bit object
+MBARRIER_MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA, mbarrier: range of the arrival count
+
+TMA_ALIGN_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: base address and strides
+TMA_MAX_BOX = 256  # same page: elements of a box per dimension
+TMA_MAX_STRIDE_BYTES = 1 << 40  # same page
+
+MAX_GRID_YZ = 65_535
+MAX_GRID_X = (1 << 31) - 1

@@ -1,0 +1,51 @@
+"""Named shared-memory buffers in order, with alignment, and the check against 227 KiB."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit import hw
+
+
+@dataclass(frozen=True)
+class SmemBuffer:
+    """`stages` copies of `stage_bytes` bytes, aligned to `align` bytes."""
+
+    name: str
+    stage_bytes: int
+    stages: int = 1
+    align: int = hw.SMEM_SWIZZLE_ALIGN
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stages."""
+        return self.stage_bytes * self.stages
+
+
+@dataclass(frozen=True)
+class SmemPlan:
+    """Buffers in the order in which the kernel allocates them."""
+
+    buffers: tuple[SmemBuffer, ...]
+
+    def offsets(self) -> dict[str, tuple[int, int]]:
+        """name -> [begin, end) in bytes from the start of the CTA's dynamic shared memory."""
+        ranges, cursor = {}, 0
+        for buffer in self.buffers:
+            begin = -(-cursor // buffer.align) * buffer.align
+            cursor = begin + buffer.bytes
+            ranges[buffer.name] = (begin, cursor)
+        return ranges
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in all, with the gaps that alignment leaves."""
+        return max((end for _, end in self.offsets().values()), default=0)
+
+    def check(self) -> None:
+        """Raise ValueError when the buffers do not fit into the shared memory of a CTA."""
+        if self.bytes > hw.SMEM_BYTES_PER_CTA:
+            sizes = ", ".join(f"{b.name} {b.stages} x {b.stage_bytes}" for b in self.buffers)
+            raise ValueError(
+                f"{self.bytes} bytes of shared memory ({sizes}), limit {hw.SMEM_BYTES_PER_CTA}"
+            )

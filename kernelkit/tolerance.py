@@ -1,0 +1,101 @@
+"""How far a kernel may be from the definition: a rule that calibrates itself, and its report.
+
+error <= 2 E + 1 ulp of the io dtype at the row's max |O|, where E is the largest error that the
+reference with the kernel's rounding points makes on the same inputs. LSE: 2^-10 + 2 E.
+Infinities and NaNs have to agree, place by place, before any difference is taken.
+A constant here changes only with a note that names the rounding that was forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LSE_FLOOR = 2.0**-10  # lg2.approx, ex2.approx and the fp32 sum of a row
+REFERENCE_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Verdict, the worst coordinate and its numbers; `str` is one line for an assertion."""
+
+    name: str
+    ok: bool
+    coordinate: tuple[int, ...]
+    error: float
+    limit: float
+    reference_error: float
+    reason: str = ""
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.ok else "OUT OF TOLERANCE"
+        return (
+            f"{self.name}: {verdict}, error {self.error:.3e} <= {self.limit:.3e} at "
+            f"{self.coordinate}, reference {self.reference_error:.3e} {self.reason}".rstrip()
+        )
+
+
+def ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Spacing of `dtype` numbers at `magnitude` (fp64, >= 0); the smallest normal's below it."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(magnitude.clamp_min(info.tiny))
+    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+
+
+def compare_output(
+    actual: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor, dtype: torch.dtype
+) -> Report:
+    """O of a kernel against the fp64 definition; the last dimension is a row."""
+    mismatch = _special_mismatch("O", actual, exact)
+    if mismatch is not None:
+        return mismatch
+    reference_error = _largest(_difference(rounded, exact))
+    row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
+    limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype).expand_as(exact)
+    return _worst("O", _difference(actual, exact), limit, reference_error)
+
+
+def compare_lse(
+    actual: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor, name: str = "LSE"
+) -> Report:
+    """LSE (or row_max) of a kernel against the fp64 definition, natural-log units."""
+    mismatch = _special_mismatch(name, actual, exact)
+    if mismatch is not None:
+        return mismatch
+    reference_error = _largest(_difference(rounded, exact))
+    limit = torch.full_like(_finite(exact), LSE_FLOOR + REFERENCE_FACTOR * reference_error)
+    return _worst(name, _difference(actual, exact), limit, reference_error)
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(tensor.double(), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (_finite(first) - _finite(second)).abs()
+
+
+def _largest(error: torch.Tensor) -> float:
+    return error.max().item() if error.numel() else 0.0
+
+
+def _special_mismatch(name: str, actual: torch.Tensor, exact: torch.Tensor) -> Report | None:
+    for kind, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        wrong = (test(actual) != test(exact)).nonzero()
+        if len(wrong):
+            where = tuple(wrong[0].tolist())
+            reason = f"({kind} in one only: kernel {actual[where]}, exact {exact[where]})"
+            return Report(name, False, where, float("inf"), 0.0, 0.0, reason)
+    return None
+
+
+def _worst(
+    name: str, error: torch.Tensor, limit: torch.Tensor, reference_error: float
+) -> Report:
+    if not error.numel():
+        return Report(name, True, (), 0.0, 0.0, reference_error)
+    index = int((error / limit).argmax())
+    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), error.shape))
+    worst, allowed = error[where].item(), limit[where].item()
+    return Report(name, worst <= allowed, where, worst, allowed, reference_error)

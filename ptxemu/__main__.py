@@ -1,0 +1,118 @@
+"""`python -m ptxemu script.py`: an unmodified CuTe DSL script, with every launch emulated."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+from ptxemu.host.cutedsl import ARCH
+from ptxemu.host.emulator import Emulator
+from ptxemu.host.patching import environment
+from ptxemu.host.runtime_symbols import Launcher
+from ptxemu.options import POLICIES, Options
+from ptxemu.report import LaunchReport, Report
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the script or module; its SystemExit and exceptions leave through here unchanged."""
+    options = _parser().parse_args(arguments)
+    script, *rest = options.module or [options.script, *options.arguments]
+    if script is None:
+        _parser().error("a script or -m module is required")
+    limit = options.limit if options.limit > 0 else None
+    emulator = Emulator(Options(policy=options.policy, seed=options.seed, limit=limit))
+    try:
+        with machine_with_gpu(emulator):
+            _run_script(script, rest, is_module=bool(options.module))
+    finally:
+        if options.report:
+            Path(options.report).write_text(json.dumps(as_json(emulator.report), indent=1))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ptxemu",
+        description="Run a CuTe DSL script on a CPU: its kernels' PTX for sm_100a is emulated.",
+    )
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
+    parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="refuse a launch estimated above this (default 60; 0: no limit)",
+    )
+    parser.add_argument("--report", metavar="FILE", help="write counts of all launches as JSON")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, help="run a module with its arguments"
+    )
+    parser.add_argument("script", nargs="?", help="the script, with all that follows for it")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+@contextmanager
+def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
+    """While active, this process looks like one with a B200 whose launches go to `launcher`.
+
+    The DSL reads its environment when it is first imported, so that must not have happened.
+    """
+    if "cutlass" in sys.modules:
+        raise RuntimeError("cutlass is already imported: the DSL would not keep its PTX")
+    kept = {*filter(None, os.environ.get("CUTE_DSL_KEEP", "").split(",")), "ptx"}
+    with ExitStack() as stack:
+        dump_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="ptxemu-"))
+        defaults = {"CUTE_DSL_ARCH": ARCH, "CUTE_DSL_DUMP_DIR": dump_dir}
+        values = {name: os.environ.get(name, value) for name, value in defaults.items()}
+        stack.enter_context(environment({**values, "CUTE_DSL_KEEP": ",".join(sorted(kept))}))
+        from ptxemu.host.cuda_stubs import stubbed_cuda
+        from ptxemu.host.device_view import cpu_as_device
+        from ptxemu.host.interception import intercepted
+        from ptxemu.host.torch_shim import torch_without_gpu
+
+        pretences = stubbed_cuda(), cpu_as_device(), intercepted(launcher), torch_without_gpu()
+        for pretence in pretences:
+            stack.enter_context(pretence)
+        faulthandler.enable()  # the DSL's own handler would hide where Python was
+        yield
+
+
+def _run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
+    """As the interpreter would: sys.argv and sys.path[0] are the script's own."""
+    argv, path = sys.argv, sys.path[0]
+    try:
+        sys.argv = [script, *arguments]
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[0] = argv, path
+
+
+def as_json(report: Report) -> dict:
+    """The report as plain JSON values; timelines are left out."""
+
+    def launch(item: LaunchReport) -> dict:
+        values = {field.name: getattr(item, field.name) for field in fields(item)}
+        values.pop("trace")
+        findings = [str(finding) for finding in item.findings]
+        return {**values, "findings": findings, "warp_instructions": item.warp_instructions}
+
+    return {"launches": [launch(item) for item in report.launches]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What listens to a launch without taking part in it."""

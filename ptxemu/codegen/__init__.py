@@ -1,0 +1,1 @@
+"""Basic blocks of PTX -> Python functions over numpy: analysis, lowering, grouping, compilation."""

@@ -1,0 +1,198 @@
+"""Nodes -> Python source of one basic block.
+
+Machine steps keep their order. Elementwise nodes are delayed until something needs them, and then
+equal operations of the same depth run as one numpy operation on a matrix [operation, lane]: a softmax
+over 128 registers costs a few calls instead of hundreds. Operands that already are consecutive rows of
+one matrix are taken as a slice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ptxemu.codegen.values import DTYPE, Node, Value, literal
+
+_MIN_GATHER = 4  # below this many rows, gathering operands costs more than it saves
+
+
+class BlockWriter:
+    """Collects the lines of one function. `uniform_home` etc. are resolved lazily, on first use."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.instrs: list = []  # the instruction behind each line
+        self.instr: object = None
+        self.count = 0
+        self.home: dict[Value, tuple[str, int]] = {}  # value -> (matrix, row)
+        self.by_depth: dict[tuple, list[Node]] = defaultdict(list)
+        self.depth: dict[Node, int] = {}
+
+    # -- preparation ------------------------------------------------------------------------
+
+    def load(self, nodes: list[Node]) -> None:
+        """Sort the pure nodes by depth and operation, ready to be grouped."""
+        for node in nodes:
+            if node.pure:
+                below = [self.depth.get(v.node, 0) for v in node.srcs if v.node is not None]
+                self.depth[node] = 1 + max(below, default=0)
+                if node.wide:
+                    self.by_depth[self._key(node)].append(node)
+
+    def _key(self, node: Node) -> tuple:
+        shape = tuple((value.type, value.uniform) for value in node.srcs)
+        return self.depth[node], node.text, shape
+
+    def run(self, nodes: list[Node]) -> None:
+        """Emit every step, and what it needs before it."""
+        for node in nodes:
+            if not node.pure:
+                self.require((*node.srcs, *node.rows))
+                self._step(node)
+
+    # -- expressions ------------------------------------------------------------------------
+
+    def name(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def expr(self, value: Value) -> str:
+        """A cheap expression for an available value."""
+        if value.const is not None:
+            return literal(value)
+        if value in self.home and value.expr is None:
+            matrix, row = self.home[value]
+            value.expr = self._assign(f"{matrix}[{row}]")
+        elif value.expr.startswith("R["):
+            value.expr = self._assign(value.expr)
+        return value.expr
+
+    def typed(self, value: Value) -> str:
+        """The same, made a numpy scalar of its type where it is uniform."""
+        text = self.expr(value)
+        return f"{DTYPE[value.type]}({text})" if value.uniform else text
+
+    def _assign(self, text: str) -> str:
+        name = self.name()
+        self.line(f"{name} = {text}")
+        return name
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+        self.instrs.append(self.instr)
+
+    def _available(self, value: Value) -> bool:
+        return value.const is not None or value.expr is not None or value in self.home
+
+    # -- emission ---------------------------------------------------------------------------
+
+    def require(self, values: tuple[Value, ...]) -> None:
+        """Emit the pure nodes behind `values`, shallow ones first, with their likes."""
+        needed: list[Node] = []
+        seen: set[Node] = set()
+        stack = [v.node for v in values if not self._available(v)]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            needed.append(node)
+            stack += [v.node for v in node.srcs if not self._available(v)]
+        needed.sort(key=self.depth.__getitem__)
+        for node in needed:
+            if not node.emitted:
+                self._pure(node)
+
+    def _pure(self, node: Node) -> None:
+        self.instr = node.instr
+        group = [node]
+        if node.wide:
+            group = [
+                other for other in self.by_depth[self._key(node)]
+                if not other.emitted and all(self._available(v) for v in other.srcs)
+            ]
+        if len(group) > 1 and self._worth(group):
+            self._group(group)
+        else:
+            self._single(node)
+
+    def _single(self, node: Node) -> None:
+        operands = {f"t{j}": self.typed(v) for j, v in enumerate(node.srcs)} if "{t" in node.text else {}
+        text = node.text.format(*(self.expr(v) for v in node.srcs), **operands)
+        node.outs[0].expr = self._assign(text)
+        node.emitted = True
+
+    def _worth(self, group: list[Node]) -> bool:
+        if len(group) >= _MIN_GATHER:
+            return True
+        return all(
+            group[0].srcs[j].uniform or self._slice([n.srcs[j] for n in group])
+            for j in range(len(group[0].srcs))
+        )
+
+    def _group(self, group: list[Node]) -> None:
+        columns, typed = [], {}
+        for j in range(len(group[0].srcs)):
+            text, typed_text = self._column([node.srcs[j] for node in group])
+            columns.append(text)
+            typed[f"t{j}"] = typed_text
+        matrix = self._assign(group[0].text.format(*columns, **typed))
+        for row, node in enumerate(group):
+            self.home[node.outs[0]] = (matrix, row)
+            node.emitted = True
+
+    def _column(self, values: list[Value]) -> tuple[str, str]:
+        """One operand of a group: (expression, expression typed as numpy)."""
+        first = values[0]
+        same = all(v is first or (v.const is not None and v.const == first.const) for v in values)
+        if same and (first.uniform or first.const is not None):
+            return self.expr(first), self.typed(first)
+        if first.uniform:
+            items = ", ".join(self.expr(v) for v in values)
+            text = f"np.array(({items},), {DTYPE[first.type]})[:, None]"
+            return text, text
+        if same:
+            return self.expr(first), self.expr(first)
+        text = self.stack(values)
+        return text, text
+
+    def stack(self, values: list[Value]) -> str:
+        """The values as rows of one array: a slice where they already are, else gathered."""
+        sliced = self._slice(values)
+        if sliced:
+            return sliced
+        if all(not v.uniform for v in values):
+            return f"np.array(({', '.join(self.expr(v) for v in values)},))"
+        return f"stack(({', '.join(self.expr(v) for v in values)},), {DTYPE[values[0].type]})"
+
+    def _slice(self, values: list[Value]) -> str:
+        """`M[a:b:s]` if the values are evenly spaced rows of one matrix, else ''."""
+        homes = [self.home.get(v) for v in values]
+        if None in homes or any(h[0] != homes[0][0] for h in homes):
+            return ""
+        rows = [h[1] for h in homes]
+        step = rows[1] - rows[0] if len(rows) > 1 else 1
+        if step <= 0 or any(b - a != step for a, b in zip(rows, rows[1:], strict=False)):
+            return ""
+        stride = "" if step == 1 else f":{step}"
+        return f"{homes[0][0]}[{rows[0]}:{rows[-1] + 1}{stride}]"
+
+    def _step(self, node: Node) -> None:
+        fields: dict[str, str] = {}
+        if node.rows:
+            fields["rows"] = self.stack(list(node.rows))
+        self.instr = node.instr
+        text = node.text.format(*(self.expr(v) for v in node.srcs), **fields)
+        if not node.outs:
+            self.line(f"if {text} is None: return PARKED" if node.parks else text)
+            return
+        if node.matrix:
+            matrix = self._assign(text)
+            for row, out in enumerate(node.outs):
+                self.home[out] = (matrix, row)
+            return
+        names = [self.name() for _ in node.outs]
+        for name, out in zip(names, node.outs, strict=True):
+            out.expr = name
+        self.line(f"{', '.join(names)} = {text}")
+        if node.parks:
+            self.line(f"if {names[0]} is None: return PARKED")

@@ -1,0 +1,360 @@
+"""One basic block's instructions -> nodes over values: the context that every emitter talks to.
+
+An emitter asks for operands in the type it computes in (`src`), states elementwise results (`pure`)
+or steps on the machine (`effect`), and binds destinations (`dst`). The same emitters run once over the
+whole kernel in analysis mode, where only register uses, types and dependences are recorded.
+"""
+
+from __future__ import annotations
+
+from ptxemu.codegen.registers import RegisterFile
+from ptxemu.codegen.values import (
+    DTYPE, UNSIGNED, WIDTH, Node, Value, bits_of_double, bits_of_float, constant,
+    convert_templates,
+)
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.resolve import Block
+from ptxemu.syntax.tree import Addr, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
+
+NATURAL = {1: "pred", 8: "u16", 16: "u16", 32: "u32", 64: "u64"}
+_BASE_WIDTH = {"pred": 1, "b128": 128}
+
+
+def type_width(ptx_type: str) -> int:
+    """Bits of a PTX type name such as b32, f16x2 or e4m3x2."""
+    if ptx_type in _BASE_WIDTH:
+        return _BASE_WIDTH[ptx_type]
+    if "x" in ptx_type:
+        base, count = ptx_type.rsplit("x", 1)
+        bits = {"f16": 16, "bf16": 16, "f32": 32, "u16": 16, "s16": 16}.get(base, 8)
+        return max(bits * int(count), 8)
+    return int("".join(c for c in ptx_type.lstrip("b") if c.isdigit())) if ptx_type[0] != "e" else 8
+
+
+class Lower:
+    """Lowers one block in one version. `partial` is 0 (all 32 lanes active), 1 (all live lanes
+    active) or 2 (a fragment of the live lanes: register writes are merged under the mask)."""
+
+    def __init__(self, block: Block, registers: RegisterFile, symbols: dict[str, tuple[str, int]], *,
+                 partial: int = 0, nonuniform: frozenset = frozenset(), late: bool = False,
+                 analysis: bool = False) -> None:
+        self.block = block
+        self.registers = registers
+        self.symbols = symbols
+        self.partial = partial
+        self.nonuniform = nonuniform
+        self.late = late
+        self.analysis = analysis
+        self.env: dict[str, Value | tuple[Value, Value]] = {}
+        self.nodes: list[Node] = []
+        self.uses: set[str] = set()
+        self.defs: set[str] = set()
+        self.instr: Instr | None = None
+        self.open_loads: list[Late] = []  # tcgen05.ld issued in this block
+        self._specials: dict[str, Value] = {}
+
+    # -- reading operands -------------------------------------------------------------------
+
+    def src(self, operand: object, type_: str) -> Value:
+        """The operand as a value of `type_` (pred, u16.., s16.., f32, f64)."""
+        if isinstance(operand, Reg):
+            self.registers.vote(operand.name, type_, 1)
+            return self.convert(self._register(operand.name), type_)
+        if isinstance(operand, Imm):
+            return self._immediate(operand, type_)
+        if isinstance(operand, Not):
+            value = self.src(operand.reg, "pred")
+            return self.pure("pred", "(not {0})", "~{0}", value)
+        if isinstance(operand, Special):
+            return self.convert(self._special(operand.name), type_)
+        if isinstance(operand, Sym):
+            return self.convert(self.symbol(operand), type_)
+        raise UnsupportedPtx(f"operand {operand!r} is not supported here")
+
+    def raw(self, operand: object, width: int) -> Value:
+        """The operand in whatever type its bits are held now; for moves, selects and stores."""
+        if isinstance(operand, Reg):
+            value = self._register(operand.name)
+            if isinstance(value, tuple):
+                return self.convert(value, "u64")
+            if WIDTH[value.type] == width or width == 1:
+                return value
+            return self.convert(value, NATURAL[width])
+        return self.src(operand, NATURAL[width])
+
+    def halves(self, operand: object, type_: str | None = None) -> tuple[Value, Value]:
+        """Low and high half of a 64-bit (or 128-bit) operand, optionally converted to `type_`."""
+        value = self._register(operand.name) if isinstance(operand, Reg) else self.src(operand, "u64")
+        if isinstance(operand, Reg) and type_ == "f32":
+            self.registers.vote(operand.name, "pair", 1)
+        if not isinstance(value, tuple):
+            wide = self.convert(value, "u64")
+            value = (
+                self.pure("u32", "({0} & 0xffffffff)", "{0}.astype(U32)", wide),
+                self.pure("u32", "({0} >> 32)", "({0} >> 32).astype(U32)", wide),
+            )
+        if type_ is None:
+            return value
+        return self.convert(value[0], type_), self.convert(value[1], type_)
+
+    def symbol(self, symbol: Sym) -> Value:
+        """The address of a symbol in its own state space; shared ones carry the CTA's rank."""
+        if symbol.name not in self.symbols:
+            raise UnsupportedPtx(f"unknown symbol {symbol.name!r}")
+        space, start = self.symbols[symbol.name]
+        start += symbol.offset
+        if space != "shared":
+            return constant(start, "u64")
+        return self.pure("u32", f"({{0}} + {start})", f"{{0}} + {start}", self._special("%smem_base"))
+
+    def address(self, operand: Addr, width: int = 32) -> Value:
+        """base + offset of a bracketed operand, as u32 or u64."""
+        type_ = NATURAL[width]
+        base = operand.base
+        if isinstance(base, Sym):
+            return self.convert(self.symbol(Sym(base.name, base.offset + operand.offset)), type_)
+        if isinstance(base, Imm):
+            return constant(base.value + operand.offset, type_)
+        if isinstance(base, Reg) and self.registers.width(base.name) == 32 and width == 64:
+            value = self.pure("u64", "{0}", "{0}.astype(U64)", self.src(base, "u32"))
+        else:
+            value = self.src(base, type_)
+        if operand.offset == 0:
+            return value
+        mask = (1 << width) - 1
+        return self.pure(type_, f"(({{0}} + {operand.offset}) & {mask:#x})",
+                         f"{{0}} + {operand.offset & mask}", value)
+
+    def _register(self, name: str) -> Value | tuple[Value, Value]:
+        found = self.env.get(name)
+        if found is not None:
+            return found
+        self.uses.add(name)
+        loaded = tuple(
+            Value(type_, self._uniform_in(name), deps=frozenset((name,)), expr=f"R[{slot}]")
+            for slot, type_ in self.registers.slots(name)
+        )
+        if self.late and self.registers.may_be_late(name):
+            for value in loaded:
+                if not value.uniform:
+                    value.late = Late(value)
+        self.env[name] = loaded[0] if len(loaded) == 1 else loaded
+        return self.env[name]
+
+    def _uniform_in(self, name: str) -> bool:
+        if self.analysis:
+            return True
+        return not self.registers.always_varying(name) and name not in self.nonuniform
+
+    def _immediate(self, operand: Imm, type_: str) -> Value:
+        if operand.float_bits:
+            bits = operand.value
+            if operand.float_bits == 64 and type_ == "f32":
+                raise UnsupportedPtx("a 64-bit float literal in a 32-bit operand")
+            return constant(bits, type_)
+        if isinstance(operand.value, float):
+            encode = bits_of_double if type_ == "f64" else bits_of_float
+            return constant(encode(operand.value), type_)
+        if type_ in ("f32", "f64"):
+            encode = bits_of_double if type_ == "f64" else bits_of_float
+            bits = encode(float(operand.value)) if abs(operand.value) < 2**24 else operand.value
+            return constant(bits if operand.value else 0, type_)
+        return constant(operand.value, type_)
+
+    def _special(self, name: str) -> Value:
+        from ptxemu.ops.special import SPECIALS
+
+        if name not in self._specials:
+            if name not in SPECIALS:
+                raise UnsupportedPtx(f"special register {name} is not supported")
+            type_, uniform, text, cached = SPECIALS[name]
+            value = self.effect(text, results=[(type_, uniform)])[0]
+            if not cached:
+                return value
+            self._specials[name] = value
+        return self._specials[name]
+
+    # -- making values ----------------------------------------------------------------------
+
+    def pure(self, type_: str, scalar: str | None, vector: str, *srcs: Value, wide: bool = True,
+             settles: bool = True) -> Value:
+        """An elementwise result. `scalar` is the template on Python scalars, `vector` on arrays;
+        where `scalar` is None the vector template runs on one-element arrays."""
+        if settles:
+            self.settle(*srcs)
+        uniform = all(value.uniform for value in srcs)
+        deps = frozenset().union(*(value.deps for value in srcs)) if self.analysis else frozenset()
+        out = Value(type_, uniform, deps=deps)
+        if self.analysis:
+            return out
+        if uniform and scalar is None:
+            text = vector
+            for j, value in enumerate(srcs):
+                text = text.replace(f"{{{j}}}", f"np.array([{{{j}}}], {DTYPE[value.type]})")
+                text = text.replace(f"{{t{j}}}", f"np.array([{{{j}}}], {DTYPE[value.type]})")
+            text = f"({text})[0].item()"
+        else:
+            text = scalar if uniform else vector
+        node = Node(text, srcs, (out,), pure=True, wide=wide and not uniform, instr=self.instr)
+        out.node = node
+        self.nodes.append(node)
+        return out
+
+    def convert(self, value: Value | tuple[Value, Value], type_: str) -> Value:
+        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or zero-extend."""
+        if isinstance(value, tuple):
+            value = self.join(*value)
+        if value.type == type_:
+            return value
+        if value.const is not None:
+            return constant(_constant_bits(value), type_)
+        if value.converted is None:
+            value.converted = {}
+        if type_ not in value.converted:
+            value.converted[type_] = self._convert(value, type_)
+        return value.converted[type_]
+
+    def _convert(self, value: Value, type_: str) -> Value:
+        source, target = WIDTH[value.type], WIDTH[type_]
+        if source == target:
+            scalar, vector = convert_templates(value.type, type_)
+            out = self.pure(type_, scalar, vector, value, settles=False)
+            out.late = value.late
+            return out
+        if source == 1 or target == 1:
+            raise UnsupportedPtx(f"predicate used as {type_}")
+        narrow = self.convert(value, UNSIGNED[source])
+        middle = self.pure(UNSIGNED[target], f"({{0}} & {(1 << target) - 1:#x})",
+                           f"{{0}}.astype({DTYPE[UNSIGNED[target]]})", narrow)
+        return self.convert(middle, type_)
+
+    def join(self, low: Value, high: Value) -> Value:
+        """Two 32-bit values -> one u64."""
+        low, high = self.convert(low, "u32"), self.convert(high, "u32")
+        if low.const is not None and high.const is not None:
+            return constant(low.const | high.const << 32, "u64")
+        return self.pure("u64", "({0} | {1} << 32)", "join64({0}, {1})", low, high)
+
+    def effect(self, text: str, *srcs: Value, results: list[tuple[str, bool]] = (),
+               rows: tuple[Value, ...] = (), matrix: bool = False, parks: bool = False,
+               deps: tuple[Value, ...] | None = None) -> list[Value]:
+        """A step in program order. `results` are (type, uniform); `<m>` and `<mb>` in the text are
+        the active lanes as array (None: all) and as bits. `deps` limits the uniformity dependences of
+        the results (default: all operands). A step that `parks` returns None when it has to wait."""
+        self.settle(*srcs, *rows)
+        inherited = frozenset()
+        if self.analysis:
+            used = (*srcs, *rows) if deps is None else deps
+            inherited = frozenset().union(*(value.deps for value in used))
+        outs = tuple(
+            Value(type_, uniform, deps=inherited if uniform else inherited | {VARYING})
+            for type_, uniform in results
+        )
+        node = Node(text, srcs, outs, matrix=matrix, rows=rows, parks=parks, instr=self.instr)
+        for index, out in enumerate(outs):
+            out.node, out.index = node, index
+        if not self.analysis:
+            self.nodes.append(node)
+        return list(outs)
+
+    def settle(self, *srcs: Value) -> None:
+        """Under the adversarial policy, complete a pending tcgen05.ld before its first real use."""
+        if not self.late:
+            return
+        for value in srcs:
+            late = value.late
+            if late is not None and not late.settled:
+                late.settled = True
+                self.nodes.append(Node("settle_value(w, {0})", (late.value,), (), instr=self.instr))
+
+    # -- binding destinations ---------------------------------------------------------------
+
+    def dst(self, operand: object, value: Value | tuple[Value, Value], ptx_type: str = "") -> None:
+        """Bind a destination register; `None` is the sink. A narrower value is extended to the
+        register's width (sign-extended where its type is signed)."""
+        if operand is None:
+            return
+        if not isinstance(operand, Reg):
+            raise UnsupportedPtx(f"destination {operand!r} is not a register")
+        name = operand.name
+        if isinstance(value, tuple):
+            self.registers.vote(name, "pair", 1)
+            self.registers.link(name, value, self.analysis)
+        else:
+            width = self.registers.width(name)
+            if WIDTH[value.type] < width:
+                value = self._extend(value, width)
+            elif WIDTH[value.type] > width:
+                value = self.convert(value, UNSIGNED[width])
+        self.env[name] = value
+        self.defs.add(name)
+        if self.analysis:
+            self.registers.define(name, value)
+
+    def _extend(self, value: Value, width: int) -> Value:
+        target = UNSIGNED[width]
+        if value.type[0] == "s":
+            return self.pure(target, f"({{0}} & {(1 << width) - 1:#x})",
+                             f"{{0}}.astype({DTYPE['s' + str(width)]}).view({DTYPE[target]})", value)
+        value = self.convert(value, UNSIGNED[WIDTH[value.type]])
+        return self.pure(target, "{0}", f"{{0}}.astype({DTYPE[target]})", value)
+
+    def copy(self, destination: object, source: object, width: int) -> None:
+        """A move: the bits as they are held, no node, so that a pending tcgen05.ld stays pending."""
+        if isinstance(source, Reg) and width == 64:
+            value = self._register(source.name)
+        else:
+            value = self.raw(source, width)
+        if isinstance(destination, Reg):
+            if isinstance(source, Reg):
+                self.registers.alias(destination.name, source.name)
+            self.env[destination.name] = value
+            self.defs.add(destination.name)
+            if self.analysis:
+                self.registers.define(destination.name, value)
+
+    def finish(self) -> tuple[list[tuple[str, int, Value]], Value | None]:
+        """Live-out register slots as (register, slot, value), and the terminator's guard."""
+        guard = None if self.block.guard is None else self.src(self.block.guard, "pred")
+        stores = []
+        for name in sorted(self.defs & self.block.live_out):
+            slots, value = self.registers.slots(name), self.env[name]
+            if len(slots) == 2 and not isinstance(value, tuple):
+                value = self.halves(Reg(name))
+            elif len(slots) == 1:
+                value = (value,) if isinstance(value, Value) else (self.join(*value),)
+            for (slot, type_), part in zip(slots, value, strict=True):
+                part = self.convert(part, type_)
+                if self.partial == 2:
+                    self.settle(part)
+                stores.append((name, slot, part))
+        return stores, guard
+
+    def each(self, operand: object) -> tuple:
+        """Items of a vector operand, or the operand alone."""
+        if isinstance(operand, Vec):
+            return operand.items
+        if isinstance(operand, Pair):
+            return (operand.first, operand.second)
+        return (operand,)
+
+
+VARYING = "varying!"  # marks a dependence on something that differs between lanes by nature
+
+
+class Late:
+    """A tcgen05.ld that may still be pending when its destination is first used."""
+
+    __slots__ = ("settled", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.settled = False
+
+
+def _constant_bits(value: Value) -> int:
+    if value.type == "f32":
+        return bits_of_float(value.const)
+    if value.type == "f64":
+        return bits_of_double(value.const)
+    return int(value.const)

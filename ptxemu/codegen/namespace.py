@@ -1,0 +1,109 @@
+"""The names that generated block functions may use: numpy types, bit casts, small helpers."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+
+from ptxemu.numerics import approx, arith, conversions, formats, half, integers, rounding
+
+_PACK_F32, _PACK_U32 = struct.Struct("<f"), struct.Struct("<I")
+_PACK_F64, _PACK_U64 = struct.Struct("<d"), struct.Struct("<Q")
+_DTYPES = {"BOOL": np.bool_, "U16": np.uint16, "I16": np.int16, "U32": np.uint32, "I32": np.int32,
+           "F32": np.float32, "U64": np.uint64, "I64": np.int64, "F64": np.float64}
+ZEROS = {"pred": np.zeros(32, np.bool_), "u16": np.zeros(32, np.uint16),
+         "u32": np.zeros(32, np.uint32), "u64": np.zeros(32, np.uint64),
+         "f32": np.zeros(32, np.float32), "f64": np.zeros(32, np.float64)}
+LANES = np.arange(32, dtype=np.uint32)
+BITS = (np.uint32(1) << LANES).astype(np.uint32)
+for _array in (*ZEROS.values(), LANES, BITS):
+    _array.setflags(write=False)
+
+
+def bits_f32(bits: int) -> float:
+    return _PACK_F32.unpack(_PACK_U32.pack(bits))[0]
+
+
+def f32_bits(value: float) -> int:
+    return _PACK_U32.unpack(_PACK_F32.pack(value))[0]
+
+
+def bits_f64(bits: int) -> float:
+    return _PACK_F64.unpack(_PACK_U64.pack(bits))[0]
+
+
+def f64_bits(value: float) -> int:
+    return _PACK_U64.unpack(_PACK_F64.pack(value))[0]
+
+
+def signed16(x: int) -> int:
+    return (x ^ 0x8000) - 0x8000
+
+
+def signed32(x: int) -> int:
+    return (x ^ 0x80000000) - 0x80000000
+
+
+def signed64(x: int) -> int:
+    return (x ^ 0x8000000000000000) - 0x8000000000000000
+
+
+def join64(low: object, high: object) -> np.ndarray:
+    """Low and high words (arrays or ints) -> u64 array."""
+    return np.asarray(low, np.uint64) | (np.asarray(high, np.uint64) << np.uint64(32))
+
+
+def full(value: object, dtype: type) -> np.ndarray:
+    return np.full(32, value, dtype)
+
+
+def merge(mask: np.ndarray, new: object, old: object, dtype: type) -> np.ndarray:
+    """`new` in the active lanes, `old` in the others; either may be a scalar."""
+    return np.where(mask, np.asarray(new, dtype), np.asarray(old, dtype))
+
+
+def stack(values: tuple, dtype: type) -> np.ndarray:
+    """Scalars and 32-lane arrays as the rows of one array."""
+    out = np.empty((len(values), 32), dtype)
+    for row, value in enumerate(values):
+        out[row] = value
+    return out
+
+
+def mask_bits(mask: np.ndarray) -> int:
+    """A 32-lane bool array -> int."""
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def bits_mask(bits: int) -> np.ndarray:
+    """An int -> 32-lane bool array."""
+    return (BITS & np.uint32(bits)) != 0
+
+
+def round32(value: float) -> float:
+    """A Python float rounded to f32."""
+    return float(np.float32(value))
+
+
+def pack16(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Two 16-bit codes -> u32."""
+    return np.asarray(low, np.uint32) | (np.asarray(high, np.uint32) << np.uint32(16))
+
+
+def clip_int(value: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Saturate integers to a range that their own type may not hold."""
+    info = np.iinfo(value.dtype)
+    return np.clip(value, max(low, info.min), min(high, info.max))
+
+
+GLOBALS = {
+    **_DTYPES, "np": np, "INF": math.inf, "NAN": math.nan, "LANES": LANES, "BITS": BITS,
+    "arith": arith, "approx": approx, "formats": formats, "half": half, "conversions": conversions, "integers": integers,
+    "rounding": rounding, "flush_f32": rounding.flush_f32,
+    **{function.__name__: function for function in (
+        bits_f32, f32_bits, bits_f64, f64_bits, signed16, signed32, signed64, join64, full, merge,
+        stack, mask_bits, round32, pack16, clip_int,
+    )},
+}

@@ -1,0 +1,238 @@
+"""An entry as runnable blocks: analysis once, then one Python function per block and version.
+
+A version is (partial mask?, which live-in scalar registers currently differ between lanes). The
+common one, all 32 lanes active and nothing promoted, is compiled on first execution and kept in a
+plain list; the others in a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from ptxemu.codegen import namespace
+from ptxemu.codegen.emit import BlockWriter
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registers import RegisterFile
+from ptxemu.codegen.values import DTYPE, Value, literal
+from ptxemu.errors import PtxEmuError, UnsupportedPtx
+from ptxemu.ops import registry
+from ptxemu.syntax.resolve import Block, build_blocks, liveness
+from ptxemu.syntax.tree import Entry, Instr
+
+PARKED = -1  # the block could not go on; run it again when woken
+EXITED = -2  # no lane of the fragment is left
+SMEM_RESERVED = 1024  # the first KiB of shared memory belongs to the system on sm_90 and later
+
+
+class Layout:
+    """Where the variables of an entry lie: shared offsets, local offsets, parameter offsets."""
+
+    def __init__(self, entry: Entry, module_symbols: dict[str, tuple[str, int]],
+                 module_shared: list) -> None:
+        self.symbols = dict(module_symbols)
+        self.params: list[tuple[int, int]] = []  # (offset, nbytes)
+        offset = 0
+        for param in entry.params:
+            offset = _align(offset, max(param.align, 16))
+            self.symbols[param.name] = ("param", offset)
+            self.params.append((offset, param.nbytes))
+            offset += param.nbytes
+        self.param_bytes = offset
+        self.smem_static, self.local_bytes = self._variables(entry, module_shared)
+
+    def _variables(self, entry: Entry, module_shared: list) -> tuple[int, int]:
+        shared, local = SMEM_RESERVED, 0
+        dynamic = []
+        for variable in (*module_shared, *entry.variables):
+            if variable.space == "local":
+                local = _align(local, variable.align)
+                self.symbols[variable.name] = ("local", local)
+                local += variable.nbytes
+            elif variable.extern:
+                dynamic.append(variable)
+            elif variable.space == "shared":
+                shared = _align(shared, variable.align)
+                self.symbols[variable.name] = ("shared", shared)
+                shared += variable.nbytes
+            else:
+                raise UnsupportedPtx(f"variable {variable.name} in .{variable.space} inside a kernel")
+        if dynamic:
+            shared = _align(shared, max(v.align for v in dynamic))
+            for variable in dynamic:
+                self.symbols[variable.name] = ("shared", shared)
+        return shared, local
+
+
+def _align(offset: int, align: int) -> int:
+    return -(-offset // align) * align
+
+
+class Program:
+    """The compiled form of one entry under one visibility rule (`late`: see the adversarial policy)."""
+
+    def __init__(self, entry: Entry, layout: Layout, *, late: bool = False) -> None:
+        self.entry = entry
+        self.layout = layout
+        self.late = late
+        self.blocks: list[Block] = build_blocks(entry)
+        self.registers = RegisterFile(entry.registers)
+        self._analyse()
+        self.lengths = [self._length(block) for block in self.blocks]
+        self.fast: list[Callable] = [self._stub(block.index) for block in self.blocks]
+        self.versions: dict[tuple, Callable] = {}
+        self.sources: dict[tuple, str] = {}
+        self.lines: dict[str, list] = {}  # generated file name -> instruction of each line
+        self.initial = self._initial_registers()
+
+    # -- analysis ---------------------------------------------------------------------------
+
+    def _analyse(self) -> None:
+        uses, defs = [], []
+        for block in self.blocks:
+            lower = Lower(block, self.registers, self.layout.symbols, analysis=True, late=False)
+            try:
+                self._lower_steps(lower)
+                if block.guard is not None:
+                    lower.src(block.guard, "pred")
+            except PtxEmuError:
+                pass  # raised again, with its line, if the block is ever executed
+            uses.append(lower.uses)
+            defs.append(lower.defs)
+        self.registers.settle()
+        liveness(self.blocks, uses, defs)
+        self.live_scalars = [
+            frozenset(n for n in block.live_in if not self.registers.always_varying(n))
+            for block in self.blocks
+        ]
+
+    def _lower_steps(self, lower: Lower) -> None:
+        for step in lower.block.steps:
+            if step.error is not None:
+                raise step.error
+            lower.instr = step.instr
+            try:
+                step.match.form.emit(lower, step.instr, step.match)
+            except PtxEmuError as error:
+                raise error.at(line=step.instr.line, text=step.instr.text) from None
+
+    def _length(self, block: Block) -> int:
+        return len(block.steps)
+
+    def _initial_registers(self) -> list:
+        """Registers start undefined, which is legal: zero, or zeros where always an array."""
+        values: list = [None] * self.registers.slot_count
+        zeros = {"pred": False, "f32": 0.0, "f64": 0.0}
+        for name in self.entry.registers:
+            for slot, type_ in self.registers.slots(name):
+                if self.registers.always_varying(name):
+                    values[slot] = namespace.ZEROS[type_]
+                else:
+                    values[slot] = zeros.get(type_, 0)
+        return values
+
+    # -- compilation ------------------------------------------------------------------------
+
+    def _stub(self, index: int) -> Callable:
+        def compile_first(w, R):  # noqa: N803  (R is the register list of the generated code)
+            function = self.version(index, 0, frozenset())
+            self.fast[index] = function
+            return function(w, R)
+
+        return compile_first
+
+    def version(self, index: int, partial: int, nonuniform: frozenset) -> Callable:
+        key = (index, partial, nonuniform)
+        if key not in self.versions:
+            self.versions[key] = self._compile(key)
+        return self.versions[key]
+
+    def _compile(self, key: tuple) -> Callable:
+        index, partial, nonuniform = key
+        block = self.blocks[index]
+        lower = Lower(block, self.registers, self.layout.symbols, partial=partial,
+                      nonuniform=nonuniform, late=self.late)
+        failure = None
+        try:
+            self._lower_steps(lower)
+        except PtxEmuError as error:
+            failure = error
+        stores, guard = ((), None) if failure else lower.finish()
+        writer = BlockWriter()
+        writer.load(lower.nodes)
+        writer.run(lower.nodes)
+        if failure:
+            writer.line("raise FAILURE")  # after what can be executed before it
+        else:
+            self._finish(writer, lower, stores, guard, nonuniform)
+        body = "\n    ".join(writer.lines)
+        body = body.replace("<mb>", "mb" if partial else "0xffffffff")
+        body = body.replace("<m>", "m" if partial else "None")
+        parameters = "w, R, m, mb" if partial else "w, R"
+        source = f"def block_{index}({parameters}):\n    {body}\n"
+        name = f"<ptxemu {id(self):x} {index} {partial} {len(self.sources)}>"
+        self.sources[key] = source
+        self.lines[name] = writer.instrs
+        scope = dict(namespace.GLOBALS, **registry.RUNTIME, FAILURE=failure, PARKED=PARKED)
+        exec(compile(source, name, "exec"), scope)
+        return scope[f"block_{index}"]
+
+    def _finish(self, writer: BlockWriter, lower: Lower, stores: list, guard: Value | None,
+                nonuniform: frozenset) -> None:
+        """Live-out registers back to their slots, then the terminator."""
+        wanted = tuple(value for _, _, value in stores) + ((guard,) if guard is not None else ())
+        writer.require(wanted)
+        condition = None if guard is None else writer.expr(guard)
+        for store in stores:
+            writer.line(self._store(writer, lower.partial, nonuniform, *store))
+        writer.line(self._terminator(condition, lower.block, guard, lower.partial))
+
+    def instruction_of(self, traceback: object) -> Instr | None:
+        """The instruction that generated code was executing, from an exception's traceback."""
+        found = None
+        while traceback is not None:
+            instrs = self.lines.get(traceback.tb_frame.f_code.co_filename)
+            if instrs is not None:
+                found = instrs[traceback.tb_lineno - 2]
+            traceback = traceback.tb_next
+        return found
+
+    def _store(self, writer: BlockWriter, partial: int, nonuniform: frozenset, name: str, slot: int,
+               value: Value) -> str:
+        text = literal(value) if value.const is not None else writer.expr(value)
+        dtype = DTYPE[value.type]
+        always = self.registers.always_varying(name)
+        if partial == 2:
+            line = f"R[{slot}] = merge(m, {text}, R[{slot}], {dtype})"
+            return line if always else f"{line}; w.nonuniform.add({name!r})"
+        if always:
+            return f"R[{slot}] = {text if not value.uniform else f'full({text}, {dtype})'}"
+        line = f"R[{slot}] = {text}"
+        if value.uniform:
+            return line if not (nonuniform or partial) else f"{line}; w.nonuniform.discard({name!r})"
+        return f"{line}; w.nonuniform.add({name!r})"
+
+    def _terminator(self, condition: str | None, block: Block, guard: Value | None,
+                    partial: int) -> str:
+        mask = "mb" if partial else "0xffffffff"
+        after = block.index + 1
+        if block.trap and guard is None:
+            return "return w.trap()"
+        if block.exits and guard is None:
+            return f"return w.exit({mask})"
+        if block.branch is None and not block.exits:
+            return f"return {after}"
+        taken = EXITED if block.exits else block.branch
+        if guard is None:
+            return f"return {taken}"
+        if not guard.uniform:
+            return f"return w.branch({condition}, {taken}, {after}, {mask})"
+        if block.exits:
+            return f"return w.exit({mask}) if {condition} else {after}"
+        return f"return {taken} if {condition} else {after}"
+
+    # -- description ------------------------------------------------------------------------
+
+    def opcode_counts(self, index: int) -> Counter:
+        """How many of each opcode one execution of a block runs."""
+        return Counter(step.instr.opcode for step in self.blocks[index].steps)

@@ -1,0 +1,119 @@
+"""The values that flow inside a basic block, and the types that they can have.
+
+A value is either *uniform* (one Python int, float or bool for the whole warp) or *varying* (a numpy
+array whose last axis is the 32 lanes). Registers are untyped in PTX; a value knows how its bits are
+held right now, and conversion between equally wide types is a node like any other.
+
+Uniform conventions: u16/u32/u64 are non-negative ints below 2^width, s16/s32/s64 are signed ints,
+f32/f64 are Python floats holding exactly a value of that format, pred is bool.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+WIDTH = {"pred": 1, "u16": 16, "s16": 16, "u32": 32, "s32": 32, "f32": 32,
+         "u64": 64, "s64": 64, "f64": 64}
+DTYPE = {"pred": "BOOL", "u16": "U16", "s16": "I16", "u32": "U32", "s32": "I32", "f32": "F32",
+         "u64": "U64", "s64": "I64", "f64": "F64"}
+UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
+
+
+class Value:
+    """One SSA value of a block: type, uniformity, and where the scheduler finds it."""
+
+    __slots__ = ("type", "uniform", "deps", "const", "node", "index", "expr", "converted", "late")
+
+    def __init__(self, type_: str, uniform: bool, *, deps: frozenset = frozenset(),
+                 const: int | float | bool | None = None, expr: str | None = None) -> None:
+        self.type = type_
+        self.uniform = uniform
+        self.deps = deps  # registers it depends on (analysis only)
+        self.const = const
+        self.node: Node | None = None  # producer, until emitted
+        self.index = 0  # which result of the producer
+        self.expr = expr  # Python expression once available
+        self.converted: dict[str, Value] | None = None  # the same bits in other types
+        self.late = None  # the pending tcgen05.ld behind it, under the adversarial policy
+
+
+@dataclass(eq=False)
+class Node:
+    """One step of a block.
+
+    `pure` nodes are elementwise and may be delayed and grouped; the others keep their order.
+    `text` is a format string over the operands: {0} an operand's expression, {t0} the same made an
+    array scalar of its type, {d0} the target of result 0, {rows} all operands stacked.
+    """
+
+    text: str
+    srcs: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    pure: bool = False
+    wide: bool = True  # may be grouped into a matrix operation
+    matrix: bool = False  # results are the rows of one array
+    rows: tuple[Value, ...] = ()  # operands that are stacked into one array
+    parks: bool = False  # returns None when the warp has to wait
+    instr: object = None  # where it comes from, for errors
+    emitted: bool = False
+
+
+def bits_of_float(value: float) -> int:
+    """The 32 bits of a Python float that holds an f32."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def float_of_bits(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def bits_of_double(value: float) -> int:
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+def double_of_bits(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<Q", bits))[0]
+
+
+def constant(bits: int, type_: str) -> Value:
+    """A constant from its raw bits (two's complement), held in `type_`."""
+    width = WIDTH[type_]
+    bits &= (1 << width) - 1
+    if type_ == "pred":
+        return Value(type_, True, const=bool(bits))
+    if type_ == "f32":
+        return Value(type_, True, const=float_of_bits(bits))
+    if type_ == "f64":
+        return Value(type_, True, const=double_of_bits(bits))
+    if type_[0] == "s" and bits >> (width - 1):
+        bits -= 1 << width
+    return Value(type_, True, const=bits)
+
+
+def literal(value: Value) -> str:
+    """The Python literal of a constant."""
+    number = value.const
+    if isinstance(number, float):
+        if math.isnan(number):
+            return "NAN"
+        if math.isinf(number):
+            return "INF" if number > 0 else "(-INF)"
+    text = repr(number)
+    return f"({text})" if text.startswith("-") else text
+
+
+def convert_templates(source: str, target: str) -> tuple[str, str]:
+    """(scalar, vector) templates that reinterpret the bits of an equally wide type."""
+    width = WIDTH[source]
+    vector = f"{{0}}.view({DTYPE[target]})"
+    if target in ("f32", "f64"):
+        masked = "{0}" if source[0] == "u" else f"({{0}} & {(1 << width) - 1})"
+        return f"{'bits_f32' if width == 32 else 'bits_f64'}({masked})", vector
+    if source in ("f32", "f64"):
+        raw = f"{'f32_bits' if width == 32 else 'f64_bits'}({{0}})"
+        return (raw if target[0] == "u" else f"signed{width}({raw})"), vector
+    if target[0] == "u":
+        return f"({{0}} & {(1 << width) - 1})", vector
+    return f"signed{width}({{0}})", vector

@@ -1,0 +1,57 @@
+"""What can go wrong in an emulated launch: one exception per kind, each carrying its PTX line.
+
+`UnsupportedPtx` and `PtxSyntaxError` are about the text; the others are what hardware would have
+done: trap (`OutOfBounds`, `HardwareRefusal`), hang (`Deadlock`) or run past the user's patience
+(`LimitExceeded`). Nothing here is ever swallowed: an emulator that continues after one of these lies.
+"""
+
+from __future__ import annotations
+
+
+class PtxEmuError(Exception):
+    """Base of all errors of this package. `where` is filled in by the machine as the error leaves."""
+
+    def __init__(self, message: str, *, line: int | None = None, text: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line  # 1-based line in the PTX text
+        self.text = text  # the instruction, as written
+        self.where = ""  # "cta (0,0,0) warp 4" once known
+
+    def at(self, *, line: int | None = None, text: str = "", where: str = "") -> PtxEmuError:
+        """Add what is known of the place; the first place recorded wins."""
+        if self.line is None:
+            self.line = line
+        self.text = self.text or text
+        self.where = self.where or where
+        return self
+
+    def __str__(self) -> str:
+        place = [part for part in (self.where, f"line {self.line}" if self.line else "") if part]
+        suffix = f" [{', '.join(place)}]" if place else ""
+        quoted = f": `{self.text}`" if self.text else ""
+        return f"{self.message}{suffix}{quoted}"
+
+
+class PtxSyntaxError(PtxEmuError):
+    """The text is not PTX that this parser knows."""
+
+
+class UnsupportedPtx(PtxEmuError):
+    """Well-formed PTX whose meaning is not implemented; never guessed at."""
+
+
+class HardwareRefusal(PtxEmuError):
+    """Hardware would trap or reject: misaligned access, bad descriptor, TMEM not allocated, ..."""
+
+
+class OutOfBounds(HardwareRefusal):
+    """An access outside the memory that the kernel may touch."""
+
+
+class Deadlock(PtxEmuError):
+    """Every warp waits for something that nobody left can do; the message lists who waits for what."""
+
+
+class LimitExceeded(PtxEmuError):
+    """The launch's estimated or actual work is above `Options.limit`."""

@@ -1,0 +1,135 @@
+"""Answers of the CUDA driver, the runtime and the DSL's utilities on a machine with one B200.
+
+Only what scripts need before and after their launches: counts, versions, attributes, streams,
+waiting, and the runtime's simplest allocation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ptxemu.host.patching import patched
+from ptxemu.host.runtime_symbols import DEVICE_ATTRIBUTES, device_attribute
+
+SMS = DEVICE_ATTRIBUTES[16]
+L2_BYTES = DEVICE_ATTRIBUTES[38]
+CAPABILITY = (DEVICE_ATTRIBUTES[75], DEVICE_ATTRIBUTES[76])
+NAME = "NVIDIA B200"
+VERSION = 13000  # CUDA 13.0
+_ALIGNMENT = 256
+MEANINGLESS_TIME = 1.0  # an emulated kernel has no duration; scripts divide by what they measure
+
+
+@contextmanager
+def stubbed_cuda() -> Iterator[None]:
+    """While active, cuda-bindings and the DSL's hardware queries and benchmarks need no GPU."""
+    import cutlass.cute as cute
+    import cutlass.testing
+    from cuda.bindings import driver, runtime
+    from cutlass.utils import HardwareInfo
+
+    def benchmark(*_: Any, **__: Any) -> float:
+        return MEANINGLESS_TIME
+
+    with ExitStack() as stack:
+        for target, replacements in (
+            (driver, _driver(driver)),
+            (runtime, _runtime(runtime)),
+            (HardwareInfo, _HARDWARE_INFO),
+            (cutlass.testing, {"benchmark": benchmark, "_benchmark_for_autotune": benchmark}),
+            (cute.testing, {"benchmark": benchmark}),
+            # Libraries that preload the CUDA runtime would find no driver.
+            (cute.runtime, {"find_runtime_libraries": lambda *_, **__: []}),
+        ):
+            stack.enter_context(patched(target, replacements))
+        yield
+
+
+_HARDWARE_INFO = {
+    "__init__": lambda self, device_id=0: None,
+    "get_max_active_clusters": lambda self, cluster_size, stream=None: max(1, SMS // cluster_size),
+    "get_l2_cache_size_in_bytes": lambda self: L2_BYTES,
+    "get_device_multiprocessor_count": lambda self: SMS,
+}
+
+
+def _driver(driver: Any) -> dict[str, Callable[..., tuple]]:
+    """Functions of the driver interface: tuples of success and the answer."""
+    success = driver.CUresult.CUDA_SUCCESS
+    answers: dict[str, tuple] = {
+        "cuInit": (),
+        "cuDriverGetVersion": (VERSION,),
+        "cuDeviceGetCount": (1,),
+        "cuDeviceGet": (driver.CUdevice(0),),
+        "cuDeviceGetName": (NAME.encode(),),
+        "cuCtxCreate": (driver.CUcontext(0),),
+        "cuCtxGetCurrent": (driver.CUcontext(0),),
+        "cuCtxGetDevice": (driver.CUdevice(0),),
+        "cuCtxSetCurrent": (),
+        "cuCtxSynchronize": (),
+        "cuDevicePrimaryCtxRetain": (driver.CUcontext(0),),
+        "cuStreamCreate": (driver.CUstream(0),),
+        "cuStreamSynchronize": (),
+        "cuStreamDestroy": (),
+    }
+    return {
+        **{name: _constantly(success, *answer) for name, answer in answers.items()},
+        "cuDeviceGetAttribute": _attribute(success),
+    }
+
+
+def _runtime(runtime: Any) -> dict[str, Callable[..., tuple]]:
+    """Functions of the runtime interface: tuples of success and the answer."""
+    success = runtime.cudaError_t.cudaSuccess
+    heap = _Heap(success)
+    answers: dict[str, tuple] = {
+        "cudaDriverGetVersion": (VERSION,),
+        "cudaRuntimeGetVersion": (VERSION,),
+        "cudaGetDevice": (0,),
+        "cudaGetDeviceCount": (1,),
+        "cudaSetDevice": (),
+        "cudaDeviceSynchronize": (),
+        "cudaStreamCreate": (runtime.cudaStream_t(0),),
+        "cudaStreamSynchronize": (),
+        "cudaStreamDestroy": (),
+    }
+    return {
+        **{name: _constantly(success, *answer) for name, answer in answers.items()},
+        "cudaDeviceGetAttribute": _attribute(success),
+        "cudaMalloc": heap.malloc,
+        "cudaFree": heap.free,
+        "cudaMemset": heap.memset,
+    }
+
+
+def _constantly(*answer: Any) -> Callable[..., tuple]:
+    return lambda *_, **__: answer
+
+
+def _attribute(success: Any) -> Callable[..., tuple]:
+    return lambda attribute, _device=0: (success, device_attribute(int(attribute)))
+
+
+class _Heap:
+    """Device memory of the runtime interface: zeroed host memory, aligned like cudaMalloc's."""
+
+    def __init__(self, success: Any) -> None:
+        self._success = success
+        self._blocks: dict[int, Any] = {}
+
+    def malloc(self, nbytes: int) -> tuple:
+        block = ctypes.create_string_buffer(nbytes + _ALIGNMENT)
+        address = -(-ctypes.addressof(block) // _ALIGNMENT) * _ALIGNMENT
+        self._blocks[address] = block
+        return self._success, address
+
+    def free(self, address: int) -> tuple:
+        del self._blocks[int(address)]
+        return (self._success,)
+
+    def memset(self, address: int, value: int, nbytes: int) -> tuple:
+        ctypes.memset(int(address), value, nbytes)
+        return (self._success,)

@@ -1,0 +1,74 @@
+"""Calling host functions compiled with `--enable-tvm-ffi`, which take DLPack tensors directly."""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from functools import lru_cache
+from typing import Any
+
+from ptxemu.host.device_view import as_device
+from ptxemu.host.engine import HostProgram, host_program
+from ptxemu.host.runtime_symbols import Launcher, Run
+
+# The global by which the wrapper that tvm-ffi generates for keyword arguments calls its function.
+_TARGET = "__i_target_func"
+
+
+def is_ffi(compiled: Any) -> bool:
+    """Whether the compiled function came from `--enable-tvm-ffi`."""
+    return any(base.__name__ == "TVMFFIJitCompiledFunctionBase" for base in type(compiled).__mro__)
+
+
+def call(compiled: Any, args: tuple, kwargs: dict[str, Any], launcher: Launcher) -> list[Any]:
+    """Call the host function; what the launcher gave for each launch, in order.
+
+    Tensors in `args` may be torch or numpy arrays on the CPU or tensors of the DSL. Raises the
+    launcher's exception, TypeError for arguments that the host code refuses.
+    """
+    _load_library()
+    function = _function(host_program(compiled), compiled.function_name)
+    if compiled.execution_args.has_pointer_address_arg_specs:
+        args, kwargs = compiled.execution_args.convert_python_pointer_args_for_tvm_ffi(args, kwargs)
+    with Run(launcher) as run:
+        _with_keywords(compiled, function)(*args, **kwargs)
+    return run.results
+
+
+def _function(program: HostProgram, name: str) -> Any:
+    """A Python callable for the module's tvm-ffi entry, for positional arguments."""
+    import tvm_ffi
+
+    function = tvm_ffi.Function.__from_mlir_packed_safe_call__(
+        program.engine.raw_lookup("__tvm_ffi_" + name), keep_alive_object=program
+    )
+    return lambda *args: function(*as_device(args))
+
+
+def _with_keywords(compiled: Any, function: Any) -> Any:
+    """`function` behind the wrapper that the DSL made for keywords, defaults and dataclasses."""
+    if not hasattr(compiled, "_kwargs_wrapper"):
+        return function
+    wrapper = compiled._kwargs_wrapper
+    if wrapper is None:
+        raise ValueError(
+            "compiled without an execution engine, so the DSL made no keyword wrapper: compile "
+            "with ptxemu.compile, or set CUTE_DSL_ARCH to the target before importing cutlass"
+        )
+    bound = types.FunctionType(
+        wrapper.__code__,
+        {**wrapper.__globals__, _TARGET: function},
+        wrapper.__name__,
+        wrapper.__defaults__,
+        wrapper.__closure__,
+    )
+    bound.__kwdefaults__ = wrapper.__kwdefaults__
+    return bound
+
+
+@lru_cache(maxsize=1)
+def _load_library() -> None:
+    """Make the symbols of libtvm_ffi visible to the engine."""
+    import tvm_ffi
+
+    ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi(), mode=ctypes.RTLD_GLOBAL)

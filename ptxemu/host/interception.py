@@ -1,0 +1,70 @@
+"""Every call of a compiled DSL function, explicit or through `@cute.jit`, sent to a launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ptxemu.host import ffi
+from ptxemu.host.cutedsl import run
+from ptxemu.host.engine import host_program
+from ptxemu.host.patching import patched
+from ptxemu.host.runtime_symbols import Launcher
+
+
+class _Executor:
+    """What `compiled.to(device)` gives: callable like the DSL's own executor."""
+
+    def __init__(self, compiled: Any, launcher: Launcher) -> None:
+        self._compiled = compiled
+        self._launcher = launcher
+
+    def generate_execution_args(self, *args: Any, **kwargs: Any) -> tuple[list, list]:
+        return self._compiled.execution_args.generate_execution_args(args, kwargs)
+
+    def run_compiled_program(self, pointers: list) -> int:
+        host_program(self._compiled).call(pointers, self._launcher)
+        return 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        run(self._compiled, *args, launcher=self._launcher, **kwargs)
+        return 0
+
+
+@contextmanager
+def intercepted(launcher: Launcher) -> Iterator[None]:
+    """While active, compiled functions run their host code here and launch through `launcher`."""
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    def run_program(self: Any, pointers: list) -> int:
+        return _Executor(self, launcher).run_compiled_program(pointers)
+
+    def to(self: Any, _device: int | None = None) -> _Executor:
+        return _Executor(self, launcher)
+
+    with ExitStack() as stack:
+        plain = {"run_compiled_program": run_program, "to": to}
+        stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
+        for compiled_class in _ffi_classes():
+            stack.enter_context(patched(compiled_class, {"__call__": _ffi_call(launcher)}))
+        yield
+
+
+def _ffi_classes() -> list[type]:
+    try:
+        from cutlass.cutlass_dsl import tvm_ffi_provider as provider
+    except ImportError:  # apache-tvm-ffi is optional
+        return []
+    return [
+        provider.TVMFFIJitCompiledFunctionBase,
+        provider.TVMFFIJitCompiledFunction,
+        provider.TVMFFIJitCompiledFunctionWithKwargs,
+    ]
+
+
+def _ffi_call(launcher: Launcher) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        ffi.call(self, args, kwargs, launcher)
+
+    return call

@@ -1,0 +1,123 @@
+"""What a kernel launch says: the CUDA runtime's launch structure decoded into a `LaunchRequest`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+Dim3 = tuple[int, int, int]
+
+# cudaLaunchConfig_t: grid, block, dynamic shared memory, stream, attributes, number of attributes.
+_CONFIG = struct.Struct("<3I3IQQQI")
+# cudaLaunchAttribute: the id, padding to 8, then a union of 64 bytes.
+_ATTRIBUTE = struct.Struct("<I4x64s")
+
+# cudaLaunchAttributeID, those that change how a kernel runs.
+_COOPERATIVE = 2
+_CLUSTER = 4
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_PREFERRED_CLUSTER = 11
+
+_ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
+_PARAMETER = re.compile(r"\.param\b.*?\.[bsuf](\d+)\b.*?(?:\[(\d+)\])?\s*$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class LaunchAttributes:
+    """Launch attributes; `other` keeps the 64 raw bytes of those not decoded, by their id."""
+
+    cooperative: bool = False
+    pdl: bool = False  # programmatic stream serialization
+    cluster: Dim3 = (1, 1, 1)
+    preferred_cluster: Dim3 | None = None
+    other: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """A cudaLaunchConfig_t by value: sizes in CTAs and threads, shared memory in bytes."""
+
+    grid: Dim3
+    block: Dim3
+    smem_bytes: int
+    stream: int
+    attributes: LaunchAttributes
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One kernel launch as the host code asked for it.
+
+    `params` holds the raw little-endian bytes of each kernel parameter in order, copied at launch;
+    pointers in them are host addresses and a tensor map is its 128 bytes.
+    """
+
+    ptx: str
+    entry: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    smem_bytes: int
+    params: tuple[bytes, ...]
+    attributes: LaunchAttributes
+
+
+def read_config(address: int) -> LaunchConfig:
+    """Decode the cudaLaunchConfig_t at a host address."""
+    values = _CONFIG.unpack(ctypes.string_at(address, _CONFIG.size))
+    smem_bytes, stream, first, count = values[6:]
+    raw = {}
+    for index in range(count):
+        identifier, value = _ATTRIBUTE.unpack(
+            ctypes.string_at(first + index * _ATTRIBUTE.size, _ATTRIBUTE.size)
+        )
+        raw[identifier] = value
+    return LaunchConfig(values[0:3], values[3:6], smem_bytes, stream, _attributes(raw))
+
+
+def _attributes(raw: dict[int, bytes]) -> LaunchAttributes:
+    """Only the first four bytes of a flag are written by the host code; the rest is stale stack."""
+
+    def flag(identifier: int) -> bool:
+        return identifier in raw and struct.unpack_from("<i", raw.pop(identifier))[0] != 0
+
+    def dim(identifier: int) -> Dim3 | None:
+        return struct.unpack_from("<3I", raw.pop(identifier)) if identifier in raw else None
+
+    return LaunchAttributes(
+        cooperative=flag(_COOPERATIVE),
+        pdl=flag(_PROGRAMMATIC_STREAM_SERIALIZATION),
+        cluster=dim(_CLUSTER) or (1, 1, 1),
+        preferred_cluster=dim(_PREFERRED_CLUSTER),
+        other=raw,
+    )
+
+
+@lru_cache(maxsize=64)
+def parameter_sizes(ptx: str) -> dict[str, tuple[int, ...]]:
+    """Bytes of every `.param` of every `.entry` of a PTX module, in order.
+
+    Raises ValueError for a parameter declaration that is not understood.
+    """
+    return {
+        name: tuple(map(_size, parameters.split(","))) if parameters.strip() else ()
+        for name, parameters in _ENTRY.findall(ptx)
+    }
+
+
+def _size(declaration: str) -> int:
+    """128 for `.param .align 64 .b8 name[128]`, 8 for `.param .u64 .ptr .global .align 16 name`."""
+    match = _PARAMETER.search(declaration)
+    if match is None:
+        raise ValueError(f"not a kernel parameter: {declaration.strip()!r}")
+    bits, count = match.groups()
+    return int(bits) // 8 * int(count or 1)
+
+
+def read_params(address: int, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
+    """Copy the parameters that the array of pointers at `address` points to."""
+    pointers = (ctypes.c_uint64 * len(sizes)).from_address(address) if sizes else ()
+    return tuple(ctypes.string_at(p, size) for p, size in zip(pointers, sizes, strict=True))

@@ -1,0 +1,205 @@
+"""torch as if it had a CUDA device whose memory is the host's.
+
+Devices named 'cuda' become 'cpu' wherever a torch function takes one, `torch.cuda` answers for one
+idle B200, and new tensors are aligned to 256 bytes as CUDA allocations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS
+from ptxemu.host.patching import patched
+
+ALIGNMENT = 256  # of cudaMalloc; torch aligns CPU memory to 64
+
+# Functions whose results share memory with something that is not a tensor argument.
+_SHARING = set("from_numpy frombuffer from_dlpack from_file as_tensor asarray __get__".split())
+
+
+@contextmanager
+def torch_without_gpu() -> Iterator[None]:
+    """While active, torch code written for a CUDA device runs on CPU tensors."""
+    import torch
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(torch.cuda, _CUDA))
+        stack.enter_context(patched(torch.Tensor, _TENSOR))
+        stack.enter_context(_mode())
+        yield
+
+
+class _Stream:
+    """A stream or event on which all work is done as soon as it is issued."""
+
+    cuda_stream = 0  # the default stream
+    cuda_event = 1
+    device_index = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    synchronize = wait = wait_stream = wait_event = record = replay = reset = _do_nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Stream()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        return MEANINGLESS_TIME
+
+
+def _constantly(value: Any) -> Any:
+    return lambda *_, **__: value
+
+
+_PROPERTIES = SimpleNamespace(
+    name=NAME,
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    multi_processor_count=SMS,
+    L2_cache_size=L2_BYTES,
+    total_memory=180 * 2**30,
+)
+
+_CUDA = {
+    "_lazy_init": _constantly(None),
+    "init": _constantly(None),
+    "is_available": _constantly(True),
+    "is_initialized": _constantly(True),
+    "is_bf16_supported": _constantly(True),
+    "device_count": _constantly(1),
+    "current_device": _constantly(0),
+    "device": _constantly(nullcontext()),
+    "set_device": _constantly(None),
+    "can_device_access_peer": _constantly(False),
+    "get_device_capability": _constantly(CAPABILITY),
+    "get_device_name": _constantly(NAME),
+    "get_device_properties": _constantly(_PROPERTIES),
+    "synchronize": _constantly(None),
+    "empty_cache": _constantly(None),
+    "reset_peak_memory_stats": _constantly(None),
+    "max_memory_allocated": _constantly(0),
+    "memory_allocated": _constantly(0),
+    "mem_get_info": _constantly((_PROPERTIES.total_memory, _PROPERTIES.total_memory)),
+    "Stream": _Stream,
+    "ExternalStream": _Stream,
+    "Event": _Stream,
+    "CUDAGraph": _Stream,
+    "stream": _Stream,
+    "graph": _Stream,  # the captured work runs at once, and replaying it does nothing
+    "current_stream": _constantly(_Stream()),
+    "default_stream": _constantly(_Stream()),
+}
+
+_TENSOR = {
+    "is_cuda": property(lambda self: True),
+    "get_device": lambda self: 0,
+    "pin_memory": lambda self, *_: self,
+    "record_stream": lambda self, *_: None,
+}
+
+
+def _mode() -> Any:
+    """A torch function mode: it sees every call of torch's Python interface."""
+    from torch.overrides import TorchFunctionMode
+
+    class CudaOnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        ) -> Any:
+            return _call(function, args, kwargs or {})
+
+    return CudaOnCpu()
+
+
+def _call(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One torch call with devices rewritten, transfers made copies, and new tensors aligned."""
+    import torch
+
+    rewritten = tuple("cpu" if _is_cuda(argument) else argument for argument in args)
+    keywords = {k: "cpu" if k == "device" and _is_cuda(v, True) else v for k, v in kwargs.items()}
+    keywords.pop("pin_memory", None)
+    if function is torch.Tensor.cuda:
+        return _aligned(args[0].clone())
+    result = function(*rewritten, **keywords)
+    moved = function is torch.Tensor.cpu or (
+        function is torch.Tensor.to and (rewritten, keywords) != (args, kwargs)
+    )
+    if moved and result.data_ptr() == args[0].data_ptr():
+        result = result.clone()
+    if getattr(function, "__name__", "") not in _SHARING:
+        _align_new(result, _storages([*args, *kwargs.values()]))
+    return result
+
+
+def _is_cuda(device: Any, or_index: bool = False) -> bool:
+    import torch
+
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    return or_index and isinstance(device, int)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storages(values: list) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in _tensors(values) if _has_storage(t)}
+
+
+def _has_storage(tensor: Any) -> bool:
+    import torch
+
+    return tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _align_new(result: Any, existing: set[int]) -> None:
+    """Align the tensors of a result that share no memory with the arguments."""
+    for tensor in _tensors(result):
+        if not _has_storage(tensor) or tensor.grad_fn is not None:
+            continue
+        if tensor.untyped_storage().data_ptr() not in existing:
+            _aligned(tensor)
+
+
+def _aligned(tensor: Any) -> Any:
+    """Move the storage of a tensor to aligned memory, in place."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    if not nbytes or storage.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    buffer = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % ALIGNMENT
+    old = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,))
+    buffer[start : start + nbytes].copy_(old)
+    offset = start // tensor.element_size() + tensor.storage_offset()
+    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+        buffer.untyped_storage(), offset, tensor.size(), tensor.stride()
+    )
+    return tensor

@@ -1,0 +1,1 @@
+"""The machine: warps, CTAs, clusters, memories, barriers, asynchronous units, and their scheduler."""

@@ -1,0 +1,202 @@
+"""ld and st: where an address lies, and moving elements between lanes and memory.
+
+Scalar forms serve a uniform address, vector forms one address per lane. Spaces are named as in PTX;
+`generic` is decided by the window that an address lies in: shared and local memory have windows above
+every host address, all else is global.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, OutOfBounds, UnsupportedPtx
+from ptxemu.machine.cta import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta
+from ptxemu.machine.memory import _FIRST
+
+SHARED_WINDOW = 1 << 56  # generic address of shared address 0
+LOCAL_WINDOW = 1 << 57
+_STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
+
+
+def _cta_of(w: object, space: str, address: int) -> Cta:
+    return w.cta if space == "shared" else w.cluster.cta(address >> RANK_SHIFT)
+
+
+def _window(address: int) -> str:
+    if address >= LOCAL_WINDOW:
+        return "local"
+    return "cluster" if address >= SHARED_WINDOW else "global"
+
+
+def _require_aligned(address: int, nbytes: int, space: str) -> None:
+    if address & (nbytes - 1):
+        raise HardwareRefusal(f"misaligned {space} access of {nbytes} bytes at {address:#x}")
+
+
+# -- uniform address ------------------------------------------------------------------------
+
+
+def _place(w: object, space: str, address: int, size: int, count: int, write: bool) -> tuple:
+    """(typed view, element index) of a uniform address."""
+    if space == "generic":
+        space = _window(address)
+        address &= SHARED_WINDOW - 1
+    _require_aligned(address, size * count, space)
+    if space == "global":
+        w.machine.memory.check(address, address + size * count, write)
+        return w.machine.memory.views[size], (address - _FIRST) // size
+    if space == "param":
+        block = w.machine.params
+        if address + size * count > len(block):
+            raise OutOfBounds(f"parameter access at {address:#x}; the parameters have {len(block)} bytes")
+        return block.view(f"u{size}"), address // size
+    if space == "local":
+        raise UnsupportedPtx("a uniform access to local memory")
+    cta = _cta_of(w, space, address)
+    offset = address & OFFSET_MASK
+    cta.check(offset, size * count)
+    if write and cta.unfenced is not None:
+        cta.unfenced[offset:offset + size * count] = True
+        cta.any_unfenced = True
+    return cta.views[size], offset // size
+
+
+def load_scalar(w: object, space: str, address: int, size: int, count: int) -> int | list:
+    """`count` elements of `size` bytes at one address for the whole warp."""
+    view, index = _place(w, space, address, size, count, False)
+    if space == "global":
+        w.machine.bytes["ld.global"] += size * count
+    if count == 1:
+        return view[index].item()
+    return view[index:index + count].tolist()
+
+
+def store_scalar(w: object, space: str, address: int, size: int, values: tuple) -> None:
+    """Elements to one address: of lanes that disagree, the last active one wins."""
+    view, index = _place(w, space, address, size, len(values), True)
+    if space == "global":
+        w.machine.bytes["st.global"] += size * len(values)
+    last = w.frag.mask.bit_length() - 1
+    for k, value in enumerate(values):
+        view[index + k] = value if np.ndim(value) == 0 else value[last]
+
+
+# -- one address per lane -------------------------------------------------------------------
+
+
+def load_vector(w: object, space: str, address: np.ndarray, size: int, count: int,
+                mask: np.ndarray | None) -> np.ndarray:
+    """uint [count, 32]; inactive lanes are zero."""
+    if mask is None:
+        return _gather(w, space, address, size, count, _LANES)
+    out = np.zeros((count, 32), f"u{size}")
+    lanes = np.flatnonzero(mask)
+    out[:, lanes] = _gather(w, space, address[lanes], size, count, lanes)
+    return out
+
+
+def store_vector(w: object, space: str, address: np.ndarray, size: int, values: np.ndarray,
+                 mask: np.ndarray | None) -> None:
+    """values [count, 32] (or broadcastable) to one address per lane."""
+    lanes = _LANES if mask is None else np.flatnonzero(mask)
+    rows = np.broadcast_to(values, (len(values), 32))
+    if mask is not None:
+        address, rows = address[lanes], rows[:, lanes]
+    _scatter(w, space, address, size, rows, lanes)
+
+
+_LANES = np.arange(32)
+
+
+def _split(w: object, space: str, address: np.ndarray, act: object) -> None:
+    """Call act(space, address part, lane selection) for each window or CTA that the lanes reach."""
+    if space == "generic":
+        kinds = address >> np.uint64(56)
+        for kind in np.unique(kinds).tolist():
+            chosen = kinds == kind
+            part = address[chosen] & np.uint64(SHARED_WINDOW - 1)
+            act({0: "global", 1: "cluster", 2: "local"}[kind], part, chosen)
+    else:
+        ranks = address >> RANK_SHIFT
+        for rank in np.unique(ranks).tolist():
+            act(rank, address, ranks == rank)
+
+
+def _gather(w: object, space: str, address: np.ndarray, size: int, count: int,
+            lanes: np.ndarray) -> np.ndarray:
+    if space == "global":
+        w.machine.bytes["ld.global"] += size * count * len(lanes)
+        return w.machine.memory.gather(address, size, count)
+    if space in ("shared", "param"):
+        return _gather_cta(w, w.cta if space == "shared" else None, address, size, count)
+    if space == "local":
+        return _local(w, size)[lanes, _index(address, size, count, "local") + _STEP[count]]
+    out = np.empty((count, len(lanes)), f"u{size}")
+
+    def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
+        if space == "generic":
+            narrow = part.astype(np.uint32) if where == "cluster" else part
+            out[:, chosen] = _gather(w, where, narrow, size, count, lanes[chosen])
+        else:
+            out[:, chosen] = _gather_cta(w, w.cluster.cta(where), part[chosen], size, count)
+
+    _split(w, space, address, act)
+    return out
+
+
+def _gather_cta(w: object, cta: Cta | None, address: np.ndarray, size: int, count: int) -> np.ndarray:
+    index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
+    if cta is None:
+        return w.machine.params.view(f"u{size}")[index + _STEP[count]]
+    _check_shared(cta, index, size, count)
+    return cta.views[size][index + _STEP[count]]
+
+
+def _check_shared(cta: Cta, index: np.ndarray, size: int, count: int) -> None:
+    top = int(index.max())
+    if (top + count) * size > cta.smem_size:
+        cta.check(top * size, count * size)
+
+
+def _index(address: np.ndarray, size: int, count: int, space: str) -> np.ndarray:
+    """Element indices, after the alignment check."""
+    _require_aligned(int(np.bitwise_or.reduce(address)), size * count, space)
+    return address.astype(np.int64) // size
+
+
+def _scatter(w: object, space: str, address: np.ndarray, size: int, rows: np.ndarray,
+             lanes: np.ndarray) -> None:
+    if space == "global":
+        w.machine.bytes["st.global"] += size * len(rows) * len(lanes)
+        w.machine.memory.scatter(address, size, rows)
+    elif space == "shared":
+        _scatter_cta(w.cta, address, size, rows)
+    elif space == "local":
+        _local(w, size)[lanes, _index(address, size, len(rows), "local") + _STEP[len(rows)]] = rows
+    else:
+        def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
+            if space == "generic":
+                narrow = part.astype(np.uint32) if where == "cluster" else part
+                _scatter(w, where, narrow, size, rows[:, chosen], lanes[chosen])
+            else:
+                _scatter_cta(w.cluster.cta(where), part[chosen], size, rows[:, chosen])
+
+        _split(w, space, address, act)
+
+
+def _scatter_cta(cta: Cta, address: np.ndarray, size: int, rows: np.ndarray) -> None:
+    count = len(rows)
+    index = _index(address & OFFSET_MASK, size, count, "shared")
+    _check_shared(cta, index, size, count)
+    cta.views[size][index + _STEP[count]] = rows
+    if cta.unfenced is not None:
+        cta.unfenced[(index * size) + np.arange(size * count)[:, None]] = True
+        cta.any_unfenced = True
+
+
+def _local(w: object, size: int) -> np.ndarray:
+    """Local memory as [lane, element of `size` bytes], made on first use."""
+    if w.local is None:
+        nbytes = -(-w.program.layout.local_bytes // 16) * 16
+        w.local = np.full((32, nbytes), POISON_BYTE, np.uint8)
+    return w.local.view(f"u{size}")

@@ -1,0 +1,110 @@
+"""Work that completes later than it was issued: bulk copies, tensor-core operations, cp.async.
+
+Everything asynchronous is a `Work` in some queue. A queue completes in order; different queues are
+independent. Under round-robin a work runs when it is issued; under the other policies the scheduler
+runs queue heads when it sees fit, and waits (`wait_group`, mbarriers) force what they wait for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+
+class Work:
+    """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"), for counts and
+    the timeline; a store has a second step, which writes what the first one read."""
+
+    __slots__ = ("unit", "label", "steps", "queue", "where", "issued")
+
+    def __init__(self, unit: str, label: str, *steps: Callable[[], None]) -> None:
+        self.unit = unit
+        self.label = label
+        self.steps = list(steps)
+        self.queue: WorkQueue | None = None
+        self.where: tuple[int, str, str] | None = None  # PTX line, text, warp
+        self.issued = 0.0
+
+    def advance(self) -> None:
+        self.steps.pop(0)()
+
+
+class WorkQueue:
+    """In-order asynchronous work, such as the tcgen05 pipe of a CTA."""
+
+    __slots__ = ("works",)
+
+    def __init__(self) -> None:
+        self.works: deque[Work] = deque()
+
+
+class AsyncUnits:
+    """All outstanding work of a launch. `eager` runs everything at issue."""
+
+    def __init__(self, eager: bool, note: Callable[[], None]) -> None:
+        self.eager = eager
+        self.note = note
+        self.open: list[WorkQueue] = []  # queues with outstanding work, oldest first
+
+    def issue(self, work: Work, queue: WorkQueue | None = None) -> Work:
+        if self.eager and not (queue and queue.works):
+            while work.steps:
+                work.advance()
+            self.note()
+            return work
+        queue = queue or WorkQueue()
+        work.queue = queue
+        queue.works.append(work)
+        if len(queue.works) == 1:
+            self.open.append(queue)
+        return work
+
+    def run_one(self, position: int = -1) -> None:
+        """Run the next step of the head of one open queue."""
+        self.run_head(self.open[position])
+
+    def run_head(self, queue: WorkQueue) -> None:
+        work = queue.works[0]
+        work.advance()
+        self.note()
+        if not work.steps:
+            queue.works.popleft()
+            if not queue.works:
+                self.open.remove(queue)
+
+    def force(self, work: Work, steps_left: int = 0) -> None:
+        """Run until `work` has at most `steps_left` steps outstanding."""
+        while len(work.steps) > steps_left:
+            self.run_head(work.queue)
+
+
+class BulkGroups:
+    """The bulk async-groups of a thread: commit_group closes one, wait_group waits for old ones.
+
+    PTX ISA "cp.async.bulk.commit_group / wait_group". Kept per warp: one elected lane issues.
+    """
+
+    __slots__ = ("units", "current", "groups")
+
+    def __init__(self, units: AsyncUnits) -> None:
+        self.units = units
+        self.current: list[Work] = []
+        self.groups: deque[list[Work]] = deque()
+
+    def add(self, work: Work) -> None:
+        if work.steps:
+            self.current.append(work)
+
+    def commit(self) -> None:
+        self.groups.append(self.current)
+        self.current = []
+
+    def wait(self, allowed: int, read_only: bool) -> None:
+        """All but the newest `allowed` groups: sources read, or complete."""
+        oldest = len(self.groups) - allowed
+        for group in list(self.groups)[:max(oldest, 0)]:
+            for work in group:
+                self.units.force(work, steps_left=1 if read_only else 0)
+        if not read_only:
+            for _ in range(max(oldest, 0)):
+                self.groups.popleft()

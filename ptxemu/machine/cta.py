@@ -1,0 +1,175 @@
+"""A CTA and its cluster: shared memory, tensor memory, mbarriers, named and cluster barriers.
+
+A shared address as a kernel sees it is (rank in cluster) << 24 | offset; offsets index `smem`, whose
+first KiB is the system's. Everything starts poisoned. Under the adversarial policy `unfenced` marks the
+bytes written by ordinary stores and not yet fenced towards the async proxy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, OutOfBounds
+from ptxemu.machine.async_ops import WorkQueue
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.tmem import Tmem
+
+SMEM_LIMIT = 232_448  # bytes a CTA may use on sm_100 (227 KiB)
+RANK_SHIFT = 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+POISON_BYTE = 0xFF
+MAX_NAMED_BARRIERS = 16
+
+
+class NamedBarrier:
+    """bar / barrier.cta: counts threads, warp by warp."""
+
+    __slots__ = ("count", "arrived", "waiters")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.arrived = 0
+        self.waiters: list = []
+
+    def add(self, threads: int, count: int, ident: int) -> bool:
+        """Count an arrival; True when it completes the barrier."""
+        if self.arrived and self.count != count:
+            raise HardwareRefusal(f"barrier {ident}: {count} threads expected here, {self.count} by "
+                                  "those that arrived before")
+        self.count = count
+        self.arrived += threads
+        if self.arrived > count:
+            raise HardwareRefusal(f"barrier {ident}: {self.arrived} threads arrived, {count} expected")
+        if self.arrived < count:
+            return False
+        self.arrived = 0
+        waiters, self.waiters = self.waiters, []
+        for warp, fragment in waiters:
+            warp.wake(fragment, done=True)
+        return True
+
+
+class Cta:
+    """One CTA. `views` are typed views of `smem` by element size in bytes."""
+
+    def __init__(self, machine: object, cluster: Cluster, ctaid: tuple[int, int, int], rank: int,
+                 smem_bytes: int) -> None:
+        self.machine = machine
+        self.cluster = cluster
+        self.ctaid = ctaid
+        self.rank = rank
+        self.smem_size = smem_bytes
+        room = -(-smem_bytes // 1024) * 1024
+        raw = np.full(room + 1024, POISON_BYTE, np.uint8)
+        start = -raw.ctypes.data % 1024
+        self.smem = raw[start:start + room]
+        self.views = {size: self.smem.view(dtype) for size, dtype in
+                      ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))}
+        self.unfenced = np.zeros(room, np.bool_) if machine.late else None
+        self.any_unfenced = False
+        self.tmem = Tmem()
+        self.tmem_waiters: list = []
+        self.tensor_pipe = WorkQueue()
+        self.reductions: dict[int, list[int]] = {}  # bar.red: barrier -> [true votes, threads]
+        self.reduction_reads: dict[int, int] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.barriers: dict[int, NamedBarrier] = {}
+        self.warps: list = []
+        self.live_warps = 0
+
+    def name(self) -> str:
+        return f"cta {self.ctaid}".replace(" ", "")
+
+    def mbarrier(self, offset: int) -> MBarrier:
+        found = self.mbarriers.get(offset)
+        if found is None:
+            raise HardwareRefusal(f"no mbarrier was initialised at shared offset {offset:#x} of {self.name()}")
+        return found
+
+    def init_mbarrier(self, offset: int, count: int) -> None:
+        if offset % 8:
+            raise HardwareRefusal(f"mbarrier at shared offset {offset:#x}; must be 8-byte aligned")
+        self.check(offset, 8)
+        old = self.mbarriers.get(offset)
+        if old is not None and old.waiters:
+            raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
+        self.mbarriers[offset] = MBarrier(f"{offset:#x} of {self.name()}", count)
+
+    def barrier(self, ident: int) -> NamedBarrier:
+        if not 0 <= ident < MAX_NAMED_BARRIERS:
+            raise HardwareRefusal(f"barrier {ident}; must be 0..{MAX_NAMED_BARRIERS - 1}")
+        return self.barriers.setdefault(ident, NamedBarrier())
+
+    def check(self, offset: int, nbytes: int) -> None:
+        """[offset, offset + nbytes) must lie in this CTA's shared memory."""
+        if offset < 0 or offset + nbytes > self.smem_size:
+            raise OutOfBounds(f"shared access of {nbytes} bytes at offset {offset:#x}; {self.name()} has "
+                              f"{self.smem_size} bytes ({self.smem_size:#x})")
+
+    def fence_async(self) -> None:
+        """fence.proxy.async: ordinary stores made before become visible to the async proxy."""
+        if self.any_unfenced:
+            self.unfenced[:] = False
+            self.any_unfenced = False
+
+    def as_seen_by_async(self, low: int = 0, high: int | None = None) -> np.ndarray:
+        """Shared memory as the async proxy sees it: unfenced bytes are poison (a copy if any)."""
+        if not self.any_unfenced or not self.unfenced[low:high].any():
+            return self.smem
+        seen = self.smem.copy()
+        seen[self.unfenced] = POISON_BYTE
+        return seen
+
+
+class AsyncView:
+    """A CTA as tcgen05 sees it: tensor memory as it is, shared memory through the async proxy."""
+
+    __slots__ = ("smem", "tmem")
+
+    def __init__(self, cta: Cta) -> None:
+        self.smem = cta.as_seen_by_async()
+        self.tmem = cta.tmem
+
+
+class Cluster:
+    """The CTAs launched together, and their barrier. A launch without clusters has one CTA in each."""
+
+    def __init__(self, machine: object, index: int, shape: tuple[int, int, int]) -> None:
+        self.machine = machine
+        self.index = index
+        self.shape = shape
+        self.ctas: list[Cta] = []
+        self.arrived = 0
+        self.phase = 0
+        self.waiters: list = []
+
+    def cta(self, rank: int) -> Cta:
+        if not 0 <= rank < len(self.ctas):
+            raise OutOfBounds(f"shared address of rank {rank} in a cluster of {len(self.ctas)} CTAs")
+        return self.ctas[rank]
+
+    def locate(self, address: int) -> tuple[Cta, int]:
+        """A shared::cluster address -> (CTA, offset)."""
+        return self.cta(address >> RANK_SHIFT), address & OFFSET_MASK
+
+    def mbarrier(self, address: int) -> MBarrier:
+        cta, offset = self.locate(address)
+        return cta.mbarrier(offset)
+
+    def live_threads(self) -> int:
+        return sum(warp.live.bit_count() for cta in self.ctas for warp in cta.warps)
+
+    def arrive(self, threads: int) -> None:
+        """barrier.cluster.arrive by `threads` threads."""
+        self.arrived += threads
+        self.complete_if_all()
+
+    def complete_if_all(self) -> None:
+        """The phase completes when every thread that has not exited has arrived."""
+        if self.arrived and self.arrived >= self.live_threads():
+            self.arrived = 0
+            self.phase += 1
+            self.machine.note_progress()
+            waiters, self.waiters = self.waiters, []
+            for warp, fragment in waiters:
+                warp.wake(fragment)

@@ -1,0 +1,172 @@
+"""One launch: grid -> clusters -> CTAs -> warps, run by the scheduler, summed up in a LaunchReport."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxemu.codegen.program import SMEM_RESERVED, Program
+from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
+from ptxemu.machine.access import SHARED_WINDOW
+from ptxemu.machine.async_ops import Work, WorkQueue
+from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
+from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.warp import Warp
+from ptxemu.options import Options
+from ptxemu.report import LaunchReport
+
+Dim3 = tuple[int, int, int]
+MAX_THREADS = 1024
+MAX_CLUSTER = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Launch geometry. `smem_bytes` is the dynamic shared memory."""
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    smem_bytes: int
+
+    def check(self, program: Program) -> None:
+        """Refuse what the driver would refuse, naming value and limit."""
+        for name in ("grid", "block", "cluster"):
+            dims = getattr(self, name)
+            if len(dims) != 3 or any(d < 1 for d in dims):
+                raise HardwareRefusal(f"{name}={dims}; every dimension must be >= 1")
+        threads = int(np.prod(self.block))
+        if threads > MAX_THREADS:
+            raise HardwareRefusal(f"block={self.block} has {threads} threads; at most {MAX_THREADS}")
+        required = program.entry.directives.get("reqntid")
+        if required and _padded(required) != self.block:
+            raise HardwareRefusal(f"block={self.block}; the kernel requires {_padded(required)} (.reqntid)")
+        limit = program.entry.directives.get("maxntid")
+        if limit and threads > int(np.prod(_padded(limit))):
+            raise HardwareRefusal(f"block={self.block}; the kernel allows {_padded(limit)} (.maxntid)")
+        if int(np.prod(self.cluster)) > MAX_CLUSTER:
+            raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
+        if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
+            raise HardwareRefusal(f"grid={self.grid} is not a multiple of cluster={self.cluster}")
+        used = program.layout.smem_static - SMEM_RESERVED + self.smem_bytes
+        if used > SMEM_LIMIT:
+            raise HardwareRefusal(f"{used} bytes of shared memory; at most {SMEM_LIMIT}")
+
+
+def _padded(dims: tuple[int, ...]) -> Dim3:
+    return (*dims, *(1,) * (3 - len(dims)))
+
+
+class Machine:
+    """State shared by all CTAs of a launch; also what instructions call for machine-wide services."""
+
+    def __init__(self, program: Program, shape: Shape, params: np.ndarray, memory: GlobalMemory,
+                 options: Options) -> None:
+        self.program = program
+        self.shape = shape
+        self.params = params
+        self.param_base = params.ctypes.data
+        self.memory = memory
+        self.options = options
+        self.late = options.policy == "adversarial"
+        self.bytes: Counter = Counter()
+        self.counts: Counter = Counter()
+        self.by_warp: dict[int, Counter] = {}
+        self._block_counts: dict[int, np.ndarray] = {}
+        self.cluster_grid = tuple(g // c for g, c in zip(shape.grid, shape.cluster, strict=True))
+        self.scheduler = Scheduler(options, int(np.prod(self.cluster_grid)), self._start_cluster)
+        self.units = self.scheduler.units
+        self.note_progress = self.scheduler.note_progress
+        self.ready = self.scheduler.ready
+
+    def run(self) -> LaunchReport:
+        began = time.perf_counter()
+        with np.errstate(all="ignore"):
+            try:
+                self.scheduler.run()
+            except PtxEmuError as error:
+                raise self._placed(error) from error.__cause__
+            except IndexError as error:
+                placed = OutOfBounds(f"shared or tensor memory access out of bounds ({error})")
+                placed.__traceback__ = error.__traceback__
+                raise self._placed(placed) from None
+        return LaunchReport(
+            entry=self.program.entry.name, grid=self.shape.grid, block=self.shape.block,
+            cluster=self.shape.cluster, by_warp=self._opcode_counts(), bytes=self.bytes,
+            counts=self.counts, seconds=time.perf_counter() - began,
+        )
+
+    def _placed(self, error: PtxEmuError) -> PtxEmuError:
+        """Add the PTX line, read off the traceback of the generated function."""
+        if error.line is None:
+            instr = self.program.instruction_of(error.__traceback__)
+            if instr is not None:
+                error.at(line=instr.line, text=instr.text)
+        return error
+
+    # -- services of instructions -------------------------------------------------------------
+
+    def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
+        """Hand asynchronous work over; its place is kept for errors and the timeline."""
+        work.where = w
+        return self.units.issue(work, queue)
+
+    def read_bytes(self, w: Warp, address: int, nbytes: int) -> bytes:
+        """Bytes at a generic address: global memory, a parameter, or shared memory."""
+        if address >= SHARED_WINDOW:
+            cta, offset = w.cluster.locate(address & (SHARED_WINDOW - 1))
+            cta.check(offset, nbytes)
+            return cta.smem[offset:offset + nbytes].tobytes()
+        return self.memory.read_rows(np.array([address], np.int64), nbytes).tobytes()
+
+    sm_count = 148  # a B200
+
+    def sm_of(self, cta: Cta) -> int:
+        return (cta.cluster.index * len(cta.cluster.ctas) + cta.rank) % self.sm_count
+
+    # -- building CTAs ----------------------------------------------------------------------
+
+    def _start_cluster(self, index: int) -> Cluster:
+        cx, cy, _ = self.cluster_grid
+        position = (index % cx, index // cx % cy, index // (cx * cy))
+        cluster = Cluster(self, index, self.shape.cluster)
+        nx, ny, nz = self.shape.cluster
+        total = self.program.layout.smem_static + self.shape.smem_bytes
+        for rank in range(nx * ny * nz):
+            inner = (rank % nx, rank // nx % ny, rank // (nx * ny))
+            ctaid = tuple(p * n + i for p, n, i in zip(position, self.shape.cluster, inner, strict=True))
+            cta = Cta(self, cluster, ctaid, rank, total)
+            cluster.ctas.append(cta)
+            self._fill(cta)
+        return cluster
+
+    def _fill(self, cta: Cta) -> None:
+        threads = int(np.prod(self.shape.block))
+        for index in range(-(-threads // 32)):
+            cta.warps.append(Warp(cta, index, self.program, threads - 32 * index, self.shape.block))
+        cta.live_warps = len(cta.warps)
+
+    # -- counting ---------------------------------------------------------------------------
+
+    def warp_exited(self, warp: Warp) -> None:
+        if not warp.live:
+            counts = np.array(warp.counts)
+            known = self._block_counts.get(warp.index)
+            self._block_counts[warp.index] = counts if known is None else known + counts
+            warp.R = []
+        self.scheduler.warp_exited(warp)
+
+    def _opcode_counts(self) -> dict[int, Counter]:
+        result = {}
+        for index, counts in sorted(self._block_counts.items()):
+            total: Counter = Counter()
+            for block in np.flatnonzero(counts):
+                times = int(counts[block])
+                for opcode, number in self.program.opcode_counts(int(block)).items():
+                    total[opcode] += number * times
+            result[index] = total
+        return result

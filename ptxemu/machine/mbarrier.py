@@ -1,0 +1,75 @@
+"""mbarrier objects: phase, pending arrivals, transaction count (PTX ISA "mbarrier").
+
+A phase completes when no arrival is pending and the transaction count is zero; the count may be
+transiently negative, as data may land before it is expected. Arrivals and bytes are counted here and
+nowhere else; who waits is kept so that a deadlock can name it.
+"""
+
+from __future__ import annotations
+
+from ptxemu.errors import HardwareRefusal
+
+MAX_COUNT = (1 << 20) - 1
+
+
+class MBarrier:
+    """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
+
+    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "time")
+
+    def __init__(self, where: str, count: int) -> None:
+        if not 1 <= count <= MAX_COUNT:
+            raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
+        self.where = where
+        self.expected = count
+        self.pending = count
+        self.tx = 0
+        self.phase = 0
+        self.waiters: list = []  # (warp, fragment)
+        self.time = 0.0  # nominal time of the last completion, for the timeline
+
+    def done(self, parity: int) -> bool:
+        """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
+        return (self.phase & 1) != parity
+
+    def arrive(self, count: int = 1, *, drop: bool = False) -> int:
+        """Count arrivals; returns the phase they belong to (the opaque state of the manual)."""
+        phase = self.phase
+        if count > self.pending:
+            raise HardwareRefusal(f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending")
+        if drop:
+            self.expected -= count
+        self.pending -= count
+        self._complete_if_done()
+        return phase
+
+    def expect(self, nbytes: int) -> None:
+        self.tx += nbytes
+        self._check_tx()
+
+    def complete(self, nbytes: int) -> None:
+        """complete_tx: bytes have landed."""
+        self.tx -= nbytes
+        self._check_tx()
+        self._complete_if_done()
+
+    def arrive_expect(self, nbytes: int, count: int = 1) -> int:
+        """arrive.expect_tx: the expectation first, so that the phase cannot complete between."""
+        self.expect(nbytes)
+        return self.arrive(count)
+
+    def _check_tx(self) -> None:
+        if not -MAX_COUNT <= self.tx <= MAX_COUNT:
+            raise HardwareRefusal(f"mbarrier at {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}")
+
+    def _complete_if_done(self) -> None:
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.expected
+            waiters, self.waiters = self.waiters, []
+            for warp, fragment in waiters:
+                warp.wake(fragment)
+
+    def describe(self) -> str:
+        return (f"mbarrier {self.where} in phase {self.phase}: {self.pending} of {self.expected} "
+                f"arrivals and {self.tx} bytes outstanding")

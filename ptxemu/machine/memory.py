@@ -1,0 +1,174 @@
+"""Global memory: host addresses, reached through one numpy view and checked before every access.
+
+What a kernel may touch is either a list of ranges or every mapping of this process (/proc/self/maps,
+Linux). A wild pointer is an OutOfBounds error with its address, never a crash.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, OutOfBounds
+
+_FIRST = 1 << 16  # below: never mapped
+_LIMIT = 1 << 47  # user addresses of x86-64 and most aarch64 processes end here
+_MAPS = Path("/proc/self/maps")
+
+Range = tuple[int, int, bool]  # start, end, writable
+
+
+def process_ranges() -> list[Range]:
+    """Every readable mapping of this process."""
+    if not _MAPS.exists():
+        raise HardwareRefusal("this system has no /proc/self/maps: name what the kernel may touch "
+                              "with memory=[...]")
+    ranges = []
+    for line in _MAPS.read_text().splitlines():
+        fields = line.split()
+        start, end = (int(part, 16) for part in fields[0].split("-"))
+        if fields[1][0] == "r" and start < _LIMIT and "[v" not in line:
+            ranges.append((start, min(end, _LIMIT), fields[1][1] == "w"))
+    return ranges
+
+
+def as_range(item: object) -> Range:
+    """(start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
+    if isinstance(item, tuple):
+        return item[0], item[0] + item[1], True
+    if hasattr(item, "untyped_storage"):
+        storage = item.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), True
+    view = item.base if isinstance(item.base, np.ndarray) else item
+    return view.ctypes.data, view.ctypes.data + view.nbytes, view.flags.writeable
+
+
+def _merge(ranges: list[Range]) -> list[Range]:
+    """Sorted; neighbours with equal rights joined."""
+    joined: list[Range] = []
+    for start, end, writable in sorted(r for r in ranges if r[1] > r[0]):
+        if joined and start <= joined[-1][1] and writable == joined[-1][2]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]), writable)
+        else:
+            joined.append((start, end, writable))
+    return joined
+
+
+class GlobalMemory:
+    """Bounds-checked access to host memory by address."""
+
+    def __init__(self, allowed: list | None = None) -> None:
+        self._whole_process = allowed is None
+        self._extra: list[Range] = []
+        self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
+        space = (ctypes.c_uint8 * (_LIMIT - _FIRST)).from_address(_FIRST)
+        bytes_ = np.frombuffer(space, np.uint8)
+        self.views = {size: bytes_.view(dtype) for size, dtype in
+                      ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))}
+
+    def _set(self, ranges: list[Range]) -> None:
+        self._ranges = _merge(ranges + self._extra)
+        self._starts = [r[0] for r in self._ranges]
+        self._last = (0, 0, False)
+
+    def allow(self, address: int, nbytes: int) -> None:
+        """Add a range, for parameter blocks and module variables."""
+        self._extra.append((address, address + nbytes, True))
+        self._set(self._ranges)
+
+    # -- checks -----------------------------------------------------------------------------
+
+    def check(self, low: int, high: int, write: bool) -> None:
+        """Every byte of [low, high) must lie in one allowed range."""
+        last = self._last
+        if last[0] <= low and high <= last[1] and (last[2] or not write):
+            return
+        found = self._find(low, high, write)
+        if found is None and self._whole_process:
+            self._set(process_ranges())  # something may have been allocated since
+            found = self._find(low, high, write)
+        if found is None:
+            what = "write to" if write else "read of"
+            raise OutOfBounds(f"{what} {high - low} bytes at {low:#x}: not memory that the kernel may touch")
+        self._last = found
+
+    def _find(self, low: int, high: int, write: bool) -> Range | None:
+        index = bisect.bisect_right(self._starts, low) - 1
+        if index < 0:
+            return None
+        found = self._ranges[index]
+        return found if high <= found[1] and (found[2] or not write) else None
+
+    def _check_each(self, addresses: np.ndarray, nbytes: int, write: bool) -> None:
+        """One check for all where they share a range, else one by one."""
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        try:
+            self.check(low, high, write)
+        except OutOfBounds:
+            for address in addresses.tolist():
+                self.check(address, address + nbytes, write)
+
+    @staticmethod
+    def _aligned(address: int, nbytes: int) -> None:
+        if address & (nbytes - 1):
+            raise HardwareRefusal(f"misaligned global access of {nbytes} bytes")
+
+    # -- access -----------------------------------------------------------------------------
+
+    def load(self, address: int, size: int) -> int:
+        """One element of `size` bytes, as an int."""
+        self._aligned(address, size)
+        self.check(address, address + size, False)
+        return int(self.views[size][(address - _FIRST) // size])
+
+    def store(self, address: int, size: int, value: int) -> None:
+        self._aligned(address, size)
+        self.check(address, address + size, True)
+        self.views[size][(address - _FIRST) // size] = value
+
+    def gather(self, addresses: np.ndarray, size: int, count: int) -> np.ndarray:
+        """`count` consecutive elements at each address (uint64, 1-d) -> uint [count, n]."""
+        index = self._index(addresses, size, count, False)
+        return self.views[size][index + np.arange(count, dtype=np.int64)[:, None]]
+
+    def scatter(self, addresses: np.ndarray, size: int, values: np.ndarray) -> None:
+        """values [count, n] -> `count` consecutive elements at each of n addresses, in lane order."""
+        count = len(values)
+        index = self._index(addresses, size, count, True)
+        self.views[size][index + np.arange(count, dtype=np.int64)[:, None]] = values
+
+    def _index(self, addresses: np.ndarray, size: int, count: int, write: bool) -> np.ndarray:
+        signed = addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
+        self._aligned(int(np.bitwise_or.reduce(signed)), size * count if count in (1, 2, 4, 8) else size)
+        self._check_each(signed, size * count, write)
+        return (signed - _FIRST) // size
+
+    def read_rows(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+        """n rows of `nbytes` bytes -> uint8 (n, nbytes)."""
+        if len(addresses) == 0:
+            return np.empty((0, nbytes), np.uint8)
+        self._check_each(addresses, nbytes, False)
+        size, view = self._widest(addresses, nbytes)
+        index = ((addresses.astype(np.int64) - _FIRST) // size)[:, None] + np.arange(nbytes // size)
+        return view[index].view(np.uint8)
+
+    def write_rows(self, addresses: np.ndarray, data: np.ndarray) -> None:
+        """uint8 (n, nbytes) -> n rows."""
+        if len(addresses) == 0:
+            return
+        nbytes = data.shape[1]
+        self._check_each(addresses, nbytes, True)
+        size, view = self._widest(addresses, nbytes)
+        index = ((addresses.astype(np.int64) - _FIRST) // size)[:, None] + np.arange(nbytes // size)
+        view[index] = np.ascontiguousarray(data).view(view.dtype)
+
+    def _widest(self, addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
+        """The widest element that all rows are aligned to."""
+        together = int(np.bitwise_or.reduce(addresses.astype(np.int64))) | nbytes
+        size = 8
+        while together & (size - 1):
+            size //= 2
+        return size, self.views[size]

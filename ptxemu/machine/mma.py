@@ -1,0 +1,152 @@
+"""Dense tcgen05.mma: D = A B, or D + A B, on tensor memory, for one CTA or a pair.
+
+A (M x K) and B (N x K) come as float32 from their descriptors; D stays in tensor memory as
+[column, lane], that is transposed, so one product B A^T lands where D lies. The order of the fp32
+accumulation is free on hardware and here is the BLAS's; integers are exact.
+Source: PTX ISA, tcgen05.mma. Not here: block scaling, sparsity, .ws, .ashift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.operand_format import FORMATS, decode
+from ptxemu.machine.tmem import UPPER_POISON, Tmem
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, read_operand, require_shape
+from ptxemu.numerics import formats
+
+_MAX_SCALE = 15
+
+
+class MmaCta(Protocol):
+    """What the instruction needs of a CTA: shared memory, uint8 (bytes,), and tensor memory."""
+
+    smem: np.ndarray
+    tmem: Tmem
+
+
+def mma(
+    ctas: Sequence[MmaCta],
+    d_address: int,
+    a: SmemDesc | int,
+    b_desc: SmemDesc,
+    idesc: InstrDesc,
+    accumulate: bool,
+    *,
+    disable_lanes: Sequence[int] = (),
+    scale_input_d: int = 0,
+) -> None:
+    """Execute one dense MMA of kind f16, tf32, f8f6f4 or i8 at once.
+
+    ctas: the issuing CTA, or the pair in rank order (even first) for cta_group::2. Each CTA brings
+    its M / len(ctas) rows of A and N / len(ctas) rows of B and keeps its rows of D; descriptors and
+    addresses apply in every CTA alike. a: descriptor, or TMEM address. accumulate: enable-input-d;
+    when false D is not read. disable_lanes: 4 words per CTA, bit i of word w keeps lane 32 w + i as
+    it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32).
+    Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
+    for block-scaled kinds and for the placements of A in tensor memory that are not known.
+    """
+    if idesc.scale_format is not None:
+        raise UnsupportedPtx(f"tcgen05.mma.kind::{idesc.kind}")
+    cta_group = len(ctas)
+    require_shape(idesc, cta_group)
+    scale = _scale(idesc, accumulate, scale_input_d)
+    protected = _disabled_lanes(disable_lanes, cta_group)
+    b = _read_operand_b(ctas, b_desc, idesc)
+    for rank, cta in enumerate(ctas):
+        a_t = _read_operand_a(cta, a, idesc, cta_group).T
+        d = cta.tmem.accumulator(d_address, idesc.m, idesc.n, cta_group)
+        saved = None if protected is None else cta.tmem.cells[:, protected[rank]]
+        with np.errstate(all="ignore"):
+            _UPDATES[idesc.d_format](d, b, a_t, scale, idesc.saturate)
+        if saved is not None:
+            cta.tmem.cells[:, protected[rank]] = saved
+
+
+def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) -> np.ndarray:
+    """All n rows of B, float32 (n, k), negated if exactly one operand is to be."""
+    rows = idesc.n // len(ctas)
+    parts = [
+        read_operand(cta.smem, desc, rows, idesc.k, idesc.b_format, idesc.b_mn_major)
+        for cta in ctas
+    ]
+    b = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return -b if idesc.a_negate != idesc.b_negate else b
+
+
+def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group: int) -> np.ndarray:
+    """This CTA's rows of A, float32 (m / cta_group, k), from shared or tensor memory."""
+    if isinstance(a, SmemDesc):
+        rows = idesc.m // cta_group
+        return read_operand(cta.smem, a, rows, idesc.k, idesc.a_format, idesc.a_mn_major)
+    fmt = FORMATS[idesc.a_format]
+    if idesc.a_mn_major:
+        raise HardwareRefusal("MMA with MN-major A in TMEM")
+    if fmt.chunked:
+        raise UnsupportedPtx(f"MMA with A of {idesc.a_format} in TMEM")
+    nbytes = idesc.k * fmt.container_bytes
+    return decode(idesc.a_format, cta.tmem.operand_image(a, idesc.m, cta_group, nbytes))
+
+
+def _update_f32(
+    d: np.ndarray, b: np.ndarray, a_t: np.ndarray, scale: float | None, saturate: bool
+) -> None:
+    """D = B A^T (+ scale D), in place on the cells of `d`; scale None does not read D."""
+    d = d.view(np.float32)
+    if scale is None and d.ndim == 2:
+        np.matmul(b, a_t, out=d)
+        return
+    product = np.matmul(b, a_t).reshape(d.shape)
+    if scale is None:
+        d[...] = product
+        return
+    if scale != 1.0:
+        d *= np.float32(scale)
+    d += product
+
+
+def _update_f16(
+    d: np.ndarray, b: np.ndarray, a_t: np.ndarray, scale: float | None, saturate: bool
+) -> None:
+    """The same on the low halves of the cells, rounding once; the high halves become poison."""
+    product = np.matmul(b, a_t).reshape(d.shape)
+    if scale is not None:
+        product += formats.f16_to_f32((d & 0xFFFF).astype(np.uint16)) * np.float32(scale)
+    d[...] = formats.f32_to_f16(product) | UPPER_POISON
+
+
+def _update_s32(
+    d: np.ndarray, b: np.ndarray, a_t: np.ndarray, scale: float | None, saturate: bool
+) -> None:
+    """The same on integers. 32 products of 8-bit values stay below 2**24, so the sgemm is exact."""
+    total = np.matmul(b, a_t).astype(np.int64).reshape(d.shape)
+    if scale is not None:
+        total += d.view(np.int32)
+    if saturate:
+        total = total.clip(-(1 << 31), (1 << 31) - 1)
+    d[...] = total.astype(np.uint32)
+
+
+_UPDATES = {"f32": _update_f32, "f16": _update_f16, "s32": _update_s32}
+
+
+def _scale(idesc: InstrDesc, accumulate: bool, scale_input_d: int) -> float | None:
+    """The factor of D, None where D is not read; checked."""
+    limit = _MAX_SCALE if idesc.kind in ("f16", "tf32") else 0
+    if not 0 <= scale_input_d <= limit:
+        raise HardwareRefusal(f"kind::{idesc.kind} scale-input-d {scale_input_d}, limit is {limit}")
+    return 2.0**-scale_input_d if accumulate else None
+
+
+def _disabled_lanes(words: Sequence[int], cta_group: int) -> list[np.ndarray] | None:
+    """Per CTA the lanes, intp, that the mask protects; None where it protects none."""
+    if words and len(words) != 4 * cta_group:
+        raise HardwareRefusal(f"disable-output-lane of {len(words)} words, must be {4 * cta_group}")
+    if not any(words):
+        return None
+    bits = np.unpackbits(np.array(words, "<u4").view(np.uint8), bitorder="little")
+    return [np.flatnonzero(part) for part in bits.reshape(cta_group, -1)]

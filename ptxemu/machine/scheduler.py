@@ -1,0 +1,211 @@
+"""Who goes next: warps by policy, asynchronous work, new clusters; and the deadlock report.
+
+`progress` counts everything that could let a waiting warp go on. When nothing can move, the machine
+runs outstanding asynchronous work, then launches the next cluster, then lets `try_wait`s time out once
+(hardware may return false at any time), and only then reports a deadlock.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from ptxemu.errors import Deadlock, LimitExceeded
+from ptxemu.machine.async_ops import AsyncUnits
+from ptxemu.machine.cta import Cluster
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.warp import Warp
+from ptxemu.options import Options
+
+_QUANTUM = 2000  # blocks a warp may run before the next one gets a turn
+_SPIN_TURNS = 3000  # turns without progress before polling loops count as a hang
+_MAX_RESIDENT_CTAS = 148  # streaming multiprocessors of a B200; one CTA of these kernels fills one
+_CHECK_SECONDS = 1.0
+
+
+class TimedOut:
+    """Token of a try_wait that is to return false."""
+
+
+TIMED_OUT = TimedOut()
+
+
+class Scheduler:
+    """Runs the clusters of one launch to completion. `start(i)` makes cluster i's warps."""
+
+    def __init__(self, options: Options, total: int, start: Callable[[int], Cluster]) -> None:
+        self.options = options
+        self.total = total
+        self.start = start
+        self.random = random.Random(options.seed)
+        self.units = AsyncUnits(options.policy == "round-robin", self.note_progress)
+        self.queue: list[Warp] = []
+        self.clusters: list[Cluster] = []  # resident
+        self.launched = 0
+        self.finished = 0
+        self.progress = 0
+        self.released_at = -1
+        self.idle_turns = 0
+        self.clock = time.perf_counter()
+        self.began = self.clock
+
+    def note_progress(self) -> None:
+        self.progress += 1
+        self.idle_turns = 0
+
+    def ready(self, warp: Warp) -> None:
+        """A fragment of `warp` can go on."""
+        if not warp.queued and warp.live:
+            warp.queued = True
+            self.queue.append(warp)
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while self.launched < self.total and len(self.clusters) < self.options.resident:
+            self._launch()
+        turn = {"round-robin": self._turn_in_order, "random": self._turn_random,
+                "adversarial": self._turn_adversarial}[self.options.policy]
+        while self.finished < self.total:
+            if self.queue:
+                turn()
+                self._watch()
+            else:
+                self._unstick()
+        while self.units.open:
+            self.units.run_one()
+
+    def _launch(self) -> None:
+        cluster = self.start(self.launched)
+        self.launched += 1
+        self.clusters.append(cluster)
+        self.note_progress()
+        for cta in cluster.ctas:
+            for warp in cta.warps:
+                self.ready(warp)
+
+    def _take(self, position: int, quantum: int) -> None:
+        warp = self.queue.pop(position)
+        warp.queued = False
+        self.idle_turns += 1
+        warp.run(quantum)
+        if warp.live and warp.runnable_now():
+            self.ready(warp)
+
+    def _turn_in_order(self) -> None:
+        self._take(0, _QUANTUM)
+
+    def _turn_random(self) -> None:
+        if self.units.open and self.random.random() < 0.25:
+            self.units.run_one(self.random.randrange(len(self.units.open)))
+        else:
+            self._take(self.random.randrange(len(self.queue)), self.random.choice((1, 3, 20, 200)))
+
+    def _turn_adversarial(self) -> None:
+        self._take(self.random.randrange(len(self.queue)), self.random.choice((2, 50, _QUANTUM)))
+
+    def _watch(self) -> None:
+        """Polling loops, the time limit, the progress callback."""
+        if self.idle_turns > 2 * len(self.queue) + 2:
+            if self.units.open:
+                self.units.run_one()
+            elif not self._launch_more() and self.idle_turns > _SPIN_TURNS:
+                raise Deadlock(self._report("warps poll without end"))
+        now = time.perf_counter()
+        if now - self.clock > _CHECK_SECONDS:
+            self.clock = now
+            self._check_limit(now - self.began)
+
+    def _check_limit(self, elapsed: float) -> None:
+        done = self.finished / self.total
+        if self.options.progress:
+            self.options.progress(self.finished, self.total)
+        limit = self.options.limit
+        if limit is None:
+            return
+        estimate = elapsed / done if done else elapsed
+        if estimate > limit:
+            raise LimitExceeded(
+                f"this launch is estimated at {estimate:.0f} s ({self.finished} of {self.total} clusters "
+                f"in {elapsed:.0f} s), above the limit of {limit:.0f} s; pass Options(limit=None)")
+
+    # -- nothing can move -------------------------------------------------------------------
+
+    def _unstick(self) -> None:
+        if self.units.open:
+            position = -1
+            if self.options.policy == "random":
+                position = self.random.randrange(len(self.units.open))
+            self.units.run_one(position)
+        elif not self._launch_more() and not self._time_out():
+            raise Deadlock(self._report("no warp can go on"))
+
+    def _launch_more(self) -> bool:
+        if self.launched == self.total:
+            return False
+        per_cluster = len(self.clusters[0].ctas) if self.clusters else 1
+        if (len(self.clusters) + 1) * per_cluster > max(_MAX_RESIDENT_CTAS, per_cluster):
+            return False
+        self._launch()
+        return True
+
+    def _time_out(self) -> bool:
+        """Let every waiting try_wait return false, once per state of the machine."""
+        if self.released_at == self.progress:
+            return False
+        self.released_at = self.progress
+        released = False
+        for warp in self._live_warps():
+            for frag in warp.frags:
+                if isinstance(frag.wait, tuple):
+                    bar: MBarrier = frag.wait[0]
+                    bar.waiters = [w for w in bar.waiters if w[1] is not frag]
+                    frag.wait, frag.token = None, TIMED_OUT
+                    self.ready(warp)
+                    released = True
+        return released
+
+    def _live_warps(self) -> list[Warp]:
+        return [w for cluster in self.clusters for cta in cluster.ctas for w in cta.warps if w.live]
+
+    def _report(self, headline: str) -> str:
+        lines = [headline]
+        for warp in self._live_warps():
+            for frag in warp.frags:
+                lines.append(f"  {warp.name()} lanes {frag.mask:#010x} at {_place(warp, frag)}: {_wait(frag)}")
+        return "\n".join(lines)
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def warp_exited(self, warp: Warp) -> None:
+        """Some lanes of `warp` exited; perhaps the last of its cluster."""
+        warp.cluster.complete_if_all()
+        if warp.live:
+            return
+        self.note_progress()
+        warp.cta.live_warps -= 1
+        cluster = warp.cluster
+        if all(cta.live_warps == 0 for cta in cluster.ctas):
+            self.clusters.remove(cluster)
+            self.finished += 1
+            if self.launched < self.total and len(self.clusters) < self.options.resident:
+                self._launch()
+
+
+def _place(warp: Warp, frag: object) -> str:
+    block = warp.program.blocks[frag.pc]
+    if not block.steps:
+        return f"block {frag.pc}"
+    instr = block.steps[0].instr
+    return f"line {instr.line} `{instr.text}`"
+
+
+def _wait(frag: object) -> str:
+    wait = frag.wait
+    if wait is None:
+        return "waits for the other lanes of its warp" if frag.token is None else "runnable"
+    if isinstance(wait, tuple):
+        bar, parity = wait
+        return f"waits for parity {parity} of {bar.describe()}"
+    return f"waits for {wait}"

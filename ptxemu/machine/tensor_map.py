@@ -1,0 +1,310 @@
+"""The 128-byte CUtensorMap: decode, encode, and the fields that tensormap.replace rewrites.
+
+Only the tiled mode is known. The layout is not public; it was found by encoding many tensors and
+comparing (word numbers below are little-endian 32-bit words, and only the first 16 carry data):
+
+    w0, w1     global address          w8..w12  size - 1 of dimensions 0..4 (elements)
+    w2         rank, type, swizzle     w13      element strides - 1 (3 bits each), box[0] - 1 << 24
+    w3..w6     stride of dimensions    w14      box[1..4] - 1, 8 bits each
+               1..4 / 16, low 32 bits  w15      0
+    w7         their high 4 bits
+
+Dimension 0 is the contiguous one everywhere. A bit combination that this table does not explain
+raises UnsupportedPtx; what the driver or the TMA unit would reject raises HardwareRefusal.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine import swizzle as swizzles
+from ptxemu.machine.swizzle import Swizzle
+
+SIZE = 128
+MAX_RANK = 5
+MAX_BOX = 256
+MAX_STRIDE = 1 << 40
+_WORDS = struct.Struct("<16I")
+
+# name: (type code in w2[10:7], bits of one element in global memory). Signed and unsigned integers
+# of one width share a code, as do all one-byte types.
+DTYPES: dict[str, tuple[int, int]] = {
+    "u8": (0, 8),
+    "u16": (1, 16),
+    "u32": (2, 32),
+    "u64": (4, 64),
+    "f16": (6, 16),
+    "f32": (7, 32),
+    "tf32": (7, 32),  # the code of f32 plus _TF32: loads round to tf32
+    "f64": (9, 64),
+    "bf16": (10, 16),
+    "16u4_align8b": (11, 4),
+    "16u4_align16b": (12, 4),
+}
+_NAME_OF_CODE = {code: name for name, (code, _) in DTYPES.items() if name != "tf32"}
+_PADDED = "16u4_align16b"  # 16 elements: 8 bytes in global memory, 8 + 8 of padding in SMEM
+_PADDED_BOX = 128  # the only box[0] that the driver accepts for padded types
+
+_CONSTANT = 0x2  # w2[3:0]
+_TF32 = 1 << 16
+_ALWAYS_SET = 1 << 18
+_LARGE = 1 << 21  # set for tensors of 128 KiB and more; no effect on the tile
+_LARGE_BYTES = 128 * 1024
+_W2_EXPLAINED = 0x7F | 0xF << 7 | 0x3 << 13 | _TF32 | _ALWAYS_SET | 0x3 << 19 | _LARGE
+
+# (w2[14:13] mode, w2[20:19] atomicity: 0 = 16 bytes, 1 = 32 bytes)
+_SWIZZLE_CODES: dict[tuple[int, int], Swizzle] = {
+    (0, 0): swizzles.NONE,
+    (1, 0): swizzles.SWIZZLE_32B,
+    (2, 0): swizzles.SWIZZLE_64B,
+    (3, 0): swizzles.SWIZZLE_128B,
+    (3, 1): swizzles.SWIZZLE_128B_ATOM_32B,
+}
+_CODES_OF_SWIZZLE = {swizzle: codes for codes, swizzle in _SWIZZLE_CODES.items()}
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tiled tensor map.
+
+    address: host address of element 0, bytes. dtype: key of DTYPES. dims, box: elements,
+    contiguous dimension first. strides: bytes, of dimensions 1 and up. swizzle: of the SMEM image.
+    """
+
+    address: int
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: Swizzle
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def padded(self) -> bool:
+        """Whether SMEM holds 8 bytes of padding after every 8 bytes of data (16U4_ALIGN16B)."""
+        return self.dtype == _PADDED
+
+    @cached_property
+    def element_bits(self) -> int:
+        return DTYPES[self.dtype][1]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes in global memory of one box row (box[0] elements)."""
+        return self.box[0] * self.element_bits // 8
+
+    @cached_property
+    def smem_row_bytes(self) -> int:
+        """Bytes in SMEM of one box row."""
+        return self.row_bytes * (2 if self.padded else 1)
+
+    @cached_property
+    def rows(self) -> int:
+        return prod(self.box[1:])
+
+    @cached_property
+    def box_bytes(self) -> int:
+        """Bytes of the SMEM image of the box."""
+        return self.rows * self.smem_row_bytes
+
+
+def transaction_bytes(tensor_map: TensorMap) -> int:
+    """Bytes that a load of one box counts on its mbarrier: all of the box, in bounds or not.
+
+    Padded types count their packed bytes, half of what they occupy in SMEM.
+    """
+    return tensor_map.rows * tensor_map.row_bytes
+
+
+def decode(raw: bytes) -> TensorMap:
+    """Decode the 128 bytes of a CUtensorMap; the second half is not looked at.
+
+    Raises UnsupportedPtx (naming word and value) for unexplained bits, HardwareRefusal for maps
+    that the driver would not have encoded.
+    """
+    if len(raw) != SIZE:
+        raise HardwareRefusal(f"tensor map of {len(raw)} bytes, must be {SIZE}")
+    return _decode(raw[: _WORDS.size])  # the rest is often left uninitialised, no key for a cache
+
+
+@lru_cache(maxsize=4096)
+def _decode(data: bytes) -> TensorMap:
+    words = _WORDS.unpack(data)
+    rank = (words[2] >> 4 & 0x7) + 1
+    _require_explained(words, rank)
+    high = [words[7] >> 4 * i & 0xF for i in range(MAX_RANK - 1)]
+    sides = (words[13] >> 24, *words[14].to_bytes(4, "little"))
+    tensor_map = TensorMap(
+        address=words[0] | words[1] << 32,
+        dtype=_dtype_of(words[2]),
+        dims=tuple(size + 1 for size in words[8 : 8 + rank]),
+        strides=tuple((words[3 + i] | high[i] << 32) * 16 for i in range(rank - 1)),
+        box=tuple(side + 1 for side in sides[:rank]),
+        swizzle=_swizzle_of(words[2]),
+    )
+    _require_legal(tensor_map)
+    return tensor_map
+
+
+def _require_explained(words: tuple[int, ...], rank: int) -> None:
+    """Refuse bits whose meaning is not known, and data in the fields of dimensions beyond rank."""
+    w2 = words[2]
+    unexplained = w2 & ~_W2_EXPLAINED or w2 & 0xF != _CONSTANT or not w2 & _ALWAYS_SET
+    if unexplained or rank > MAX_RANK:
+        raise UnsupportedPtx(f"tensor map word 2 has unexplained bits: {w2:#010x}")
+    unused = [(8 + dim, words[8 + dim]) for dim in range(rank, MAX_RANK)]
+    unused += [(2 + dim, words[2 + dim]) for dim in range(rank, MAX_RANK)]
+    unused += [
+        (7, words[7] >> 4 * (rank - 1)),
+        (13, words[13] & 0xFFFFFF),  # element strides other than 1, and unknown bits
+        (14, words[14] >> 8 * (rank - 1)),
+        (15, words[15]),
+    ]
+    for index, value in unused:
+        if value:
+            raise UnsupportedPtx(f"tensor map word {index} has unexplained bits: {value:#x}")
+
+
+def _dtype_of(w2: int) -> str:
+    code = w2 >> 7 & 0xF
+    name = _NAME_OF_CODE.get(code)
+    if name is None:
+        raise UnsupportedPtx(f"tensor map word 2 has unknown element type {code}: {w2:#010x}")
+    if w2 & _TF32:
+        if name != "f32":
+            raise UnsupportedPtx(f"tensor map word 2 has the tf32 flag on {name}: {w2:#010x}")
+        return "tf32"
+    return name
+
+
+def _swizzle_of(w2: int) -> Swizzle:
+    codes = (w2 >> 13 & 0x3, w2 >> 19 & 0x3)
+    if codes not in _SWIZZLE_CODES:
+        mode, atomicity = codes
+        raise UnsupportedPtx(
+            f"tensor map word 2 has swizzle mode {mode} with atomicity {atomicity}: {w2:#010x}"
+        )
+    return _SWIZZLE_CODES[codes]
+
+
+def _require_legal(tm: TensorMap) -> None:
+    """The limits of cuTensorMapEncodeTiled; also met by tensormap.replace'd maps when used."""
+    alignment = 32 if tm.padded else 16
+    if tm.address % alignment:
+        raise HardwareRefusal(f"tensor map base {tm.address:#x} not {alignment}-byte aligned")
+    for dim, stride in enumerate(tm.strides, start=1):
+        if stride % alignment or stride >= MAX_STRIDE:
+            raise HardwareRefusal(
+                f"tensor map stride of dimension {dim} is {stride} bytes, must be a multiple of"
+                f" {alignment} below 2**40"
+            )
+    if tm.padded and (tm.box[0] != _PADDED_BOX or tm.dims[0] % _PADDED_BOX):
+        raise HardwareRefusal(
+            f"16U4_ALIGN16B box[0] is {tm.box[0]} of dimension {tm.dims[0]}, must be {_PADDED_BOX}"
+            f" of a multiple of {_PADDED_BOX}"
+        )
+    if tm.smem_row_bytes % 16 or tm.box[0] * tm.element_bits % 8:
+        raise HardwareRefusal(
+            f"tensor map box row is {tm.box[0]} x {tm.element_bits} bits, must be a multiple of 16"
+            " bytes"
+        )
+    if tm.swizzle.bits and tm.smem_row_bytes > tm.swizzle.span:
+        raise HardwareRefusal(
+            f"tensor map box row is {tm.smem_row_bytes} bytes, limit of swizzle {tm.swizzle.name}"
+            f" is {tm.swizzle.span}"
+        )
+
+
+def encode(
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    dtype: str,
+    swizzle: str = "128B",
+) -> bytes:
+    """Encode a tiled map the way the DSL's host code does: the inverse of `decode`.
+
+    dims, box: elements, contiguous dimension first, 1 to 5 of them. strides: bytes, one fewer
+    (dimension 0 is contiguous). dtype: key of DTYPES. swizzle: key of swizzle.BY_NAME.
+    Raises HardwareRefusal for what cuTensorMapEncodeTiled rejects.
+    """
+    rank = len(dims)
+    if not 1 <= rank <= MAX_RANK or len(strides) != rank - 1 or len(box) != rank:
+        raise HardwareRefusal(
+            f"tensor map of {rank} dims, {len(strides)} strides, {len(box)} box sides; needs"
+            f" 1 to {MAX_RANK} dims, one stride fewer, as many sides"
+        )
+    if not all(1 <= side <= MAX_BOX for side in box):
+        raise HardwareRefusal(f"tensor map box {box}, limit is {MAX_BOX} per dimension")
+    if not all(1 <= size <= 1 << 32 for size in dims):
+        raise HardwareRefusal(f"tensor map dims {dims}, limit is 2**32")
+    tm = TensorMap(
+        address, dtype, tuple(dims), tuple(strides), tuple(box), swizzles.BY_NAME[swizzle]
+    )
+    _require_legal(tm)
+    words = [0] * 16
+    words[0:2] = address & 0xFFFFFFFF, address >> 32
+    words[2] = _w2_of(tm)
+    for i, stride in enumerate(strides):
+        words[3 + i] = stride >> 4 & 0xFFFFFFFF
+        words[7] |= stride >> 36 << 4 * i
+    words[8 : 8 + rank] = [size - 1 for size in dims]
+    words[13] = box[0] - 1 << 24
+    words[14] = int.from_bytes(bytes(side - 1 for side in box[1:]), "little")
+    return _WORDS.pack(*words).ljust(SIZE, b"\0")
+
+
+def _w2_of(tm: TensorMap) -> int:
+    mode, atomicity = _CODES_OF_SWIZZLE[tm.swizzle]
+    outermost = tm.strides[-1] if tm.strides else tm.element_bits // 8
+    return (
+        _CONSTANT
+        | tm.rank - 1 << 4
+        | DTYPES[tm.dtype][0] << 7
+        | mode << 13
+        | (_TF32 if tm.dtype == "tf32" else 0)
+        | _ALWAYS_SET
+        | atomicity << 19
+        | (_LARGE if outermost * tm.dims[-1] >= _LARGE_BYTES else 0)
+    )
+
+
+def replace_field(raw: bytearray | np.ndarray, field: str, ordinal: int, value: int) -> None:
+    """tensormap.replace.tile.<field>: rewrite one field of the 128 bytes `raw` in place.
+
+    field: global_address, global_dim (ordinal 0..4) or global_stride (ordinal 0 is dimension 1).
+    value: address; size in elements; stride in bytes. Raises UnsupportedPtx for the other fields,
+    HardwareRefusal for a value that the field cannot hold.
+    """
+    words = np.frombuffer(raw, dtype="<u4")
+    if field == "global_address":
+        words[0], words[1] = value & 0xFFFFFFFF, value >> 32
+    elif field == "global_dim":
+        _require_ordinal(field, ordinal, MAX_RANK)
+        words[8 + ordinal] = value - 1 & 0xFFFFFFFF
+    elif field == "global_stride":
+        _require_ordinal(field, ordinal, MAX_RANK - 1)
+        if value % 16 or value >= MAX_STRIDE:
+            raise HardwareRefusal(
+                f"tensormap.replace stride {value}, must be a multiple of 16 below 2**40"
+            )
+        words[3 + ordinal] = value >> 4 & 0xFFFFFFFF
+        keep = int(words[7]) & ~(0xF << 4 * ordinal)
+        words[7] = keep | value >> 36 << 4 * ordinal
+    else:
+        raise UnsupportedPtx(f"tensormap.replace.tile.{field}")
+
+
+def _require_ordinal(field: str, ordinal: int, count: int) -> None:
+    if not 0 <= ordinal < count:
+        raise HardwareRefusal(f"tensormap.replace {field} ordinal {ordinal}, limit is {count - 1}")

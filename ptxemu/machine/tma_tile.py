@@ -1,0 +1,238 @@
+"""What one TMA tensor operation moves: a box between global memory and its SMEM image.
+
+Two independent halves, so that the caller decides when each happens: `load_tile` / `store_tile` /
+`reduce_tile` work between global memory and the dense image (dimension 0 fastest, unswizzled), and
+`place_tile` / `gather_tile` between the dense image and swizzled shared memory.
+`memory` is any object with read_rows(addresses int64 (n,), nbytes) -> uint8 (n, nbytes) and
+write_rows(addresses, data uint8 (n, nbytes)), both bounds-checked.
+Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.swizzle import Swizzle
+from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.numerics import formats
+
+SMEM_ALIGNMENT = 128  # of the SMEM address of a tiled TMA operation, bytes
+_WORD = 8  # bytes moved per index: divides every swizzle atom
+
+
+class RowMemory(Protocol):
+    def read_rows(self, addresses: np.ndarray, nbytes: int) -> np.ndarray: ...
+
+    def write_rows(self, addresses: np.ndarray, data: np.ndarray) -> None: ...
+
+
+class _Clip(NamedTuple):
+    """The in-bounds part of a box: its rows' global addresses and where it lies in the image."""
+
+    addresses: np.ndarray  # int64, of the first in-bounds byte of each row
+    rows: np.ndarray | slice  # which image rows; a slice is all of them
+    columns: slice  # which bytes of an image row (packed bytes for padded types)
+
+
+def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.ndarray:
+    """Read the box at element coordinates `coords` (dimension 0 first, may be negative).
+
+    Returns the dense image, uint8 (tm.box_bytes,); elements out of bounds are zero. tf32 maps
+    round to nearest even at 10 mantissa bits (measured on sm_120, Triton pull request 11751).
+    """
+    clip = _clip(tm, coords)
+    width = clip.columns.stop - clip.columns.start
+    if isinstance(clip.rows, slice) and width == tm.row_bytes:
+        image = memory.read_rows(clip.addresses, width)
+    else:
+        image = np.zeros((tm.rows, tm.row_bytes), np.uint8)
+        if width > 0 and len(clip.addresses):
+            image[clip.rows, clip.columns] = memory.read_rows(clip.addresses, width)
+    if tm.dtype == "tf32":
+        image = _round_to_tf32(np.ascontiguousarray(image))
+    return (_pad(image) if tm.padded else image).reshape(-1)
+
+
+def store_tile(
+    tm: TensorMap, coords: tuple[int, ...], image: np.ndarray, memory: RowMemory
+) -> None:
+    """Write the in-bounds elements of the dense image, uint8 (tm.box_bytes,), to the box."""
+    clip, data = _clip_image(tm, coords, image)
+    if data.size:
+        memory.write_rows(clip.addresses, data)
+
+
+# Signed and unsigned integers share a type code in the map, so its min and max are not known.
+_TENSOR_REDUCTIONS = {
+    "f32": {"add"},
+    "f16": {"add", "min", "max"},
+    "bf16": {"add", "min", "max"},
+    "u32": {"add", "and", "or", "xor"},
+    "u64": {"add", "and", "or", "xor"},
+}
+
+
+def reduce_tile(
+    tm: TensorMap, coords: tuple[int, ...], image: np.ndarray, memory: RowMemory, op: str
+) -> None:
+    """cp.reduce.async.bulk.tensor: combine the in-bounds elements of the image into the box."""
+    if op not in _TENSOR_REDUCTIONS.get(tm.dtype, ()):
+        raise UnsupportedPtx(f"cp.reduce.async.bulk.tensor .{op} on a tensor map of {tm.dtype}")
+    clip, data = _clip_image(tm, coords, image)
+    if data.size:
+        old = memory.read_rows(clip.addresses, data.shape[1])
+        memory.write_rows(clip.addresses, combine(op, tm.dtype, old, data))
+
+
+def place_tile(tm: TensorMap, image: np.ndarray, smem: np.ndarray, offset: int) -> None:
+    """Write the dense image into `smem` (uint8, whole CTA) at byte `offset`, swizzled."""
+    if not tm.swizzle.bits:
+        smem[_span(tm, smem, offset)] = image
+        return
+    index = _swizzled_words(tm, smem, offset)
+    smem.view(np.uint64)[index] = np.ascontiguousarray(image).view(np.uint64)
+
+
+def gather_tile(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
+    """Read the dense image, uint8 (tm.box_bytes,), back from `smem`: the inverse of place_tile."""
+    if not tm.swizzle.bits:
+        return smem[_span(tm, smem, offset)].copy()
+    return smem.view(np.uint64)[_swizzled_words(tm, smem, offset)].view(np.uint8)
+
+
+def combine(op: str, dtype: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Element-wise reduction of cp.reduce.async.bulk(.tensor) on byte arrays of equal shape.
+
+    dtype: u32, s32, u64, s64, f32, f16 or bf16. Floating-point results round to nearest even.
+    Raises UnsupportedPtx for a pair that the instruction does not have.
+    """
+    function = _OPERATIONS.get(op)
+    old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
+    if function is not None and dtype in _INTEGERS:
+        kind = _INTEGERS[dtype]
+        return function(old.view(kind), new.view(kind)).view(np.uint8)
+    if dtype == "f32" and op == "add":
+        return (old.view(np.float32) + new.view(np.float32)).view(np.uint8)
+    if dtype in _HALVES and op in ("add", "min", "max"):
+        widen, narrow = _HALVES[dtype]
+        result = function(widen(old.view(np.uint16)), widen(new.view(np.uint16)))
+        return narrow(result).view(np.uint8)
+    raise UnsupportedPtx(f"cp.reduce.async.bulk .{op}.{dtype}")
+
+
+_OPERATIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "add": np.add,
+    "min": np.fmin,  # a NaN operand loses, as in PTX min and max
+    "max": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_INTEGERS = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64}
+_HALVES = {
+    "f16": (formats.f16_to_f32, formats.f32_to_f16),
+    "bf16": (formats.bf16_to_f32, formats.f32_to_bf16),
+}
+
+
+def _clip(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
+    """Intersect the box at `coords` with the tensor."""
+    _require_coords(tm, coords)
+    origin = tm.address + coords[0] * tm.element_bits // 8
+    origin += sum(c * stride for c, stride in zip(coords[1:], tm.strides, strict=True))
+    addresses = origin + _row_offsets(tm.strides, tm.box)
+    first = max(0, -coords[0])
+    last = max(first, min(tm.box[0], tm.dims[0] - coords[0]))
+    columns = slice(first * tm.element_bits // 8, last * tm.element_bits // 8)
+    outer = list(zip(coords[1:], tm.box[1:], tm.dims[1:], strict=True))
+    rows: np.ndarray | slice = slice(None)
+    if any(c < 0 or c + side > size for c, side, size in outer):
+        rows = np.flatnonzero(_rows_in_bounds(outer))
+        addresses = addresses[rows]
+    return _Clip(addresses + columns.start, rows, columns)
+
+
+def _clip_image(
+    tm: TensorMap, coords: tuple[int, ...], image: np.ndarray
+) -> tuple[_Clip, np.ndarray]:
+    """The in-bounds part of the box at `coords` and the image bytes that belong to it."""
+    if tm.padded:
+        raise UnsupportedPtx("TMA store of the padded type 16U4_ALIGN16B")
+    clip = _clip(tm, coords)
+    return clip, image.reshape(tm.rows, tm.row_bytes)[clip.rows, clip.columns]
+
+
+def _rows_in_bounds(outer: list[tuple[int, int, int]]) -> np.ndarray:
+    """Bool (rows,), dimension 1 fastest, from (coordinate, box side, size) per outer dimension."""
+    inside = np.ones(1, bool)
+    for coordinate, side, size in outer:
+        position = coordinate + np.arange(side)
+        valid = (position >= 0) & (position < size)
+        inside = (valid[:, None] & inside[None, :]).reshape(-1)
+    return inside
+
+
+@lru_cache(maxsize=1024)
+def _row_offsets(strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """Byte offset of each box row from the box's first one, int64, dimension 1 fastest."""
+    offsets = np.zeros(1, np.int64)
+    for stride, side in zip(strides, box[1:], strict=True):
+        offsets = (np.arange(side, dtype=np.int64)[:, None] * stride + offsets).reshape(-1)
+    offsets.flags.writeable = False
+    return offsets
+
+
+def _require_coords(tm: TensorMap, coords: tuple[int, ...]) -> None:
+    if len(coords) != tm.rank:
+        raise HardwareRefusal(f"{len(coords)}-d TMA instruction on a {tm.rank}-d tensor map")
+    granule = 128 if tm.padded else max(1, 8 // tm.element_bits)
+    if coords[0] % granule:
+        raise HardwareRefusal(
+            f"TMA coordinate 0 is {coords[0]}, must be a multiple of {granule} for {tm.dtype}"
+        )
+
+
+def _span(tm: TensorMap, smem: np.ndarray, offset: int) -> slice:
+    """The SMEM bytes of a tile at `offset`, checked."""
+    if offset % SMEM_ALIGNMENT:
+        raise HardwareRefusal(f"TMA SMEM address {offset:#x} not {SMEM_ALIGNMENT}-byte aligned")
+    end = offset + tm.box_bytes
+    if offset < 0 or end > len(smem):
+        raise HardwareRefusal(f"TMA tile ends at SMEM offset {end:#x}, limit is {len(smem):#x}")
+    return slice(offset, end)
+
+
+def _swizzled_words(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
+    """Where each 8-byte word of the image goes: index into `smem` viewed as uint64."""
+    _span(tm, smem, offset)
+    phase = offset % tm.swizzle.period
+    index = _permutation(tm.swizzle, phase, tm.box_bytes) + (offset - phase) // _WORD
+    if tm.box_bytes % tm.swizzle.period and index.max() >= len(smem) // _WORD:
+        raise HardwareRefusal(f"swizzled TMA tile at {offset:#x} leaves SMEM of {len(smem):#x}")
+    return index
+
+
+@lru_cache(maxsize=1024)
+def _permutation(swizzle: Swizzle, phase: int, nbytes: int) -> np.ndarray:
+    """Word index of each image word, relative to the pattern start `phase` bytes before it."""
+    logical = np.arange(phase, phase + nbytes, _WORD, dtype=np.intp)
+    return swizzle.apply(logical) // _WORD
+
+
+def _pad(image: np.ndarray) -> np.ndarray:
+    """16U4_ALIGN16B: 8 zero bytes after every 8 data bytes."""
+    chunks = np.zeros((image.size // 8, 16), np.uint8)
+    chunks[:, :8] = image.reshape(-1, 8)
+    return chunks
+
+
+def _round_to_tf32(image: np.ndarray) -> np.ndarray:
+    """Round f32 bytes to nearest even at 10 mantissa bits, NaN unchanged."""
+    values = image.view(np.float32)
+    rounded = formats.f32_to_tf32(values, "rn")
+    return np.where(np.isnan(values), values.view(np.uint32), rounded).view(np.uint8)

@@ -1,0 +1,254 @@
+"""Tensor memory of one CTA: its cells, its allocator, and who may reach which lanes.
+
+128 lanes by 512 columns of 32 bits, kept as [column, lane] so that a column's lanes are contiguous.
+A TMEM address is lane << 16 | column.
+Sources: PTX ISA, tcgen05 "Tensor Memory addressing", "allocation", "data movement shapes" and
+"data path layout organization"; CUTLASS cute/atom/copy_traits_sm100.hpp for the register maps of
+16x64b and 16x32bx2, whose figures the manual gives only as pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+
+COLUMNS = 512
+LANES = 128
+POISON = 0xFFFFFFFF  # NaN as f32 and as two f16
+UPPER_POISON = np.uint32(0xFFFF0000)  # above a 16-bit element, where no value is defined
+_ALLOCATION_SIZES = (32, 64, 128, 256, 512)
+_MAX_REGISTERS = 128
+
+
+class _Shape(NamedTuple):
+    """A data movement shape: register r of thread t holds (lane(t, r), column(t, r))."""
+
+    registers_per_num: int
+    lanes: int  # 32: all of a warp's lanes; 16: either half of them
+    lane: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    column: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+# 16x32bx2 is two 16x32b blocks: threads 16..31 continue at the immediate's column offset.
+SHAPES: dict[str, _Shape] = {
+    "32x32b": _Shape(1, 32, lambda t, r: t, lambda t, r: r),
+    "16x64b": _Shape(1, 16, lambda t, r: t // 4 + 8 * (t % 2), lambda t, r: t // 2 % 2 + 2 * r),
+    "16x128b": _Shape(2, 16, lambda t, r: t // 4 + 8 * (r % 2), lambda t, r: t % 4 + 4 * (r // 2)),
+    "16x256b": _Shape(
+        4,
+        16,
+        lambda t, r: t // 4 + 8 * (r // 2 % 2),
+        lambda t, r: r % 2 + 2 * (t % 4) + 8 * (r // 4),
+    ),
+    "16x32bx2": _Shape(1, 16, lambda t, r: t % 16, lambda t, r: r),
+}
+
+
+class Tmem:
+    """cells: uint32 (512 columns, 128 lanes), poisoned until written. allocations: base to size."""
+
+    def __init__(self) -> None:
+        self.cells = np.full((COLUMNS, LANES), POISON, np.uint32)
+        self.allocations: dict[int, int] = {}
+        self._allocated = 0  # bit c: column c belongs to an allocation
+        self._may_allocate = True
+
+    def try_alloc(self, columns: int) -> int | None:
+        """tcgen05.alloc: base column of the lowest free range, or None while there is none."""
+        _require_allocation_size(columns)
+        if not self._may_allocate:
+            raise HardwareRefusal("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
+        for base in range(0, COLUMNS - columns + 1, _ALLOCATION_SIZES[0]):
+            mask = _mask(base, columns)
+            if not self._allocated & mask:
+                self._allocated |= mask
+                self.allocations[base] = columns
+                return base
+        return None
+
+    def dealloc(self, address: int, columns: int) -> None:
+        """tcgen05.dealloc: give back a whole allocation; its cells are poison again."""
+        _require_allocation_size(columns)
+        if self.allocations.get(address) != columns:
+            raise HardwareRefusal(
+                f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: "
+                + (", ".join(f"{n} at {c:#x}" for c, n in self.allocations.items()) or "nothing")
+            )
+        del self.allocations[address]
+        self._allocated &= ~_mask(address, columns)
+        self.cells[address : address + columns] = POISON
+
+    def relinquish(self) -> None:
+        """tcgen05.relinquish_alloc_permit: any later alloc of this CTA is refused."""
+        self._may_allocate = False
+
+    def check(self, column: int, count: int = 1) -> None:
+        """Raise HardwareRefusal unless columns column .. column + count - 1 are allocated."""
+        self._check_mask(_mask(column, count))
+
+    def _check_mask(self, mask: int) -> None:
+        missing = mask & ~self._allocated
+        if missing:
+            column = (missing & -missing).bit_length() - 1
+            raise HardwareRefusal(f"TMEM not allocated: column {column:#x}")
+
+    def load(
+        self,
+        shape: str,
+        num: int,
+        address: int,
+        warp_in_group: int,
+        *,
+        pack16: bool = False,
+        half_split: int = 0,
+    ) -> np.ndarray:
+        """tcgen05.ld: uint32 (registers, 32), the last axis the thread.
+
+        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group (+ 16 for the
+        shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
+        the first to the second half of 16x32bx2.
+        """
+        column = address & 0xFFFF
+        if shape == "32x32b" and not pack16:
+            lane = _require_lane(shape, address, warp_in_group)
+            self._check_mask(_mask(column, _require_num(shape, num)))
+            return self.cells[column : column + num, lane : lane + 32].copy()
+        index = self._index(
+            shape, num, address, warp_in_group, packed=pack16, half_split=half_split
+        )
+        flat = self.cells.reshape(-1)
+        if not pack16:
+            return flat.take(index)
+        return flat.take(index) & 0xFFFF | flat.take(index + LANES) << 16
+
+    def store(
+        self,
+        shape: str,
+        num: int,
+        address: int,
+        warp_in_group: int,
+        registers: np.ndarray,
+        *,
+        unpack16: bool = False,
+        half_split: int = 0,
+    ) -> None:
+        """tcgen05.st of `registers`, uint32 (registers, 32): the inverse of `load`.
+
+        unpack16: each register's halves go to two columns' low halves.
+        """
+        column = address & 0xFFFF
+        if shape == "32x32b" and not unpack16:
+            lane = _require_lane(shape, address, warp_in_group)
+            self._check_mask(_mask(column, _require_num(shape, num)))
+            self.cells[column : column + num, lane : lane + 32] = registers
+            return
+        index = self._index(
+            shape, num, address, warp_in_group, packed=unpack16, half_split=half_split
+        )
+        flat = self.cells.reshape(-1)
+        if not unpack16:
+            flat[index] = registers
+            return
+        flat[index] = registers & 0xFFFF | UPPER_POISON
+        flat[index + LANES] = registers >> 16 | UPPER_POISON
+
+    def _index(
+        self,
+        shape: str,
+        num: int,
+        address: int,
+        warp_in_group: int,
+        *,
+        packed: bool,
+        half_split: int,
+    ) -> np.ndarray:
+        """Flat cell of each register and thread (the even one of a packed pair), checked."""
+        lane = _require_lane(shape, address, warp_in_group)
+        _require_num(shape, num)
+        index, columns = _register_map(shape, num, packed, half_split)
+        column = address & 0xFFFF
+        self._check_mask(columns << column)
+        return index + (column * LANES + lane)
+
+    def accumulator(self, address: int, m: int, n: int, cta_group: int) -> np.ndarray:
+        """This CTA's part of a D matrix, as a view of the cells that reads as (n, rows).
+
+        Its shape is (n, 128), (n, 4, 16) or (2, n / 2, 64): reshaped to (n, rows) in C order it is
+        D transposed, with 128, 64 and 64 rows of this CTA for M = 128 (or 256 by a pair), M = 64,
+        and M = 128 by a pair. 16-bit elements are the low halves of their cells.
+        """
+        lane, column = address >> 16, address & 0xFFFF
+        rows = m // cta_group
+        if lane not in ((0, 16) if m == 64 else (0,)):
+            raise HardwareRefusal(f"D of M={m} at TMEM lane {lane}")
+        columns = n if rows == 128 or cta_group == 1 else n // 2
+        self.check(column, columns)
+        cells = self.cells[column : column + columns]
+        if rows == 128:
+            return cells
+        if cta_group == 1:
+            return cells.reshape(n, 4, 32)[:, :, lane : lane + 16]
+        return cells.reshape(n // 2, 2, 64).transpose(1, 0, 2)
+
+    def operand_image(self, address: int, m: int, cta_group: int, nbytes: int) -> np.ndarray:
+        """An A operand's bytes, uint8 (128 rows, nbytes), K packed along the columns.
+
+        Raises UnsupportedPtx for fewer than 128 rows per CTA, whose lanes are not known.
+        """
+        if m // cta_group != LANES:
+            raise UnsupportedPtx(f"A in TMEM for M={m} cta_group::{cta_group}")
+        lane, column = address >> 16, address & 0xFFFF
+        if lane:
+            raise HardwareRefusal(f"A of M={m} at TMEM lane {lane}")
+        columns = nbytes // 4
+        self.check(column, columns)
+        return np.ascontiguousarray(self.cells[column : column + columns].T).view(np.uint8)
+
+
+def _mask(column: int, count: int) -> int:
+    return (1 << count) - 1 << column
+
+
+def _require_allocation_size(columns: int) -> None:
+    if columns not in _ALLOCATION_SIZES:
+        raise HardwareRefusal(
+            f"TMEM allocation of {columns} columns, must be of {_ALLOCATION_SIZES}"
+        )
+
+
+def _require_lane(shape: str, address: int, warp_in_group: int) -> int:
+    """The address's lane, refused outside the warp's quarter of the lanes."""
+    lane, first = address >> 16, 32 * warp_in_group
+    if lane != first and (SHAPES[shape].lanes == 32 or lane != first + 16):
+        raise HardwareRefusal(
+            f"tcgen05.ld/st.{shape} at TMEM lane {lane}, warp {warp_in_group} of its group reaches"
+            f" lanes {first} to {first + 31}"
+        )
+    return lane
+
+
+def _require_num(shape: str, num: int) -> int:
+    limit = _MAX_REGISTERS // SHAPES[shape].registers_per_num
+    if num & num - 1 or not 1 <= num <= limit:
+        raise HardwareRefusal(f"tcgen05.ld/st.{shape}.x{num}, must be a power of two up to {limit}")
+    return num
+
+
+@lru_cache(maxsize=256)
+def _register_map(shape: str, num: int, packed: bool, half_split: int) -> tuple[np.ndarray, int]:
+    """Flat cells, intp (registers, 32), and the mask of columns, both relative to the address."""
+    spec = SHAPES[shape]
+    thread = np.arange(32, dtype=np.intp)[None, :]
+    register = np.arange(num * spec.registers_per_num, dtype=np.intp)[:, None]
+    width = 2 if packed else 1
+    column = width * spec.column(thread, register)
+    if shape == "16x32bx2":
+        column = column + half_split * (thread // 16)
+    index = column * LANES + spec.lane(thread, register)
+    used = sum(1 << c for c in {int(c) + i for c in column.flat for i in range(width)})
+    return np.broadcast_to(index, (register.size, 32)).copy(), used

@@ -1,0 +1,273 @@
+"""tcgen05 operand descriptors, and the matrices in shared memory that they describe.
+
+`SmemDesc` is the 64-bit shared-memory matrix descriptor, `InstrDesc` the 32-bit instruction
+descriptor. Matrices come out as float32, rows of M or N by columns of K.
+Sources: PTX ISA, "Shared memory descriptor", "Canonical layouts" and "Instruction descriptor" of
+tcgen05; CUTLASS cute/arch/mma_sm100_desc.hpp states the same canonical layouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine import swizzle as swizzles
+from ptxemu.machine.operand_format import FORMATS, decode
+from ptxemu.machine.swizzle import Swizzle
+
+_WINDOW = 1024  # bytes: a multiple of every swizzle period
+_WORD = 8  # bytes moved per index: divides every chunk that is contiguous in shared memory
+
+_LAYOUTS: dict[int, Swizzle] = {
+    0: swizzles.NONE,
+    1: swizzles.SWIZZLE_128B_ATOM_32B,
+    2: swizzles.SWIZZLE_128B,
+    4: swizzles.SWIZZLE_64B,
+    6: swizzles.SWIZZLE_32B,
+}
+
+
+@dataclass(frozen=True)
+class SmemDesc:
+    """start: byte offset in shared memory; leading, stride: byte offsets (LBO, SBO)."""
+
+    start: int
+    leading: int
+    stride: int
+    swizzle: Swizzle
+
+
+@lru_cache(maxsize=1 << 16)
+def smem_desc(value: int) -> SmemDesc:
+    """Decode a 64-bit shared-memory matrix descriptor.
+
+    Raises HardwareRefusal for reserved values, UnsupportedPtx for a non-zero base offset and for
+    the absolute leading-dimension mode (sm_103a).
+    """
+    layout = value >> 61 & 0x7
+    if layout not in _LAYOUTS:
+        raise HardwareRefusal(f"matrix descriptor {value:#018x}: swizzle mode {layout} is invalid")
+    if value >> 46 & 0x7 != 1 or value >> 53 & 0xFF or value & 0xC000_C000:
+        raise HardwareRefusal(f"matrix descriptor {value:#018x}: reserved or constant bits wrong")
+    if value >> 49 & 0xF:
+        raise UnsupportedPtx(f"matrix descriptor {value:#018x}: base offset or absolute LBO mode")
+    return SmemDesc(
+        start=(value & 0x3FFF) << 4,
+        leading=(value >> 16 & 0x3FFF) << 4,
+        stride=(value >> 32 & 0x3FFF) << 4,
+        swizzle=_LAYOUTS[layout],
+    )
+
+
+_F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
+_E2M1 = {1: "e2m1"}
+
+# kind: (K of a dense MMA, formats of A and B by code, formats of D by code)
+_KINDS: dict[str, tuple[int, dict[int, str], dict[int, str]]] = {
+    "f16": (16, {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}),
+    "tf32": (8, {2: "tf32"}, {1: "f32"}),
+    "f8f6f4": (32, _F8F6F4, {0: "f16", 1: "f32"}),
+    "i8": (32, {0: "u8", 1: "s8"}, {2: "s32"}),
+    "mxf8f6f4": (32, _F8F6F4, {}),
+    "mxf4": (64, _E2M1, {}),
+    "mxf4nvf4": (64, _E2M1, {}),
+}
+_MN_MAJOR_FORMATS = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8"}
+_SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
+
+
+@dataclass(frozen=True)
+class InstrDesc:
+    """A decoded instruction descriptor of a dense MMA; formats are keys of FORMATS.
+
+    m, n, k: shape of the whole MMA (both CTAs of a pair). scale_format, a_scale_id, b_scale_id:
+    of the block-scaled kinds, else None and 0; those always have d_format f32.
+    """
+
+    kind: str
+    m: int
+    n: int
+    k: int
+    a_format: str
+    b_format: str
+    d_format: str
+    a_mn_major: bool
+    b_mn_major: bool
+    a_negate: bool
+    b_negate: bool
+    saturate: bool
+    scale_format: str | None = None
+    a_scale_id: int = 0
+    b_scale_id: int = 0
+
+
+@lru_cache(maxsize=1024)
+def instr_desc(kind: str, value: int) -> InstrDesc:
+    """Decode a 32-bit instruction descriptor of `kind` (f16, tf32, f8f6f4, i8, mxf8f6f4, ...).
+
+    Raises HardwareRefusal for reserved values, UnsupportedPtx for sparsity and .ws shifts.
+    """
+    if value & 0x7:
+        raise UnsupportedPtx(f"instruction descriptor {value:#010x}: sparse MMA")
+    scaled = kind.startswith("mx")
+    k, operand_formats, d_formats = _KINDS[kind]
+    common = {
+        "kind": kind,
+        "n": (value >> 17 & 0x3F) << 3,
+        "k": k,
+        "a_format": _format(operand_formats, "A format", value, 7, 0x7),
+        "b_format": _format(operand_formats, "B format", value, 10, 0x7),
+        "a_negate": bool(value >> 13 & 1),
+        "b_negate": bool(value >> 14 & 1),
+        "a_mn_major": bool(value >> 15 & 1),
+        "b_mn_major": bool(value >> 16 & 1),
+    }
+    if scaled:
+        desc = InstrDesc(
+            **common,
+            m=(value >> 27 & 0x3) << 7,
+            d_format="f32",
+            saturate=False,
+            scale_format=_SCALE_FORMATS[value >> 23 & 1],
+            a_scale_id=value >> 29 & 0x3,
+            b_scale_id=value >> 4 & 0x3,
+        )
+        reserved = 1 << 3 | 1 << 6 | 0x7 << 24 | 1 << 31
+    else:
+        desc = InstrDesc(
+            **common,
+            m=(value >> 24 & 0x1F) << 4,
+            d_format=_format(d_formats, "D format", value, 4, 0x3),
+            saturate=bool(value >> 3 & 1),
+        )
+        reserved = 1 << 6 | 1 << 23 | 1 << 29
+        if value >> 30:
+            raise UnsupportedPtx(f"instruction descriptor {value:#010x}: .ws maximum shift")
+    if value & reserved:
+        raise HardwareRefusal(f"instruction descriptor {value:#010x}: reserved bits are set")
+    _require_consistent(desc, value)
+    return desc
+
+
+def _format(names: dict[int, str], field: str, value: int, shift: int, mask: int) -> str:
+    code = value >> shift & mask
+    if code not in names:
+        raise HardwareRefusal(f"instruction descriptor {value:#010x}: {field} {code} is invalid")
+    return names[code]
+
+
+def _require_consistent(desc: InstrDesc, value: int) -> None:
+    """Refuse field combinations that the instruction does not have."""
+    wrong = {
+        "16-bit D of 16-bit operands other than f16": desc.kind == "f16"
+        and desc.d_format == "f16"
+        and not desc.a_format == desc.b_format == "f16",
+        "saturation of a floating-point kind": desc.saturate and desc.kind != "i8",
+        "negation of integers": desc.kind == "i8" and (desc.a_negate or desc.b_negate),
+        "MN-major A of a format that has none": desc.a_mn_major
+        and (desc.a_format not in _MN_MAJOR_FORMATS or desc.k == 64),
+        "MN-major B of a format that has none": desc.b_mn_major
+        and (desc.b_format not in _MN_MAJOR_FORMATS or desc.k == 64),
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise HardwareRefusal(f"instruction descriptor {value:#010x}: {what}")
+
+
+# (integer kind, cta_group): legal N of a dense MMA; M is 64 or 128 rows per CTA
+_LEGAL_N: dict[tuple[bool, int], set[int]] = {
+    (False, 1): set(range(8, 257, 8)),
+    (False, 2): set(range(16, 257, 16)),
+    (True, 1): {8, 24, *range(16, 257, 16)},
+    (True, 2): set(range(32, 257, 32)),
+}
+
+
+@lru_cache(maxsize=1024)
+def require_shape(desc: InstrDesc, cta_group: int) -> None:
+    """Refuse M and N that a dense MMA of `cta_group` 1 or 2 does not have."""
+    legal_m = (64, 128) if cta_group == 1 else (128, 256)
+    legal_n = _LEGAL_N[desc.kind == "i8", cta_group]
+    if desc.m not in legal_m or desc.n not in legal_n:
+        raise HardwareRefusal(
+            f"MMA kind::{desc.kind} cta_group::{cta_group} of M={desc.m} N={desc.n}, must be M of"
+            f" {legal_m} and N of {sorted(legal_n)}"
+        )
+
+
+def operand_offsets(
+    desc: SmemDesc, rows: int, k: int, element_bytes: int, mn_major: bool
+) -> np.ndarray:
+    """Byte offset in shared memory of each element of the operand, int32 (rows, k)."""
+    _require_layout(desc, element_bytes, mn_major)
+    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    offsets = _offsets(desc, shape, mn_major, element_bytes)
+    return (offsets.T if mn_major else offsets).astype(np.int32)
+
+
+def read_operand(
+    smem: np.ndarray, desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool = False
+) -> np.ndarray:
+    """Read the operand that `desc` describes from `smem` (uint8, whole CTA, C-contiguous).
+
+    fmt: key of operand_format.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
+    transpose of a C-contiguous array if MN-major. Raises HardwareRefusal past the end of smem.
+    """
+    element_bytes = FORMATS[fmt].container_bytes
+    _require_layout(desc, element_bytes, mn_major)
+    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    phase = desc.start % _WINDOW
+    index, words = _word_index(replace(desc, start=phase), shape, mn_major)
+    base = (desc.start - phase) // _WORD
+    if base + words > len(smem) // _WORD:
+        raise HardwareRefusal(
+            f"MMA operand ends at SMEM offset {(base + words) * _WORD:#x}, limit is {len(smem):#x}"
+        )
+    values = decode(fmt, smem.view(np.uint64).take(index + base).view(np.uint8))
+    return values.T if mn_major else values
+
+
+@lru_cache(maxsize=4096)
+def _word_index(desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> tuple[np.ndarray, int]:
+    """Index of the operand's 8-byte words, intp (outer, inner bytes / 8), and one past the largest.
+
+    `desc.start` counts from an aligned window, so that tiles of one layout share the array.
+    """
+    index = _offsets(desc, shape, mn_major, _WORD) // _WORD
+    index.flags.writeable = False
+    return index, int(index.max()) + 1
+
+
+def _offsets(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, unit: int) -> np.ndarray:
+    """Swizzled byte offset of every `unit` bytes of `shape` (lines, bytes along a line), intp.
+
+    A line is a row of a K-major operand, a k of an MN-major one. Canonical layouts: groups of 8
+    lines (4 with 32-byte atoms), each line cut into panels one swizzle span wide. Which of LBO and
+    SBO steps over panels and which over groups depends on the layout.
+    """
+    span = desc.swizzle.span
+    group = 4 if desc.swizzle is swizzles.SWIZZLE_128B_ATOM_32B else 8
+    panel_step, group_step = desc.leading, desc.stride
+    if not desc.swizzle.bits and mn_major:
+        panel_step, group_step = desc.stride, desc.leading
+    elif desc.swizzle.bits and not mn_major:
+        panel_step = span  # swizzled K-major ignores LBO: one line is one panel
+    line = np.arange(shape[0], dtype=np.intp)[:, None]
+    byte = np.arange(0, shape[1], unit, dtype=np.intp)[None, :]
+    linear = line // group * group_step + line % group * span
+    linear = linear + byte // span * panel_step + byte % span
+    return desc.swizzle.apply(desc.start + linear)
+
+
+def _require_layout(desc: SmemDesc, element_bytes: int, mn_major: bool) -> None:
+    """The layout with 32-byte atoms exists for MN-major tf32, and is the only one known for it."""
+    atoms_of_32 = desc.swizzle is swizzles.SWIZZLE_128B_ATOM_32B
+    if atoms_of_32 and not (mn_major and element_bytes == 4):
+        raise HardwareRefusal(
+            "swizzle mode 1 (32-byte atoms) on an operand other than MN-major tf32"
+        )
+    if mn_major and element_bytes == 4 and not atoms_of_32:
+        raise UnsupportedPtx(f"MN-major tf32 operand with swizzle {desc.swizzle.name}")

@@ -1,0 +1,232 @@
+"""A warp: its registers, its fragments (groups of lanes at one place), and how it takes a turn.
+
+Divergence: a branch that differs between lanes splits a fragment in two; the runnable fragment at the
+lowest block runs first; fragments that meet at a block merge. A block that needs the lanes together
+(`.sync`, `.aligned` instructions) waits for the fragments that hold the others. A waiting fragment lets
+its siblings run, as on hardware since Volta.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.codegen.namespace import bits_mask, mask_bits
+from ptxemu.codegen.program import EXITED, PARKED, Program
+from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.cta import Cta
+from ptxemu.syntax.tree import Reg
+
+ALL = 0xFFFFFFFF
+SPLIT = -3  # the fragment branched both ways
+
+
+class Fragment:
+    """Lanes at one block. `wait` names what it is parked on; `token` carries a wake-up's meaning."""
+
+    __slots__ = ("pc", "mask", "lanes", "wait", "token")
+
+    def __init__(self, pc: int, mask: int) -> None:
+        self.pc = pc
+        self.mask = mask
+        self.lanes: np.ndarray | None = None
+        self.wait: object | None = None
+        self.token: object | None = None
+
+    def active(self) -> np.ndarray:
+        if self.lanes is None:
+            self.lanes = bits_mask(self.mask)
+        return self.lanes
+
+
+class Warp:
+    """One warp of a CTA."""
+
+    def __init__(self, cta: Cta, index: int, program: Program, threads: int, block: tuple) -> None:
+        self.cta = cta
+        self.machine = cta.machine
+        self.cluster = cta.cluster
+        self.index = index
+        self.program = program
+        self.R = list(program.initial)
+        self.counts = [0] * len(program.blocks)
+        self.live = ALL if threads >= 32 else (1 << threads) - 1
+        self.nonuniform: set[str] = set()
+        self.frags = [Fragment(0, self.live)]
+        self.frag = self.frags[0]  # the fragment whose turn it is
+        self.queued = False  # in the scheduler's ready list
+        linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
+        self.tid = (linear % block[0], linear // block[0] % block[1], linear // (block[0] * block[1]))
+        self.smem_base = cta.rank << 24
+        self.local: np.ndarray | None = None
+        self.bulk = None  # bulk-copy groups, made on first use
+        self.copies = None  # cp.async groups, made on first use
+        self.pending_loads: list = []  # late tcgen05.ld
+        self.pending_stores: list = []  # late tcgen05.st
+        self.cluster_phase = 0
+        self.registers = 0  # by setmaxnreg
+        self.time = 0.0  # nominal, for the timeline
+        self.time_marks = 0
+
+    # -- turns ------------------------------------------------------------------------------
+
+    def run(self, quantum: int) -> int:
+        """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done."""
+        ran = 0
+        while ran < quantum and self.live:
+            frag = self.frags[0]
+            if len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform:
+                if frag.wait is not None:
+                    return ran
+                ran += self._run_whole(frag, quantum - ran)
+            elif not self._step():
+                return ran
+            else:
+                ran += 1
+        return ran
+
+    def _run_whole(self, frag: Fragment, quantum: int) -> int:
+        """The common case: all 32 lanes together and no scalar promoted."""
+        fast, registers, counts = self.program.fast, self.R, self.counts
+        self.frag = frag
+        pc, ran = frag.pc, 0
+        while ran < quantum:
+            frag.pc = pc
+            after = fast[pc](self, registers)
+            ran += 1
+            if after < 0:
+                if after == PARKED:
+                    return ran
+                counts[pc] += 1
+                return ran
+            counts[pc] += 1
+            pc = after
+        frag.pc = pc
+        return ran
+
+    def _step(self) -> bool:
+        """One block of one fragment; False when no fragment can go on."""
+        self._merge()
+        for frag in sorted(self.frags, key=lambda f: f.pc):
+            if frag.wait is None and self._together(frag):
+                self._execute(frag)
+                return True
+        return False
+
+    def _execute(self, frag: Fragment) -> None:
+        self.frag = frag
+        program, pc = self.program, frag.pc
+        partial = 0 if frag.mask == ALL else 1 if frag.mask == self.live else 2
+        promoted = frozenset()
+        if self.nonuniform:
+            promoted = program.live_scalars[pc] & self.nonuniform
+        if partial == 0 and not promoted and not self.nonuniform:
+            after = program.fast[pc](self, self.R)
+        else:
+            if self.nonuniform and not promoted and partial == 0:
+                promoted = _SOME
+            function = program.version(pc, partial, promoted)
+            if partial:
+                after = function(self, self.R, frag.active(), frag.mask)
+            else:
+                after = function(self, self.R)
+        if after == PARKED:
+            return
+        self.counts[pc] += 1
+        if after >= 0:
+            frag.pc = after
+
+    def _merge(self) -> None:
+        """Join fragments that are at the same block and wait for nothing."""
+        if len(self.frags) == 1:
+            return
+        free: dict[int, Fragment] = {}
+        rest = []
+        for frag in self.frags:
+            if frag.wait is not None or frag.token is not None:
+                rest.append(frag)
+            elif frag.pc in free:
+                first = free[frag.pc]
+                first.mask |= frag.mask
+                first.lanes = None
+            else:
+                free[frag.pc] = frag
+        self.frags = rest + list(free.values())
+
+    def _together(self, frag: Fragment) -> bool:
+        """The lanes that the fragment's block needs together are all in it."""
+        members = self.program.blocks[frag.pc].members
+        if not members or frag.mask == self.live:
+            return True
+        return all(self._required(member) & self.live & ~frag.mask == 0 for member in members)
+
+    def _required(self, member: object) -> int:
+        """Lanes named by a member-mask operand; None stands for all."""
+        if member is None:
+            return ALL
+        if not isinstance(member, Reg):
+            return member.value & ALL
+        value = self.R[self.program.registers.slots(member.name)[0][0]]
+        return int(value) if np.ndim(value) == 0 else int(value[(self.frag.mask & -self.frag.mask).bit_length() - 1])
+
+    # -- what generated code and instructions call --------------------------------------------
+
+    def branch(self, condition: np.ndarray, taken: int, after: int, mask: int) -> int:
+        """A branch whose predicate is an array."""
+        yes = mask_bits(condition) & mask
+        if yes == mask:
+            return taken if taken >= 0 else self.exit(mask)
+        if yes == 0:
+            return after
+        if taken == EXITED:
+            self.exit(yes)
+            self.frag.pc = after
+            return SPLIT
+        self.frag.pc, self.frag.mask, self.frag.lanes = after, mask & ~yes, None
+        self.frags.append(Fragment(taken, yes))
+        return SPLIT
+
+    def exit(self, mask: int) -> int:
+        """The lanes of `mask` are done."""
+        self.live &= ~mask
+        for frag in self.frags:
+            frag.mask &= ~mask
+            frag.lanes = None
+        self.frags = [frag for frag in self.frags if frag.mask]
+        self.machine.warp_exited(self)
+        return EXITED
+
+    def trap(self) -> int:
+        raise HardwareRefusal("trap executed")
+
+    def park(self, wait: object) -> None:
+        """The running fragment waits; its block will be executed again when woken."""
+        self.frag.wait = wait
+
+    def wake(self, frag: Fragment, *, done: bool = False) -> None:
+        frag.wait = None
+        if done:
+            frag.token = True
+        self.machine.ready(self)
+
+    def take_token(self) -> bool:
+        """True once after a wake-up that completed what the fragment waited for."""
+        token, self.frag.token = self.frag.token, None
+        return token is not None
+
+    def runnable_now(self) -> bool:
+        """Some fragment can take a turn."""
+        self._merge()
+        return any(frag.wait is None and self._together(frag) for frag in self.frags)
+
+    def name(self) -> str:
+        return f"{self.cta.name()} warp {self.index}"
+
+    def lane_values(self, value: object) -> list:
+        """The value in each active lane, as Python scalars, in lane order."""
+        lanes = [i for i in range(32) if self.frag.mask >> i & 1]
+        if np.ndim(value) == 0:
+            return [value] * len(lanes)
+        return [value[i].item() for i in lanes]
+
+
+_SOME = frozenset({""})  # forces the version that keeps the set of promoted registers up to date

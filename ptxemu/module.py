@@ -1,0 +1,143 @@
+"""A loaded PTX module: parse once, compile entries on demand, launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptxemu import ops  # noqa: F401  (fills the registry)
+from ptxemu.codegen.program import Layout, Program
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.machine import Dim3, Machine, Shape
+from ptxemu.machine.memory import GlobalMemory
+from ptxemu.options import Options
+from ptxemu.report import LaunchReport
+from ptxemu.syntax.parser import TYPE_BYTES, parse
+from ptxemu.syntax.tree import Entry, Imm, Variable
+
+
+class Module:
+    """PTX text, ready to launch. Module variables live as long as the module."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = parse(text)
+        self._buffers: dict[str, np.ndarray] = {}
+        self._symbols: dict[str, tuple[str, int]] = {}
+        self._shared: list[Variable] = []
+        for variable in self.tree.variables:
+            self._place(variable)
+        self._programs: dict[tuple[str, bool], Program] = {}
+
+    def _place(self, variable: Variable) -> None:
+        if variable.space == "shared":
+            self._shared.append(variable)
+            return
+        if variable.extern:
+            return  # an unresolved symbol raises where it is used
+        buffer = np.zeros(max(variable.nbytes, 1) + 255, np.uint8)
+        start = -buffer.ctypes.data % 256
+        view = buffer[start:start + variable.nbytes]
+        view[:] = _initial_bytes(variable)
+        self._buffers[variable.name] = view
+        self._symbols[variable.name] = ("global", view.ctypes.data)
+
+    @property
+    def entries(self) -> list[str]:
+        """Kernel names, in order of appearance."""
+        return list(self.tree.entries)
+
+    def entry(self, name: str | None) -> Entry:
+        """The entry called `name`; None where the module has exactly one."""
+        if name is None:
+            if len(self.tree.entries) != 1:
+                raise ValueError(f"the module has {len(self.tree.entries)} entries; name one of {self.entries}")
+            return next(iter(self.tree.entries.values()))
+        if name not in self.tree.entries:
+            raise ValueError(f"no entry {name!r}; the module has {self.entries}")
+        return self.tree.entries[name]
+
+    def program(self, name: str | None, *, late: bool = False) -> Program:
+        """The compiled entry; `late` as under the adversarial policy."""
+        entry = self.entry(name)
+        key = (entry.name, late)
+        if key not in self._programs:
+            self._programs[key] = Program(entry, Layout(entry, self._symbols, self._shared), late=late)
+        return self._programs[key]
+
+    def launch(
+        self,
+        entry: str | None = None,
+        *,
+        grid: Sequence[int],
+        block: Sequence[int],
+        cluster: Sequence[int] = (1, 1, 1),
+        smem_bytes: int = 0,
+        params: Sequence[bytes] = (),
+        memory: list | None = None,
+        options: Options | None = None,
+    ) -> LaunchReport:
+        """Execute one launch to completion.
+
+        grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. smem_bytes: dynamic shared memory.
+        params: the raw block of each kernel parameter, in order; pointers in them are host addresses.
+        memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None: every mapping
+        of this process. Raises the errors of `ptxemu.errors`.
+        """
+        options = options or Options()
+        program = self.program(entry, late=options.policy == "adversarial")
+        shape = Shape(_dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes)
+        shape.check(program)
+        block_of_params = _pack(program, params)
+        reachable = GlobalMemory(memory)
+        reachable.allow(block_of_params.ctypes.data, len(block_of_params))
+        for buffer in self._buffers.values():
+            reachable.allow(buffer.ctypes.data, buffer.nbytes)
+        return Machine(program, shape, block_of_params, reachable, options).run()
+
+
+def _dim3(name: str, dims: Sequence[int]) -> Dim3:
+    values = tuple(int(d) for d in dims)
+    if not 1 <= len(values) <= 3:
+        raise HardwareRefusal(f"{name}={dims}; one to three dimensions")
+    return (*values, *(1,) * (3 - len(values)))
+
+
+def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:
+    """The parameters at their offsets, 64-byte aligned as tensor maps need."""
+    layout = program.layout
+    if len(params) != len(layout.params):
+        raise ValueError(f"{len(params)} parameters; {program.entry.name} takes {len(layout.params)}")
+    size = -(-max(layout.param_bytes, 1) // 16) * 16
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    block = raw[start:start + size]
+    for index, (data, (offset, nbytes)) in enumerate(zip(params, layout.params, strict=True)):
+        if len(data) != nbytes:
+            raise ValueError(f"parameter {index} has {len(data)} bytes; {program.entry.name} declares {nbytes}")
+        block[offset:offset + nbytes] = np.frombuffer(bytes(data), np.uint8)
+    return block
+
+
+def _initial_bytes(variable: Variable) -> np.ndarray:
+    """The initialiser of a module variable; zeros where it has none."""
+    out = np.zeros(variable.nbytes, np.uint8)
+    if not variable.init:
+        return out
+    size = TYPE_BYTES[variable.type]
+    for k, item in enumerate(variable.init):
+        if not isinstance(item, Imm):
+            raise UnsupportedPtx(f"initialiser of {variable.name} with a symbol")
+        bits = item.value
+        if isinstance(bits, float):
+            raw = np.array([bits], f"f{size}").tobytes()
+        else:
+            raw = (int(bits) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        out[k * size:(k + 1) * size] = np.frombuffer(raw, np.uint8)
+    return out
+
+
+def load(ptx_text: str) -> Module:
+    """Parse PTX text; raises PtxSyntaxError with the line."""
+    return Module(ptx_text)

@@ -1,0 +1,1 @@
+"""PTX arithmetic on numpy arrays: storage formats, IEEE operations, approximations, integers."""

@@ -1,0 +1,276 @@
+"""IEEE arithmetic of PTX for f32 and f64: one rounding per operation, in its four modes.
+
+Operands are float arrays; Python and numpy scalars broadcast. Section titles are those of the PTX
+ISA, "Floating-Point Instructions". An f32 NaN result is the canonical one that hardware writes,
+0x7fffffff; f64 keeps the payload of an operand. f16 and bf16 are in `half`.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import copysign
+
+import numpy as np
+
+from ptxemu.numerics.rounding import (
+    MIN_NORMAL_F32,
+    canonical_nan_f32,
+    f64_to_f32,
+    flush_f32,
+    has_nan,
+    odd_f64,
+    step,
+    two_sum,
+)
+
+_LOW_29 = np.int64(0x1FFFFFFF)  # f64 mantissa bits that f32 does not have
+_TIE_29 = np.int64(0x10000000)
+_MIN_NORMAL = np.float64(MIN_NORMAL_F32)
+
+
+def _finish_f32(result: np.ndarray, sat: bool = False) -> np.ndarray:
+    """.sat (to [0, 1], NaN becomes +0), else the canonical NaN."""
+    if sat:
+        return np.where(result > 0, np.minimum(result, np.float32(1)), np.float32(0))[()]
+    return canonical_nan_f32(result)
+
+
+def _flushed(ftz: bool, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The operands as float32, subnormals flushed under .ftz."""
+    arrays = tuple(np.asarray(x, dtype=np.float32) for x in operands)
+    return tuple(flush_f32(x) for x in arrays) if ftz else arrays
+
+
+def _flush_unrounded(x: np.ndarray, ftz: bool) -> np.ndarray:
+    """.ftz of a result that is still in f64: hardware flushes by the size before rounding."""
+    return x * (np.abs(x) >= _MIN_NORMAL) if ftz else x
+
+
+def _round_sum(x: np.ndarray, y: np.ndarray, rounding: str, ftz: bool) -> np.ndarray:
+    """The exact sum of two float64 arrays, rounded once to f32."""
+    head, error = two_sum(x, y)
+    result = f64_to_f32(_flush_unrounded(odd_f64(head, error), ftz), rounding)
+    if rounding == "rm":  # an exact zero from operands of opposite sign is -0 in this mode only
+        opposite = (head == 0) & (np.signbit(x) != np.signbit(y))
+        result = np.where(opposite, np.float32(-0.0), result)[()]
+    return result
+
+
+def _may_round_twice(total: np.ndarray) -> bool:
+    """Whether rounding this inexact f64 sum to f32 might differ from rounding the exact sum.
+
+    Only where the f64 landed on an f32 midpoint, or where f32 is subnormal and its midpoints lie
+    elsewhere. NaN counts as normal here.
+    """
+    ties = (np.asarray(total).view(np.int64) & _LOW_29) == _TIE_29
+    if np.count_nonzero(ties):
+        return True
+    size = np.abs(total)
+    below = size <= _MIN_NORMAL
+    return bool(np.count_nonzero(below) and np.count_nonzero(below & (size > 0)))
+
+
+def add_f32(
+    a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False, sat: bool = False
+) -> np.ndarray:
+    """Floating Point Instructions: add."""
+    if ftz:
+        a, b = _flushed(ftz, a, b)
+    if rounding == "rn":
+        total = np.add(a, b, dtype=np.float32)  # exact where it is subnormal
+        return _finish_f32(flush_f32(total) if ftz else total, sat)
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    return _finish_f32(_round_sum(a, b, rounding, ftz), sat)
+
+
+def sub_f32(
+    a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False, sat: bool = False
+) -> np.ndarray:
+    """Floating Point Instructions: sub."""
+    return add_f32(a, np.negative(b, dtype=np.float32), rounding, ftz=ftz, sat=sat)
+
+
+def mul_f32(
+    a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False, sat: bool = False
+) -> np.ndarray:
+    """Floating Point Instructions: mul."""
+    if rounding == "rn" and not ftz:
+        return _finish_f32(np.multiply(a, b, dtype=np.float32), sat)
+    a, b = _flushed(ftz, a, b)
+    product = _flush_unrounded(np.multiply(a, b, dtype=np.float64), ftz)
+    return _finish_f32(f64_to_f32(product, rounding), sat)
+
+
+def fma_f32(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    rounding: str = "rn",
+    *,
+    ftz: bool = False,
+    sat: bool = False,
+) -> np.ndarray:
+    """Floating Point Instructions: fma (and mad). The product is exact in f64, the sum repaired."""
+    if ftz:
+        a, b, c = _flushed(ftz, a, b, c)
+    product = np.multiply(a, b, dtype=np.float64)
+    if rounding == "rn":
+        total = np.add(product, c, dtype=np.float64)
+        if not _may_round_twice(total):
+            return _finish_f32(_flush_unrounded(total, ftz).astype(np.float32), sat)
+    return _finish_f32(_round_sum(product, np.asarray(c, dtype=np.float64), rounding, ftz), sat)
+
+
+def div_f32(
+    a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False
+) -> np.ndarray:
+    """Floating Point Instructions: div, the IEEE forms div.{rn,rz,rm,rp}."""
+    a, b = _flushed(ftz, a, b)
+    quotient = np.divide(a, b, dtype=np.float32)
+    if rounding != "rn":  # nearest * b is exact in f64, so the residual has the right sign
+        residual = a - np.multiply(quotient, b, dtype=np.float64)
+        error = np.where(np.signbit(b), -residual, residual)
+        quotient = step(quotient.view(np.uint32), error, rounding).view(np.float32)
+    if ftz:  # no f32 quotient is so near 2^-126 that f64 would round it there
+        quotient = quotient * (np.abs(np.divide(a, b, dtype=np.float64)) >= _MIN_NORMAL)
+    return _finish_f32(quotient)
+
+
+def rcp_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
+    """Floating Point Instructions: rcp, the IEEE forms."""
+    return div_f32(np.float32(1), a, rounding, ftz=ftz)
+
+
+def sqrt_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
+    """Floating Point Instructions: sqrt, the IEEE forms."""
+    (a,) = _flushed(ftz, a)
+    root = np.sqrt(a)
+    if rounding != "rn":
+        residual = a - np.multiply(root, root, dtype=np.float64)
+        root = step(root.view(np.uint32), residual, rounding).view(np.float32)
+    return _finish_f32(root)
+
+
+def _extreme(pick_max: bool, a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
+    """min or max of two f32 arrays with the PTX NaN rule and -0 < +0; NaN not yet canonical."""
+    if pick_max:
+        result = np.maximum(a, b) if nan else np.fmax(a, b)
+        preferred = np.uint32(0)
+    else:
+        result = np.minimum(a, b) if nan else np.fmin(a, b)
+        preferred = np.uint32(0x80000000)
+    zero = result == 0
+    if np.count_nonzero(zero):  # numpy returns either operand when both are zeros
+        swap = zero & ((a.view(np.uint32) == preferred) | (b.view(np.uint32) == preferred))
+        result = np.where(swap, preferred.view(np.float32), result)
+    return result
+
+
+def minmax_f32(
+    op: str,
+    *operands: np.ndarray,
+    nan: bool = False,
+    xorsign_abs: bool = False,
+    absolute: bool = False,
+    ftz: bool = False,
+) -> np.ndarray:
+    """Floating Point Instructions: min, max with two or three operands; `op` is 'min' or 'max'.
+
+    `nan`: .NaN (any NaN operand wins; otherwise NaN operands are ignored); `xorsign_abs`:
+    .xorsign.abs (two operands); `absolute`: .abs of the three-operand form.
+    """
+    values = _flushed(ftz, *operands)
+    inputs = values
+    if xorsign_abs or absolute:
+        values = tuple(np.abs(x) for x in values)
+    result = values[0]
+    for value in values[1:]:
+        result = _extreme(op == "max", result, value, nan)
+    if xorsign_abs:
+        signs = (inputs[0].view(np.uint32) ^ inputs[1].view(np.uint32)) & np.uint32(0x80000000)
+        result = (np.asarray(result).view(np.uint32) | signs).view(np.float32)
+    return canonical_nan_f32(result)[()]
+
+
+def min_f32(*operands: np.ndarray, **flags: bool) -> np.ndarray:
+    """Floating Point Instructions: min. See `minmax_f32` for the flags."""
+    return minmax_f32("min", *operands, **flags)
+
+
+def max_f32(*operands: np.ndarray, **flags: bool) -> np.ndarray:
+    """Floating Point Instructions: max. See `minmax_f32` for the flags."""
+    return minmax_f32("max", *operands, **flags)
+
+
+def neg_f32(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
+    """Floating Point Instructions: neg."""
+    (a,) = _flushed(ftz, a)
+    return canonical_nan_f32(np.negative(a))
+
+
+def abs_f32(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
+    """Floating Point Instructions: abs."""
+    (a,) = _flushed(ftz, a)
+    return canonical_nan_f32(np.abs(a))
+
+
+def _quiet_payload(result: np.ndarray, *operands: np.ndarray) -> np.ndarray:
+    """f64 NaN results: the first NaN of `operands`, made quiet, else the default NaN.
+
+    Hardware (H100) looks at b, then the addend, then a.
+    """
+    if not has_nan(result):
+        return result
+    bits = np.full(np.shape(result), 0xFFF8000000000000, dtype=np.uint64)
+    for x in reversed(operands):
+        x = np.asarray(x, dtype=np.float64)
+        bits = np.where(np.isnan(x), x.view(np.uint64) | np.uint64(1 << 51), bits)
+    return np.where(np.isnan(result), bits.view(np.float64), result)[()]
+
+
+def _fma_exact(a: float, b: float, c: float, rounding: str) -> float:
+    """a * b + c of finite doubles with one rounding, by rational arithmetic."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        product_sign = copysign(1, a) * copysign(1, b)
+        if product_sign == copysign(1, c):
+            return copysign(0.0, c)
+        return -0.0 if rounding == "rm" else 0.0
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        nearest = float("inf") if exact > 0 else -float("inf")
+    if nearest == 0 and exact < 0:
+        nearest = -0.0
+    if nearest in (float("inf"), -float("inf")):
+        error = -nearest
+    else:
+        error = float((exact > Fraction(nearest)) - (exact < Fraction(nearest)))
+    bits = np.float64(nearest).view(np.uint64)
+    return float(step(bits, np.float64(error), rounding).view(np.float64))
+
+
+def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: fma.f64. Element by element and exact: f64 is rare here."""
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (a, b, c)))
+    result = np.asarray(a * b + c).copy()
+    for where in np.ndindex(result.shape):
+        x, y, z = float(a[where]), float(b[where]), float(c[where])
+        if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
+            result[where] = _fma_exact(x, y, z, rounding)
+    return _quiet_payload(result[()], b, c, a)
+
+
+def add_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: add.f64."""
+    if rounding == "rn":
+        return _quiet_payload(np.add(a, b, dtype=np.float64), b, a)
+    return fma_f64(a, 1.0, b, rounding)
+
+
+def mul_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: mul.f64."""
+    if rounding == "rn":
+        return _quiet_payload(np.multiply(a, b, dtype=np.float64), b, a)
+    zero = np.where(np.signbit(a) ^ np.signbit(b), -0.0, 0.0)  # keeps the sign of a zero product
+    return fma_f64(a, b, zero, rounding)

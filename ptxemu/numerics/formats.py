@@ -1,0 +1,332 @@
+"""Codecs between f32 and the storage formats of PTX: bf16, f16, tf32, 8- to 4-bit floats, ue8m0.
+
+Codes are unsigned arrays (uint16, uint32 for tf32, uint8 otherwise; 6- and 4-bit codes in the low
+bits), values are float32. All functions follow "Data Movement and Conversion Instructions: cvt" and
+"Alternate Floating-Point Data Formats" of the PTX ISA to the bit: NaN becomes the canonical NaN of
+the destination, or its positive largest value where it has no NaN.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.numerics.rounding import (
+    CANONICAL_NAN_F32,
+    canonical_nan_f32,
+    f64_to_f32_odd,
+    has_nan,
+    step,
+)
+
+NAN_16 = np.uint16(0x7FFF)  # canonical NaN of both f16 and bf16
+_HALF, _ONE, _BELOW_TIE = np.uint32(16), np.uint32(1), np.uint32(0x7FFF)
+
+
+class MiniFloat(NamedTuple):
+    """A float of at most 8 bits: field widths, largest finite code, what NaN encodes to."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    largest: int
+    nan: int
+    has_inf: bool = False
+    has_nan: bool = False
+
+    @property
+    def bias(self) -> int:
+        """The usual IEEE bias, 2^(e-1) - 1."""
+        return (1 << (self.exponent_bits - 1)) - 1
+
+    @property
+    def sign_bit(self) -> int:
+        """Position of the sign bit."""
+        return self.exponent_bits + self.mantissa_bits
+
+    def value(self, code: int) -> float:
+        """The value of one code; bits above the format's width are ignored."""
+        magnitude = code & ((1 << self.sign_bit) - 1)
+        exponent, mantissa = divmod(magnitude, 1 << self.mantissa_bits)
+        if magnitude > self.largest and self.has_inf and mantissa == 0:
+            absolute = float("inf")
+        elif magnitude > self.largest:
+            return float("nan")
+        else:
+            hidden = 1 << self.mantissa_bits if exponent else 0
+            absolute = (hidden + mantissa) * 2.0 ** (
+                max(exponent, 1) - self.bias - self.mantissa_bits
+            )
+        return -absolute if code >> self.sign_bit & 1 else absolute
+
+
+E4M3 = MiniFloat(4, 3, largest=0x7E, nan=0x7F, has_nan=True)
+E5M2 = MiniFloat(5, 2, largest=0x7B, nan=0x7F, has_inf=True, has_nan=True)
+E3M2 = MiniFloat(3, 2, largest=0x1F, nan=0x1F)
+E2M3 = MiniFloat(2, 3, largest=0x1F, nan=0x1F)
+E2M1 = MiniFloat(2, 1, largest=0x07, nan=0x07)
+
+
+def _tables(form: MiniFloat) -> tuple[np.ndarray, np.ndarray]:
+    """Decoding tables of 256 entries: float32 values and f16 codes (every format fits in f16)."""
+    values = np.array([form.value(code) for code in range(256)], dtype=np.float32)
+    values[np.isnan(values)] = CANONICAL_NAN_F32
+    return values, f32_to_f16(values)
+
+
+def _encode(x: np.ndarray, form: MiniFloat, relu: bool) -> np.ndarray:
+    """cvt.rn.satfinite{.relu} to a mini-float.
+
+    The code's quantum is a power of two that depends on the exponent alone, so adding 2^23 quanta
+    lets the f32 adder round to nearest even, and the low bits of the sum count the quanta.
+    """
+    x = np.asarray(x, dtype=np.float32)
+    bits = x.view(np.uint32)
+    magnitude = np.minimum(np.abs(x), np.float32(form.value(form.largest)))
+    lowest = np.uint32((128 - form.bias) << 23)  # f32 exponent field of the smallest normal
+    exponent = np.maximum(magnitude.view(np.uint32) & np.uint32(0x7F800000), lowest)
+    magic = exponent + np.uint32((23 - form.mantissa_bits) << 23)
+    quanta = (magnitude + magic.view(np.float32)).view(np.uint32) - magic
+    code = ((exponent - lowest) >> np.uint32(23 - form.mantissa_bits)) + quanta
+    if relu:
+        code = np.where(bits >> 31, 0, code)
+    else:
+        code |= (bits >> np.uint32(31)) << np.uint32(form.sign_bit)
+    if has_nan(x):
+        code = np.where(np.isnan(x), form.nan, code)
+    return code.astype(np.uint8)[()]
+
+
+def _finish_16(
+    code: np.ndarray, x: np.ndarray, largest: int, flags: tuple[bool, bool]
+) -> np.ndarray:
+    """`.satfinite` (magnitudes above `largest`), `.relu`, then the canonical NaN."""
+    relu, satfinite = flags
+    if satfinite:
+        sign = code & np.uint16(0x8000)
+        code = np.minimum(code ^ sign, np.uint16(largest)) | sign
+    if relu:
+        code = np.where(np.signbit(x), np.uint16(0), code)
+    if has_nan(x):
+        code = np.where(np.isnan(x), NAN_16, code)
+    return code[()]
+
+
+def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
+    """bf16 codes to f32: a shift. A NaN keeps its payload, which `cvt.f32.bf16` leaves open."""
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_bf16(
+    x: np.ndarray, rounding: str = "rn", *, relu: bool = False, satfinite: bool = False
+) -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}{.relu}{.satfinite}.bf16.f32; rn is the hot path of every epilogue."""
+    x = np.asarray(x, dtype=np.float32)
+    bits = x.view(np.uint32)
+    if rounding == "rn":
+        wide = bits >> _HALF
+        wide &= _ONE
+        wide += bits
+        wide += _BELOW_TIE
+        wide >>= _HALF
+        code = wide.astype(np.uint16)
+    else:
+        code = (bits >> _HALF).astype(np.uint16)
+        if rounding not in ("rz", "rm", "rp"):
+            raise ValueError(f"unknown rounding {rounding!r}")
+        if rounding != "rz":
+            inexact = (bits & np.uint32(0xFFFF)) != 0
+            away = np.signbit(x) == (rounding == "rm")
+            code = code + (inexact & away)
+    if relu or satfinite or has_nan(x):
+        code = _finish_16(code, x, 0x7F7F, (relu, satfinite))
+    return code[()]
+
+
+def f16_to_f32(bits: np.ndarray) -> np.ndarray:
+    """f16 codes to f32, exact (cvt.f32.f16)."""
+    values = np.asarray(bits, dtype=np.uint16).view(np.float16).astype(np.float32)
+    return canonical_nan_f32(values)[()]
+
+
+def f32_to_f16(
+    x: np.ndarray, rounding: str = "rn", *, relu: bool = False, satfinite: bool = False
+) -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}{.relu}{.satfinite}.f16.f32."""
+    x = np.asarray(x, dtype=np.float32)
+    nearest = x.astype(np.float16)
+    code = nearest.view(np.uint16)
+    if rounding != "rn":
+        code = step(code, x - nearest.astype(np.float32), rounding)
+    if relu or satfinite or has_nan(x):
+        code = _finish_16(code, x, 0x7BFF, (relu, satfinite))
+    return code[()]
+
+
+def f32_to_tf32(
+    x: np.ndarray, rounding: str = "rna", *, relu: bool = False, satfinite: bool = False
+) -> np.ndarray:
+    """cvt.{rna,rn,rz}{.relu}{.satfinite}.tf32.f32: a 32-bit word whose low 13 bits are zero.
+
+    NaN is 0x7fffe000, but .rna has no instruction of its own: there a NaN is merely truncated, and
+    .satfinite takes one unit from it as it does from an infinity (the code of ptxas for sm_100a).
+    """
+    x = np.asarray(x, dtype=np.float32)
+    bits = x.view(np.uint32)
+    if rounding == "rna":
+        bits = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits)
+    elif rounding == "rn":
+        bits = bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    elif rounding != "rz":
+        raise ValueError(f"tf32 has no rounding {rounding!r}")
+    code = bits & np.uint32(0xFFFFE000)
+    if satfinite:
+        overflow = (code & np.uint32(0x7FFFFFFF)) >= np.uint32(0x7F800000)
+        code = np.where(overflow, code - np.uint32(0x2000), code)
+    if relu:
+        code = np.where(np.signbit(x), np.uint32(0), code)
+    if rounding != "rna" and has_nan(x):
+        code = np.where(np.isnan(x), np.uint32(0x7FFFE000), code)
+    return code[()]
+
+
+def tf32_to_f32(bits: np.ndarray) -> np.ndarray:
+    """What the tensor core reads from a 32-bit word of kind::tf32: its low 13 bits are ignored."""
+    return (np.asarray(bits).astype(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)[()]
+
+
+def f32_to_e4m3(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.e4m3x2.f32, one element."""
+    return _encode(x, E4M3, relu)
+
+
+def f32_to_e5m2(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.e5m2x2.f32, one element; infinity saturates to 57344."""
+    return _encode(x, E5M2, relu)
+
+
+def f32_to_e3m2(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.e3m2x2.f32, one element."""
+    return _encode(x, E3M2, relu)
+
+
+def f32_to_e2m3(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.e2m3x2.f32, one element."""
+    return _encode(x, E2M3, relu)
+
+
+def f32_to_e2m1(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.e2m1x2.f32, one element in the low 4 bits."""
+    return _encode(x, E2M1, relu)
+
+
+_E4M3_F32, _E4M3_F16 = _tables(E4M3)
+_E5M2_F32, _E5M2_F16 = _tables(E5M2)
+_E3M2_F32, _E3M2_F16 = _tables(E3M2)
+_E2M3_F32, _E2M3_F16 = _tables(E2M3)
+_E2M1_F32, _E2M1_F16 = _tables(E2M1)
+
+
+def e4m3_to_f32(bits: np.ndarray) -> np.ndarray:
+    """e4m3 codes (uint8) to f32; 0x7f and 0xff are NaN, there is no infinity."""
+    return _E4M3_F32.take(bits)
+
+
+def e5m2_to_f32(bits: np.ndarray) -> np.ndarray:
+    """e5m2 codes (uint8) to f32, infinities included."""
+    return _E5M2_F32.take(bits)
+
+
+def e3m2_to_f32(bits: np.ndarray) -> np.ndarray:
+    """e3m2 codes (uint8, upper 2 bits ignored) to f32."""
+    return _E3M2_F32.take(bits)
+
+
+def e2m3_to_f32(bits: np.ndarray) -> np.ndarray:
+    """e2m3 codes (uint8, upper 2 bits ignored) to f32."""
+    return _E2M3_F32.take(bits)
+
+
+def e2m1_to_f32(bits: np.ndarray) -> np.ndarray:
+    """e2m1 codes (uint8, upper 4 bits ignored) to f32."""
+    return _E2M1_F32.take(bits)
+
+
+_TO_F16 = {
+    "e4m3": _E4M3_F16,
+    "e5m2": _E5M2_F16,
+    "e3m2": _E3M2_F16,
+    "e2m3": _E2M3_F16,
+    "e2m1": _E2M1_F16,
+}
+
+
+def minifloat_to_f16(bits: np.ndarray, name: str, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn{.relu}.f16x2.{e4m3,e5m2,e3m2,e2m3,e2m1}x2, one element: exact, NaN is 0x7fff."""
+    code = _TO_F16[name].take(bits)
+    return np.where(code & 0x8000, np.uint16(0), code)[()] if relu else code
+
+
+def ue8m0_to_f32(bits: np.ndarray) -> np.ndarray:
+    """ue8m0 codes to f32: 2^(code - 127), 0xff is NaN."""
+    return _UE8M0_F32.take(bits)
+
+
+def ue8m0_to_bf16(bits: np.ndarray) -> np.ndarray:
+    """cvt.rn.bf16x2.ue8m0x2, one element: exact (2^-127 is a bf16 subnormal)."""
+    return f32_to_bf16(ue8m0_to_f32(bits))
+
+
+_UE8M0_F32 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], dtype=np.float32)
+_UE8M0_F32[255] = CANONICAL_NAN_F32
+
+
+def f32_to_ue8m0(x: np.ndarray, rounding: str = "rz", *, satfinite: bool = False) -> np.ndarray:
+    """cvt.{rz,rp}{.satfinite}.ue8m0x2.f32, one element: the sign is dropped, the magnitude rounded.
+
+    Below 2^-127 the result is code 0; above 2^127 it is NaN (0xff), or 0xfe with `.satfinite`.
+    """
+    if rounding not in ("rz", "rp"):
+        raise ValueError(f"ue8m0 has no rounding {rounding!r}")
+    x = np.asarray(x, dtype=np.float32)
+    magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    if rounding == "rp":
+        tiny = magnitude <= np.uint32(0x00400000)  # 2^-127 and below
+        magnitude = np.where(tiny, np.uint32(0), magnitude + np.uint32(0x007FFFFF))
+    code = np.minimum(magnitude >> np.uint32(23), np.uint32(0xFE if satfinite else 0xFF))
+    if has_nan(x):
+        code = np.where(np.isnan(x), 0xFF, code)
+    return code.astype(np.uint8)[()]
+
+
+def s2f6_to_f32(bits: np.ndarray) -> np.ndarray:
+    """s2f6 codes (8-bit two's complement fixed point, 6 fraction bits) to f32."""
+    return np.asarray(bits, dtype=np.uint8).view(np.int8).astype(np.float32) * np.float32(1 / 64)
+
+
+def f32_to_s2f6(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """cvt.rn.satfinite{.relu}.s2f6x2.f32 without scale, one element; NaN gives the largest."""
+    x = np.asarray(x, dtype=np.float32)
+    scaled = np.rint(np.clip(x * np.float32(64), np.float32(0 if relu else -128), np.float32(127)))
+    return np.where(np.isnan(x), np.float32(127), scaled).astype(np.int8).view(np.uint8)[()]
+
+
+def f64_to_f16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.f16.f64 with one rounding; a NaN keeps its sign and upper payload."""
+    return _narrow_nan(f32_to_f16(f64_to_f32_odd(x), rounding), x, 10)
+
+
+def f64_to_bf16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.bf16.f64 with one rounding; a NaN keeps its sign and upper payload."""
+    return _narrow_nan(f32_to_bf16(f64_to_f32_odd(x), rounding), x, 7)
+
+
+def _narrow_nan(code: np.ndarray, x: np.ndarray, mantissa_bits: int) -> np.ndarray:
+    """Give the 16-bit codes of f64 NaNs their sign and as much of the payload as fits, quiet."""
+    if not has_nan(x):
+        return code
+    bits = np.asarray(x, dtype=np.float64).view(np.uint64)
+    quiet = 0x8000 - (1 << (mantissa_bits - 1))  # exponent and the first mantissa bit
+    payload = (bits >> np.uint64(52 - mantissa_bits)) & np.uint64((1 << mantissa_bits) - 1)
+    nan = (bits >> np.uint64(63) << np.uint64(15)) | np.uint64(quiet) | payload
+    return np.where(np.isnan(x), nan.astype(np.uint16), code)[()]

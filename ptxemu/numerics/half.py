@@ -1,0 +1,162 @@
+"""f16 and bf16 arithmetic of PTX on uint16 codes, each result rounded once.
+
+PTX ISA, "Half Precision Floating-Point Instructions". The packed .f16x2 and .bf16x2 forms are the
+same functions on the halves of 32-bit words: `packed(fma_bf16, a, b, c)`. NaN results are 0x7fff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ptxemu.numerics.arith import minmax_f32
+from ptxemu.numerics.formats import NAN_16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
+from ptxemu.numerics.rounding import f64_to_f32_odd, odd_f64, two_sum
+
+_MIN_NORMAL_F16 = 2.0**-14
+
+
+def packed(fn: Callable[..., np.ndarray], *words: np.ndarray, **flags: bool) -> np.ndarray:
+    """Apply a 16-bit operation to both halves of uint32 words (.f16x2, .bf16x2)."""
+    words = np.broadcast_arrays(*(np.asarray(w, dtype=np.uint32) for w in words))
+    halves = (np.ascontiguousarray(w).view(np.uint16) for w in words)
+    return fn(*halves, **flags).view(np.uint32).reshape(words[0].shape)[()]
+
+
+def _modified(code: np.ndarray, relu: bool, sat: bool, one: int) -> np.ndarray:
+    """.relu (negative becomes +0) or .sat (to [0, 1], NaN becomes +0), then the canonical NaN."""
+    infinity = 0x7C00 if one == 0x3C00 else 0x7F80
+    nan = (code & np.uint16(0x7FFF)) > infinity
+    if relu or sat:
+        code = np.where(code >> np.uint16(15), np.uint16(0), code)
+    if sat:
+        return np.where(nan, np.uint16(0), np.minimum(code, np.uint16(one)))[()]
+    return np.where(nan, NAN_16, code)[()] if np.count_nonzero(nan) else code
+
+
+def neg_f16(a: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: neg.f16."""
+    return _modified(np.asarray(a, np.uint16) ^ np.uint16(0x8000), False, False, 0x3C00)
+
+
+def abs_f16(a: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: abs.f16."""
+    return _modified(np.asarray(a, np.uint16) & np.uint16(0x7FFF), False, False, 0x3C00)
+
+
+def neg_bf16(a: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: neg.bf16."""
+    return _modified(np.asarray(a, np.uint16) ^ np.uint16(0x8000), False, False, 0x3F80)
+
+
+def abs_bf16(a: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: abs.bf16."""
+    return _modified(np.asarray(a, np.uint16) & np.uint16(0x7FFF), False, False, 0x3F80)
+
+
+def _f16_operands(ftz: bool, *codes: np.ndarray) -> list[np.ndarray]:
+    """Decode to f64, where sums and products of two f16 are exact."""
+    values = [np.asarray(c, np.uint16).view(np.float16).astype(np.float64) for c in codes]
+    return [_flush(v) for v in values] if ftz else values
+
+
+def _flush(value: np.ndarray) -> np.ndarray:
+    """f16 subnormals to zero of the same sign."""
+    return value * (np.abs(value) >= _MIN_NORMAL_F16)
+
+
+def _f16_result(value: np.ndarray, ftz: bool, sat: bool, relu: bool) -> np.ndarray:
+    """Round f64 to f16 once and apply the modifiers."""
+    rounded = np.asarray(value).astype(np.float16)
+    if ftz:
+        rounded = _flush(rounded)
+    return _modified(rounded.astype(np.float16).view(np.uint16), relu, sat, 0x3C00)
+
+
+def add_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
+    """Half Precision Floating Point Instructions: add.f16."""
+    x, y = _f16_operands(ftz, a, b)
+    return _f16_result(x + y, ftz, sat, False)
+
+
+def sub_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
+    """Half Precision Floating Point Instructions: sub.f16."""
+    x, y = _f16_operands(ftz, a, b)
+    return _f16_result(x - y, ftz, sat, False)
+
+
+def mul_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
+    """Half Precision Floating Point Instructions: mul.f16."""
+    x, y = _f16_operands(ftz, a, b)
+    return _f16_result(x * y, ftz, sat, False)
+
+
+def fma_f16(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    *,
+    ftz: bool = False,
+    sat: bool = False,
+    relu: bool = False,
+) -> np.ndarray:
+    """Half Precision Floating Point Instructions: fma.f16.
+
+    The f64 sum may be inexact, but never on an f16 midpoint: a 22-bit product and an 11-bit addend
+    within the exponents of f16 would have to span more than 42 bits below the midpoint bit.
+    """
+    x, y, z = _f16_operands(ftz, a, b, c)
+    return _f16_result(x * y + z, ftz, sat, relu)
+
+
+def _bf16_sum(x: np.ndarray, y: np.ndarray, relu: bool = False) -> np.ndarray:
+    """The exact sum of two float64 arrays, rounded once to bf16.
+
+    Rounding through f64 and f32 can only go wrong where the f32 is a bf16 midpoint.
+    """
+    single = np.asarray(x + y).astype(np.float32)
+    if np.count_nonzero((single.view(np.uint32) & np.uint32(0xFFFF)) == np.uint32(0x8000)):
+        single = f64_to_f32_odd(odd_f64(*two_sum(x, y)))
+    return _modified(f32_to_bf16(single), relu, False, 0x3F80)
+
+
+def _bf16_operands(*codes: np.ndarray) -> list[np.ndarray]:
+    """Decode to f64, where a product of two bf16 is exact."""
+    return [bf16_to_f32(c).astype(np.float64) for c in codes]
+
+
+def add_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: add.bf16."""
+    return _bf16_sum(*_bf16_operands(a, b))
+
+
+def sub_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: sub.bf16."""
+    x, y = _bf16_operands(a, b)
+    return _bf16_sum(x, -y)
+
+
+def mul_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Half Precision Floating Point Instructions: mul.bf16."""
+    x, y = _bf16_operands(a, b)
+    return _bf16_sum(x * y, np.float64(-0.0))
+
+
+def fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """Half Precision Floating Point Instructions: fma.bf16."""
+    x, y, z = _bf16_operands(a, b, c)
+    return _bf16_sum(x * y, z, relu)
+
+
+def minmax_f16(op: str, *codes: np.ndarray, ftz: bool = False, **flags: bool) -> np.ndarray:
+    """Half Precision Floating Point Instructions: min, max on f16; flags as `minmax_f32`."""
+    values = [f16_to_f32(c) for c in codes]
+    if ftz:
+        values = [_flush(v) for v in values]
+    return f32_to_f16(minmax_f32(op, *values, **flags))
+
+
+def minmax_bf16(op: str, *codes: np.ndarray, **flags: bool) -> np.ndarray:
+    """Half Precision Floating Point Instructions: min, max on bf16; flags as `minmax_f32`."""
+    return f32_to_bf16(minmax_f32(op, *(bf16_to_f32(c) for c in codes), **flags))

@@ -1,0 +1,11 @@
+"""The instructions: one small emitter each, registered by opcode with its PTX ISA section.
+
+Importing this package fills the registry. An emitter gets the lowering context, the instruction and
+its matched form, and states what the instruction does to the machine; it never looks at a kernel.
+What an instruction does at run time stands in the same file, below its emitter.
+"""
+
+from ptxemu.ops import (  # noqa: E402, F401  (imported for their registrations)
+    async_copy, atomics, barriers, compare, control, convert, fences, floats, integers, load_store,
+    mbarrier, move, tcgen05_copy, tcgen05_mma, tensor_copy, warp,
+)

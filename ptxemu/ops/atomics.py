@@ -1,0 +1,114 @@
+"""atom and red on global and shared memory: PTX ISA "atom", "red". Lanes act one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ptxemu.codegen.lower import Lower, type_width
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine import access
+from ptxemu.numerics import arith, half
+from ptxemu.ops.load_store import address_value, space_of
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Instr
+
+_TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
+_OPS = "add min max and or xor exch cas inc dec"
+_FLAGS = (
+    f"{_OPS} global shared shared::cta shared::cluster relaxed acquire release acq_rel cta cluster gpu sys "
+    "noftz L2::cache_hint v2 v4 v8"
+)
+
+
+@op("atom", types=_TYPES, flags=_FLAGS, section="atom")
+def atom(c: Lower, i: Instr, f: Match) -> None:
+    _atomic(c, f, i.operands[0], i.operands[1], i.operands[2:])
+
+
+@op("red", types=_TYPES, flags=_FLAGS, section="red")
+def red(c: Lower, i: Instr, f: Match) -> None:
+    _atomic(c, f, None, i.operands[0], i.operands[1:])
+
+
+def _atomic(c: Lower, f: Match, target: object, where: object, sources: tuple) -> None:
+    if f.pick("v2", "v4", "v8"):
+        raise UnsupportedPtx("vector atomics")
+    name, width = f.pick(*_OPS.split()), type_width(f.type)
+    address = address_value(c, where, space_of(f))
+    kind = f"u{max(width, 16)}"
+    count = 2 if name == "cas" else 1
+    values = [c.src(source, kind) for source in sources[:count]]
+    fields = ", ".join(f"{{{k + 1}}}" for k in range(count))
+    text = f"atomic(w, '{space_of(f)}', '{name}', '{f.type}', {{0}}, {fields})"
+    out = c.effect(text, address, *values, results=[(kind, False)])
+    c.dst(target, out[0])
+
+
+def _wrap(function: Callable[[int, int], int]) -> Callable:
+    return lambda old, value, width: function(old, value) & ((1 << width) - 1)
+
+
+def _signed(value: int, width: int) -> int:
+    return (value ^ 1 << width - 1) - (1 << width - 1)
+
+
+_INTEGER = {
+    "add": _wrap(lambda old, value: old + value),
+    "and": _wrap(lambda old, value: old & value),
+    "or": _wrap(lambda old, value: old | value),
+    "xor": _wrap(lambda old, value: old ^ value),
+    "exch": _wrap(lambda old, value: value),
+    "inc": _wrap(lambda old, value: 0 if old >= value else old + 1),
+    "dec": _wrap(lambda old, value: value if old == 0 or old > value else old - 1),
+}
+
+
+def combine(name: str, ptx_type: str, old: int, value: int) -> int:
+    """The new bits of an atomic on one element."""
+    width = type_width(ptx_type)
+    if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):
+        return _combine_float(name, ptx_type, old, value)
+    if name in ("min", "max"):
+        pick = min if name == "min" else max
+        if ptx_type[0] == "s":
+            return pick(_signed(old, width), _signed(value, width)) & ((1 << width) - 1)
+        return pick(old, value)
+    return _INTEGER[name](old, value, width)
+
+
+def _combine_float(name: str, ptx_type: str, old: int, value: int) -> int:
+    if name == "exch":
+        return value
+    if name != "add":
+        raise UnsupportedPtx(f"atomic {name} on {ptx_type}")
+    if ptx_type in ("f32", "f64"):
+        dtype, bits = (np.float32, np.uint32) if ptx_type == "f32" else (np.float64, np.uint64)
+        function = arith.add_f32 if ptx_type == "f32" else arith.add_f64
+        a, b = (np.array([x], bits).view(dtype) for x in (old, value))
+        return int(np.asarray(function(a, b), dtype).view(bits)[0])
+    base = ptx_type.removesuffix("x2")
+    function = half.add_f16 if base == "f16" else half.add_bf16
+    kind = np.uint32 if ptx_type.endswith("x2") else np.uint16
+    a, b = (np.array([x], kind).view(np.uint16) for x in (old, value))
+    return int(function(a, b).view(kind)[0])
+
+
+@runtime
+def atomic(w: object, space: str, name: str, ptx_type: str, address: object, *values: object) -> np.ndarray:
+    """The old values, per lane."""
+    size = type_width(ptx_type) // 8
+    out = np.zeros(32, f"u{max(size, 2)}")
+    lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
+    columns = [w.lane_values(value) for value in values]
+    w.machine.note_progress()
+    for position, (lane, where) in enumerate(zip(lanes, w.lane_values(address), strict=True)):
+        old = access.load_scalar(w, space, where, size, 1)
+        if name == "cas":
+            new = columns[1][position] if old == columns[0][position] else old
+        else:
+            new = combine(name, ptx_type, old, columns[0][position])
+        access.store_scalar(w, space, where, size, (new,))
+        out[lane] = old
+    return out

@@ -1,0 +1,94 @@
+"""setp, set, selp, slct: PTX ISA "Comparison and Selection Instructions"."""
+
+from __future__ import annotations
+
+from ptxemu.codegen.lower import NATURAL, Lower, type_width
+from ptxemu.codegen.values import Value
+from ptxemu.ops.registry import Match, op
+from ptxemu.syntax.tree import Instr, Pair
+
+_ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+            "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
+_COMPARE = f"{' '.join(_ORDERED)} {' '.join(_UNORDERED)} num nan"
+_TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16"
+
+
+def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: bool) -> Value:
+    """The predicate a <how> b. Unordered forms are true when an operand is NaN."""
+    if ptx_type in ("f16", "bf16"):
+        left, right = (c.pure("f32", None, f"formats.{ptx_type}_to_f32({{0}})", c.src(x, "u16"))
+                       for x in (a, b))
+    else:
+        kind = ptx_type.replace("b", "u")
+        left, right = c.src(a, kind), c.src(b, kind)
+    if ftz:
+        left, right = (c.pure("f32", None, "flush_f32({t0})", v) for v in (left, right))
+    unordered = "(({0} != {0}) | ({1} != {1}))"
+    if how in ("nan", "num"):
+        text = unordered if how == "nan" else "(({0} == {0}) & ({1} == {1}))"
+    elif how in _UNORDERED and how != "neu":
+        text = f"(({{0}} {_UNORDERED[how]} {{1}}) | {unordered})"
+    elif how == "ne" and ptx_type[0] in "fb" and left.type in ("f32", "f64"):
+        text = f"(({{0}} != {{1}}) & (({{0}} == {{0}}) & ({{1}} == {{1}})))"
+    else:
+        text = f"({{0}} {(_ORDERED | _UNORDERED)[how]} {{1}})"
+    return c.pure("pred", text, text, left, right)
+
+
+@op("setp", types=_TYPES, flags=f"{_COMPARE} and or xor ftz", section="setp")
+def set_predicate(c: Lower, i: Instr, f: Match) -> None:
+    how = f.pick(*_COMPARE.split())
+    result = comparison(c, how, f.type, i.operands[1], i.operands[2], "ftz" in f.flags)
+    join = f.pick("and", "or", "xor")
+    targets = i.operands[0]
+    first, second = (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
+    inverse = None
+    if second is not None:
+        inverse = c.pure("pred", "(not {0})", "~{0}", result)
+    if join:
+        symbol = {"and": "&", "or": "|", "xor": "^"}[join]
+        extra = c.src(i.operands[3], "pred")
+        result = c.pure("pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", result, extra)
+        if inverse is not None:
+            inverse = c.pure("pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", inverse, extra)
+    c.dst(first, result)
+    if second is not None:
+        c.dst(second, inverse)
+
+
+@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} ftz", section="set")
+def set_value(c: Lower, i: Instr, f: Match) -> None:
+    """All ones (or 1.0) where the comparison holds."""
+    how = f.pick(*_COMPARE.split())
+    result = comparison(c, how, f.types[1], i.operands[1], i.operands[2], "ftz" in f.flags)
+    if f.types[0] == "f32":
+        out = c.pure("f32", "float({0})", "{0}.astype(F32)", result)
+    else:
+        out = c.pure("u32", "({0} * 0xffffffff)", "{0}.astype(U32) * U32(0xffffffff)", result)
+    c.dst(i.operands[0], out)
+
+
+def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
+    """a where the predicate holds, else b; both of one type."""
+    return c.pure(a.type, "({1} if {0} else {2})", "np.where({0}, {t1}, {t2})", predicate, a, b)
+
+
+@op("selp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", section="selp")
+def select_by_predicate(c: Lower, i: Instr, f: Match) -> None:
+    width = type_width(f.type)
+    predicate = c.src(i.operands[3], "pred")
+    a, b = c.raw(i.operands[1], width), c.raw(i.operands[2], width)
+    if a.type != b.type:
+        kind = b.type if a.const is not None else a.type
+        a, b = c.convert(a, kind), c.convert(b, kind)
+    c.dst(i.operands[0], select(c, predicate, a, b))
+
+
+@op("slct", types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"), flags="ftz", section="slct")
+def select_by_sign(c: Lower, i: Instr, f: Match) -> None:
+    """a where c >= 0, else b."""
+    kind = NATURAL[type_width(f.types[0])]
+    control = c.src(i.operands[3], f.types[1])
+    a, b = c.src(i.operands[1], kind), c.src(i.operands[2], kind)
+    c.dst(i.operands[0], select(c, c.pure("pred", "({0} >= 0)", "{0} >= 0", control), a, b))

@@ -1,0 +1,55 @@
+"""bra, exit, ret, trap, nop-like hints: PTX ISA "Control Flow Instructions", "Miscellaneous".
+
+Control transfer itself is the terminator of a block (syntax.resolve); nothing is emitted here.
+"""
+
+from __future__ import annotations
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.errors import HardwareRefusal
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Instr
+
+
+@op("bra exit ret trap", flags="uni", section="bra, exit, ret, trap")
+def terminator(c: Lower, i: Instr, f: Match) -> None:
+    """The block's terminator."""
+
+
+@op("nanosleep", types="u32", section="nanosleep")
+def sleep(c: Lower, i: Instr, f: Match) -> None:
+    """Time is not modelled."""
+
+
+@op("setmaxnreg", types="u32", flags="inc dec sync aligned", section="setmaxnreg", convergent=True)
+def set_registers(c: Lower, i: Instr, f: Match) -> None:
+    """Checked: a multiple of 8 in 24..256, executed by every warp of the warpgroup."""
+    c.effect(f"set_registers(w, {i.operands[0].value})")
+
+
+@op("griddepcontrol", flags="launch_dependents wait", section="griddepcontrol")
+def grid_dependency(c: Lower, i: Instr, f: Match) -> None:
+    """Launches run one after the other, so every dependency is met."""
+
+
+@op("pmevent brkpt", section="pmevent, brkpt")
+def ignored(c: Lower, i: Instr, f: Match) -> None:
+    """Profiler and debugger hooks."""
+
+
+@runtime
+def set_registers(w: object, count: int) -> None:
+    """setmaxnreg is legal only where the whole warpgroup exists and asks for the same count."""
+    if count % 8 or not 24 <= count <= 256:
+        raise HardwareRefusal(f"setmaxnreg {count}; must be a multiple of 8 from 24 to 256")
+    first = w.index // 4 * 4
+    group = w.cta.warps[first:first + 4]
+    if len(group) < 4:
+        raise HardwareRefusal(f"setmaxnreg in warp {w.index}: its warpgroup has {len(group)} warps, not 4")
+    w.registers = count
+
+
+@runtime
+def clock(w: object) -> int:
+    """Instructions executed by this warp so far; time is not modelled."""
+    return sum(n * c for n, c in zip(w.program.lengths, w.counts, strict=True))

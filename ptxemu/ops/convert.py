@@ -1,0 +1,166 @@
+"""cvt and its packed narrow-float forms: PTX ISA "cvt", "cvt.pack", "szext"."""
+
+from __future__ import annotations
+
+from ptxemu.codegen.lower import Lower, type_width
+from ptxemu.codegen.values import DTYPE, Value
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.ops.registry import Match, op
+from ptxemu.syntax.tree import Instr
+
+_INT = "u8 s8 u16 s16 u32 s32 u64 s64"
+_ROUND_INT = "rni rzi rmi rpi"
+_ROUND = "rn rz rm rp rna"
+_NARROW = "e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2"
+
+
+def narrow_source(c: Lower, operand: object, ptx_type: str) -> Value:
+    """An integer operand truncated to 8 bits where its type says so."""
+    if ptx_type == "u8":
+        return c.pure("u16", "({0} & 0xff)", "{0} & 0xff", c.src(operand, "u16"))
+    if ptx_type == "s8":
+        return c.pure("s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)",
+                      c.src(operand, "u16"))
+    return c.src(operand, ptx_type)
+
+
+@op("cvt", types=(_INT, _INT), flags="sat", section="cvt")
+def integer_to_integer(c: Lower, i: Instr, f: Match) -> None:
+    target, source = f.types
+    value = narrow_source(c, i.operands[1], source)
+    width, signed = type_width(target), target[0] == "s"
+    if "sat" in f.flags:
+        low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
+        value = c.pure(value.type, f"max(min({{0}}, {high}), {low})", f"clip_int({{0}}, {low}, {high})", value)
+    kind = f"{target[0]}{max(width, 16)}"
+    mask = (1 << width) - 1
+    if width == 8 and not signed:
+        out = c.pure("u16", "({0} & 0xff)", "({0} & 0xff).astype(U16)", value)
+    elif width == 8:
+        out = c.pure("s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)", value)
+    elif signed:
+        out = c.pure(kind, f"signed{width}({{0}} & {mask:#x})", f"{{0}}.astype({DTYPE[kind]})", value)
+    else:
+        out = c.pure(kind, f"({{0}} & {mask:#x})", f"{{0}}.astype({DTYPE[kind]})", value)
+    c.dst(i.operands[0], out)
+
+
+@op("cvt", types=("f32 f64 f16 bf16", _INT), flags=_ROUND, section="cvt")
+def integer_to_float(c: Lower, i: Instr, f: Match) -> None:
+    target, source = f.types
+    value = narrow_source(c, i.operands[1], source)
+    rounding = f.pick("rn", "rz", "rm", "rp", default="rn")
+    kind = "u16" if target in ("f16", "bf16") else target
+    text = f"conversions.int_to_{target}({{0}}, '{rounding}')"
+    c.dst(i.operands[0], c.pure(kind, None, text, value))
+
+
+@op("cvt", types=(_INT, "f32 f64 f16 bf16"), flags=f"{_ROUND_INT} ftz sat", section="cvt")
+def float_to_integer(c: Lower, i: Instr, f: Match) -> None:
+    target, source = f.types
+    value = as_float(c, i.operands[1], source)
+    if "ftz" in f.flags and value.type == "f32":
+        value = c.pure("f32", None, "flush_f32({t0})", value)
+    width = type_width(target)
+    rounding = f.pick(*_ROUND_INT.split(), default="rzi")
+    text = f"conversions.float_to_int({{t0}}, {width}, {target[0] == 's'}, '{rounding}')"
+    c.dst(i.operands[0], c.pure(f"{target[0]}{max(width, 16)}", None, text, value))
+
+
+def as_float(c: Lower, operand: object, ptx_type: str) -> Value:
+    """A float operand as f32, or f64 if it is one."""
+    if ptx_type in ("f16", "bf16"):
+        return c.pure("f32", None, f"formats.{ptx_type}_to_f32({{0}})", c.src(operand, "u16"))
+    return c.src(operand, ptx_type)
+
+
+@op("cvt", types=("f32 f64 f16 bf16 tf32", "f32 f64 f16 bf16"),
+    flags=f"{_ROUND} {_ROUND_INT} ftz sat relu satfinite", section="cvt")
+def float_to_float(c: Lower, i: Instr, f: Match) -> None:
+    target, source = f.types
+    value = as_float(c, i.operands[1], source)
+    if "ftz" in f.flags and value.type == "f32":
+        value = c.pure("f32", None, "flush_f32({t0})", value)
+    whole = f.pick(*_ROUND_INT.split())
+    if whole:
+        value = c.pure(value.type, None, f"conversions.round_f32({{t0}}, '{whole}')", value)
+    if "sat" in f.flags:
+        value = c.pure(value.type, None, "np.where({0} > 0, np.minimum({0}, 1), 0).astype(np.asarray({0}).dtype)",
+                       value)
+    rounding = f.pick(*_ROUND.split(), default="rn")
+    flags = "".join(f", {flag}=True" for flag in ("relu", "satfinite") if flag in f.flags)
+    c.dst(i.operands[0], _encode(c, value, target, rounding, flags))
+
+
+def _encode(c: Lower, value: Value, target: str, rounding: str, flags: str) -> Value:
+    """f32 or f64 -> the target format."""
+    if target == value.type:
+        return value
+    if target == "f64":
+        return c.pure("f64", "{0}", "{0}.astype(F64)", value)
+    if target == "f32":
+        return c.pure("f32", None, f"rounding.f64_to_f32({{t0}}, '{rounding}')", value)
+    if value.type == "f64":
+        return c.pure("u16", None, f"formats.f64_to_{target}({{0}}, '{rounding}')", value)
+    kind = "u32" if target == "tf32" else "u16"
+    return c.pure(kind, None, f"formats.f32_to_{target}({{0}}, '{rounding}'{flags})", value)
+
+
+@op("cvt", types=("f16x2 bf16x2", "f32"), flags="rn rz relu satfinite", section="cvt")
+def pack_halves(c: Lower, i: Instr, f: Match) -> None:
+    """d = {a, b}: the first source goes to the upper half."""
+    high, low = (c.src(operand, "f32") for operand in i.operands[1:3])
+    name = f.types[0].removesuffix("x2")
+    flags = "".join(f", {flag}=True" for flag in ("relu", "satfinite") if flag in f.flags)
+    call = f"formats.f32_to_{name}({{}}, '{f.pick('rn', 'rz')}'{flags})"
+    text = f"pack16({call.format('{1}')}, {call.format('{0}')})"
+    c.dst(i.operands[0], c.pure("u32", None, text, high, low))
+
+
+@op("cvt", types=(_NARROW, "f32"), flags="rn satfinite relu", section="cvt")
+def pack_narrow(c: Lower, i: Instr, f: Match) -> None:
+    """Two f32 -> two 8-bit codes in 16 bits (e2m1: two nibbles in 8); the first source is upper."""
+    high, low = (c.src(operand, "f32") for operand in i.operands[1:3])
+    name = f.types[0].removesuffix("x2")
+    flag = ", relu=True" if "relu" in f.flags else ""
+    shift = 4 if name == "e2m1" else 8
+    text = (f"(formats.f32_to_{name}({{1}}{flag}).astype(U16)"
+            f" | formats.f32_to_{name}({{0}}{flag}).astype(U16) << {shift})")
+    c.dst(i.operands[0], c.pure("u16", None, text, high, low))
+
+
+@op("cvt", types=("f16x2", _NARROW), flags="rn relu", section="cvt")
+def unpack_narrow(c: Lower, i: Instr, f: Match) -> None:
+    """Two narrow codes -> two f16."""
+    name = f.types[1].removesuffix("x2")
+    value = c.src(i.operands[1], "u16")
+    shift, mask = (4, 0xF) if name == "e2m1" else (8, 0xFF)
+    flag = ", relu=True" if "relu" in f.flags else ""
+    low = f"formats.minifloat_to_f16({{0}} & {mask}, '{name}'{flag})"
+    high = f"formats.minifloat_to_f16({{0}} >> {shift} & {mask}, '{name}'{flag})"
+    c.dst(i.operands[0], c.pure("u32", None, f"pack16({low}, {high})", value))
+
+
+@op("cvt", types=("ue8m0x2", "f32"), flags="rz rp satfinite", section="cvt")
+def pack_scales(c: Lower, i: Instr, f: Match) -> None:
+    high, low = (c.src(operand, "f32") for operand in i.operands[1:3])
+    flags = ", satfinite=True" if "satfinite" in f.flags else ""
+    call = f"formats.f32_to_ue8m0({{}}, '{f.pick('rz', 'rp')}'{flags}).astype(U16)"
+    c.dst(i.operands[0], c.pure("u16", None, f"({call.format('{1}')} | {call.format('{0}')} << 8)", high, low))
+
+
+@op("cvt", types=("bf16x2", "ue8m0x2"), flags="rn", section="cvt")
+def unpack_scales(c: Lower, i: Instr, f: Match) -> None:
+    value = c.src(i.operands[1], "u16")
+    text = "pack16(formats.ue8m0_to_bf16({0} & 0xff), formats.ue8m0_to_bf16({0} >> 8))"
+    c.dst(i.operands[0], c.pure("u32", None, text, value))
+
+
+@op("cvt.pack", types=("u16 s16", "s32"), flags="sat", section="cvt.pack")
+def pack_saturated(c: Lower, i: Instr, f: Match) -> None:
+    if len(i.operands) != 3:
+        raise UnsupportedPtx("cvt.pack with a third source")
+    low, high = (-32768, 32767) if f.types[0] == "s16" else (0, 65535)
+    a, b = (c.src(operand, "s32") for operand in i.operands[1:3])
+    call = f"clip_int({{}}, {low}, {high}).astype(U16)"
+    c.dst(i.operands[0], c.pure("u32", None, f"pack16({call.format('{1}')}, {call.format('{0}')})", a, b))

@@ -1,0 +1,204 @@
+"""mbarrier instructions: PTX ISA "mbarrier".
+
+`try_wait` parks the warp until its phase completes; the scheduler may let it return false, as hardware
+may at any time. `test_wait` never waits. A shared::cluster address reaches the barrier of a peer CTA.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import Value, constant
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.scheduler import TIMED_OUT
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Instr
+
+_WHERE = "shared shared::cta shared::cluster"
+_ORDER = "release acquire relaxed cta cluster gpu sys"
+
+
+def barrier_address(c: Lower, operand: object) -> Value:
+    """Shared addresses are 32-bit; a generic one is taken out of the shared window."""
+    register = getattr(operand.base, "name", None)
+    if register in c.registers._width and c.registers.width(register) == 64:
+        value = c.address(operand, 64)
+        return c.pure("u32", "({0} & 0xffffffff)", "{0}.astype(U32)", value)
+    return c.address(operand, 32)
+
+
+@op("mbarrier.init", types="b64", flags=_WHERE, section="mbarrier.init")
+def init(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("mbarrier_init(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+
+
+@op("mbarrier.inval", types="b64", flags=_WHERE, section="mbarrier.inval")
+def invalidate(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("mbarrier_inval(w, {0})", barrier_address(c, i.operands[0]))
+
+
+@op("mbarrier.arrive mbarrier.arrive_drop", types="b64", flags=f"{_WHERE} {_ORDER} noComplete",
+    section="mbarrier.arrive")
+def arrive(c: Lower, i: Instr, f: Match) -> None:
+    state, operands = _state(i)
+    count = c.src(operands[1], "u32") if len(operands) > 1 else constant(1, "u32")
+    drop = f.form.name == "mbarrier.arrive_drop"
+    out = c.effect(f"mbarrier_arrive(w, {{0}}, {{1}}, {drop})", barrier_address(c, operands[0]), count,
+                   results=[("u64", True)])
+    c.dst(state, out[0])
+
+
+@op("mbarrier.arrive.expect_tx mbarrier.arrive_drop.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}",
+    section="mbarrier.arrive")
+def arrive_expect(c: Lower, i: Instr, f: Match) -> None:
+    state, operands = _state(i)
+    drop = f.form.name.startswith("mbarrier.arrive_drop")
+    out = c.effect(f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop})", barrier_address(c, operands[0]),
+                   c.src(operands[1], "u32"), results=[("u64", True)])
+    c.dst(state, out[0])
+
+
+def _state(i: Instr) -> tuple[object, tuple]:
+    """(destination or None, the operands after it)."""
+    first = i.operands[0]
+    if type(first).__name__ == "Addr":
+        return None, i.operands
+    return first, i.operands[1:]
+
+
+@op("mbarrier.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.expect_tx")
+def expect(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("mbarrier_expect(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+
+
+@op("mbarrier.complete_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.complete_tx")
+def complete(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("mbarrier_complete(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+
+
+@op("mbarrier.try_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", section="mbarrier.try_wait",
+    blocking=True)
+def try_wait(c: Lower, i: Instr, f: Match) -> None:
+    _wait(c, i, f, "mbarrier_try_wait", parks=True)
+
+
+@op("mbarrier.test_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", section="mbarrier.test_wait")
+def test_wait(c: Lower, i: Instr, f: Match) -> None:
+    _wait(c, i, f, "mbarrier_test_wait", parks=False)
+
+
+def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
+    """The third operand is a parity, or the state that an arrive returned: its low bit serves as well."""
+    address = barrier_address(c, i.operands[1])
+    if "parity" in f.flags:
+        parity = c.src(i.operands[2], "u32")
+    else:
+        parity = c.convert(c.src(i.operands[2], "u64"), "u32")
+        parity = c.pure("u32", "({0} & 1)", "{0} & 1", parity)
+    uniform = address.uniform and parity.uniform
+    if not uniform:  # lanes that wait on different barriers poll
+        function = "mbarrier_test_wait_lanes"
+    out = c.effect(f"{function}(w, {{0}}, {{1}})", address, parity,
+                   results=[("pred", uniform)], parks=parks and uniform)
+    c.dst(i.operands[0], out[0])
+
+
+@op("mbarrier.pending_count", types="b64", section="mbarrier.pending_count")
+def pending(c: Lower, i: Instr, f: Match) -> None:
+    raise UnsupportedPtx("mbarrier.pending_count")
+
+
+# -- what they do ---------------------------------------------------------------------------
+
+
+def find(w: object, address: int) -> MBarrier:
+    """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
+    return w.cluster.cta(address >> RANK_SHIFT & 0xFF).mbarrier(address & OFFSET_MASK)
+
+
+def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, int]]:
+    """(address, value, how many lanes) over the active lanes."""
+    if np.ndim(address) == 0 and np.ndim(value) == 0:
+        return [(address, value, w.frag.mask.bit_count())]
+    return [(a, v, 1) for a, v in zip(w.lane_values(address), w.lane_values(value), strict=True)]
+
+
+@runtime
+def mbarrier_init(w: object, address: object, count: object) -> None:
+    for where, expected, _ in _pairs(w, address, count):
+        w.cluster.cta(where >> RANK_SHIFT & 0xFF).init_mbarrier(where & OFFSET_MASK, expected)
+
+
+@runtime
+def mbarrier_inval(w: object, address: object) -> None:
+    for where, _, _ in _pairs(w, address, 0):
+        find(w, where)
+        del w.cluster.cta(where >> RANK_SHIFT & 0xFF).mbarriers[where & OFFSET_MASK]
+
+
+@runtime
+def mbarrier_arrive(w: object, address: object, count: object, drop: bool) -> int:
+    state = 0
+    w.machine.note_progress()
+    for where, number, lanes in _pairs(w, address, count):
+        state = find(w, where).arrive(number * lanes, drop=drop)
+    return state
+
+
+@runtime
+def mbarrier_arrive_expect(w: object, address: object, nbytes: object, drop: bool) -> int:
+    state = 0
+    w.machine.note_progress()
+    for where, number, lanes in _pairs(w, address, nbytes):
+        barrier = find(w, where)
+        barrier.expect(number * lanes)
+        state = barrier.arrive(lanes, drop=drop)
+    return state
+
+
+@runtime
+def mbarrier_expect(w: object, address: object, nbytes: object) -> None:
+    for where, number, lanes in _pairs(w, address, nbytes):
+        find(w, where).expect(number * lanes)
+
+
+@runtime
+def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
+    w.machine.note_progress()
+    for where, number, lanes in _pairs(w, address, nbytes):
+        find(w, where).complete(number * lanes)
+
+
+@runtime
+def mbarrier_test_wait(w: object, address: int, parity: int) -> bool:
+    return find(w, address).done(parity)
+
+
+@runtime
+def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.ndarray:
+    """One answer per lane; no lane waits."""
+    out = np.zeros(32, np.bool_)
+    active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
+    for lane, (where, bit, _) in zip(active, _per_lane(w, address, parity), strict=True):
+        out[lane] = find(w, where).done(bit)
+    return out
+
+
+def _per_lane(w: object, address: object, parity: object) -> list[tuple[int, int, int]]:
+    return [(a, v, 1) for a, v in zip(w.lane_values(address), w.lane_values(parity), strict=True)]
+
+
+@runtime
+def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
+    barrier, frag = find(w, address), w.frag
+    timed_out, frag.token = frag.token is TIMED_OUT, None
+    if barrier.done(parity):
+        return True
+    if timed_out:
+        return False
+    barrier.waiters.append((w, frag))
+    w.park((barrier, parity))
+    return None

@@ -1,0 +1,196 @@
+"""Tensor memory: alloc, dealloc, ld, st, wait. PTX ISA "tcgen05.alloc", "tcgen05.ld", "tcgen05.st",
+"tcgen05.wait".
+
+`tcgen05.ld` destinations are interlocked, so the read may happen at any time up to the earlier of
+`wait::ld` and the first real use of a destination. Under the adversarial policy it happens then: the
+destinations are rows of an array that is filled in place, and moves pass the rows on unread. `tcgen05.st`
+reaches tensor memory at `wait::st` under that policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.codegen.lower import Late, Lower
+from ptxemu.codegen.values import Value
+from ptxemu.machine.tmem import POISON, SHAPES
+from ptxemu.ops.load_store import address_value
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Addr, Instr
+
+_SHAPES = " ".join(SHAPES)
+_NUMBERS = "x1 x2 x4 x8 x16 x32 x64 x128"
+_GROUPS = "cta_group::1 cta_group::2"
+
+
+@op("tcgen05.alloc", types="b32", flags=f"{_GROUPS} sync aligned shared::cta", section="tcgen05.alloc",
+    convergent=True, blocking=True)
+def alloc(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("tmem_alloc(w, {0}, {1})", address_value(c, i.operands[0], "shared"), c.src(i.operands[1], "u32"),
+             parks=True)
+
+
+@op("tcgen05.dealloc", types="b32", flags=f"{_GROUPS} sync aligned", section="tcgen05.dealloc", convergent=True)
+def dealloc(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("tmem_dealloc(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32"))
+
+
+@op("tcgen05.relinquish_alloc_permit", flags=f"{_GROUPS} sync aligned", section="tcgen05.relinquish_alloc_permit",
+    convergent=True)
+def relinquish(c: Lower, i: Instr, f: Match) -> None:
+    c.effect("w.cta.tmem.relinquish()")
+
+
+def _where(c: Lower, operand: object) -> Value:
+    return c.address(operand, 32) if isinstance(operand, Addr) else c.src(operand, "u32")
+
+
+def _half_split(i: Instr, f: Match) -> int:
+    """The immediate of .16x32bx2: columns between the two halves."""
+    return i.operands[-1].value if f.pick("16x32bx2") and len(i.operands) == 3 else 0
+
+
+@op("tcgen05.ld", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} pack::16b", section="tcgen05.ld",
+    convergent=True)
+def load(c: Lower, i: Instr, f: Match) -> None:
+    targets = c.each(i.operands[0])
+    arguments = (f"'{f.pick(*SHAPES)}', {int(f.pick(*_NUMBERS.split())[1:])}, {{0}}, {'pack::16b' in f.flags}, "
+                 f"{int(i.operands[2].value) if len(i.operands) > 2 else 0}")
+    address = _where(c, i.operands[1])
+    name = "tmem_load_late" if c.late else "tmem_load"
+    extra = f", {len(targets)}" if c.late else ""
+    values = c.effect(f"{name}(w, {arguments}{extra})", address, results=[("u32", False)] * len(targets),
+                      matrix=True)
+    if c.late or c.analysis:
+        late = Late(values[0])
+        for value in values:
+            value.late = late
+        if c.late:
+            c.open_loads.append(late)
+    for target, value in zip(targets, values, strict=True):
+        c.dst(target, value)
+
+
+@op("tcgen05.st", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} unpack::16b", section="tcgen05.st",
+    convergent=True)
+def store(c: Lower, i: Instr, f: Match) -> None:
+    split = len(i.operands) > 2
+    sources = c.each(i.operands[-1])
+    arguments = (f"'{f.pick(*SHAPES)}', {int(f.pick(*_NUMBERS.split())[1:])}, {{0}}, {{rows}}, "
+                 f"{'unpack::16b' in f.flags}, {int(i.operands[1].value) if split else 0}")
+    values = tuple(c.convert(c.raw(source, 32), "u32") for source in sources)
+    c.effect(f"tmem_store(w, {arguments})", _where(c, i.operands[0]), rows=values)
+
+
+@op("tcgen05.wait::ld", flags="sync aligned", section="tcgen05.wait", convergent=True)
+def wait_load(c: Lower, i: Instr, f: Match) -> None:
+    if c.late:
+        for late in c.open_loads:
+            late.settled = True
+        c.effect("settle_loads(w)")
+
+
+@op("tcgen05.wait::st", flags="sync aligned", section="tcgen05.wait", convergent=True)
+def wait_store(c: Lower, i: Instr, f: Match) -> None:
+    if c.late:
+        c.effect("settle_stores(w)")
+
+
+@op("tcgen05.fence::before_thread_sync tcgen05.fence::after_thread_sync", section="tcgen05.fence")
+def fence(c: Lower, i: Instr, f: Match) -> None:
+    """Orders tcgen05 operations of different threads; never changes a result here."""
+
+
+# -- what they do ---------------------------------------------------------------------------
+
+
+@runtime
+def tmem_alloc(w: object, target: int, columns: int) -> bool | None:
+    """Waits while there is no room; the address is written to shared memory."""
+    base = w.cta.tmem.try_alloc(columns)
+    if base is None:
+        w.cta.tmem_waiters.append((w, w.frag))
+        w.park(f"{columns} free TMEM columns of {w.cta.name()}")
+        return None
+    offset = target & 0xFFFFFF
+    w.cta.check(offset, 4)
+    w.cta.views[4][offset // 4] = base
+    return True
+
+
+@runtime
+def tmem_dealloc(w: object, address: int, columns: int) -> None:
+    settle_loads(w)
+    w.cta.tmem.dealloc(address, columns)
+    waiters, w.cta.tmem_waiters = w.cta.tmem_waiters, []
+    for warp, fragment in waiters:
+        warp.wake(fragment)
+
+
+def one_address(address: object) -> int:
+    """tcgen05 addresses are the same in all lanes."""
+    return address if np.ndim(address) == 0 else int(address[0])
+
+
+@runtime
+def tmem_load(w: object, shape: str, number: int, address: object, pack: bool, split: int) -> np.ndarray:
+    """uint32 [register, 32 lanes]."""
+    out = w.cta.tmem.load(shape, number, one_address(address), w.index % 4, pack16=pack, half_split=split)
+    w.machine.bytes["tmem.ld"] += out.nbytes
+    return out
+
+
+@runtime
+def tmem_load_late(w: object, shape: str, number: int, address: object, pack: bool, split: int,
+                   count: int) -> np.ndarray:
+    """An array that is filled when the load is settled."""
+    out = np.full((count, 32), POISON, np.uint32)
+    w.pending_loads.append((out, (shape, number, address, pack, split)))
+    return out
+
+
+def _fill(w: object, pending: tuple) -> None:
+    out, arguments = pending
+    out[:] = tmem_load(w, *arguments)
+
+
+@runtime
+def settle_loads(w: object) -> None:
+    """tcgen05.wait::ld: every pending load has happened."""
+    pending, w.pending_loads = w.pending_loads, []
+    for load_ in pending:
+        _fill(w, load_)
+
+
+@runtime
+def settle_value(w: object, value: object) -> None:
+    """First real use of a register: the load behind it, if still pending, happens now."""
+    base = getattr(value, "base", None)
+    if base is None:
+        base = value
+    for position, pending in enumerate(w.pending_loads):
+        if pending[0] is base:
+            del w.pending_loads[position]
+            _fill(w, pending)
+            return
+
+
+@runtime
+def tmem_store(w: object, shape: str, number: int, address: object, rows: np.ndarray, unpack: bool,
+               split: int) -> None:
+    w.machine.bytes["tmem.st"] += rows.nbytes
+    where = one_address(address)
+    if not w.machine.late:
+        w.cta.tmem.store(shape, number, where, w.index % 4, rows, unpack16=unpack, half_split=split)
+        return
+    rows = rows.copy()
+    w.pending_stores.append(lambda: w.cta.tmem.store(
+        shape, number, where, w.index % 4, rows, unpack16=unpack, half_split=split))
+
+
+@runtime
+def settle_stores(w: object) -> None:
+    """tcgen05.wait::st: every pending store has reached tensor memory."""
+    pending, w.pending_stores = w.pending_stores, []
+    for write in pending:
+        write()

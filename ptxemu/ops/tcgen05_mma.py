@@ -1,0 +1,112 @@
+"""tcgen05.mma (dense kinds) and tcgen05.commit: PTX ISA "tcgen05.mma", "tcgen05.commit".
+
+MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
+"""
+
+from __future__ import annotations
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import Value, constant
+from ptxemu.machine.async_ops import Work, WorkQueue
+from ptxemu.machine.cta import OFFSET_MASK, AsyncView
+from ptxemu.machine.mma import mma
+from ptxemu.machine.umma_desc import instr_desc, smem_desc
+from ptxemu.ops.mbarrier import barrier_address, find
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
+
+_GROUPS = "cta_group::1 cta_group::2"
+_KINDS = "kind::f16 kind::tf32 kind::f8f6f4 kind::i8"
+_COLLECTOR = "collector::a::fill collector::a::use collector::a::lastuse collector::a::discard"
+
+
+@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR}", section="tcgen05.mma")
+def multiply(c: Lower, i: Instr, f: Match) -> None:
+    """[d], a-desc | [a], b-desc, idesc, {disable-output-lane}, enable-input-d, scale-input-d."""
+    target, a, b, idesc, *rest = i.operands
+    lanes: tuple = ()
+    if rest and isinstance(rest[0], Vec):
+        lanes = rest.pop(0).items
+    values: list[Value] = [
+        c.address(target, 32),
+        c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
+        c.src(b, "u64"), c.src(idesc, "u32"), _enable(c, rest[0]),
+        *(c.src(lane, "u32") for lane in lanes),
+    ]
+    scale = rest[1].value if len(rest) > 1 else 0
+    fields = ", ".join(f"{{{k + 5}}}" for k in range(len(lanes)))
+    kind = f.pick(*_KINDS.split()).removeprefix("kind::")
+    group = int(f.pick(*_GROUPS.split())[-1])
+    c.effect(f"issue_mma(w, '{kind}', {group}, {isinstance(a, Addr)}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, "
+             f"({fields}{',' if lanes else ''}), {scale})", *values)
+
+
+def _enable(c: Lower, operand: object) -> Value:
+    if isinstance(operand, Imm):
+        return constant(int(bool(operand.value)), "pred")
+    return c.src(operand, "pred")
+
+
+@op("tcgen05.commit", types="b64",
+    flags=f"{_GROUPS} mbarrier::arrive::one shared::cluster multicast::cluster", section="tcgen05.commit")
+def commit(c: Lower, i: Instr, f: Match) -> None:
+    multicast = "multicast::cluster" in f.flags
+    mask = c.src(i.operands[1], "u16") if multicast else constant(0, "u16")
+    group = int(f.pick(*_GROUPS.split())[-1])
+    c.effect(f"issue_commit(w, {group}, {{0}}, {'{1}' if multicast else None})",
+             barrier_address(c, i.operands[0]), mask)
+
+
+# -- what they do ---------------------------------------------------------------------------
+
+
+def pipe(w: object, group: int) -> tuple[list, WorkQueue]:
+    """(the CTAs of the operation in rank order, their in-order queue)."""
+    if group == 1:
+        ctas = [w.cta]
+    else:
+        even = w.cta.rank & ~1
+        ctas = [w.cluster.cta(even), w.cluster.cta(even + 1)]
+    return ctas, ctas[0].tensor_pipe
+
+
+@runtime
+def issue_mma(w: object, kind: str, group: int, a_in_tmem: bool, target: object, a: object, b: object,
+              idesc: object, enable: object, lanes: tuple, scale: int) -> None:
+    ctas, queue = pipe(w, group)
+    operands = zip(*(w.lane_values(v) for v in (target, a, b, idesc, enable)), strict=True)
+    words = [w.lane_values(word)[0] for word in lanes]
+    for d, a_value, b_value, description, accumulate in operands:
+        instr = instr_desc(kind, description)
+        a_operand = a_value if a_in_tmem else smem_desc(a_value)
+        b_operand = smem_desc(b_value)
+
+        def run(d: int = d, a_operand: object = a_operand, b_operand: object = b_operand,
+                instr: object = instr, accumulate: bool = bool(accumulate)) -> None:
+            views = ctas if not any(cta.any_unfenced for cta in ctas) else [AsyncView(cta) for cta in ctas]
+            mma(views, d, a_operand, b_operand, instr, accumulate, disable_lanes=words, scale_input_d=scale)
+
+        w.machine.counts["mma"] += 1
+        w.machine.counts["mma.flops"] += 2 * instr.m * instr.n * instr.k
+        label = f"mma {kind} {instr.m}x{instr.n}x{instr.k}"
+        w.machine.issue(w, Work("tensor core", label, run), queue)
+
+
+@runtime
+def issue_commit(w: object, group: int, barrier: object, mask: object | None) -> None:
+    """One arrival once all earlier work of the pipe has completed."""
+    _, queue = pipe(w, group)
+    for address, chosen in zip(w.lane_values(barrier), w.lane_values(mask or 0), strict=True):
+        if mask is None:
+            signals = [find(w, address)]
+        else:
+            offset = address & OFFSET_MASK
+            signals = [w.cluster.cta(rank).mbarrier(offset) for rank in range(16) if chosen >> rank & 1]
+
+        def run(signals: list = signals) -> None:
+            for signal in signals:
+                signal.arrive()
+
+        w.machine.issue(w, Work("tensor core", "commit", run), queue)
+
+

@@ -1,0 +1,40 @@
+"""How a launch is emulated. One frozen dataclass; every field has a meaning on any kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+POLICIES = ("round-robin", "random", "adversarial")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Schedule, visibility and limits of an emulated launch.
+
+    policy      'round-robin': warps in turn, asynchronous work done at issue (fastest).
+                'random': warps and asynchronous completions in seeded random order.
+                'adversarial': asynchronous work as late as the memory model allows; TMEM reads at
+                the last allowed moment; generic-proxy SMEM writes unseen by the async proxy until a
+                proxy fence.
+    seed        of the random and adversarial policies.
+    limit       seconds: a launch estimated above it raises LimitExceeded; None: no limit.
+    trace       record a timeline (`LaunchReport.trace`).
+    resident    clusters resident at first; more join when all resident ones are stuck.
+    progress    called as progress(done_clusters, all_clusters) now and then.
+    """
+
+    policy: str = "round-robin"
+    seed: int = 0
+    limit: float | None = 60.0
+    trace: bool = False
+    resident: int = 2
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy={self.policy!r}; must be one of {', '.join(POLICIES)}")
+        if self.resident < 1:
+            raise ValueError(f"resident={self.resident}; must be >= 1")
+        if self.limit is not None and self.limit <= 0:
+            raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")

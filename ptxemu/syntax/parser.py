@@ -1,0 +1,445 @@
+"""Tokens -> tree, after the PTX ISA's "Syntax" and "State Spaces, Types, and Variables" chapters.
+
+Names declared inside a nested `{ }` scope are renamed with the scope's number, as inline assembly
+repeats its labels and registers. `.loc` lines are kept as (line -> source) so that a report can name
+the Python line. Unknown directives raise: nothing is skipped unseen.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ptxemu.errors import PtxSyntaxError
+from ptxemu.syntax.lexer import Token, tokenize
+from ptxemu.syntax.tree import (
+    Addr, Args, Entry, Imm, Instr, ModuleTree, Not, Pair, Reg, Special, Sym, Variable, Vec,
+)
+
+TYPE_BYTES = {
+    "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
+    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4,
+    "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16,
+}
+_SPACES = (".shared", ".global", ".const", ".local", ".param")
+_LINKAGE = (".extern", ".visible", ".weak", ".common")
+_TUNING = (
+    ".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".explicitcluster",
+    ".reqnctapercluster", ".maxclusterrank", ".noreturn", ".blocksareclusters",
+)
+_SKIPPED_LINES = (".pragma", ".address_size", ".alias", ".branchtargets", ".callprototype")
+_SPECIAL = re.compile(
+    r"%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?$"
+    r"|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo"
+    r"|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|cluster_ctarank|cluster_nctarank"
+    r"|is_explicit_cluster|dynamic_smem_size|total_smem_size|aggr_smem_size"
+    r"|reserved_smem_offset_\w+|envreg\d+|pm\d+)$"
+)
+
+
+class Parser:
+    """One pass over the tokens of one module; `parse()` is the only entry."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.split("\n")
+        self.tokens: list[Token] = tokenize(text)
+        self.tokens.append(("end", "", len(self.lines)))
+        self.at = 0
+        self.tree = ModuleTree()
+        self.scopes: list[dict[str, str]] = []  # innermost last: name as written -> unique name
+        self.scope_count = 0
+        self.entry: Entry | None = None
+
+    # -- token helpers ----------------------------------------------------------------------
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][1]
+
+    def kind(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][0]
+
+    @property
+    def line(self) -> int:
+        return self.tokens[self.at][2]
+
+    def next(self) -> str:
+        text = self.tokens[self.at][1]
+        self.at += 1
+        return text
+
+    def accept(self, text: str) -> bool:
+        if self.tokens[self.at][1] == text:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            self.fail(f"expected {text!r}, found {self.peek()!r}")
+
+    def fail(self, message: str) -> None:
+        line = self.line
+        raise PtxSyntaxError(message, line=line, text=self.lines[line - 1].strip())
+
+    def skip_line(self) -> None:
+        """Skip the rest of a directive that is one source line without a semicolon."""
+        line = self.line
+        while self.line == line and self.kind() != "end":
+            self.at += 1
+
+    def skip_braces(self) -> None:
+        depth = 0
+        while True:
+            text = self.next()
+            depth += (text == "{") - (text == "}")
+            if depth == 0:
+                return
+
+    def integer(self) -> int:
+        sign = -1 if self.accept("-") else 1
+        if self.kind() != "number":
+            self.fail(f"expected an integer, found {self.peek()!r}")
+        return sign * int(self.next().rstrip("U"), 0)
+
+    # -- module level -----------------------------------------------------------------------
+
+    def parse(self) -> ModuleTree:
+        while self.kind() != "end":
+            self.module_statement()
+        return self.tree
+
+    def module_statement(self) -> None:
+        word = self.peek()
+        if word == ".version":
+            self.next()
+            self.tree.version = self.next()
+        elif word == ".target":
+            self.next()
+            self.tree.target = self.next()
+            while self.accept(","):
+                self.next()
+        elif word == ".file":
+            self.file_directive()
+        elif word in _SKIPPED_LINES:
+            self.skip_line()
+        elif word == ".section":
+            self.at += 2
+            self.skip_braces()
+        elif word in _LINKAGE:
+            self.linkage()
+        elif word == ".entry":
+            self.entry_definition()
+        elif word == ".func":
+            self.function()
+        elif word.startswith(_SPACES):
+            self.tree.variables += self.variable_declaration()
+        else:
+            self.fail(f"unknown statement {word!r}")
+
+    def linkage(self) -> None:
+        extern = self.next() in (".extern", ".common")
+        if self.peek().startswith(_SPACES):
+            self.tree.variables += self.variable_declaration(extern)
+
+    def file_directive(self) -> None:
+        self.next()
+        number = self.integer()
+        self.tree.files[number] = self.next().strip('"')
+        while self.accept(","):
+            self.next()
+
+    def function(self) -> None:
+        """A `.func`: its name is remembered, a body is refused only when it is called."""
+        self.next()
+        if self.accept("("):
+            while self.next() != ")":
+                pass
+        self.tree.functions.add(self.next())
+        while self.peek() not in (";", "{"):
+            self.next()
+        if self.peek() == "{":
+            self.skip_braces()
+        else:
+            self.next()
+
+    # -- declarations -----------------------------------------------------------------------
+
+    def variable_declaration(self, extern: bool = False) -> list[Variable]:
+        found = self.declarators(extern)
+        self.expect(";")
+        return found
+
+    def declarators(self, extern: bool = False) -> list[Variable]:
+        """`.space .align N .type name[count] = {...}, name2 ...` without the final semicolon."""
+        space = self.next().lstrip(".").split("::")[0]
+        align, type_name, vector = 0, "", 1
+        while self.kind() == "directive":
+            word = self.next()
+            if word == ".align":
+                align = self.integer()
+            elif word in (".v2", ".v4"):
+                vector = int(word[2])
+            elif word == ".ptr":
+                continue
+            elif word in _SPACES:
+                continue
+            elif word == ".attribute":
+                self.expect("(")
+                while not self.accept(")"):
+                    self.next()
+            else:
+                type_name = word.lstrip(".")
+        if type_name not in TYPE_BYTES:
+            self.fail(f"unknown type .{type_name}")
+        found = []
+        while True:
+            found.append(self.declarator(space, type_name, vector, align, extern))
+            if not (self.peek() == "," and self.kind(1) == "word"):
+                return found
+            self.next()
+
+    def declarator(self, space: str, type_name: str, vector: int, align: int, extern: bool) -> Variable:
+        name = self.next()
+        size = TYPE_BYTES[type_name] * vector
+        count = 1
+        while self.accept("["):
+            count *= 0 if self.peek() == "]" else self.integer()
+            self.expect("]")
+        init = ()
+        if self.accept("="):
+            init = self.initializer()
+            if count == 0:
+                count = len(init)
+        return Variable(name, space, type_name, align or size, size * count, init, extern)
+
+    def initializer(self) -> tuple:
+        if not self.accept("{"):
+            return (self.immediate_or_symbol(),)
+        items: list = []
+        while not self.accept("}"):
+            items += self.initializer() if self.peek() == "{" else [self.immediate_or_symbol()]
+            self.accept(",")
+        return tuple(items)
+
+    def immediate_or_symbol(self) -> Imm | Sym:
+        if self.kind() == "word":
+            return Sym(self.next())
+        return self.immediate()
+
+    # -- entries ----------------------------------------------------------------------------
+
+    def entry_definition(self) -> None:
+        line = self.line
+        self.next()
+        entry = Entry(self.next(), line=line)
+        self.entry = entry
+        if self.accept("("):
+            while not self.accept(")"):
+                entry.params += self.declarators()
+                self.accept(",")
+        while self.peek() != "{":
+            self.tuning_directive(entry)
+        self.tree.entries[entry.name] = entry
+        self.scopes = [{}]
+        self.next()
+        while not self.accept("}"):
+            self.body_statement(entry)
+
+    def tuning_directive(self, entry: Entry) -> None:
+        word = self.next()
+        if word in (".pragma",):
+            self.skip_line()
+            return
+        if word not in _TUNING:
+            self.at -= 1
+            self.fail(f"unknown directive {word!r}")
+        values = []
+        while self.kind() == "number":
+            values.append(self.integer())
+            self.accept(",")
+        entry.directives[word.lstrip(".")] = tuple(values)
+
+    def body_statement(self, entry: Entry) -> None:
+        kind, word = self.kind(), self.peek()
+        if word == "{":
+            self.nested_scope(entry)
+        elif word == ".reg":
+            self.register_declaration(entry)
+        elif word == ".loc":
+            self.skip_line()
+        elif word == ".pragma":
+            while self.next() != ";":
+                pass
+        elif word in (".file", ".branchtargets", ".callprototype"):
+            self.skip_line()
+        elif kind == "directive" and word.startswith(_SPACES):
+            self.local_variable(entry)
+        elif word == ";":
+            self.next()
+        elif kind == "word" and self.peek(1) == ":":
+            entry.body.append(self.unique(word, declare=True))
+            self.at += 2
+        else:
+            entry.body.append(self.instruction())
+
+    def local_variable(self, entry: Entry) -> None:
+        for variable in self.variable_declaration():
+            name = self.unique(variable.name, declare=True)
+            entry.variables.append(
+                Variable(name, variable.space, variable.type, variable.align, variable.nbytes)
+            )
+
+    def nested_scope(self, entry: Entry) -> None:
+        self.next()
+        self.scope_count += 1
+        self.scopes.append(self.scope_labels())
+        while not self.accept("}"):
+            self.body_statement(entry)
+        self.scopes.pop()
+
+    def scope_labels(self) -> dict[str, str]:
+        """Labels of the scope that starts here, ahead of use: a branch may go forward."""
+        names: dict[str, str] = {}
+        depth, position = 0, self.at
+        while True:
+            text = self.tokens[position][1]
+            if text == "}":
+                if depth == 0:
+                    return names
+                depth -= 1
+            elif text == "{":
+                depth += 1
+            elif depth == 0 and self.tokens[position][0] == "word":
+                if self.tokens[position + 1][1] == ":" and self.tokens[position - 1][1] in ";}{:":
+                    names[text] = f"{text}@{self.scope_count}"
+            position += 1
+
+    def unique(self, name: str, declare: bool = False) -> str:
+        """The scope-resolved name of a register, variable or label."""
+        if declare and len(self.scopes) > 1:
+            return self.scopes[-1].setdefault(name, f"{name}@{self.scope_count}")
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return name
+
+    def register_declaration(self, entry: Entry) -> None:
+        self.next()
+        type_name = self.next().lstrip(".")
+        if type_name in ("v2", "v4"):
+            self.fail("vector registers are not supported")
+        while True:
+            name = self.next()
+            if self.accept("<"):
+                for i in range(self.integer()):
+                    entry.registers[self.unique(f"{name}{i}", declare=True)] = type_name
+                self.expect(">")
+            else:
+                entry.registers[self.unique(name, declare=True)] = type_name
+            if self.accept(";"):
+                return
+            self.expect(",")
+
+    # -- instructions -----------------------------------------------------------------------
+
+    def instruction(self) -> Instr:
+        line = self.line
+        guard = None
+        if self.accept("@"):
+            negated = self.accept("!")
+            register = Reg(self.unique(self.next()))
+            guard = Not(register) if negated else register
+        if self.kind() != "word":
+            self.fail(f"expected an instruction, found {self.peek()!r}")
+        opcode = self.next()
+        operands = []
+        while not self.accept(";"):
+            operands.append(self.operand())
+            if not self.accept(","):
+                self.expect(";")
+                break
+        return Instr(opcode, tuple(operands), guard, line, self.lines[line - 1].strip())
+
+    def operand(self) -> object:
+        kind, text = self.kind(), self.peek()
+        if text == "[":
+            return self.address()
+        if text == "{":
+            return Vec(self.item_list("}"))
+        if text == "(":
+            return Args(self.item_list(")"))
+        if self.accept("!"):
+            return Not(Reg(self.unique(self.next())))
+        if kind == "word":
+            return self.word_operand()
+        return self.immediate()
+
+    def word_operand(self) -> object:
+        first = self.name_operand(self.next())
+        if self.accept("|"):
+            return Pair(first, self.name_operand(self.next()))
+        if isinstance(first, Sym) and self.peek() in "+-":
+            return Sym(first.name, self.signed_offset())
+        return first
+
+    def name_operand(self, word: str) -> object:
+        if word == "_":
+            return None
+        if word in ("WARP_SZ",):
+            return Imm(32)
+        name = self.unique(word)
+        if name in self.entry.registers:
+            return Reg(name)
+        if word.startswith("%"):
+            if _SPECIAL.match(word):
+                return Special(word)
+            return self.component(word)
+        return Sym(name)
+
+    def component(self, word: str) -> object:
+        self.at -= 1
+        self.fail(f"undeclared register {word!r}")
+
+    def item_list(self, close: str) -> tuple:
+        self.next()
+        items = []
+        while not self.accept(close):
+            items.append(self.operand())
+            self.accept(",")
+        return tuple(items)
+
+    def address(self) -> Addr:
+        self.next()
+        base = self.operand()
+        offset, coords = 0, ()
+        if isinstance(base, Sym):
+            base, offset = Sym(base.name), base.offset
+        if self.peek() in "+-":
+            offset = self.signed_offset()
+        if self.accept(","):
+            vector = self.operand()
+            coords = vector.items if isinstance(vector, Vec) else (vector,)
+        self.expect("]")
+        return Addr(base, offset, coords)
+
+    def signed_offset(self) -> int:
+        sign = 1
+        while self.peek() in ("+", "-"):
+            sign *= -1 if self.next() == "-" else 1
+        return sign * self.integer()
+
+    def immediate(self) -> Imm:
+        sign = -1 if self.accept("-") else 1
+        kind, text = self.kind(), self.next()
+        if kind == "hexfloat":
+            return Imm(int(text[2:], 16), float_bits=32 if text[1] in "fF" else 64)
+        if kind != "number":
+            self.at -= 1
+            self.fail(f"expected an operand, found {text!r}")
+        if "." in text:
+            return Imm(sign * float(text))
+        return Imm(sign * int(text.rstrip("U"), 0))
+
+
+def parse(text: str) -> ModuleTree:
+    """Parse a PTX module; raises PtxSyntaxError with the line."""
+    return Parser(text).parse()

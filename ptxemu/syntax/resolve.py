@@ -1,0 +1,181 @@
+"""Flat statement list -> basic blocks.
+
+A block starts at a label, after a branch, before an instruction that may park the warp, and before
+the first instruction that needs the lanes of the warp together (within a block the active mask never
+changes, so one check at its start serves them all). A guarded instruction other than a branch becomes
+a branch round a block of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
+from ptxemu.ops import registry
+from ptxemu.syntax.tree import Entry, Instr, Not, Reg, Sym
+
+BRANCHES = ("bra",)
+EXITS = ("exit", "ret", "trap")
+
+
+@dataclass
+class Step:
+    """An instruction with its emitter, or with the error that executing it must raise."""
+
+    instr: Instr
+    match: registry.Match | None
+    error: UnsupportedPtx | None = None
+
+
+@dataclass
+class Block:
+    """Straight-line code. `target` is where the terminator goes when taken; None falls through."""
+
+    index: int
+    steps: list[Step] = field(default_factory=list)
+    label: str | None = None
+    guard: Reg | Not | None = None  # of the terminator
+    branch: str | int | None = None  # label, then block index once linked
+    exits: bool = False  # the terminator ends the thread (guarded by `guard` where there is one)
+    trap: bool = False
+    members: list = field(default_factory=list)  # member-mask operands; None means all live lanes
+    live_in: set[str] = field(default_factory=set)
+    live_out: set[str] = field(default_factory=set)
+
+    @property
+    def successors(self) -> list[int]:
+        after = []
+        if self.branch is not None:
+            after.append(self.branch)
+        if (self.branch is None and not self.exits) or self.guard is not None:
+            after.append(self.index + 1)
+        return after
+
+    def first_line(self) -> int:
+        return self.steps[0].instr.line if self.steps else 0
+
+
+class _Builder:
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.blocks: list[Block] = [Block(0)]
+
+    @property
+    def current(self) -> Block:
+        return self.blocks[-1]
+
+    def cut(self) -> Block:
+        """A fresh block, unless the current one is still empty."""
+        if self.current.steps or self.current.branch is not None or self.current.exits:
+            self.blocks.append(Block(len(self.blocks)))
+        return self.current
+
+    def add(self, item: Instr | str) -> None:
+        if isinstance(item, str):
+            self.label(item)
+        elif item.root in BRANCHES:
+            self.branch(item)
+        elif item.opcode in EXITS:
+            self.exit(item)
+        elif item.guard is not None:
+            self.guarded(item)
+        else:
+            self.plain(item)
+
+    def label(self, name: str) -> None:
+        block = self.cut()
+        if block.label is not None:  # two labels at one place: an empty block carries the first
+            self.blocks.append(Block(len(self.blocks)))
+        self.current.label = name
+
+    def branch(self, instr: Instr) -> None:
+        if not (len(instr.operands) == 1 and isinstance(instr.operands[0], Sym)):
+            raise PtxSyntaxError("bra needs one label", line=instr.line, text=instr.text)
+        self.current.steps.append(Step(instr, registry.match(instr)))
+        self.current.guard = instr.guard
+        self.current.branch = instr.operands[0].name
+        self.blocks.append(Block(len(self.blocks)))
+
+    def exit(self, instr: Instr) -> None:
+        self.current.steps.append(Step(instr, registry.match(instr)))
+        self.current.guard = instr.guard
+        self.current.exits = True
+        self.current.trap = instr.opcode == "trap"
+        self.blocks.append(Block(len(self.blocks)))
+
+    def guarded(self, instr: Instr) -> None:
+        """`@p op` -> branch over op when p is false."""
+        register = instr.guard.reg if isinstance(instr.guard, Not) else instr.guard
+        inverse = register if isinstance(instr.guard, Not) else Not(register)
+        skip = f"{instr.line}@{len(self.blocks)}@skip"
+        block = self.current
+        block.guard, block.branch = inverse, skip
+        self.blocks.append(Block(len(self.blocks)))
+        self.plain(instr)
+        self.blocks.append(Block(len(self.blocks), label=skip))
+
+    def plain(self, instr: Instr) -> None:
+        try:
+            step = Step(instr, registry.match(instr))
+        except UnsupportedPtx as error:
+            step = Step(instr, None, error)
+        form = step.match.form if step.match else None
+        if form and form.blocking:
+            self.cut()
+        if form and form.convergent:
+            if not self.current.members:
+                self.cut()
+            self.current.members.append(_member_mask(instr, form.name))
+        self.current.steps.append(step)
+        if form and form.ends_block:
+            self.cut()
+
+
+def _member_mask(instr: Instr, name: str) -> object:
+    """The operand that says which lanes take part, or None where it is all live lanes."""
+    position = {"shfl.sync": 4, "vote.sync": -1, "match.any.sync": 2, "match.all.sync": 2,
+                "redux.sync": 2, "elect.sync": 1, "bar.warp.sync": 0}.get(name)
+    if position is None:
+        return None
+    operand = instr.operands[position]
+    return None if getattr(operand, "value", None) in (-1, 0xFFFFFFFF) else operand
+
+
+def build_blocks(entry: Entry) -> list[Block]:
+    """The basic blocks of `entry`, linked by index; the last one always exits."""
+    builder = _Builder(entry)
+    for item in entry.body:
+        builder.add(item)
+    last = builder.cut()
+    if not last.exits:
+        last.exits = True
+    blocks = builder.blocks
+    labels = {block.label: block.index for block in blocks if block.label is not None}
+    for block in blocks:
+        if isinstance(block.branch, str):
+            if block.branch not in labels:
+                raise PtxSyntaxError(f"unknown label {block.branch!r}", line=block.first_line())
+            block.branch = labels[block.branch]
+    return blocks
+
+
+def liveness(blocks: list[Block], uses: list[set[str]], defs: list[set[str]]) -> None:
+    """Fill live_in and live_out from each block's upward-exposed uses and its definitions."""
+    before: list[list[int]] = [[] for _ in blocks]
+    for block in blocks:
+        for after in block.successors:
+            before[after].append(block.index)
+    pending = list(range(len(blocks)))
+    queued = set(pending)
+    while pending:
+        index = pending.pop()
+        queued.discard(index)
+        block = blocks[index]
+        block.live_out = set().union(*(blocks[s].live_in for s in block.successors))
+        live_in = uses[index] | (block.live_out - defs[index])
+        if live_in != block.live_in:
+            block.live_in = live_in
+            for p in before[index]:
+                if p not in queued:
+                    queued.add(p)
+                    pending.append(p)

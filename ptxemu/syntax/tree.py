@@ -1,0 +1,150 @@
+"""The syntax tree: what the parser yields and the resolver and code generator read.
+
+Operands are small frozen dataclasses; an instruction keeps its opcode as written, split at the dots,
+so that an emitter can look at modifiers without a second grammar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A virtual register, by its scope-resolved name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special register such as `%tid.x`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imm:
+    """An immediate. `value` is an int (two's complement not applied yet) or, for decimals, a float.
+
+    `float_bits` is the width of a `0f`/`0d` literal, whose `value` then holds the raw bits.
+    """
+
+    value: int | float
+    float_bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """The address of a module, shared or parameter symbol, or a label, plus a constant."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A negated predicate operand `!%p`."""
+
+    reg: Reg
+
+
+@dataclass(frozen=True, slots=True)
+class Vec:
+    """A brace list `{a, b, ...}`; `None` stands for the sink `_`."""
+
+    items: tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two destinations written `a|b`; `None` stands for the sink `_`."""
+
+    first: object
+    second: object
+
+
+@dataclass(frozen=True, slots=True)
+class Addr:
+    """A bracketed address `[base + offset]`, or `[map, {coordinates}]` of a tensor instruction."""
+
+    base: object  # Reg | Sym | Imm
+    offset: int = 0
+    coords: tuple = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Args:
+    """A parenthesised list in a call."""
+
+    items: tuple
+
+
+@dataclass(frozen=True)
+class Instr:
+    """One instruction. `parts` is the opcode split at dots: ("add", "rn", "f32")."""
+
+    opcode: str
+    operands: tuple
+    guard: Reg | Not | None
+    line: int
+    text: str
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.opcode.split("."))
+
+    @property
+    def root(self) -> str:
+        return self.parts[0]
+
+    @property
+    def type(self) -> str:
+        """The last part: for most instructions the operand type."""
+        return self.parts[-1]
+
+    def has(self, *modifiers: str) -> bool:
+        return any(m in self.parts for m in modifiers)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A `.param`, `.shared`, `.global`, `.const` or `.local` declaration."""
+
+    name: str
+    space: str
+    type: str
+    align: int
+    nbytes: int
+    init: tuple = ()
+    extern: bool = False
+
+
+@dataclass
+class Entry:
+    """One kernel: parameters in order, register types, variables, and a flat statement list.
+
+    `body` holds `Instr` and label strings in program order.
+    """
+
+    name: str
+    params: list[Variable] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)  # name -> type such as "b32", "pred"
+    variables: list[Variable] = field(default_factory=list)
+    body: list = field(default_factory=list)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    files: dict = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass
+class ModuleTree:
+    """A parsed PTX module."""
+
+    version: str = ""
+    target: str = ""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list)
+    functions: set[str] = field(default_factory=set)  # declared or defined .func names
+    files: dict[int, str] = field(default_factory=dict)  # .file number -> path

@@ -1,0 +1,46 @@
+"""How many warp-instructions per second ptxemu executes on the attention kernel.
+
+The first launch of a module also generates its code, so it stands apart from the best of the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+
+from _cases import add_case_arguments, attend, case_of
+from ptxemu.options import POLICIES, Options
+from ptxemu.report import LaunchReport
+
+
+def rate(launch: LaunchReport) -> str:
+    speed = launch.warp_instructions / launch.seconds
+    return f"{speed:>11,.0f} warp-instructions/s  ({launch.seconds:.2f} s)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_case_arguments(parser, "1,512,512,1,1")
+    parser.add_argument("--policy", choices=POLICIES, default="round-robin")
+    parser.add_argument("--repeat", type=int, default=3, help="launches after the first")
+    arguments = parser.parse_args()
+    case = case_of(arguments)
+    options = Options(policy=arguments.policy, limit=None)
+    launches = [
+        launch
+        for _ in range(1 + arguments.repeat)
+        for launch in attend(case, "emulate", options)[1]
+    ]
+    print(f"{case}, {arguments.policy}; {launches[0].warp_instructions:,} warp-instructions")
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores")
+    print(f"  first launch  {rate(launches[0])}")
+    if arguments.repeat:
+        best = min(launches[1:], key=lambda launch: launch.seconds)
+        print(f"  best of {arguments.repeat:<5} {rate(best)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""One attention case in the emulator with its timeline: a Perfetto trace, a picture, and counts.
+
+Open the JSON at ui.perfetto.dev. Times in it are nominal: they show order and overlap, no speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+from _cases import Case, add_case_arguments, attend, case_of, instructions_by_role, role_of_warp
+from ptxemu.options import POLICIES, Options
+from ptxemu.report import LaunchReport
+from timeline_png import draw
+
+TOP_OPCODES = 8
+
+
+def print_counts(case: Case, launch: LaunchReport) -> None:
+    """Warp-instructions per role with the commonest opcodes, and bytes per path."""
+    speed = launch.warp_instructions / max(launch.seconds, 1e-9)
+    print(
+        f"grid {launch.grid}, block {launch.block}, {launch.warp_instructions:,} warp-instructions "
+        f"in {launch.seconds:.2f} s ({speed:,.0f}/s)"
+    )
+    roles = role_of_warp(case)
+    for role, count in instructions_by_role(case, [launch]).items():
+        opcodes = sum((launch.by_warp[w] for w in launch.by_warp if roles[w] == role), Counter())
+        common = ", ".join(f"{name} {n:,}" for name, n in opcodes.most_common(TOP_OPCODES))
+        print(f"  {role:<8} {count:>9,}  {common}")
+    for path, count in sorted(launch.bytes.items()):
+        print(f"  {path:<18} {count:>12,} bytes")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_case_arguments(parser, "1,128,512,1,1")
+    parser.add_argument("--policy", choices=POLICIES, default="round-robin")
+    parser.add_argument("--seed", type=int, default=0, help="of the policies with chance")
+    parser.add_argument("--cta", type=int, help="CTA of the picture (default: the first)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/timeline"), help="FILE.json and FILE.png; %(default)s"
+    )
+    arguments = parser.parse_args()
+    case = case_of(arguments)
+    options = Options(policy=arguments.policy, seed=arguments.seed, limit=None, trace=True)
+    _, launches = attend(case, "emulate", options)
+    if not launches:
+        print(f"{case}: nothing to launch")
+        return 0
+    print(case)
+    print_counts(case, launches[0])
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    trace, picture = arguments.out.with_suffix(".json"), arguments.out.with_suffix(".png")
+    launches[0].trace.to_perfetto(trace)
+    roles = {f"warp {warp}": role for warp, role in role_of_warp(case).items()}
+    title = f"fmha forward, {case}, {arguments.policy}"
+    draw(launches[0].trace, picture, title=title, cta=arguments.cta, roles=roles)
+    print(f"wrote {trace} (ui.perfetto.dev opens it) and {picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Where a rule is broken on purpose: (rule, subject) -> the reason. A stale entry fails.
+
+A subject is a file, or `file::Class.function`, as a finding prints it.
+"""
+
+from __future__ import annotations
+
+EXCEPTIONS: dict[tuple[str, str], str] = {}

@@ -1,0 +1,133 @@
+"""`python -m ptxemu`: its options, what the script sees, and a whole script with its launches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+
+from ptxemu import __main__ as command
+from ptxemu.errors import Deadlock
+from ptxemu.report import LaunchReport
+
+
+@pytest.fixture
+def run_main(monkeypatch):
+    """Run main() in this process without the pretended GPU; gives the launcher that it made."""
+    made = []
+
+    def machine(launcher):
+        made.append(launcher)
+        return nullcontext()
+
+    monkeypatch.setattr(command, "machine_with_gpu", machine)
+
+    def run(*arguments):
+        command.main([str(argument) for argument in arguments])
+        return made[-1]
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_options(run_main, script):
+    options = run_main(*("--policy", "adversarial", "--seed", 7, "--limit", 5), script("")).options
+    assert (options.policy, options.seed, options.limit) == ("adversarial", 7, 5.0)
+    assert run_main("--limit", 0, script("")).options.limit is None
+
+
+def test_the_script_sees_its_own_arguments(run_main, script, tmp_path):
+    out = tmp_path / "seen"
+    path = script(f"import sys; open({str(out)!r}, 'w').write(repr((sys.argv, sys.path[0])))")
+    before = list(sys.argv), list(sys.path)
+    run_main(path, "--seed", 3, "-h", "--policy=x")
+    seen = ([str(path), "--seed", "3", "-h", "--policy=x"], str(tmp_path))
+    assert out.read_text() == repr(seen)
+    assert (sys.argv, sys.path) == before
+
+
+def test_siblings_and_modules_are_importable(run_main, script, monkeypatch, tmp_path):
+    script("value = 5", "ptxemu_test_sibling.py")
+    run_main(script("import ptxemu_test_sibling as s; assert s.value == 5"))
+    script("import sys; assert sys.argv[1:] == ['--seed', '1']", "ptxemu_test_module.py")
+    monkeypatch.chdir(tmp_path)
+    run_main("-m", "ptxemu_test_module", "--seed", 1)
+
+
+def test_the_exit_code_passes_through(run_main, script):
+    with pytest.raises(SystemExit) as caught:
+        run_main(script("import sys; sys.exit(7)"))
+    assert caught.value.code == 7
+
+
+def test_a_script_is_required(run_main, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_main("--seed", 1)
+    assert caught.value.code == 2
+    assert "script" in capsys.readouterr().err
+
+
+def test_the_report_is_written_even_for_a_failing_script(run_main, script, tmp_path):
+    report = tmp_path / "report.json"
+    with pytest.raises(ZeroDivisionError):
+        run_main("--report", report, script("1 / 0"))
+    assert json.loads(report.read_text()) == {"launches": []}
+
+
+def test_report_as_json():
+    launch = LaunchReport("kernel", (1, 2, 3), (128, 1, 1), (1, 1, 1), findings=[Deadlock("stuck")])
+    launch.by_warp[0] = Counter(add=5)
+    (entry,) = command.as_json(command.Report([launch]))["launches"]
+    assert json.loads(json.dumps(entry))["by_warp"] == {"0": {"add": 5}}
+    assert (entry["warp_instructions"], entry["findings"]) == (5, ["stuck"])
+
+
+SCRIPT = """
+import sys, torch, cutlass, cutlass.cute as cute
+from cutlass.cute.runtime import from_dlpack
+from cuda.bindings import driver
+
+@cute.kernel
+def double(x: cute.Tensor):
+    i, _, _ = cute.arch.thread_idx()
+    x[i] = x[i] + x[i]
+
+@cute.jit
+def host(x: cute.Tensor):
+    double(x).launch(grid=(1, 1, 1), block=(cute.size(x), 1, 1))
+
+assert driver.cuInit(0)[0] == driver.CUresult.CUDA_SUCCESS
+assert torch.cuda.is_available()
+x = torch.arange(64, dtype=torch.float32, device="cuda")
+tensor = from_dlpack(x, assumed_align=128)
+host(tensor)
+compiled = cute.compile(host, tensor)
+compiled(tensor)
+compiled.to(0)(tensor)
+with_ffi = cute.compile(host, from_dlpack(x, enable_tvm_ffi=True), options="--enable-tvm-ffi")
+with_ffi(x)
+torch.cuda.synchronize()
+sys.exit(0 if x.cpu().tolist() == [16.0 * i for i in range(64)] else 3)
+"""
+
+
+def test_a_script_end_to_end(script, tmp_path):
+    report = tmp_path / "report.json"
+    command_line = [sys.executable, "-m", "ptxemu", "--report", str(report), str(script(SCRIPT))]
+    done = subprocess.run(command_line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    launches = json.loads(report.read_text())["launches"]
+    assert [launch["block"] for launch in launches] == [[64, 1, 1]] * 4

@@ -1,0 +1,143 @@
+"""torch and cuda-bindings as on a machine with a GPU, for a while and without a trace."""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as driver
+import cuda.bindings.runtime as runtime
+import cutlass.cute as cute
+import cutlass.testing
+import cutlass.utils as utils
+import pytest
+import torch
+
+from ptxemu.host.cuda_stubs import CAPABILITY, stubbed_cuda
+from ptxemu.host.patching import environment, patched
+from ptxemu.host.torch_shim import ALIGNMENT, torch_without_gpu
+
+
+@pytest.fixture
+def gpu():
+    with torch_without_gpu(), stubbed_cuda():
+        yield
+
+
+@pytest.mark.usefixtures("gpu")
+class TestDevices:
+    def test_devices_become_the_cpu(self):
+        for device in ("cuda", "cuda:0", torch.device("cuda"), 0):
+            assert torch.ones(2, device=device).device.type == "cpu"
+        assert torch.ones(2).to("cuda", torch.float16).dtype == torch.float16
+        with torch.device("cuda"):
+            assert torch.zeros(3).device.type == "cpu"
+
+    def test_tensors_say_that_they_are_on_the_device(self):
+        assert torch.ones(2).is_cuda
+        assert torch.ones(2, pin_memory=True).pin_memory().sum() == 2
+
+    @pytest.mark.parametrize(
+        "move", [torch.Tensor.cuda, torch.Tensor.cpu, lambda t: t.to(device="cuda")]
+    )
+    def test_transfers_copy(self, move):
+        host = torch.zeros(4)
+        moved = move(host)
+        moved += 1
+        assert host.sum() == 0
+
+    def test_conversions_do_not_copy_needlessly(self):
+        tensor = torch.zeros(4)
+        assert tensor.to(torch.float32) is tensor
+
+    def test_device_questions(self):
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_capability() == CAPABILITY
+        assert torch.cuda.current_stream().cuda_stream == 0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+            start.record()
+            assert start.elapsed_time(end) > 0
+
+    def test_gradients(self):
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        (x.cuda() * 2).sum().backward()
+        assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("gpu")
+class TestAlignment:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.empty(3, 5, dtype=torch.int8),
+            lambda: torch.randn(7, device="cuda").to(torch.bfloat16),
+            lambda: torch.arange(6).reshape(2, 3).t().contiguous(),
+            lambda: torch.zeros(9).cuda(),
+        ],
+    )
+    def test_new_tensors_are_aligned(self, make):
+        tensors = [make() for _ in range(8)]
+        assert {tensor.data_ptr() % ALIGNMENT for tensor in tensors} == {0}
+
+    def test_values_and_strides_survive(self):
+        tensor = torch.arange(12).reshape(3, 4)
+        assert tensor.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert torch.empty_strided((2, 3), (1, 2)).stride() == (1, 2)
+
+    def test_views_stay_views(self):
+        base = torch.zeros(4, 4)
+        base.view(16)[5:7].fill_(1)
+        torch.split(base, 2)[1].add_(2)
+        assert base.sum() == 2 + 16
+
+    def test_shared_memory_stays_shared(self):
+        array = torch.zeros(5).numpy()
+        torch.from_numpy(array).add_(1)
+        assert array.sum() == 5
+
+
+@pytest.mark.usefixtures("gpu")
+def test_cuda_answers():
+    success = driver.CUresult.CUDA_SUCCESS
+    assert driver.cuInit(0) == (success,)
+    assert driver.cuDeviceGetCount() == (success, 1)
+    warp_size = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_WARP_SIZE
+    assert driver.cuDeviceGetAttribute(warp_size, 0) == (success, 32)
+    _, address = runtime.cudaMalloc(100)
+    assert address % ALIGNMENT == 0
+    assert runtime.cudaFree(address) == (runtime.cudaError_t.cudaSuccess,)
+    assert utils.HardwareInfo().get_max_active_clusters(2) == 74
+    assert cute.testing.benchmark(None) == cutlass.testing.benchmark(None) > 0
+
+
+def test_nothing_stays():
+    owners = (torch.cuda, torch.Tensor, driver, runtime, cutlass.testing, utils.HardwareInfo)
+    before = [dict(vars(owner)) for owner in owners]
+    with pytest.raises(KeyError), torch_without_gpu(), stubbed_cuda():
+        raise KeyError
+    assert [dict(vars(owner)) for owner in owners] == before
+    assert not torch.ones(1).is_cuda
+
+
+class Base:
+    inherited = 1
+
+
+class Target(Base):
+    own = staticmethod(len)
+
+
+def test_patched_restores_own_inherited_and_absent_attributes():
+    before = dict(vars(Target))
+    with patched(Target, {"own": 1, "inherited": 2, "absent": 3}):
+        assert (Target.own, Target.inherited, Target.absent) == (1, 2, 3)
+    assert dict(vars(Target)) == before
+    assert Target.inherited == 1
+
+
+def test_environment(monkeypatch):
+    import os
+
+    monkeypatch.setenv("PTXEMU_TEST_A", "old")
+    with environment({"PTXEMU_TEST_A": "new", "PTXEMU_TEST_B": "b"}):
+        assert (os.environ["PTXEMU_TEST_A"], os.environ["PTXEMU_TEST_B"]) == ("new", "b")
+    assert os.environ["PTXEMU_TEST_A"] == "old"
+    assert "PTXEMU_TEST_B" not in os.environ

@@ -1,0 +1,277 @@
+"""tcgen05.mma against a float64 product, over kinds, layouts, tile shapes and CTA pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.mma import mma
+from ptxemu.machine.tmem import POISON, Tmem
+from ptxemu.machine.umma_desc import instr_desc, smem_desc
+
+from .umma_operands import SWIZZLES, put_operand, random_codes, values_of
+
+_FORMAT_CODES = {
+    "f16": 0, "bf16": 1, "tf32": 2, "u8": 0, "s8": 1, "e4m3": 0, "e5m2": 1, "e2m1": 5,
+}  # fmt: skip
+_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+_D_CODES = {"f16": 0, "f32": 1, "s32": 2}
+A_AT, B_AT, D_AT = 0x400, 0x10480, 64  # B starts inside the swizzle pattern
+
+
+@dataclass
+class Cta:
+    smem: np.ndarray = field(default_factory=lambda: np.zeros(160 * 1024, np.uint8))
+    tmem: Tmem = field(default_factory=Tmem)
+
+    def __post_init__(self) -> None:
+        self.tmem.try_alloc(512)
+
+
+@dataclass
+class Case:
+    """One MMA with random operands in shared memory."""
+
+    kind: str = "f16"
+    a_format: str = "bf16"
+    b_format: str = "bf16"
+    d_format: str = "f32"
+    m: int = 128
+    n: int = 64
+    ctas: int = 1
+    a_swizzle: str = "128B"
+    b_swizzle: str = "128B"
+    a_mn: bool = False
+    b_mn: bool = False
+    flags: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.m + self.n)
+        k = _K[self.kind]
+        self.group = [Cta() for _ in range(self.ctas)]
+        self.a_codes = random_codes(rng, self.a_format, (self.m, k))
+        self.b_codes = random_codes(rng, self.b_format, (self.n, k))
+        a_parts = np.split(self.a_codes, self.ctas)
+        b_parts = np.split(self.b_codes, self.ctas)
+        for cta, a, b in zip(self.group, a_parts, b_parts, strict=True):
+            self.a = smem_desc(put_operand(cta.smem, A_AT, a, self.a_swizzle, self.a_mn))
+            self.b = smem_desc(put_operand(cta.smem, B_AT, b, self.b_swizzle, self.b_mn))
+        word = _D_CODES[self.d_format] << 4 | self.a_mn << 15 | self.b_mn << 16 | self.flags
+        word |= _FORMAT_CODES[self.a_format] << 7 | _FORMAT_CODES[self.b_format] << 10
+        self.idesc = instr_desc(self.kind, word | self.n >> 3 << 17 | self.m >> 4 << 24)
+
+    def run(self, accumulate: bool = False, a: int | None = None, **options: object) -> None:
+        operand = self.a if a is None else a
+        mma(self.group, D_AT, operand, self.b, self.idesc, accumulate, **options)
+
+    def expected(self) -> np.ndarray:
+        a, b = values_of(self.a_format, self.a_codes), values_of(self.b_format, self.b_codes)
+        return a @ b.T
+
+    def d_bits(self) -> np.ndarray:
+        """D as it lies in tensor memory, uint32 (m, n)."""
+        parts = []
+        for cta in self.group:
+            cells = cta.tmem.cells[D_AT:]
+            rows = np.arange(self.m // self.ctas)
+            lanes = rows if len(rows) == 128 else rows // 16 * 32 + rows % 16
+            if self.ctas == 2 and self.m == 128:
+                half = self.n // 2
+                parts.append(np.concatenate([cells[:half, :64], cells[:half, 64:]]).T)
+            else:
+                parts.append(cells[: self.n, lanes].T)
+        return np.concatenate(parts)
+
+    def d(self) -> np.ndarray:
+        bits = np.ascontiguousarray(self.d_bits())
+        if self.d_format == "f16":
+            return (bits & 0xFFFF).astype(np.uint16).view(np.float16)
+        return bits.view(np.float32 if self.d_format == "f32" else np.int32)
+
+
+def check(case: Case) -> None:
+    """D = A B over poison, then D += A B."""
+    case.run(accumulate=False)
+    np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
+    case.run(accumulate=True)
+    np.testing.assert_allclose(case.d(), 2 * case.expected(), rtol=1e-5, atol=1e-5)
+
+
+TILE_SHAPES = [
+    (m, n, ctas)
+    for m, ctas in ((64, 1), (128, 1), (128, 2), (256, 2))
+    for n in (8, 16, 64, 128, 256)
+    if n % (8 * ctas) == 0
+]
+
+
+@pytest.mark.parametrize(("m", "n", "ctas"), TILE_SHAPES)
+def test_tile_shapes(m, n, ctas):
+    check(Case(m=m, n=n, ctas=ctas))
+
+
+@pytest.mark.parametrize("fmt", ["f16", "bf16"])
+@pytest.mark.parametrize(("a_mn", "b_mn"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("swizzle", SWIZZLES)
+def test_operand_layouts(fmt, a_mn, b_mn, ctas, swizzle):
+    other = SWIZZLES[SWIZZLES.index(swizzle) - 1]
+    check(
+        Case(
+            a_format=fmt,
+            b_format=fmt,
+            m=128 * ctas,
+            ctas=ctas,
+            a_swizzle=swizzle,
+            b_swizzle=other,
+            a_mn=a_mn,
+            b_mn=b_mn,
+        )
+    )
+
+
+@pytest.mark.parametrize("mn", [False, True])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_tf32(mn, ctas):
+    swizzle = "128B_ATOM_32B" if mn else "128B"
+    check(
+        Case(
+            kind="tf32",
+            a_format="tf32",
+            b_format="tf32",
+            m=128,
+            ctas=ctas,
+            a_swizzle=swizzle,
+            b_swizzle=swizzle,
+            a_mn=mn,
+            b_mn=mn,
+        )
+    )
+
+
+@pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+@pytest.mark.parametrize("mn", [False, True])
+def test_fp8(a, b, mn):
+    check(Case(kind="f8f6f4", a_format=a, b_format=b, a_mn=mn, b_mn=mn))
+
+
+@pytest.mark.parametrize(("a", "b"), [("s8", "s8"), ("u8", "s8"), ("u8", "u8")])
+@pytest.mark.parametrize(("m", "ctas"), [(64, 1), (256, 2)])
+def test_integers_are_exact(a, b, m, ctas):
+    case = Case(kind="i8", a_format=a, b_format=b, d_format="s32", m=m, ctas=ctas)
+    case.run()
+    np.testing.assert_array_equal(case.d(), case.expected().astype(np.int64))
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+def test_integer_overflow_wraps_or_saturates(saturate):
+    case = Case(kind="i8", a_format="u8", b_format="u8", d_format="s32", flags=saturate << 3)
+    case.group[0].tmem.cells[:] = 2**31 - 1
+    case.run(accumulate=True)
+    total = case.expected().astype(np.int64) + 2**31 - 1
+    expected = np.minimum(total, 2**31 - 1) if saturate else (total + 2**31) % 2**32 - 2**31
+    np.testing.assert_array_equal(case.d(), expected)
+
+
+@pytest.mark.parametrize(("m", "ctas"), [(64, 1), (128, 1), (128, 2), (256, 2)])
+def test_f16_accumulator_rounds_once_per_instruction(m, ctas):
+    case = Case(a_format="f16", b_format="f16", d_format="f16", m=m, ctas=ctas)
+    case.run()
+    once = case.expected().astype(np.float32).astype(np.float16)
+    np.testing.assert_allclose(case.d(), once, rtol=1e-3, atol=1e-3)
+    case.run(accumulate=True)
+    np.testing.assert_allclose(case.d(), 2 * once.astype(np.float64), rtol=2e-3, atol=2e-3)
+    assert (case.d_bits() >> 16 == 0xFFFF).all()
+
+
+@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 256)])
+@pytest.mark.parametrize(
+    ("kind", "fmt"), [("f16", "bf16"), ("f16", "f16"), ("f8f6f4", "e4m3"), ("tf32", "tf32")]
+)
+def test_a_from_tensor_memory(ctas, m, kind, fmt):
+    case = Case(kind=kind, a_format=fmt, b_format=fmt, m=m, ctas=ctas)
+    packed = np.ascontiguousarray(case.a_codes).view(np.uint32)  # (m, columns)
+    for cta, rows in zip(case.group, np.split(packed, ctas), strict=True):
+        cta.tmem.cells[448 : 448 + rows.shape[1]] = rows.T
+        cta.smem[A_AT:B_AT] = 0xFF
+    case.run(a=448)
+    np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("flags", "sign"), [(1 << 13, -1), (1 << 14, -1), (3 << 13, 1)])
+def test_negation(flags, sign):
+    case = Case(flags=flags)
+    case.run()
+    np.testing.assert_allclose(case.d(), sign * case.expected(), rtol=1e-5, atol=1e-5)
+
+
+def test_k_advance_inside_the_swizzle_pattern_adds_32_bytes():
+    """Four k-steps of one 128-byte row: the descriptor's start moves, the XOR comes after."""
+    case = Case()
+    rng = np.random.default_rng(0)
+    a_codes, b_codes = (random_codes(rng, "bf16", (rows, 64)) for rows in (128, 64))
+    a_word = put_operand(case.group[0].smem, A_AT, a_codes, "128B", False)
+    b_word = put_operand(case.group[0].smem, B_AT, b_codes, "128B", False)
+    for step in range(4):
+        a, b = smem_desc(a_word + 2 * step), smem_desc(b_word + 2 * step)
+        mma(case.group, D_AT, a, b, case.idesc, step > 0)
+    case.a_codes, case.b_codes = a_codes, b_codes
+    np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [64, 128])
+def test_only_the_cells_of_d_change(m):
+    case = Case(m=m, n=16)
+    case.run()
+    cells = case.group[0].tmem.cells.copy()
+    lanes = [lane for lane in range(128) if m == 128 or lane % 32 < 16]
+    assert (cells[D_AT : D_AT + 16, lanes] != POISON).all()
+    cells[D_AT : D_AT + 16, lanes] = POISON
+    assert (cells == POISON).all()
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_disabled_lanes_keep_their_value(ctas):
+    case = Case(m=128 * ctas, ctas=ctas)
+    words = [0x0000000F, 0, 1 << 31, 0, 0, 0xFFFFFFFF, 0, 0][: 4 * ctas]
+    case.run(disable_lanes=words)
+    disabled = [word >> bit & 1 == 1 for word in words for bit in range(32)]
+    bits = case.d_bits()
+    assert (bits[disabled] == POISON).all()
+    enabled = np.logical_not(disabled)
+    np.testing.assert_allclose(case.d()[enabled], case.expected()[enabled], rtol=1e-5, atol=1e-5)
+
+
+def test_scale_input_d():
+    case = Case()
+    case.run()
+    case.run(accumulate=True, scale_input_d=3)
+    np.testing.assert_allclose(case.d(), 1.125 * case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error"),
+    [
+        ({"m": 64, "ctas": 2}, {}, HardwareRefusal),
+        ({}, {"scale_input_d": 16}, HardwareRefusal),
+        ({"kind": "f8f6f4", "a_format": "e4m3", "b_format": "e4m3"}, {"scale_input_d": 1},
+         HardwareRefusal),
+        ({}, {"disable_lanes": [0] * 8}, HardwareRefusal),
+        ({}, {"a": 16 << 16}, HardwareRefusal),
+        ({"a_mn": True}, {"a": 0}, HardwareRefusal),
+        ({"m": 64}, {"a": 0}, UnsupportedPtx),
+    ],
+)  # fmt: skip
+def test_refusals(changes, options, error):
+    case = Case(**changes)
+    with pytest.raises(error):
+        case.run(**options)
+
+
+def test_block_scaled_kinds_are_not_here():
+    case = Case()
+    with pytest.raises(UnsupportedPtx, match="mxf4nvf4"):
+        mma(case.group, D_AT, case.a, case.b, instr_desc("mxf4nvf4", 0x08400480), False)

@@ -1,0 +1,212 @@
+"""The bits of a CUtensorMap: hand-derived words, round trips, refusals."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.swizzle import BY_NAME
+from ptxemu.machine.tensor_map import (
+    DTYPES,
+    TensorMap,
+    decode,
+    encode,
+    replace_field,
+    transaction_bytes,
+)
+
+# bf16 [300, 512] row-major at 0x7f0012345600, box 128 x 64, swizzle 128B:
+# w2 = 2 | (2 - 1) << 4 | 10 << 7 | 3 << 13 | 1 << 18 | 1 << 21 (307200 bytes >= 128 KiB)
+BF16_WORDS = [
+    0x12345600,
+    0x00007F00,
+    0x00246512,
+    1024 // 16,
+    0,
+    0,
+    0,
+    0,
+    511,
+    299,
+    0,
+    0,
+    0,
+    63 << 24,
+    127,
+    0,
+]
+
+
+def pack(words: list[int]) -> bytes:
+    return struct.pack("<16I", *words) + bytes(64)
+
+
+def patched(index: int, value: int) -> bytes:
+    return pack([*BF16_WORDS[:index], value, *BF16_WORDS[index + 1 :]])
+
+
+def test_decode_of_hand_derived_words():
+    expected = TensorMap(
+        address=0x7F0012345600,
+        dtype="bf16",
+        dims=(512, 300),
+        strides=(1024,),
+        box=(64, 128),
+        swizzle=BY_NAME["128B"],
+    )
+    assert decode(pack(BF16_WORDS)) == expected
+    assert encode(0x7F0012345600, (512, 300), (1024,), (64, 128), "bf16") == pack(BF16_WORDS)
+
+
+def test_decode_of_a_5d_tf32_map_with_long_strides():
+    w2 = 2 | 4 << 4 | 7 << 7 | 3 << 13 | 1 << 16 | 1 << 18 | 1 << 19 | 1 << 21
+    strides = [0x100, 0x1000, 0x1230_0000_00, 0x87_6543_2100]  # bytes, up to 40 bits
+    high = sum((stride >> 36) << 4 * i for i, stride in enumerate(strides))
+    low = [stride >> 4 & 0xFFFFFFFF for stride in strides]
+    sizes = [32, 7, 6, 5, 4]
+    box = 1 | 2 << 8 | 3 << 16 | 0 << 24
+    words = [16, 0, w2, *low, high, *(n - 1 for n in sizes), 31 << 24, box, 0]
+    tm = decode(pack(words))
+    assert (tm.dtype, tm.dims, tm.strides) == ("tf32", tuple(sizes), tuple(strides))
+    assert (tm.box, tm.swizzle) == ((32, 2, 3, 4, 1), BY_NAME["128B_ATOM_32B"])
+    assert encode(16, tm.dims, tm.strides, tm.box, "tf32", "128B_ATOM_32B") == pack(words)
+
+
+# Words 2..15 as the DSL's host code encoded them (4.8.1), with what the tensor and the tile were.
+DSL_MAPS = [
+    ("246512 40 0 0 0 0 1ff 12b 0 0 0 3f000000 7f 0",
+     "bf16", (512, 300), (1024,), (64, 128), "128B"),
+    ("40512 8 0 0 0 0 3f 3f 0 0 0 3f000000 1f 0", "bf16", (64, 64), (128,), (64, 32), "none"),
+    ("44392 10 0 0 0 0 3f 3f 0 0 0 f000000 1f 0", "f32", (64, 64), (256,), (16, 32), "64B"),
+    ("40302 0 0 0 0 0 1ff 0 0 0 0 7f000000 0 0", "f16", (512,), (), (128,), "none"),
+    ("46522 10 400 0 0 0 7f 3f 2 0 0 3f000000 1f 0",
+     "bf16", (128, 64, 3), (256, 16384), (64, 32, 1), "128B"),
+    ("46532 10 400 c00 0 0 7f 3f 2 1 0 3f000000 1f 0",
+     "bf16", (128, 64, 3, 2), (256, 16384, 49152), (64, 32, 1, 1), "128B"),
+    ("246042 8 200 800 1800 0 7f 3f 3 2 1 7f000000 1f 0",
+     "u8", (128, 64, 4, 3, 2), (128, 8192, 32768, 98304), (128, 32, 1, 1, 1), "128B"),
+    ("40112 10 0 0 0 0 3f 3f 0 0 0 1f000000 1f 0", "u32", (64, 64), (256,), (32, 32), "none"),
+    ("40212 20 0 0 0 0 3f 3f 0 0 0 1f000000 1f 0", "u64", (64, 64), (512,), (32, 32), "none"),
+    ("256392 40 0 0 0 0 ff ff 0 0 0 1f000000 1f 0",
+     "tf32", (256, 256), (1024,), (32, 32), "128B"),
+    ("c6392 40 0 0 0 0 ff 3f 0 0 0 1f000000 7 0",
+     "f32", (256, 64), (1024,), (32, 8), "128B_ATOM_32B"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "dtype", "dims", "strides", "box", "swizzle"), DSL_MAPS)
+def test_maps_that_the_dsl_encoded(words, dtype, dims, strides, box, swizzle):
+    raw = pack([0x1000, 0x5582, *(int(word, 16) for word in words.split())])
+    address = 0x5582_0000_1000
+    garbage_after = raw[:64] + bytes(range(64))
+    expected = TensorMap(address, dtype, dims, strides, box, BY_NAME[swizzle])
+    assert decode(garbage_after) == expected
+    assert encode(address, dims, strides, box, dtype, swizzle) == raw
+
+
+SWIZZLED_DTYPES = [
+    (dtype, swizzle)
+    for dtype in DTYPES
+    for swizzle in ("none", "32B", "128B")
+    if (dtype, swizzle) != ("16u4_align16b", "32B")  # its box row is always 128 bytes
+]
+
+
+@pytest.mark.parametrize(("dtype", "swizzle"), SWIZZLED_DTYPES)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_encode_then_decode(dtype, rank, swizzle):
+    bits = DTYPES[dtype][1]
+    inner = 128 if dtype == "16u4_align16b" else 32 * 8 // bits
+    dims = (256, 5, 6, 7, 8)[:rank]
+    strides = (4096, 32768, 2**20, 2**37)[: rank - 1]
+    box = (inner, 3, 1, 2, 4)[:rank]
+    tm = decode(encode(64, dims, strides, box, dtype, swizzle))
+    assert tm == TensorMap(64, dtype, dims, strides, box, BY_NAME[swizzle])
+    assert tm.rank == rank
+    assert transaction_bytes(tm) == tm.rows * inner * bits // 8
+    assert tm.box_bytes == transaction_bytes(tm) * (2 if tm.padded else 1)
+
+
+@pytest.mark.parametrize("bit", [0, 2, 3, 11, 12, 15, 16, 17, 18, *range(22, 32)])
+def test_unexplained_bits_of_word_2(bit):
+    with pytest.raises(UnsupportedPtx, match=r"word 2 .*0x"):
+        decode(patched(2, BF16_WORDS[2] ^ 1 << bit))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        (2, BF16_WORDS[2] & ~(0xF << 7) | 3 << 7),  # type 3
+        (2, BF16_WORDS[2] & ~(0xF << 7) | 13 << 7),  # type 13
+        (2, BF16_WORDS[2] | 3 << 19),  # 64-byte atoms
+        (2, BF16_WORDS[2] & ~(3 << 13) | 1 << 13 | 1 << 19),  # 32B swizzle of 32-byte atoms
+        (2, BF16_WORDS[2] | 7 << 4),  # rank 8
+        (4, 64),  # a third dimension's stride
+        (7, 1 << 4),
+        (10, 4),  # a third dimension's size
+        (13, 63 << 24 | 1),  # element stride 2
+        (13, 63 << 24 | 1 << 15),
+        (14, 127 | 1 << 8),  # a third dimension's box side
+        (15, 1),
+    ],
+)
+def test_other_unexplained_words(word, value):
+    with pytest.raises(UnsupportedPtx, match=f"word {word} "):
+        decode(patched(word, value))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"address": 8}, "base 0x8 not 16-byte aligned"),
+        ({"strides": (1000,)}, "stride of dimension 1 is 1000"),
+        ({"box": (128, 8)}, "row is 256 bytes, limit of swizzle 128B is 128"),
+        ({"box": (12, 8)}, "box row is 12 x 16 bits"),
+        ({"box": (64, 257)}, "limit is 256"),
+        ({"box": (64,)}, "1 box sides"),
+        ({"dims": (64, 0)}, "limit is 2"),
+        ({"dtype": "16u4_align16b"}, r"box\[0\] is 64"),
+    ],
+)
+def test_what_the_driver_rejects(changes, message):
+    good = {"address": 0, "dims": (512, 300), "strides": (1024,), "box": (64, 8), "dtype": "bf16"}
+    with pytest.raises(HardwareRefusal, match=message):
+        encode(**{**good, **changes})
+
+
+def test_decode_checks_what_replace_may_have_broken():
+    with pytest.raises(HardwareRefusal, match="base 0x12345608"):
+        decode(pack([0x12345608, 0, *BF16_WORDS[2:]]))
+    with pytest.raises(HardwareRefusal, match="64 bytes, must be 128"):
+        decode(bytes(64))
+
+
+@pytest.mark.parametrize("buffer", [bytearray, lambda raw: np.frombuffer(raw, np.uint8).copy()])
+def test_replace_field(buffer):
+    raw = buffer(encode(0, (64, 8, 2), (128, 1024), (64, 4, 1), "bf16"))
+    replace_field(raw, "global_address", 0, 0x7F00_0000_1230)
+    replace_field(raw, "global_dim", 1, 77)
+    replace_field(raw, "global_stride", 1, 0xAB_0000_0010)
+    tm = decode(bytes(raw))
+    assert (tm.address, tm.dims, tm.strides) == (
+        0x7F00_0000_1230,
+        (64, 77, 2),
+        (128, 0xAB_0000_0010),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "ordinal", "value", "error"),
+    [
+        ("global_stride", 0, 24, HardwareRefusal),
+        ("global_stride", 4, 32, HardwareRefusal),
+        ("global_dim", 5, 1, HardwareRefusal),
+        ("swizzle_mode", 0, 1, UnsupportedPtx),
+    ],
+)
+def test_replace_field_refusals(field, ordinal, value, error):
+    with pytest.raises(error):
+        replace_field(bytearray(128), field, ordinal, value)

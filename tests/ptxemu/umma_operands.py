@@ -1,0 +1,83 @@
+"""Operand matrices laid out in shared memory the way kernels do it: by TMA boxes.
+
+The layouts are written from the tile's side (which box goes where); the descriptors' address
+formulas are not used, so that a round trip tests them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.machine.swizzle import BY_NAME
+from ptxemu.machine.tensor_map import decode, encode
+from ptxemu.machine.tma_tile import place_tile
+
+LAYOUT_CODES = {"none": 0, "128B_ATOM_32B": 1, "128B": 2, "64B": 4, "32B": 6}
+SWIZZLES = ("none", "32B", "64B", "128B")
+_TMA_TYPES = {1: "u8", 2: "u16", 4: "u32"}
+
+
+def smem_desc_word(start: int, leading: int, stride: int, swizzle: str) -> int:
+    word = start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | 1 << 46
+    return word | LAYOUT_CODES[swizzle] << 61
+
+
+def put_operand(
+    smem: np.ndarray, offset: int, codes: np.ndarray, swizzle: str, mn_major: bool
+) -> int:
+    """Lay out `codes` (rows, k), bit patterns of 1, 2 or 4 bytes, from `offset`.
+
+    The contiguous dimension is cut into panels one swizzle span wide, each a TMA box of all lines.
+    Returns the 64-bit descriptor.
+    """
+    span = BY_NAME[swizzle].span
+    lines = np.ascontiguousarray(codes.T if mn_major else codes)
+    width = span // codes.itemsize
+    lines = np.pad(lines, ((0, 0), (0, -lines.shape[1] % width)))
+    count, panel_bytes = len(lines), len(lines) * span
+    tile = decode(
+        encode(0, (width, count), (16,), (width, count), _TMA_TYPES[codes.itemsize], swizzle)
+    )
+    for panel, image in enumerate(np.split(lines, lines.shape[1] // width, axis=1)):
+        image = np.ascontiguousarray(image).view(np.uint8).reshape(-1)
+        place_tile(tile, image, smem, offset + panel * panel_bytes)
+    group_bytes = span * (4 if swizzle == "128B_ATOM_32B" else 8)
+    if swizzle == "none" and mn_major:
+        return smem_desc_word(offset, group_bytes, panel_bytes, swizzle)
+    leading = panel_bytes if mn_major or swizzle == "none" else 16
+    return smem_desc_word(offset, leading, group_bytes, swizzle)
+
+
+def random_codes(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> np.ndarray:
+    """Random finite bit patterns of an operand format, moderate in size."""
+    if fmt == "f16":
+        return rng.standard_normal(shape).astype(np.float16).view(np.uint16)
+    if fmt == "bf16":
+        return (rng.standard_normal(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if fmt == "tf32":
+        return rng.standard_normal(shape, np.float32).view(np.uint32)
+    if fmt in ("e4m3", "e5m2"):  # exponents near 1, either sign
+        low = rng.integers(0x30, 0x40, shape, dtype=np.uint8)
+        return low | rng.integers(0, 2, shape, dtype=np.uint8) << 7
+    return rng.integers(0, 256, shape, dtype=np.uint8)
+
+
+def values_of(fmt: str, codes: np.ndarray) -> np.ndarray:
+    """float64 values of bit patterns, by arithmetic that the emulator does not use."""
+    if fmt == "f16":
+        return codes.view(np.float16).astype(np.float64)
+    if fmt == "bf16":
+        return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if fmt == "tf32":
+        return (codes & 0xFFFFE000).view(np.float32).astype(np.float64)
+    if fmt == "s8":
+        return codes.view(np.int8).astype(np.float64)
+    if fmt == "u8":
+        return codes.astype(np.float64)
+    exponent_bits, mantissa_bits = int(fmt[1]), int(fmt[3])
+    sign = 1.0 - 2.0 * (codes >> (exponent_bits + mantissa_bits) & 1)
+    exponent = (codes >> mantissa_bits & (1 << exponent_bits) - 1).astype(np.int64)
+    mantissa = (codes & (1 << mantissa_bits) - 1) / 2.0**mantissa_bits
+    bias = (1 << exponent_bits - 1) - 1
+    normal = np.ldexp(1 + mantissa, exponent - bias)
+    return sign * np.where(exponent == 0, np.ldexp(mantissa, 1 - bias), normal)

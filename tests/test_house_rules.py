@@ -1,0 +1,76 @@
+"""The house rules hold: limits, import direction, the DSL's silent traps, prose.
+
+tests/house/ holds the rules, tests/test_house_probes.py shows that each of them can fail, and ruff
+holds the rest.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.house import dsl, imports, repository, size
+from tests.house.exceptions import EXCEPTIONS
+from tests.house.source import PACKAGES, ROOT, Finding, files, sources
+
+EVERYWHERE = {*PACKAGES, "tests", "scripts"}
+
+# rule -> the top-level folders it looks at
+RULES_OF_A_FILE = {
+    size.file_length: EVERYWHERE,
+    size.function_length: EVERYWHERE,
+    size.parameter_count: EVERYWHERE,
+    size.module_docstring: EVERYWHERE,
+    imports.direction: set(PACKAGES),
+    imports.emulator_is_alone: {"ptxemu"},
+    imports.plans_without_dsl: set(PACKAGES),
+    dsl.advanced_state_returns: set(PACKAGES),
+    dsl.no_advance_on_exit: set(PACKAGES),
+    dsl.no_nested_roles: EVERYWHERE,
+    dsl.no_future_annotations: EVERYWHERE,
+}
+RULES_OF_A_TEXT = {
+    repository.no_machine_paths: (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ""),
+    repository.links_resolve: (".md",),
+    repository.package_readme_length: (".md",),
+}
+RULES_OF_THE_TREE = (repository.folders_are_packages, repository.kernels_have_a_matrix)
+RULES = (*RULES_OF_A_FILE, *RULES_OF_A_TEXT, *RULES_OF_THE_TREE)
+
+
+def _unexcused(rule: str, findings: list[Finding]) -> list[str]:
+    return [str(f) for f in findings if (rule, f.subject) not in EXCEPTIONS]
+
+
+def _all_findings() -> dict[str, list[Finding]]:
+    """Every rule's findings over the repository, exceptions included."""
+    everything = sources()
+    found = {rule.__name__: list(rule(everything)) for rule in RULES_OF_THE_TREE}
+    for rule, folders in RULES_OF_A_FILE.items():
+        chosen = (source for source in everything if source.package in folders)
+        found[rule.__name__] = [finding for source in chosen for finding in rule(source)]
+    for rule, suffixes in RULES_OF_A_TEXT.items():
+        texts = ((path, (ROOT / path).read_text(encoding="utf-8")) for path in files(*suffixes))
+        found[rule.__name__] = [finding for path, text in texts for finding in rule(path, text)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Finding]]:
+    return _all_findings()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_holds(rule, found):
+    broken = _unexcused(rule.__name__, found[rule.__name__])
+    assert not broken, f"{rule.__doc__}\n" + "\n".join(broken)
+
+
+def test_rules_see_the_repository():
+    assert {"tests/test_house_rules.py", "ptxemu/errors.py"} <= {str(s.path) for s in sources()}
+
+
+def test_every_exception_is_needed_and_has_a_reason(found):
+    needed = {(rule, finding.subject) for rule, findings in found.items() for finding in findings}
+    stale = set(EXCEPTIONS) - needed
+    assert not stale, f"no longer broken, so take it off the list: {sorted(stale)}"
+    assert all(reason.strip() for reason in EXCEPTIONS.values())
