@@ -66,14 +66,28 @@ def tma_views(atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor) -> tupl
 
 
 @cute.jit
-def mask_columns(row: cute.Tensor, visible: Int32) -> None:
-    """Columns at and beyond `visible` get no weight, whatever the zero-filled keys scored."""
+def exponentiate(
+    scores: cute.Tensor, visible: Int32, statistics: tuple, scale_log2: Float32
+) -> tuple:
+    """Scores (128,) become weights in place; columns from `visible` on get none.
+
+    statistics: (row_max, row_sum) so far. Returns (row_max, row_sum, shrink), where shrink is what
+    a larger maximum makes of sums taken under the old one.
+    """
+    old_max, row_sum = statistics
     for column in cutlass.range_constexpr(TILE_N):
-        row[column] = row[column] if column < visible else -Float32.inf
+        scores[column] = scores[column] if column < visible else -Float32.inf
+    row_max = scores.load().reduce(cute.ReductionOp.MAX, old_max, 0)
+    shrink = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
+    row_sum = row_sum * shrink
+    for column in cutlass.range_constexpr(TILE_N):
+        scores[column] = cute.math.exp2((scores[column] - row_max) * scale_log2, fastmath=True)
+        row_sum = row_sum + scores[column]
+    return row_max, row_sum, shrink
 
 
 @cute.kernel
-def minimal_kernel(
+def kernel(
     mmas: tuple,
     tma_q: tuple,
     tma_k: tuple,
@@ -156,19 +170,11 @@ def minimal_kernel(
         cute.arch.mbarrier_wait(multiplied, 0)
         tmem.order_after_wait()
 
-        # P = exp2(scale_log2 * (S - row_max)) and its row sum; a fresh maximum rescales the past.
+        # P = exp2(scale_log2 * (S - row_max)), and what that does to the past.
         tmem.load_row(rows_s, scores, thread)
         tmem.wait_loads()
-        mask_columns(scores, kv_length - kv_tile * TILE_N)
-        old_max = row_max
-        row_max = scores.load().reduce(cute.ReductionOp.MAX, old_max, 0)
-        shrink = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
-        row_sum = row_sum * shrink
-        for column in cutlass.range_constexpr(TILE_N):
-            scores[column] = cute.math.exp2(
-                (scores[column] - row_max) * scale_log2, fastmath=True
-            )
-            row_sum = row_sum + scores[column]
+        visible = kv_length - kv_tile * TILE_N
+        row_max, row_sum, shrink = exponentiate(scores, visible, (row_max, row_sum), scale_log2)
         weights.store(scores.load().to(BF16))
         tmem.store_row(packed, rows_p, thread)
         tmem.wait_stores()
@@ -227,12 +233,23 @@ def minimal_attention(
 ) -> None:
     """Host entry: describe the copies and the products, and launch. Shapes: module docstring."""
     qk_mma = sm100.make_trivial_tiled_mma(
-        BF16, BF16, OperandMajorMode.K, OperandMajorMode.K,
-        Float32, tcgen05.CtaGroup.ONE, QK_TILE[:2],
+        BF16,
+        BF16,
+        OperandMajorMode.K,
+        OperandMajorMode.K,
+        Float32,
+        tcgen05.CtaGroup.ONE,
+        QK_TILE[:2],
     )
     pv_mma = sm100.make_trivial_tiled_mma(
-        BF16, BF16, OperandMajorMode.K, OperandMajorMode.MN,
-        Float32, tcgen05.CtaGroup.ONE, PV_TILE[:2], tcgen05.OperandSource.TMEM,
+        BF16,
+        BF16,
+        OperandMajorMode.K,
+        OperandMajorMode.MN,
+        Float32,
+        tcgen05.CtaGroup.ONE,
+        PV_TILE[:2],
+        tcgen05.OperandSource.TMEM,
     )
     q_layout = sm100.make_smem_layout_a(qk_mma, QK_TILE, BF16, 1)
     k_layout = sm100.make_smem_layout_b(qk_mma, QK_TILE, BF16, 1)
@@ -250,7 +267,7 @@ def minimal_attention(
     )
     mO = by_token(o, (1, 3, 2, 0))
     batch, q_length, heads, _ = q.shape
-    minimal_kernel(
+    kernel(
         (qk_mma, pv_mma),
         (atom_q, mQ, q_layout),
         (atom_k, mK, k_layout),

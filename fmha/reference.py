@@ -12,6 +12,7 @@ LSE and row_max [B, Hq, Sq], natural-log units. A row that sees no key: O = 0, b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,28 @@ class Attention:
     row_max: torch.Tensor
 
 
-def definition(q, k, v, *, causal=False, scale=None, kv_lens=None) -> Attention:
+def definition(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    kv_lens: Sequence[int] | torch.Tensor | None = None,
+) -> Attention:
     """The fp64 definition."""
     return _attention(q, k, v, (causal, scale, kv_lens), None)
 
 
-def rounded(q, k, v, *, causal=False, scale=None, kv_lens=None) -> Attention:
+def rounded(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    kv_lens: Sequence[int] | torch.Tensor | None = None,
+) -> Attention:
     """The same with the rounding points of the kernel, for q.dtype inputs and outputs."""
     return _attention(q, k, v, (causal, scale, kv_lens), q.dtype)
 

@@ -90,9 +90,7 @@ def _special_mismatch(name: str, actual: torch.Tensor, exact: torch.Tensor) -> R
     return None
 
 
-def _worst(
-    name: str, error: torch.Tensor, limit: torch.Tensor, reference_error: float
-) -> Report:
+def _worst(name: str, error: torch.Tensor, limit: torch.Tensor, reference_error: float) -> Report:
     if not error.numel():
         return Report(name, True, (), 0.0, 0.0, reference_error)
     index = int((error / limit).argmax())

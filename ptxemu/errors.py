@@ -2,14 +2,17 @@
 
 `UnsupportedPtx` and `PtxSyntaxError` are about the text; the others are what hardware would have
 done: trap (`OutOfBounds`, `HardwareRefusal`), hang (`Deadlock`) or run past the user's patience
-(`LimitExceeded`). Nothing here is ever swallowed: an emulator that continues after one of these lies.
+(`LimitExceeded`). Nothing here is ever swallowed: an emulator that continues after one of these
+lies.
 """
 
 from __future__ import annotations
 
 
 class PtxEmuError(Exception):
-    """Base of all errors of this package. `where` is filled in by the machine as the error leaves."""
+    """Base of all errors of this package. `where` is filled in by the machine as the error
+    leaves.
+    """
 
     def __init__(self, message: str, *, line: int | None = None, text: str = "") -> None:
         super().__init__(message)
@@ -50,7 +53,9 @@ class OutOfBounds(HardwareRefusal):
 
 
 class Deadlock(PtxEmuError):
-    """Every warp waits for something that nobody left can do; the message lists who waits for what."""
+    """Every warp waits for something that nobody left can do; the message lists who waits for
+    what.
+    """
 
 
 class LimitExceeded(PtxEmuError):

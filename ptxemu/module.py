@@ -38,7 +38,7 @@ class Module:
             return  # an unresolved symbol raises where it is used
         buffer = np.zeros(max(variable.nbytes, 1) + 255, np.uint8)
         start = -buffer.ctypes.data % 256
-        view = buffer[start:start + variable.nbytes]
+        view = buffer[start : start + variable.nbytes]
         view[:] = _initial_bytes(variable)
         self._buffers[variable.name] = view
         self._symbols[variable.name] = ("global", view.ctypes.data)
@@ -52,7 +52,9 @@ class Module:
         """The entry called `name`; None where the module has exactly one."""
         if name is None:
             if len(self.tree.entries) != 1:
-                raise ValueError(f"the module has {len(self.tree.entries)} entries; name one of {self.entries}")
+                raise ValueError(
+                    f"the module has {len(self.tree.entries)} entries; name one of {self.entries}"
+                )
             return next(iter(self.tree.entries.values()))
         if name not in self.tree.entries:
             raise ValueError(f"no entry {name!r}; the module has {self.entries}")
@@ -63,7 +65,9 @@ class Module:
         entry = self.entry(name)
         key = (entry.name, late)
         if key not in self._programs:
-            self._programs[key] = Program(entry, Layout(entry, self._symbols, self._shared), late=late)
+            self._programs[key] = Program(
+                entry, Layout(entry, self._symbols, self._shared), late=late
+            )
         return self._programs[key]
 
     def launch(
@@ -81,13 +85,15 @@ class Module:
         """Execute one launch to completion.
 
         grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. smem_bytes: dynamic shared memory.
-        params: the raw block of each kernel parameter, in order; pointers in them are host addresses.
-        memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None: every mapping
-        of this process. Raises the errors of `ptxemu.errors`.
+        params: the raw block of each kernel parameter, in order; pointers in them are host
+        addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
+        every mapping of this process. Raises the errors of `ptxemu.errors`.
         """
         options = options or Options()
         program = self.program(entry, late=options.policy == "adversarial")
-        shape = Shape(_dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes)
+        shape = Shape(
+            _dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes
+        )
         shape.check(program)
         block_of_params = _pack(program, params)
         reachable = GlobalMemory(memory)
@@ -108,15 +114,19 @@ def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:
     """The parameters at their offsets, 64-byte aligned as tensor maps need."""
     layout = program.layout
     if len(params) != len(layout.params):
-        raise ValueError(f"{len(params)} parameters; {program.entry.name} takes {len(layout.params)}")
+        raise ValueError(
+            f"{len(params)} parameters; {program.entry.name} takes {len(layout.params)}"
+        )
     size = -(-max(layout.param_bytes, 1) // 16) * 16
     raw = np.zeros(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    block = raw[start:start + size]
+    block = raw[start : start + size]
     for index, (data, (offset, nbytes)) in enumerate(zip(params, layout.params, strict=True)):
         if len(data) != nbytes:
-            raise ValueError(f"parameter {index} has {len(data)} bytes; {program.entry.name} declares {nbytes}")
-        block[offset:offset + nbytes] = np.frombuffer(bytes(data), np.uint8)
+            raise ValueError(
+                f"parameter {index} has {len(data)} bytes; {program.entry.name} declares {nbytes}"
+            )
+        block[offset : offset + nbytes] = np.frombuffer(bytes(data), np.uint8)
     return block
 
 
@@ -134,7 +144,7 @@ def _initial_bytes(variable: Variable) -> np.ndarray:
             raw = np.array([bits], f"f{size}").tobytes()
         else:
             raw = (int(bits) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        out[k * size:(k + 1) * size] = np.frombuffer(raw, np.uint8)
+        out[k * size : (k + 1) * size] = np.frombuffer(raw, np.uint8)
     return out
 
 

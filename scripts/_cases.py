@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
+
+from fmha import AttentionConfig, attention
+from fmha.plan import make_plan
+from kernelkit.launch import emulation
+from ptxemu import LaunchReport, Options
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SEED = 0
@@ -26,7 +32,7 @@ class Case:
 
     def __str__(self) -> str:
         heads = f"{self.q_heads}/{self.kv_heads}"
-        return f"{self.dtype} {self.mask:<6} {self.sq} x {self.skv}, heads {heads}, B {self.batch}"
+        return f"{self.sq}x{self.skv} h{heads} b{self.batch} {self.dtype} {self.mask}"
 
     def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v: standard normal, the same numbers on every device."""
@@ -66,3 +72,34 @@ def add_case_arguments(parser: argparse.ArgumentParser, default_shape: str) -> N
 def case_of(options: argparse.Namespace) -> Case:
     """The case that `add_case_arguments` let the user spell."""
     return Case(*options.shape, dtype=options.dtype, mask=options.mask)
+
+
+def attend(
+    case: Case, backend: str, options: Options
+) -> tuple[tuple[torch.Tensor, torch.Tensor], list[LaunchReport]]:
+    """((O, LSE), the emulator's launch reports); backend 'cuda' or 'emulate'."""
+    inputs = case.inputs("cuda" if backend == "cuda" else "cpu")
+    with emulation(options) as emulated:
+        outputs = attention(*inputs, causal=case.mask == "causal", return_lse=True, backend=backend)
+    if backend == "cuda":
+        torch.cuda.synchronize()
+    return outputs, [launch for report in emulated.reports for launch in report.launches]
+
+
+def role_of_warp(case: Case) -> dict[int, str]:
+    """Warp index -> name of its role, in the order of the plan."""
+    plan = make_plan(AttentionConfig(head_dim=case.head_dim, dtype=case.dtype, mask=case.mask))
+    return {
+        warp: role.name
+        for role in plan.roles.roles
+        for warp in range(role.first_warp, role.first_warp + role.warps)
+    }
+
+
+def instructions_by_role(case: Case, launches: list[LaunchReport]) -> dict[str, int]:
+    """Warp-instructions of all launches per role; empty where nothing was emulated."""
+    counts: dict[str, int] = {}
+    for warp, role in role_of_warp(case).items() if launches else ():
+        executed = sum(launch.by_warp.get(warp, Counter()).total() for launch in launches)
+        counts[role] = counts.get(role, 0) + executed
+    return counts

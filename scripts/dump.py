@@ -15,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from _common import add_config_arguments, config_of, describe
+from fmha import AttentionConfig
+from fmha.sm100.compile import compile_attention
 
 TOOLS = ("cuobjdump", "nvdisasm")
 HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
@@ -60,6 +62,17 @@ def count_kinds(text: str, instruction: re.Pattern, kinds: Kinds) -> Counter:
         kind = next(kind for kind, heads in kinds.items() if opcode.startswith(heads))
         counts[kind] += count
     return counts
+
+
+def compile_to(folder: Path, config: AttentionConfig, arch: str) -> tuple[Path, Path]:
+    """Compile and write (PTX, cubin), named after the config."""
+    artifacts = compile_attention(config, arch).artifacts
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w.]+", "_", f"fmha_{arch}_{describe(config)}")
+    ptx, cubin = folder / f"{stem}.ptx", folder / f"{stem}.cubin"
+    ptx.write_text(artifacts.PTX, encoding="utf-8")
+    cubin.write_bytes(artifacts.CUBIN)
+    return ptx, cubin
 
 
 def find_tool(name: str) -> str | None:

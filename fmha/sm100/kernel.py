@@ -132,16 +132,12 @@ class AttentionForward:
         else:
             self.softmax.run(work, buffers, pipes, outputs)
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
-            cute.arch.barrier(
-                barrier_id=FREE_BARRIER, number_of_threads=self.softmax.role.threads
-            )
+            cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=self.softmax.role.threads)
             if warp == self.softmax.role.first_warp:
                 cute.arch.dealloc_tmem(tmem_pointer, self.plan.tmem.allocated)
 
     @cute.jit
-    def locate(
-        self, q: TmaLoad, k: TmaLoad, outputs: Outputs, scale_log2: Float32
-    ) -> Work:
+    def locate(self, q: TmaLoad, k: TmaLoad, outputs: Outputs, scale_log2: Float32) -> Work:
         """This CTA's tile, and which key tiles it has to walk: loop bounds before masks."""
         tile_m = self.plan.config.tile_m
         tile_n = self.plan.config.tile_n

@@ -1,14 +1,15 @@
 """Nodes -> Python source of one basic block.
 
 Machine steps keep their order. Elementwise nodes are delayed until something needs them, and then
-equal operations of the same depth run as one numpy operation on a matrix [operation, lane]: a softmax
-over 128 registers costs a few calls instead of hundreds. Operands that already are consecutive rows of
-one matrix are taken as a slice.
+equal operations of the same depth run as one numpy operation on a matrix [operation, lane]: a
+softmax over 128 registers costs a few calls instead of hundreds. Operands that already are
+consecutive rows of one matrix are taken as a slice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from ptxemu.codegen.values import DTYPE, Node, Value, literal
 
@@ -107,7 +108,8 @@ class BlockWriter:
         group = [node]
         if node.wide:
             group = [
-                other for other in self.by_depth[self._key(node)]
+                other
+                for other in self.by_depth[self._key(node)]
                 if not other.emitted and all(self._available(v) for v in other.srcs)
             ]
         if len(group) > 1 and self._worth(group):
@@ -116,7 +118,9 @@ class BlockWriter:
             self._single(node)
 
     def _single(self, node: Node) -> None:
-        operands = {f"t{j}": self.typed(v) for j, v in enumerate(node.srcs)} if "{t" in node.text else {}
+        operands = (
+            {f"t{j}": self.typed(v) for j, v in enumerate(node.srcs)} if "{t" in node.text else {}
+        )
         text = node.text.format(*(self.expr(v) for v in node.srcs), **operands)
         node.outs[0].expr = self._assign(text)
         node.emitted = True
@@ -171,7 +175,7 @@ class BlockWriter:
             return ""
         rows = [h[1] for h in homes]
         step = rows[1] - rows[0] if len(rows) > 1 else 1
-        if step <= 0 or any(b - a != step for a, b in zip(rows, rows[1:], strict=False)):
+        if step <= 0 or any(b - a != step for a, b in pairwise(rows)):
             return ""
         stride = "" if step == 1 else f":{step}"
         return f"{homes[0][0]}[{rows[0]}:{rows[-1] + 1}{stride}]"

@@ -1,15 +1,22 @@
 """One basic block's instructions -> nodes over values: the context that every emitter talks to.
 
 An emitter asks for operands in the type it computes in (`src`), states elementwise results (`pure`)
-or steps on the machine (`effect`), and binds destinations (`dst`). The same emitters run once over the
-whole kernel in analysis mode, where only register uses, types and dependences are recorded.
+or steps on the machine (`effect`), and binds destinations (`dst`). The same emitters run once over
+the whole kernel in analysis mode, where only register uses, types and dependences are recorded.
 """
 
 from __future__ import annotations
 
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import (
-    DTYPE, UNSIGNED, WIDTH, Node, Value, bits_of_double, bits_of_float, constant,
+    DTYPE,
+    UNSIGNED,
+    WIDTH,
+    Node,
+    Value,
+    bits_of_double,
+    bits_of_float,
+    constant,
     convert_templates,
 )
 from ptxemu.errors import UnsupportedPtx
@@ -35,9 +42,17 @@ class Lower:
     """Lowers one block in one version. `partial` is 0 (all 32 lanes active), 1 (all live lanes
     active) or 2 (a fragment of the live lanes: register writes are merged under the mask)."""
 
-    def __init__(self, block: Block, registers: RegisterFile, symbols: dict[str, tuple[str, int]], *,
-                 partial: int = 0, nonuniform: frozenset = frozenset(), late: bool = False,
-                 analysis: bool = False) -> None:
+    def __init__(
+        self,
+        block: Block,
+        registers: RegisterFile,
+        symbols: dict[str, tuple[str, int]],
+        *,
+        partial: int = 0,
+        nonuniform: frozenset = frozenset(),
+        late: bool = False,
+        analysis: bool = False,
+    ) -> None:
         self.block = block
         self.registers = registers
         self.symbols = symbols
@@ -84,7 +99,9 @@ class Lower:
 
     def halves(self, operand: object, type_: str | None = None) -> tuple[Value, Value]:
         """Low and high half of a 64-bit (or 128-bit) operand, optionally converted to `type_`."""
-        value = self._register(operand.name) if isinstance(operand, Reg) else self.src(operand, "u64")
+        value = (
+            self._register(operand.name) if isinstance(operand, Reg) else self.src(operand, "u64")
+        )
         if isinstance(operand, Reg) and type_ == "f32":
             self.registers.vote(operand.name, "pair", 1)
         if not isinstance(value, tuple):
@@ -105,7 +122,9 @@ class Lower:
         start += symbol.offset
         if space != "shared":
             return constant(start, "u64")
-        return self.pure("u32", f"({{0}} + {start})", f"{{0}} + {start}", self._special("%smem_base"))
+        return self.pure(
+            "u32", f"({{0}} + {start})", f"{{0}} + {start}", self._special("%smem_base")
+        )
 
     def address(self, operand: Addr, width: int = 32) -> Value:
         """base + offset of a bracketed operand, as u32 or u64."""
@@ -122,8 +141,12 @@ class Lower:
         if operand.offset == 0:
             return value
         mask = (1 << width) - 1
-        return self.pure(type_, f"(({{0}} + {operand.offset}) & {mask:#x})",
-                         f"{{0}} + {operand.offset & mask}", value)
+        return self.pure(
+            type_,
+            f"(({{0}} + {operand.offset}) & {mask:#x})",
+            f"{{0}} + {operand.offset & mask}",
+            value,
+        )
 
     def _register(self, name: str) -> Value | tuple[Value, Value]:
         found = self.env.get(name)
@@ -176,8 +199,15 @@ class Lower:
 
     # -- making values ----------------------------------------------------------------------
 
-    def pure(self, type_: str, scalar: str | None, vector: str, *srcs: Value, wide: bool = True,
-             settles: bool = True) -> Value:
+    def pure(
+        self,
+        type_: str,
+        scalar: str | None,
+        vector: str,
+        *srcs: Value,
+        wide: bool = True,
+        settles: bool = True,
+    ) -> Value:
         """An elementwise result. `scalar` is the template on Python scalars, `vector` on arrays;
         where `scalar` is None the vector template runs on one-element arrays."""
         if settles:
@@ -201,7 +231,9 @@ class Lower:
         return out
 
     def convert(self, value: Value | tuple[Value, Value], type_: str) -> Value:
-        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or zero-extend."""
+        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or
+        zero-extend.
+        """
         if isinstance(value, tuple):
             value = self.join(*value)
         if value.type == type_:
@@ -224,8 +256,12 @@ class Lower:
         if source == 1 or target == 1:
             raise UnsupportedPtx(f"predicate used as {type_}")
         narrow = self.convert(value, UNSIGNED[source])
-        middle = self.pure(UNSIGNED[target], f"({{0}} & {(1 << target) - 1:#x})",
-                           f"{{0}}.astype({DTYPE[UNSIGNED[target]]})", narrow)
+        middle = self.pure(
+            UNSIGNED[target],
+            f"({{0}} & {(1 << target) - 1:#x})",
+            f"{{0}}.astype({DTYPE[UNSIGNED[target]]})",
+            narrow,
+        )
         return self.convert(middle, type_)
 
     def join(self, low: Value, high: Value) -> Value:
@@ -235,12 +271,20 @@ class Lower:
             return constant(low.const | high.const << 32, "u64")
         return self.pure("u64", "({0} | {1} << 32)", "join64({0}, {1})", low, high)
 
-    def effect(self, text: str, *srcs: Value, results: list[tuple[str, bool]] = (),
-               rows: tuple[Value, ...] = (), matrix: bool = False, parks: bool = False,
-               deps: tuple[Value, ...] | None = None) -> list[Value]:
+    def effect(
+        self,
+        text: str,
+        *srcs: Value,
+        results: list[tuple[str, bool]] = (),
+        rows: tuple[Value, ...] = (),
+        matrix: bool = False,
+        parks: bool = False,
+        deps: tuple[Value, ...] | None = None,
+    ) -> list[Value]:
         """A step in program order. `results` are (type, uniform); `<m>` and `<mb>` in the text are
-        the active lanes as array (None: all) and as bits. `deps` limits the uniformity dependences of
-        the results (default: all operands). A step that `parks` returns None when it has to wait."""
+        the active lanes as array (None: all) and as bits. `deps` limits the uniformity dependences
+        of the results (default: all operands). A step that `parks` returns None when it has to
+        wait."""
         self.settle(*srcs, *rows)
         inherited = frozenset()
         if self.analysis:
@@ -294,13 +338,19 @@ class Lower:
     def _extend(self, value: Value, width: int) -> Value:
         target = UNSIGNED[width]
         if value.type[0] == "s":
-            return self.pure(target, f"({{0}} & {(1 << width) - 1:#x})",
-                             f"{{0}}.astype({DTYPE['s' + str(width)]}).view({DTYPE[target]})", value)
+            return self.pure(
+                target,
+                f"({{0}} & {(1 << width) - 1:#x})",
+                f"{{0}}.astype({DTYPE['s' + str(width)]}).view({DTYPE[target]})",
+                value,
+            )
         value = self.convert(value, UNSIGNED[WIDTH[value.type]])
         return self.pure(target, "{0}", f"{{0}}.astype({DTYPE[target]})", value)
 
     def copy(self, destination: object, source: object, width: int) -> None:
-        """A move: the bits as they are held, no node, so that a pending tcgen05.ld stays pending."""
+        """A move: the bits as they are held, no node, so that a pending tcgen05.ld stays
+        pending.
+        """
         if isinstance(source, Reg) and width == 64:
             value = self._register(source.name)
         else:

@@ -11,11 +11,25 @@ from ptxemu.numerics import approx, arith, conversions, formats, half, integers,
 
 _PACK_F32, _PACK_U32 = struct.Struct("<f"), struct.Struct("<I")
 _PACK_F64, _PACK_U64 = struct.Struct("<d"), struct.Struct("<Q")
-_DTYPES = {"BOOL": np.bool_, "U16": np.uint16, "I16": np.int16, "U32": np.uint32, "I32": np.int32,
-           "F32": np.float32, "U64": np.uint64, "I64": np.int64, "F64": np.float64}
-ZEROS = {"pred": np.zeros(32, np.bool_), "u16": np.zeros(32, np.uint16),
-         "u32": np.zeros(32, np.uint32), "u64": np.zeros(32, np.uint64),
-         "f32": np.zeros(32, np.float32), "f64": np.zeros(32, np.float64)}
+_DTYPES = {
+    "BOOL": np.bool_,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "F32": np.float32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F64": np.float64,
+}
+ZEROS = {
+    "pred": np.zeros(32, np.bool_),
+    "u16": np.zeros(32, np.uint16),
+    "u32": np.zeros(32, np.uint32),
+    "u64": np.zeros(32, np.uint64),
+    "f32": np.zeros(32, np.float32),
+    "f64": np.zeros(32, np.float64),
+}
 LANES = np.arange(32, dtype=np.uint32)
 BITS = (np.uint32(1) << LANES).astype(np.uint32)
 for _array in (*ZEROS.values(), LANES, BITS):
@@ -99,11 +113,38 @@ def clip_int(value: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 GLOBALS = {
-    **_DTYPES, "np": np, "INF": math.inf, "NAN": math.nan, "LANES": LANES, "BITS": BITS,
-    "arith": arith, "approx": approx, "formats": formats, "half": half, "conversions": conversions, "integers": integers,
-    "rounding": rounding, "flush_f32": rounding.flush_f32,
-    **{function.__name__: function for function in (
-        bits_f32, f32_bits, bits_f64, f64_bits, signed16, signed32, signed64, join64, full, merge,
-        stack, mask_bits, round32, pack16, clip_int,
-    )},
+    **_DTYPES,
+    "np": np,
+    "INF": math.inf,
+    "NAN": math.nan,
+    "LANES": LANES,
+    "BITS": BITS,
+    "arith": arith,
+    "approx": approx,
+    "formats": formats,
+    "half": half,
+    "conversions": conversions,
+    "integers": integers,
+    "rounding": rounding,
+    "flush_f32": rounding.flush_f32,
+    **{
+        function.__name__: function
+        for function in (
+            bits_f32,
+            f32_bits,
+            bits_f64,
+            f64_bits,
+            signed16,
+            signed32,
+            signed64,
+            join64,
+            full,
+            merge,
+            stack,
+            mask_bits,
+            round32,
+            pack16,
+            clip_int,
+        )
+    },
 }

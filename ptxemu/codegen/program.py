@@ -28,8 +28,9 @@ SMEM_RESERVED = 1024  # the first KiB of shared memory belongs to the system on 
 class Layout:
     """Where the variables of an entry lie: shared offsets, local offsets, parameter offsets."""
 
-    def __init__(self, entry: Entry, module_symbols: dict[str, tuple[str, int]],
-                 module_shared: list) -> None:
+    def __init__(
+        self, entry: Entry, module_symbols: dict[str, tuple[str, int]], module_shared: list
+    ) -> None:
         self.symbols = dict(module_symbols)
         self.params: list[tuple[int, int]] = []  # (offset, nbytes)
         offset = 0
@@ -56,7 +57,9 @@ class Layout:
                 self.symbols[variable.name] = ("shared", shared)
                 shared += variable.nbytes
             else:
-                raise UnsupportedPtx(f"variable {variable.name} in .{variable.space} inside a kernel")
+                raise UnsupportedPtx(
+                    f"variable {variable.name} in .{variable.space} inside a kernel"
+                )
         if dynamic:
             shared = _align(shared, max(v.align for v in dynamic))
             for variable in dynamic:
@@ -69,7 +72,9 @@ def _align(offset: int, align: int) -> int:
 
 
 class Program:
-    """The compiled form of one entry under one visibility rule (`late`: see the adversarial policy)."""
+    """The compiled form of one entry under one visibility rule (`late`: see the adversarial
+    policy).
+    """
 
     def __init__(self, entry: Entry, layout: Layout, *, late: bool = False) -> None:
         self.entry = entry
@@ -134,7 +139,7 @@ class Program:
     # -- compilation ------------------------------------------------------------------------
 
     def _stub(self, index: int) -> Callable:
-        def compile_first(w, R):  # noqa: N803  (R is the register list of the generated code)
+        def compile_first(w: object, R: list) -> int:
             function = self.version(index, 0, frozenset())
             self.fast[index] = function
             return function(w, R)
@@ -150,8 +155,14 @@ class Program:
     def _compile(self, key: tuple) -> Callable:
         index, partial, nonuniform = key
         block = self.blocks[index]
-        lower = Lower(block, self.registers, self.layout.symbols, partial=partial,
-                      nonuniform=nonuniform, late=self.late)
+        lower = Lower(
+            block,
+            self.registers,
+            self.layout.symbols,
+            partial=partial,
+            nonuniform=nonuniform,
+            late=self.late,
+        )
         failure = None
         try:
             self._lower_steps(lower)
@@ -177,8 +188,14 @@ class Program:
         exec(compile(source, name, "exec"), scope)
         return scope[f"block_{index}"]
 
-    def _finish(self, writer: BlockWriter, lower: Lower, stores: list, guard: Value | None,
-                nonuniform: frozenset) -> None:
+    def _finish(
+        self,
+        writer: BlockWriter,
+        lower: Lower,
+        stores: list,
+        guard: Value | None,
+        nonuniform: frozenset,
+    ) -> None:
         """Live-out registers back to their slots, then the terminator."""
         wanted = tuple(value for _, _, value in stores) + ((guard,) if guard is not None else ())
         writer.require(wanted)
@@ -197,8 +214,15 @@ class Program:
             traceback = traceback.tb_next
         return found
 
-    def _store(self, writer: BlockWriter, partial: int, nonuniform: frozenset, name: str, slot: int,
-               value: Value) -> str:
+    def _store(
+        self,
+        writer: BlockWriter,
+        partial: int,
+        nonuniform: frozenset,
+        name: str,
+        slot: int,
+        value: Value,
+    ) -> str:
         text = literal(value) if value.const is not None else writer.expr(value)
         dtype = DTYPE[value.type]
         always = self.registers.always_varying(name)
@@ -209,11 +233,14 @@ class Program:
             return f"R[{slot}] = {text if not value.uniform else f'full({text}, {dtype})'}"
         line = f"R[{slot}] = {text}"
         if value.uniform:
-            return line if not (nonuniform or partial) else f"{line}; w.nonuniform.discard({name!r})"
+            return (
+                line if not (nonuniform or partial) else f"{line}; w.nonuniform.discard({name!r})"
+            )
         return f"{line}; w.nonuniform.add({name!r})"
 
-    def _terminator(self, condition: str | None, block: Block, guard: Value | None,
-                    partial: int) -> str:
+    def _terminator(
+        self, condition: str | None, block: Block, guard: Value | None, partial: int
+    ) -> str:
         mask = "mb" if partial else "0xffffffff"
         after = block.index + 1
         if block.trap and guard is None:

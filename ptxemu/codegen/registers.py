@@ -1,9 +1,10 @@
-"""How each virtual register is kept between blocks: its type, its slots, and whether it may be scalar.
+"""How each virtual register is kept between blocks: its type, its slots, and whether it may be
+scalar.
 
 PTX registers are untyped, so the analysis counts how each one is used and keeps it in the form that
-needs fewest conversions: b32 as u32 or f32, b64 as u64 or as a pair of 32-bit halves (packed f32x2).
-Any choice is correct. A register that depends on the lane by nature is always an array; any other is a
-Python scalar until a write under a partial mask makes it differ between lanes.
+needs fewest conversions: b32 as u32 or f32, b64 as u64 or as a pair of 32-bit halves (packed
+f32x2). Any choice is correct. A register that depends on the lane by nature is always an array; any
+other is a Python scalar until a write under a partial mask makes it differ between lanes.
 """
 
 from __future__ import annotations
@@ -13,17 +14,36 @@ from collections import defaultdict
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 
-_WIDTH = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16,
-          "b32": 32, "u32": 32, "s32": 32, "f32": 32, "f16x2": 32, "b64": 64, "u64": 64,
-          "s64": 64, "f64": 64, "b128": 128}
+_WIDTH = {
+    "pred": 1,
+    "b8": 8,
+    "u8": 8,
+    "s8": 8,
+    "b16": 16,
+    "u16": 16,
+    "s16": 16,
+    "f16": 16,
+    "b32": 32,
+    "u32": 32,
+    "s32": 32,
+    "f32": 32,
+    "f16x2": 32,
+    "b64": 64,
+    "u64": 64,
+    "s64": 64,
+    "f64": 64,
+    "b128": 128,
+}
 
 
 class RegisterFile:
     """The registers of one entry. Filled by the analysis pass, then read-only after `settle()`."""
 
     def __init__(self, declared: dict[str, str]) -> None:
-        self._width = {name: max(_WIDTH[type_], 16) if type_ != "pred" else 1
-                       for name, type_ in declared.items()}
+        self._width = {
+            name: max(_WIDTH[type_], 16) if type_ != "pred" else 1
+            for name, type_ in declared.items()
+        }
         self._float_votes: dict[str, int] = defaultdict(int)
         self._pair_votes: dict[str, int] = defaultdict(int)
         self._alias: dict[str, str] = {}
@@ -109,7 +129,9 @@ class RegisterFile:
         return tuple((first + k, type_) for k, type_ in enumerate(types))
 
     def _spread_varying(self) -> None:
-        """Registers that depend, through any definition, on something that differs between lanes."""
+        """Registers that depend, through any definition, on something that differs between
+        lanes.
+        """
         from ptxemu.codegen.lower import VARYING
 
         users: dict[str, list[str]] = defaultdict(list)

@@ -14,10 +14,28 @@ import math
 import struct
 from dataclasses import dataclass
 
-WIDTH = {"pred": 1, "u16": 16, "s16": 16, "u32": 32, "s32": 32, "f32": 32,
-         "u64": 64, "s64": 64, "f64": 64}
-DTYPE = {"pred": "BOOL", "u16": "U16", "s16": "I16", "u32": "U32", "s32": "I32", "f32": "F32",
-         "u64": "U64", "s64": "I64", "f64": "F64"}
+WIDTH = {
+    "pred": 1,
+    "u16": 16,
+    "s16": 16,
+    "u32": 32,
+    "s32": 32,
+    "f32": 32,
+    "u64": 64,
+    "s64": 64,
+    "f64": 64,
+}
+DTYPE = {
+    "pred": "BOOL",
+    "u16": "U16",
+    "s16": "I16",
+    "u32": "U32",
+    "s32": "I32",
+    "f32": "F32",
+    "u64": "U64",
+    "s64": "I64",
+    "f64": "F64",
+}
 UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
 
 
@@ -26,8 +44,15 @@ class Value:
 
     __slots__ = ("type", "uniform", "deps", "const", "node", "index", "expr", "converted", "late")
 
-    def __init__(self, type_: str, uniform: bool, *, deps: frozenset = frozenset(),
-                 const: int | float | bool | None = None, expr: str | None = None) -> None:
+    def __init__(
+        self,
+        type_: str,
+        uniform: bool,
+        *,
+        deps: frozenset = frozenset(),
+        const: int | float | bool | None = None,
+        expr: str | None = None,
+    ) -> None:
         self.type = type_
         self.uniform = uniform
         self.deps = deps  # registers it depends on (analysis only)

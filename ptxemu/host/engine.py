@@ -28,13 +28,13 @@ class HostProgram:
         from cutlass._mlir.execution_engine import ExecutionEngine
 
         module = compiled.ir_module
-        self._symbols = RuntimeSymbols(ptx_of(compiled))
+        self._has_kernels = compiled.has_gpu_module
+        self._symbols = RuntimeSymbols(ptx_of(compiled) if self._has_kernels else "")
         # The default optimisation of the engine; without shared libraries, only our symbols count.
         self.engine = ExecutionEngine(module, opt_level=2, shared_libs=[])
         for name, address in self._symbols.bind(_undefined(module)).items():
             self.engine.raw_register_runtime(name, ctypes.c_void_p(address))
         self._name = compiled.function_name
-        self._has_kernels = compiled.has_gpu_module
         self._entry: Any = None
 
     def call(self, pointers: Sequence[Any], launcher: Launcher) -> list[Any]:

@@ -23,6 +23,7 @@ from ptxemu.host.launch_config import (
     read_config,
     read_params,
 )
+from ptxemu.host.tensor_map_encode import encode_tiled
 
 Launcher = Callable[[LaunchRequest], Any]
 
@@ -220,6 +221,17 @@ class RuntimeSymbols:
     @_symbol("_cudaOccupancyMaxActiveBlocksPerMultiprocessor", "ppiq")
     def _get_occupancy(self, blocks: int, *_: int) -> None:
         _write_int(blocks, 1)
+
+    @_symbol("_cuTensorMapEncodeTiled", "piipppppiiii")
+    def _encode_tensor_map(self, *values: int) -> None:
+        encode_tiled(*values)
+
+    @_symbol("cuda_dialect_assert_success", "i")
+    @_symbol("cuda_dialect_print_on_error", "i")
+    def _assert_success(self, code: int) -> None:
+        """Where the host code ignores a result; the callback that gave it has recorded why."""
+        if code:
+            raise RuntimeError(f"CUDA error {code}")
 
     # ---- errors of the tvm-ffi wrapper
 

@@ -1,1 +1,3 @@
-"""The machine: warps, CTAs, clusters, memories, barriers, asynchronous units, and their scheduler."""
+"""The machine: warps, CTAs, clusters, memories, barriers, asynchronous units, and their
+scheduler.
+"""

@@ -1,8 +1,8 @@
 """ld and st: where an address lies, and moving elements between lanes and memory.
 
 Scalar forms serve a uniform address, vector forms one address per lane. Spaces are named as in PTX;
-`generic` is decided by the window that an address lies in: shared and local memory have windows above
-every host address, all else is global.
+`generic` is decided by the window that an address lies in: shared and local memory have windows
+above every host address, all else is global.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     if space == "param":
         block = w.machine.params
         if address + size * count > len(block):
-            raise OutOfBounds(f"parameter access at {address:#x}; the parameters have {len(block)} bytes")
+            raise OutOfBounds(
+                f"parameter access at {address:#x}; the parameters have {len(block)} bytes"
+            )
         return block.view(f"u{size}"), address // size
     if space == "local":
         raise UnsupportedPtx("a uniform access to local memory")
@@ -56,7 +58,7 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     offset = address & OFFSET_MASK
     cta.check(offset, size * count)
     if write and cta.unfenced is not None:
-        cta.unfenced[offset:offset + size * count] = True
+        cta.unfenced[offset : offset + size * count] = True
         cta.any_unfenced = True
     return cta.views[size], offset // size
 
@@ -68,7 +70,7 @@ def load_scalar(w: object, space: str, address: int, size: int, count: int) -> i
         w.machine.bytes["ld.global"] += size * count
     if count == 1:
         return view[index].item()
-    return view[index:index + count].tolist()
+    return view[index : index + count].tolist()
 
 
 def store_scalar(w: object, space: str, address: int, size: int, values: tuple) -> None:
@@ -84,8 +86,9 @@ def store_scalar(w: object, space: str, address: int, size: int, values: tuple) 
 # -- one address per lane -------------------------------------------------------------------
 
 
-def load_vector(w: object, space: str, address: np.ndarray, size: int, count: int,
-                mask: np.ndarray | None) -> np.ndarray:
+def load_vector(
+    w: object, space: str, address: np.ndarray, size: int, count: int, mask: np.ndarray | None
+) -> np.ndarray:
     """uint [count, 32]; inactive lanes are zero."""
     if mask is None:
         return _gather(w, space, address, size, count, _LANES)
@@ -95,8 +98,14 @@ def load_vector(w: object, space: str, address: np.ndarray, size: int, count: in
     return out
 
 
-def store_vector(w: object, space: str, address: np.ndarray, size: int, values: np.ndarray,
-                 mask: np.ndarray | None) -> None:
+def store_vector(
+    w: object,
+    space: str,
+    address: np.ndarray,
+    size: int,
+    values: np.ndarray,
+    mask: np.ndarray | None,
+) -> None:
     """values [count, 32] (or broadcastable) to one address per lane."""
     lanes = _LANES if mask is None else np.flatnonzero(mask)
     rows = np.broadcast_to(values, (len(values), 32))
@@ -122,8 +131,9 @@ def _split(w: object, space: str, address: np.ndarray, act: object) -> None:
             act(rank, address, ranks == rank)
 
 
-def _gather(w: object, space: str, address: np.ndarray, size: int, count: int,
-            lanes: np.ndarray) -> np.ndarray:
+def _gather(
+    w: object, space: str, address: np.ndarray, size: int, count: int, lanes: np.ndarray
+) -> np.ndarray:
     if space == "global":
         w.machine.bytes["ld.global"] += size * count * len(lanes)
         return w.machine.memory.gather(address, size, count)
@@ -144,7 +154,9 @@ def _gather(w: object, space: str, address: np.ndarray, size: int, count: int,
     return out
 
 
-def _gather_cta(w: object, cta: Cta | None, address: np.ndarray, size: int, count: int) -> np.ndarray:
+def _gather_cta(
+    w: object, cta: Cta | None, address: np.ndarray, size: int, count: int
+) -> np.ndarray:
     index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
     if cta is None:
         return w.machine.params.view(f"u{size}")[index + _STEP[count]]
@@ -164,8 +176,9 @@ def _index(address: np.ndarray, size: int, count: int, space: str) -> np.ndarray
     return address.astype(np.int64) // size
 
 
-def _scatter(w: object, space: str, address: np.ndarray, size: int, rows: np.ndarray,
-             lanes: np.ndarray) -> None:
+def _scatter(
+    w: object, space: str, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
+) -> None:
     if space == "global":
         w.machine.bytes["st.global"] += size * len(rows) * len(lanes)
         w.machine.memory.scatter(address, size, rows)
@@ -174,6 +187,7 @@ def _scatter(w: object, space: str, address: np.ndarray, size: int, rows: np.nda
     elif space == "local":
         _local(w, size)[lanes, _index(address, size, len(rows), "local") + _STEP[len(rows)]] = rows
     else:
+
         def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
             if space == "generic":
                 narrow = part.astype(np.uint32) if where == "cluster" else part

@@ -15,15 +15,14 @@ class Work:
     """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"), for counts and
     the timeline; a store has a second step, which writes what the first one read."""
 
-    __slots__ = ("unit", "label", "steps", "queue", "where", "issued")
+    __slots__ = ("unit", "label", "steps", "size", "queue")
 
-    def __init__(self, unit: str, label: str, *steps: Callable[[], None]) -> None:
+    def __init__(self, unit: str, label: str, *steps: Callable[[], None], size: int = 0) -> None:
         self.unit = unit
         self.label = label
         self.steps = list(steps)
+        self.size = size  # bytes, or floating-point operations
         self.queue: WorkQueue | None = None
-        self.where: tuple[int, str, str] | None = None  # PTX line, text, warp
-        self.issued = 0.0
 
     def advance(self) -> None:
         self.steps.pop(0)()
@@ -102,7 +101,7 @@ class BulkGroups:
     def wait(self, allowed: int, read_only: bool) -> None:
         """All but the newest `allowed` groups: sources read, or complete."""
         oldest = len(self.groups) - allowed
-        for group in list(self.groups)[:max(oldest, 0)]:
+        for group in list(self.groups)[: max(oldest, 0)]:
             for work in group:
                 self.units.force(work, steps_left=1 if read_only else 0)
         if not read_only:

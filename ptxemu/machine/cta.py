@@ -1,8 +1,8 @@
 """A CTA and its cluster: shared memory, tensor memory, mbarriers, named and cluster barriers.
 
-A shared address as a kernel sees it is (rank in cluster) << 24 | offset; offsets index `smem`, whose
-first KiB is the system's. Everything starts poisoned. Under the adversarial policy `unfenced` marks the
-bytes written by ordinary stores and not yet fenced towards the async proxy.
+A shared address as a kernel sees it is (rank in cluster) << 24 | offset; offsets index `smem`,
+whose first KiB is the system's. Everything starts poisoned. Under the adversarial policy `unfenced`
+marks the bytes written by ordinary stores and not yet fenced towards the async proxy.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ MAX_NAMED_BARRIERS = 16
 class NamedBarrier:
     """bar / barrier.cta: counts threads, warp by warp."""
 
-    __slots__ = ("count", "arrived", "waiters")
+    __slots__ = ("count", "arrived", "waiters", "time")
 
     def __init__(self) -> None:
         self.count = 0
         self.arrived = 0
         self.waiters: list = []
+        self.time = 0.0  # nominal time of the latest arrival
 
     def add(self, threads: int, count: int, ident: int) -> bool:
         """Count an arrival; True when it completes the barrier."""
         if self.arrived and self.count != count:
-            raise HardwareRefusal(f"barrier {ident}: {count} threads expected here, {self.count} by "
-                                  "those that arrived before")
+            raise HardwareRefusal(
+                f"barrier {ident}: {count} threads expected here, {self.count} by "
+                "those that arrived before"
+            )
         self.count = count
         self.arrived += threads
         if self.arrived > count:
-            raise HardwareRefusal(f"barrier {ident}: {self.arrived} threads arrived, {count} expected")
+            raise HardwareRefusal(
+                f"barrier {ident}: {self.arrived} threads arrived, {count} expected"
+            )
         if self.arrived < count:
             return False
         self.arrived = 0
@@ -52,8 +57,14 @@ class NamedBarrier:
 class Cta:
     """One CTA. `views` are typed views of `smem` by element size in bytes."""
 
-    def __init__(self, machine: object, cluster: Cluster, ctaid: tuple[int, int, int], rank: int,
-                 smem_bytes: int) -> None:
+    def __init__(
+        self,
+        machine: object,
+        cluster: Cluster,
+        ctaid: tuple[int, int, int],
+        rank: int,
+        smem_bytes: int,
+    ) -> None:
         self.machine = machine
         self.cluster = cluster
         self.ctaid = ctaid
@@ -62,9 +73,11 @@ class Cta:
         room = -(-smem_bytes // 1024) * 1024
         raw = np.full(room + 1024, POISON_BYTE, np.uint8)
         start = -raw.ctypes.data % 1024
-        self.smem = raw[start:start + room]
-        self.views = {size: self.smem.view(dtype) for size, dtype in
-                      ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))}
+        self.smem = raw[start : start + room]
+        self.views = {
+            size: self.smem.view(dtype)
+            for size, dtype in ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
+        }
         self.unfenced = np.zeros(room, np.bool_) if machine.late else None
         self.any_unfenced = False
         self.tmem = Tmem()
@@ -83,7 +96,9 @@ class Cta:
     def mbarrier(self, offset: int) -> MBarrier:
         found = self.mbarriers.get(offset)
         if found is None:
-            raise HardwareRefusal(f"no mbarrier was initialised at shared offset {offset:#x} of {self.name()}")
+            raise HardwareRefusal(
+                f"no mbarrier was initialised at shared offset {offset:#x} of {self.name()}"
+            )
         return found
 
     def init_mbarrier(self, offset: int, count: int) -> None:
@@ -93,7 +108,9 @@ class Cta:
         old = self.mbarriers.get(offset)
         if old is not None and old.waiters:
             raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
-        self.mbarriers[offset] = MBarrier(f"{offset:#x} of {self.name()}", count)
+        self.mbarriers[offset] = MBarrier(
+            f"{offset:#x} of {self.name()}", count, self.machine.timeline
+        )
 
     def barrier(self, ident: int) -> NamedBarrier:
         if not 0 <= ident < MAX_NAMED_BARRIERS:
@@ -103,8 +120,19 @@ class Cta:
     def check(self, offset: int, nbytes: int) -> None:
         """[offset, offset + nbytes) must lie in this CTA's shared memory."""
         if offset < 0 or offset + nbytes > self.smem_size:
-            raise OutOfBounds(f"shared access of {nbytes} bytes at offset {offset:#x}; {self.name()} has "
-                              f"{self.smem_size} bytes ({self.smem_size:#x})")
+            raise OutOfBounds(
+                f"shared access of {nbytes} bytes at offset {offset:#x}; {self.name()} has "
+                f"{self.smem_size} bytes ({self.smem_size:#x})"
+            )
+
+    def check_warpgroups(self) -> None:
+        """setmaxnreg is legal only where all four warps of the warpgroup execute it alike."""
+        for first in range(0, len(self.warps), 4):
+            asked = {w.index: w.register_counts for w in self.warps[first : first + 4]}
+            if len({tuple(counts) for counts in asked.values()}) > 1:
+                raise HardwareRefusal(
+                    f"setmaxnreg differs within a warpgroup of {self.name()}, by warp: {asked}"
+                )
 
     def fence_async(self) -> None:
         """fence.proxy.async: ordinary stores made before become visible to the async proxy."""
@@ -132,7 +160,9 @@ class AsyncView:
 
 
 class Cluster:
-    """The CTAs launched together, and their barrier. A launch without clusters has one CTA in each."""
+    """The CTAs launched together, and their barrier. A launch without clusters has one CTA in
+    each.
+    """
 
     def __init__(self, machine: object, index: int, shape: tuple[int, int, int]) -> None:
         self.machine = machine
@@ -142,10 +172,13 @@ class Cluster:
         self.arrived = 0
         self.phase = 0
         self.waiters: list = []
+        self.time = 0.0  # nominal time of the latest arrival
 
     def cta(self, rank: int) -> Cta:
         if not 0 <= rank < len(self.ctas):
-            raise OutOfBounds(f"shared address of rank {rank} in a cluster of {len(self.ctas)} CTAs")
+            raise OutOfBounds(
+                f"shared address of rank {rank} in a cluster of {len(self.ctas)} CTAs"
+            )
         return self.ctas[rank]
 
     def locate(self, address: int) -> tuple[Cta, int]:

@@ -1,4 +1,6 @@
-"""One launch: grid -> clusters -> CTAs -> warps, run by the scheduler, summed up in a LaunchReport."""
+"""One launch: grid -> clusters -> CTAs -> warps, run by the scheduler, summed up in a
+LaunchReport.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.timeline import Timeline
 from ptxemu.machine.warp import Warp
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport
@@ -41,13 +44,19 @@ class Shape:
                 raise HardwareRefusal(f"{name}={dims}; every dimension must be >= 1")
         threads = int(np.prod(self.block))
         if threads > MAX_THREADS:
-            raise HardwareRefusal(f"block={self.block} has {threads} threads; at most {MAX_THREADS}")
+            raise HardwareRefusal(
+                f"block={self.block} has {threads} threads; at most {MAX_THREADS}"
+            )
         required = program.entry.directives.get("reqntid")
         if required and _padded(required) != self.block:
-            raise HardwareRefusal(f"block={self.block}; the kernel requires {_padded(required)} (.reqntid)")
+            raise HardwareRefusal(
+                f"block={self.block}; the kernel requires {_padded(required)} (.reqntid)"
+            )
         limit = program.entry.directives.get("maxntid")
         if limit and threads > int(np.prod(_padded(limit))):
-            raise HardwareRefusal(f"block={self.block}; the kernel allows {_padded(limit)} (.maxntid)")
+            raise HardwareRefusal(
+                f"block={self.block}; the kernel allows {_padded(limit)} (.maxntid)"
+            )
         if int(np.prod(self.cluster)) > MAX_CLUSTER:
             raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
@@ -62,10 +71,18 @@ def _padded(dims: tuple[int, ...]) -> Dim3:
 
 
 class Machine:
-    """State shared by all CTAs of a launch; also what instructions call for machine-wide services."""
+    """State shared by all CTAs of a launch; also what instructions call for machine-wide
+    services.
+    """
 
-    def __init__(self, program: Program, shape: Shape, params: np.ndarray, memory: GlobalMemory,
-                 options: Options) -> None:
+    def __init__(
+        self,
+        program: Program,
+        shape: Shape,
+        params: np.ndarray,
+        memory: GlobalMemory,
+        options: Options,
+    ) -> None:
         self.program = program
         self.shape = shape
         self.params = params
@@ -73,6 +90,7 @@ class Machine:
         self.memory = memory
         self.options = options
         self.late = options.policy == "adversarial"
+        self.timeline = Timeline() if options.trace else None
         self.bytes: Counter = Counter()
         self.counts: Counter = Counter()
         self.by_warp: dict[int, Counter] = {}
@@ -95,9 +113,15 @@ class Machine:
                 placed.__traceback__ = error.__traceback__
                 raise self._placed(placed) from None
         return LaunchReport(
-            entry=self.program.entry.name, grid=self.shape.grid, block=self.shape.block,
-            cluster=self.shape.cluster, by_warp=self._opcode_counts(), bytes=self.bytes,
-            counts=self.counts, seconds=time.perf_counter() - began,
+            entry=self.program.entry.name,
+            grid=self.shape.grid,
+            block=self.shape.block,
+            cluster=self.shape.cluster,
+            by_warp=self._opcode_counts(),
+            bytes=self.bytes,
+            counts=self.counts,
+            seconds=time.perf_counter() - began,
+            trace=self.timeline.trace if self.timeline else None,
         )
 
     def _placed(self, error: PtxEmuError) -> PtxEmuError:
@@ -111,16 +135,29 @@ class Machine:
     # -- services of instructions -------------------------------------------------------------
 
     def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
-        """Hand asynchronous work over; its place is kept for errors and the timeline."""
-        work.where = w
+        """Hand asynchronous work over to its unit."""
+        if self.timeline:
+            self._time(w, work)
         return self.units.issue(work, queue)
+
+    def _time(self, w: Warp, work: Work) -> None:
+        """Let the last step of `work` happen at its nominal completion."""
+        timeline, last = self.timeline, work.steps[-1]
+        done = timeline.work(w, work.unit, work.label, work.size)
+
+        def finish() -> None:
+            back, timeline.now = timeline.now, done
+            last()
+            timeline.now = back
+
+        work.steps[-1] = finish
 
     def read_bytes(self, w: Warp, address: int, nbytes: int) -> bytes:
         """Bytes at a generic address: global memory, a parameter, or shared memory."""
         if address >= SHARED_WINDOW:
             cta, offset = w.cluster.locate(address & (SHARED_WINDOW - 1))
             cta.check(offset, nbytes)
-            return cta.smem[offset:offset + nbytes].tobytes()
+            return cta.smem[offset : offset + nbytes].tobytes()
         return self.memory.read_rows(np.array([address], np.int64), nbytes).tobytes()
 
     sm_count = 148  # a B200
@@ -138,7 +175,9 @@ class Machine:
         total = self.program.layout.smem_static + self.shape.smem_bytes
         for rank in range(nx * ny * nz):
             inner = (rank % nx, rank // nx % ny, rank // (nx * ny))
-            ctaid = tuple(p * n + i for p, n, i in zip(position, self.shape.cluster, inner, strict=True))
+            ctaid = tuple(
+                p * n + i for p, n, i in zip(position, self.shape.cluster, inner, strict=True)
+            )
             cta = Cta(self, cluster, ctaid, rank, total)
             cluster.ctas.append(cta)
             self._fill(cta)
@@ -154,6 +193,8 @@ class Machine:
 
     def warp_exited(self, warp: Warp) -> None:
         if not warp.live:
+            if self.timeline:
+                self.timeline.close(warp)
             counts = np.array(warp.counts)
             known = self._block_counts.get(warp.index)
             self._block_counts[warp.index] = counts if known is None else known + counts

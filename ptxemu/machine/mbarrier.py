@@ -1,8 +1,8 @@
 """mbarrier objects: phase, pending arrivals, transaction count (PTX ISA "mbarrier").
 
 A phase completes when no arrival is pending and the transaction count is zero; the count may be
-transiently negative, as data may land before it is expected. Arrivals and bytes are counted here and
-nowhere else; who waits is kept so that a deadlock can name it.
+transiently negative, as data may land before it is expected. Arrivals and bytes are counted here
+and nowhere else; who waits is kept so that a deadlock can name it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MAX_COUNT = (1 << 20) - 1
 class MBarrier:
     """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
 
-    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "time")
+    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "clock", "times")
 
-    def __init__(self, where: str, count: int) -> None:
+    def __init__(self, where: str, count: int, clock: object | None = None) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
         self.where = where
@@ -26,7 +26,8 @@ class MBarrier:
         self.tx = 0
         self.phase = 0
         self.waiters: list = []  # (warp, fragment)
-        self.time = 0.0  # nominal time of the last completion, for the timeline
+        self.clock = clock  # the timeline, where one is recorded
+        self.times = [0.0, 0.0]  # nominal time by phase parity: latest arrival, hence completion
 
     def done(self, parity: int) -> bool:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
@@ -35,8 +36,11 @@ class MBarrier:
     def arrive(self, count: int = 1, *, drop: bool = False) -> int:
         """Count arrivals; returns the phase they belong to (the opaque state of the manual)."""
         phase = self.phase
+        self._stamp()
         if count > self.pending:
-            raise HardwareRefusal(f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending")
+            raise HardwareRefusal(
+                f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending"
+            )
         if drop:
             self.expected -= count
         self.pending -= count
@@ -49,6 +53,7 @@ class MBarrier:
 
     def complete(self, nbytes: int) -> None:
         """complete_tx: bytes have landed."""
+        self._stamp()
         self.tx -= nbytes
         self._check_tx()
         self._complete_if_done()
@@ -58,9 +63,19 @@ class MBarrier:
         self.expect(nbytes)
         return self.arrive(count)
 
+    def _stamp(self) -> None:
+        if self.clock is not None:
+            self.times[self.phase & 1] = max(self.times[self.phase & 1], self.clock.now)
+
+    def completed_at(self, parity: int) -> float:
+        """Nominal time at which the last phase of this parity completed."""
+        return self.times[parity & 1]
+
     def _check_tx(self) -> None:
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
-            raise HardwareRefusal(f"mbarrier at {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}")
+            raise HardwareRefusal(
+                f"mbarrier at {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}"
+            )
 
     def _complete_if_done(self) -> None:
         if self.pending == 0 and self.tx == 0:
@@ -71,5 +86,7 @@ class MBarrier:
                 warp.wake(fragment)
 
     def describe(self) -> str:
-        return (f"mbarrier {self.where} in phase {self.phase}: {self.pending} of {self.expected} "
-                f"arrivals and {self.tx} bytes outstanding")
+        return (
+            f"mbarrier {self.where} in phase {self.phase}: {self.pending} of {self.expected} "
+            f"arrivals and {self.tx} bytes outstanding"
+        )

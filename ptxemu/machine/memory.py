@@ -1,7 +1,7 @@
 """Global memory: host addresses, reached through one numpy view and checked before every access.
 
-What a kernel may touch is either a list of ranges or every mapping of this process (/proc/self/maps,
-Linux). A wild pointer is an OutOfBounds error with its address, never a crash.
+What a kernel may touch is either a list of ranges or every mapping of this process
+(/proc/self/maps, Linux). A wild pointer is an OutOfBounds error with its address, never a crash.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Range = tuple[int, int, bool]  # start, end, writable
 def process_ranges() -> list[Range]:
     """Every readable mapping of this process."""
     if not _MAPS.exists():
-        raise HardwareRefusal("this system has no /proc/self/maps: name what the kernel may touch "
-                              "with memory=[...]")
+        raise HardwareRefusal(
+            "this system has no /proc/self/maps: name what the kernel may touch with memory=[...]"
+        )
     ranges = []
     for line in _MAPS.read_text().splitlines():
         fields = line.split()
@@ -66,8 +67,10 @@ class GlobalMemory:
         self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
         space = (ctypes.c_uint8 * (_LIMIT - _FIRST)).from_address(_FIRST)
         bytes_ = np.frombuffer(space, np.uint8)
-        self.views = {size: bytes_.view(dtype) for size, dtype in
-                      ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))}
+        self.views = {
+            size: bytes_.view(dtype)
+            for size, dtype in ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
+        }
 
     def _set(self, ranges: list[Range]) -> None:
         self._ranges = _merge(ranges + self._extra)
@@ -92,7 +95,9 @@ class GlobalMemory:
             found = self._find(low, high, write)
         if found is None:
             what = "write to" if write else "read of"
-            raise OutOfBounds(f"{what} {high - low} bytes at {low:#x}: not memory that the kernel may touch")
+            raise OutOfBounds(
+                f"{what} {high - low} bytes at {low:#x}: not memory that the kernel may touch"
+            )
         self._last = found
 
     def _find(self, low: int, high: int, write: bool) -> Range | None:
@@ -135,14 +140,20 @@ class GlobalMemory:
         return self.views[size][index + np.arange(count, dtype=np.int64)[:, None]]
 
     def scatter(self, addresses: np.ndarray, size: int, values: np.ndarray) -> None:
-        """values [count, n] -> `count` consecutive elements at each of n addresses, in lane order."""
+        """values [count, n] -> `count` consecutive elements at each of n addresses, in lane
+        order.
+        """
         count = len(values)
         index = self._index(addresses, size, count, True)
         self.views[size][index + np.arange(count, dtype=np.int64)[:, None]] = values
 
     def _index(self, addresses: np.ndarray, size: int, count: int, write: bool) -> np.ndarray:
-        signed = addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
-        self._aligned(int(np.bitwise_or.reduce(signed)), size * count if count in (1, 2, 4, 8) else size)
+        signed = (
+            addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
+        )
+        self._aligned(
+            int(np.bitwise_or.reduce(signed)), size * count if count in (1, 2, 4, 8) else size
+        )
         self._check_each(signed, size * count, write)
         return (signed - _FIRST) // size
 

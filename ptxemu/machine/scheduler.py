@@ -1,8 +1,8 @@
 """Who goes next: warps by policy, asynchronous work, new clusters; and the deadlock report.
 
 `progress` counts everything that could let a waiting warp go on. When nothing can move, the machine
-runs outstanding asynchronous work, then launches the next cluster, then lets `try_wait`s time out once
-(hardware may return false at any time), and only then reports a deadlock.
+runs outstanding asynchronous work, then launches the next cluster, then lets `try_wait`s time out
+once (hardware may return false at any time), and only then reports a deadlock.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class Scheduler:
     def run(self) -> None:
         while self.launched < self.total and len(self.clusters) < self.options.resident:
             self._launch()
-        turn = {"round-robin": self._turn_in_order, "random": self._turn_random,
-                "adversarial": self._turn_adversarial}[self.options.policy]
+        turn = {
+            "round-robin": self._turn_in_order,
+            "random": self._turn_random,
+            "adversarial": self._turn_adversarial,
+        }[self.options.policy]
         while self.finished < self.total:
             if self.queue:
                 turn()
@@ -127,8 +130,10 @@ class Scheduler:
         estimate = elapsed / done if done else elapsed
         if estimate > limit:
             raise LimitExceeded(
-                f"this launch is estimated at {estimate:.0f} s ({self.finished} of {self.total} clusters "
-                f"in {elapsed:.0f} s), above the limit of {limit:.0f} s; pass Options(limit=None)")
+                f"this launch is estimated at {estimate:.0f} s ({self.finished} of {self.total} "
+                f"clusters in {elapsed:.0f} s), above the limit of {limit:.0f} s; pass "
+                "Options(limit=None)"
+            )
 
     # -- nothing can move -------------------------------------------------------------------
 
@@ -173,7 +178,8 @@ class Scheduler:
         lines = [headline]
         for warp in self._live_warps():
             for frag in warp.frags:
-                lines.append(f"  {warp.name()} lanes {frag.mask:#010x} at {_place(warp, frag)}: {_wait(frag)}")
+                who = f"{warp.name()} lanes {frag.mask:#010x}"
+                lines.append(f"  {who} at {_place(warp, frag)}: {_wait(frag)}")
         return "\n".join(lines)
 
     # -- ends -------------------------------------------------------------------------------
@@ -185,6 +191,8 @@ class Scheduler:
             return
         self.note_progress()
         warp.cta.live_warps -= 1
+        if warp.cta.live_warps == 0:
+            warp.cta.check_warpgroups()
         cluster = warp.cluster
         if all(cta.live_warps == 0 for cta in cluster.ctas):
             self.clusters.remove(cluster)

@@ -1,9 +1,9 @@
 """A warp: its registers, its fragments (groups of lanes at one place), and how it takes a turn.
 
-Divergence: a branch that differs between lanes splits a fragment in two; the runnable fragment at the
-lowest block runs first; fragments that meet at a block merge. A block that needs the lanes together
-(`.sync`, `.aligned` instructions) waits for the fragments that hold the others. A waiting fragment lets
-its siblings run, as on hardware since Volta.
+Divergence: a branch that differs between lanes splits a fragment in two; the runnable fragment at
+the lowest block runs first; fragments that meet at a block merge. A block that needs the lanes
+together (`.sync`, `.aligned` instructions) waits for the fragments that hold the others. A waiting
+fragment lets its siblings run, as on hardware since Volta.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ SPLIT = -3  # the fragment branched both ways
 
 
 class Fragment:
-    """Lanes at one block. `wait` names what it is parked on; `token` carries a wake-up's meaning."""
+    """Lanes at one block. `wait` names what it is parked on; `token` carries a wake-up's
+    meaning.
+    """
 
     __slots__ = ("pc", "mask", "lanes", "wait", "token")
 
@@ -55,7 +57,11 @@ class Warp:
         self.frag = self.frags[0]  # the fragment whose turn it is
         self.queued = False  # in the scheduler's ready list
         linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
-        self.tid = (linear % block[0], linear // block[0] % block[1], linear // (block[0] * block[1]))
+        self.tid = (
+            linear % block[0],
+            linear // block[0] % block[1],
+            linear // (block[0] * block[1]),
+        )
         self.smem_base = cta.rank << 24
         self.local: np.ndarray | None = None
         self.bulk = None  # bulk-copy groups, made on first use
@@ -63,9 +69,8 @@ class Warp:
         self.pending_loads: list = []  # late tcgen05.ld
         self.pending_stores: list = []  # late tcgen05.st
         self.cluster_phase = 0
-        self.registers = 0  # by setmaxnreg
+        self.register_counts: list[int] = []  # asked for by setmaxnreg, in order
         self.time = 0.0  # nominal, for the timeline
-        self.time_marks = 0
 
     # -- turns ------------------------------------------------------------------------------
 
@@ -74,7 +79,8 @@ class Warp:
         ran = 0
         while ran < quantum and self.live:
             frag = self.frags[0]
-            if len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform:
+            whole = len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform
+            if whole and self.machine.timeline is None:
                 if frag.wait is not None:
                     return ran
                 ran += self._run_whole(frag, quantum - ran)
@@ -114,6 +120,9 @@ class Warp:
 
     def _execute(self, frag: Fragment) -> None:
         self.frag = frag
+        timeline = self.machine.timeline
+        if timeline:
+            timeline.before(self)
         program, pc = self.program, frag.pc
         partial = 0 if frag.mask == ALL else 1 if frag.mask == self.live else 2
         promoted = frozenset()
@@ -132,6 +141,8 @@ class Warp:
         if after == PARKED:
             return
         self.counts[pc] += 1
+        if timeline and self.live:
+            timeline.after(self, program.lengths[pc])
         if after >= 0:
             frag.pc = after
 
@@ -166,7 +177,11 @@ class Warp:
         if not isinstance(member, Reg):
             return member.value & ALL
         value = self.R[self.program.registers.slots(member.name)[0][0]]
-        return int(value) if np.ndim(value) == 0 else int(value[(self.frag.mask & -self.frag.mask).bit_length() - 1])
+        return (
+            int(value)
+            if np.ndim(value) == 0
+            else int(value[(self.frag.mask & -self.frag.mask).bit_length() - 1])
+        )
 
     # -- what generated code and instructions call --------------------------------------------
 

@@ -140,7 +140,10 @@ def lg2_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
 
 def rcp_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: rcp.approx. Bound: 1 ulp; this one is correctly rounded."""
-    return rcp_f32(x, ftz=ftz)
+    if not ftz:
+        return rcp_f32(x)
+    quotient = np.divide(1, flush_f32(np.asarray(x, dtype=np.float32)), dtype=np.float32)
+    return canonical_nan_f32(flush_f32(quotient))
 
 
 def sqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:

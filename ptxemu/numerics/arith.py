@@ -8,7 +8,7 @@ ISA, "Floating-Point Instructions". An f32 NaN result is the canonical one that 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import copysign
+from math import copysign, isfinite, isnan
 
 import numpy as np
 
@@ -41,15 +41,28 @@ def _flushed(ftz: bool, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(flush_f32(x) for x in arrays) if ftz else arrays
 
 
-def _flush_unrounded(x: np.ndarray, ftz: bool) -> np.ndarray:
-    """.ftz of a result that is still in f64: hardware flushes by the size before rounding."""
-    return x * (np.abs(x) >= _MIN_NORMAL) if ftz else x
+def _flush_result(x: np.ndarray, rounding: str) -> np.ndarray:
+    """.ftz of an exact (or odd) f64 result: zero if it is below 2^-126 after rounding to 24 bits.
+
+    The exponent of that rounding is unbounded, so a value that only the coarser spacing of f32
+    subnormals would round up to 2^-126 is flushed (seen on H100).
+    """
+    size = np.abs(x)
+    if rounding == "rn":
+        kept = size >= _MIN_NORMAL * (1 - 2.0**-25)
+    else:
+        kept = size >= _MIN_NORMAL
+        if rounding != "rz":
+            outward = np.signbit(x) == (rounding == "rm")
+            kept |= outward & (size > _MIN_NORMAL * (1 - 2.0**-24))
+    return np.where(kept | np.isnan(x), x, np.copysign(0.0, x))[()]
 
 
 def _round_sum(x: np.ndarray, y: np.ndarray, rounding: str, ftz: bool) -> np.ndarray:
     """The exact sum of two float64 arrays, rounded once to f32."""
     head, error = two_sum(x, y)
-    result = f64_to_f32(_flush_unrounded(odd_f64(head, error), ftz), rounding)
+    total = odd_f64(head, error)
+    result = f64_to_f32(_flush_result(total, rounding) if ftz else total, rounding)
     if rounding == "rm":  # an exact zero from operands of opposite sign is -0 in this mode only
         opposite = (head == 0) & (np.signbit(x) != np.signbit(y))
         result = np.where(opposite, np.float32(-0.0), result)[()]
@@ -97,7 +110,9 @@ def mul_f32(
     if rounding == "rn" and not ftz:
         return _finish_f32(np.multiply(a, b, dtype=np.float32), sat)
     a, b = _flushed(ftz, a, b)
-    product = _flush_unrounded(np.multiply(a, b, dtype=np.float64), ftz)
+    product = np.multiply(a, b, dtype=np.float64)
+    if ftz:
+        product = _flush_result(product, rounding)
     return _finish_f32(f64_to_f32(product, rounding), sat)
 
 
@@ -117,13 +132,11 @@ def fma_f32(
     if rounding == "rn":
         total = np.add(product, c, dtype=np.float64)
         if not _may_round_twice(total):
-            return _finish_f32(_flush_unrounded(total, ftz).astype(np.float32), sat)
+            return _finish_f32(total.astype(np.float32), sat)
     return _finish_f32(_round_sum(product, np.asarray(c, dtype=np.float64), rounding, ftz), sat)
 
 
-def div_f32(
-    a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False
-) -> np.ndarray:
+def div_f32(a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: div, the IEEE forms div.{rn,rz,rm,rp}."""
     a, b = _flushed(ftz, a, b)
     quotient = np.divide(a, b, dtype=np.float32)
@@ -131,8 +144,10 @@ def div_f32(
         residual = a - np.multiply(quotient, b, dtype=np.float64)
         error = np.where(np.signbit(b), -residual, residual)
         quotient = step(quotient.view(np.uint32), error, rounding).view(np.float32)
-    if ftz:  # no f32 quotient is so near 2^-126 that f64 would round it there
-        quotient = quotient * (np.abs(np.divide(a, b, dtype=np.float64)) >= _MIN_NORMAL)
+    if ftz and np.count_nonzero(np.abs(quotient) <= MIN_NORMAL_F32):
+        # f64 is fine enough for a quotient of f32 numbers not to land on a threshold
+        wide = _flush_result(np.divide(a, b, dtype=np.float64), rounding)
+        quotient = np.where(wide == 0, wide.astype(np.float32), quotient)[()]
     return _finish_f32(quotient)
 
 
@@ -256,8 +271,8 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -
     result = np.asarray(a * b + c).copy()
     for where in np.ndindex(result.shape):
         x, y, z = float(a[where]), float(b[where]), float(c[where])
-        if np.isfinite(x) and np.isfinite(y) and np.isfinite(z):
-            result[where] = _fma_exact(x, y, z, rounding)
+        if isfinite(x) and isfinite(y) and not isnan(z):
+            result[where] = _fma_exact(x, y, z, rounding) if isfinite(z) else z
     return _quiet_payload(result[()], b, c, a)
 
 

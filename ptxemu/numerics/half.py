@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.numerics.arith import minmax_f32
-from ptxemu.numerics.formats import NAN_16, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
+from ptxemu.numerics.formats import NAN_16, bf16_to_f32, f32_to_bf16, f32_to_f16
 from ptxemu.numerics.rounding import f64_to_f32_odd, odd_f64, two_sum
 
 _MIN_NORMAL_F16 = 2.0**-14
@@ -151,9 +151,7 @@ def fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, relu: bool = False)
 
 def minmax_f16(op: str, *codes: np.ndarray, ftz: bool = False, **flags: bool) -> np.ndarray:
     """Half Precision Floating Point Instructions: min, max on f16; flags as `minmax_f32`."""
-    values = [f16_to_f32(c) for c in codes]
-    if ftz:
-        values = [_flush(v) for v in values]
+    values = _f16_operands(ftz, *codes)  # not f16_to_f32: .xorsign reads the sign of a NaN
     return f32_to_f16(minmax_f32(op, *values, **flags))
 
 

@@ -183,9 +183,7 @@ def _smeared(a: np.ndarray) -> np.ndarray:
 
 
 @_lanewise
-def bfind(
-    a: np.ndarray, *, width: int, signed: bool = False, shiftamt: bool = False
-) -> np.ndarray:
+def bfind(a: np.ndarray, *, width: int, signed: bool = False, shiftamt: bool = False) -> np.ndarray:
     """Integer Arithmetic Instructions: bfind{.shiftamt}; 0xffffffff where no bit is found."""
     if signed:
         a = np.where(_negative(a), ~a, a)
@@ -337,18 +335,19 @@ def prmt(
     """
     source = (b.astype(np.uint64) << np.uint64(32)) | a
     if mode:
-        rows = np.array(_PRMT_MODES[mode], dtype=np.uint32)[selector & np.uint32(3)]
-        picks = np.moveaxis(rows, -1, 0)
+        picks = np.array(_PRMT_MODES[mode], dtype=np.uint32)[selector & np.uint32(3)]
     else:
-        picks = [(selector >> np.uint32(4 * i)) & np.uint32(0xF) for i in range(4)]
-    result = np.uint32(0)
-    for i, pick in enumerate(picks):
-        shift = ((pick & np.uint32(7)) << np.uint32(3)).astype(np.uint64)
-        byte = ((source >> shift) & np.uint64(0xFF)).astype(np.uint32)
-        sign = np.where(byte >> np.uint32(7), np.uint32(0xFF), np.uint32(0))
-        byte = np.where(pick & np.uint32(8), sign, byte)
-        result = result | (byte << np.uint32(8 * i))
-    return result[()]
+        picks = (selector[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & np.uint32(0xF)
+    octets = np.asarray(source)[..., None].astype("<u8").view(np.uint8)
+    if picks.ndim == 1:  # one selector for all lanes
+        octets = octets[..., picks & np.uint32(7)]
+    else:
+        lanes = np.broadcast_shapes(octets.shape[:-1], picks.shape[:-1])
+        octets, picks = np.broadcast_to(octets, (*lanes, 8)), np.broadcast_to(picks, (*lanes, 4))
+        octets = np.take_along_axis(octets, picks & np.uint32(7), axis=-1)
+    signs = np.where(octets >> 7, np.uint8(0xFF), np.uint8(0))
+    octets = np.where(picks & np.uint32(8), signs, octets)
+    return np.ascontiguousarray(octets).view("<u4")[..., 0]
 
 
 def _packed_items(x: np.ndarray, count: int, signed: bool) -> list[np.ndarray]:

@@ -80,5 +80,6 @@ def f64_to_f32(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
 
 def f64_to_f32_odd(x: np.ndarray) -> np.ndarray:
     """f64 to f32 by round-to-odd, for a value that is going to be rounded to 16 bits."""
+    x = np.asarray(x, dtype=np.float64)
     chopped = f64_to_f32(x, "rz")
     return (chopped.view(np.uint32) | (chopped != x)).view(np.float32)

@@ -5,7 +5,21 @@ its matched form, and states what the instruction does to the machine; it never 
 What an instruction does at run time stands in the same file, below its emitter.
 """
 
-from ptxemu.ops import (  # noqa: E402, F401  (imported for their registrations)
-    async_copy, atomics, barriers, compare, control, convert, fences, floats, integers, load_store,
-    mbarrier, move, tcgen05_copy, tcgen05_mma, tensor_copy, warp,
+from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
+    async_copy,
+    atomics,
+    barriers,
+    compare,
+    control,
+    convert,
+    fences,
+    floats,
+    integers,
+    load_store,
+    mbarrier,
+    move,
+    tcgen05_copy,
+    tcgen05_mma,
+    tensor_copy,
+    warp,
 )

@@ -1,7 +1,7 @@
 """cp.async and cp.async.bulk: PTX ISA "cp.async", "cp.async.bulk".
 
-Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every bulk
-copy is a queue of its own.
+Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every
+bulk copy is a queue of its own.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ def wait(c: Lower, i: Instr, f: Match) -> None:
         c.effect(f"copy_groups(w).wait({i.operands[0].value}, False)")
 
 
-@op("cp.async.mbarrier.arrive", types="b64", flags="noinc shared shared::cta", section="cp.async.mbarrier.arrive")
+@op(
+    "cp.async.mbarrier.arrive",
+    types="b64",
+    flags="noinc shared shared::cta",
+    section="cp.async.mbarrier.arrive",
+)
 def arrive_after(c: Lower, i: Instr, f: Match) -> None:
     """Arrive once all earlier cp.async of the thread have completed."""
-    c.effect(f"arrive_after_copies(w, {{0}}, {'noinc' in f.flags})", barrier_address(c, i.operands[0]))
+    c.effect(
+        f"arrive_after_copies(w, {{0}}, {'noinc' in f.flags})", barrier_address(c, i.operands[0])
+    )
 
 
 @runtime
@@ -62,27 +69,35 @@ def copy_groups(w: object) -> BulkGroups:
 
 
 @runtime
-def copy_async(w: object, target: object, source: object, nbytes: int, used: object,
-               mask: np.ndarray | None) -> None:
+def copy_async(
+    w: object, target: object, source: object, nbytes: int, used: object, mask: np.ndarray | None
+) -> None:
     """One copy per active lane, all in one work."""
     groups = copy_groups(w)
     targets, sources, sizes = (w.lane_values(v) for v in (target, source, used))
     cta, memory = w.cta, w.machine.memory
     for where in targets:
         if where & (nbytes - 1):
-            raise HardwareRefusal(f"cp.async of {nbytes} bytes to shared address {where:#x}; misaligned")
+            raise HardwareRefusal(
+                f"cp.async of {nbytes} bytes to shared address {where:#x}; misaligned"
+            )
         cta.check(where & OFFSET_MASK, nbytes)
 
     def run() -> None:
         for where, start, size in zip(targets, sources, sizes, strict=True):
             offset = where & OFFSET_MASK
-            cta.smem[offset:offset + nbytes] = 0
+            cta.smem[offset : offset + nbytes] = 0
             if size:
-                cta.smem[offset:offset + size] = memory.read_rows(np.array([start], np.int64), size)[0]
+                cta.smem[offset : offset + size] = memory.read_rows(
+                    np.array([start], np.int64), size
+                )[0]
 
     w.machine.bytes["cp.async"] += nbytes * len(targets)
-    groups.add(w.machine.units.issue(Work("cp.async", f"cp.async {nbytes} B x {len(targets)}", run),
-                                     w.copies[1]))
+    groups.add(
+        w.machine.units.issue(
+            Work("cp.async", f"cp.async {nbytes} B x {len(targets)}", run), w.copies[1]
+        )
+    )
 
 
 @runtime
@@ -120,26 +135,47 @@ def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     c.effect(f"bulk_groups(w).wait({i.operands[0].value}, {'read' in f.flags})")
 
 
-@op("cp.async.bulk.shared::cluster.global cp.async.bulk.shared::cta.global",
-    flags=f"mbarrier::complete_tx::bytes multicast::cluster {_HINTS}", section="cp.async.bulk")
+@op(
+    "cp.async.bulk.shared::cluster.global cp.async.bulk.shared::cta.global",
+    flags=f"mbarrier::complete_tx::bytes multicast::cluster {_HINTS}",
+    section="cp.async.bulk",
+)
 def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
     multicast = "multicast::cluster" in f.flags
     mask = c.src(i.operands[4], "u16") if multicast else constant(0, "u16")
-    c.effect(f"bulk_load(w, {{0}}, {{1}}, {{2}}, {{3}}, {'{4}' if multicast else None})",
-             c.address(i.operands[0], 32), c.address(i.operands[1], 64), c.src(i.operands[2], "u32"),
-             barrier_address(c, i.operands[3]), mask)
+    c.effect(
+        f"bulk_load(w, {{0}}, {{1}}, {{2}}, {{3}}, {'{4}' if multicast else None})",
+        c.address(i.operands[0], 32),
+        c.address(i.operands[1], 64),
+        c.src(i.operands[2], "u32"),
+        barrier_address(c, i.operands[3]),
+        mask,
+    )
 
 
-@op("cp.async.bulk.shared::cluster.shared::cta", flags="mbarrier::complete_tx::bytes", section="cp.async.bulk")
+@op(
+    "cp.async.bulk.shared::cluster.shared::cta",
+    flags="mbarrier::complete_tx::bytes",
+    section="cp.async.bulk",
+)
 def emit_bulk_to_peer(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("bulk_to_peer(w, {0}, {1}, {2}, {3})", c.address(i.operands[0], 32), c.address(i.operands[1], 32),
-             c.src(i.operands[2], "u32"), barrier_address(c, i.operands[3]))
+    c.effect(
+        "bulk_to_peer(w, {0}, {1}, {2}, {3})",
+        c.address(i.operands[0], 32),
+        c.address(i.operands[1], 32),
+        c.src(i.operands[2], "u32"),
+        barrier_address(c, i.operands[3]),
+    )
 
 
 @op("cp.async.bulk.global.shared::cta", flags=f"bulk_group {_HINTS}", section="cp.async.bulk")
 def emit_bulk_store(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("bulk_store(w, {0}, {1}, {2})", c.address(i.operands[0], 64), c.address(i.operands[1], 32),
-             c.src(i.operands[2], "u32"))
+    c.effect(
+        "bulk_store(w, {0}, {1}, {2})",
+        c.address(i.operands[0], 64),
+        c.address(i.operands[1], 32),
+        c.src(i.operands[2], "u32"),
+    )
 
 
 @op("cp.async.bulk.prefetch", flags=f"L2 global {_HINTS}", section="cp.async.bulk.prefetch")
@@ -151,7 +187,9 @@ def _require_bulk(nbytes: int, *addresses: int) -> None:
     """PTX ISA cp.async.bulk: size and addresses are multiples of 16."""
     if nbytes % 16 or any(address % 16 for address in addresses):
         shown = ", ".join(f"{address:#x}" for address in addresses)
-        raise HardwareRefusal(f"bulk copy of {nbytes} bytes at {shown}; all must be multiples of 16")
+        raise HardwareRefusal(
+            f"bulk copy of {nbytes} bytes at {shown}; all must be multiples of 16"
+        )
 
 
 def _once_each(w: object, *values: object) -> list[tuple]:
@@ -168,44 +206,61 @@ def targets_of(w: object, address: int, mask: int | None) -> list[tuple[Cta, int
 
 
 @runtime
-def bulk_load(w: object, target: object, source: object, nbytes: object, barrier: object,
-              mask: object | None) -> None:
-    for where, start, size, signal, chosen in _once_each(w, target, source, nbytes, barrier, mask or 0):
+def bulk_load(
+    w: object, target: object, source: object, nbytes: object, barrier: object, mask: object | None
+) -> None:
+    for where, start, size, signal, chosen in _once_each(
+        w, target, source, nbytes, barrier, mask or 0
+    ):
         _require_bulk(size, start, where & OFFSET_MASK)
         chosen = chosen if mask is not None else None
         places = targets_of(w, where, chosen)
-        signals = [find(w, signal)] if chosen is None else [
-            cta.mbarrier(signal & OFFSET_MASK) for cta, _ in places]
+        signals = (
+            [find(w, signal)]
+            if chosen is None
+            else [cta.mbarrier(signal & OFFSET_MASK) for cta, _ in places]
+        )
         for cta, offset in places:
             cta.check(offset, size)
 
-        def run(start: int = start, size: int = size, places: list = places, signals: list = signals) -> None:
+        def run(
+            start: int = start, size: int = size, places: list = places, signals: list = signals
+        ) -> None:
             data = w.machine.memory.read_rows(np.array([start], np.int64), size)[0]
             for cta, offset in places:
-                cta.smem[offset:offset + size] = data
+                cta.smem[offset : offset + size] = data
             for found in signals:
                 found.complete(size)
 
         w.machine.bytes["bulk.load"] += size
-        w.machine.issue(w, Work("tma", f"bulk load {size} B", run))
+        w.machine.issue(w, Work("tma", f"bulk load {size} B", run, size=size))
 
 
 @runtime
-def bulk_to_peer(w: object, target: object, source: object, nbytes: object, barrier: object) -> None:
+def bulk_to_peer(
+    w: object, target: object, source: object, nbytes: object, barrier: object
+) -> None:
     for where, start, size, signal in _once_each(w, target, source, nbytes, barrier):
         _require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
-        (cta, offset), = targets_of(w, where, None)
+        ((cta, offset),) = targets_of(w, where, None)
         found, low = find(w, signal), start & OFFSET_MASK
         cta.check(offset, size)
         w.cta.check(low, size)
 
-        def run(cta: Cta = cta, offset: int = offset, low: int = low, size: int = size,
-                found: object = found) -> None:
-            cta.smem[offset:offset + size] = w.cta.as_seen_by_async(low, low + size)[low:low + size]
+        def run(
+            cta: Cta = cta,
+            offset: int = offset,
+            low: int = low,
+            size: int = size,
+            found: object = found,
+        ) -> None:
+            cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
+                low : low + size
+            ]
             found.complete(size)
 
         w.machine.bytes["bulk.peer"] += size
-        w.machine.issue(w, Work("tma", f"bulk to peer {size} B", run))
+        w.machine.issue(w, Work("tma", f"bulk to peer {size} B", run, size=size))
 
 
 @runtime
@@ -217,12 +272,12 @@ def bulk_store(w: object, target: object, source: object, nbytes: object) -> Non
         held: list[np.ndarray] = []
 
         def read(low: int = low, size: int = size, held: list = held) -> None:
-            held.append(w.cta.as_seen_by_async(low, low + size)[low:low + size].copy())
+            held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
         def write(where: int = where, held: list = held) -> None:
             w.machine.memory.write_rows(np.array([where], np.int64), held[0][None])
 
         w.machine.bytes["bulk.store"] += size
-        bulk_groups(w).add(w.machine.issue(w, Work("tma", f"bulk store {size} B", read, write)))
-
-
+        bulk_groups(w).add(
+            w.machine.issue(w, Work("tma", f"bulk store {size} B", read, write, size=size))
+        )

@@ -1,4 +1,6 @@
-"""atom and red on global and shared memory: PTX ISA "atom", "red". Lanes act one after the other."""
+"""atom and red on global and shared memory: PTX ISA "atom", "red". Lanes act one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from ptxemu.syntax.tree import Instr
 _TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
 _OPS = "add min max and or xor exch cas inc dec"
 _FLAGS = (
-    f"{_OPS} global shared shared::cta shared::cluster relaxed acquire release acq_rel cta cluster gpu sys "
-    "noftz L2::cache_hint v2 v4 v8"
+    f"{_OPS} global shared shared::cta shared::cluster relaxed acquire release acq_rel cta "
+    "cluster gpu sys noftz L2::cache_hint v2 v4 v8"
 )
 
 
@@ -96,7 +98,9 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int) -> int:
 
 
 @runtime
-def atomic(w: object, space: str, name: str, ptx_type: str, address: object, *values: object) -> np.ndarray:
+def atomic(
+    w: object, space: str, name: str, ptx_type: str, address: object, *values: object
+) -> np.ndarray:
     """The old values, per lane."""
     size = type_width(ptx_type) // 8
     out = np.zeros(32, f"u{max(size, 2)}")

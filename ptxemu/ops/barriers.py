@@ -1,7 +1,7 @@
 """bar, barrier.cta, bar.warp.sync, barrier.cluster: PTX ISA "Parallel Synchronization".
 
-A waiting instruction starts its block: when it parks, the block runs again after the wake-up, and the
-fragment's token says that the barrier has completed.
+A waiting instruction starts its block: when it parks, the block runs again after the wake-up, and
+the fragment's token says that the barrier has completed.
 """
 
 from __future__ import annotations
@@ -12,28 +12,59 @@ from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr
 
 
-@op("bar.sync bar.cta.sync barrier.sync barrier.cta.sync", flags="aligned", section="barrier.cta",
-    blocking=True, convergent=True)
+@op(
+    "bar.sync bar.cta.sync barrier.sync barrier.cta.sync",
+    flags="aligned",
+    section="barrier.cta",
+    blocking=True,
+    convergent=True,
+)
 def barrier_sync(c: Lower, i: Instr, f: Match) -> None:
     ident = c.src(i.operands[0], "u32")
-    count = c.src(i.operands[1], "u32") if len(i.operands) > 1 else c.effect("0", results=[("u32", True)])[0]
+    count = (
+        c.src(i.operands[1], "u32")
+        if len(i.operands) > 1
+        else c.effect("0", results=[("u32", True)])[0]
+    )
     c.effect("barrier_wait(w, {0}, {1})", ident, count, parks=True)
 
 
-@op("bar.arrive bar.cta.arrive barrier.arrive barrier.cta.arrive", flags="aligned", section="barrier.cta",
-    convergent=True)
+@op(
+    "bar.arrive bar.cta.arrive barrier.arrive barrier.cta.arrive",
+    flags="aligned",
+    section="barrier.cta",
+    convergent=True,
+)
 def barrier_arrive(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("arrive_barrier(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32"))
+    c.effect(
+        "arrive_barrier(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32")
+    )
 
 
-@op("bar.red bar.cta.red barrier.red barrier.cta.red", types="pred u32", flags="popc and or aligned",
-    section="barrier.cta", blocking=True, convergent=True)
+@op(
+    "bar.red bar.cta.red barrier.red barrier.cta.red",
+    types="pred u32",
+    flags="popc and or aligned",
+    section="barrier.cta",
+    blocking=True,
+    convergent=True,
+)
 def barrier_red(c: Lower, i: Instr, f: Match) -> None:
     mode = f.pick("popc", "and", "or")
-    count = c.src(i.operands[2], "u32") if len(i.operands) > 3 else c.effect("0", results=[("u32", True)])[0]
-    out = c.effect(f"barrier_reduce(w, {{0}}, {{1}}, {{2}}, '{mode}', <mb>)", c.src(i.operands[1], "u32"),
-                   count, c.src(i.operands[-1], "pred"),
-                   results=[("u32" if mode == "popc" else "pred", True)], parks=True, deps=())
+    count = (
+        c.src(i.operands[2], "u32")
+        if len(i.operands) > 3
+        else c.effect("0", results=[("u32", True)])[0]
+    )
+    out = c.effect(
+        f"barrier_reduce(w, {{0}}, {{1}}, {{2}}, '{mode}', <mb>)",
+        c.src(i.operands[1], "u32"),
+        count,
+        c.src(i.operands[-1], "pred"),
+        results=[("u32" if mode == "popc" else "pred", True)],
+        parks=True,
+        deps=(),
+    )
     c.dst(i.operands[0], out[0])
 
 
@@ -42,13 +73,23 @@ def warp_sync(c: Lower, i: Instr, f: Match) -> None:
     """Convergence of the members is all that it does."""
 
 
-@op("barrier.cluster.arrive", flags="release relaxed aligned", section="barrier.cluster", convergent=True)
+@op(
+    "barrier.cluster.arrive",
+    flags="release relaxed aligned",
+    section="barrier.cluster",
+    convergent=True,
+)
 def cluster_arrive(c: Lower, i: Instr, f: Match) -> None:
     c.effect("arrive_cluster(w)")
 
 
-@op("barrier.cluster.wait", flags="acquire aligned", section="barrier.cluster", blocking=True,
-    convergent=True)
+@op(
+    "barrier.cluster.wait",
+    flags="acquire aligned",
+    section="barrier.cluster",
+    blocking=True,
+    convergent=True,
+)
 def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
     c.effect("wait_cluster(w)", parks=True)
 
@@ -66,38 +107,62 @@ class BarrierWait:
         return self.text
 
 
+def stamp(w: object, barrier: object) -> None:
+    """Nominal time of an arrival, for the timeline."""
+    if w.machine.timeline:
+        barrier.time = max(barrier.time, w.time)
+
+
+def catch_up(w: object, barrier: object, what: str) -> None:
+    """A wait ends with the latest arrival."""
+    if w.machine.timeline:
+        w.machine.timeline.catch_up(w, barrier.time, what)
+
+
 def _threads(w: object, count: int) -> int:
     """The expected count: all threads of the CTA, in whole warps, where none is given."""
     total = 32 * len(w.cta.warps)
     if count == 0:
         return total
     if count % 32 or not 0 < count <= total:
-        raise HardwareRefusal(f"barrier thread count {count}; must be a multiple of 32 up to {total}")
+        raise HardwareRefusal(
+            f"barrier thread count {count}; must be a multiple of 32 up to {total}"
+        )
     return count
 
 
 @runtime
 def barrier_wait(w: object, ident: int, count: int) -> bool | None:
-    if w.take_token():
-        return True
     barrier, threads = w.cta.barrier(ident), _threads(w, count)
+    if w.take_token():
+        catch_up(w, barrier, f"barrier {ident}")
+        return True
+    stamp(w, barrier)
     if barrier.add(32, threads, ident):
         w.machine.note_progress()
+        catch_up(w, barrier, f"barrier {ident}")
         return True
     barrier.waiters.append((w, w.frag))
-    w.park(BarrierWait(f"barrier {ident} of {w.cta.name()}: {barrier.arrived} of {threads} threads arrived"))
+    w.park(
+        BarrierWait(
+            f"barrier {ident} of {w.cta.name()}: {barrier.arrived} of {threads} threads arrived"
+        )
+    )
     return None
 
 
 @runtime
 def arrive_barrier(w: object, ident: int, count: int) -> None:
-    if w.cta.barrier(ident).add(32, _threads(w, count), ident):
+    barrier = w.cta.barrier(ident)
+    stamp(w, barrier)
+    if barrier.add(32, _threads(w, count), ident):
         w.machine.note_progress()
 
 
 @runtime
-def barrier_reduce(w: object, ident: int, count: int, predicate: object, mode: str,
-                   mb: int) -> int | bool | None:
+def barrier_reduce(
+    w: object, ident: int, count: int, predicate: object, mode: str, mb: int
+) -> int | bool | None:
     """The reduction is kept on the barrier until its last waiter has read it."""
     from ptxemu.ops.warp import vote_lanes
 
@@ -117,6 +182,7 @@ def barrier_reduce(w: object, ident: int, count: int, predicate: object, mode: s
 
 @runtime
 def arrive_cluster(w: object) -> None:
+    stamp(w, w.cluster)
     w.cluster_phase = w.cluster.phase + 1
     w.cluster.arrive(w.frag.mask.bit_count())
 
@@ -124,7 +190,9 @@ def arrive_cluster(w: object) -> None:
 @runtime
 def wait_cluster(w: object) -> bool | None:
     if w.cluster.phase >= w.cluster_phase:
+        catch_up(w, w.cluster, "cluster barrier")
         return True
     w.cluster.waiters.append((w, w.frag))
-    w.park(BarrierWait(f"the cluster barrier: {w.cluster.arrived} of {w.cluster.live_threads()} threads arrived"))
+    arrived = f"{w.cluster.arrived} of {w.cluster.live_threads()} threads arrived"
+    w.park(BarrierWait(f"the cluster barrier: {arrived}"))
     return None

@@ -7,8 +7,18 @@ from ptxemu.codegen.values import Value
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr, Pair
 
-_ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-            "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_ORDERED = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
 _COMPARE = f"{' '.join(_ORDERED)} {' '.join(_UNORDERED)} num nan"
 _TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16"
@@ -17,8 +27,10 @@ _TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16"
 def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: bool) -> Value:
     """The predicate a <how> b. Unordered forms are true when an operand is NaN."""
     if ptx_type in ("f16", "bf16"):
-        left, right = (c.pure("f32", None, f"formats.{ptx_type}_to_f32({{0}})", c.src(x, "u16"))
-                       for x in (a, b))
+        left, right = (
+            c.pure("f32", None, f"formats.{ptx_type}_to_f32({{0}})", c.src(x, "u16"))
+            for x in (a, b)
+        )
     else:
         kind = ptx_type.replace("b", "u")
         left, right = c.src(a, kind), c.src(b, kind)
@@ -30,7 +42,7 @@ def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: boo
     elif how in _UNORDERED and how != "neu":
         text = f"(({{0}} {_UNORDERED[how]} {{1}}) | {unordered})"
     elif how == "ne" and ptx_type[0] in "fb" and left.type in ("f32", "f64"):
-        text = f"(({{0}} != {{1}}) & (({{0}} == {{0}}) & ({{1}} == {{1}})))"
+        text = "(({0} != {1}) & (({0} == {0}) & ({1} == {1})))"
     else:
         text = f"({{0}} {(_ORDERED | _UNORDERED)[how]} {{1}})"
     return c.pure("pred", text, text, left, right)
@@ -42,7 +54,9 @@ def set_predicate(c: Lower, i: Instr, f: Match) -> None:
     result = comparison(c, how, f.type, i.operands[1], i.operands[2], "ftz" in f.flags)
     join = f.pick("and", "or", "xor")
     targets = i.operands[0]
-    first, second = (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
+    first, second = (
+        (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
+    )
     inverse = None
     if second is not None:
         inverse = c.pure("pred", "(not {0})", "~{0}", result)
@@ -51,7 +65,9 @@ def set_predicate(c: Lower, i: Instr, f: Match) -> None:
         extra = c.src(i.operands[3], "pred")
         result = c.pure("pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", result, extra)
         if inverse is not None:
-            inverse = c.pure("pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", inverse, extra)
+            inverse = c.pure(
+                "pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", inverse, extra
+            )
     c.dst(first, result)
     if second is not None:
         c.dst(second, inverse)
@@ -85,7 +101,12 @@ def select_by_predicate(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], select(c, predicate, a, b))
 
 
-@op("slct", types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"), flags="ftz", section="slct")
+@op(
+    "slct",
+    types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"),
+    flags="ftz",
+    section="slct",
+)
 def select_by_sign(c: Lower, i: Instr, f: Match) -> None:
     """a where c >= 0, else b."""
     kind = NATURAL[type_width(f.types[0])]

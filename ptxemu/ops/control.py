@@ -23,8 +23,8 @@ def sleep(c: Lower, i: Instr, f: Match) -> None:
 
 @op("setmaxnreg", types="u32", flags="inc dec sync aligned", section="setmaxnreg", convergent=True)
 def set_registers(c: Lower, i: Instr, f: Match) -> None:
-    """Checked: a multiple of 8 in 24..256, executed by every warp of the warpgroup."""
-    c.effect(f"set_registers(w, {i.operands[0].value})")
+    """Register budgets have no effect here; that the whole warpgroup asks for one is checked."""
+    c.effect(f"require_warpgroup(w, {i.operands[0].value})")
 
 
 @op("griddepcontrol", flags="launch_dependents wait", section="griddepcontrol")
@@ -38,15 +38,18 @@ def ignored(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def set_registers(w: object, count: int) -> None:
-    """setmaxnreg is legal only where the whole warpgroup exists and asks for the same count."""
+def require_warpgroup(w: object, count: int) -> None:
+    """The count must be legal and the warpgroup whole; `Cta.check_warpgroups` compares the counts
+    of its warps at the end."""
     if count % 8 or not 24 <= count <= 256:
         raise HardwareRefusal(f"setmaxnreg {count}; must be a multiple of 8 from 24 to 256")
     first = w.index // 4 * 4
-    group = w.cta.warps[first:first + 4]
+    group = w.cta.warps[first : first + 4]
     if len(group) < 4:
-        raise HardwareRefusal(f"setmaxnreg in warp {w.index}: its warpgroup has {len(group)} warps, not 4")
-    w.registers = count
+        raise HardwareRefusal(
+            f"setmaxnreg in warp {w.index}: its warpgroup has {len(group)} warps, not 4"
+        )
+    w.register_counts.append(count)
 
 
 @runtime

@@ -19,8 +19,12 @@ def narrow_source(c: Lower, operand: object, ptx_type: str) -> Value:
     if ptx_type == "u8":
         return c.pure("u16", "({0} & 0xff)", "{0} & 0xff", c.src(operand, "u16"))
     if ptx_type == "s8":
-        return c.pure("s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)",
-                      c.src(operand, "u16"))
+        return c.pure(
+            "s16",
+            "(({0} & 0xff ^ 0x80) - 0x80)",
+            "{0}.astype(np.int8).astype(I16)",
+            c.src(operand, "u16"),
+        )
     return c.src(operand, ptx_type)
 
 
@@ -31,15 +35,21 @@ def integer_to_integer(c: Lower, i: Instr, f: Match) -> None:
     width, signed = type_width(target), target[0] == "s"
     if "sat" in f.flags:
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
-        value = c.pure(value.type, f"max(min({{0}}, {high}), {low})", f"clip_int({{0}}, {low}, {high})", value)
+        value = c.pure(
+            value.type, f"max(min({{0}}, {high}), {low})", f"clip_int({{0}}, {low}, {high})", value
+        )
     kind = f"{target[0]}{max(width, 16)}"
     mask = (1 << width) - 1
     if width == 8 and not signed:
         out = c.pure("u16", "({0} & 0xff)", "({0} & 0xff).astype(U16)", value)
     elif width == 8:
-        out = c.pure("s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)", value)
+        out = c.pure(
+            "s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)", value
+        )
     elif signed:
-        out = c.pure(kind, f"signed{width}({{0}} & {mask:#x})", f"{{0}}.astype({DTYPE[kind]})", value)
+        out = c.pure(
+            kind, f"signed{width}({{0}} & {mask:#x})", f"{{0}}.astype({DTYPE[kind]})", value
+        )
     else:
         out = c.pure(kind, f"({{0}} & {mask:#x})", f"{{0}}.astype({DTYPE[kind]})", value)
     c.dst(i.operands[0], out)
@@ -74,8 +84,12 @@ def as_float(c: Lower, operand: object, ptx_type: str) -> Value:
     return c.src(operand, ptx_type)
 
 
-@op("cvt", types=("f32 f64 f16 bf16 tf32", "f32 f64 f16 bf16"),
-    flags=f"{_ROUND} {_ROUND_INT} ftz sat relu satfinite", section="cvt")
+@op(
+    "cvt",
+    types=("f32 f64 f16 bf16 tf32", "f32 f64 f16 bf16"),
+    flags=f"{_ROUND} {_ROUND_INT} ftz sat relu satfinite",
+    section="cvt",
+)
 def float_to_float(c: Lower, i: Instr, f: Match) -> None:
     target, source = f.types
     value = as_float(c, i.operands[1], source)
@@ -85,8 +99,12 @@ def float_to_float(c: Lower, i: Instr, f: Match) -> None:
     if whole:
         value = c.pure(value.type, None, f"conversions.round_f32({{t0}}, '{whole}')", value)
     if "sat" in f.flags:
-        value = c.pure(value.type, None, "np.where({0} > 0, np.minimum({0}, 1), 0).astype(np.asarray({0}).dtype)",
-                       value)
+        value = c.pure(
+            value.type,
+            None,
+            "np.where({0} > 0, np.minimum({0}, 1), 0).astype(np.asarray({0}).dtype)",
+            value,
+        )
     rounding = f.pick(*_ROUND.split(), default="rn")
     flags = "".join(f", {flag}=True" for flag in ("relu", "satfinite") if flag in f.flags)
     c.dst(i.operands[0], _encode(c, value, target, rounding, flags))
@@ -124,8 +142,10 @@ def pack_narrow(c: Lower, i: Instr, f: Match) -> None:
     name = f.types[0].removesuffix("x2")
     flag = ", relu=True" if "relu" in f.flags else ""
     shift = 4 if name == "e2m1" else 8
-    text = (f"(formats.f32_to_{name}({{1}}{flag}).astype(U16)"
-            f" | formats.f32_to_{name}({{0}}{flag}).astype(U16) << {shift})")
+    text = (
+        f"(formats.f32_to_{name}({{1}}{flag}).astype(U16)"
+        f" | formats.f32_to_{name}({{0}}{flag}).astype(U16) << {shift})"
+    )
     c.dst(i.operands[0], c.pure("u16", None, text, high, low))
 
 
@@ -146,7 +166,10 @@ def pack_scales(c: Lower, i: Instr, f: Match) -> None:
     high, low = (c.src(operand, "f32") for operand in i.operands[1:3])
     flags = ", satfinite=True" if "satfinite" in f.flags else ""
     call = f"formats.f32_to_ue8m0({{}}, '{f.pick('rz', 'rp')}'{flags}).astype(U16)"
-    c.dst(i.operands[0], c.pure("u16", None, f"({call.format('{1}')} | {call.format('{0}')} << 8)", high, low))
+    c.dst(
+        i.operands[0],
+        c.pure("u16", None, f"({call.format('{1}')} | {call.format('{0}')} << 8)", high, low),
+    )
 
 
 @op("cvt", types=("bf16x2", "ue8m0x2"), flags="rn", section="cvt")
@@ -163,4 +186,7 @@ def pack_saturated(c: Lower, i: Instr, f: Match) -> None:
     low, high = (-32768, 32767) if f.types[0] == "s16" else (0, 65535)
     a, b = (c.src(operand, "s32") for operand in i.operands[1:3])
     call = f"clip_int({{}}, {low}, {high}).astype(U16)"
-    c.dst(i.operands[0], c.pure("u32", None, f"pack16({call.format('{1}')}, {call.format('{0}')})", a, b))
+    c.dst(
+        i.operands[0],
+        c.pure("u32", None, f"pack16({call.format('{1}')}, {call.format('{0}')})", a, b),
+    )

@@ -1,7 +1,7 @@
 """fence, membar, fence.proxy: PTX ISA "membar / fence".
 
-Memory is sequentially consistent between warps here, so only the proxy fences have an effect: they make
-ordinary shared-memory stores visible to the async proxy (see `Cta.unfenced`).
+Memory is sequentially consistent between warps here, so only the proxy fences have an effect: they
+make ordinary shared-memory stores visible to the async proxy (see `Cta.unfenced`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from ptxemu.syntax.tree import Instr
 _SCOPE = "cta cluster gpu sys"
 
 
-@op("fence membar", flags=f"{_SCOPE} sc acq_rel acquire release sync_restrict::shared::cta::cluster "
-    "sync_restrict::shared::cta sync_restrict::shared::cluster gl", section="membar, fence")
+@op(
+    "fence membar",
+    flags=f"{_SCOPE} sc acq_rel acquire release sync_restrict::shared::cta::cluster "
+    "sync_restrict::shared::cta sync_restrict::shared::cluster gl",
+    section="membar, fence",
+)
 def fence(c: Lower, i: Instr, f: Match) -> None:
     """Orders memory accesses; nothing is reordered here."""
 
@@ -24,8 +28,12 @@ def fence_mbarrier_init(c: Lower, i: Instr, f: Match) -> None:
     """Makes mbarrier.init visible in the cluster; it is at once here."""
 
 
-@op("fence.proxy", flags="alias async async::global async::shared::cta async::shared::cluster async.global "
-    "global shared::cta shared::cluster async.shared::cta async.shared::cluster async.global", section="membar, fence")
+@op(
+    "fence.proxy",
+    flags="alias async async::global async::shared::cta async::shared::cluster async.global "
+    "global shared::cta shared::cluster async.shared::cta async.shared::cluster async.global",
+    section="membar, fence",
+)
 def fence_proxy(c: Lower, i: Instr, f: Match) -> None:
     if "shared::cta" in f.flags or "async" in f.flags:
         everywhere = "shared::cta" not in f.flags and "global" not in f.flags

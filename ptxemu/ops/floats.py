@@ -1,8 +1,8 @@
 """Floating-point arithmetic: PTX ISA "Floating Point", "Half Precision" and "Mixed Precision"
 instructions.
 
-Every result is rounded once and NaNs are canonical; the arithmetic itself is `ptxemu.numerics`. Packed
-f32x2 is two f32 operations on the halves of a 64-bit register.
+Every result is rounded once and NaNs are canonical; the arithmetic itself is `ptxemu.numerics`.
+Packed f32x2 is two f32 operations on the halves of a 64-bit register.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def _flags(f: Match, *, rounding: bool = True) -> str:
     return text
 
 
-def _call(c: Lower, name: str, type_: str, values: list[Value], flags: str,
-          scalar: str | None = None) -> Value:
+def _call(
+    c: Lower, name: str, type_: str, values: list[Value], flags: str, scalar: str | None = None
+) -> Value:
     fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
     return c.pure(type_, None if flags else scalar, f"{name}({fields}{flags})", *values)
 
@@ -53,7 +54,9 @@ def packed_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     name = f.form.name
     pairs = [c.halves(operand, "f32") for operand in i.operands[1:]]
     low, high = (
-        _call(c, f"arith.{name}_f32", "f32", [pair[k] for pair in pairs], _flags(f), _SCALAR.get(name))
+        _call(
+            c, f"arith.{name}_f32", "f32", [pair[k] for pair in pairs], _flags(f), _SCALAR.get(name)
+        )
         for k in (0, 1)
     )
     c.dst(i.operands[0], (low, high))
@@ -69,13 +72,23 @@ def double_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], _call(c, f"arith.{name}_f64", "f64", values, _flags(f)))
 
 
-@op("add sub mul fma", types="f16 bf16", flags="rn ftz sat relu", section="add, sub, mul, fma (half)")
+@op(
+    "add sub mul fma",
+    types="f16 bf16",
+    flags="rn ftz sat relu",
+    section="add, sub, mul, fma (half)",
+)
 def half_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     values = [c.src(operand, "u16") for operand in i.operands[1:]]
     c.dst(i.operands[0], _call(c, f"half.{f.form.name}_{f.type}", "u16", values, _flags(f)))
 
 
-@op("add sub mul fma", types="f16x2 bf16x2", flags="rn ftz sat relu", section="add, sub, mul, fma (half)")
+@op(
+    "add sub mul fma",
+    types="f16x2 bf16x2",
+    flags="rn ftz sat relu",
+    section="add, sub, mul, fma (half)",
+)
 def packed_half(c: Lower, i: Instr, f: Match) -> None:
     values = [c.src(operand, "u32") for operand in i.operands[1:]]
     fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
@@ -83,7 +96,9 @@ def packed_half(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], c.pure("u32", None, text, *values))
 
 
-@op("add sub fma", types=("f32", "f16 bf16"), flags=_ARITH, section="Mixed Precision: add, sub, fma")
+@op(
+    "add sub fma", types=("f32", "f16 bf16"), flags=_ARITH, section="Mixed Precision: add, sub, fma"
+)
 def mixed_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     """add/sub: a narrow operand and an f32 one; fma: two narrow ones and an f32 addend."""
     narrow, name = f.types[1], f.form.name
@@ -91,7 +106,9 @@ def mixed_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     values = []
     for k, operand in enumerate(i.operands[1:]):
         if k < count:
-            values.append(c.pure("f32", None, f"formats.{narrow}_to_f32({{0}})", c.src(operand, "u16")))
+            values.append(
+                c.pure("f32", None, f"formats.{narrow}_to_f32({{0}})", c.src(operand, "u16"))
+            )
         else:
             values.append(c.src(operand, "f32"))
     c.dst(i.operands[0], _call(c, f"arith.{name}_f32", "f32", values, _flags(f)))
@@ -100,8 +117,9 @@ def mixed_arithmetic(c: Lower, i: Instr, f: Match) -> None:
 @op("min max", types="f32", flags="ftz NaN xorsign abs", section="min, max")
 def extreme(c: Lower, i: Instr, f: Match) -> None:
     values = [c.src(operand, "f32") for operand in i.operands[1:]]
-    flags = "".join(f", {name}=True" for flag, name in
-                    (("ftz", "ftz"), ("NaN", "nan")) if flag in f.flags)
+    flags = "".join(
+        f", {name}=True" for flag, name in (("ftz", "ftz"), ("NaN", "nan")) if flag in f.flags
+    )
     if "xorsign" in f.flags:
         flags += ", xorsign_abs=True"
     elif "abs" in f.flags:
@@ -109,18 +127,25 @@ def extreme(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], _call(c, f"arith.{f.form.name}_f32", "f32", values, flags))
 
 
-@op("min max", types="f16 bf16 f16x2 bf16x2", flags="ftz NaN xorsign abs", section="min, max (half)")
+@op(
+    "min max", types="f16 bf16 f16x2 bf16x2", flags="ftz NaN xorsign abs", section="min, max (half)"
+)
 def half_extreme(c: Lower, i: Instr, f: Match) -> None:
     base = f.type.removesuffix("x2")
-    flags = "".join(f", {name}=True" for flag, name in
-                    (("ftz", "ftz"), ("NaN", "nan"), ("xorsign", "xorsign_abs")) if flag in f.flags)
+    flags = "".join(
+        f", {name}=True"
+        for flag, name in (("ftz", "ftz"), ("NaN", "nan"), ("xorsign", "xorsign_abs"))
+        if flag in f.flags
+    )
     wide = f.type.endswith("x2")
     values = [c.src(operand, "u32" if wide else "u16") for operand in i.operands[1:]]
     fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
     inner = f"half.minmax_{base}('{f.form.name}', {fields}{flags})"
     if wide:
-        inner = (f"half.packed(lambda *h, **k: half.minmax_{base}('{f.form.name}', *h, **k), "
-                 f"{fields}{flags})")
+        inner = (
+            f"half.packed(lambda *h, **k: half.minmax_{base}('{f.form.name}', *h, **k), "
+            f"{fields}{flags})"
+        )
     c.dst(i.operands[0], c.pure("u32" if wide else "u16", None, inner, *values))
 
 
@@ -143,7 +168,11 @@ def half_sign(c: Lower, i: Instr, f: Match) -> None:
     wide = f.type.endswith("x2")
     bits = 0x80008000 if wide else 0x8000
     value = c.src(i.operands[1], "u32" if wide else "u16")
-    text = f"{{0}} ^ {bits:#x}" if f.form.name == "neg" else f"{{0}} & {bits - (0x10001 if wide else 1):#x}"
+    text = (
+        f"{{0}} ^ {bits:#x}"
+        if f.form.name == "neg"
+        else f"{{0}} & {bits - (0x10001 if wide else 1):#x}"
+    )
     c.dst(i.operands[0], c.pure(value.type, f"({text})", text, value))
 
 
@@ -171,10 +200,18 @@ def root(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], _call(c, name, "f32", [value], _flags(f, rounding=not near)))
 
 
-@op("ex2 lg2 rsqrt sin cos tanh", types="f32", flags="approx ftz", section="ex2, lg2, rsqrt, sin, cos, tanh")
+@op(
+    "ex2 lg2 rsqrt sin cos tanh",
+    types="f32",
+    flags="approx ftz",
+    section="ex2, lg2, rsqrt, sin, cos, tanh",
+)
 def approximation(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "f32")
-    c.dst(i.operands[0], _call(c, f"approx.{f.form.name}_approx", "f32", [value], _flags(f, rounding=False)))
+    c.dst(
+        i.operands[0],
+        _call(c, f"approx.{f.form.name}_approx", "f32", [value], _flags(f, rounding=False)),
+    )
 
 
 @op("ex2 tanh", types="f16 bf16 f16x2 bf16x2", flags="approx ftz", section="ex2, tanh (half)")
@@ -186,12 +223,20 @@ def half_approximation(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], c.pure(value.type, None, text, value))
 
 
-@op("testp", types="f32", flags="finite infinite number notanumber normal subnormal", section="testp")
+@op(
+    "testp",
+    types="f32",
+    flags="finite infinite number notanumber normal subnormal",
+    section="testp",
+)
 def test_property(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "f32")
     vector = {
-        "finite": "np.isfinite({t0})", "infinite": "np.isinf({t0})", "number": "~np.isnan({t0})",
-        "notanumber": "np.isnan({t0})", "normal": "np.isfinite({t0}) & (np.abs({t0}) >= F32(2.0**-126))",
+        "finite": "np.isfinite({t0})",
+        "infinite": "np.isinf({t0})",
+        "number": "~np.isnan({t0})",
+        "notanumber": "np.isnan({t0})",
+        "normal": "np.isfinite({t0}) & (np.abs({t0}) >= F32(2.0**-126))",
         "subnormal": "({t0} != 0) & (np.abs({t0}) < F32(2.0**-126))",
     }[next(iter(f.flags))]
     c.dst(i.operands[0], c.pure("pred", None, vector, value))

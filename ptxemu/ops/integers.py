@@ -1,7 +1,8 @@
-"""Integer arithmetic and bit operations: PTX ISA "Integer Arithmetic Instructions", "Logic and Shift".
+"""Integer arithmetic and bit operations: PTX ISA "Integer Arithmetic Instructions", "Logic and
+Shift".
 
-Results wrap at the type's width. Templates are (on Python ints, on numpy arrays); `MASK` stands for the
-width's mask.
+Results wrap at the type's width. Templates are (on Python ints, on numpy arrays); `MASK` stands for
+the width's mask.
 """
 
 from __future__ import annotations
@@ -49,11 +50,20 @@ def _product(c: Lower, f: Match, a: object, b: object) -> Value:
     if "hi" in f.flags and width <= 32:
         kind = f"{f.type[0]}{width}"
         wide = f"{f.type[0]}{2 * width}"
-        vector = f"(np.multiply({{0}}, {{1}}, dtype={DTYPE[wide]}) >> {width}).astype({DTYPE[kind]})"
-        return c.pure(kind, f"({{0}} * {{1}} >> {width})", vector, c.src(a, f.type), c.src(b, f.type))
+        vector = (
+            f"(np.multiply({{0}}, {{1}}, dtype={DTYPE[wide]}) >> {width}).astype({DTYPE[kind]})"
+        )
+        return c.pure(
+            kind, f"({{0}} * {{1}} >> {width})", vector, c.src(a, f.type), c.src(b, f.type)
+        )
     if "hi" in f.flags:
-        return c.pure(f.type, "({0} * {1} >> 64)", f"integers.mul_hi({{0}}, {{1}}, width={width}, signed={f.type[0] == 's'})",
-                      c.src(a, f.type), c.src(b, f.type))
+        return c.pure(
+            f.type,
+            "({0} * {1} >> 64)",
+            f"integers.mul_hi({{0}}, {{1}}, width={width}, signed={f.type[0] == 's'})",
+            c.src(a, f.type),
+            c.src(b, f.type),
+        )
     raise UnsupportedPtx("mul/mad needs .lo, .hi or .wide")
 
 
@@ -111,7 +121,10 @@ def _extreme(c: Lower, i: Instr, f: Match, scalar: str, vector: str) -> None:
 @op("abs", types="s16 s32 s64", section="abs")
 def absolute(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], f.type)
-    c.dst(i.operands[0], c.convert(_rewrap(c, f.type, "abs({0})", "np.abs({0})", value), unsigned(f.type)))
+    c.dst(
+        i.operands[0],
+        c.convert(_rewrap(c, f.type, "abs({0})", "np.abs({0})", value), unsigned(f.type)),
+    )
 
 
 @op("neg", types="s16 s32 s64", section="neg")
@@ -123,7 +136,9 @@ def negate(c: Lower, i: Instr, f: Match) -> None:
 def _rewrap(c: Lower, ptx_type: str, scalar: str, vector: str, value: Value) -> Value:
     """A signed result that may be 2^(width-1), back to unsigned bits."""
     kind, width = unsigned(ptx_type), type_width(ptx_type)
-    return c.pure(kind, f"(({scalar}) & {(1 << width) - 1:#x})", f"({vector}).view({DTYPE[kind]})", value)
+    return c.pure(
+        kind, f"(({scalar}) & {(1 << width) - 1:#x})", f"({vector}).view({DTYPE[kind]})", value
+    )
 
 
 # -- logic and shift ------------------------------------------------------------------------
@@ -150,8 +165,12 @@ def invert(c: Lower, i: Instr, f: Match) -> None:
 @op("cnot", types=_BITS, section="cnot")
 def logical_not(c: Lower, i: Instr, f: Match) -> None:
     kind = unsigned(f.type)
-    c.dst(i.operands[0], c.pure(kind, "int({0} == 0)", f"({{0}} == 0).astype({DTYPE[kind]})",
-                                c.src(i.operands[1], kind)))
+    c.dst(
+        i.operands[0],
+        c.pure(
+            kind, "int({0} == 0)", f"({{0}} == 0).astype({DTYPE[kind]})", c.src(i.operands[1], kind)
+        ),
+    )
 
 
 @op("shl", types=_BITS, section="shl")
@@ -169,7 +188,9 @@ def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
     value, width = c.src(i.operands[1], kind), type_width(f.type)
     if isinstance(i.operands[2], Imm) and 0 <= i.operands[2].value < width:
         amount = i.operands[2].value
-        scalar = f"({{0}} {symbol} {amount}" + (f" & {(1 << width) - 1:#x})" if symbol == "<<" else ")")
+        scalar = f"({{0}} {symbol} {amount}" + (
+            f" & {(1 << width) - 1:#x})" if symbol == "<<" else ")"
+        )
         c.dst(i.operands[0], c.pure(kind, scalar, f"{{0}} {symbol} {amount}", value))
         return
     amount = c.src(i.operands[2], "u32")
@@ -178,8 +199,16 @@ def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
     name = "shl" if symbol == "<<" else "shr"
     signed = ", signed=True" if kind[0] == "s" else ""
     vector = f"integers.{name}({{0}}, {{1}}, width={width}{signed})"
-    c.dst(i.operands[0], c.pure(unsigned(kind), scalar + (f" & {(1 << width) - 1:#x}" if signed else ""),
-                                vector, value, amount))
+    c.dst(
+        i.operands[0],
+        c.pure(
+            unsigned(kind),
+            scalar + (f" & {(1 << width) - 1:#x}" if signed else ""),
+            vector,
+            value,
+            amount,
+        ),
+    )
 
 
 @op("shf.l shf.r", types="b32", flags="wrap clamp", section="shf")
@@ -192,7 +221,9 @@ def funnel(c: Lower, i: Instr, f: Match) -> None:
     amount = c.pure("u32", limit, limit_array, amount)
     wide = c.join(low, high)
     if f.form.name == "shf.l":
-        out = c.pure("u64", "({0} << {1} >> 32 & 0xffffffff)", "{t0} << {t1}.astype(U64) >> 32", wide, amount)
+        out = c.pure(
+            "u64", "({0} << {1} >> 32 & 0xffffffff)", "{t0} << {t1}.astype(U64) >> 32", wide, amount
+        )
     else:
         out = c.pure("u64", "({0} >> {1})", "{t0} >> {t1}.astype(U64)", wide, amount)
     c.dst(i.operands[0], c.convert(out, "u32"))
@@ -222,37 +253,66 @@ def count_bits(c: Lower, i: Instr, f: Match) -> None:
     if f.form.name == "popc":
         scalar, vector = "{0}.bit_count()", "np.bitwise_count({0}).astype(U32)"
     else:
-        scalar, vector = f"({width} - {{0}}.bit_length())", f"integers.clz({{0}}, width={width}).astype(U32)"
+        scalar, vector = (
+            f"({width} - {{0}}.bit_length())",
+            f"integers.clz({{0}}, width={width}).astype(U32)",
+        )
     c.dst(i.operands[0], c.pure("u32", scalar, vector, value))
 
 
 @op("brev", types="b32 b64", section="brev")
 def reverse_bits(c: Lower, i: Instr, f: Match) -> None:
     width = type_width(f.type)
-    c.dst(i.operands[0], c.pure(unsigned(f.type), None, f"integers.brev({{0}}, width={width})",
-                                c.src(i.operands[1], unsigned(f.type))))
+    c.dst(
+        i.operands[0],
+        c.pure(
+            unsigned(f.type),
+            None,
+            f"integers.brev({{0}}, width={width})",
+            c.src(i.operands[1], unsigned(f.type)),
+        ),
+    )
 
 
 @op("bfe", types="u32 s32 u64 s64", section="bfe")
 def extract(c: Lower, i: Instr, f: Match) -> None:
     values = [c.src(i.operands[1], f.type), *(c.src(operand, "u32") for operand in i.operands[2:])]
     width = type_width(f.type)
-    c.dst(i.operands[0], c.pure(unsigned(f.type), None, f"integers.bfe({{0}}, {{1}}, {{2}}, width={width}, signed={f.type[0] == 's'})",
-                                *values))
+    c.dst(
+        i.operands[0],
+        c.pure(
+            unsigned(f.type),
+            None,
+            f"integers.bfe({{0}}, {{1}}, {{2}}, width={width}, signed={f.type[0] == 's'})",
+            *values,
+        ),
+    )
 
 
 @op("bfi", types="b32 b64", section="bfi")
 def insert(c: Lower, i: Instr, f: Match) -> None:
     kind = unsigned(f.type)
-    values = [c.src(i.operands[1], kind), c.src(i.operands[2], kind),
-              *(c.src(operand, "u32") for operand in i.operands[3:])]
-    c.dst(i.operands[0], c.pure(kind, None, f"integers.bfi({{0}}, {{1}}, {{2}}, {{3}}, width={type_width(f.type)})",
-                                *values))
+    values = [
+        c.src(i.operands[1], kind),
+        c.src(i.operands[2], kind),
+        *(c.src(operand, "u32") for operand in i.operands[3:]),
+    ]
+    c.dst(
+        i.operands[0],
+        c.pure(
+            kind,
+            None,
+            f"integers.bfi({{0}}, {{1}}, {{2}}, {{3}}, width={type_width(f.type)})",
+            *values,
+        ),
+    )
 
 
 @op("prmt", types="b32", flags="f4e b4e rc8 ecl ecr rc16", section="prmt")
 def permute(c: Lower, i: Instr, f: Match) -> None:
     mode = next(iter(f.flags), "")
     values = [c.src(operand, "u32") for operand in i.operands[1:]]
-    c.dst(i.operands[0], c.pure("u32", None, f"integers.prmt({{0}}, {{1}}, {{2}}, '{mode}')", *values,
-                                wide=False))
+    c.dst(
+        i.operands[0],
+        c.pure("u32", None, f"integers.prmt({{0}}, {{1}}, {{2}}, '{mode}')", *values, wide=False),
+    )

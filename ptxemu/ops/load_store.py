@@ -17,9 +17,16 @@ _ORDER = (
     "ca cg cs lu cv wb wt"
 )
 _SPACE_FLAGS = "global shared shared::cta shared::cluster local param param::entry const"
-_SPACES = {"shared": "shared", "shared::cta": "shared", "shared::cluster": "cluster",
-           "global": "global", "const": "global", "local": "local", "param": "param",
-           "param::entry": "param"}
+_SPACES = {
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "cluster",
+    "global": "global",
+    "const": "global",
+    "local": "local",
+    "param": "param",
+    "param::entry": "param",
+}
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
@@ -71,11 +78,14 @@ def load(c: Lower, i: Instr, f: Match) -> None:
 
 def _differs_by_lane(c: Lower, space: str) -> bool:
     """Local memory holds a value per lane, and a generic address may point there."""
-    return space == "local" or (space == "generic" and any(s == "local" for s, _ in c.symbols.values()))
+    return space == "local" or (
+        space == "generic" and any(s == "local" for s, _ in c.symbols.values())
+    )
 
 
-def _vector_results(c: Lower, text: str, address: Value, ptx_type: str, type_: str,
-                    count: int) -> list[Value]:
+def _vector_results(
+    c: Lower, text: str, address: Value, ptx_type: str, type_: str, count: int
+) -> list[Value]:
     size = type_width(ptx_type) // 8
     raw = "u16" if size == 1 else f"u{8 * min(size, 8)}"
     if size == 1:
@@ -109,16 +119,22 @@ def store(c: Lower, i: Instr, f: Match) -> None:
         c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({fields},))", address, *values)
     else:
         text = "{0}" if not address.uniform else "full({0}, U64)"
-        c.effect(f"store_vector(w, '{space}', {text}, {size}, {{rows}}, <m>)", address,
-                 rows=tuple(values))
+        c.effect(
+            f"store_vector(w, '{space}', {text}, {size}, {{rows}}, <m>)",
+            address,
+            rows=tuple(values),
+        )
 
 
 def _narrow(c: Lower, value: Value, size: int) -> Value:
     return c.pure("u16", "({0} & 0xff)", "{0} & 0xff", value) if size == 1 else value
 
 
-@op("prefetch prefetchu applypriority discard", flags="global local L1 L2 L2::evict_last L2::evict_normal "
-    "tensormap L2::128B const param", section="prefetch, prefetchu")
+@op(
+    "prefetch prefetchu applypriority discard",
+    flags="global local L1 L2 L2::evict_last L2::evict_normal tensormap L2::128B const param",
+    section="prefetch, prefetchu",
+)
 def prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint: the address is not even required to be valid."""
 
@@ -130,7 +146,9 @@ def convert_address(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "u64")
     if space == "param":
         sign = "-" if f.form.name == "cvta.to" else "+"
-        out = c.effect(f"{{0}} {sign} w.machine.param_base", value, results=[("u64", value.uniform)])[0]
+        out = c.effect(
+            f"{{0}} {sign} w.machine.param_base", value, results=[("u64", value.uniform)]
+        )[0]
     elif base == 0:
         out = value
     elif f.form.name == "cvta.to":
@@ -144,18 +162,31 @@ def convert_address(c: Lower, i: Instr, f: Match) -> None:
 def is_space(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "u64")
     window = {"shared": 1, "cluster": 1, "local": 2}.get(space_of(f), 0)
-    c.dst(i.operands[0], c.pure("pred", f"({{0}} >> 56) == {window}", f"({{0}} >> 56) == {window}", value))
+    c.dst(
+        i.operands[0],
+        c.pure("pred", f"({{0}} >> 56) == {window}", f"({{0}} >> 56) == {window}", value),
+    )
 
 
 @op("mapa", types="u32 u64", flags="shared::cluster", section="mapa")
 def map_shared(c: Lower, i: Instr, f: Match) -> None:
     """The same shared offset in another CTA of the cluster; generic without .shared::cluster."""
     operand = i.operands[1]
-    source = c.src(operand, f.type) if not isinstance(operand, Sym) else c.convert(c.symbol(operand), f.type)
+    source = (
+        c.src(operand, f.type)
+        if not isinstance(operand, Sym)
+        else c.convert(c.symbol(operand), f.type)
+    )
     rank = c.src(i.operands[2], "u32")
     keep = 0xFFFFFF if "shared::cluster" in f.flags else (1 << 56) | 0xFFFFFF
     rank = c.convert(rank, f.type)
-    out = c.pure(f.type, f"({{0}} & {keep:#x} | {{1}} << 24)", f"{{0}} & {keep:#x} | {{t1}} << 24", source, rank)
+    out = c.pure(
+        f.type,
+        f"({{0}} & {keep:#x} | {{1}} << 24)",
+        f"{{0}} & {keep:#x} | {{t1}} << 24",
+        source,
+        rank,
+    )
     c.dst(i.operands[0], out)
 
 

@@ -1,7 +1,8 @@
 """mbarrier instructions: PTX ISA "mbarrier".
 
-`try_wait` parks the warp until its phase completes; the scheduler may let it return false, as hardware
-may at any time. `test_wait` never waits. A shared::cluster address reaches the barrier of a peer CTA.
+`try_wait` parks the warp until its phase completes; the scheduler may let it return false, as
+hardware may at any time. `test_wait` never waits. A shared::cluster address reaches the barrier of
+a peer CTA.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def barrier_address(c: Lower, operand: object) -> Value:
 
 @op("mbarrier.init", types="b64", flags=_WHERE, section="mbarrier.init")
 def init(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("mbarrier_init(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+    c.effect(
+        "mbarrier_init(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32")
+    )
 
 
 @op("mbarrier.inval", types="b64", flags=_WHERE, section="mbarrier.inval")
@@ -40,24 +43,40 @@ def invalidate(c: Lower, i: Instr, f: Match) -> None:
     c.effect("mbarrier_inval(w, {0})", barrier_address(c, i.operands[0]))
 
 
-@op("mbarrier.arrive mbarrier.arrive_drop", types="b64", flags=f"{_WHERE} {_ORDER} noComplete",
-    section="mbarrier.arrive")
+@op(
+    "mbarrier.arrive mbarrier.arrive_drop",
+    types="b64",
+    flags=f"{_WHERE} {_ORDER} noComplete",
+    section="mbarrier.arrive",
+)
 def arrive(c: Lower, i: Instr, f: Match) -> None:
     state, operands = _state(i)
     count = c.src(operands[1], "u32") if len(operands) > 1 else constant(1, "u32")
     drop = f.form.name == "mbarrier.arrive_drop"
-    out = c.effect(f"mbarrier_arrive(w, {{0}}, {{1}}, {drop})", barrier_address(c, operands[0]), count,
-                   results=[("u64", True)])
+    out = c.effect(
+        f"mbarrier_arrive(w, {{0}}, {{1}}, {drop})",
+        barrier_address(c, operands[0]),
+        count,
+        results=[("u64", True)],
+    )
     c.dst(state, out[0])
 
 
-@op("mbarrier.arrive.expect_tx mbarrier.arrive_drop.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}",
-    section="mbarrier.arrive")
+@op(
+    "mbarrier.arrive.expect_tx mbarrier.arrive_drop.expect_tx",
+    types="b64",
+    flags=f"{_WHERE} {_ORDER}",
+    section="mbarrier.arrive",
+)
 def arrive_expect(c: Lower, i: Instr, f: Match) -> None:
     state, operands = _state(i)
     drop = f.form.name.startswith("mbarrier.arrive_drop")
-    out = c.effect(f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop})", barrier_address(c, operands[0]),
-                   c.src(operands[1], "u32"), results=[("u64", True)])
+    out = c.effect(
+        f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop})",
+        barrier_address(c, operands[0]),
+        c.src(operands[1], "u32"),
+        results=[("u64", True)],
+    )
     c.dst(state, out[0])
 
 
@@ -71,27 +90,47 @@ def _state(i: Instr) -> tuple[object, tuple]:
 
 @op("mbarrier.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.expect_tx")
 def expect(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("mbarrier_expect(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+    c.effect(
+        "mbarrier_expect(w, {0}, {1})",
+        barrier_address(c, i.operands[0]),
+        c.src(i.operands[1], "u32"),
+    )
 
 
 @op("mbarrier.complete_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.complete_tx")
 def complete(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("mbarrier_complete(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32"))
+    c.effect(
+        "mbarrier_complete(w, {0}, {1})",
+        barrier_address(c, i.operands[0]),
+        c.src(i.operands[1], "u32"),
+    )
 
 
-@op("mbarrier.try_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", section="mbarrier.try_wait",
-    blocking=True)
+@op(
+    "mbarrier.try_wait",
+    types="b64",
+    flags=f"{_WHERE} {_ORDER} parity",
+    section="mbarrier.try_wait",
+    blocking=True,
+)
 def try_wait(c: Lower, i: Instr, f: Match) -> None:
     _wait(c, i, f, "mbarrier_try_wait", parks=True)
 
 
-@op("mbarrier.test_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", section="mbarrier.test_wait")
+@op(
+    "mbarrier.test_wait",
+    types="b64",
+    flags=f"{_WHERE} {_ORDER} parity",
+    section="mbarrier.test_wait",
+)
 def test_wait(c: Lower, i: Instr, f: Match) -> None:
     _wait(c, i, f, "mbarrier_test_wait", parks=False)
 
 
 def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
-    """The third operand is a parity, or the state that an arrive returned: its low bit serves as well."""
+    """The third operand is a parity, or the state that an arrive returned: its low bit serves as
+    well.
+    """
     address = barrier_address(c, i.operands[1])
     if "parity" in f.flags:
         parity = c.src(i.operands[2], "u32")
@@ -101,8 +140,13 @@ def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
     uniform = address.uniform and parity.uniform
     if not uniform:  # lanes that wait on different barriers poll
         function = "mbarrier_test_wait_lanes"
-    out = c.effect(f"{function}(w, {{0}}, {{1}})", address, parity,
-                   results=[("pred", uniform)], parks=parks and uniform)
+    out = c.effect(
+        f"{function}(w, {{0}}, {{1}})",
+        address,
+        parity,
+        results=[("pred", uniform)],
+        parks=parks and uniform,
+    )
     c.dst(i.operands[0], out[0])
 
 
@@ -196,6 +240,10 @@ def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
     barrier, frag = find(w, address), w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
     if barrier.done(parity):
+        if w.machine.timeline and barrier.phase:
+            w.machine.timeline.catch_up(
+                w, barrier.completed_at(parity), f"mbarrier {barrier.where}"
+            )
         return True
     if timed_out:
         return False

@@ -9,8 +9,11 @@ from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr, Reg, Vec
 
 
-@op("mov", types="pred b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 bf16 f16x2 bf16x2",
-    section="mov")
+@op(
+    "mov",
+    types="pred b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 bf16 f16x2 bf16x2",
+    section="mov",
+)
 def mov(c: Lower, i: Instr, f: Match) -> None:
     target, source = i.operands
     width = type_width(f.type)
@@ -34,8 +37,10 @@ def pack(c: Lower, target: object, items: tuple, width: int) -> None:
         c.dst(target, (c.raw(items[0], part), c.raw(items[1], part)))
         return
     if width == 128:
-        halves = [join(c, [c.src(x, NATURAL[part]) for x in half], part, 64)
-                  for half in (items[:len(items) // 2], items[len(items) // 2:])]
+        halves = [
+            join(c, [c.src(x, NATURAL[part]) for x in half], part, 64)
+            for half in (items[: len(items) // 2], items[len(items) // 2 :])
+        ]
         c.dst(target, (halves[0], halves[1]))
         return
     values = [_byte_source(c, item, part) for item in items]
@@ -52,8 +57,13 @@ def join(c: Lower, values: list[Value], part: int, width: int) -> Value:
     wide = [c.convert(value, NATURAL[width]) for value in values]
     out = wide[0]
     for k, value in enumerate(wide[1:], 1):
-        out = c.pure(NATURAL[width], f"({{0}} | {{1}} << {k * part})", f"{{0}} | {{t1}} << {k * part}",
-                     out, value)
+        out = c.pure(
+            NATURAL[width],
+            f"({{0}} | {{1}} << {k * part})",
+            f"{{0}} | {{t1}} << {k * part}",
+            out,
+            value,
+        )
     return out
 
 
@@ -70,7 +80,10 @@ def unpack(c: Lower, targets: tuple, source: object, width: int) -> None:
     for k, target in enumerate(targets):
         if target is not None:
             mask = (1 << part) - 1
-            piece = c.pure(NATURAL[width], f"({{0}} >> {k * part} & {mask:#x})",
-                           f"{{0}} >> {k * part} & {mask:#x}", value)
+            piece = c.pure(
+                NATURAL[width],
+                f"({{0}} >> {k * part} & {mask:#x})",
+                f"{{0}} >> {k * part} & {mask:#x}",
+                value,
+            )
             c.dst(target, c.convert(piece, NATURAL[part]))
-

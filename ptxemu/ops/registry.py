@@ -1,7 +1,7 @@
 """Opcode -> emitter. A form lists the modifiers and types it implements; anything else is refused.
 
-An opcode is matched by its longest registered prefix ("cp.async.bulk.tensor" before "cp.async.bulk");
-its trailing parts that name types are the types, the parts between are the flags.
+An opcode is matched by its longest registered prefix ("cp.async.bulk.tensor" before
+"cp.async.bulk"); its trailing parts that name types are the types, the parts between are the flags.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Instr
 
 TYPE_NAMES = frozenset(
-    "pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 f32 f32x2 f64 tf32"
-    " e4m3 e5m2 e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2 ue8m0x2 e4m3x4 e5m2x4 e2m1x4 u16x2 s16x2"
+    "pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 f32 f32x2 f64"
+    " tf32 e4m3 e5m2 e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2 ue8m0x2 e4m3x4 e5m2x4 e2m1x4 u16x2 s16x2"
     " b1024 u4 s4".split()
 )
 
@@ -28,9 +28,13 @@ class Form:
     flags: frozenset[str]
     types: tuple[frozenset[str], ...]  # alternatives for each trailing type; () where there is none
     section: str  # PTX ISA section, by its title
-    convergent: bool = False  # every live lane of the warp (or of the member mask) executes it together
+    convergent: bool = (
+        False  # every live lane of the warp (or of the member mask) executes it together
+    )
     blocking: bool = False  # may park the warp: starts a basic block of its own
-    ends_block: bool = False  # a branch, exit, or an instruction after which others should get a turn
+    ends_block: bool = (
+        False  # a branch, exit, or an instruction after which others should get a turn
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ def runtime(function: Callable) -> Callable:
     return function
 
 
-def op(names: str, *, types: str | tuple[str, ...] = (), flags: str = "", section: str, **kind: bool):
+def op(
+    names: str, *, types: str | tuple[str, ...] = (), flags: str = "", section: str, **kind: bool
+) -> Callable[[Callable], Callable]:
     """Register an emitter for the opcodes in `names` (space-separated prefixes).
 
     `types` lists the alternatives of each trailing type; a plain string means one type.
@@ -80,7 +86,9 @@ def op(names: str, *, types: str | tuple[str, ...] = (), flags: str = "", sectio
     return register
 
 
-def _split_types(parts: tuple[str, ...], count: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _split_types(
+    parts: tuple[str, ...], count: int
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """(flags, types) if the last `count` parts are types."""
     cut = len(parts) - count
     if cut < 0 or any(part not in TYPE_NAMES for part in parts[cut:]):

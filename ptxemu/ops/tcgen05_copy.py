@@ -2,9 +2,9 @@
 "tcgen05.wait".
 
 `tcgen05.ld` destinations are interlocked, so the read may happen at any time up to the earlier of
-`wait::ld` and the first real use of a destination. Under the adversarial policy it happens then: the
-destinations are rows of an array that is filled in place, and moves pass the rows on unread. `tcgen05.st`
-reaches tensor memory at `wait::st` under that policy.
+`wait::ld` and the first real use of a destination. Under the adversarial policy it happens then:
+the destinations are rows of an array that is filled in place, and moves pass the rows on unread.
+`tcgen05.st` reaches tensor memory at `wait::st` under that policy.
 """
 
 from __future__ import annotations
@@ -23,20 +23,40 @@ _NUMBERS = "x1 x2 x4 x8 x16 x32 x64 x128"
 _GROUPS = "cta_group::1 cta_group::2"
 
 
-@op("tcgen05.alloc", types="b32", flags=f"{_GROUPS} sync aligned shared::cta", section="tcgen05.alloc",
-    convergent=True, blocking=True)
+@op(
+    "tcgen05.alloc",
+    types="b32",
+    flags=f"{_GROUPS} sync aligned shared::cta",
+    section="tcgen05.alloc",
+    convergent=True,
+    blocking=True,
+)
 def alloc(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("tmem_alloc(w, {0}, {1})", address_value(c, i.operands[0], "shared"), c.src(i.operands[1], "u32"),
-             parks=True)
+    c.effect(
+        "tmem_alloc(w, {0}, {1})",
+        address_value(c, i.operands[0], "shared"),
+        c.src(i.operands[1], "u32"),
+        parks=True,
+    )
 
 
-@op("tcgen05.dealloc", types="b32", flags=f"{_GROUPS} sync aligned", section="tcgen05.dealloc", convergent=True)
+@op(
+    "tcgen05.dealloc",
+    types="b32",
+    flags=f"{_GROUPS} sync aligned",
+    section="tcgen05.dealloc",
+    convergent=True,
+)
 def dealloc(c: Lower, i: Instr, f: Match) -> None:
     c.effect("tmem_dealloc(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32"))
 
 
-@op("tcgen05.relinquish_alloc_permit", flags=f"{_GROUPS} sync aligned", section="tcgen05.relinquish_alloc_permit",
-    convergent=True)
+@op(
+    "tcgen05.relinquish_alloc_permit",
+    flags=f"{_GROUPS} sync aligned",
+    section="tcgen05.relinquish_alloc_permit",
+    convergent=True,
+)
 def relinquish(c: Lower, i: Instr, f: Match) -> None:
     c.effect("w.cta.tmem.relinquish()")
 
@@ -45,22 +65,30 @@ def _where(c: Lower, operand: object) -> Value:
     return c.address(operand, 32) if isinstance(operand, Addr) else c.src(operand, "u32")
 
 
-def _half_split(i: Instr, f: Match) -> int:
-    """The immediate of .16x32bx2: columns between the two halves."""
-    return i.operands[-1].value if f.pick("16x32bx2") and len(i.operands) == 3 else 0
+Move = tuple[str, int, bool, int]  # shape, repeat count, 16-bit packing, columns between halves
 
 
-@op("tcgen05.ld", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} pack::16b", section="tcgen05.ld",
-    convergent=True)
+def _move(f: Match, packing: str, half_split: int) -> Move:
+    """The static part of a transfer; the last item is the immediate of .16x32bx2."""
+    return f.pick(*SHAPES), int(f.pick(*_NUMBERS.split())[1:]), packing in f.flags, half_split
+
+
+@op(
+    "tcgen05.ld",
+    types="b32",
+    flags=f"sync aligned {_SHAPES} {_NUMBERS} pack::16b",
+    section="tcgen05.ld",
+    convergent=True,
+)
 def load(c: Lower, i: Instr, f: Match) -> None:
     targets = c.each(i.operands[0])
-    arguments = (f"'{f.pick(*SHAPES)}', {int(f.pick(*_NUMBERS.split())[1:])}, {{0}}, {'pack::16b' in f.flags}, "
-                 f"{int(i.operands[2].value) if len(i.operands) > 2 else 0}")
-    address = _where(c, i.operands[1])
-    name = "tmem_load_late" if c.late else "tmem_load"
-    extra = f", {len(targets)}" if c.late else ""
-    values = c.effect(f"{name}(w, {arguments}{extra})", address, results=[("u32", False)] * len(targets),
-                      matrix=True)
+    split = i.operands[2].value if len(i.operands) > 2 else 0
+    text = f"tmem_load(w, {{0}}, {_move(f, 'pack::16b', split)})"
+    if c.late:
+        text = f"tmem_load_late(w, {{0}}, {_move(f, 'pack::16b', split)}, {len(targets)})"
+    values = c.effect(
+        text, _where(c, i.operands[1]), results=[("u32", False)] * len(targets), matrix=True
+    )
     if c.late or c.analysis:
         late = Late(values[0])
         for value in values:
@@ -71,15 +99,18 @@ def load(c: Lower, i: Instr, f: Match) -> None:
         c.dst(target, value)
 
 
-@op("tcgen05.st", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} unpack::16b", section="tcgen05.st",
-    convergent=True)
+@op(
+    "tcgen05.st",
+    types="b32",
+    flags=f"sync aligned {_SHAPES} {_NUMBERS} unpack::16b",
+    section="tcgen05.st",
+    convergent=True,
+)
 def store(c: Lower, i: Instr, f: Match) -> None:
-    split = len(i.operands) > 2
-    sources = c.each(i.operands[-1])
-    arguments = (f"'{f.pick(*SHAPES)}', {int(f.pick(*_NUMBERS.split())[1:])}, {{0}}, {{rows}}, "
-                 f"{'unpack::16b' in f.flags}, {int(i.operands[1].value) if split else 0}")
-    values = tuple(c.convert(c.raw(source, 32), "u32") for source in sources)
-    c.effect(f"tmem_store(w, {arguments})", _where(c, i.operands[0]), rows=values)
+    split = i.operands[1].value if len(i.operands) > 2 else 0
+    values = tuple(c.convert(c.raw(source, 32), "u32") for source in c.each(i.operands[-1]))
+    text = f"tmem_store(w, {{0}}, {_move(f, 'unpack::16b', split)}, {{rows}})"
+    c.effect(text, _where(c, i.operands[0]), rows=values)
 
 
 @op("tcgen05.wait::ld", flags="sync aligned", section="tcgen05.wait", convergent=True)
@@ -133,19 +164,20 @@ def one_address(address: object) -> int:
 
 
 @runtime
-def tmem_load(w: object, shape: str, number: int, address: object, pack: bool, split: int) -> np.ndarray:
+def tmem_load(w: object, address: object, move: Move) -> np.ndarray:
     """uint32 [register, 32 lanes]."""
-    out = w.cta.tmem.load(shape, number, one_address(address), w.index % 4, pack16=pack, half_split=split)
+    shape, number, pack, split = move
+    where = one_address(address)
+    out = w.cta.tmem.load(shape, number, where, w.index % 4, pack16=pack, half_split=split)
     w.machine.bytes["tmem.ld"] += out.nbytes
     return out
 
 
 @runtime
-def tmem_load_late(w: object, shape: str, number: int, address: object, pack: bool, split: int,
-                   count: int) -> np.ndarray:
+def tmem_load_late(w: object, address: object, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
-    out = np.full((count, 32), POISON, np.uint32)
-    w.pending_loads.append((out, (shape, number, address, pack, split)))
+    out = np.full((registers, 32), POISON, np.uint32)
+    w.pending_loads.append((out, (address, move)))
     return out
 
 
@@ -176,21 +208,22 @@ def settle_value(w: object, value: object) -> None:
 
 
 @runtime
-def tmem_store(w: object, shape: str, number: int, address: object, rows: np.ndarray, unpack: bool,
-               split: int) -> None:
+def tmem_store(w: object, address: object, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
-    where = one_address(address)
-    if not w.machine.late:
-        w.cta.tmem.store(shape, number, where, w.index % 4, rows, unpack16=unpack, half_split=split)
-        return
-    rows = rows.copy()
-    w.pending_stores.append(lambda: w.cta.tmem.store(
-        shape, number, where, w.index % 4, rows, unpack16=unpack, half_split=split))
+    if w.machine.late:
+        w.pending_stores.append((one_address(address), move, rows.copy()))
+    else:
+        _write(w, one_address(address), move, rows)
+
+
+def _write(w: object, address: int, move: Move, rows: np.ndarray) -> None:
+    shape, number, unpack, split = move
+    w.cta.tmem.store(shape, number, address, w.index % 4, rows, unpack16=unpack, half_split=split)
 
 
 @runtime
 def settle_stores(w: object) -> None:
     """tcgen05.wait::st: every pending store has reached tensor memory."""
     pending, w.pending_stores = w.pending_stores, []
-    for write in pending:
-        write()
+    for store_ in pending:
+        _write(w, *store_)

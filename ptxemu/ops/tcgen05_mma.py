@@ -5,6 +5,8 @@ MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form on
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Value, constant
 from ptxemu.machine.async_ops import Work, WorkQueue
@@ -30,15 +32,23 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
     values: list[Value] = [
         c.address(target, 32),
         c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
-        c.src(b, "u64"), c.src(idesc, "u32"), _enable(c, rest[0]),
+        c.src(b, "u64"),
+        c.src(idesc, "u32"),
+        _enable(c, rest[0]),
         *(c.src(lane, "u32") for lane in lanes),
     ]
-    scale = rest[1].value if len(rest) > 1 else 0
+    form = Form(
+        kind=f.pick(*_KINDS.split()).removeprefix("kind::"),
+        group=int(f.pick(*_GROUPS.split())[-1]),
+        a_in_tmem=isinstance(a, Addr),
+        scale_d=rest[1].value if len(rest) > 1 else 0,
+    )
     fields = ", ".join(f"{{{k + 5}}}" for k in range(len(lanes)))
-    kind = f.pick(*_KINDS.split()).removeprefix("kind::")
-    group = int(f.pick(*_GROUPS.split())[-1])
-    c.effect(f"issue_mma(w, '{kind}', {group}, {isinstance(a, Addr)}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, "
-             f"({fields}{',' if lanes else ''}), {scale})", *values)
+    c.effect(
+        f"issue_mma(w, {tuple(form)}, ({{0}}, {{1}}, {{2}}, {{3}}, {{4}}), "
+        f"({fields}{',' if lanes else ''}))",
+        *values,
+    )
 
 
 def _enable(c: Lower, operand: object) -> Value:
@@ -47,14 +57,21 @@ def _enable(c: Lower, operand: object) -> Value:
     return c.src(operand, "pred")
 
 
-@op("tcgen05.commit", types="b64",
-    flags=f"{_GROUPS} mbarrier::arrive::one shared::cluster multicast::cluster", section="tcgen05.commit")
+@op(
+    "tcgen05.commit",
+    types="b64",
+    flags=f"{_GROUPS} mbarrier::arrive::one shared::cluster multicast::cluster",
+    section="tcgen05.commit",
+)
 def commit(c: Lower, i: Instr, f: Match) -> None:
     multicast = "multicast::cluster" in f.flags
     mask = c.src(i.operands[1], "u16") if multicast else constant(0, "u16")
     group = int(f.pick(*_GROUPS.split())[-1])
-    c.effect(f"issue_commit(w, {group}, {{0}}, {'{1}' if multicast else None})",
-             barrier_address(c, i.operands[0]), mask)
+    c.effect(
+        f"issue_commit(w, {group}, {{0}}, {'{1}' if multicast else None})",
+        barrier_address(c, i.operands[0]),
+        mask,
+    )
 
 
 # -- what they do ---------------------------------------------------------------------------
@@ -70,26 +87,49 @@ def pipe(w: object, group: int) -> tuple[list, WorkQueue]:
     return ctas, ctas[0].tensor_pipe
 
 
+class Form(NamedTuple):
+    """The static part of an MMA; `scale_d` is the scale-input-d immediate."""
+
+    kind: str
+    group: int
+    a_in_tmem: bool
+    scale_d: int
+
+
 @runtime
-def issue_mma(w: object, kind: str, group: int, a_in_tmem: bool, target: object, a: object, b: object,
-              idesc: object, enable: object, lanes: tuple, scale: int) -> None:
-    ctas, queue = pipe(w, group)
-    operands = zip(*(w.lane_values(v) for v in (target, a, b, idesc, enable)), strict=True)
+def issue_mma(w: object, form: tuple, operands: tuple, lanes: tuple) -> None:
+    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d;
+    lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its
+    own."""
     words = [w.lane_values(word)[0] for word in lanes]
-    for d, a_value, b_value, description, accumulate in operands:
-        instr = instr_desc(kind, description)
-        a_operand = a_value if a_in_tmem else smem_desc(a_value)
-        b_operand = smem_desc(b_value)
+    for values in zip(*(w.lane_values(v) for v in operands), strict=True):
+        _issue_one(w, Form(*form), values, words)
 
-        def run(d: int = d, a_operand: object = a_operand, b_operand: object = b_operand,
-                instr: object = instr, accumulate: bool = bool(accumulate)) -> None:
-            views = ctas if not any(cta.any_unfenced for cta in ctas) else [AsyncView(cta) for cta in ctas]
-            mma(views, d, a_operand, b_operand, instr, accumulate, disable_lanes=words, scale_input_d=scale)
 
-        w.machine.counts["mma"] += 1
-        w.machine.counts["mma.flops"] += 2 * instr.m * instr.n * instr.k
-        label = f"mma {kind} {instr.m}x{instr.n}x{instr.k}"
-        w.machine.issue(w, Work("tensor core", label, run), queue)
+def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
+    d, a, b, description, accumulate = values
+    ctas, queue = pipe(w, form.group)
+    instr = instr_desc(form.kind, description)
+    a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
+
+    def run() -> None:
+        views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
+        mma(
+            views,
+            d,
+            a_operand,
+            b_operand,
+            instr,
+            bool(accumulate),
+            disable_lanes=words,
+            scale_input_d=form.scale_d,
+        )
+
+    flops = 2 * instr.m * instr.n * instr.k
+    w.machine.counts["mma"] += 1
+    w.machine.counts["mma.flops"] += flops
+    label = f"mma {form.kind} {instr.m}x{instr.n}x{instr.k}"
+    w.machine.issue(w, Work("tensor core", label, run, size=flops // form.group), queue)
 
 
 @runtime
@@ -101,12 +141,12 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
             signals = [find(w, address)]
         else:
             offset = address & OFFSET_MASK
-            signals = [w.cluster.cta(rank).mbarrier(offset) for rank in range(16) if chosen >> rank & 1]
+            signals = [
+                w.cluster.cta(rank).mbarrier(offset) for rank in range(16) if chosen >> rank & 1
+            ]
 
         def run(signals: list = signals) -> None:
             for signal in signals:
                 signal.arrive()
 
         w.machine.issue(w, Work("tensor core", "commit", run), queue)
-
-

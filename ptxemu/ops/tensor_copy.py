@@ -1,19 +1,22 @@
 """cp.async.bulk.tensor in tile mode: PTX ISA "cp.async.bulk.tensor", ".prefetch.tensor".
 
-The tensor map is read when the instruction is issued; data moves when the work runs. Bytes are signalled
-whole, out-of-bounds part included. `.multicast::cluster` writes and signals in every CTA of the mask; with
-`.cta_group::2` the signal goes to the CTA of each destination's pair that the barrier operand names.
+The tensor map is read when the instruction is issued; data moves when the work runs. Bytes are
+signalled whole, out-of-bounds part included. `.multicast::cluster` writes and signals in every CTA
+of the mask; with `.cta_group::2` the signal goes to the CTA of each destination's pair that the
+barrier operand names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import constant
+from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.tensor_map import TensorMap, decode, transaction_bytes
 from ptxemu.machine.tma_tile import gather_tile, load_tile, place_tile, store_tile
-from ptxemu.errors import HardwareRefusal
 from ptxemu.ops.async_copy import bulk_groups, targets_of
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
@@ -32,15 +35,24 @@ def _rank(f: Match) -> int:
     return int(f.pick(*_RANKS.split())[0])
 
 
-@op("cp.async.bulk.tensor", flags=f"{_RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
-    f"bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}", section="cp.async.bulk.tensor")
+@op(
+    "cp.async.bulk.tensor",
+    flags=f"{_RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
+    f"bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
+    section="cp.async.bulk.tensor",
+)
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     """Loads name an mbarrier, stores a bulk group; that tells the direction."""
     if "bulk_group" in f.flags:
         tensor, source = i.operands[0], c.address(i.operands[1], 32)
         coords = _coordinates(c, tensor)
         fields = ", ".join(f"{{{k + 2}}}" for k in range(len(coords)))
-        c.effect(f"tensor_store(w, {_rank(f)}, {{0}}, {{1}}, ({fields},))", c.address(tensor, 64), source, *coords)
+        c.effect(
+            f"tensor_store(w, {_rank(f)}, {{1}}, ({{0}}, {fields}))",
+            c.address(tensor, 64),
+            source,
+            *coords,
+        )
         return
     tensor = i.operands[1]
     coords = _coordinates(c, tensor)
@@ -48,11 +60,22 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     mask = c.src(i.operands[3], "u16") if multicast else constant(0, "u16")
     fields = ", ".join(f"{{{k + 4}}}" for k in range(len(coords)))
     pair = "cta_group::2" in f.flags
-    c.effect(f"tensor_load(w, {_rank(f)}, {pair}, {{0}}, {{1}}, {{2}}, {'{3}' if multicast else None}, ({fields},))",
-             c.address(i.operands[0], 32), c.address(tensor, 64), barrier_address(c, i.operands[2]), mask, *coords)
+    c.effect(
+        f"tensor_load(w, {_rank(f)}, {{0}}, ({{1}}, {fields}), ({{2}}, {pair}), "
+        f"{'{3}' if multicast else None})",
+        c.address(i.operands[0], 32),
+        c.address(tensor, 64),
+        barrier_address(c, i.operands[2]),
+        mask,
+        *coords,
+    )
 
 
-@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global tile {_HINT}", section="cp.async.bulk.prefetch.tensor")
+@op(
+    "cp.async.bulk.prefetch.tensor",
+    flags=f"{_RANKS} L2 global tile {_HINT}",
+    section="cp.async.bulk.prefetch.tensor",
+)
 def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
 
@@ -71,7 +94,9 @@ def read_map(w: object, address: int, rank: int) -> TensorMap:
     return found
 
 
-def signals_of(w: object, address: int, places: list[tuple[Cta, int]], multicast: bool, pair: bool) -> list:
+def signals_of(
+    w: object, address: int, places: list[tuple[Cta, int]], multicast: bool, pair: bool
+) -> list:
     """The mbarriers that a load completes on, one per destination."""
     if not multicast:
         return [find(w, address)]
@@ -81,11 +106,20 @@ def signals_of(w: object, address: int, places: list[tuple[Cta, int]], multicast
     return [w.cluster.cta(cta.rank & ~1 | named).mbarrier(offset) for cta, _ in places]
 
 
+def _per_lane(w: object, operands: tuple) -> Iterator[tuple]:
+    """The operands of every active lane: each issues its own operation."""
+    return zip(*(w.lane_values(value) for value in operands), strict=True)
+
+
 @runtime
-def tensor_load(w: object, rank: int, pair: bool, target: object, tensor: object, barrier: object,
-                mask: object | None, coords: tuple) -> None:
-    lanes = zip(*(w.lane_values(v) for v in (target, tensor, barrier, mask or 0, *coords)), strict=True)
-    for where, map_address, signal, chosen, *position in lanes:
+def tensor_load(
+    w: object, rank: int, target: object, tensor: tuple, barrier: tuple, mask: object | None
+) -> None:
+    """tensor: map address and coordinates; barrier: its address and whether it is a pair's
+    (.cta_group::2); mask: CTAs of a multicast, or None."""
+    signal_address, pair = barrier
+    operands = (target, signal_address, mask or 0, *tensor)
+    for where, signal, chosen, map_address, *position in _per_lane(w, operands):
         tm = read_map(w, map_address, rank)
         places = targets_of(w, where, chosen if mask is not None else None)
         signals = signals_of(w, signal, places, mask is not None, pair)
@@ -107,13 +141,14 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
     w.machine.bytes["tma.load"] += nbytes
     w.machine.bytes["tma.multicast"] += nbytes * (len(places) - 1)
     w.machine.counts["tma.load"] += 1
-    w.machine.issue(w, Work("tma", f"load {'x'.join(map(str, tm.box))} at {position}", run))
+    label = f"load {'x'.join(map(str, tm.box))} at {position}"
+    w.machine.issue(w, Work("tma", label, run, size=nbytes))
 
 
 @runtime
-def tensor_store(w: object, rank: int, tensor: object, source: object, coords: tuple) -> None:
-    lanes = zip(*(w.lane_values(v) for v in (tensor, source, *coords)), strict=True)
-    for map_address, start, *position in lanes:
+def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
+    # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
+    for start, map_address, *position in set(_per_lane(w, (source, *tensor))):
         tm = read_map(w, map_address, rank)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)
         _issue_store(w, tm, tuple(position), start & OFFSET_MASK)
@@ -130,5 +165,6 @@ def _issue_store(w: object, tm: TensorMap, position: tuple, offset: int) -> None
 
     w.machine.bytes["tma.store"] += tm.box_bytes
     w.machine.counts["tma.store"] += 1
-    work = Work("tma", f"store {'x'.join(map(str, tm.box))} at {position}", read, write)
+    label = f"store {'x'.join(map(str, tm.box))} at {position}"
+    work = Work("tma", label, read, write, size=tm.box_bytes)
     bulk_groups(w).add(w.machine.issue(w, work))

@@ -1,4 +1,6 @@
-"""PTX text -> tokens. A token is a tuple (kind, text, line); comments and white space are dropped."""
+"""PTX text -> tokens. A token is a tuple (kind, text, line); comments and white space are
+dropped.
+"""
 
 from __future__ import annotations
 

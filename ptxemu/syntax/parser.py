@@ -1,8 +1,8 @@
 """Tokens -> tree, after the PTX ISA's "Syntax" and "State Spaces, Types, and Variables" chapters.
 
 Names declared inside a nested `{ }` scope are renamed with the scope's number, as inline assembly
-repeats its labels and registers. `.loc` lines are kept as (line -> source) so that a report can name
-the Python line. Unknown directives raise: nothing is skipped unseen.
+repeats its labels and registers. `.loc` lines are kept as (line -> source) so that a report can
+name the Python line. Unknown directives raise: nothing is skipped unseen.
 """
 
 from __future__ import annotations
@@ -12,19 +12,54 @@ import re
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.lexer import Token, tokenize
 from ptxemu.syntax.tree import (
-    Addr, Args, Entry, Imm, Instr, ModuleTree, Not, Pair, Reg, Special, Sym, Variable, Vec,
+    Addr,
+    Args,
+    Entry,
+    Imm,
+    Instr,
+    ModuleTree,
+    Not,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Variable,
+    Vec,
 )
 
 TYPE_BYTES = {
-    "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4,
-    "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16,
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "f16x2": 4,
+    "bf16x2": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+    "b128": 16,
 }
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _TUNING = (
-    ".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".explicitcluster",
-    ".reqnctapercluster", ".maxclusterrank", ".noreturn", ".blocksareclusters",
+    ".maxntid",
+    ".reqntid",
+    ".minnctapersm",
+    ".maxnreg",
+    ".explicitcluster",
+    ".reqnctapercluster",
+    ".maxclusterrank",
+    ".noreturn",
+    ".blocksareclusters",
 )
 _SKIPPED_LINES = (".pragma", ".address_size", ".alias", ".branchtargets", ".callprototype")
 _SPECIAL = re.compile(
@@ -197,7 +232,9 @@ class Parser:
                 return found
             self.next()
 
-    def declarator(self, space: str, type_name: str, vector: int, align: int, extern: bool) -> Variable:
+    def declarator(
+        self, space: str, type_name: str, vector: int, align: int, extern: bool
+    ) -> Variable:
         name = self.next()
         size = TYPE_BYTES[type_name] * vector
         count = 1

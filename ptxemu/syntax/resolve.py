@@ -1,9 +1,9 @@
 """Flat statement list -> basic blocks.
 
 A block starts at a label, after a branch, before an instruction that may park the warp, and before
-the first instruction that needs the lanes of the warp together (within a block the active mask never
-changes, so one check at its start serves them all). A guarded instruction other than a branch becomes
-a branch round a block of its own.
+the first instruction that needs the lanes of the warp together (within a block the active mask
+never changes, so one check at its start serves them all). A guarded instruction other than a branch
+becomes a branch round a block of its own.
 """
 
 from __future__ import annotations
@@ -133,8 +133,15 @@ class _Builder:
 
 def _member_mask(instr: Instr, name: str) -> object:
     """The operand that says which lanes take part, or None where it is all live lanes."""
-    position = {"shfl.sync": 4, "vote.sync": -1, "match.any.sync": 2, "match.all.sync": 2,
-                "redux.sync": 2, "elect.sync": 1, "bar.warp.sync": 0}.get(name)
+    position = {
+        "shfl.sync": 4,
+        "vote.sync": -1,
+        "match.any.sync": 2,
+        "match.all.sync": 2,
+        "redux.sync": 2,
+        "elect.sync": 1,
+        "bar.warp.sync": 0,
+    }.get(name)
     if position is None:
         return None
     operand = instr.operands[position]

@@ -1,7 +1,7 @@
 """The syntax tree: what the parser yields and the resolver and code generator read.
 
-Operands are small frozen dataclasses; an instruction keeps its opcode as written, split at the dots,
-so that an emitter can look at modifiers without a second grammar.
+Operands are small frozen dataclasses; an instruction keeps its opcode as written, split at the
+dots, so that an emitter can look at modifiers without a second grammar.
 """
 
 from __future__ import annotations

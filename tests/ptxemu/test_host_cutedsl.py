@@ -67,6 +67,11 @@ def read(pointer: cute.Pointer, count: cutlass.Int32):
     read_kernel(pointer, count).launch(grid=(1, 1, 1), block=(32, 1, 1))
 
 
+@cute.jit
+def only_host(number: cutlass.Int32):
+    cute.printf("")
+
+
 def compile_scale(options="", function=scale):
     n = cute.sym_int()
     x, y = (make_fake_compact_tensor(cutlass.Float32, (n,)) for _ in range(2))
@@ -140,6 +145,10 @@ def test_several_launches_and_their_attributes(vectors):
     assert (first.cluster, second.cluster) == ((1, 1, 1), (2, 1, 1))
     assert (first.smem_bytes, second.smem_bytes) == (0, 2048)
     assert (first.attributes.pdl, second.attributes.pdl) == (False, True)
+
+
+def test_host_code_without_kernels():
+    assert record(cutedsl.compile(only_host, 3), 4) == []
 
 
 def test_tensor_maps():

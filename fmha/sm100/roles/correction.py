@@ -19,9 +19,7 @@ SWIZZLE_BYTES = 128  # a key row of V is one or more whole 128-byte lines, swizz
 
 
 @cute.jit
-def rescale_output(
-    plan: AttentionPlan, buffers: Buffers, row: Row, shrink: Float32
-) -> None:
+def rescale_output(plan: AttentionPlan, buffers: Buffers, row: Row, shrink: Float32) -> None:
     """O row *= shrink, skipped by a warp none of whose rows needs it.
 
     The caller has waited for the P V before, and signals the P V after: O is at rest.

@@ -18,9 +18,7 @@ LN_2 = math.log(2.0)
 
 
 @cute.jit
-def store_results(
-    plan: AttentionPlan, place: tuple, statistics: tuple, outputs: Outputs
-) -> None:
+def store_results(plan: AttentionPlan, place: tuple, statistics: tuple, outputs: Outputs) -> None:
     """place: (Work, Row, Buffers); statistics: (row_max in units of q.k, row_sum).
 
     A row that saw no key has row_sum 0: O = 0, LSE = row_max = -inf.
@@ -48,17 +46,13 @@ def store_results(
 
 
 @cute.jit
-def read_output(
-    plan: AttentionPlan, work: Work, row: Row, buffers: Buffers
-) -> cute.Tensor:
+def read_output(plan: AttentionPlan, work: Work, row: Row, buffers: Buffers) -> cute.Tensor:
     """This thread's row of O, (D,) fp32; zeros where no P V ever wrote the columns."""
     output = plan.tmem["O"]
     values = cute.make_rmem_tensor(plan.config.head_dim, Float32)
     values.fill(0.0)
     if work.kv_tiles > 0:
         tmem.order_after_wait()
-        tmem.load_row(
-            tmem.tile_at(buffers.tmem, output.begin, output.columns), values, row.thread
-        )
+        tmem.load_row(tmem.tile_at(buffers.tmem, output.begin, output.columns), values, row.thread)
         tmem.wait_loads()
     return values

@@ -58,17 +58,13 @@ class Load:
         cute.copy(load.atom, views[0][None, tile], views[1][None, stage], tma_bar_ptr=barrier)
 
     @cute.jit
-    def partition(
-        self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers
-    ) -> tuple:
+    def partition(self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers) -> tuple:
         """Shared and global views of Q (this tile only), K and V (all tiles of this head)."""
         qk, pv = make_qk_mma(self.plan).get_slice(0), make_pv_mma(self.plan).get_slice(0)
         m, n, d = qk_tile(self.plan)
         gQ = cute.local_tile(q.tensor, (m, d), (work.q_tile, 0, work.head, work.batch))
         gK = cute.local_tile(k.tensor, (n, d), (None, 0, work.kv_head, work.batch))
-        gV = cute.local_tile(
-            v.tensor, pv_tile(self.plan)[1:], (0, None, work.kv_head, work.batch)
-        )
+        gV = cute.local_tile(v.tensor, pv_tile(self.plan)[1:], (0, None, work.kv_head, work.batch))
         tQsQ, tQgQ = tma_views(q, buffers.q, qk.partition_A(gQ))
         tKsK, tKgK = tma_views(k, buffers.k, qk.partition_B(gK))
         tVsV, tVgV = tma_views(v, buffers.v, pv.partition_B(gV))

@@ -81,9 +81,7 @@ class Softmax:
         return Row(thread, position, visible)
 
     @cute.jit
-    def read_scores(
-        self, buffers: Buffers, stage: Int32, row: Row, scores: cute.Tensor
-    ) -> None:
+    def read_scores(self, buffers: Buffers, stage: Int32, row: Row, scores: cute.Tensor) -> None:
         """This thread's row of S[stage] in registers, (tile_n,)."""
         tmem.order_after_wait()
         columns = self.plan.tmem["S0"].columns
@@ -103,9 +101,7 @@ class Softmax:
         return row_max, shrink
 
     @cute.jit
-    def store_p(
-        self, weights: cute.Tensor, buffers: Buffers, stage: Int32, row: Row
-    ) -> None:
+    def store_p(self, weights: cute.Tensor, buffers: Buffers, stage: Int32, row: Row) -> None:
         """Round the weights and start their store over the tail of S[stage], two per column."""
         io = IO_TYPES[self.plan.config.dtype]
         packed_columns = CHUNK * io.width // Float32.width

@@ -1,0 +1,65 @@
+"""Copies of a kernel's PTX with one synchronisation removed each, and what becomes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ptxemu import Deadlock, Options, PtxEmuError
+from ptxemu.host import cutedsl
+from ptxemu.host.emulator import Emulator
+from ptxemu.host.launch_config import LaunchRequest
+
+# kind -> (what one occurrence looks like, what is left of it)
+_WAIT_LOOP = r"mbarrier\.try_wait[^;]*;\s+@P1 bra\.uni DONE;\s+bra\.uni\s+LAB_WAIT;"
+REMOVALS: dict[str, tuple[str, str]] = {
+    "mbarrier wait": (_WAIT_LOOP, ""),
+    "wait::st": (r"tcgen05\.wait::st\.sync\.aligned;", ""),
+    "wait::ld": (r"tcgen05\.wait::ld\.sync\.aligned;", ""),
+    "commit": (r"tcgen05\.commit[^;]*;", ""),
+    "expect_tx count": (r"(mov\.b32\s+(%r\d+), )\d+(;\s+mbarrier\.arrive\.expect_tx[^;]*\2;)", r"\g<1>0\3"),
+    "proxy fence": (r"fence\.proxy\.async[^;]*;", ""),
+    "thread arrival": (r"mbarrier\.arrive\.shared\.b64[^;]*;", ""),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`name`: kind and number of the removed occurrence in the order of the text."""
+
+    name: str
+    ptx: str
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """One mutant for every occurrence of every removal."""
+    for kind, (pattern, remainder) in REMOVALS.items():
+        for number, match in enumerate(re.finditer(pattern, ptx)):
+            left = match.expand(remainder)
+            yield Mutant(f"{kind} {number}", ptx[: match.start()] + left + ptx[match.end() :])
+
+
+def run_text(
+    compiled: Any, arguments: Sequence[Any], ptx: str, options: Options
+) -> None:
+    """Run `compiled` with its kernel text replaced by `ptx`."""
+    emulator = Emulator(options)
+
+    def launcher(request: LaunchRequest) -> Any:
+        return emulator(dataclasses.replace(request, ptx=ptx))
+
+    cutedsl.run(compiled, *arguments, launcher=launcher)
+
+
+def verdict(run: Callable[[], bool]) -> str:
+    """'killed: ...' or 'survived' of one run that returns whether its bits were right."""
+    try:
+        right = run()
+    except Deadlock:
+        return "killed: deadlock"
+    except PtxEmuError as error:
+        return f"killed: {type(error).__name__}"
+    return "survived" if right else "killed: wrong bits"

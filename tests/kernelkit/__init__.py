@@ -1,0 +1,1 @@
+"""Tests of the shared vocabulary, by hand-derived arithmetic."""
