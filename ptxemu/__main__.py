@@ -69,12 +69,9 @@ def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
     """
     if "cutlass" in sys.modules:
         raise RuntimeError("cutlass is already imported: the DSL would not keep its PTX")
-    kept = {*filter(None, os.environ.get("CUTE_DSL_KEEP", "").split(",")), "ptx"}
     with ExitStack() as stack:
         dump_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="ptxemu-"))
-        defaults = {"CUTE_DSL_ARCH": ARCH, "CUTE_DSL_DUMP_DIR": dump_dir}
-        values = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        stack.enter_context(environment({**values, "CUTE_DSL_KEEP": ",".join(sorted(kept))}))
+        stack.enter_context(environment(_dsl_environment(dump_dir)))
         from ptxemu.host.cuda_stubs import stubbed_cuda
         from ptxemu.host.device_view import cpu_as_device
         from ptxemu.host.interception import intercepted
@@ -85,6 +82,17 @@ def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
             stack.enter_context(pretence)
         faulthandler.enable()  # the DSL's own handler would hide where Python was
         yield
+
+
+def _dsl_environment(dump_dir: str) -> dict[str, str]:
+    """What makes the DSL target sm_100a and keep its PTX, besides what the user has set."""
+    values = {}
+    for prefix in ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL"):
+        kept = {*filter(None, os.environ.get(f"{prefix}_KEEP", "").split(",")), "ptx"}
+        values[f"{prefix}_KEEP"] = ",".join(sorted(kept))
+        for name, default in (("ARCH", ARCH), ("DUMP_DIR", dump_dir)):
+            values[f"{prefix}_{name}"] = os.environ.get(f"{prefix}_{name}", default)
+    return values
 
 
 def _run_script(script: str, arguments: list[str], *, is_module: bool) -> None:

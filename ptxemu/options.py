@@ -17,7 +17,8 @@ class Options:
                 'adversarial': asynchronous work as late as the memory model allows; TMEM reads at
                 the last allowed moment; generic-proxy SMEM writes unseen by the async proxy until a
                 proxy fence.
-    seed        of the random and adversarial policies.
+    seed        of the random and adversarial policies; adversarial delays TMA most with an even
+                seed and the tensor core most with an odd one.
     limit       seconds: a launch estimated above it raises LimitExceeded; None: no limit.
     trace       record a timeline (`LaunchReport.trace`).
     resident    clusters resident at first; more join when all resident ones are stuck.

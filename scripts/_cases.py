@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fmha import AttentionConfig, attention
-from fmha.plan import make_plan
+from fmha.plan import AttentionPlan, make_plan
 from kernelkit.launch import emulation
 from ptxemu import LaunchReport, Options
 
@@ -86,12 +86,16 @@ def attend(
     return outputs, [launch for report in emulated.reports for launch in report.launches]
 
 
+def plan_of(case: Case) -> AttentionPlan:
+    """The plan of the config that `attention` chooses for the case."""
+    return make_plan(AttentionConfig(head_dim=case.head_dim, dtype=case.dtype, mask=case.mask))
+
+
 def role_of_warp(case: Case) -> dict[int, str]:
     """Warp index -> name of its role, in the order of the plan."""
-    plan = make_plan(AttentionConfig(head_dim=case.head_dim, dtype=case.dtype, mask=case.mask))
     return {
         warp: role.name
-        for role in plan.roles.roles
+        for role in plan_of(case).roles.roles
         for warp in range(role.first_warp, role.first_warp + role.warps)
     }
 

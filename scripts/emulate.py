@@ -10,7 +10,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from _cases import Case, add_case_arguments, attend, case_of, instructions_by_role, role_of_warp
+from _cases import (
+    Case,
+    add_case_arguments,
+    attend,
+    case_of,
+    instructions_by_role,
+    plan_of,
+    role_of_warp,
+)
+from _names import named
 from ptxemu.options import POLICIES, Options
 from ptxemu.report import LaunchReport
 from timeline_png import draw
@@ -54,10 +63,11 @@ def main() -> int:
     print_counts(case, launches[0])
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     trace, picture = arguments.out.with_suffix(".json"), arguments.out.with_suffix(".png")
-    launches[0].trace.to_perfetto(trace)
+    timeline = named(launches[0].trace, plan_of(case))
+    timeline.to_perfetto(trace)
     roles = {f"warp {warp}": role for warp, role in role_of_warp(case).items()}
     title = f"fmha forward, {case}, {arguments.policy}"
-    draw(launches[0].trace, picture, title=title, cta=arguments.cta, roles=roles)
+    draw(timeline, picture, title=title, cta=arguments.cta, roles=roles)
     print(f"wrote {trace} (ui.perfetto.dev opens it) and {picture}")
     return 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -31,7 +32,7 @@ COLOURS = {
 OTHER = "#B0A080"
 LABELS = {"compute": "computing", "tma": "TMA", "mma": "tensor core", "wait": "waiting"}
 ROW_HEIGHT = 0.74
-LABEL_SHARE = 0.035  # a span this wide, as a share of the picture, carries its name
+CHARACTERS = 140  # of a span's name that fit into the width of the picture
 
 
 def draw(
@@ -63,7 +64,7 @@ def draw(
 def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
     start, end = min(s.start for s in spans), max(s.end for s in spans)
     for row, agent in enumerate(agents):
-        own = [span for span in spans if span.agent == agent]
+        own = _joined([span for span in spans if span.agent == agent])
         axes.broken_barh(
             [(span.start, span.end - span.start) for span in own],
             (row - ROW_HEIGHT / 2, ROW_HEIGHT),
@@ -72,17 +73,31 @@ def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
             linewidth=0.4,
         )
         for span in own:
-            if span.end - span.start > LABEL_SHARE * (end - start):
-                _name_span(axes, span, row)
+            name = span.name.removeprefix("wait ")  # the colour says that it waits
+            if len(name) <= CHARACTERS * (span.end - span.start) / (end - start):
+                _name_span(axes, span, name, row)
     axes.set_xlim(start, end)
     axes.set_ylim(len(agents) - 0.4, -0.6)
 
 
-def _name_span(axes: Axes, span: Span, row: int) -> None:
+def _joined(spans: list[Span]) -> list[Span]:
+    """Neighbours without a gap that do the same, such as the MMAs of one product, as one span."""
+    joined: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = joined[-1] if joined else None
+        same = last and (last.name, last.category) == (span.name, span.category)
+        if same and span.start <= last.end:
+            joined[-1] = replace(last, end=max(last.end, span.end))
+        else:
+            joined.append(span)
+    return joined
+
+
+def _name_span(axes: Axes, span: Span, name: str, row: int) -> None:
     axes.text(
         (span.start + span.end) / 2,
         row,
-        span.name,
+        name,
         ha="center",
         va="center",
         fontsize=6.5,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 
 import numpy as np
 
 from ptxemu.numerics import approx, arith, conversions, formats, half, integers, rounding
 
-_PACK_F32, _PACK_U32 = struct.Struct("<f"), struct.Struct("<I")
-_PACK_F64, _PACK_U64 = struct.Struct("<d"), struct.Struct("<Q")
 _DTYPES = {
     "BOOL": np.bool_,
     "U16": np.uint16,
@@ -34,22 +31,6 @@ LANES = np.arange(32, dtype=np.uint32)
 BITS = (np.uint32(1) << LANES).astype(np.uint32)
 for _array in (*ZEROS.values(), LANES, BITS):
     _array.setflags(write=False)
-
-
-def bits_f32(bits: int) -> float:
-    return _PACK_F32.unpack(_PACK_U32.pack(bits))[0]
-
-
-def f32_bits(value: float) -> int:
-    return _PACK_U32.unpack(_PACK_F32.pack(value))[0]
-
-
-def bits_f64(bits: int) -> float:
-    return _PACK_F64.unpack(_PACK_U64.pack(bits))[0]
-
-
-def f64_bits(value: float) -> int:
-    return _PACK_U64.unpack(_PACK_F64.pack(value))[0]
 
 
 def signed16(x: int) -> int:
@@ -97,8 +78,8 @@ def bits_mask(bits: int) -> np.ndarray:
 
 
 def round32(value: float) -> float:
-    """A Python float rounded to f32."""
-    return float(np.float32(value))
+    """A Python float rounded to f32; NaN becomes the canonical one."""
+    return float(np.float32(value)) if value == value else NAN
 
 
 def pack16(low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -7,15 +7,17 @@ plain list; the others in a dictionary.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 
 from ptxemu.codegen import namespace
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
-from ptxemu.codegen.values import DTYPE, Value, literal
-from ptxemu.errors import PtxEmuError, UnsupportedPtx
+from ptxemu.codegen.values import DTYPE, Value
+from ptxemu.errors import PtxEmuError
 from ptxemu.ops import registry
 from ptxemu.syntax.resolve import Block, build_blocks, liveness
 from ptxemu.syntax.tree import Entry, Instr
@@ -56,10 +58,7 @@ class Layout:
                 shared = _align(shared, variable.align)
                 self.symbols[variable.name] = ("shared", shared)
                 shared += variable.nbytes
-            else:
-                raise UnsupportedPtx(
-                    f"variable {variable.name} in .{variable.space} inside a kernel"
-                )
+            # any other (a .param of a call sequence) has no address: its use is refused
         if dynamic:
             shared = _align(shared, max(v.align for v in dynamic))
             for variable in dynamic:
@@ -200,6 +199,8 @@ class Program:
         wanted = tuple(value for _, _, value in stores) + ((guard,) if guard is not None else ())
         writer.require(wanted)
         condition = None if guard is None else writer.expr(guard)
+        for _, _, value in stores:  # read every register before any is written
+            writer.expr(value)
         for store in stores:
             writer.line(self._store(writer, lower.partial, nonuniform, *store))
         writer.line(self._terminator(condition, lower.block, guard, lower.partial))
@@ -208,11 +209,23 @@ class Program:
         """The instruction that generated code was executing, from an exception's traceback."""
         found = None
         while traceback is not None:
-            instrs = self.lines.get(traceback.tb_frame.f_code.co_filename)
-            if instrs is not None:
-                found = instrs[traceback.tb_lineno - 2]
+            found = self._instruction(traceback.tb_frame, traceback.tb_lineno) or found
             traceback = traceback.tb_next
         return found
+
+    def running_instruction(self) -> Instr | None:
+        """The instruction that the innermost generated function is executing now."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            found = self._instruction(frame, frame.f_lineno)
+            if found is not None:
+                return found
+            frame = frame.f_back
+        return None
+
+    def _instruction(self, frame: FrameType, line: int) -> Instr | None:
+        instrs = self.lines.get(frame.f_code.co_filename)
+        return instrs[line - 2] if instrs is not None else None
 
     def _store(
         self,
@@ -223,7 +236,7 @@ class Program:
         slot: int,
         value: Value,
     ) -> str:
-        text = literal(value) if value.const is not None else writer.expr(value)
+        text = writer.expr(value)
         dtype = DTYPE[value.type]
         always = self.registers.always_varying(name)
         if partial == 2:

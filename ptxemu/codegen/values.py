@@ -36,6 +36,8 @@ DTYPE = {
     "s64": "I64",
     "f64": "F64",
 }
+_F32, _U32 = struct.Struct("<f"), struct.Struct("<I")
+_F64, _U64 = struct.Struct("<d"), struct.Struct("<Q")
 UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
 
 
@@ -87,19 +89,26 @@ class Node:
 
 def bits_of_float(value: float) -> int:
     """The 32 bits of a Python float that holds an f32."""
-    return struct.unpack("<I", struct.pack("<f", value))[0]
+    if value != value:  # C's conversion would make a signalling NaN quiet
+        bits = bits_of_double(value)
+        return bits >> 63 << 31 | 0x7F800000 | (bits >> 29 & 0x7FFFFF or 0x400000)
+    return _U32.unpack(_F32.pack(value))[0]
 
 
 def float_of_bits(bits: int) -> float:
-    return struct.unpack("<f", struct.pack("<I", bits))[0]
+    """The f32 with these bits; a NaN keeps its payload, in the upper bits of the double's."""
+    value = _F32.unpack(_U32.pack(bits))[0]
+    if value != value:
+        return double_of_bits(bits >> 31 << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29)
+    return value
 
 
 def bits_of_double(value: float) -> int:
-    return struct.unpack("<Q", struct.pack("<d", value))[0]
+    return _U64.unpack(_F64.pack(value))[0]
 
 
 def double_of_bits(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<Q", bits))[0]
+    return _F64.unpack(_U64.pack(bits))[0]
 
 
 def constant(bits: int, type_: str) -> Value:
@@ -122,7 +131,8 @@ def literal(value: Value) -> str:
     number = value.const
     if isinstance(number, float):
         if math.isnan(number):
-            return "NAN"
+            bits = (bits_of_float if value.type == "f32" else bits_of_double)(number)
+            return f"bits_{value.type}({bits:#x})"
         if math.isinf(number):
             return "INF" if number > 0 else "(-INF)"
     text = repr(number)

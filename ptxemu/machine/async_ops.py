@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ptxemu.errors import PtxEmuError
+from ptxemu.syntax.tree import Instr
+
 
 class Work:
     """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"), for counts and
     the timeline; a store has a second step, which writes what the first one read."""
 
-    __slots__ = ("unit", "label", "steps", "size", "queue")
+    __slots__ = ("unit", "label", "steps", "size", "queue", "instr", "warp")
 
     def __init__(self, unit: str, label: str, *steps: Callable[[], None], size: int = 0) -> None:
         self.unit = unit
@@ -23,9 +26,16 @@ class Work:
         self.steps = list(steps)
         self.size = size  # bytes, or floating-point operations
         self.queue: WorkQueue | None = None
+        self.instr: Instr | None = None  # who issued it, where it can outlive the instruction
+        self.warp = ""
 
     def advance(self) -> None:
-        self.steps.pop(0)()
+        try:
+            self.steps.pop(0)()
+        except PtxEmuError as error:
+            if self.instr is not None:
+                error.at(line=self.instr.line, text=self.instr.text, where=self.warp)
+            raise
 
 
 class WorkQueue:
@@ -61,6 +71,11 @@ class AsyncUnits:
     def run_one(self, position: int = -1) -> None:
         """Run the next step of the head of one open queue."""
         self.run_head(self.open[position])
+
+    def run_starving(self, unit: str) -> None:
+        """Run one step, newest queue first, of any unit but `unit` while there is one."""
+        others = [queue for queue in self.open if queue.works[0].unit != unit]
+        self.run_head(others[-1] if others else self.open[-1])
 
     def run_head(self, queue: WorkQueue) -> None:
         work = queue.works[0]
@@ -104,6 +119,5 @@ class BulkGroups:
         for group in list(self.groups)[: max(oldest, 0)]:
             for work in group:
                 self.units.force(work, steps_left=1 if read_only else 0)
-        if not read_only:
-            for _ in range(max(oldest, 0)):
-                self.groups.popleft()
+        while self.groups and not any(work.steps for work in self.groups[0]):
+            self.groups.popleft()

@@ -136,6 +136,8 @@ class Machine:
 
     def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
         """Hand asynchronous work over to its unit."""
+        if not self.units.eager:
+            work.instr, work.warp = self.program.running_instruction(), w.name()
         if self.timeline:
             self._time(w, work)
         return self.units.issue(work, queue)

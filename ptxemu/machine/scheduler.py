@@ -138,11 +138,10 @@ class Scheduler:
     # -- nothing can move -------------------------------------------------------------------
 
     def _unstick(self) -> None:
-        if self.units.open:
-            position = -1
-            if self.options.policy == "random":
-                position = self.random.randrange(len(self.units.open))
-            self.units.run_one(position)
+        if self.units.open and self.options.policy == "adversarial":
+            self.units.run_starving(("tma", "tensor core")[self.options.seed % 2])
+        elif self.units.open:
+            self.units.run_one(self.random.randrange(len(self.units.open)))
         elif not self._launch_more() and not self._time_out():
             raise Deadlock(self._report("no warp can go on"))
 

@@ -15,6 +15,7 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     fences,
     floats,
     integers,
+    integers_extended,
     load_store,
     mbarrier,
     move,

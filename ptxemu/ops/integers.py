@@ -8,12 +8,13 @@ the width's mask.
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import DTYPE, Value
+from ptxemu.codegen.values import DTYPE, Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Imm, Instr
 
 _INT = "u16 s16 u32 s32 u64 s64"
+_PERMUTE_MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
 
 
 def unsigned(ptx_type: str) -> str:
@@ -38,7 +39,7 @@ def sub(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], wrapping(c, f.type, "{0} - {1}", "{t0} - {t1}", *i.operands[1:]))
 
 
-def _product(c: Lower, f: Match, a: object, b: object) -> Value:
+def product(c: Lower, f: Match, a: object, b: object) -> Value:
     """mul and mad's product: .lo wraps, .wide doubles the width, .hi keeps the upper half."""
     width = type_width(f.type)
     if "wide" in f.flags:
@@ -69,12 +70,12 @@ def _product(c: Lower, f: Match, a: object, b: object) -> Value:
 
 @op("mul", types=_INT, flags="lo hi wide", section="mul")
 def mul(c: Lower, i: Instr, f: Match) -> None:
-    c.dst(i.operands[0], _product(c, f, *i.operands[1:]))
+    c.dst(i.operands[0], product(c, f, *i.operands[1:]))
 
 
 @op("mad", types=_INT, flags="lo hi wide", section="mad")
 def mad(c: Lower, i: Instr, f: Match) -> None:
-    product = _product(c, f, *i.operands[1:3])
+    product = product(c, f, *i.operands[1:3])
     kind = unsigned(product.type)
     product = c.convert(product, kind)
     addend = c.src(i.operands[3], kind)
@@ -198,7 +199,7 @@ def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
     scalar += f" & {(1 << width) - 1:#x})" if symbol == "<<" else ")"
     name = "shl" if symbol == "<<" else "shr"
     signed = ", signed=True" if kind[0] == "s" else ""
-    vector = f"integers.{name}({{0}}, {{1}}, width={width}{signed})"
+    vector = f"integers.{name}({{0}}, np.minimum({{1}}, {width}), width={width}{signed})"
     c.dst(
         i.operands[0],
         c.pure(
@@ -238,8 +239,11 @@ def lop3(c: Lower, i: Instr, f: Match) -> None:
         if table >> k & 1:
             a, b, d = (f"{'' if k >> s & 1 else '~'}{{{n}}}" for n, s in ((0, 2), (1, 1), (2, 0)))
             terms.append(f"({a} & {b} & {d})")
+    if not terms:
+        c.dst(i.operands[0], constant(0, "u32"))
+        return
     values = [c.src(operand, "u32") for operand in i.operands[1:4]]
-    text = " | ".join(terms) or "({0} & 0)"
+    text = " | ".join(terms)
     typed = text
     for n in range(3):
         typed = typed.replace(f"{{{n}}}", f"{{t{n}}}")
@@ -308,11 +312,10 @@ def insert(c: Lower, i: Instr, f: Match) -> None:
     )
 
 
-@op("prmt", types="b32", flags="f4e b4e rc8 ecl ecr rc16", section="prmt")
+@op("prmt", types="b32", section="prmt")
+@op(" ".join(f"prmt.b32.{mode}" for mode in _PERMUTE_MODES), section="prmt")
 def permute(c: Lower, i: Instr, f: Match) -> None:
-    mode = next(iter(f.flags), "")
+    mode = f.form.name.removeprefix("prmt").removeprefix(".b32.")
     values = [c.src(operand, "u32") for operand in i.operands[1:]]
-    c.dst(
-        i.operands[0],
-        c.pure("u32", None, f"integers.prmt({{0}}, {{1}}, {{2}}, '{mode}')", *values, wide=False),
-    )
+    text = f"integers.prmt({{0}}, {{1}}, {{2}}, mode='{mode}')"
+    c.dst(i.operands[0], c.pure("u32", None, text, *values))

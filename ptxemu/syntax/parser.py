@@ -12,6 +12,7 @@ import re
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.lexer import Token, tokenize
 from ptxemu.syntax.tree import (
+    CARRY,
     Addr,
     Args,
     Entry,
@@ -268,6 +269,7 @@ class Parser:
         line = self.line
         self.next()
         entry = Entry(self.next(), line=line)
+        entry.registers[CARRY] = "b32"
         self.entry = entry
         if self.accept("("):
             while not self.accept(")"):

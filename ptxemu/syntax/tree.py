@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 
+CARRY = "CC.CF"  # the condition-code register of add.cc and its like; no PTX register is called so
+
+
 @dataclass(frozen=True, slots=True)
 class Reg:
     """A virtual register, by its scope-resolved name."""

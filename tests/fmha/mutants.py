@@ -13,14 +13,15 @@ from ptxemu.host import cutedsl
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.launch_config import LaunchRequest
 
-# kind -> (what one occurrence looks like, what is left of it)
 _WAIT_LOOP = r"mbarrier\.try_wait[^;]*;\s+@P1 bra\.uni DONE;\s+bra\.uni\s+LAB_WAIT;"
+_EXPECT_TX = r"(mov\.b32\s+(%r\d+), )\d+(;\s+mbarrier\.arrive\.expect_tx[^;]*\2;)"
+
+# kind -> (what one occurrence looks like, what is left of it)
 REMOVALS: dict[str, tuple[str, str]] = {
     "mbarrier wait": (_WAIT_LOOP, ""),
     "wait::st": (r"tcgen05\.wait::st\.sync\.aligned;", ""),
-    "wait::ld": (r"tcgen05\.wait::ld\.sync\.aligned;", ""),
     "commit": (r"tcgen05\.commit[^;]*;", ""),
-    "expect_tx count": (r"(mov\.b32\s+(%r\d+), )\d+(;\s+mbarrier\.arrive\.expect_tx[^;]*\2;)", r"\g<1>0\3"),
+    "expect_tx count": (_EXPECT_TX, r"\g<1>0\3"),
     "proxy fence": (r"fence\.proxy\.async[^;]*;", ""),
     "thread arrival": (r"mbarrier\.arrive\.shared\.b64[^;]*;", ""),
 }
@@ -28,10 +29,16 @@ REMOVALS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """`name`: kind and number of the removed occurrence in the order of the text."""
+    """`number`: which occurrence of `kind` is removed, in the order of the text."""
 
-    name: str
+    kind: str
+    number: int
     ptx: str
+
+    @property
+    def name(self) -> str:
+        """As survivors are listed."""
+        return f"{self.kind} {self.number}"
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:
@@ -39,12 +46,10 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     for kind, (pattern, remainder) in REMOVALS.items():
         for number, match in enumerate(re.finditer(pattern, ptx)):
             left = match.expand(remainder)
-            yield Mutant(f"{kind} {number}", ptx[: match.start()] + left + ptx[match.end() :])
+            yield Mutant(kind, number, ptx[: match.start()] + left + ptx[match.end() :])
 
 
-def run_text(
-    compiled: Any, arguments: Sequence[Any], ptx: str, options: Options
-) -> None:
+def run_text(compiled: Any, arguments: Sequence[Any], ptx: str, options: Options) -> None:
     """Run `compiled` with its kernel text replaced by `ptx`."""
     emulator = Emulator(options)
 

@@ -1,0 +1,119 @@
+"""Runs a test program on a GPU: the PTX text goes to the driver through cuda-python, unchanged.
+
+Every failed call of the driver raises RuntimeError with its name and error. Without a GPU, or without
+cuda-python, `run` skips the test.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from tests.ptxemu.ptx_program import Buffer, Map, Program
+
+
+@lru_cache(maxsize=1)
+def _context() -> object:
+    """The driver module with device 0's primary context current; skips where there is none."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
+        pytest.skip("no GPU")
+    device = _call(driver.cuDeviceGet, 0)
+    _call(driver.cuCtxSetCurrent, _call(driver.cuDevicePrimaryCtxRetain, device))
+    return driver
+
+
+def _call(function: object, *arguments: object) -> object:
+    """One driver call: its result, alone where there is one."""
+    error, *results = function(*arguments)
+    if int(error):
+        raise RuntimeError(f"{function.__name__}: {error}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def run(program: Program) -> dict[str, np.ndarray]:
+    """The outputs after one launch on device 0."""
+    driver = _context()
+    module = _call(driver.cuModuleLoadData, program.text.encode() + b"\0")
+    addresses: dict[str, object] = {}
+    try:
+        for buffer in program.buffers():
+            addresses[buffer.name] = _upload(driver, buffer.data)
+        _launch(driver, program, _kernel(driver, module), addresses)
+        _call(driver.cuCtxSynchronize)
+        return {buffer.name: _download(driver, addresses[buffer.name], buffer.data)
+                for buffer in program.outputs()}
+    finally:
+        for address in addresses.values():
+            _call(driver.cuMemFree, address)
+        _call(driver.cuModuleUnload, module)
+
+
+def _kernel(driver: object, module: object) -> object:
+    """The only kernel of the module."""
+    count = _call(driver.cuModuleGetFunctionCount, module)
+    if count != 1:
+        raise RuntimeError(f"the module has {count} kernels, not one")
+    return _call(driver.cuModuleEnumerateFunctions, 1, module)[0]
+
+
+def _upload(driver: object, data: np.ndarray) -> object:
+    address = _call(driver.cuMemAlloc, max(data.nbytes, 16))
+    _call(driver.cuMemcpyHtoD, address, data.ctypes.data, data.nbytes)
+    return address
+
+
+def _download(driver: object, address: object, like: np.ndarray) -> np.ndarray:
+    out = np.empty_like(like)
+    _call(driver.cuMemcpyDtoH, out.ctypes.data, address, out.nbytes)
+    return out
+
+
+def _launch(driver: object, program: Program, kernel: object, addresses: dict[str, object]) -> None:
+    """cuLaunchKernelEx with the cluster attribute; parameters are passed by their raw bytes."""
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _call(driver.cuFuncSetAttribute, kernel, attribute, program.smem)
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = _padded(program.grid)
+    config.blockDimX, config.blockDimY, config.blockDimZ = _padded(program.block)
+    config.sharedMemBytes = program.smem
+    cluster = driver.CUlaunchAttribute()
+    cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    dims = cluster.value.clusterDim
+    dims.x, dims.y, dims.z = _padded(program.cluster)
+    config.attrs, config.numAttrs = [cluster], 1
+    blocks = [_raw(driver, param, addresses) for param in program.params]
+    pointers = np.array([block.ctypes.data for block in blocks], np.uint64)
+    _call(driver.cuLaunchKernelEx, config, kernel, pointers.ctypes.data, 0)
+
+
+def _padded(dims: tuple[int, ...]) -> tuple[int, ...]:
+    return (*dims, 1, 1)[:3]
+
+
+def _raw(driver: object, param: Buffer | Map, addresses: dict[str, object]) -> np.ndarray:
+    """The bytes of one kernel parameter."""
+    if isinstance(param, Buffer):
+        return np.array([int(addresses[param.name])], np.uint64)
+    return _tensor_map(driver, param, addresses[param.of])
+
+
+def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
+    """The 128 bytes that cuTensorMapEncodeTiled makes."""
+    names = {"u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "f16": "FLOAT16",
+             "f32": "FLOAT32", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f64": "FLOAT64"}
+    kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    rank, wrapped = len(tensor.dims), driver.cuuint64_t
+    encoded = _call(
+        driver.cuTensorMapEncodeTiled,
+        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{names[tensor.dtype]}"), rank, address,
+        [wrapped(size) for size in tensor.dims], [wrapped(size) for size in tensor.strides()],
+        [driver.cuuint32_t(size) for size in tensor.box], [driver.cuuint32_t(1)] * rank,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(modes, f"CU_TENSOR_MAP_SWIZZLE_{tensor.swizzle.upper()}"),
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return np.array([int(word) for word in encoded.opaque], np.uint64)
