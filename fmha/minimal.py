@@ -75,12 +75,12 @@ def exponentiate(
     a larger maximum makes of sums taken under the old one.
     """
     old_max, row_sum = statistics
-    for column in cutlass.range_constexpr(TILE_N):
+    for column in cutlass.range(TILE_N, unroll_full=True):
         scores[column] = scores[column] if column < visible else -Float32.inf
     row_max = scores.load().reduce(cute.ReductionOp.MAX, old_max, 0)
     shrink = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
     row_sum = row_sum * shrink
-    for column in cutlass.range_constexpr(TILE_N):
+    for column in cutlass.range(TILE_N, unroll_full=True):
         scores[column] = cute.math.exp2((scores[column] - row_max) * scale_log2, fastmath=True)
         row_sum = row_sum + scores[column]
     return row_max, row_sum, shrink
@@ -191,8 +191,7 @@ def kernel(
         tmem.order_after_wait()
         tmem.load_row(rows_o, product, thread)
         tmem.wait_loads()
-        for column in cutlass.range_constexpr(HEAD_DIM):
-            output[column] = output[column] * shrink + product[column]
+        output.store(output.load() * shrink + product.load())
         tmem.order_before_signal()
         cute.arch.sync_threads()  # every row has been read before the next step overwrites
 

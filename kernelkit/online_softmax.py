@@ -55,7 +55,7 @@ def exponentiate(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> 
     if row_max == -Float32.inf:
         finite_max = Float32(0.0)
     shift = -finite_max * scale_log2
-    for pair in cutlass.range_constexpr(0, cute.size(scores), 2):
+    for pair in cutlass.range(0, cute.size(scores), 2, unroll_full=True):
         low, high = cute.arch.fma_packed_f32x2(
             (scores[pair], scores[pair + 1]), (scale_log2, scale_log2), (shift, shift)
         )

@@ -7,10 +7,13 @@ the whole kernel in analysis mode, where only register uses, types and dependenc
 
 from __future__ import annotations
 
+from ptxemu.codegen.blocks import Block
 from ptxemu.codegen.registers import RegisterFile
+from ptxemu.codegen.special import SPECIALS
 from ptxemu.codegen.values import (
     DTYPE,
     UNSIGNED,
+    VARYING,
     WIDTH,
     Node,
     Value,
@@ -20,7 +23,6 @@ from ptxemu.codegen.values import (
     convert_templates,
 )
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.syntax.resolve import Block
 from ptxemu.syntax.tree import Addr, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
 
 NATURAL = {1: "pred", 8: "u16", 16: "u16", 32: "u32", 64: "u64"}
@@ -185,8 +187,6 @@ class Lower:
         return constant(operand.value, type_)
 
     def _special(self, name: str) -> Value:
-        from ptxemu.ops.special import SPECIALS
-
         if name not in self._specials:
             if name not in SPECIALS:
                 raise UnsupportedPtx(f"special register {name} is not supported")
@@ -387,9 +387,6 @@ class Lower:
         if isinstance(operand, Pair):
             return (operand.first, operand.second)
         return (operand,)
-
-
-VARYING = "varying!"  # marks a dependence on something that differs between lanes by nature
 
 
 class Late:

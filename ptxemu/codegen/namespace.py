@@ -6,6 +6,12 @@ import math
 
 import numpy as np
 
+from ptxemu.codegen.values import (
+    bits_of_double,
+    bits_of_float,
+    double_of_bits,
+    float_of_bits,
+)
 from ptxemu.numerics import approx, arith, conversions, formats, half, integers, rounding
 
 _DTYPES = {
@@ -27,6 +33,7 @@ ZEROS = {
     "f32": np.zeros(32, np.float32),
     "f64": np.zeros(32, np.float64),
 }
+NAN = float_of_bits(0x7FFFFFFF)  # what f32 arithmetic yields, as a Python float
 LANES = np.arange(32, dtype=np.uint32)
 BITS = (np.uint32(1) << LANES).astype(np.uint32)
 for _array in (*ZEROS.values(), LANES, BITS):
@@ -97,7 +104,11 @@ GLOBALS = {
     **_DTYPES,
     "np": np,
     "INF": math.inf,
-    "NAN": math.nan,
+    "NAN": NAN,
+    "bits_f32": float_of_bits,
+    "f32_bits": bits_of_float,
+    "bits_f64": double_of_bits,
+    "f64_bits": bits_of_double,
     "LANES": LANES,
     "BITS": BITS,
     "arith": arith,
@@ -111,10 +122,6 @@ GLOBALS = {
     **{
         function.__name__: function
         for function in (
-            bits_f32,
-            f32_bits,
-            bits_f64,
-            f64_bits,
             signed16,
             signed32,
             signed64,

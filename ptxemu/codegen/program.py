@@ -13,13 +13,13 @@ from collections.abc import Callable
 from types import FrameType
 
 from ptxemu.codegen import namespace
+from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError
 from ptxemu.ops import registry
-from ptxemu.syntax.resolve import Block, build_blocks, liveness
 from ptxemu.syntax.tree import Entry, Instr
 
 PARKED = -1  # the block could not go on; run it again when woken

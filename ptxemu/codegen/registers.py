@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.values import VARYING, Value
 from ptxemu.errors import UnsupportedPtx
 
 _WIDTH = {
@@ -132,8 +132,6 @@ class RegisterFile:
         """Registers that depend, through any definition, on something that differs between
         lanes.
         """
-        from ptxemu.codegen.lower import VARYING
-
         users: dict[str, list[str]] = defaultdict(list)
         for name, deps in self._deps.items():
             for dep in deps:

@@ -39,6 +39,7 @@ DTYPE = {
 _F32, _U32 = struct.Struct("<f"), struct.Struct("<I")
 _F64, _U64 = struct.Struct("<d"), struct.Struct("<Q")
 UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
+VARYING = "varying!"  # a dependence on something that differs between lanes by nature
 
 
 class Value:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds, UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta
-from ptxemu.machine.memory import _FIRST
+from ptxemu.machine.memory import FIRST_ADDRESS
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
 LOCAL_WINDOW = 1 << 57
@@ -44,7 +44,7 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     _require_aligned(address, size * count, space)
     if space == "global":
         w.machine.memory.check(address, address + size * count, write)
-        return w.machine.memory.views[size], (address - _FIRST) // size
+        return w.machine.memory.views[size], (address - FIRST_ADDRESS) // size
     if space == "param":
         block = w.machine.params
         if address + size * count > len(block):

@@ -22,11 +22,13 @@ MAX_NAMED_BARRIERS = 16
 
 
 class NamedBarrier:
-    """bar / barrier.cta: counts threads, warp by warp."""
+    """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
+    CTA that has not exited."""
 
-    __slots__ = ("count", "arrived", "waiters", "time")
+    __slots__ = ("cta", "count", "arrived", "waiters", "time")
 
-    def __init__(self) -> None:
+    def __init__(self, cta: Cta) -> None:
+        self.cta = cta
         self.count = 0
         self.arrived = 0
         self.waiters: list = []
@@ -41,11 +43,18 @@ class NamedBarrier:
             )
         self.count = count
         self.arrived += threads
-        if self.arrived > count:
+        if self.arrived > self.expected():
             raise HardwareRefusal(
-                f"barrier {ident}: {self.arrived} threads arrived, {count} expected"
+                f"barrier {ident}: {self.arrived} threads arrived, {self.expected()} expected"
             )
-        if self.arrived < count:
+        return self.complete_if_all()
+
+    def expected(self) -> int:
+        return self.count or 32 * self.cta.live_warps
+
+    def complete_if_all(self) -> bool:
+        """Wake the waiters if everyone expected has arrived."""
+        if not self.arrived or self.arrived < self.expected():
             return False
         self.arrived = 0
         waiters, self.waiters = self.waiters, []
@@ -115,7 +124,7 @@ class Cta:
     def barrier(self, ident: int) -> NamedBarrier:
         if not 0 <= ident < MAX_NAMED_BARRIERS:
             raise HardwareRefusal(f"barrier {ident}; must be 0..{MAX_NAMED_BARRIERS - 1}")
-        return self.barriers.setdefault(ident, NamedBarrier())
+        return self.barriers.setdefault(ident, NamedBarrier(self))
 
     def check(self, offset: int, nbytes: int) -> None:
         """[offset, offset + nbytes) must lie in this CTA's shared memory."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds
 
-_FIRST = 1 << 16  # below: never mapped
+FIRST_ADDRESS = 1 << 16  # below: never mapped
 _LIMIT = 1 << 47  # user addresses of x86-64 and most aarch64 processes end here
 _MAPS = Path("/proc/self/maps")
 
@@ -65,7 +65,7 @@ class GlobalMemory:
         self._whole_process = allowed is None
         self._extra: list[Range] = []
         self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
-        space = (ctypes.c_uint8 * (_LIMIT - _FIRST)).from_address(_FIRST)
+        space = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
         self.views = {
             size: bytes_.view(dtype)
@@ -127,12 +127,12 @@ class GlobalMemory:
         """One element of `size` bytes, as an int."""
         self._aligned(address, size)
         self.check(address, address + size, False)
-        return int(self.views[size][(address - _FIRST) // size])
+        return int(self.views[size][(address - FIRST_ADDRESS) // size])
 
     def store(self, address: int, size: int, value: int) -> None:
         self._aligned(address, size)
         self.check(address, address + size, True)
-        self.views[size][(address - _FIRST) // size] = value
+        self.views[size][(address - FIRST_ADDRESS) // size] = value
 
     def gather(self, addresses: np.ndarray, size: int, count: int) -> np.ndarray:
         """`count` consecutive elements at each address (uint64, 1-d) -> uint [count, n]."""
@@ -155,7 +155,7 @@ class GlobalMemory:
             int(np.bitwise_or.reduce(signed)), size * count if count in (1, 2, 4, 8) else size
         )
         self._check_each(signed, size * count, write)
-        return (signed - _FIRST) // size
+        return (signed - FIRST_ADDRESS) // size
 
     def read_rows(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """n rows of `nbytes` bytes -> uint8 (n, nbytes)."""
@@ -163,7 +163,9 @@ class GlobalMemory:
             return np.empty((0, nbytes), np.uint8)
         self._check_each(addresses, nbytes, False)
         size, view = self._widest(addresses, nbytes)
-        index = ((addresses.astype(np.int64) - _FIRST) // size)[:, None] + np.arange(nbytes // size)
+        index = ((addresses.astype(np.int64) - FIRST_ADDRESS) // size)[:, None] + np.arange(
+            nbytes // size
+        )
         return view[index].view(np.uint8)
 
     def write_rows(self, addresses: np.ndarray, data: np.ndarray) -> None:
@@ -173,7 +175,9 @@ class GlobalMemory:
         nbytes = data.shape[1]
         self._check_each(addresses, nbytes, True)
         size, view = self._widest(addresses, nbytes)
-        index = ((addresses.astype(np.int64) - _FIRST) // size)[:, None] + np.arange(nbytes // size)
+        index = ((addresses.astype(np.int64) - FIRST_ADDRESS) // size)[:, None] + np.arange(
+            nbytes // size
+        )
         view[index] = np.ascontiguousarray(data).view(view.dtype)
 
     def _widest(self, addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:

@@ -190,6 +190,8 @@ class Scheduler:
             return
         self.note_progress()
         warp.cta.live_warps -= 1
+        for barrier in warp.cta.barriers.values():
+            barrier.complete_if_all()
         if warp.cta.live_warps == 0:
             warp.cta.check_warpgroups()
         cluster = warp.cluster

@@ -18,6 +18,7 @@ from ptxemu.syntax.tree import Reg
 
 ALL = 0xFFFFFFFF
 SPLIT = -3  # the fragment branched both ways
+_FAIRNESS = 128
 
 
 class Fragment:
@@ -56,6 +57,7 @@ class Warp:
         self.frags = [Fragment(0, self.live)]
         self.frag = self.frags[0]  # the fragment whose turn it is
         self.queued = False  # in the scheduler's ready list
+        self.steps = 0  # blocks taken one fragment at a time
         linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
         self.tid = (
             linear % block[0],
@@ -112,7 +114,9 @@ class Warp:
     def _step(self) -> bool:
         """One block of one fragment; False when no fragment can go on."""
         self._merge()
-        for frag in sorted(self.frags, key=lambda f: f.pc):
+        self.steps += 1
+        # now and then the last goes first, so that a polling loop does not starve its siblings
+        for frag in sorted(self.frags, key=lambda f: f.pc, reverse=self.steps % _FAIRNESS == 0):
             if frag.wait is None and self._together(frag):
                 self._execute(frag)
                 return True

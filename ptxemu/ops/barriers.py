@@ -119,12 +119,10 @@ def catch_up(w: object, barrier: object, what: str) -> None:
         w.machine.timeline.catch_up(w, barrier.time, what)
 
 
-def _threads(w: object, count: int) -> int:
-    """The expected count: all threads of the CTA, in whole warps, where none is given."""
+def _checked(w: object, count: int) -> int:
+    """The expected count; 0 stands for all threads of the CTA."""
     total = 32 * len(w.cta.warps)
-    if count == 0:
-        return total
-    if count % 32 or not 0 < count <= total:
+    if count % 32 or count > total:
         raise HardwareRefusal(
             f"barrier thread count {count}; must be a multiple of 32 up to {total}"
         )
@@ -133,21 +131,18 @@ def _threads(w: object, count: int) -> int:
 
 @runtime
 def barrier_wait(w: object, ident: int, count: int) -> bool | None:
-    barrier, threads = w.cta.barrier(ident), _threads(w, count)
+    barrier = w.cta.barrier(ident)
     if w.take_token():
         catch_up(w, barrier, f"barrier {ident}")
         return True
     stamp(w, barrier)
-    if barrier.add(32, threads, ident):
+    if barrier.add(32, _checked(w, count), ident):
         w.machine.note_progress()
         catch_up(w, barrier, f"barrier {ident}")
         return True
     barrier.waiters.append((w, w.frag))
-    w.park(
-        BarrierWait(
-            f"barrier {ident} of {w.cta.name()}: {barrier.arrived} of {threads} threads arrived"
-        )
-    )
+    arrived = f"{barrier.arrived} of {barrier.expected()} threads arrived"
+    w.park(BarrierWait(f"barrier {ident} of {w.cta.name()}: {arrived}"))
     return None
 
 
@@ -155,7 +150,7 @@ def barrier_wait(w: object, ident: int, count: int) -> bool | None:
 def arrive_barrier(w: object, ident: int, count: int) -> None:
     barrier = w.cta.barrier(ident)
     stamp(w, barrier)
-    if barrier.add(32, _threads(w, count), ident):
+    if barrier.add(32, _checked(w, count), ident):
         w.machine.note_progress()
 
 

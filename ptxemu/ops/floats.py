@@ -127,6 +127,24 @@ def extreme(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], _call(c, f"arith.{f.form.name}_f32", "f32", values, flags))
 
 
+@op("min max", types="f64", section="min, max")
+def double_extreme(c: Lower, i: Instr, f: Match) -> None:
+    """A NaN operand is ignored; -0 < +0."""
+    values = [c.src(operand, "f64") for operand in i.operands[1:]]
+    better, sign = ("<", "") if f.form.name == "min" else (">", "~")
+    equal = f"({{t0}} == {{t1}}) & {sign}np.signbit({{t0}})"
+    wins = f"({{t0}} {better} {{t1}}) | {equal} | ({{t1}} != {{t1}})"
+    c.dst(i.operands[0], c.pure("f64", None, f"np.where({wins}, {{t0}}, {{t1}})", *values))
+
+
+@op("div rcp sqrt", types="f64", flags="rn", section="div, rcp, sqrt (f64)")
+def double_root(c: Lower, i: Instr, f: Match) -> None:
+    """Round to nearest only."""
+    text = {"div": "{t0} / {t1}", "rcp": "1 / {t0}", "sqrt": "np.sqrt({t0})"}[f.form.name]
+    values = [c.src(operand, "f64") for operand in i.operands[1:]]
+    c.dst(i.operands[0], c.pure("f64", None, text, *values))
+
+
 @op(
     "min max", types="f16 bf16 f16x2 bf16x2", flags="ftz NaN xorsign abs", section="min, max (half)"
 )

@@ -75,12 +75,12 @@ def mul(c: Lower, i: Instr, f: Match) -> None:
 
 @op("mad", types=_INT, flags="lo hi wide", section="mad")
 def mad(c: Lower, i: Instr, f: Match) -> None:
-    product = product(c, f, *i.operands[1:3])
-    kind = unsigned(product.type)
-    product = c.convert(product, kind)
+    low = product(c, f, *i.operands[1:3])
+    kind = unsigned(low.type)
+    low = c.convert(low, kind)
     addend = c.src(i.operands[3], kind)
     mask = f"{(1 << type_width(kind)) - 1:#x}"
-    c.dst(i.operands[0], c.pure(kind, f"({{0}} + {{1}} & {mask})", "{0} + {1}", product, addend))
+    c.dst(i.operands[0], c.pure(kind, f"({{0}} + {{1}} & {mask})", "{0} + {1}", low, addend))
 
 
 @op("div", types=_INT, section="div")

@@ -16,7 +16,7 @@ from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import Instr, Reg
 
 _WHERE = "shared shared::cta shared::cluster"
 _ORDER = "release acquire relaxed cta cluster gpu sys"
@@ -24,8 +24,8 @@ _ORDER = "release acquire relaxed cta cluster gpu sys"
 
 def barrier_address(c: Lower, operand: object) -> Value:
     """Shared addresses are 32-bit; a generic one is taken out of the shared window."""
-    register = getattr(operand.base, "name", None)
-    if register in c.registers._width and c.registers.width(register) == 64:
+    base = operand.base
+    if isinstance(base, Reg) and c.registers.width(base.name) == 64:
         value = c.address(operand, 64)
         return c.pure("u32", "({0} & 0xffffffff)", "{0}.astype(U32)", value)
     return c.address(operand, 32)

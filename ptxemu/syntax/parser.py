@@ -1,8 +1,8 @@
 """Tokens -> tree, after the PTX ISA's "Syntax" and "State Spaces, Types, and Variables" chapters.
 
 Names declared inside a nested `{ }` scope are renamed with the scope's number, as inline assembly
-repeats its labels and registers. `.loc` lines are kept as (line -> source) so that a report can
-name the Python line. Unknown directives raise: nothing is skipped unseen.
+repeats its labels and registers. Line information (`.loc`) and pragmas are skipped; an unknown
+directive raises.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-
 CARRY = "CC.CF"  # the condition-code register of add.cc and its like; no PTX register is called so
 
 

@@ -133,62 +133,151 @@ def rounded(x: Fraction, form: str, how: str = "rn") -> float:
     return -value if negative else value
 
 
-def exact(function: Callable[..., Fraction], form: str = "f32", how: str = "rn", *, ftz: bool = False,
-          sat: bool = False, relu: bool = False) -> Callable[..., np.ndarray]:
-    """An arithmetic function on Fractions -> one on float arrays, rounded once.
+_IEEE = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "fma": lambda a, b, c: a * b + c, "div": lambda a, b: a / b, "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+}
 
-    Non-finite operands and zero results go through IEEE double arithmetic, where `function` works too.
+
+def exact(kind: str, form: str = "f32", how: str = "rn", *, ftz: bool = False, sat: bool = False,
+          relu: bool = False) -> Callable[..., np.ndarray]:
+    """add, sub, mul, fma, div, rcp or sqrt on float arrays, computed exactly and rounded once.
+
+    ftz flushes subnormal operands and results, keeping the sign; sat clamps to [0, 1] with NaN -> 0;
+    relu clamps at 0 and keeps NaN.
     """
+    least = 2.0 ** FORMATS[form][1]
 
     def flush(x: float) -> float:
-        return math.copysign(0.0, x) if ftz and abs(x) < 2.0 ** FORMATS[form][1] else x
+        return math.copysign(0.0, x) if ftz and abs(x) < least else x
 
     def one(*operands: float) -> float:
         operands = tuple(flush(x) for x in operands)
-        if all(map(math.isfinite, operands)):
-            try:
-                true = function(*map(Fraction, operands))
-            except ZeroDivisionError:
-                true = None
-            if true:
-                return flush(rounded(true, form, how))
-        with np.errstate(all="ignore"):
-            value = float(function(*map(np.float64, operands)))
-            other = float(function(*map(np.float64, operands))) if how != "rm" else value
-        if how == "rm" and value == 0 and all(map(math.isfinite, operands)):
-            return _zero_downwards(function, operands, other)
+        true = _exact_value(kind, operands)
+        if true is None:  # not finite: IEEE double arithmetic has the same rules
+            with np.errstate(all="ignore"):
+                return float(_IEEE[kind](*map(np.float64, operands)))
+        if true == 0:
+            return math.copysign(0.0, _zero_sign(kind, operands, how))
+        value = rounded(true, form, how)
+        if ftz and abs(value) <= least:
+            small = _unbounded(true, how) if form == "f32" else value
+            return value if abs(small) >= least else math.copysign(0.0, true)
         return value
 
     def call(*operands: np.ndarray) -> np.ndarray:
-        out = np.array([one(*row) for row in zip(*(x.astype(np.float64).tolist() for x in operands),
-                                                 strict=True)])
+        out = each(one, *(x.astype(np.float64) for x in operands)).astype(np.float64)
         if sat:
             out = np.where(out > 0, np.minimum(out, 1), 0)
-        if relu:
-            out = np.where(out <= 0, 0, out)
-        return out
+        return np.where(out <= 0, 0, out) if relu else out
 
     return call
 
 
-def _zero_downwards(function: Callable, operands: tuple, value: float) -> float:
-    """An exact zero sum is -0 when rounding down, unless every addend is +0."""
-    tiny = float(function(*(np.float64(x) for x in operands)))
-    if len(operands) < 2 or math.copysign(1, tiny) < 0:
-        return tiny
-    signs = _addend_signs(function, operands)
-    return 0.0 if signs == {1.0} else -0.0
+def _unbounded(x: Fraction, how: str) -> float:
+    """A small number rounded to 24 bits whatever its exponent: what .ftz.f32 looks at (seen on H100)."""
+    scale = Fraction(2) ** 100
+    return float(Fraction(rounded(x * scale, "f32", how)) / scale)
 
 
-def _addend_signs(function: Callable, operands: tuple) -> set[float]:
-    """Signs of the two addends of a sum (a, b) or a fused (a * b, c)."""
-    kind = getattr(function, "kind", "add")
-    if kind == "mul":
-        return {math.copysign(1, operands[0]) * math.copysign(1, operands[1])}
-    if kind == "fma":
-        a, b, c = (math.copysign(1, x) for x in operands)
-        return {a * b, c}
-    return {math.copysign(1, operands[0]), math.copysign(1, operands[1]) * (-1 if kind == "sub" else 1)}
+def _exact_value(kind: str, operands: tuple[float, ...]) -> Fraction | None:
+    """The mathematical result, or None where an operand or the result is not finite."""
+    if not all(map(math.isfinite, operands)):
+        return None
+    values = [Fraction(x) for x in operands]
+    if kind == "sqrt":
+        return _square_root(values[0]) if values[0] >= 0 else None
+    if kind in ("div", "rcp") and values[-1] == 0:
+        return None
+    return _IEEE[kind](*values)
+
+
+def _square_root(x: Fraction) -> Fraction:
+    """The root, or a number that rounds like it: 200 bits and a sticky one."""
+    scaled = x * (1 << 600)
+    root = math.isqrt(scaled.numerator // scaled.denominator)
+    inexact = Fraction(root * root) != scaled
+    return Fraction(2 * root + inexact, 2 << 300)
+
+
+def _zero_sign(kind: str, operands: tuple[float, ...], how: str) -> float:
+    """The sign of an exact zero: of the product, or of addends that agree; else + (rm: -)."""
+    signs = [math.copysign(1, x) for x in operands]
+    if kind in ("mul", "div", "rcp", "sqrt"):
+        return math.prod(signs)
+    addends = {"add": signs, "sub": [signs[0], -signs[-1]], "fma": [signs[0] * signs[1 % len(signs)], signs[-1]]}[kind]
+    if addends[0] == addends[1]:
+        return addends[0]
+    return -1.0 if how == "rm" else 1.0
+
+
+def narrow(form: str, how: str = "rn", *, satfinite: bool = False, relu: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """f32 -> the values of a narrower float format (not its codes), with NaN kept."""
+    largest = FORMATS[form][2]
+
+    def one(x: float) -> float:
+        if math.isnan(x):
+            return x
+        value = rounded(Fraction(x), form, how) if math.isfinite(x) and x else x
+        if satfinite and abs(value) > largest:
+            value = math.copysign(largest, value)
+        value = math.copysign(value, x)
+        return 0.0 if relu and value <= 0 else value
+
+    return lambda values: each(one, values.astype(np.float64)).astype(np.float64)
+
+
+def code_of(form: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Values of a narrow format -> its codes: sign, biased exponent, mantissa."""
+    mantissa, least, _ = FORMATS[form]
+    bits = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4}[form]
+    nan = {"e4m3": 0x7F, "e5m2": 0x7F}.get(form, (1 << bits - 1) - 1)
+
+    def one(x: float) -> int:
+        if math.isnan(x):
+            return nan
+        sign = (math.copysign(1, x) < 0) << bits - 1
+        size = abs(x)
+        if size < 2.0**least:
+            return sign | int(size / 2.0 ** (least - mantissa))
+        power = math.frexp(size)[1] - 1
+        return sign | (power - least + 1) << mantissa | int((size / 2.0**power - 1) * 2**mantissa)
+
+    return lambda values: each(one, values).astype(np.int64)
+
+
+def decoded(form: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Codes of a narrow format -> values."""
+    mantissa, least, _ = FORMATS[form]
+    bits = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4}[form]
+
+    def one(code: int) -> float:
+        size = code & (1 << bits - 1) - 1
+        if (form == "e4m3" and size == 0x7F) or (form == "e5m2" and size > 0x7C):
+            return math.nan
+        if form == "e5m2" and size == 0x7C:
+            value = math.inf
+        elif size >> mantissa == 0:
+            value = size * 2.0 ** (least - mantissa)
+        else:
+            value = (1 + (size & (1 << mantissa) - 1) / 2**mantissa) * 2.0 ** ((size >> mantissa) - 1 + least)
+        return -value if code >> bits - 1 & 1 else value
+
+    return lambda codes: each(one, codes).astype(np.float64)
+
+
+def halves(words: np.ndarray, dtype: type = np.float16) -> tuple[np.ndarray, np.ndarray]:
+    """Packed words -> (low, high), each as `dtype`."""
+    pairs = np.ascontiguousarray(words).view(dtype).reshape(len(words), 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def packed(low: np.ndarray, high: np.ndarray, dtype: type = np.float16) -> np.ndarray:
+    """(low, high) -> words of twice their width."""
+    pairs = np.stack([np.asarray(low).astype(dtype), np.asarray(high).astype(dtype)], 1)
+    pairs = np.where(pairs != pairs, dtype(np.nan), pairs) if np.dtype(dtype).kind == "f" else pairs
+    return np.ascontiguousarray(pairs.astype(dtype)).view(f"u{2 * pairs.itemsize}").reshape(-1)
 
 
 def bf16(codes: np.ndarray) -> np.ndarray:
