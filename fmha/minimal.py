@@ -15,6 +15,7 @@ The fast kernel is `sm100/kernel.py`; what it adds to this file is overlap, not 
 """
 
 import math
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,6 +25,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
+from kernelkit.compile import compile_once
 
 HEAD_DIM = 64
 TILE_M = 128  # query rows of a CTA = threads of a CTA = lanes of TMEM
@@ -276,17 +278,17 @@ def minimal_attention(
     ).launch(grid=(cute.ceil_div(q_length, TILE_M), heads, batch), block=(TILE_M, 1, 1))
 
 
-def compile_minimal(arch: str = "sm_100a") -> object:
+def compile_minimal(arch: str = "sm_100a") -> Any:
     """Compile for any lengths, heads, batch and strides; `artifacts.PTX` holds the text."""
+    return compile_once("fmha.minimal", arch, lambda: (minimal_attention, *_fake_arguments()))
 
-    def tensor(heads: cute.SymInt, tokens: cute.SymInt, batch: cute.SymInt) -> object:
+
+def _fake_arguments() -> tuple:
+    batch, heads, q_length, kv_length = (cute.sym_int32() for _ in range(4))
+
+    def tensor(tokens: cute.SymInt) -> Any:
         strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
         shape = (batch, tokens, heads, HEAD_DIM)
         return cute.runtime.make_fake_tensor(BF16, shape, (*strides, 1), assumed_align=16)
 
-    batch, heads, q_length, kv_length = (cute.sym_int32() for _ in range(4))
-    q, o = (tensor(heads, q_length, batch) for _ in range(2))
-    k, v = (tensor(heads, kv_length, batch) for _ in range(2))
-    return cute.compile(
-        minimal_attention, q, k, v, o, Float32(1.0), options=f"--gpu-arch {arch} --keep-ptx"
-    )
+    return tensor(q_length), tensor(kv_length), tensor(kv_length), tensor(q_length), Float32(1.0)

@@ -154,6 +154,8 @@ def test_prose():
     readme = PurePosixPath("fmha/README.md")
     assert list(repository.no_machine_paths(readme, "see /" + "home/someone/x"))
     assert not list(repository.no_machine_paths(readme, "GET /api/home/x and docs/work/x"))
+    assert list(repository.no_dumps(PurePosixPath("cutlass_kernel.ptx"), ""))
+    assert not list(repository.no_dumps(PurePosixPath("tests/ptxemu/ptx/add.ptx"), ""))
     assert list(repository.links_resolve(readme, "[a](no_such_file.md)"))
     assert not list(repository.links_resolve(readme, "[a](../LICENSE) [b](https://x.org) [c](#d)"))
     assert list(repository.package_readme_length(readme, "x\n" * 101))

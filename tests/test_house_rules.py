@@ -30,6 +30,7 @@ RULES_OF_A_FILE = {
 }
 RULES_OF_A_TEXT = {
     repository.no_machine_paths: (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ""),
+    repository.no_dumps: (".ptx", ".sass", ".log", ".jsonl"),
     repository.links_resolve: (".md",),
     repository.package_readme_length: (".md",),
 }

@@ -11,8 +11,8 @@ from __future__ import annotations
 from ptxemu.check.trace import Trace
 
 TMA_LATENCY = 800.0  # cycles from issue to first byte, order of magnitude of DRAM
-TMA_BYTES_PER_CYCLE = 32.0  # 8 TB/s over 148 SMs at 1.9 GHz
-MMA_FLOPS_PER_CYCLE = 16384.0  # bf16, per SM, counting a multiply-add as two
+TMA_BYTES_PER_CYCLE = 64.0  # per SM, operands mostly from L2
+MMA_FLOPS_PER_CYCLE = 8192.0  # bf16, per SM, counting a multiply-add as two
 _ENGINE = {"tma": "TMA", "tensor core": "tensor core", "cp.async": "cp.async"}
 
 

@@ -20,6 +20,7 @@ _ORDERED = {
     "hs": ">=",
 }
 _UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
+_JOIN = {"and": "&", "or": "|", "xor": "^"}
 _COMPARE = f"{' '.join(_ORDERED)} {' '.join(_UNORDERED)} num nan"
 _TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16"
 
@@ -36,12 +37,17 @@ def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: boo
         left, right = c.src(a, kind), c.src(b, kind)
     if ftz:
         left, right = (c.pure("f32", None, "flush_f32({t0})", v) for v in (left, right))
+    return _compare(c, how, left, right)
+
+
+def _compare(c: Lower, how: str, left: Value, right: Value) -> Value:
+    """The predicate on values of one type; floats know unordered forms."""
     unordered = "(({0} != {0}) | ({1} != {1}))"
     if how in ("nan", "num"):
         text = unordered if how == "nan" else "(({0} == {0}) & ({1} == {1}))"
     elif how in _UNORDERED and how != "neu":
         text = f"(({{0}} {_UNORDERED[how]} {{1}}) | {unordered})"
-    elif how == "ne" and ptx_type[0] in "fb" and left.type in ("f32", "f64"):
+    elif how == "ne" and left.type in ("f32", "f64"):
         text = "(({0} != {1}) & (({0} == {0}) & ({1} == {1})))"
     else:
         text = f"({{0}} {(_ORDERED | _UNORDERED)[how]} {{1}})"
@@ -51,33 +57,48 @@ def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: boo
 @op("setp", types=_TYPES, flags=f"{_COMPARE} and or xor ftz", section="setp")
 def set_predicate(c: Lower, i: Instr, f: Match) -> None:
     how = f.pick(*_COMPARE.split())
+    first, second = _targets(i)
     result = comparison(c, how, f.type, i.operands[1], i.operands[2], "ftz" in f.flags)
-    join = f.pick("and", "or", "xor")
+    inverse = None if second is None else c.pure("pred", "(not {0})", "~{0}", result)
+    c.dst(first, _joined(c, i, f, result))
+    if inverse is not None:
+        c.dst(second, _joined(c, i, f, inverse))
+
+
+def _targets(i: Instr) -> tuple[object, object]:
+    """p and q of `p|q`."""
     targets = i.operands[0]
-    first, second = (
-        (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
-    )
-    inverse = None
-    if second is not None:
-        inverse = c.pure("pred", "(not {0})", "~{0}", result)
-    if join:
-        symbol = {"and": "&", "or": "|", "xor": "^"}[join]
-        extra = c.src(i.operands[3], "pred")
-        result = c.pure("pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", result, extra)
-        if inverse is not None:
-            inverse = c.pure(
-                "pred", f"({{0}} {symbol} {{1}})", f"{{0}} {symbol} {{1}}", inverse, extra
-            )
-    c.dst(first, result)
-    if second is not None:
-        c.dst(second, inverse)
+    return (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
 
 
-@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} ftz", section="set")
+def _joined(c: Lower, i: Instr, f: Match, result: Value) -> Value:
+    """The comparison combined with the predicate operand, where the instruction has one."""
+    join = f.pick("and", "or", "xor")
+    if not join:
+        return result
+    text = f"({{0}} {_JOIN[join]} {{1}})"
+    return c.pure("pred", text, text, result, c.src(i.operands[3], "pred"))
+
+
+@op("setp", types="f16x2 bf16x2", flags=f"{_COMPARE} and or xor ftz", section="setp (half)")
+def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
+    """p from the low halves, q from the high ones."""
+    how, base = f.pick(*_COMPARE.split()), f.type.removesuffix("x2")
+    words = [c.src(operand, "u32") for operand in i.operands[1:3]]
+    for target, shift in zip(_targets(i), ("", " >> 16"), strict=True):
+        left, right = (
+            c.pure("f32", None, f"formats.{base}_to_f32(({{0}}{shift}).astype(U16))", word)
+            for word in words
+        )
+        c.dst(target, _joined(c, i, f, _compare(c, how, left, right)))
+
+
+@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} and or xor ftz", section="set")
 def set_value(c: Lower, i: Instr, f: Match) -> None:
     """All ones (or 1.0) where the comparison holds."""
     how = f.pick(*_COMPARE.split())
     result = comparison(c, how, f.types[1], i.operands[1], i.operands[2], "ftz" in f.flags)
+    result = _joined(c, i, f, result)
     if f.types[0] == "f32":
         out = c.pure("f32", "float({0})", "{0}.astype(F32)", result)
     else:
@@ -111,5 +132,7 @@ def select_by_sign(c: Lower, i: Instr, f: Match) -> None:
     """a where c >= 0, else b."""
     kind = NATURAL[type_width(f.types[0])]
     control = c.src(i.operands[3], f.types[1])
+    if "ftz" in f.flags:
+        control = c.pure("f32", None, "flush_f32({t0})", control)
     a, b = c.src(i.operands[1], kind), c.src(i.operands[2], kind)
     c.dst(i.operands[0], select(c, c.pure("pred", "({0} >= 0)", "{0} >= 0", control), a, b))

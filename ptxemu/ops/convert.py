@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import DTYPE, Value
-from ptxemu.errors import UnsupportedPtx
+from ptxemu.codegen.values import DTYPE, Value, constant
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr
 
 _INT = "u8 s8 u16 s16 u32 s32 u64 s64"
 _ROUND_INT = "rni rzi rmi rpi"
+_INTEGRAL = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
 _ROUND = "rn rz rm rp rna"
 _NARROW = "e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2"
 
@@ -73,8 +73,9 @@ def float_to_integer(c: Lower, i: Instr, f: Match) -> None:
         value = c.pure("f32", None, "flush_f32({t0})", value)
     width = type_width(target)
     rounding = f.pick(*_ROUND_INT.split(), default="rzi")
+    kind = f"{target[0]}{max(width, 16)}"
     text = f"conversions.float_to_int({{t0}}, {width}, {target[0] == 's'}, '{rounding}')"
-    c.dst(i.operands[0], c.pure(f"{target[0]}{max(width, 16)}", None, text, value))
+    c.dst(i.operands[0], c.pure(kind, None, f"{text}.astype({DTYPE[kind]})", value))
 
 
 def as_float(c: Lower, operand: object, ptx_type: str) -> Value:
@@ -97,7 +98,10 @@ def float_to_float(c: Lower, i: Instr, f: Match) -> None:
         value = c.pure("f32", None, "flush_f32({t0})", value)
     whole = f.pick(*_ROUND_INT.split())
     if whole:
-        value = c.pure(value.type, None, f"conversions.round_f32({{t0}}, '{whole}')", value)
+        text = f"conversions.round_f32({{t0}}, '{whole}')"
+        if value.type == "f64":
+            text = f"{_INTEGRAL[whole]}({{t0}})"
+        value = c.pure(value.type, None, text, value)
     if "sat" in f.flags:
         value = c.pure(
             value.type,
@@ -149,6 +153,19 @@ def pack_narrow(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], c.pure("u16", None, text, high, low))
 
 
+@op("cvt", types=("e4m3x2 e5m2x2", "f16x2 bf16x2"), flags="rn satfinite relu", section="cvt")
+def repack_narrow(c: Lower, i: Instr, f: Match) -> None:
+    """Two 16-bit floats in one word -> two 8-bit codes in 16 bits, halves in place."""
+    word = c.src(i.operands[1], "u32")
+    source, name = (t.removesuffix("x2") for t in reversed(f.types))
+    flag = ", relu=True" if "relu" in f.flags else ""
+    low, high = (
+        f"formats.f32_to_{name}(formats.{source}_to_f32(({{0}}{shift}).astype(U16)){flag}).astype(U16)"
+        for shift in ("", " >> 16")
+    )
+    c.dst(i.operands[0], c.pure("u16", None, f"({low} | {high} << 8)", word))
+
+
 @op("cvt", types=("f16x2", _NARROW), flags="rn relu", section="cvt")
 def unpack_narrow(c: Lower, i: Instr, f: Match) -> None:
     """Two narrow codes -> two f16."""
@@ -180,13 +197,35 @@ def unpack_scales(c: Lower, i: Instr, f: Match) -> None:
 
 
 @op("cvt.pack", types=("u16 s16", "s32"), flags="sat", section="cvt.pack")
+@op("cvt.pack", types=("u8 s8", "s32", "b32"), flags="sat", section="cvt.pack")
 def pack_saturated(c: Lower, i: Instr, f: Match) -> None:
-    if len(i.operands) != 3:
-        raise UnsupportedPtx("cvt.pack with a third source")
-    low, high = (-32768, 32767) if f.types[0] == "s16" else (0, 65535)
+    """a above b, both saturated; 8-bit forms shift a third source in above them."""
+    width, signed = type_width(f.types[0]), f.types[0][0] == "s"
+    low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
     a, b = (c.src(operand, "s32") for operand in i.operands[1:3])
-    call = f"clip_int({{}}, {low}, {high}).astype(U16)"
-    c.dst(
-        i.operands[0],
-        c.pure("u32", None, f"pack16({call.format('{1}')}, {call.format('{0}')})", a, b),
+    clipped = f"(clip_int({{}}, {low}, {high}).astype(U32) & {(1 << width) - 1:#x})"
+    text = f"({clipped.format('{t0}')} << {width} | {clipped.format('{t1}')})"
+    out = c.pure("u32", None, text, a, b)
+    if width == 8:
+        rest = c.src(i.operands[3], "u32")
+        out = c.pure("u32", "({0} | {1} << 16 & 0xffffffff)", "{0} | {t1} << 16", out, rest)
+    c.dst(i.operands[0], out)
+
+
+@op(
+    "cvt",
+    types=("bf16x2", "s2f6x2"),
+    flags="rn satfinite relu scaled::n2::ue8m0",
+    section="cvt",
+)
+def unpack_scaled_fixed(c: Lower, i: Instr, f: Match) -> None:
+    """Two s2f6 codes, each times the ue8m0 scale in the same place, to bf16."""
+    codes = c.src(i.operands[1], "u16")
+    scales = c.src(i.operands[2], "u16") if len(i.operands) > 2 else constant(0x7F7F, "u16")
+    flags = "".join(f", {flag}=True" for flag in ("relu", "satfinite") if flag in f.flags)
+    part = (
+        "formats.f32_to_bf16(formats.s2f6_to_f32(({{0}} >> {n} & 0xff).astype(np.uint8))"
+        f" * formats.ue8m0_to_f32({{{{t1}}}} >> {{n}} & 0xff){flags})"
     )
+    text = f"pack16({part.format(n=0)}, {part.format(n=8)})"
+    c.dst(i.operands[0], c.pure("u32", None, text, codes, scales))

@@ -348,7 +348,7 @@ class Parser:
             elif text == "{":
                 depth += 1
             elif depth == 0 and self.tokens[position][0] == "word":
-                if self.tokens[position + 1][1] == ":" and self.tokens[position - 1][1] in ";}{:":
+                if self.tokens[position + 1][1] == ":":
                     names[text] = f"{text}@{self.scope_count}"
             position += 1
 

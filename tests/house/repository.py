@@ -21,6 +21,12 @@ def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:
             yield Finding(str(path), number, f"names a path of one machine: {line.strip()[:60]}")
 
 
+def no_dumps(path: PurePosixPath, text: str) -> Iterator[Finding]:
+    """What a compiler or a run left behind is no source; tests alone keep programs in PTX."""
+    if path.parts[0] != "tests":
+        yield Finding(str(path), 1, f"a generated file, {len(text)} characters")
+
+
 def links_resolve(path: PurePosixPath, text: str) -> Iterator[Finding]:
     """A relative link of a Markdown file leads to a file that is there."""
     for number, line in enumerate(text.splitlines(), start=1):

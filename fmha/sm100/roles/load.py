@@ -35,6 +35,8 @@ class Load:
         self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers, pipes: Pipes
     ) -> None:
         """Whole life of the warp."""
+        for load in (q, k, v):
+            cpasync.prefetch_descriptor(load.atom)
         tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV = self.partition(q, k, v, work, buffers)
         stages = self.plan.config.kv_stages
         k_state, v_state = filling(stages), filling(stages)

@@ -1,0 +1,50 @@
+"""The compile cache: one compile per key and architecture, also under threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kernelkit import compile as kernel_compile
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """Calls of the DSL, which here returns a new object each time."""
+    calls = []
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setattr(
+        kernel_compile, "_compile", lambda arch, *described: calls.append(arch) or object()
+    )
+    return calls
+
+
+def describe():
+    return (print,)
+
+
+def test_a_key_is_compiled_once_per_architecture(compiles):
+    first = kernel_compile.compile_once("a", "sm_100a", describe)
+    assert kernel_compile.compile_once("a", "sm_100a", describe) is first
+    assert kernel_compile.compile_once("b", "sm_100a", describe) is not first
+    assert kernel_compile.compile_once("a", "sm_90a", describe) is not first
+    assert compiles == ["sm_100a", "sm_100a", "sm_90a"]
+
+
+def test_threads_share_one_compile(compiles):
+    threads = [
+        threading.Thread(target=kernel_compile.compile_once, args=("a", "sm_100a", describe))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiles) == 1
+
+
+def test_unknown_architectures_are_refused(compiles):
+    with pytest.raises(ValueError, match="sm_80"):
+        kernel_compile.compile_once("a", "sm_80", describe)
+    assert not compiles

@@ -1,0 +1,125 @@
+"""Roles, arrivals, edges and memory maps: arithmetic by hand, and what each check refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kernelkit.arrivals import Signal, arrivals
+from kernelkit.edges import Edge, EdgePlan
+from kernelkit.smem_plan import SmemBuffer, SmemPlan
+from kernelkit.tmem_plan import TmemPlan, TmemRange
+from kernelkit.warps import Role, RolePlan
+
+ROLES = RolePlan(
+    (Role("compute", 0, 4, "rows"), Role("issue", 4, 1, "mma"), Role("load", 5, 1, "tma"))
+)
+RING = Edge("tiles", "load", "issue", 3, Signal.TMA, "tile", 4096, release=Signal.UMMA)
+QUESTION = Edge("s", "issue", "compute", 2, Signal.UMMA, "S", freed_by="p")
+ANSWER = Edge("p", "compute", "issue", 2, Signal.THREADS, "P", freed_by="s")
+
+
+def test_threads_and_arrivals():
+    assert (ROLES.warps, ROLES.threads) == (6, 192)
+    assert arrivals(ROLES["compute"], Signal.THREADS) == 4 * 32
+    assert arrivals(ROLES["load"], Signal.TMA) == 1
+    assert arrivals(ROLES["issue"], Signal.UMMA) == 1
+
+
+def test_only_one_warp_issues_copies_and_products():
+    with pytest.raises(ValueError, match="4 warps"):
+        arrivals(ROLES["compute"], Signal.TMA)
+
+
+def test_roles_cover_the_warps_in_order():
+    ROLES.check()
+    with pytest.raises(ValueError, match="starts at warp 5, expected 4"):
+        RolePlan((ROLES.roles[0], replace(ROLES.roles[1], first_warp=5))).check()
+    with pytest.raises(ValueError, match="1056 threads, limit 1024"):
+        RolePlan((Role("all", 0, 33, ""),)).check()
+    with pytest.raises(KeyError, match="no role 'epilogue'"):
+        ROLES["epilogue"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        ((Role("a", 0, 4, "", 200), Role("b", 4, 2, "", 40)), "6 warps"),
+        ((Role("a", 0, 6, "", 200), Role("b", 6, 2, "", 40)), "warps 4..7"),
+        ((Role("a", 0, 4, "", 100),), "100 registers"),
+        ((Role("a", 0, 12, "", 240),), "92160 registers in all, limit 65536"),
+    ],
+)
+def test_register_budgets(roles, words):
+    # 12 warps x 32 threads x 240 registers = 92160.
+    with pytest.raises(ValueError, match=words):
+        RolePlan(roles).check()
+
+
+def test_a_legal_register_split():
+    # Two warpgroups of softmax, one of correction, the rest: 128 x (2 x 192 + 80 + 48) = 65536.
+    roles = (Role("softmax", 0, 8, "", 192), Role("fix", 8, 4, "", 80), Role("rest", 12, 4, "", 48))
+    RolePlan(roles).check()
+
+
+def test_edges():
+    plan = EdgePlan(ROLES, (RING, QUESTION, ANSWER))
+    plan.check()
+    assert (plan.full_arrivals("tiles"), plan.empty_arrivals("tiles")) == (1, 1)
+    assert plan.full_arrivals("p") == 128
+    assert plan.barrier_bytes == 8 * (3 + 3 + 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        ((RING, RING), "names repeat"),
+        ((replace(RING, stages=0),), "0 stages"),
+        ((replace(RING, tx_bytes=0),), "0 bytes"),
+        ((replace(ANSWER, tx_bytes=16, freed_by="exit"),), "16 bytes"),
+        ((replace(RING, release=None),), "either a release or a freed_by"),
+        ((replace(RING, freed_by="exit"),), "either a release or a freed_by"),
+        ((QUESTION, replace(ANSWER, producer="load", signal=Signal.UMMA)), "cannot be freed by"),
+    ],
+)
+def test_edges_that_cannot_work(edges, words):
+    with pytest.raises(ValueError, match=words):
+        EdgePlan(ROLES, edges).check()
+
+
+def test_shared_memory_offsets():
+    plan = SmemPlan(
+        (SmemBuffer("bars", 40, align=8), SmemBuffer("a", 1000, 2), SmemBuffer("b", 16))
+    )
+    # 40 -> next multiple of 1024; 2 x 1000 ends at 3024 -> next multiple of 1024 is 3072.
+    assert plan.offsets() == {"bars": (0, 40), "a": (1024, 3024), "b": (3072, 3088)}
+    plan.check()
+    with pytest.raises(ValueError, match="limit 232448"):
+        SmemPlan((SmemBuffer("huge", 232449),)).check()
+
+
+def test_tensor_memory():
+    s, p, o = (
+        TmemRange("S", 0, 128, ""),
+        TmemRange("P", 64, 64, "", "S"),
+        TmemRange("O", 128, 64, ""),
+    )
+    plan = TmemPlan((s, p, o))
+    plan.check()
+    assert plan.allocated == 256  # 192 columns, rounded up to a power of two
+    assert TmemPlan((replace(o, begin=0, columns=1),)).allocated == 32  # the least that alloc gives
+    assert plan["P"].end == 128
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ((TmemRange("S", 0, 128, ""), TmemRange("O", 64, 64, "")), "no alias says so"),
+        ((TmemRange("S", 0, 64, ""), TmemRange("P", 32, 64, "", "S")), "leaves S"),
+        ((TmemRange("O", 256, 257, ""),), "1024 TMEM columns, limit 512"),
+    ],
+)
+def test_tensor_memory_that_cannot_work(ranges, words):
+    with pytest.raises(ValueError, match=words):
+        TmemPlan(ranges).check()
