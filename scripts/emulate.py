@@ -39,7 +39,7 @@ def print_counts(case: Case, launch: LaunchReport) -> None:
         opcodes = sum((launch.by_warp[w] for w in launch.by_warp if roles[w] == role), Counter())
         common = ", ".join(f"{name} {n:,}" for name, n in opcodes.most_common(TOP_OPCODES))
         print(f"  {role:<8} {count:>9,}  {common}")
-    for path, count in sorted(launch.bytes.items()):
+    for path, count in sorted((+launch.bytes).items()):
         print(f"  {path:<18} {count:>12,} bytes")
 
 
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the policies with chance")
     parser.add_argument("--cta", type=int, help="CTA of the picture (default: the first)")
     parser.add_argument(
-        "--out", type=Path, default=Path("out/timeline"), help="FILE.json and FILE.png; %(default)s"
+        "--out", type=Path, default=Path("out/timeline"), help="of both files, less .json and .png"
     )
     arguments = parser.parse_args()
     case = case_of(arguments)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from _common import add_config_arguments, config_of, describe
 from fmha.plan import AttentionPlan, make_plan
 from kernelkit import hw
+from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
@@ -90,16 +91,18 @@ def tensor_memory(plan: TmemPlan) -> Section:
 
 
 def _full(plan: EdgePlan, edge: Edge) -> str:
-    arrivals = plan.full_arrivals(edge.name)
-    by = f"{arrivals} arrival{'s' if arrivals > 1 else ''} by {edge.signal.value}"
-    return by + (f", {edge.tx_bytes:,} bytes" if edge.tx_bytes else "")
+    arrivals = _arrivals(plan.full_arrivals(edge.name), edge.signal)
+    return arrivals + (f", {edge.tx_bytes:,} bytes" if edge.tx_bytes else "")
 
 
 def _freed(plan: EdgePlan, edge: Edge) -> str:
     if edge.release:
-        arrivals = plan.empty_arrivals(edge.name)
-        return f"{arrivals} arrival{'s' if arrivals > 1 else ''} by {edge.release.value}"
+        return _arrivals(plan.empty_arrivals(edge.name), edge.release)
     return "never, filled once" if edge.freed_by == "exit" else f"edge {edge.freed_by} answers"
+
+
+def _arrivals(count: int, signal: Signal) -> str:
+    return f"{count} arrival{'s' if count > 1 else ''} by {signal.value}"
 
 
 def _bar(item: TmemRange, allocated: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import platform
 import sys
 import time
@@ -92,10 +93,17 @@ def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -
     return {
         "max_error": max(error.flatten().tolist(), default=0.0),
         "reference_error": verdicts[0].reference_error,
-        "of_limit": max(v.error / (slack * v.limit) if v.error else 0.0 for v in verdicts),
+        "of_limit": max(_share(verdict, slack) for verdict in verdicts),
         "relative": (error.norm() / exact.o.norm().clamp_min(TINY)).item(),
         "lse_error": verdicts[1].error,
     }
+
+
+def _share(verdict: tolerance.Report, slack: float) -> float:
+    """Error over limit; infinite where NaNs or infinities disagree, which no limit excuses."""
+    if verdict.limit == 0.0:
+        return 0.0 if verdict.ok else math.inf
+    return verdict.error / (slack * verdict.limit)
 
 
 def measure(case: Case, backend: str, options: Options, slack: float) -> Row:
@@ -152,8 +160,8 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, console: Console) 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=console, transient=True) as progress:
-        for case in cases:
-            task = progress.add_task(str(case), total=None)
+        for number, case in enumerate(cases, start=1):
+            task = progress.add_task(f"{number} of {len(cases)}: {case}", total=None)
             options = Options(
                 policy=arguments.policy,
                 seed=arguments.seed,
@@ -182,6 +190,14 @@ def write_json(path: Path, rows: list[Row], reason: str) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
+def positive(text: str) -> float:
+    """Argument type: a number above 0."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=("auto", "cuda", "emulate"), default="auto")
@@ -199,7 +215,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the emulator")
     parser.add_argument("--seed", type=int, default=0, help="of the policies with chance")
     parser.add_argument(
-        "--tolerance", type=float, default=1.0, metavar="FACTOR", help="scales every limit"
+        "--tolerance", type=positive, default=1.0, metavar="FACTOR", help="scales every limit"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()

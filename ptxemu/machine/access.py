@@ -57,9 +57,8 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     cta = _cta_of(w, space, address)
     offset = address & OFFSET_MASK
     cta.check(offset, size * count)
-    if write and cta.unfenced is not None:
-        cta.unfenced[offset : offset + size * count] = True
-        cta.any_unfenced = True
+    if write:
+        cta.mark_generic(offset, size * count)
     return cta.views[size], offset // size
 
 

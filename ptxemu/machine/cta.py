@@ -143,6 +143,17 @@ class Cta:
                     f"setmaxnreg differs within a warpgroup of {self.name()}, by warp: {asked}"
                 )
 
+    def mark_generic(self, offset: int, nbytes: int) -> None:
+        """An ordinary store wrote these bytes: the async proxy does not see them before a fence."""
+        if self.unfenced is not None:
+            self.unfenced[offset : offset + nbytes] = True
+            self.any_unfenced = True
+
+    def mark_async(self, offset: int, nbytes: int) -> None:
+        """The async proxy itself wrote these bytes."""
+        if self.any_unfenced:
+            self.unfenced[offset : offset + nbytes] = False
+
     def fence_async(self) -> None:
         """fence.proxy.async: ordinary stores made before become visible to the async proxy."""
         if self.any_unfenced:

@@ -84,13 +84,15 @@ def copy_async(
         cta.check(where & OFFSET_MASK, nbytes)
 
     def run() -> None:
-        for where, start, size in zip(targets, sources, sizes, strict=True):
-            offset = where & OFFSET_MASK
-            cta.smem[offset : offset + nbytes] = 0
-            if size:
-                cta.smem[offset : offset + size] = memory.read_rows(
-                    np.array([start], np.int64), size
-                )[0]
+        offsets = np.array([where & OFFSET_MASK for where in targets])
+        rows = np.zeros((len(offsets), nbytes), np.uint8)
+        for size in set(sizes) - {0}:
+            chosen = np.flatnonzero(np.array(sizes) == size)
+            starts = np.array([sources[lane] for lane in chosen], np.int64)
+            rows[chosen, :size] = memory.read_rows(starts, size)
+        cta.smem[offsets[:, None] + np.arange(nbytes)] = rows
+        for offset in offsets.tolist():
+            cta.mark_generic(offset, nbytes)
 
     w.machine.bytes["cp.async"] += nbytes * len(targets)
     groups.add(
@@ -229,6 +231,7 @@ def bulk_load(
             data = w.machine.memory.read_rows(np.array([start], np.int64), size)[0]
             for cta, offset in places:
                 cta.smem[offset : offset + size] = data
+                cta.mark_async(offset, size)
             for found in signals:
                 found.complete(size)
 
@@ -257,6 +260,7 @@ def bulk_to_peer(
             cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
                 low : low + size
             ]
+            cta.mark_async(offset, size)
             found.complete(size)
 
         w.machine.bytes["bulk.peer"] += size

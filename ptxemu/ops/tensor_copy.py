@@ -135,6 +135,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
         image = load_tile(tm, position, w.machine.memory)
         for cta, offset in places:
             place_tile(tm, image, cta.smem, offset)
+            cta.mark_async(offset, tm.box_bytes)
         for found in signals:
             found.complete(nbytes)
 

@@ -295,3 +295,53 @@ def to_bf16(values: np.ndarray, how: str = "rn") -> np.ndarray:
         return int(np.float32(value).view(np.uint32)) >> 16
 
     return np.array([one(x) for x in values.tolist()], np.uint16)
+
+
+# -- programs of ptx/*.ptx ------------------------------------------------------------------
+
+
+def nested_if(t: int) -> int:
+    if t % 2 == 0:
+        return t + ((t ^ 255) if t > 20 else 1000)
+    return t + 1 + (7 * t if t < 16 else t + 300)
+
+
+def exits_early(t: int) -> int:
+    lane = t % 32
+    if lane < 4:
+        return 7
+    if lane < 20:
+        return lane + 100
+    return 8 if t > 31 else 12
+
+
+def phi_moves() -> np.ndarray:
+    lanes = np.arange(32)
+    varying, uniform = [lanes + 10, lanes + 20, lanes + 30], [np.full(32, k) for k in (1, 2, 3)]
+    rows = [np.choose((np.arange(3)[:, None] + lanes % 4 + 1) % 3, [v[None] for v in varying])]
+    rows.append(np.choose((np.arange(3)[:, None] - lanes % 4 - 1) % 3, [u[None] for u in uniform]))
+    return np.concatenate(rows)
+
+
+def guarded(a: np.ndarray) -> np.ndarray:
+    first = np.arange(32) < 12
+    total = np.where(first, a, 18).astype(np.uint32) + np.uint32(5)
+    return np.concatenate([np.where(first, total, 0), np.full(32, 5)])
+
+
+def promoted(a: np.ndarray) -> np.ndarray:
+    part = np.arange(32) < 9
+    product = np.where(part, (a[0] + a[1]) * np.uint32(3), a[0] * a[1])
+    return np.concatenate([product, np.full(32, 11), np.where(part, 3, a[1])])
+
+
+def grouped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    values = a.reshape(8, 32)
+    product = (values * b[:, None]).astype(np.float32)
+    fused = exact("fma")(product.reshape(-1), values[::-1].reshape(-1), np.full(256, 0.5)).astype(np.float32)
+    bounded = np.maximum(fused.reshape(8, 32), b[0])
+    rows = bounded[np.arange(8) ^ 1] - values
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    return np.concatenate([rows.reshape(-1), total])

@@ -70,6 +70,19 @@ def test_run_fmha_fails_out_of_tolerance():
     assert "1 of 1 out of tolerance" in result.stdout
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_run_fmha_excuses_no_special_value(monkeypatch, value):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import run_fmha
+
+    case = run_fmha.Case(1, 5, 7, 1, 1)
+    exact = run_fmha.reference.definition(*case.inputs())
+    assert run_fmha.judge(case, (exact.o, exact.lse), slack=1.0)["of_limit"] == 0.0
+    wrong = exact.o.clone()
+    wrong[0, 3, 0, 17] = value
+    assert run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
+
+
 def test_emulate_writes_the_timeline(tmp_path):
     result = run("emulate.py", *TINY, "--out", tmp_path / "timeline")
     assert result.returncode == 0, result.stderr

@@ -1,0 +1,38 @@
+"""Every program of `ptx/`: under each policy in the emulator, and with --hw on a GPU.
+
+The format of a program is described in `ptx_program`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+
+import ptxemu
+from tests.ptxemu import hw_runner
+from tests.ptxemu.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
+
+FILES = sorted(FOLDER.glob("*.ptx"))
+
+
+@lru_cache(maxsize=None)
+def _loaded(name: str) -> tuple[Program, ptxemu.Module]:
+    program = read(FOLDER / f"{name}.ptx")
+    return program, ptxemu.load(program.text)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_program(name: str, policy: str) -> None:
+    program, module = _loaded(name)
+    if policy not in program.policies:
+        pytest.skip(f"{name} is not for {policy}; its header says why")
+    check(program, emulate(program, module, ptxemu.Options(policy=policy, seed=1, limit=20)))
+
+
+@pytest.mark.hw
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_program_on_gpu(name: str) -> None:
+    program, _ = _loaded(name)
+    check(program, hw_runner.run(program))
