@@ -55,6 +55,7 @@ def run(
 
 __all__ = [
     "Deadlock",
+    "Finding",
     "HardwareRefusal",
     "LaunchReport",
     "LimitExceeded",

@@ -6,6 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a check noticed without stopping the launch. `check` is its name."""
+
+    check: str
+    message: str
+
+
 @dataclass
 class LaunchReport:
     """One kernel launch. Warp indices are within the CTA; counts are summed over all CTAs."""
@@ -18,7 +26,7 @@ class LaunchReport:
     bytes: Counter = field(default_factory=Counter)  # path such as "tma.load" -> bytes
     counts: Counter = field(default_factory=Counter)  # unit such as "tma.load" -> operations
     seconds: float = 0.0
-    findings: list = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     trace: object | None = None
 
     @property
@@ -34,7 +42,7 @@ class Report:
     launches: list[LaunchReport] = field(default_factory=list)
 
     @property
-    def findings(self) -> list:
+    def findings(self) -> list[Finding]:
         return [finding for launch in self.launches for finding in launch.findings]
 
     @property

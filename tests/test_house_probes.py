@@ -150,6 +150,19 @@ def test_no_future_annotations(traced):
     assert not probe(dsl.no_future_annotations, future + "@dataclass\nclass A: ...")
 
 
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ("from typing import NamedTuple", "from dataclasses import dataclass"),
+        ("from cutlass.utils import SmemAllocator", "from cutlass.memory import SmemAllocator"),
+    ],
+)
+def test_no_traps_imported(bad, good):
+    assert probe(dsl.no_traps_imported, f"import cutlass\n{bad}")
+    assert not probe(dsl.no_traps_imported, f"import cutlass\n{good}")
+    assert not probe(dsl.no_traps_imported, bad.replace("cutlass.", "other."))
+
+
 def test_prose():
     readme = PurePosixPath("fmha/README.md")
     assert list(repository.no_machine_paths(readme, "see /" + "home/someone/x"))

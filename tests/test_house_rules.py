@@ -27,6 +27,7 @@ RULES_OF_A_FILE = {
     dsl.no_advance_on_exit: set(PACKAGES),
     dsl.no_nested_roles: EVERYWHERE,
     dsl.no_future_annotations: EVERYWHERE,
+    dsl.no_traps_imported: set(PACKAGES),
 }
 RULES_OF_A_TEXT = {
     repository.no_machine_paths: (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ""),

@@ -1,4 +1,4 @@
-"""The README tells the truth: its Python runs, its commands and its tree exist."""
+"""The top README tells the truth: its Python runs, its commands and its tree exist."""
 
 from __future__ import annotations
 

@@ -74,3 +74,14 @@ class Pipes:
     s: Event
     p: Event
     o: Event
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What a softmax thread works with, the same for all tiles."""
+
+    row: Row
+    scores: cute.Tensor  # (tile_n,) fp32 registers: the row of S, then its weights
+    scale_log2: Float32
+    buffers: Buffers
+    pipes: Pipes

@@ -51,9 +51,6 @@ class Block:
             after.append(self.index + 1)
         return after
 
-    def first_line(self) -> int:
-        return self.steps[0].instr.line if self.steps else 0
-
 
 class _Builder:
     def __init__(self, entry: Entry) -> None:
@@ -75,7 +72,7 @@ class _Builder:
             self.label(item)
         elif item.root in BRANCHES:
             self.branch(item)
-        elif item.opcode in EXITS:
+        elif item.root in EXITS and not (item.root == "trap" and item.guard):
             self.exit(item)
         elif item.guard is not None:
             self.guarded(item)
@@ -111,7 +108,11 @@ class _Builder:
         block = self.current
         block.guard, block.branch = inverse, skip
         self.blocks.append(Block(len(self.blocks)))
-        self.plain(instr)
+        if instr.root == "trap":
+            self.current.steps.append(Step(instr, registry.match(instr)))
+            self.current.exits = self.current.trap = True
+        else:
+            self.plain(instr)
         self.blocks.append(Block(len(self.blocks), label=skip))
 
     def plain(self, instr: Instr) -> None:
@@ -123,9 +124,10 @@ class _Builder:
         if form and form.blocking:
             self.cut()
         if form and form.convergent:
-            if not self.current.members:
-                self.cut()
-            self.current.members.append(_member_mask(instr, form.name))
+            member = _member_mask(instr, form.name)
+            if not self.current.members or isinstance(member, Reg):  # the register is read before
+                self.cut()  # the block runs, so nothing in the block may write it
+            self.current.members.append(member)
         self.current.steps.append(step)
         if form and form.ends_block:
             self.cut()
@@ -161,7 +163,9 @@ def build_blocks(entry: Entry) -> list[Block]:
     for block in blocks:
         if isinstance(block.branch, str):
             if block.branch not in labels:
-                raise PtxSyntaxError(f"unknown label {block.branch!r}", line=block.first_line())
+                instr = block.steps[-1].instr
+                name = block.branch.split("@")[0]
+                raise PtxSyntaxError(f"unknown label {name!r}", line=instr.line, text=instr.text)
             block.branch = labels[block.branch]
     return blocks
 

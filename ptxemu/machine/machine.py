@@ -20,7 +20,7 @@ from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.timeline import Timeline
 from ptxemu.machine.warp import Warp
 from ptxemu.options import Options
-from ptxemu.report import LaunchReport
+from ptxemu.report import Finding, LaunchReport
 
 Dim3 = tuple[int, int, int]
 MAX_THREADS = 1024
@@ -93,7 +93,7 @@ class Machine:
         self.timeline = Timeline() if options.trace else None
         self.bytes: Counter = Counter()
         self.counts: Counter = Counter()
-        self.by_warp: dict[int, Counter] = {}
+        self.findings: list[Finding] = []
         self._block_counts: dict[int, np.ndarray] = {}
         self.cluster_grid = tuple(g // c for g, c in zip(shape.grid, shape.cluster, strict=True))
         self.scheduler = Scheduler(options, int(np.prod(self.cluster_grid)), self._start_cluster)
@@ -121,6 +121,7 @@ class Machine:
             bytes=self.bytes,
             counts=self.counts,
             seconds=time.perf_counter() - began,
+            findings=self.findings,
             trace=self.timeline.trace if self.timeline else None,
         )
 
@@ -133,6 +134,12 @@ class Machine:
         return error
 
     # -- services of instructions -------------------------------------------------------------
+
+    def find(self, check: str, message: str) -> None:
+        """Record what a check noticed, once however many CTAs show it."""
+        finding = Finding(check, message)
+        if finding not in self.findings:
+            self.findings.append(finding)
 
     def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
         """Hand asynchronous work over to its unit."""
@@ -162,6 +169,18 @@ class Machine:
             return cta.smem[offset : offset + nbytes].tobytes()
         return self.memory.read_rows(np.array([address], np.int64), nbytes).tobytes()
 
+    def cancel_cluster(self) -> Dim3 | None:
+        """First CTA id of a cluster that will not be launched, or None when all have been."""
+        index = self.scheduler.cancel_next()
+        if index is None:
+            return None
+        return tuple(p * c for p, c in zip(self._position(index), self.shape.cluster, strict=True))
+
+    def _position(self, index: int) -> Dim3:
+        """A cluster's place in the grid of clusters, x fastest."""
+        cx, cy, _ = self.cluster_grid
+        return index % cx, index // cx % cy, index // (cx * cy)
+
     sm_count = 148  # a B200
 
     def sm_of(self, cta: Cta) -> int:
@@ -170,8 +189,7 @@ class Machine:
     # -- building CTAs ----------------------------------------------------------------------
 
     def _start_cluster(self, index: int) -> Cluster:
-        cx, cy, _ = self.cluster_grid
-        position = (index % cx, index // cx % cy, index // (cx * cy))
+        position = self._position(index)
         cluster = Cluster(self, index, self.shape.cluster)
         nx, ny, nz = self.shape.cluster
         total = self.program.layout.smem_static + self.shape.smem_bytes

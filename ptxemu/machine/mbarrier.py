@@ -47,6 +47,12 @@ class MBarrier:
         self._complete_if_done()
         return phase
 
+    def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False) -> int:
+        """The arrivals of several lanes, one after the other: they may complete a phase midway."""
+        if lanes * count <= self.pending:
+            return self.arrive(lanes * count, drop=drop)
+        return [self.arrive(count, drop=drop) for _ in range(lanes)][0]
+
     def expect(self, nbytes: int) -> None:
         self.tx += nbytes
         self._check_tx()

@@ -154,6 +154,14 @@ class Scheduler:
         self._launch()
         return True
 
+    def cancel_next(self) -> int | None:
+        """Take the next cluster out of the launch queue (clusterlaunchcontrol); None when empty."""
+        if self.launched == self.total:
+            return None
+        self.launched += 1
+        self.finished += 1
+        return self.launched - 1
+
     def _time_out(self) -> bool:
         """Let every waiting try_wait return false, once per state of the machine."""
         if self.released_at == self.progress:

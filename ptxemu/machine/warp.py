@@ -172,20 +172,18 @@ class Warp:
         members = self.program.blocks[frag.pc].members
         if not members or frag.mask == self.live:
             return True
-        return all(self._required(member) & self.live & ~frag.mask == 0 for member in members)
+        return all(self._required(member, frag) & self.live & ~frag.mask == 0 for member in members)
 
-    def _required(self, member: object) -> int:
-        """Lanes named by a member-mask operand; None stands for all."""
+    def _required(self, member: object, frag: Fragment) -> int:
+        """Lanes named by the member-mask operand of `frag`'s lanes; None stands for all."""
         if member is None:
             return ALL
         if not isinstance(member, Reg):
             return member.value & ALL
         value = self.R[self.program.registers.slots(member.name)[0][0]]
-        return (
-            int(value)
-            if np.ndim(value) == 0
-            else int(value[(self.frag.mask & -self.frag.mask).bit_length() - 1])
-        )
+        if np.ndim(value) == 0:
+            return int(value)
+        return int(np.bitwise_or.reduce(value[bits_mask(frag.mask)]))
 
     # -- what generated code and instructions call --------------------------------------------
 
@@ -221,16 +219,17 @@ class Warp:
         """The running fragment waits; its block will be executed again when woken."""
         self.frag.wait = wait
 
-    def wake(self, frag: Fragment, *, done: bool = False) -> None:
+    def wake(self, frag: Fragment, *, token: object = None) -> None:
+        """`token` tells the fragment, when it runs its block again, that its wait is over."""
         frag.wait = None
-        if done:
-            frag.token = True
+        if token is not None:
+            frag.token = token
         self.machine.ready(self)
 
-    def take_token(self) -> bool:
-        """True once after a wake-up that completed what the fragment waited for."""
+    def take_token(self) -> object:
+        """The token, once after a wake-up that completed what the fragment waited for."""
         token, self.frag.token = self.frag.token, None
-        return token is not None
+        return token
 
     def runnable_now(self) -> bool:
         """Some fragment can take a turn."""

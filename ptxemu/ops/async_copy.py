@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import constant
+from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import BulkGroups, Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import Instr, Not, Reg
 
 _HINTS = "L2::cache_hint L2::64B L2::128B L2::256B"
 
@@ -30,8 +30,19 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
     target, source = c.address(i.operands[0], 32), c.address(i.operands[1], 64)
     nbytes = i.operands[2].value
     rest = i.operands[3:-1] if hinted else i.operands[3:]
-    used = c.src(rest[0], "u32") if rest else constant(nbytes, "u32")
+    used = _source_bytes(c, rest[0], nbytes) if rest else constant(nbytes, "u32")
     c.effect(f"copy_async(w, {{0}}, {{1}}, {nbytes}, {{2}}, <m>)", target, source, used)
+
+
+def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
+    """How many bytes are read: a count, or by a predicate that says to ignore the source."""
+    register = operand.reg if isinstance(operand, Not) else operand
+    if not isinstance(register, Reg) or c.registers.width(register.name) != 1:
+        return c.src(operand, "u32")
+    ignore = c.src(operand, "pred")
+    return c.pure(
+        "u32", f"(0 if {{0}} else {nbytes})", f"(~{{0}}).astype(U32) * U32({nbytes})", ignore
+    )
 
 
 @op("cp.async.commit_group", section="cp.async.commit_group")
@@ -82,6 +93,11 @@ def copy_async(
                 f"cp.async of {nbytes} bytes to shared address {where:#x}; misaligned"
             )
         cta.check(where & OFFSET_MASK, nbytes)
+    for where, size in zip(sources, sizes, strict=True):
+        if size > nbytes or (size and where & (nbytes - 1)):
+            raise HardwareRefusal(
+                f"cp.async of {size} in {nbytes} bytes from {where:#x}; misaligned or too many"
+            )
 
     def run() -> None:
         offsets = np.array([where & OFFSET_MASK for where in targets])
@@ -185,7 +201,7 @@ def bulk_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
 
 
-def _require_bulk(nbytes: int, *addresses: int) -> None:
+def require_bulk(nbytes: int, *addresses: int) -> None:
     """PTX ISA cp.async.bulk: size and addresses are multiples of 16."""
     if nbytes % 16 or any(address % 16 for address in addresses):
         shown = ", ".join(f"{address:#x}" for address in addresses)
@@ -214,7 +230,7 @@ def bulk_load(
     for where, start, size, signal, chosen in _once_each(
         w, target, source, nbytes, barrier, mask or 0
     ):
-        _require_bulk(size, start, where & OFFSET_MASK)
+        require_bulk(size, start, where & OFFSET_MASK)
         chosen = chosen if mask is not None else None
         places = targets_of(w, where, chosen)
         signals = (
@@ -244,7 +260,7 @@ def bulk_to_peer(
     w: object, target: object, source: object, nbytes: object, barrier: object
 ) -> None:
     for where, start, size, signal in _once_each(w, target, source, nbytes, barrier):
-        _require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
+        require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
         ((cta, offset),) = targets_of(w, where, None)
         found, low = find(w, signal), start & OFFSET_MASK
         cta.check(offset, size)
@@ -271,7 +287,7 @@ def bulk_to_peer(
 def bulk_store(w: object, target: object, source: object, nbytes: object) -> None:
     for where, start, size in _once_each(w, target, source, nbytes):
         low = start & OFFSET_MASK
-        _require_bulk(size, where, low)
+        require_bulk(size, where, low)
         w.cta.check(low, size)
         held: list[np.ndarray] = []
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.codegen.lower import Lower, type_width
+from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.numerics import arith, half
@@ -35,16 +36,28 @@ def red(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _atomic(c: Lower, f: Match, target: object, where: object, sources: tuple) -> None:
-    if f.pick("v2", "v4", "v8"):
-        raise UnsupportedPtx("vector atomics")
-    name, width = f.pick(*_OPS.split()), type_width(f.type)
-    address = address_value(c, where, space_of(f))
+    name, width, space = f.pick(*_OPS.split()), type_width(f.type), space_of(f)
+    address = address_value(c, where, space)
     kind = f"u{max(width, 16)}"
-    count = 2 if name == "cas" else 1
-    values = [c.src(source, kind) for source in sources[:count]]
-    fields = ", ".join(f"{{{k + 1}}}" for k in range(count))
+    if name == "cas":
+        _one(c, f, target, address, [c.src(source, kind) for source in sources[:2]])
+        return
+    items = c.each(sources[0])  # .v2 to .v8 are that many atomics, at consecutive elements
+    targets = (None,) * len(items) if target is None else c.each(target)
+    for k, (item, part) in enumerate(zip(items, targets, strict=True)):
+        place = address
+        if k:
+            step = k * width // 8
+            place = c.pure(address.type, f"({{0}} + {step})", f"{{0}} + {step}", address)
+        _one(c, f, part, place, [c.src(item, kind)])
+
+
+def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]) -> None:
+    """One element."""
+    fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
+    name = f.pick(*_OPS.split())
     text = f"atomic(w, '{space_of(f)}', '{name}', '{f.type}', {{0}}, {fields})"
-    out = c.effect(text, address, *values, results=[(kind, False)])
+    out = c.effect(text, address, *values, results=[(values[0].type, False)])
     c.dst(target, out[0])
 
 
@@ -106,13 +119,14 @@ def atomic(
     out = np.zeros(32, f"u{max(size, 2)}")
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     columns = [w.lane_values(value) for value in values]
-    w.machine.note_progress()
     for position, (lane, where) in enumerate(zip(lanes, w.lane_values(address), strict=True)):
         old = access.load_scalar(w, space, where, size, 1)
         if name == "cas":
             new = columns[1][position] if old == columns[0][position] else old
         else:
             new = combine(name, ptx_type, old, columns[0][position])
+        if new != old:
+            w.machine.note_progress()  # an atomic that changes nothing may be a polling loop's
         access.store_scalar(w, space, where, size, (new,))
         out[lane] = old
     return out

@@ -98,13 +98,27 @@ def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
 
 
 class BarrierWait:
-    """What a parked fragment shows in a deadlock report."""
+    """What a parked fragment shows in a deadlock report: read when it is made, not when it parks."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, ident: int, barrier: NamedBarrier) -> None:
+        self.ident = ident
+        self.barrier = barrier
 
     def __str__(self) -> str:
-        return self.text
+        barrier = self.barrier
+        return (f"barrier {self.ident} of {barrier.cta.name()}: {barrier.arrived} of "
+                f"{barrier.expected()} threads arrived")
+
+
+class ClusterWait:
+    """The same for the barrier of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def __str__(self) -> str:
+        arrived, live = self.cluster.arrived, self.cluster.live_threads()
+        return f"the cluster barrier: {arrived} of {live} threads arrived"
 
 
 def stamp(w: object, barrier: object) -> None:
@@ -119,6 +133,14 @@ def catch_up(w: object, barrier: object, what: str) -> None:
         w.machine.timeline.catch_up(w, barrier.time, what)
 
 
+def _agreed(w: object, operand: object) -> int:
+    """A barrier operand, which the lanes of a warp must agree on."""
+    values = set(w.lane_values(operand))
+    if len(values) > 1:
+        raise HardwareRefusal(f"barrier operand differs within a warp: {sorted(values)}")
+    return values.pop()
+
+
 def _checked(w: object, count: int) -> int:
     """The expected count; 0 stands for all threads of the CTA."""
     total = 32 * len(w.cta.warps)
@@ -130,24 +152,26 @@ def _checked(w: object, count: int) -> int:
 
 
 @runtime
-def barrier_wait(w: object, ident: int, count: int) -> bool | None:
+def barrier_wait(w: object, ident: int, count: int, votes: tuple = (0, 0)) -> tuple | None:
+    """The votes of all threads (bar.red) once everyone has arrived; None: parked."""
     barrier = w.cta.barrier(ident)
-    if w.take_token():
-        catch_up(w, barrier, f"barrier {ident}")
-        return True
-    stamp(w, barrier)
-    if barrier.add(32, _checked(w, count), ident):
+    result = w.take_token()
+    if result is None:
+        stamp(w, barrier)
+        barrier.vote(*votes)
+        if not barrier.add(32, _checked(w, count), ident):
+            barrier.waiters.append((w, w.frag))
+            w.park(BarrierWait(ident, barrier))
+            return None
         w.machine.note_progress()
-        catch_up(w, barrier, f"barrier {ident}")
-        return True
-    barrier.waiters.append((w, w.frag))
-    arrived = f"{barrier.arrived} of {barrier.expected()} threads arrived"
-    w.park(BarrierWait(f"barrier {ident} of {w.cta.name()}: {arrived}"))
-    return None
+        result = barrier.result
+    catch_up(w, barrier, f"barrier {ident}")
+    return result
 
 
 @runtime
 def arrive_barrier(w: object, ident: int, count: int) -> None:
+    ident, count = _agreed(w, ident), _agreed(w, count)
     barrier = w.cta.barrier(ident)
     stamp(w, barrier)
     if barrier.add(32, _checked(w, count), ident):
@@ -158,20 +182,12 @@ def arrive_barrier(w: object, ident: int, count: int) -> None:
 def barrier_reduce(
     w: object, ident: int, count: int, predicate: object, mode: str, mb: int
 ) -> int | bool | None:
-    """The reduction is kept on the barrier until its last waiter has read it."""
-    from ptxemu.ops.warp import vote_lanes
-
-    results = w.cta.reductions
-    if not w.frag.token:
-        part = vote_lanes(predicate, "ballot", mb, mb)
-        votes, threads = results.setdefault(ident, [0, 0])
-        results[ident] = [votes + part.bit_count(), threads + mb.bit_count()]
-    if barrier_wait(w, ident, count) is None:
+    """popc, and, or of the predicates of all threads that take part."""
+    true = mb if predicate is True else mask_bits(np.broadcast_to(predicate, 32)) & mb
+    result = barrier_wait(w, ident, count, (true.bit_count(), mb.bit_count()))
+    if result is None:
         return None
-    votes, threads = results[ident]
-    w.cta.reduction_reads[ident] = w.cta.reduction_reads.get(ident, 0) + mb.bit_count()
-    if w.cta.reduction_reads[ident] == threads:
-        del results[ident], w.cta.reduction_reads[ident]
+    votes, threads = result
     return {"popc": votes, "and": votes == threads, "or": votes > 0}[mode]
 
 
@@ -188,6 +204,5 @@ def wait_cluster(w: object) -> bool | None:
         catch_up(w, w.cluster, "cluster barrier")
         return True
     w.cluster.waiters.append((w, w.frag))
-    arrived = f"{w.cluster.arrived} of {w.cluster.live_threads()} threads arrived"
-    w.park(BarrierWait(f"the cluster barrier: {arrived}"))
+    w.park(ClusterWait(w.cluster))
     return None

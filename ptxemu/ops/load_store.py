@@ -114,7 +114,7 @@ def store(c: Lower, i: Instr, f: Match) -> None:
             values += c.halves(item)
         else:
             values.append(_narrow(c, c.convert(c.raw(item, max(8 * size, 16)), type_), size))
-    if address.uniform and space != "local":
+    if address.uniform and not _differs_by_lane(c, space):
         fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
         c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({fields},))", address, *values)
     else:

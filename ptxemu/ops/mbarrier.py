@@ -53,11 +53,12 @@ def arrive(c: Lower, i: Instr, f: Match) -> None:
     state, operands = _state(i)
     count = c.src(operands[1], "u32") if len(operands) > 1 else constant(1, "u32")
     drop = f.form.name == "mbarrier.arrive_drop"
+    address = barrier_address(c, operands[0])
     out = c.effect(
         f"mbarrier_arrive(w, {{0}}, {{1}}, {drop})",
-        barrier_address(c, operands[0]),
+        address,
         count,
-        results=[("u64", True)],
+        results=[("u64", address.uniform and count.uniform)],
     )
     c.dst(state, out[0])
 
@@ -71,11 +72,12 @@ def arrive(c: Lower, i: Instr, f: Match) -> None:
 def arrive_expect(c: Lower, i: Instr, f: Match) -> None:
     state, operands = _state(i)
     drop = f.form.name.startswith("mbarrier.arrive_drop")
+    address, nbytes = barrier_address(c, operands[0]), c.src(operands[1], "u32")
     out = c.effect(
         f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop})",
-        barrier_address(c, operands[0]),
-        c.src(operands[1], "u32"),
-        results=[("u64", True)],
+        address,
+        nbytes,
+        results=[("u64", address.uniform and nbytes.uniform)],
     )
     c.dst(state, out[0])
 
@@ -183,24 +185,34 @@ def mbarrier_inval(w: object, address: object) -> None:
         del w.cluster.cta(where >> RANK_SHIFT & 0xFF).mbarriers[where & OFFSET_MASK]
 
 
-@runtime
-def mbarrier_arrive(w: object, address: object, count: object, drop: bool) -> int:
-    state = 0
-    w.machine.note_progress()
-    for where, number, lanes in _pairs(w, address, count):
-        state = find(w, where).arrive(number * lanes, drop=drop)
-    return state
+def _states(w: object, states: list[int], *operands: object) -> object:
+    """The opaque results of arrivals: one where the operands are uniform, else one per lane."""
+    if all(np.ndim(operand) == 0 for operand in operands):
+        return states[0]
+    out = np.zeros(32, np.uint64)
+    out[[lane for lane in range(32) if w.frag.mask >> lane & 1]] = states
+    return out
 
 
 @runtime
-def mbarrier_arrive_expect(w: object, address: object, nbytes: object, drop: bool) -> int:
-    state = 0
+def mbarrier_arrive(w: object, address: object, count: object, drop: bool) -> object:
     w.machine.note_progress()
+    states = [
+        find(w, where).arrive_each(lanes, number, drop=drop)
+        for where, number, lanes in _pairs(w, address, count)
+    ]
+    return _states(w, states, address, count)
+
+
+@runtime
+def mbarrier_arrive_expect(w: object, address: object, nbytes: object, drop: bool) -> object:
+    w.machine.note_progress()
+    states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
         barrier.expect(number * lanes)
-        state = barrier.arrive(lanes, drop=drop)
-    return state
+        states.append(barrier.arrive_each(lanes, drop=drop))
+    return _states(w, states, address, nbytes)
 
 
 @runtime

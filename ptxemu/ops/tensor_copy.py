@@ -22,7 +22,7 @@ from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Addr, Instr
 
-_RANKS = "1d 2d 3d 4d 5d"
+RANKS = "1d 2d 3d 4d 5d"
 _HINT = "L2::cache_hint"
 MAP_BYTES = 128
 
@@ -31,13 +31,13 @@ def _coordinates(c: Lower, operand: Addr) -> list:
     return [c.src(item, "s32") for item in operand.coords]
 
 
-def _rank(f: Match) -> int:
-    return int(f.pick(*_RANKS.split())[0])
+def rank_of(f: Match) -> int:
+    return int(f.pick(*RANKS.split())[0])
 
 
 @op(
     "cp.async.bulk.tensor",
-    flags=f"{_RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
+    flags=f"{RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
     f"bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
     section="cp.async.bulk.tensor",
 )
@@ -48,7 +48,7 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
         coords = _coordinates(c, tensor)
         fields = ", ".join(f"{{{k + 2}}}" for k in range(len(coords)))
         c.effect(
-            f"tensor_store(w, {_rank(f)}, {{1}}, ({{0}}, {fields}))",
+            f"tensor_store(w, {rank_of(f)}, {{1}}, ({{0}}, {fields}))",
             c.address(tensor, 64),
             source,
             *coords,
@@ -61,7 +61,7 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     fields = ", ".join(f"{{{k + 4}}}" for k in range(len(coords)))
     pair = "cta_group::2" in f.flags
     c.effect(
-        f"tensor_load(w, {_rank(f)}, {{0}}, ({{1}}, {fields}), ({{2}}, {pair}), "
+        f"tensor_load(w, {rank_of(f)}, {{0}}, ({{1}}, {fields}), ({{2}}, {pair}), "
         f"{'{3}' if multicast else None})",
         c.address(i.operands[0], 32),
         c.address(tensor, 64),
@@ -73,7 +73,7 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
 
 @op(
     "cp.async.bulk.prefetch.tensor",
-    flags=f"{_RANKS} L2 global tile {_HINT}",
+    flags=f"{RANKS} L2 global tile {_HINT}",
     section="cp.async.bulk.prefetch.tensor",
 )
 def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
@@ -106,7 +106,7 @@ def signals_of(
     return [w.cluster.cta(cta.rank & ~1 | named).mbarrier(offset) for cta, _ in places]
 
 
-def _per_lane(w: object, operands: tuple) -> Iterator[tuple]:
+def per_lane(w: object, operands: tuple) -> Iterator[tuple]:
     """The operands of every active lane: each issues its own operation."""
     return zip(*(w.lane_values(value) for value in operands), strict=True)
 
@@ -119,7 +119,7 @@ def tensor_load(
     (.cta_group::2); mask: CTAs of a multicast, or None."""
     signal_address, pair = barrier
     operands = (target, signal_address, mask or 0, *tensor)
-    for where, signal, chosen, map_address, *position in _per_lane(w, operands):
+    for where, signal, chosen, map_address, *position in per_lane(w, operands):
         tm = read_map(w, map_address, rank)
         places = targets_of(w, where, chosen if mask is not None else None)
         signals = signals_of(w, signal, places, mask is not None, pair)
@@ -149,7 +149,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
 @runtime
 def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
-    for start, map_address, *position in set(_per_lane(w, (source, *tensor))):
+    for start, map_address, *position in set(per_lane(w, (source, *tensor))):
         tm = read_map(w, map_address, rank)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)
         _issue_store(w, tm, tuple(position), start & OFFSET_MASK)

@@ -6,13 +6,18 @@ The functions below the emitters run on 32-lane arrays; `mb` are the active lane
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.namespace import BITS, LANES, bits_mask, mask_bits
+from ptxemu.codegen.namespace import BITS, LANES, NAN, bits_mask, mask_bits
 from ptxemu.errors import HardwareRefusal
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Imm, Instr, Pair
+
+ALL = 0xFFFFFFFF
 
 
 @op("shfl.sync", types="b32", flags="up down bfly idx", section="shfl.sync", convergent=True)
@@ -94,18 +99,35 @@ def vote(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], out[0])
 
 
+def for_members(members: object, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
+    """answer(the executing lanes of a member mask): one where all lanes name the same mask, else an
+    array, in which the lanes that name one mask get its answer."""
+    if np.ndim(members) == 0:
+        return answer(members & mb)
+    out, active = np.zeros(32, dtype), bits_mask(mb)
+    for mask in np.unique(members[active]).tolist():
+        out[active & (members == mask)] = answer(mask & mb)
+    return out
+
+
 @runtime
-def vote_lanes(predicate: object, mode: str, members: object, mb: int) -> int | bool:
-    """One answer for the member lanes that execute."""
-    named = members if np.ndim(members) == 0 else int(members[(mb & -mb).bit_length() - 1])
-    named &= mb
-    if np.ndim(predicate) == 0:
-        true = named if predicate else 0
-    else:
-        true = mask_bits(predicate) & named
-    if mode == "ballot":
-        return true
-    return {"all": true == named, "any": true != 0, "uni": true in (0, named)}[mode]
+def vote_lanes(predicate: object, mode: str, members: object, mb: int) -> Any:
+    """The answer for the member lanes that execute."""
+    votes = (ALL if predicate else 0) if np.ndim(predicate) == 0 else mask_bits(predicate)
+    return for_members(
+        members,
+        mb,
+        lambda named: _VOTES[mode](votes & named, named),
+        np.uint32 if mode == "ballot" else np.bool_,
+    )
+
+
+_VOTES = {
+    "ballot": lambda true, named: true,
+    "all": lambda true, named: true == named,
+    "any": lambda true, named: true != 0,
+    "uni": lambda true, named: true in (0, named),
+}
 
 
 @op("activemask", types="b32", section="activemask")
@@ -134,15 +156,14 @@ def match_lanes(c: Lower, i: Instr, f: Match) -> None:
 @runtime
 def match_values(value: object, everyone: bool, members: object, mb: int) -> tuple:
     """Per lane, the member lanes with its value; for .all, all members or none."""
-    named = int(np.broadcast_to(members, 32)[(mb & -mb).bit_length() - 1]) & mb
-    equal = np.equal.outer(np.broadcast_to(value, 32), np.broadcast_to(value, 32)) & bits_mask(
-        named
-    )
+    named = np.broadcast_to(np.asarray(members, np.uint32) & np.uint32(mb), 32)
+    value = np.broadcast_to(value, 32)
+    equal = np.equal.outer(value, value) & ((named[:, None] & BITS) != 0)
     masks = (equal * BITS).sum(1, dtype=np.uint32)
     if not everyone:
         return masks, masks != 0
     agree = masks == named
-    return np.where(agree, np.uint32(named), np.uint32(0)), agree
+    return np.where(agree, named, np.uint32(0)), agree
 
 
 _REDUCE = {
@@ -182,23 +203,36 @@ def reduce_lanes(
     value: object, mode: str, members: object, mb: int, absolute: bool, nan: bool
 ) -> object:
     """The reduction over the member lanes, as a Python scalar of the operand's type."""
-    named = members if np.ndim(members) == 0 else int(members[(mb & -mb).bit_length() - 1])
-    chosen = np.broadcast_to(value, 32)[bits_mask(named & mb)]
+    values = np.broadcast_to(value, 32)
     if isinstance(value, int):
-        chosen = chosen.astype(np.int64)
-    if chosen.dtype.kind == "f":
-        chosen = np.abs(chosen) if absolute else chosen
-        if not nan:
-            function = {"min": np.fmin, "max": np.fmax}[mode]
-        else:
-            function = {"min": np.minimum, "max": np.maximum}[mode]
-        return float(function.reduce(chosen))
-    out = int(_REDUCE[mode].reduce(chosen))
-    if mode == "add":
-        signed = value.dtype.kind == "i" if np.ndim(value) else out < 0
-        out &= 0xFFFFFFFF
-        return (out ^ 0x80000000) - 0x80000000 if signed else out
-    return out
+        values = values.astype(np.int64)
+    if values.dtype.kind == "f":
+        values = np.abs(values) if absolute else values
+        return for_members(
+            members, mb, lambda named: _extreme(mode, values[bits_mask(named)], nan), np.float32
+        )
+    dtype = values.dtype if np.ndim(value) else np.int64
+
+    def total(named: int) -> int:
+        out = int(_REDUCE[mode].reduce(values[bits_mask(named)]))
+        if mode != "add":
+            return out
+        out &= ALL
+        return (out ^ 0x80000000) - 0x80000000 if dtype == np.int32 else out
+
+    found = for_members(members, mb, total, dtype)
+    return found if np.ndim(found) == 0 or np.ndim(value) else found.astype(np.uint32)
+
+
+def _extreme(mode: str, values: np.ndarray, nan: bool) -> float:
+    """min or max with the NaN rule; -0 is below +0."""
+    functions = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}
+    out = float(functions[mode][nan].reduce(values))
+    if out == 0:
+        signs = np.signbit(values[values == 0])
+        negative = signs.any() if mode == "min" else signs.all()
+        return -0.0 if negative else 0.0
+    return out if out == out else NAN
 
 
 @op("elect.sync", section="elect.sync", convergent=True)
@@ -217,9 +251,13 @@ _LEADERS = [lane == LANES for lane in range(32)]
 
 
 @runtime
-def elect_lane(members: object, mb: int) -> tuple[int, np.ndarray]:
-    named = int(np.broadcast_to(members, 32)[(mb & -mb).bit_length() - 1]) & mb
+def elect_lane(members: object, mb: int) -> tuple[Any, np.ndarray]:
+    """(the leader of each lane's member mask, is it this lane?)"""
+    leader = for_members(members, mb, _lowest, np.uint32)
+    return leader, _LEADERS[leader] if np.ndim(leader) == 0 else leader == LANES
+
+
+def _lowest(named: int) -> int:
     if not named:
-        raise HardwareRefusal(f"elect.sync: no member of {members!r} is active")
-    lane = (named & -named).bit_length() - 1
-    return lane, _LEADERS[lane]
+        raise HardwareRefusal("elect.sync: no lane of the member mask executes it")
+    return (named & -named).bit_length() - 1

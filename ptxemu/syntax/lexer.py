@@ -34,7 +34,8 @@ def tokenize(text: str) -> list[Token]:
     while position < end:
         found = match(text, position)
         if found is None:
-            raise PtxSyntaxError(f"unexpected character {text[position]!r}", line=line)
+            quoted = text.split("\n")[line - 1].strip()
+            raise PtxSyntaxError(f"unexpected character {text[position]!r}", line=line, text=quoted)
         kind = found.lastgroup
         if kind == "newline":
             line += 1

@@ -82,6 +82,7 @@ class Parser:
         self.at = 0
         self.tree = ModuleTree()
         self.scopes: list[dict[str, str]] = []  # innermost last: name as written -> unique name
+        self.scope_numbers: list[int] = []
         self.scope_count = 0
         self.entry: Entry | None = None
 
@@ -124,17 +125,18 @@ class Parser:
 
     def skip_braces(self) -> None:
         depth = 0
-        while True:
+        while self.kind() != "end":
             text = self.next()
             depth += (text == "{") - (text == "}")
             if depth == 0:
                 return
+        self.fail("a brace is never closed")
 
     def integer(self) -> int:
         sign = -1 if self.accept("-") else 1
         if self.kind() != "number":
             self.fail(f"expected an integer, found {self.peek()!r}")
-        return sign * int(self.next().rstrip("U"), 0)
+        return sign * integer_literal(self.next())
 
     # -- module level -----------------------------------------------------------------------
 
@@ -331,9 +333,11 @@ class Parser:
         self.next()
         self.scope_count += 1
         self.scopes.append(self.scope_labels())
+        self.scope_numbers.append(self.scope_count)
         while not self.accept("}"):
             self.body_statement(entry)
         self.scopes.pop()
+        self.scope_numbers.pop()
 
     def scope_labels(self) -> dict[str, str]:
         """Labels of the scope that starts here, ahead of use: a branch may go forward."""
@@ -341,6 +345,8 @@ class Parser:
         depth, position = 0, self.at
         while True:
             text = self.tokens[position][1]
+            if self.tokens[position][0] == "end":
+                self.fail("a brace is never closed")
             if text == "}":
                 if depth == 0:
                     return names
@@ -355,7 +361,7 @@ class Parser:
     def unique(self, name: str, declare: bool = False) -> str:
         """The scope-resolved name of a register, variable or label."""
         if declare and len(self.scopes) > 1:
-            return self.scopes[-1].setdefault(name, f"{name}@{self.scope_count}")
+            return self.scopes[-1].setdefault(name, f"{name}@{self.scope_numbers[-1]}")
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
@@ -476,7 +482,14 @@ class Parser:
             self.fail(f"expected an operand, found {text!r}")
         if "." in text:
             return Imm(sign * float(text))
-        return Imm(sign * int(text.rstrip("U"), 0))
+        return Imm(sign * integer_literal(text))
+
+
+def integer_literal(text: str) -> int:
+    """Decimal, 0x, 0b, or octal with a leading 0; U says unsigned."""
+    digits = text.rstrip("U")
+    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
+    return int(digits, 8 if octal else 0)
 
 
 def parse(text: str) -> ModuleTree:

@@ -9,10 +9,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tests.house.imports import imports
 from tests.house.source import Finding, Function, Source
 
 OWNERS = {"run", "kernel"}  # the functions whose locals hold the pipeline state
 ADVANCING = {"advance", "acquire_and_advance", "wait_and_advance", "reverse"}
+
+INSTEAD = {
+    "typing.NamedTuple": "a frozen dataclass (the DSL flattens tuples, pipelines in them break)",
+    "cutlass.utils.SmemAllocator": "cutlass.memory.SmemAllocator (the old one is deprecated)",
+}
 
 
 def advanced_state_returns(source: Source) -> Iterator[Finding]:
@@ -56,20 +62,18 @@ def no_future_annotations(source: Source) -> Iterator[Finding]:
             yield source.finding("postponed annotations in a file that the DSL traces", node)
 
 
+def no_traps_imported(source: Source) -> Iterator[Finding]:
+    """Names that a device file had better not use, each with what stands in for it."""
+    if not _imports_dsl(source):
+        return
+    for item in imports(source):
+        if item.module in INSTEAD:
+            yield source.finding(f"{item.module}: use {INSTEAD[item.module]}", item.node)
+
+
 def _imports_dsl(source: Source) -> bool:
     """Whether the file imports cutlass at all: elsewhere, advance() is some other method."""
-    names = (
-        name
-        for node in source.tree.body
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    )
-    return any(name.partition(".")[0] == "cutlass" for name in names)
+    return any(item.top == "cutlass" and not item.lazy for item in imports(source))
 
 
 def _advances(node: ast.AST) -> list[ast.expr]:

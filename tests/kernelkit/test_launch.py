@@ -1,75 +1,107 @@
-"""Where a kernel runs is decided by device, wish and what it is written for; never silently."""
-
-from __future__ import annotations
+"""kernelkit.launch: the same kernel in the emulator, and natively with `--hw` on a Hopper GPU."""
 
 import pytest
 import torch
 
-from kernelkit import launch
-from kernelkit.launch import Target, choose_target
-from kernelkit.tensors import with_plain_strides
+from kernelkit import compile as kernel_compile
+from kernelkit.launch import choose_target
+from tests.kernelkit.scale_kernel import ARCHS, scale
 
-CPU = torch.device("cpu")
-GPU = torch.device("cuda", 0)
+
+def matrix(device: str, rows: int = 5, columns: int = 260) -> torch.Tensor:
+    return torch.randn(rows, columns, device=device)
 
 
 @pytest.fixture
-def capability(monkeypatch):
-    def pretend(major: int, minor: int = 0) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (major, minor))
+def no_more_compiles(monkeypatch):
+    """After this fixture any compilation fails the test."""
 
-    return pretend
+    def arm() -> None:
+        def refuse(*_: object) -> None:
+            raise AssertionError("compiled again")
 
+        monkeypatch.setattr(kernel_compile, "_compile", refuse)
 
-def test_cpu_tensors_are_emulated():
-    for backend in ("auto", "emulate"):
-        assert choose_target(CPU, backend, None, ("sm_100a",)) == Target("emulate", "sm_100a")
-
-
-def test_blackwell_and_hopper_run_natively(capability):
-    both = ("sm_100a", "sm_90a")
-    capability(10)
-    assert choose_target(GPU, "auto", None, both) == Target("cuda", "sm_100a")
-    capability(9)
-    assert choose_target(GPU, "cuda", "sm_90a", both) == Target("cuda", "sm_90a")
+    return arm
 
 
-REFUSED = [  # device, its compute capability, (backend, arch), error, words
-    (CPU, 0, ("fastest", None), ValueError, "fastest"),
-    (CPU, 0, ("cuda", None), ValueError, "on the CPU"),
-    (CPU, 0, ("auto", "sm_80"), NotImplementedError, "sm_80"),
-    (torch.device("meta"), 0, ("auto", None), NotImplementedError, "meta"),
-    (GPU, 10, ("emulate", None), ValueError, "cuda:0"),
-    (GPU, 9, ("auto", None), NotImplementedError, "9.0"),
-    (GPU, 8, ("auto", None), NotImplementedError, "8.0"),
-    (GPU, 12, ("auto", None), NotImplementedError, "12.0"),
-]
+def check_scale(device: str, no_more_compiles) -> None:
+    x = matrix(device)
+    torch.testing.assert_close(scale(x, 2.5), 2.5 * x, rtol=0, atol=0)
+    no_more_compiles()
+    wide = matrix(device, 3, 1024)[:, :640]  # other lengths and strides, the same compiled kernel
+    torch.testing.assert_close(scale(wide, -1.0), -wide, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("device", "major", "wish", "error", "words"), REFUSED)
-def test_what_cannot_run_says_why(capability, device, major, wish, error, words):
-    capability(major)
-    with pytest.raises(error) as raised:
-        choose_target(device, *wish, ("sm_100a",))
-    assert words in str(raised.value)
+def check_misaligned(device: str) -> None:
+    shifted = torch.zeros(4 * 64 + 1, device=device)[1:].view(4, 64)
+    with pytest.raises(ValueError, match="not a multiple of 16 bytes"):
+        scale(shifted, 1.0)
 
 
-def test_an_arch_of_another_gpu_is_refused(capability):
-    capability(9)
-    with pytest.raises(ValueError, match="does not run on compute capability 9"):
-        choose_target(GPU, "auto", "sm_100a", ("sm_100a", "sm_90a"))
+def test_emulated(no_more_compiles):
+    check_scale("cpu", no_more_compiles)
 
 
-def test_emulations_nest():
-    with launch.emulation("outer") as outer:
-        with launch.emulation("inner") as inner:
-            assert launch._emulation.get() is inner
-        assert launch._emulation.get() is outer
-    assert launch._emulation.get() is None
+def test_emulated_misaligned():
+    check_misaligned("cpu")
 
 
-def test_strides_of_single_elements_become_harmless():
-    odd = torch.zeros(100).as_strided((1, 3, 1, 8), (7, 16, 3, 1))
-    plain = with_plain_strides(odd)
-    assert plain.stride() == (8, 16, 8, 1)
-    assert plain.data_ptr() == odd.data_ptr()
+@pytest.mark.hw
+def test_native(no_more_compiles):
+    check_scale("cuda", no_more_compiles)
+
+
+@pytest.mark.hw
+def test_native_misaligned():
+    check_misaligned("cuda")
+
+
+@pytest.mark.hw
+def test_native_follows_the_current_stream():
+    """The launch is ordered after what its stream did before, and leaves other streams alone."""
+    scale(matrix("cuda"), 1.0)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    x = torch.zeros(4096, 1024, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3.0)
+        y = scale(x, 2.0)
+        assert not side.query(), "the launch waited for its stream"
+    side.synchronize()
+    assert torch.equal(y, torch.full_like(y, 6.0))
+
+
+@pytest.mark.hw
+def test_native_is_captured_in_a_graph():
+    """Captured on the capture's stream, replayed on new contents."""
+    x = matrix("cuda")
+    scale(x, 1.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = scale(x, 4.0)
+    x.fill_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, torch.full_like(y, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "error", "words"),
+    [
+        ("gpu", None, ValueError, "backend 'gpu'"),
+        ("cuda", None, ValueError, "needs CUDA tensors"),
+        ("auto", "sm_80", NotImplementedError, "arch 'sm_80'"),
+        ("emulate", "sm_90a", NotImplementedError, "the emulator runs sm_100a"),
+    ],
+)
+def test_refusals(backend, arch, error, words):
+    with pytest.raises(error, match=words):
+        choose_target(torch.device("cpu"), backend, arch, ARCHS)
+
+
+def test_unknown_device():
+    with pytest.raises(NotImplementedError, match="device meta"):
+        choose_target(torch.device("meta"), "auto", None, ARCHS)

@@ -345,3 +345,108 @@ def grouped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     for row in rows[1:]:
         total = total + row
     return np.concatenate([rows.reshape(-1), total])
+
+
+def shuffle_source(mode: str, b: int, c: int, lane: int) -> tuple[int, bool]:
+    """(source lane, in range), after the pseudocode of shfl.sync."""
+    b, bound, segment = b & 31, c & 31, c >> 8 & 31
+    least, most = lane & segment, lane & segment | bound & ~segment
+    source = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": least | b & ~segment}[mode]
+    valid = source >= most if mode == "up" else source <= most
+    return (source if valid else lane), valid
+
+
+def shuffles(a: np.ndarray, forms: list) -> np.ndarray:
+    rows = []
+    for mode, b, c in forms:
+        found = [shuffle_source(mode, int(np.resize(b, 32)[lane]), c, lane) for lane in range(32)]
+        rows += [[a[source] for source, _ in found], [valid for _, valid in found]]
+    return np.array(rows)
+
+
+def votes() -> np.ndarray:
+    lanes = np.arange(32)
+    part = lanes & 2 != 0
+    rows = [0b11111, 1, 0xFFFFFFFF, lanes == 0]
+    return np.array([np.broadcast_to(row, 32) for row in rows]
+                    + [np.where(part, row, 0) for row in (0xCCCCCCCC, 0b01100, lanes == 2, 0)])
+
+
+def warp_groups(a: np.ndarray) -> np.ndarray:
+    lanes = np.arange(32)
+    half, quarter = lanes // 16, lanes // 8
+    bits = np.uint32(1) << lanes.astype(np.uint32)
+
+    def among(chosen: np.ndarray) -> list[int]:
+        return [int(bits[chosen & (half == half[lane])].sum()) for lane in range(32)]
+
+    return np.array([
+        among(a > 3),
+        [int(a[half == half[lane]].sum()) for lane in range(32)],
+        [int(bits[(half == half[lane]) & (a == a[lane])].sum()) for lane in range(32)],
+        [int((a[quarter == quarter[lane]] > 3).any()) for lane in range(32)],
+        a[quarter * 8],
+        np.where(lanes % 8 == 0, quarter * 8, 99),
+    ])
+
+
+_REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
+           "xor": np.bitwise_xor}
+
+
+def reductions(a: np.ndarray, forms: list[str]) -> np.ndarray:
+    rows = []
+    for form in forms:
+        name, kind = form.split(".")
+        for values in (a, np.full(32, a[5])):
+            values = values.view(np.int32) if kind[0] == "s" else values
+            total = _REDUCE[name].reduce(values.astype(np.int64)) & 0xFFFFFFFF
+            rows.append([total] * 32)
+    return np.array(rows)
+
+
+def float_reductions(a: np.ndarray, forms: list[str]) -> np.ndarray:
+    rows = []
+    for form in forms:
+        for values in (a[:32], a[32:]):
+            values = np.abs(values) if "abs" in form else values
+            numbers = values[~np.isnan(values)]
+            if not len(numbers) or ("NaN" in form and len(numbers) < 32):
+                rows.append([np.nan] * 32)
+                continue
+            key = lambda x: (x, math.copysign(1, x))  # noqa: E731
+            rows.append([(min if "min" in form else max)(numbers.tolist(), key=key)] * 32)
+    return np.array(rows)
+
+
+def matches(a: np.ndarray) -> np.ndarray:
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    same = [int(bits[a == x].sum()) for x in a]
+    low = [int(bits[:8][a[:8] == a[lane]].sum()) if lane < 8 else 0 for lane in range(32)]
+    return np.array([same, [0] * 32, [0xFFFFFFFF] * 32, same, low])
+
+
+def copied(a: np.ndarray) -> np.ndarray:
+    """What memory_widths writes: pieces of `a` at the same offsets."""
+    out = np.zeros_like(a)
+    for start, end in ((0, 32), (64, 128), (128, 512), (512, 1024), (1024, 2048)):
+        out[start:end] = a[start:end]
+    return out
+
+
+def wide_copies(a: np.ndarray) -> np.ndarray:
+    swapped = a[32:64] << np.uint64(32) | a[32:64] >> np.uint64(32)
+    pairs = np.stack([a[64:128].reshape(32, 2)[:, 1], np.full(32, 5, np.uint64)], 1).reshape(-1)
+    backwards = a[128:256].reshape(32, 4)[:, ::-1].reshape(-1)
+    word = a[1] << np.uint64(32) | a[1] >> np.uint64(32)
+    fixed = np.uint64(7 << 32 | 0x3F800000)
+    return np.concatenate([a[:32], swapped, pairs, a[128:192], backwards, np.full(32, a[1]), np.full(32, word),
+                           np.full(32, fixed)])
+
+
+def spaces(a: np.ndarray) -> np.ndarray:
+    lanes = np.arange(48)
+    table = np.array([10, 20, 30, 64])
+    local = np.where(lanes % 16 == 0, lanes, a) if False else a  # element tid % 16 is read before [0] is written
+    return np.concatenate([a[::-1], np.where(lanes < 40, a[::-1], 1) + 1, local + lanes + 77, np.full(48, 7),
+                           table[lanes % 4] + 20])

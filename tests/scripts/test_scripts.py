@@ -44,6 +44,12 @@ def test_explain_prints_the_whole_plan():
     assert f"{plan.smem.bytes:,} of" in result.stdout
 
 
+def test_the_readme_of_fmha_shows_the_live_plan():
+    _, _, plan = run("explain.py").stdout.partition("\n\n")
+    assert plan.startswith("Roles: ")
+    assert plan.strip() in (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
+
+
 def test_explain_refuses_by_value():
     result = run("explain.py", "--head-dim", "63")
     assert result.returncode == 1

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Buffers, Pipes, Row, Work
+from fmha.sm100.args import Lane, Work
 from kernelkit import tmem
 from kernelkit.pipelines import draining
 
@@ -19,7 +19,7 @@ SWIZZLE_BYTES = 128  # a key row of V is one or more whole 128-byte lines, swizz
 
 
 @cute.jit
-def rescale_output(plan: AttentionPlan, buffers: Buffers, row: Row, shrink: Float32) -> None:
+def rescale_output(plan: AttentionPlan, lane: Lane, shrink: Float32) -> None:
     """O row *= shrink, skipped by a warp none of whose rows needs it.
 
     The caller has waited for the P V before, and signals the P V after: O is at rest.
@@ -28,18 +28,16 @@ def rescale_output(plan: AttentionPlan, buffers: Buffers, row: Row, shrink: Floa
         tmem.order_after_wait()
         begin = plan.tmem["O"].begin
         for column in cutlass.range_constexpr(0, plan.tmem["O"].columns, CHUNK):
-            tile = tmem.tile_at(buffers.tmem, begin + column, CHUNK)
+            tile = tmem.tile_at(lane.buffers.tmem, begin + column, CHUNK)
             part = cute.make_rmem_tensor(CHUNK, Float32)
-            tmem.load_row(tile, part, row.thread)
+            tmem.load_row(tile, part, lane.row.thread)
             tmem.wait_loads()
             part.store(part.load() * shrink)
-            tmem.store_row(part, tile, row.thread)
+            tmem.store_row(part, tile, lane.row.thread)
 
 
 @cute.jit
-def clear_tail_rows(
-    plan: AttentionPlan, work: Work, buffers: Buffers, pipes: Pipes, row: Row
-) -> None:
+def clear_tail_rows(plan: AttentionPlan, work: Work, lane: Lane) -> None:
     """Zero the rows of the last V tile that lie past kv_length, before any P is published.
 
     The walk starts at the last tile, so this is the first fill of V stage 0, and the first P
@@ -47,18 +45,18 @@ def clear_tail_rows(
     """
     valid = work.kv_length - (work.kv_tiles - 1) * plan.config.tile_n
     if work.kv_tiles > 0 and valid < plan.config.tile_n:
-        pipes.v.wait(draining(plan.config.kv_stages))
-        if row.thread >= valid:
+        lane.pipes.v.wait(draining(plan.config.kv_stages))
+        if lane.row.thread >= valid:
             line = SWIZZLE_BYTES // plan.config.io_bytes
             panels = plan.config.head_dim // line
             lines = cute.make_tensor(
-                cute.recast_ptr(buffers.v.iterator),
+                cute.recast_ptr(lane.buffers.v.iterator),
                 cute.make_layout(
                     (line, plan.config.tile_n, panels), stride=(1, line, line * plan.config.tile_n)
                 ),
             )
-            zeros = cute.make_rmem_tensor(line, buffers.v.element_type)
+            zeros = cute.make_rmem_tensor(line, lane.buffers.v.element_type)
             zeros.fill(0.0)
             for panel in cutlass.range_constexpr(panels):
-                cute.autovec_copy(zeros, lines[None, row.thread, panel])
+                cute.autovec_copy(zeros, lines[None, lane.row.thread, panel])
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Buffers, Outputs, Row, Work
+from fmha.sm100.args import Lane, Outputs, Work
 from fmha.sm100.products import OUT_TYPES
 from kernelkit import tmem
 
@@ -18,19 +18,22 @@ LN_2 = math.log(2.0)
 
 
 @cute.jit
-def store_results(plan: AttentionPlan, place: tuple, statistics: tuple, outputs: Outputs) -> None:
-    """place: (Work, Row, Buffers); statistics: (row_max in units of q.k, row_sum).
+def store_results(
+    plan: AttentionPlan, work: Work, lane: Lane, statistics: tuple, outputs: Outputs
+) -> None:
+    """Store the row of this thread, if Q has it; the caller has waited for the last O.
 
-    A row that saw no key has row_sum 0: O = 0, LSE = row_max = -inf.
+    statistics: (row_max in units of q.k, row_sum); row_sum is 0 where the row saw no key, and then
+    O = 0 and LSE = row_max = -inf.
     """
-    work, row, buffers = place
+    row = lane.row
     row_max, row_sum = statistics
     factor = Float32(1.0)
     if cutlass.const_expr(plan.config.normalize):
         factor = Float32(0.0)
         if row_sum != 0.0:
             factor = cute.arch.rcp_approx(row_sum)
-    values = read_output(plan, work, row, buffers)
+    values = read_output(plan, work, lane)
     if row.position < work.q_length:
         out_type = OUT_TYPES[plan.config.out_dtype]
         rounded = cute.make_rmem_tensor(plan.config.head_dim, out_type)
@@ -46,13 +49,15 @@ def store_results(plan: AttentionPlan, place: tuple, statistics: tuple, outputs:
 
 
 @cute.jit
-def read_output(plan: AttentionPlan, work: Work, row: Row, buffers: Buffers) -> cute.Tensor:
+def read_output(plan: AttentionPlan, work: Work, lane: Lane) -> cute.Tensor:
     """This thread's row of O, (D,) fp32; zeros where no P V ever wrote the columns."""
     output = plan.tmem["O"]
     values = cute.make_rmem_tensor(plan.config.head_dim, Float32)
     values.fill(0.0)
     if work.kv_tiles > 0:
         tmem.order_after_wait()
-        tmem.load_row(tmem.tile_at(buffers.tmem, output.begin, output.columns), values, row.thread)
+        tmem.load_row(
+            tmem.tile_at(lane.buffers.tmem, output.begin, output.columns), values, lane.row.thread
+        )
         tmem.wait_loads()
     return values

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fmha.plan import S_STAGES, AttentionPlan
-from fmha.sm100.args import Buffers, Outputs, Pipes, Row, Work
+from fmha.sm100.args import Buffers, Lane, Outputs, Pipes, Row, Work
 from fmha.sm100.products import IO_TYPES
 from fmha.sm100.roles.correction import clear_tail_rows, rescale_output
 from fmha.sm100.roles.epilogue import store_results
@@ -35,40 +35,31 @@ class Softmax:
     @cute.jit
     def run(self, work: Work, buffers: Buffers, pipes: Pipes, outputs: Outputs) -> None:
         """Whole life of the warps. Boundary tiles come first, so two copies of the loop do."""
-        row = self.own_row(work)
+        lane = Lane(
+            self.own_row(work),
+            cute.make_rmem_tensor(self.plan.config.tile_n, Float32),
+            work.scale_log2,
+            buffers,
+            pipes,
+        )
         if cutlass.const_expr(self.plan.config.kv_lens):
-            clear_tail_rows(self.plan, work, buffers, pipes, row)
+            clear_tail_rows(self.plan, work, lane)
         s_state = draining(S_STAGES)
         o_state = filling(1)  # O is taken for rescaling like a buffer that starts out free
         row_max, row_sum = -Float32.inf, Float32(0.0)
-        scores = cute.make_rmem_tensor(self.plan.config.tile_n, Float32)
         for step in cutlass.range(work.masked_tiles, unroll=1):
-            pipes.s.wait(s_state)
-            self.read_scores(buffers, s_state.index, row, scores)
             first_key = (work.kv_tiles - 1 - step) * self.plan.config.tile_n
-            keep_columns(scores, row.visible - first_key)
-            row_max, shrink = self.weigh(scores, row_max, work)
-            self.store_p(scores, buffers, s_state.index, row)
-            pipes.o.wait(o_state)
-            rescale_output(self.plan, buffers, row, shrink)
-            self.publish(pipes, s_state.index)
-            row_sum = row_sum * shrink + row_total(scores)
+            columns = lane.row.visible - first_key
+            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), columns)
             s_state.advance()
             o_state.advance()
         for _ in cutlass.range(work.kv_tiles - work.masked_tiles, unroll=1):
-            pipes.s.wait(s_state)
-            self.read_scores(buffers, s_state.index, row, scores)
-            row_max, shrink = self.weigh(scores, row_max, work)
-            self.store_p(scores, buffers, s_state.index, row)
-            pipes.o.wait(o_state)
-            rescale_output(self.plan, buffers, row, shrink)
-            self.publish(pipes, s_state.index)
-            row_sum = row_sum * shrink + row_total(scores)
+            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), None)
             s_state.advance()
             o_state.advance()
         if work.kv_tiles > 0:
             pipes.o.wait(o_state)
-        store_results(self.plan, (work, row, buffers), (row_max, row_sum), outputs)
+        store_results(self.plan, work, lane, (row_max, row_sum), outputs)
 
     @cute.jit
     def own_row(self, work: Work) -> Row:
@@ -81,43 +72,55 @@ class Softmax:
         return Row(thread, position, visible)
 
     @cute.jit
-    def read_scores(self, buffers: Buffers, stage: Int32, row: Row, scores: cute.Tensor) -> None:
-        """This thread's row of S[stage] in registers, (tile_n,)."""
+    def do_tile(self, lane: Lane, statistics: tuple, states: tuple, columns: Int32 | None) -> tuple:
+        """One tile from S to a published P; returns (row_max, row_sum).
+
+        states: (S, O), read only. columns: how many of this tile the row sees, None for all.
+        """
+        row_max, row_sum = statistics
+        s_state, o_state = states
+        lane.pipes.s.wait(s_state)
+        self.read_scores(lane, s_state.index)
+        if cutlass.const_expr(columns is not None):
+            keep_columns(lane.scores, columns)
+        slack = self.plan.config.rescale_log2
+        row_max, shrink = next_max(lane.scores, row_max, lane.scale_log2, slack)
+        exponentiate(lane.scores, row_max, lane.scale_log2)
+        self.store_p(lane, s_state.index)
+        lane.pipes.o.wait(o_state)
+        rescale_output(self.plan, lane, shrink)
+        tmem.wait_stores()
+        tmem.order_before_signal()
+        lane.pipes.p.signal(s_state.index)
+        return row_max, row_sum * shrink + row_total(lane.scores)
+
+    @cute.jit
+    def read_scores(self, lane: Lane, stage: Int32) -> None:
+        """This thread's row of S[stage] into its registers."""
         tmem.order_after_wait()
         columns = self.plan.tmem["S0"].columns
         begin = self.plan.tmem["S0"].begin + stage * columns
         for chunk in cutlass.range_constexpr(columns // CHUNK):
-            tile = tmem.tile_at(buffers.tmem, begin + chunk * CHUNK, CHUNK)
-            part = cute.make_tensor(scores.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
-            tmem.load_row(tile, part, row.thread)
+            tile = tmem.tile_at(lane.buffers.tmem, begin + chunk * CHUNK, CHUNK)
+            tmem.load_row(tile, chunk_of(lane.scores, chunk), lane.row.thread)
         tmem.wait_loads()
 
     @cute.jit
-    def weigh(self, scores: cute.Tensor, row_max: Float32, work: Work) -> tuple:
-        """Scores become weights in place; returns (row_max, shrink) after this tile."""
-        slack = self.plan.config.rescale_log2
-        row_max, shrink = next_max(scores, row_max, work.scale_log2, slack)
-        exponentiate(scores, row_max, work.scale_log2)
-        return row_max, shrink
-
-    @cute.jit
-    def store_p(self, weights: cute.Tensor, buffers: Buffers, stage: Int32, row: Row) -> None:
+    def store_p(self, lane: Lane, stage: Int32) -> None:
         """Round the weights and start their store over the tail of S[stage], two per column."""
         io = IO_TYPES[self.plan.config.dtype]
-        packed_columns = CHUNK * io.width // Float32.width
-        stride = self.plan.tmem["P1"].begin - self.plan.tmem["P0"].begin
-        begin = self.plan.tmem["P0"].begin + stage * stride
-        for chunk in cutlass.range_constexpr(cute.size(weights) // CHUNK):
-            part = cute.make_tensor(weights.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
-            packed = cute.make_rmem_tensor(packed_columns, Float32)
+        width = CHUNK * io.width // Float32.width
+        first, second = self.plan.tmem["P0"], self.plan.tmem["P1"]
+        begin = first.begin + stage * (second.begin - first.begin)
+        for chunk in cutlass.range_constexpr(first.columns // width):
+            packed = cute.make_rmem_tensor(width, Float32)
             rounded = cute.recast_tensor(packed, io)
-            rounded.store(part.load().to(io))
-            tile = tmem.tile_at(buffers.tmem, begin + chunk * packed_columns, packed_columns)
-            tmem.store_row(packed, tile, row.thread)
+            rounded.store(chunk_of(lane.scores, chunk).load().to(io))
+            tile = tmem.tile_at(lane.buffers.tmem, begin + chunk * width, width)
+            tmem.store_row(packed, tile, lane.row.thread)
 
-    @cute.jit
-    def publish(self, pipes: Pipes, stage: Int32) -> None:
-        """P[stage] and O are in TMEM as the MMA warp is to see them."""
-        tmem.wait_stores()
-        tmem.order_before_signal()
-        pipes.p.signal(stage)
+
+@cute.jit
+def chunk_of(row: cute.Tensor, chunk: cutlass.Constexpr) -> cute.Tensor:
+    """Columns [CHUNK * chunk, CHUNK * (chunk + 1)) of a register row."""
+    return cute.make_tensor(row.iterator + chunk * CHUNK, cute.make_layout(CHUNK))

@@ -1,0 +1,96 @@
+"""clusterlaunchcontrol: PTX ISA "clusterlaunchcontrol.try_cancel", ".query_cancel".
+
+A running cluster takes over the work of one that has not been launched: the launch queue gives up
+its next cluster, whose first CTA id is the answer. The 16-byte response is opaque to kernels; here
+it is (x, y, z, cancelled?).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import OFFSET_MASK
+from ptxemu.ops.mbarrier import barrier_address
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Instr
+
+RESPONSE_BYTES = 16
+
+
+@op(
+    "clusterlaunchcontrol.try_cancel.async",
+    types="b128",
+    flags="shared::cta mbarrier::complete_tx::bytes multicast::cluster::all",
+    section="clusterlaunchcontrol.try_cancel",
+)
+def try_cancel(c: Lower, i: Instr, f: Match) -> None:
+    everywhere = "multicast::cluster::all" in f.flags
+    c.effect(
+        f"cancel_cluster(w, {{0}}, {{1}}, {everywhere})",
+        c.address(i.operands[0], 32),
+        barrier_address(c, i.operands[1]),
+    )
+
+
+@op(
+    "clusterlaunchcontrol.query_cancel.is_canceled",
+    types=("pred", "b128"),
+    section="clusterlaunchcontrol.query_cancel",
+)
+def is_cancelled(c: Lower, i: Instr, f: Match) -> None:
+    _, high = c.halves(i.operands[1])
+    high = c.convert(high, "u64")
+    c.dst(i.operands[0], c.pure("pred", "({0} >> 32 != 0)", "({0} >> 32) != 0", high))
+
+
+_AXES = {"get_first_ctaid::x": (0, 0), "get_first_ctaid::y": (0, 32), "get_first_ctaid::z": (1, 0)}
+
+
+@op(
+    "clusterlaunchcontrol.query_cancel",
+    types=("b32", "b128"),
+    flags=" ".join(_AXES),
+    section="clusterlaunchcontrol.query_cancel",
+)
+def first_ctaid(c: Lower, i: Instr, f: Match) -> None:
+    half, shift = _AXES[f.pick(*_AXES)]
+    word = c.convert(c.halves(i.operands[1])[half], "u64")
+    text = f"({{0}} >> {shift} & 0xffffffff)"
+    c.dst(i.operands[0], c.convert(c.pure("u64", text, text, word), "u32"))
+
+
+@op(
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4",
+    types=("b32", "b128"),
+    section="clusterlaunchcontrol.query_cancel",
+)
+def first_ctaid_vector(c: Lower, i: Instr, f: Match) -> None:
+    halves = [c.convert(half, "u64") for half in c.halves(i.operands[1])]
+    for target, (half, shift) in zip(c.each(i.operands[0])[:3], _AXES.values(), strict=True):
+        text = f"({{0}} >> {shift} & 0xffffffff)"
+        c.dst(target, c.convert(c.pure("u64", text, text, halves[half]), "u32"))
+
+
+@runtime
+def cancel_cluster(w: object, target: object, barrier: object, everywhere: bool) -> None:
+    for where, signal in zip(w.lane_values(target), w.lane_values(barrier), strict=True):
+        _issue(w, where & OFFSET_MASK, signal & OFFSET_MASK, everywhere)
+
+
+def _issue(w: object, offset: int, signal: int, everywhere: bool) -> None:
+    ctas = w.cluster.ctas if everywhere else [w.cta]
+    barriers = [cta.mbarrier(signal) for cta in ctas]
+    for cta in ctas:
+        cta.check(offset, RESPONSE_BYTES)
+
+    def run() -> None:
+        first = w.machine.cancel_cluster()
+        response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
+        for cta, found in zip(ctas, barriers, strict=True):
+            cta.views[4][offset // 4 : offset // 4 + 4] = response
+            cta.mark_async(offset, RESPONSE_BYTES)
+            found.complete(RESPONSE_BYTES)
+
+    w.machine.issue(w, Work("launch control", "try_cancel", run))

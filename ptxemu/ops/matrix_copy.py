@@ -1,0 +1,77 @@
+"""ldmatrix and stmatrix of 8x8 b16 matrices: PTX ISA "ldmatrix", "stmatrix".
+
+Lane 8 j + r gives the shared address of row r of matrix j, 16 bytes. In registers, lane t holds
+elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4; with .trans, of column t / 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import Value
+from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.cta import OFFSET_MASK
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Instr
+
+_FLAGS = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
+_ROW_BYTES = 16
+_BYTES = np.arange(_ROW_BYTES)
+
+
+def _row_addresses(c: Lower, operand: object) -> tuple[str, Value]:
+    """(text of the per-lane addresses, their value)."""
+    address = c.address(operand, 32)
+    return ("full({0}, U32)" if address.uniform else "{0}"), address
+
+
+@op("ldmatrix", types="b16", flags=_FLAGS, section="ldmatrix", convergent=True)
+def load_matrix(c: Lower, i: Instr, f: Match) -> None:
+    targets = c.each(i.operands[0])
+    text, address = _row_addresses(c, i.operands[1])
+    values = c.effect(
+        f"matrix_load(w, {text}, {len(targets)}, {'trans' in f.flags})",
+        address,
+        results=[("u32", False)] * len(targets),
+        matrix=True,
+    )
+    for target, value in zip(targets, values, strict=True):
+        c.dst(target, value)
+
+
+@op("stmatrix", types="b16", flags=_FLAGS, section="stmatrix", convergent=True)
+def store_matrix(c: Lower, i: Instr, f: Match) -> None:
+    text, address = _row_addresses(c, i.operands[0])
+    values = tuple(c.src(item, "u32") for item in c.each(i.operands[1]))
+    c.effect(f"matrix_store(w, {text}, {{rows}}, {'trans' in f.flags})", address, rows=values)
+
+
+def _row_index(w: object, address: np.ndarray, count: int) -> np.ndarray:
+    """Byte index [matrix, row, byte] into the CTA's shared memory."""
+    offsets = (address[: 8 * count] & OFFSET_MASK).astype(np.int64).reshape(count, 8)
+    if int(np.bitwise_or.reduce(offsets, axis=None)) & (_ROW_BYTES - 1):
+        raise HardwareRefusal(f"matrix row at {int(offsets.max()):#x}; must be 16-byte aligned")
+    w.cta.check(int(offsets.max()), _ROW_BYTES)
+    return offsets[:, :, None] + _BYTES
+
+
+@runtime
+def matrix_load(w: object, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
+    """uint32 [matrix, lane]."""
+    rows = w.cta.smem[_row_index(w, address, count)].view(np.uint16)  # [matrix, 8, 8]
+    if transposed:
+        rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
+    return rows.reshape(count, 64).view(np.uint32)
+
+
+@runtime
+def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed: bool) -> None:
+    count = len(values)
+    rows = np.ascontiguousarray(values).view(np.uint16).reshape(count, 8, 8)
+    if transposed:
+        rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
+    index = _row_index(w, address, count)
+    w.cta.smem[index] = rows.view(np.uint8).reshape(count, 8, _ROW_BYTES)
+    for offset in index[:, :, 0].ravel().tolist():
+        w.cta.mark_generic(offset, _ROW_BYTES)
