@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
-ARCHITECTURES = ("sm_100a", "sm_90a")
+ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 
 _compiled: dict[tuple[Hashable, str], Any] = {}
 _lock = threading.Lock()

@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 BACKENDS = ("auto", "cuda", "emulate")
-ARCH_OF_MAJOR = {9: "sm_90a", 10: "sm_100a"}  # compute capability major -> architecture
+# Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
+# Compatibility Guide); what is written for sm_100a compiles for sm_103a as it is.
+ARCH_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+WRITTEN_FOR = {"sm_103a": "sm_100a"}
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,15 @@ def choose_target(
         raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
     if backend == "emulate":
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
-    major, minor = torch.cuda.get_device_capability(device)
-    native = ARCH_OF_MAJOR.get(major)
-    if native not in archs:
+    capability = torch.cuda.get_device_capability(device)
+    native = ARCH_OF_CAPABILITY.get(capability)
+    if WRITTEN_FOR.get(native, native) not in archs:
         raise NotImplementedError(
-            f"{device} has compute capability {major}.{minor}; "
+            f"{device} has compute capability {capability[0]}.{capability[1]}; "
             f"this kernel is written for {tuple(archs)}"
         )
     if arch not in (None, native):
-        raise ValueError(f"arch {arch!r} does not run on compute capability {major}.{minor}")
+        raise ValueError(f"arch {arch!r} does not run on {device}, which needs {native!r}")
     return Target("cuda", native)
 
 

@@ -8,12 +8,6 @@ its gaps.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # before numpy: threads cost more than they give here
-
 from ptxemu.errors import (
     Deadlock,
     HardwareRefusal,
@@ -25,13 +19,11 @@ from ptxemu.errors import (
 )
 from ptxemu.module import Module, load
 from ptxemu.options import Options
-from ptxemu.report import LaunchReport, Report
+from ptxemu.report import Finding, LaunchReport, Report
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
-    """`cute.compile` on a machine without a GPU: sm_100a, PTX kept, CPU tensors as device
-    memory.
-    """
+    """`cute.compile` without a GPU: for sm_100a, PTX kept, CPU tensors as device memory."""
     from ptxemu.host import cutedsl
 
     return cutedsl.compile(fn, *args, options=options, **kwargs)

@@ -101,7 +101,7 @@ class AttentionForward:
     ) -> None:
         """Prologue for all warps, then each warp plays its role."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        work = self.locate(q, k, outputs, scale_log2)
+        work = self.locate(k, outputs, scale_log2)
 
         # Allocate, in the order of the plan.
         smem = SmemAllocator()
@@ -137,10 +137,9 @@ class AttentionForward:
                 cute.arch.dealloc_tmem(tmem_pointer, self.plan.tmem.allocated)
 
     @cute.jit
-    def locate(self, q: TmaLoad, k: TmaLoad, outputs: Outputs, scale_log2: Float32) -> Work:
+    def locate(self, k: TmaLoad, outputs: Outputs, scale_log2: Float32) -> Work:
         """This CTA's tile, and which key tiles it has to walk: loop bounds before masks."""
-        tile_m = self.plan.config.tile_m
-        tile_n = self.plan.config.tile_n
+        tile_m, tile_n = self.plan.config.tile_m, self.plan.config.tile_n
         q_tile, head, batch = cute.arch.block_idx()
         q_length, q_heads = cute.size(outputs.o, mode=[0]), cute.size(outputs.o, mode=[2])
         kv_length, kv_heads = cute.size(k.tensor, mode=[0]), cute.size(k.tensor, mode=[2])
@@ -158,15 +157,15 @@ class AttentionForward:
             seen_by_all = cutlass.max(cutlass.min(offset + first_row + 1, kv_length), 0)
         kv_tiles = cute.ceil_div(seen_by_any, tile_n)
         return Work(
-            q_tile,
-            head,
-            head // (q_heads // kv_heads),
-            batch,
-            q_length,
-            kv_length,
-            kv_tiles,
-            kv_tiles - seen_by_all // tile_n,
-            scale_log2,
+            q_tile=q_tile,
+            head=head,
+            kv_head=head // (q_heads // kv_heads),
+            batch=batch,
+            q_length=q_length,
+            kv_length=kv_length,
+            kv_tiles=kv_tiles,
+            masked_tiles=kv_tiles - seen_by_all // tile_n,
+            scale_log2=scale_log2,
         )
 
 

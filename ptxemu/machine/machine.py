@@ -14,6 +14,7 @@ from ptxemu.codegen.program import SMEM_RESERVED, Program
 from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
+from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.scheduler import Scheduler
@@ -103,7 +104,7 @@ class Machine:
 
     def run(self) -> LaunchReport:
         began = time.perf_counter()
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), one_thread():
             try:
                 self.scheduler.run()
             except PtxEmuError as error:

@@ -15,7 +15,17 @@ MAX_COUNT = (1 << 20) - 1
 class MBarrier:
     """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
 
-    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "clock", "times")
+    __slots__ = (
+        "where",
+        "expected",
+        "pending",
+        "tx",
+        "phase",
+        "waiters",
+        "sources",
+        "clock",
+        "times",
+    )
 
     def __init__(self, where: str, count: int, clock: object | None = None) -> None:
         if not 1 <= count <= MAX_COUNT:
@@ -26,6 +36,7 @@ class MBarrier:
         self.tx = 0
         self.phase = 0
         self.waiters: list = []  # (warp, fragment)
+        self.sources: set[str] = set()  # who has ever arrived or landed bytes
         self.clock = clock  # the timeline, where one is recorded
         self.times = [0.0, 0.0]  # nominal time by phase parity: latest arrival, hence completion
 
@@ -33,10 +44,10 @@ class MBarrier:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
-    def arrive(self, count: int = 1, *, drop: bool = False) -> int:
+    def arrive(self, count: int = 1, *, drop: bool = False, by: str = "") -> int:
         """Count arrivals; returns the phase they belong to (the opaque state of the manual)."""
         phase = self.phase
-        self._stamp()
+        self._stamp(by)
         if count > self.pending:
             raise HardwareRefusal(
                 f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending"
@@ -47,29 +58,28 @@ class MBarrier:
         self._complete_if_done()
         return phase
 
-    def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False) -> int:
+    def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False, by: str = "") -> int:
         """The arrivals of several lanes, one after the other: they may complete a phase midway."""
         if lanes * count <= self.pending:
-            return self.arrive(lanes * count, drop=drop)
-        return [self.arrive(count, drop=drop) for _ in range(lanes)][0]
+            return self.arrive(lanes * count, drop=drop, by=by)
+        first = self.arrive(count, drop=drop, by=by)
+        for _ in range(lanes - 1):
+            self.arrive(count, drop=drop, by=by)
+        return first
 
     def expect(self, nbytes: int) -> None:
         self.tx += nbytes
         self._check_tx()
 
-    def complete(self, nbytes: int) -> None:
+    def complete(self, nbytes: int, *, by: str = "TMA") -> None:
         """complete_tx: bytes have landed."""
-        self._stamp()
+        self._stamp(by)
         self.tx -= nbytes
         self._check_tx()
         self._complete_if_done()
 
-    def arrive_expect(self, nbytes: int, count: int = 1) -> int:
-        """arrive.expect_tx: the expectation first, so that the phase cannot complete between."""
-        self.expect(nbytes)
-        return self.arrive(count)
-
-    def _stamp(self) -> None:
+    def _stamp(self, by: str) -> None:
+        self.sources.add(by)
         if self.clock is not None:
             self.times[self.phase & 1] = max(self.times[self.phase & 1], self.clock.now)
 
@@ -92,7 +102,8 @@ class MBarrier:
                 warp.wake(fragment)
 
     def describe(self) -> str:
+        so_far = ", ".join(sorted(self.sources)) or "nobody"
         return (
             f"mbarrier {self.where} in phase {self.phase}: {self.pending} of {self.expected} "
-            f"arrivals and {self.tx} bytes outstanding"
+            f"arrivals and {self.tx} bytes outstanding (in all phases so far from: {so_far})"
         )

@@ -49,6 +49,7 @@ class Warp:
         self.machine = cta.machine
         self.cluster = cta.cluster
         self.index = index
+        self.label = f"warp {index} of {cta.name()}"
         self.program = program
         self.R = list(program.initial)
         self.counts = [0] * len(program.blocks)
@@ -237,7 +238,7 @@ class Warp:
         return any(frag.wait is None and self._together(frag) for frag in self.frags)
 
     def name(self) -> str:
-        return f"{self.cta.name()} warp {self.index}"
+        return self.label
 
     def lane_values(self, value: object) -> list:
         """The value in each active lane, as Python scalars, in lane order."""

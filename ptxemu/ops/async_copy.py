@@ -128,7 +128,7 @@ def arrive_after_copies(w: object, address: object, noinc: bool) -> None:
 
     def run() -> None:
         for barrier in barriers:
-            barrier.arrive()
+            barrier.arrive(by="cp.async")
 
     w.machine.units.issue(Work("cp.async", "arrive after cp.async", run), w.copies[1])
 

@@ -6,8 +6,12 @@ the fragment's token says that the barrier has completed.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.namespace import mask_bits
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.cta import Cluster, NamedBarrier
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr
 
@@ -98,7 +102,9 @@ def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
 
 
 class BarrierWait:
-    """What a parked fragment shows in a deadlock report: read when it is made, not when it parks."""
+    """What a parked fragment shows in a deadlock report: read when it is made, not when it
+    parks.
+    """
 
     def __init__(self, ident: int, barrier: NamedBarrier) -> None:
         self.ident = ident
@@ -106,8 +112,10 @@ class BarrierWait:
 
     def __str__(self) -> str:
         barrier = self.barrier
-        return (f"barrier {self.ident} of {barrier.cta.name()}: {barrier.arrived} of "
-                f"{barrier.expected()} threads arrived")
+        return (
+            f"barrier {self.ident} of {barrier.cta.name()}: {barrier.arrived} of "
+            f"{barrier.expected()} threads arrived"
+        )
 
 
 class ClusterWait:

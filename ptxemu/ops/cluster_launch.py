@@ -91,6 +91,6 @@ def _issue(w: object, offset: int, signal: int, everywhere: bool) -> None:
         for cta, found in zip(ctas, barriers, strict=True):
             cta.views[4][offset // 4 : offset // 4 + 4] = response
             cta.mark_async(offset, RESPONSE_BYTES)
-            found.complete(RESPONSE_BYTES)
+            found.complete(RESPONSE_BYTES, by="launch control")
 
     w.machine.issue(w, Work("launch control", "try_cancel", run))

@@ -1,5 +1,6 @@
 """Less common integer instructions: PTX ISA "Integer Arithmetic" (sad, mul24, mad24, dp4a, dp2a,
-bfind, fns, bmsk, szext, saturating forms) and "Extended-Precision Integer Arithmetic" (carry chains).
+bfind, fns, bmsk, szext, saturating forms) and "Extended-Precision Integer Arithmetic" (carry
+chains).
 
 The arithmetic itself is `ptxemu.numerics.integers`. The carry flag is a hidden register.
 """

@@ -198,7 +198,7 @@ def _states(w: object, states: list[int], *operands: object) -> object:
 def mbarrier_arrive(w: object, address: object, count: object, drop: bool) -> object:
     w.machine.note_progress()
     states = [
-        find(w, where).arrive_each(lanes, number, drop=drop)
+        find(w, where).arrive_each(lanes, number, drop=drop, by=w.label)
         for where, number, lanes in _pairs(w, address, count)
     ]
     return _states(w, states, address, count)
@@ -211,7 +211,7 @@ def mbarrier_arrive_expect(w: object, address: object, nbytes: object, drop: boo
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
         barrier.expect(number * lanes)
-        states.append(barrier.arrive_each(lanes, drop=drop))
+        states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
     return _states(w, states, address, nbytes)
 
 
@@ -225,7 +225,7 @@ def mbarrier_expect(w: object, address: object, nbytes: object) -> None:
 def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
     w.machine.note_progress()
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).complete(number * lanes)
+        find(w, where).complete(number * lanes, by=w.label)
 
 
 @runtime

@@ -147,6 +147,6 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
 
         def run(signals: list = signals) -> None:
             for signal in signals:
-                signal.arrive()
+                signal.arrive(by="tensor core")
 
         w.machine.issue(w, Work("tensor core", "commit", run), queue)

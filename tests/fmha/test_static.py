@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
+from cuda.bindings.driver import CUstream
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm100.compile import compile_attention
+from ptxemu.host import cutedsl
+from tests.fmha.cases import Case
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +56,14 @@ def test_p_is_published_before_the_row_sum(ptx):
     for arrival in arrivals:
         loop_end = ptx.index("@%p", arrival)
         assert count(ptx[arrival:loop_end], r"add\.(rn\.)?f32x2") >= 64
+
+
+def test_the_kernel_asks_for_the_shared_memory_of_the_plan():
+    case = Case(3, 5, (2, 2), 2)
+    config = AttentionConfig()
+    q, k, v = case.inputs()
+    arguments = ((q, k, v, q.contiguous()), (torch.empty(2, 2, 3), None), None, 1.0, CUstream(0))
+    requests = []
+    cutedsl.run(compile_attention(config), *arguments, launcher=requests.append)
+    assert [request.smem_bytes for request in requests] == [make_plan(config).smem.bytes]
+    assert requests[0].block == (make_plan(config).roles.threads, 1, 1)

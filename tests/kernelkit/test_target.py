@@ -30,6 +30,8 @@ def test_blackwell_and_hopper_run_natively(capability):
     both = ("sm_100a", "sm_90a")
     capability(10)
     assert choose_target(GPU, "auto", None, both) == Target("cuda", "sm_100a")
+    capability(10, 3)
+    assert choose_target(GPU, "auto", None, both) == Target("cuda", "sm_103a")
     capability(9)
     assert choose_target(GPU, "cuda", "sm_90a", both) == Target("cuda", "sm_90a")
 
@@ -38,6 +40,7 @@ REFUSED = [  # device, its compute capability, (backend, arch), error, words
     (GPU, 10, ("emulate", None), ValueError, "cuda:0"),
     (GPU, 9, ("auto", None), NotImplementedError, "9.0"),
     (GPU, 8, ("auto", None), NotImplementedError, "8.0"),
+    (GPU, 11, ("auto", None), NotImplementedError, "11.0"),
     (GPU, 12, ("auto", None), NotImplementedError, "12.0"),
 ]
 
@@ -52,7 +55,7 @@ def test_what_cannot_run_says_why(capability, device, major, wish, error, words)
 
 def test_an_arch_of_another_gpu_is_refused(capability):
     capability(9)
-    with pytest.raises(ValueError, match="does not run on compute capability 9"):
+    with pytest.raises(ValueError, match="does not run on cuda:0"):
         choose_target(GPU, "auto", "sm_100a", ("sm_100a", "sm_90a"))
 
 

@@ -450,3 +450,102 @@ def spaces(a: np.ndarray) -> np.ndarray:
     local = np.where(lanes % 16 == 0, lanes, a) if False else a  # element tid % 16 is read before [0] is written
     return np.concatenate([a[::-1], np.where(lanes < 40, a[::-1], 1) + 1, local + lanes + 77, np.full(48, 7),
                            table[lanes % 4] + 20])
+
+
+def cluster_exchange() -> np.ndarray:
+    """What cluster_memory reads: the next CTA's numbers, those of rank 2, and the leader's counter."""
+    ctas, lanes = np.arange(8)[:, None], np.arange(32)
+    base, rank = ctas // 4 * 4, ctas % 4
+    following = (base + (rank + 1) % 4) * 100 + lanes
+    second = (base + 2) * 100 + lanes
+    return np.stack([following, second, (rank + 1) % 4 * 1000 + 20 + 0 * lanes])
+
+
+def indices() -> np.ndarray:
+    rows = []
+    for cta in range(16):
+        x, y = cta % 4, cta // 4
+        for thread in range(16):
+            rows.append([thread % 4, thread // 4 % 2, thread // 8, x % 2 + y % 2 * 2, x % 2, y % 2, x // 2, y // 2,
+                         2, 4, thread, 0, (1 << thread) - 1, 0xFFFFFFFF ^ (1 << thread) - 1, 1, 9])
+    return np.array(rows)
+
+
+def atomics(m: np.ndarray, a: np.ndarray, forms: list[str]) -> np.ndarray:
+    """Lanes one after the other."""
+    out = [int(x) for x in m]
+    signed = lambda x: x - (1 << 32) if x >> 31 else x  # noqa: E731
+    steps = {
+        "add": lambda old, x: old + x, "and": lambda old, x: old & x, "or": lambda old, x: old | x,
+        "xor": lambda old, x: old ^ x, "inc": lambda old, x: 0 if old >= x else old + 1,
+        "dec": lambda old, x: x if old == 0 or old > x else old - 1,
+    }
+    for k, form in enumerate(forms):
+        name, kind = form.split(".")
+        key = signed if kind[0] == "s" else int
+        step = steps.get(name) or (lambda old, x, n=name, key=key: {"min": min, "max": max}[n](old, x, key=key))
+        for x in a.tolist():
+            out[k] = step(out[k], x) & 0xFFFFFFFF
+    for lane, x in enumerate(a.tolist()):
+        out[16 + lane % 4] = out[16 + lane % 4] + x & 0xFFFFFFFF
+    out[20] = out[20] + 30 & 0xFFFFFFFF
+    for lane in range(32):
+        out[21] = 77 if out[21] == lane else out[21]
+    out[22] = int(a[9])
+    total = (out[25] << 32 | out[24]) + sum(int(x) << 20 for x in a) & (1 << 64) - 1
+    most = max(out[27] << 32 | out[26], *(int(x) << 20 for x in a))
+    out[24:28] = total & 0xFFFFFFFF, total >> 32, most & 0xFFFFFFFF, most >> 32
+    return np.array(out)
+
+
+def float_atomics(m: np.ndarray, a: np.ndarray) -> np.ndarray:
+    total = a.sum()
+    return m + np.array([total, 32, total, -total, -total, total, total, 64, 0, 0], np.float32)
+
+
+def async_copies(a: np.ndarray) -> np.ndarray:
+    t = np.arange(64)
+    small = np.where(t % 2, a[:64], 0)
+    ignored = np.where(t[:, None] < 20, 0, a[256:384].reshape(64, 2))
+    half = a[256:512].reshape(64, 4).copy()
+    half[:, 2:] = 0
+    return np.concatenate([a[:256], small, ignored.reshape(-1), np.zeros(64), half[::-1].reshape(-1)])
+
+
+def tile(tensor: np.ndarray, position: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
+    """A box of a tensor (outermost first) at a position (innermost first), zero outside."""
+    out = np.zeros(box, tensor.dtype)
+    for index in np.ndindex(*box):
+        where = [i + p for i, p in zip(index, position[::-1], strict=True)]
+        if all(0 <= w < n for w, n in zip(where, tensor.shape, strict=True)):
+            out[index] = tensor[tuple(where)]
+    return out
+
+
+def untile(box: np.ndarray, shape: tuple[int, ...], position: tuple[int, ...],
+           into: np.ndarray | None = None) -> np.ndarray:
+    """A tensor of zeros (or `into`) with a box stored at a position (innermost first)."""
+    out = np.zeros(shape, box.dtype) if into is None else into
+    for index in np.ndindex(*box.shape):
+        where = [i + p for i, p in zip(index, position[::-1], strict=True)]
+        if all(0 <= w < n for w, n in zip(where, shape, strict=True)):
+            out[tuple(where)] = box[index]
+    return out
+
+
+def stored_2d(a: np.ndarray) -> np.ndarray:
+    tensor = a[:3840].reshape(48, 80)
+    out = untile(tile(tensor, (-6, 3), (8, 64)), (48, 80), (-6, 2))
+    return untile(tile(tensor, (40, 44), (8, 64)), (48, 80), (30, -3), out)
+
+
+def tmem_16x256b(a: np.ndarray) -> np.ndarray:
+    """tcgen05.ld.16x256b.x2 from column 16: register 4j + {0, 1} of lane t is row t / 4, column
+    8j + 2 (t % 4) + {0, 1}; registers {2, 3} are eight rows below."""
+    cells = a.reshape(128, 32)
+    out = np.empty((128, 8), a.dtype)
+    for thread in range(128):
+        first, t = thread // 32 * 32, thread % 32
+        for r in range(8):
+            out[thread, r] = cells[first + t // 4 + r // 2 % 2 * 8, 16 + r // 4 * 8 + t % 4 * 2 + r % 2]
+    return out

@@ -2,7 +2,6 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from fmha.plan import AttentionPlan
@@ -46,18 +45,13 @@ class Load:
         for step in cutlass.range(work.kv_tiles, unroll=1):
             tile = work.kv_tiles - 1 - step
             pipes.k.acquire(k_state)
-            self.fetch(k, (tKgK, tKsK), tile, k_state.index, pipes.k.barrier(k_state.index))
+            k_landed = pipes.k.barrier(k_state.index)
+            cute.copy(k.atom, tKgK[None, tile], tKsK[None, k_state.index], tma_bar_ptr=k_landed)
             k_state.advance()
             pipes.v.acquire(v_state)
-            self.fetch(v, (tVgV, tVsV), tile, v_state.index, pipes.v.barrier(v_state.index))
+            v_landed = pipes.v.barrier(v_state.index)
+            cute.copy(v.atom, tVgV[None, tile], tVsV[None, v_state.index], tma_bar_ptr=v_landed)
             v_state.advance()
-
-    @cute.jit
-    def fetch(
-        self, load: TmaLoad, views: tuple, tile: Int32, stage: Int32, barrier: cute.Pointer
-    ) -> None:
-        """Start the copy of one tile into one stage."""
-        cute.copy(load.atom, views[0][None, tile], views[1][None, stage], tma_bar_ptr=barrier)
 
     @cute.jit
     def partition(self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers) -> tuple:
