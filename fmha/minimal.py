@@ -166,6 +166,7 @@ def kernel(
 
         # S = Q K^T.
         if warp == 0:
+            tmem.order_after_wait()
             multiply(qk_mma, tS, tSrQ, tSrK)
             with cute.arch.elect_one():
                 tcgen05.commit(multiplied)
@@ -233,29 +234,18 @@ def minimal_attention(
     q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, scale: Float32
 ) -> None:
     """Host entry: describe the copies and the products, and launch. Shapes: module docstring."""
+    k_major, v_major, one_cta = OperandMajorMode.K, OperandMajorMode.MN, tcgen05.CtaGroup.ONE
     qk_mma = sm100.make_trivial_tiled_mma(
-        BF16,
-        BF16,
-        OperandMajorMode.K,
-        OperandMajorMode.K,
-        Float32,
-        tcgen05.CtaGroup.ONE,
-        QK_TILE[:2],
+        BF16, BF16, k_major, k_major, Float32, one_cta, QK_TILE[:2]
     )
+    p_source = tcgen05.OperandSource.TMEM
     pv_mma = sm100.make_trivial_tiled_mma(
-        BF16,
-        BF16,
-        OperandMajorMode.K,
-        OperandMajorMode.MN,
-        Float32,
-        tcgen05.CtaGroup.ONE,
-        PV_TILE[:2],
-        tcgen05.OperandSource.TMEM,
+        BF16, BF16, k_major, v_major, Float32, one_cta, PV_TILE[:2], p_source
     )
     q_layout = sm100.make_smem_layout_a(qk_mma, QK_TILE, BF16, 1)
     k_layout = sm100.make_smem_layout_b(qk_mma, QK_TILE, BF16, 1)
     v_layout = sm100.make_smem_layout_b(pv_mma, PV_TILE, BF16, 1)
-    load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    load = cpasync.CopyBulkTensorTileG2SOp(one_cta)
     one_stage = [cute.select(layout, mode=[0, 1, 2]) for layout in (q_layout, k_layout, v_layout)]
     atom_q, mQ = cute.nvgpu.make_tiled_tma_atom_A(
         load, by_token(q, (1, 3, 2, 0)), one_stage[0], QK_TILE, qk_mma

@@ -18,7 +18,7 @@ from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
-from ptxemu.errors import PtxEmuError
+from ptxemu.errors import PtxEmuError, PtxSyntaxError
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Entry, Instr
 
@@ -119,6 +119,12 @@ class Program:
                 step.match.form.emit(lower, step.instr, step.match)
             except PtxEmuError as error:
                 raise error.at(line=step.instr.line, text=step.instr.text) from None
+            except (AttributeError, IndexError, TypeError, ValueError) as error:
+                raise PtxSyntaxError(
+                    f"the operands do not fit {step.instr.opcode!r} ({error})",
+                    line=step.instr.line,
+                    text=step.instr.text,
+                ) from error
 
     def _length(self, block: Block) -> int:
         return len(block.steps)

@@ -15,6 +15,8 @@ from ptxemu.machine.memory import FIRST_ADDRESS
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
 LOCAL_WINDOW = 1 << 57
+_WINDOW_SHIFT = 56
+_WINDOWS = ("global", "cluster", "local")
 _STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
 
 
@@ -23,9 +25,14 @@ def _cta_of(w: object, space: str, address: int) -> Cta:
 
 
 def _window(address: int) -> str:
-    if address >= LOCAL_WINDOW:
-        return "local"
-    return "cluster" if address >= SHARED_WINDOW else "global"
+    return _window_name(address >> _WINDOW_SHIFT, address)
+
+
+def _window_name(kind: int, address: int) -> str:
+    """The space behind a window; addresses above all of them are wild."""
+    if kind >= len(_WINDOWS):
+        raise OutOfBounds(f"generic address {address:#x} lies in no state space")
+    return _WINDOWS[kind]
 
 
 def _require_aligned(address: int, nbytes: int, space: str) -> None:
@@ -74,6 +81,7 @@ def load_scalar(w: object, space: str, address: int, size: int, count: int) -> i
 
 def store_scalar(w: object, space: str, address: int, size: int, values: tuple) -> None:
     """Elements to one address: of lanes that disagree, the last active one wins."""
+    w.stored = True
     view, index = _place(w, space, address, size, len(values), True)
     if space == "global":
         w.machine.bytes["st.global"] += size * len(values)
@@ -106,6 +114,7 @@ def store_vector(
     mask: np.ndarray | None,
 ) -> None:
     """values [count, 32] (or broadcastable) to one address per lane."""
+    w.stored = True
     lanes = _LANES if mask is None else np.flatnonzero(mask)
     rows = np.broadcast_to(values, (len(values), 32))
     if mask is not None:
@@ -119,11 +128,11 @@ _LANES = np.arange(32)
 def _split(w: object, space: str, address: np.ndarray, act: object) -> None:
     """Call act(space, address part, lane selection) for each window or CTA that the lanes reach."""
     if space == "generic":
-        kinds = address >> np.uint64(56)
+        kinds = address >> np.uint64(_WINDOW_SHIFT)
         for kind in np.unique(kinds).tolist():
             chosen = kinds == kind
             part = address[chosen] & np.uint64(SHARED_WINDOW - 1)
-            act({0: "global", 1: "cluster", 2: "local"}[kind], part, chosen)
+            act(_window_name(kind, int(address[chosen][0])), part, chosen)
     else:
         ranks = address >> RANK_SHIFT
         for rank in np.unique(ranks).tolist():

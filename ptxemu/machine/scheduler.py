@@ -19,7 +19,8 @@ from ptxemu.machine.warp import Warp
 from ptxemu.options import Options
 
 _QUANTUM = 2000  # blocks a warp may run before the next one gets a turn
-_SPIN_TURNS = 3000  # turns without progress before polling loops count as a hang
+_POLL_QUANTUM = 50  # the same for a warp whose last turn went into polling
+_SPIN_TURNS = 3000  # turns in a row that only polled before the launch counts as hung
 _MAX_RESIDENT_CTAS = 148  # streaming multiprocessors of a B200; one CTA of these kernels fills one
 _CHECK_SECONDS = 1.0
 
@@ -46,13 +47,14 @@ class Scheduler:
         self.finished = 0
         self.progress = 0
         self.released_at = -1
-        self.idle_turns = 0
+        self.idle_turns = 0  # turns since the last progress
+        self.poll_turns = 0  # turns since a warp last did anything but poll
         self.clock = time.perf_counter()
         self.began = self.clock
 
     def note_progress(self) -> None:
         self.progress += 1
-        self.idle_turns = 0
+        self.idle_turns = self.poll_turns = 0
 
     def ready(self, warp: Warp) -> None:
         """A fragment of `warp` can go on."""
@@ -92,7 +94,13 @@ class Scheduler:
         warp = self.queue.pop(position)
         warp.queued = False
         self.idle_turns += 1
+        self.poll_turns += 1
+        if warp.polled:
+            quantum = min(quantum, _POLL_QUANTUM)
+        warp.polled = warp.stored = False
         warp.run(quantum)
+        if not warp.polled or warp.stored:
+            self.poll_turns = 0
         if warp.live and warp.runnable_now():
             self.ready(warp)
 
@@ -113,8 +121,9 @@ class Scheduler:
         if self.idle_turns > 2 * len(self.queue) + 2:
             if self.units.open:
                 self.units.run_one()
-            elif not self._launch_more() and self.idle_turns > _SPIN_TURNS:
-                raise Deadlock(self._report("warps poll without end"))
+            elif not self._launch_more() and self.poll_turns > _SPIN_TURNS:
+                if not self._time_out():
+                    raise Deadlock(self._report("warps poll without end"))
         now = time.perf_counter()
         if now - self.clock > _CHECK_SECONDS:
             self.clock = now

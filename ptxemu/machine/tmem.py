@@ -109,8 +109,8 @@ class Tmem:
     ) -> np.ndarray:
         """tcgen05.ld: uint32 (registers, 32), the last axis the thread.
 
-        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group (+ 16 for the
-        shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
+        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group or 0 (+ 16 for
+        the shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
         the first to the second half of 16x32bx2.
         """
         column = address & 0xFFFF
@@ -222,14 +222,19 @@ def _require_allocation_size(columns: int) -> None:
 
 
 def _require_lane(shape: str, address: int, warp_in_group: int) -> int:
-    """The address's lane, refused outside the warp's quarter of the lanes."""
+    """The first lane reached: of the warp's own quarter, which quarter 0 of an address stands for.
+
+    Kernels right on hardware leave the quarter to the warp (DeepGEMM's epilogues with 32x32b and
+    16x256b, CUTLASS's primitives/tcgen05/1cta_mma_a_from_tmem.py); any other one is refused.
+    """
     lane, first = address >> 16, 32 * warp_in_group
-    if lane != first and (SHAPES[shape].lanes == 32 or lane != first + 16):
+    quarter, inner = lane & ~31, lane & 31
+    if quarter not in (0, first) or inner not in (0, 32 - SHAPES[shape].lanes):
         raise HardwareRefusal(
             f"tcgen05.ld/st.{shape} at TMEM lane {lane}, warp {warp_in_group} of its group reaches"
             f" lanes {first} to {first + 31}"
         )
-    return lane
+    return first + inner
 
 
 def _require_num(shape: str, num: int) -> int:

@@ -58,6 +58,8 @@ class Warp:
         self.frags = [Fragment(0, self.live)]
         self.frag = self.frags[0]  # the fragment whose turn it is
         self.queued = False  # in the scheduler's ready list
+        self.polled = False  # this turn looked at something that another may change, in vain or not
+        self.stored = False  # this turn wrote memory
         self.steps = 0  # blocks taken one fragment at a time
         linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
         self.tid = (
@@ -214,7 +216,8 @@ class Warp:
         return EXITED
 
     def trap(self) -> int:
-        raise HardwareRefusal("trap executed")
+        instr = self.program.blocks[self.frag.pc].steps[-1].instr
+        raise HardwareRefusal("trap executed", line=instr.line, text=instr.text)
 
     def park(self, wait: object) -> None:
         """The running fragment waits; its block will be executed again when woken."""

@@ -126,7 +126,9 @@ def atomic(
         else:
             new = combine(name, ptx_type, old, columns[0][position])
         if new != old:
-            w.machine.note_progress()  # an atomic that changes nothing may be a polling loop's
+            w.machine.note_progress()
+        else:
+            w.polled = True
         access.store_scalar(w, space, where, size, (new,))
         out[lane] = old
     return out

@@ -62,6 +62,8 @@ def load(c: Lower, i: Instr, f: Match) -> None:
     wide = f.type == "b128"
     count = len(targets) * (2 if wide else 1)
     address = address_value(c, i.operands[1], space)
+    if f.pick("volatile", "acquire", "relaxed", "mmio"):
+        c.effect("w.polled = True")
     if address.uniform and not _differs_by_lane(c, space):
         text = f"load_scalar(w, '{space}', {{0}}, {size}, {count})"
         values = c.effect(text, address, results=[(type_.replace("s", "u"), True)] * count)

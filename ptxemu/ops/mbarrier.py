@@ -230,7 +230,9 @@ def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
 
 @runtime
 def mbarrier_test_wait(w: object, address: int, parity: int) -> bool:
-    return find(w, address).done(parity)
+    done = find(w, address).done(parity)
+    w.polled |= not done
+    return done
 
 
 @runtime
@@ -240,6 +242,7 @@ def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.n
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     for lane, (where, bit, _) in zip(active, _per_lane(w, address, parity), strict=True):
         out[lane] = find(w, where).done(bit)
+    w.polled |= not out.any()
     return out
 
 
@@ -258,6 +261,7 @@ def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
             )
         return True
     if timed_out:
+        w.polled = True
         return False
     barrier.waiters.append((w, frag))
     w.park((barrier, parity))

@@ -176,9 +176,16 @@ def tmem_load(w: object, address: object, move: Move) -> np.ndarray:
 @runtime
 def tmem_load_late(w: object, address: object, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
+    _probe(w, one_address(address), move)
     out = np.full((registers, 32), POISON, np.uint32)
     w.pending_loads.append((out, (address, move)))
     return out
+
+
+def _probe(w: object, address: int, move: Move) -> None:
+    """Refuse a bad address when the access is issued, not when it happens."""
+    shape, number, packed, split = move
+    w.cta.tmem.load(shape, number, address, w.index % 4, pack16=packed, half_split=split)
 
 
 def _fill(w: object, pending: tuple) -> None:
@@ -211,6 +218,7 @@ def settle_value(w: object, value: object) -> None:
 def tmem_store(w: object, address: object, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
     if w.machine.late:
+        _probe(w, one_address(address), move)
         w.pending_stores.append((one_address(address), move, rows.copy()))
     else:
         _write(w, one_address(address), move, rows)

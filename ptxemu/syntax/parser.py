@@ -99,7 +99,9 @@ class Parser:
         return self.tokens[self.at][2]
 
     def next(self) -> str:
-        text = self.tokens[self.at][1]
+        kind, text, _ = self.tokens[self.at]
+        if kind == "end":
+            self.fail("the text ends too early")
         self.at += 1
         return text
 

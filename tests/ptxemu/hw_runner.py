@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from tests.ptxemu.ptx_program import Buffer, Map, Program
+from tests.ptxemu.ptx_program import Buffer, Map, Program, Value
 
 
 @lru_cache(maxsize=1)
@@ -93,8 +93,12 @@ def _padded(dims: tuple[int, ...]) -> tuple[int, ...]:
     return (*dims, 1, 1)[:3]
 
 
-def _raw(driver: object, param: Buffer | Map, addresses: dict[str, object]) -> np.ndarray:
+def _raw(
+    driver: object, param: Buffer | Map | Value, addresses: dict[str, object]
+) -> np.ndarray:
     """The bytes of one kernel parameter."""
+    if isinstance(param, Value):
+        return param.data
     if isinstance(param, Buffer):
         return np.array([int(addresses[param.name])], np.uint64)
     return _tensor_map(driver, param, addresses[param.of])

@@ -8,11 +8,12 @@ The header of `ptx/*.ptx` is comment lines; every line before the first that is 
     // out d: u32 64 = a + 1                              name: dtype count = expression
     // inout s: u32 1 zeros = [a.sum()]                   an output that does not start as zeros
     // map m: a u16 dims=64,32 box=64,8 swizzle=128B      a tensor map of buffer `a`, dim 0 contiguous
+    // value n: u32 4 rand                                passed by value, as so many bytes
     // tolerance d: 1e-6                                  relative; without it every bit counts
     // policies: round-robin                              where not all three apply; says why after `#`
 
-Each of in, out, inout and map is one kernel parameter, in order: a 64-bit pointer, or the 128 bytes of
-the map. Expressions see numpy as `np`, the buffers as they are before the launch, and everything in
+Each of in, out, inout, map and value is one kernel parameter, in order: a 64-bit pointer, the 128
+bytes of the map, or the value's bytes. Expressions see numpy as `np`, the buffers as they are before the launch, and everything in
 `isa_reference`. dtypes are numpy's, plus bf16 (as u16 codes). Generators: see `generate`.
 """
 
@@ -49,6 +50,14 @@ class Buffer:
 
 
 @dataclass
+class Value:
+    """A parameter that is passed by value."""
+
+    name: str
+    data: np.ndarray
+
+
+@dataclass
 class Map:
     """A tensor map parameter: a dense tensor over the buffer called `of`."""
 
@@ -75,7 +84,7 @@ class Program:
     block: tuple[int, ...] = (32,)
     cluster: tuple[int, ...] = (1,)
     smem: int = 0
-    params: list[Buffer | Map] = field(default_factory=list)
+    params: list[Buffer | Map | Value] = field(default_factory=list)
     policies: tuple[str, ...] = POLICIES
 
     def buffers(self) -> list[Buffer]:
@@ -129,7 +138,7 @@ def generate(how: str, name: str, dtype: str, count: int) -> np.ndarray:
 
 # -- reading a file -------------------------------------------------------------------------
 
-_DECLARATION = re.compile(r"(in|out|inout) (\w+): (\w+) (\d+)(?: (\w+))?(?: = (.+))?$")
+_DECLARATION = re.compile(r"(in|out|inout|value) (\w+): (\w+) (\d+)(?: (\w+))?(?: = (.+))?$")
 _MAP = re.compile(r"map (\w+): (\w+) (\w+) dims=([\d,]+) box=([\d,]+)(?: swizzle=(\w+))?$")
 _PAIR = re.compile(r"(\w+)=([\d,]+)")
 
@@ -147,7 +156,8 @@ def read(path: Path) -> Program:
             break
         _header_line(program, line[2:].strip(), expressions)
     scope = {name: value for name, value in vars(isa_reference).items() if not name.startswith("_")}
-    scope |= {"np": np} | {buffer.name: buffer.data.copy() for buffer in program.buffers()}
+    scope |= {"np": np}
+    scope |= {param.name: param.data.copy() for param in program.params if not isinstance(param, Map)}
     for buffer in program.buffers():
         if buffer.name in expressions:
             with np.errstate(all="ignore"):
@@ -162,8 +172,8 @@ def _header_line(program: Program, line: str, expressions: dict[str, str]) -> No
     if declared:
         role, name, dtype, count, how, expression = declared.groups()
         data = generate(how or "zeros", name, dtype, int(count))
-        program.params.append(Buffer(name, data))
-        if role != "in":
+        program.params.append(Value(name, data) if role == "value" else Buffer(name, data))
+        if role in ("out", "inout"):
             expressions[name] = expression
     elif mapped:
         name, of, dtype, dims, box, mode = mapped.groups()
@@ -190,6 +200,8 @@ def emulate(program: Program, module: ptxemu.Module, options: ptxemu.Options) ->
     for param in program.params:
         if isinstance(param, Buffer):
             params.append(live[param.name].ctypes.data.to_bytes(8, "little"))
+        elif isinstance(param, Value):
+            params.append(param.data.tobytes())
         else:
             params.append(bytes(tensor_map.encode(
                 live[param.of].ctypes.data, param.dims, param.strides(), param.box, param.dtype,

@@ -134,11 +134,18 @@ def test_load_returns_a_copy():
 
 @pytest.mark.parametrize(
     ("shape", "lane", "warp"),
-    [("32x32b", 32, 0), ("32x32b", 16, 0), ("16x64b", 8, 0), ("16x256b", 48, 2), ("16x128b", 0, 3)],
+    [("32x32b", 32, 0), ("32x32b", 16, 0), ("16x64b", 8, 0), ("16x256b", 48, 2), ("16x128b", 8, 3)],
 )
 def test_a_warp_reaches_its_own_lanes_only(shape, lane, warp):
     with pytest.raises(HardwareRefusal, match=f"lane {lane}, warp {warp} .* {32 * warp} to"):
         full_tmem().load(shape, 1, lane << 16, warp)
+
+
+@pytest.mark.parametrize(("shape", "inner"), [("32x32b", 0), ("16x256b", 0), ("16x256b", 16)])
+def test_an_address_in_the_first_quarter_means_the_warps_own(shape, inner):
+    tmem = full_tmem()
+    own = tmem.load(shape, 2, (96 + inner) << 16, 3)
+    np.testing.assert_array_equal(tmem.load(shape, 2, inner << 16, 3), own)
 
 
 @pytest.mark.parametrize(
