@@ -109,8 +109,8 @@ class Tmem:
     ) -> np.ndarray:
         """tcgen05.ld: uint32 (registers, 32), the last axis the thread.
 
-        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group or 0 (+ 16 for
-        the shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
+        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group or 0 (+ 16 for the
+        shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
         the first to the second half of 16x32bx2.
         """
         column = address & 0xFFFF

@@ -60,6 +60,7 @@ class Warp:
         self.queued = False  # in the scheduler's ready list
         self.polled = False  # this turn looked at something that another may change, in vain or not
         self.stored = False  # this turn wrote memory
+        self.exiting = False  # lanes exited in the block that is running
         self.steps = 0  # blocks taken one fragment at a time
         linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
         self.tid = (
@@ -105,9 +106,9 @@ class Warp:
             after = fast[pc](self, registers)
             ran += 1
             if after < 0:
-                if after == PARKED:
-                    return ran
-                counts[pc] += 1
+                if after != PARKED:
+                    counts[pc] += 1
+                    self._settle_exits()
                 return ran
             counts[pc] += 1
             pc = after
@@ -148,8 +149,9 @@ class Warp:
         if after == PARKED:
             return
         self.counts[pc] += 1
-        if timeline and self.live:
+        if timeline:
             timeline.after(self, program.lengths[pc])
+        self._settle_exits()
         if after >= 0:
             frag.pc = after
 
@@ -212,8 +214,14 @@ class Warp:
             frag.mask &= ~mask
             frag.lanes = None
         self.frags = [frag for frag in self.frags if frag.mask]
-        self.machine.warp_exited(self)
+        self.exiting = True
         return EXITED
+
+    def _settle_exits(self) -> None:
+        """Tell the machine of lanes that exited, once the block they exited in is counted."""
+        if self.exiting:
+            self.exiting = False
+            self.machine.warp_exited(self)
 
     def trap(self) -> int:
         instr = self.program.blocks[self.frag.pc].steps[-1].instr

@@ -549,3 +549,26 @@ def tmem_16x256b(a: np.ndarray) -> np.ndarray:
         for r in range(8):
             out[thread, r] = cells[first + t // 4 + r // 2 % 2 * 8, 16 + r // 4 * 8 + t % 4 * 2 + r % 2]
     return out
+
+
+def param_values(v: np.ndarray, w: np.ndarray) -> np.ndarray:
+    scalars = [v[0], int(v[1:2].view(np.int8)[0]), v[2:4].view(np.uint16)[0], int(v[4:6].view(np.int16)[0]), v[7],
+               v[12:16].view(np.uint32)[0], w[6]]
+    rows = [np.full(32, int(x) & 0xFFFFFFFF) for x in scalars]
+    return np.concatenate([*rows, w, w])
+
+
+def partial_warps(a: np.ndarray) -> np.ndarray:
+    first = np.arange(52) < 32
+    odd = np.where(first, (a[:32] & 1).sum(), (a[32:] & 1).sum())
+    picked = np.where(first, a[19], a[51])
+    trips = [sum(range(3, max(t % 8, 4))) for t in range(52)]
+    return np.concatenate([a[::-1], odd ^ picked, trips])
+
+
+def matrix_fragments(a: np.ndarray, transposed: bool) -> np.ndarray:
+    """ldmatrix: lane t gets elements 2 (t % 4) and + 1 of row (or column) t / 4 of every matrix."""
+    matrices = a.reshape(-1, 8, 8)
+    if transposed:
+        matrices = matrices.transpose(0, 2, 1)
+    return np.ascontiguousarray(matrices).reshape(-1).view(np.uint32)
