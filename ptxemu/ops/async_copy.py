@@ -1,7 +1,8 @@
 """cp.async and cp.async.bulk: PTX ISA "cp.async", "cp.async.bulk".
 
 Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every
-bulk copy is a queue of its own.
+bulk copy is a queue of its own. No copy needs a proxy fence before an MMA reads it: FlashAttention-4
+with small pages, and others, go from cp.async.mbarrier.arrive straight to tcgen05.mma.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def copy_async(
             rows[chosen, :size] = memory.read_rows(starts, size)
         cta.smem[offsets[:, None] + np.arange(nbytes)] = rows
         for offset in offsets.tolist():
-            cta.mark_generic(offset, nbytes)
+            cta.mark_async(offset, nbytes)
 
     w.machine.bytes["cp.async"] += nbytes * len(targets)
     groups.add(

@@ -128,7 +128,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
     flops = 2 * instr.m * instr.n * instr.k
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
-    label = f"mma {form.kind} {instr.m}x{instr.n}x{instr.k}"
+    label = f"mma {form.kind} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
     w.machine.issue(w, Work("tensor core", label, run, size=flops // form.group), queue)
 
 

@@ -142,7 +142,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
     w.machine.bytes["tma.load"] += nbytes
     w.machine.bytes["tma.multicast"] += nbytes * (len(places) - 1)
     w.machine.counts["tma.load"] += 1
-    label = f"load {'x'.join(map(str, tm.box))} at {position}"
+    label = f"load {'x'.join(map(str, tm.box))} at {position} to {places[0][1]:#x}"
     w.machine.issue(w, Work("tma", label, run, size=nbytes))
 
 

@@ -50,9 +50,14 @@ def _sections(sources: int) -> list[tuple[str, ...]]:
     uniform = [tuple(f"u{x}{k}" for x in letters) for k in range(SETS)]
     mixed = []
     for fixed in range(sources if sources > 1 else 0):
-        mixed += [tuple(f"u{x}{k}" if j == fixed else f"{x}{k}" for j, x in enumerate(letters))
-                  for k in (range(SETS) if fixed == 0 else (1,))]
-    alone = [tuple(f"{x}{3 - j}" for j, x in enumerate(letters)), tuple(f"u{x}{3 - j}" for j, x in enumerate(letters))]
+        mixed += [
+            tuple(f"u{x}{k}" if j == fixed else f"{x}{k}" for j, x in enumerate(letters))
+            for k in (range(SETS) if fixed == 0 else (1,))
+        ]
+    alone = [
+        tuple(f"{x}{3 - j}" for j, x in enumerate(letters)),
+        tuple(f"u{x}{3 - j}" for j, x in enumerate(letters)),
+    ]
     return varying + uniform + mixed + alone + [varying[2], uniform[2]]
 
 
@@ -66,7 +71,10 @@ def _index(register: str) -> np.ndarray:
 
 def _load(letter: str, bits: int) -> list[str]:
     size = bits // 8
-    lines = [f"ld.param.u64 %p{letter}, [p{letter}];", f"mad.wide.u32 %v{letter}, %lane, {size}, %p{letter};"]
+    lines = [
+        f"ld.param.u64 %p{letter}, [p{letter}];",
+        f"mad.wide.u32 %v{letter}, %lane, {size}, %p{letter};",
+    ]
     for k in range(SETS):
         lines.append(f"ld.global.b{bits} %{letter}{k}, [%v{letter}+{k * LANES * size}];")
         lines.append(f"ld.global.b{bits} %u{letter}{k}, [%p{letter}+{UNIFORM[k] * size}];")
@@ -75,15 +83,24 @@ def _load(letter: str, bits: int) -> list[str]:
 
 def _text(row: Row, bits: list[int]) -> str:
     sections = _sections(len(bits) - 1)
-    letters = LETTERS[:len(bits) - 1]
+    letters = LETTERS[: len(bits) - 1]
     last = len(sections) - 2
-    lines = [".reg .b32 %lane, %t;", ".reg .pred %skip;", ".reg .b64 %pd, %vd;", f".reg .b{bits[0]} %d<{len(sections)}>;"]
-    lines += [f".reg .b64 %p{x}, %v{x}; .reg .b{w} %{x}<{SETS}>, %u{x}<{SETS}>;"
-              for x, w in zip(letters, bits[1:], strict=True)]
+    lines = [
+        ".reg .b32 %lane, %t;",
+        ".reg .pred %skip;",
+        ".reg .b64 %pd, %vd;",
+        f".reg .b{bits[0]} %d<{len(sections)}>;",
+    ]
+    lines += [
+        f".reg .b64 %p{x}, %v{x}; .reg .b{w} %{x}<{SETS}>, %u{x}<{SETS}>;"
+        for x, w in zip(letters, bits[1:], strict=True)
+    ]
     lines.append("mov.u32 %lane, %tid.x;")
     for letter, width in zip(letters, bits[1:], strict=True):
         lines += _load(letter, width)
-    lines += [f"mov.b{bits[0]} %d{k}, {SENTINEL & (1 << bits[0]) - 1:#x};" for k in (last, last + 1)]
+    lines += [
+        f"mov.b{bits[0]} %d{k}, {SENTINEL & (1 << bits[0]) - 1:#x};" for k in (last, last + 1)
+    ]
     for k, operands in enumerate(sections):
         if k == last:
             lines += ["and.b32 %t, %lane, 5;", "setp.ne.u32 %skip, %t, 0;", "@%skip bra DONE;"]
@@ -92,28 +109,40 @@ def _text(row: Row, bits: list[int]) -> str:
         lines.append(code.format(d=f"%d{k}", **named).replace("\1", "{").replace("\2", "}"))
     size = bits[0] // 8
     lines += ["DONE:", "ld.param.u64 %pd, [pd];", f"mad.wide.u32 %vd, %lane, {size}, %pd;"]
-    lines += [f"st.global.b{bits[0]} [%vd+{k * LANES * size}], %d{k};" for k in range(len(sections))]
+    lines += [
+        f"st.global.b{bits[0]} [%vd+{k * LANES * size}], %d{k};" for k in range(len(sections))
+    ]
     params = ", ".join(f".param .u64 p{x}" for x in (*letters, "d"))
     body = "\n    ".join([*lines, "ret;"])
-    return (f".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry test({params})\n"
-            f"{{\n    {body}\n}}\n")
+    return (
+        f".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry test({params})\n"
+        f"{{\n    {body}\n}}\n"
+    )
 
 
 def program(row: Row) -> Program:
     """The program of `row`, with its inputs and the expected result of every section."""
     types = row.types.split()
     kinds = [np.dtype(DTYPES[TYPE.get(t, t)]) for t in types]
-    generators = (row.data.split() * 3)[:len(types) - 1]
-    sources = [generate(how, letter, TYPE.get(t, t), COUNT)
-               for how, letter, t in zip(generators, LETTERS, types[1:], strict=False)]
+    generators = (row.data.split() * 3)[: len(types) - 1]
+    sources = [
+        generate(how, letter, TYPE.get(t, t), COUNT)
+        for how, letter, t in zip(generators, LETTERS, types[1:], strict=False)
+    ]
     sections = _sections(len(sources))
-    gathered = [np.concatenate([data[_index(registers[j])] for registers in sections])
-                for j, data in enumerate(sources)]
+    gathered = [
+        np.concatenate([data[_index(registers[j])] for registers in sections])
+        for j, data in enumerate(sources)
+    ]
     with np.errstate(all="ignore"):
-        expected = np.broadcast_to(np.asarray(row.reference(*gathered)), gathered[0].shape).astype(kinds[0])
-    held = np.full(LANES, SENTINEL & (1 << 8 * kinds[0].itemsize) - 1, f"u{kinds[0].itemsize}").view(kinds[0])
+        expected = np.broadcast_to(np.asarray(row.reference(*gathered)), gathered[0].shape).astype(
+            kinds[0]
+        )
+    held = np.full(
+        LANES, SENTINEL & (1 << 8 * kinds[0].itemsize) - 1, f"u{kinds[0].itemsize}"
+    ).view(kinds[0])
     for section in (len(sections) - 2, len(sections) - 1):
-        part = expected[section * LANES:(section + 1) * LANES]
+        part = expected[section * LANES : (section + 1) * LANES]
         part[~ACTIVE] = held[~ACTIVE]
     params = [Buffer(x, data) for x, data in zip(LETTERS, sources, strict=False)]
     params.append(Buffer("d", np.zeros_like(expected), expected, row.tolerance))

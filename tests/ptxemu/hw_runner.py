@@ -43,8 +43,10 @@ def run(program: Program) -> dict[str, np.ndarray]:
             addresses[buffer.name] = _upload(driver, buffer.data)
         _launch(driver, program, _kernel(driver, module), addresses)
         _call(driver.cuCtxSynchronize)
-        return {buffer.name: _download(driver, addresses[buffer.name], buffer.data)
-                for buffer in program.outputs()}
+        return {
+            buffer.name: _download(driver, addresses[buffer.name], buffer.data)
+            for buffer in program.outputs()
+        }
     finally:
         for address in addresses.values():
             _call(driver.cuMemFree, address)
@@ -93,9 +95,7 @@ def _padded(dims: tuple[int, ...]) -> tuple[int, ...]:
     return (*dims, 1, 1)[:3]
 
 
-def _raw(
-    driver: object, param: Buffer | Map | Value, addresses: dict[str, object]
-) -> np.ndarray:
+def _raw(driver: object, param: Buffer | Map | Value, addresses: dict[str, object]) -> np.ndarray:
     """The bytes of one kernel parameter."""
     if isinstance(param, Value):
         return param.data
@@ -106,15 +106,28 @@ def _raw(
 
 def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
     """The 128 bytes that cuTensorMapEncodeTiled makes."""
-    names = {"u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "f16": "FLOAT16",
-             "f32": "FLOAT32", "bf16": "BFLOAT16", "tf32": "TFLOAT32", "f64": "FLOAT64"}
+    names = {
+        "u8": "UINT8",
+        "u16": "UINT16",
+        "u32": "UINT32",
+        "u64": "UINT64",
+        "f16": "FLOAT16",
+        "f32": "FLOAT32",
+        "bf16": "BFLOAT16",
+        "tf32": "TFLOAT32",
+        "f64": "FLOAT64",
+    }
     kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     rank, wrapped = len(tensor.dims), driver.cuuint64_t
     encoded = _call(
         driver.cuTensorMapEncodeTiled,
-        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{names[tensor.dtype]}"), rank, address,
-        [wrapped(size) for size in tensor.dims], [wrapped(size) for size in tensor.strides()],
-        [driver.cuuint32_t(size) for size in tensor.box], [driver.cuuint32_t(1)] * rank,
+        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{names[tensor.dtype]}"),
+        rank,
+        address,
+        [wrapped(size) for size in tensor.dims],
+        [wrapped(size) for size in tensor.strides()],
+        [driver.cuuint32_t(size) for size in tensor.box],
+        [driver.cuuint32_t(1)] * rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(modes, f"CU_TENSOR_MAP_SWIZZLE_{tensor.swizzle.upper()}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,

@@ -33,9 +33,18 @@ from tests.ptxemu import isa_reference
 FOLDER = Path(__file__).parent / "ptx"
 POLICIES = ("round-robin", "random", "adversarial")
 DTYPES = {
-    "u8": np.uint8, "s8": np.int8, "u16": np.uint16, "s16": np.int16, "u32": np.uint32,
-    "s32": np.int32, "u64": np.uint64, "s64": np.int64, "f16": np.float16, "bf16": np.uint16,
-    "f32": np.float32, "f64": np.float64,
+    "u8": np.uint8,
+    "s8": np.int8,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "f32": np.float32,
+    "f64": np.float64,
 }
 
 
@@ -97,16 +106,68 @@ class Program:
 # -- data -----------------------------------------------------------------------------------
 
 _SPECIAL_FLOATS = (
-    0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.0, 1e-3, 255.5, -128.5, 65504.0, 1e5, -3e9, 5e9,
-    np.inf, -np.inf, np.nan, 2.0**-14, 2.0**-15, 2.0**-24, 2.0**-126, 2.0**-127, 2.0**-149, -(2.0**-149),
-    3.4028235e38, 1.0000001, 0.99999994, 2.0**127, 448.0, 6.0,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.0,
+    1e-3,
+    255.5,
+    -128.5,
+    65504.0,
+    1e5,
+    -3e9,
+    5e9,
+    np.inf,
+    -np.inf,
+    np.nan,
+    2.0**-14,
+    2.0**-15,
+    2.0**-24,
+    2.0**-126,
+    2.0**-127,
+    2.0**-149,
+    -(2.0**-149),
+    3.4028235e38,
+    1.0000001,
+    0.99999994,
+    2.0**127,
+    448.0,
+    6.0,
 )
 
 
 def _special_ints(kind: np.dtype) -> list[int]:
     bits = 8 * kind.itemsize
-    values = [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 65, 100, 255, 256, (1 << bits) - 1, (1 << bits) - 2,
-              1 << bits - 1, (1 << bits - 1) - 1, (1 << bits - 1) + 1, 0x5555 << 4, 0xF0F0, 1 << bits - 2]
+    values = [
+        0,
+        1,
+        2,
+        3,
+        5,
+        7,
+        31,
+        32,
+        33,
+        63,
+        64,
+        65,
+        100,
+        255,
+        256,
+        (1 << bits) - 1,
+        (1 << bits) - 2,
+        1 << bits - 1,
+        (1 << bits - 1) - 1,
+        (1 << bits - 1) + 1,
+        0x5555 << 4,
+        0xF0F0,
+        1 << bits - 2,
+    ]
     return [value & (1 << bits) - 1 for value in values]
 
 
@@ -131,7 +192,7 @@ def generate(how: str, name: str, dtype: str, count: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         values, edges = values.astype(kind), edges.astype(kind)
     if how == "special":
-        chosen = rng.permutation(count)[:min(2 * len(edges), count // 2)]
+        chosen = rng.permutation(count)[: min(2 * len(edges), count // 2)]
         values[chosen] = np.resize(edges, len(chosen))
     return values
 
@@ -157,7 +218,9 @@ def read(path: Path) -> Program:
         _header_line(program, line[2:].strip(), expressions)
     scope = {name: value for name, value in vars(isa_reference).items() if not name.startswith("_")}
     scope |= {"np": np}
-    scope |= {param.name: param.data.copy() for param in program.params if not isinstance(param, Map)}
+    scope |= {
+        param.name: param.data.copy() for param in program.params if not isinstance(param, Map)
+    }
     for buffer in program.buffers():
         if buffer.name in expressions:
             with np.errstate(all="ignore"):
@@ -193,7 +256,9 @@ def _header_line(program: Program, line: str, expressions: dict[str, str]) -> No
 # -- running and checking -------------------------------------------------------------------
 
 
-def emulate(program: Program, module: ptxemu.Module, options: ptxemu.Options) -> dict[str, np.ndarray]:
+def emulate(
+    program: Program, module: ptxemu.Module, options: ptxemu.Options
+) -> dict[str, np.ndarray]:
     """The outputs after a launch of `module`, which is `program.text` loaded."""
     live = {buffer.name: aligned_copy(buffer.data) for buffer in program.buffers()}
     params = []
@@ -203,13 +268,26 @@ def emulate(program: Program, module: ptxemu.Module, options: ptxemu.Options) ->
         elif isinstance(param, Value):
             params.append(param.data.tobytes())
         else:
-            params.append(bytes(tensor_map.encode(
-                live[param.of].ctypes.data, param.dims, param.strides(), param.box, param.dtype,
-                param.swizzle,
-            )))
+            params.append(
+                bytes(
+                    tensor_map.encode(
+                        live[param.of].ctypes.data,
+                        param.dims,
+                        param.strides(),
+                        param.box,
+                        param.dtype,
+                        param.swizzle,
+                    )
+                )
+            )
     module.launch(
-        grid=program.grid, block=program.block, cluster=(*program.cluster, 1, 1)[:3],
-        smem_bytes=program.smem, params=params, memory=list(live.values()), options=options,
+        grid=program.grid,
+        block=program.block,
+        cluster=(*program.cluster, 1, 1)[:3],
+        smem_bytes=program.smem,
+        params=params,
+        memory=list(live.values()),
+        options=options,
     )
     return {buffer.name: live[buffer.name] for buffer in program.outputs()}
 
@@ -218,7 +296,7 @@ def aligned_copy(data: np.ndarray) -> np.ndarray:
     """A copy at a multiple of 256 bytes, as device allocations are."""
     raw = np.zeros(data.nbytes + 256, np.uint8)
     start = -raw.ctypes.data % 256
-    copy = raw[start:start + data.nbytes].view(data.dtype)
+    copy = raw[start : start + data.nbytes].view(data.dtype)
     copy[:] = data
     return copy
 
@@ -231,7 +309,9 @@ def check(program: Program, outputs: dict[str, np.ndarray]) -> None:
         if found.dtype.kind == "f":
             same |= np.isnan(found) & np.isnan(expected)
         if buffer.tolerance:
-            same |= np.abs(found - expected) <= buffer.tolerance * np.maximum(np.abs(expected), 1e-30)
+            same |= np.abs(found - expected) <= buffer.tolerance * np.maximum(
+                np.abs(expected), 1e-30
+            )
         wrong = np.flatnonzero(~same)
         assert not len(wrong), (
             f"{program.name}: {buffer.name} differs in {len(wrong)} of {len(found)} elements; first "

@@ -11,8 +11,17 @@ import pytest
 from ptxemu import Options, load
 from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.isa_reference import (
-    bf16, clamp, code_of, decoded, each, halves, narrow, packed, rounded, to_bf16,
+from tests.ptxemu.exact_arithmetic import (
+    bf16,
+    clamp,
+    code_of,
+    decoded,
+    each,
+    halves,
+    narrow,
+    packed,
+    rounded,
+    to_bf16,
 )
 from tests.ptxemu.ptx_program import check, emulate
 
@@ -36,6 +45,7 @@ def _wrapped(t: str):
     def call(x: int) -> int:
         x &= (1 << bits) - 1
         return x - (1 << bits) if signed and x >> bits - 1 else x
+
     return call
 
 
@@ -45,8 +55,20 @@ def _between_integers() -> list[Row]:
         for source in _INT:
             read, wrap, limit = _wrapped(source), _wrapped(to), clamp(*_range(to))
             types = f"{_held(to)} {_held(source)}"
-            rows.append(Row(f"cvt.{to}.{source} {{d}}, {{a}};", types, lambda a, r=read, w=wrap: each(lambda x: w(r(x)), a)))
-            rows.append(Row(f"cvt.sat.{to}.{source} {{d}}, {{a}};", types, lambda a, r=read, w=limit: each(lambda x: w(r(x)), a)))
+            rows.append(
+                Row(
+                    f"cvt.{to}.{source} {{d}}, {{a}};",
+                    types,
+                    lambda a, r=read, w=wrap: each(lambda x: w(r(x)), a),
+                )
+            )
+            rows.append(
+                Row(
+                    f"cvt.sat.{to}.{source} {{d}}, {{a}};",
+                    types,
+                    lambda a, r=read, w=limit: each(lambda x: w(r(x)), a),
+                )
+            )
     return rows
 
 
@@ -71,9 +93,20 @@ def _float_to_integers() -> list[Row]:
     for source in ("f32", "f64", "f16", "bf16"):
         for to in _INT:
             for how in _WHOLE if to in ("s32", "u32", "s8", "u64") else ("rzi",):
-                rows.append(Row(f"cvt.{how}.{to}.{source} {{d}}, {{a}};", f"{_held(to)} {source}", _to_integer(source, to, how)))
-    rows.append(Row("cvt.rpi.ftz.s32.f32 {d}, {a};", "s32 f32",
-                    lambda a: _to_integer("f32", "s32", "rpi")(np.where(np.abs(a) < 2.0**-126, 0, a))))
+                rows.append(
+                    Row(
+                        f"cvt.{how}.{to}.{source} {{d}}, {{a}};",
+                        f"{_held(to)} {source}",
+                        _to_integer(source, to, how),
+                    )
+                )
+    rows.append(
+        Row(
+            "cvt.rpi.ftz.s32.f32 {d}, {a};",
+            "s32 f32",
+            lambda a: _to_integer("f32", "s32", "rpi")(np.where(np.abs(a) < 2.0**-126, 0, a)),
+        )
+    )
     return rows
 
 
@@ -83,10 +116,17 @@ def _integer_to_floats() -> list[Row]:
         read = _wrapped(source)
         for to in ("f32", "f64", "f16", "bf16"):
             for how in ("rn", "rz", "rm", "rp"):
+
                 def values(a, r=read, t=to, h=how):
                     return each(lambda x: rounded(Fraction(r(x)), t, h), a).astype(np.float64)
-                rows.append(Row(f"cvt.{how}.{to}.{source} {{d}}, {{a}};", f"{to} {_held(source)}",
-                                (lambda a, v=values: to_bf16(v(a))) if to == "bf16" else values))
+
+                rows.append(
+                    Row(
+                        f"cvt.{how}.{to}.{source} {{d}}, {{a}};",
+                        f"{to} {_held(source)}",
+                        (lambda a, v=values: to_bf16(v(a))) if to == "bf16" else values,
+                    )
+                )
     return rows
 
 
@@ -106,32 +146,70 @@ def _float_to_float() -> list[Row]:
             for satfinite in (False, True):
                 if how == "rz" and relu and satfinite:
                     continue
-                flags = f"{how}{'.satfinite' * satfinite}{'.relu' * relu}" if not relu else f"{how}.relu{'.satfinite' * satfinite}"
+                flags = (
+                    f"{how}{'.satfinite' * satfinite}{'.relu' * relu}"
+                    if not relu
+                    else f"{how}.relu{'.satfinite' * satfinite}"
+                )
                 half = narrow("f16", how, satfinite=satfinite, relu=relu)
                 brain = narrow("bf16", how, satfinite=satfinite, relu=relu)
                 rows += [
                     Row(f"cvt.{flags}.f16.f32 {{d}}, {{a}};", "f16 f32", half),
-                    Row(f"cvt.{flags}.bf16.f32 {{d}}, {{a}};", "bf16 f32", lambda a, f=brain: to_bf16(f(a))),
-                    Row(f"cvt.{flags}.f16x2.f32 {{d}}, {{a}}, {{b}};", "u32 f32 f32", lambda a, b, f=half: _words(f(b), f(a))),
-                    Row(f"cvt.{flags}.bf16x2.f32 {{d}}, {{a}}, {{b}};", "u32 f32 f32",
-                        lambda a, b, f=brain: packed(to_bf16(f(b)), to_bf16(f(a)), np.uint16)),
+                    Row(
+                        f"cvt.{flags}.bf16.f32 {{d}}, {{a}};",
+                        "bf16 f32",
+                        lambda a, f=brain: to_bf16(f(a)),
+                    ),
+                    Row(
+                        f"cvt.{flags}.f16x2.f32 {{d}}, {{a}}, {{b}};",
+                        "u32 f32 f32",
+                        lambda a, b, f=half: _words(f(b), f(a)),
+                    ),
+                    Row(
+                        f"cvt.{flags}.bf16x2.f32 {{d}}, {{a}}, {{b}};",
+                        "u32 f32 f32",
+                        lambda a, b, f=brain: packed(to_bf16(f(b)), to_bf16(f(a)), np.uint16),
+                    ),
                 ]
     for how in ("rn", "rz", "rm", "rp"):
         rows.append(Row(f"cvt.{how}.f32.f64 {{d}}, {{a}};", "f32 f64", narrow("f32", how)))
         rows.append(Row(f"cvt.{how}.f16.f64 {{d}}, {{a}};", "f16 f64", narrow("f16", how)))
     for flags in ("rna", "rn", "rz", "rn.relu", "rna.satfinite"):
-        rows.append(Row(f"cvt.{flags}.tf32.f32 {{d}}, {{a}};", "f32 f32",
-                        narrow("tf32", flags.split(".")[0], satfinite="satfinite" in flags, relu="relu" in flags)))
+        rows.append(
+            Row(
+                f"cvt.{flags}.tf32.f32 {{d}}, {{a}};",
+                "f32 f32",
+                narrow(
+                    "tf32",
+                    flags.split(".")[0],
+                    satfinite="satfinite" in flags,
+                    relu="relu" in flags,
+                ),
+            )
+        )
     for how in _WHOLE:
         rows.append(Row(f"cvt.{how}.f32.f32 {{d}}, {{a}};", "f32 f32", _integral(how)))
-        rows.append(Row(f"cvt.{how}.ftz.f32.f32 {{d}}, {{a}};", "f32 f32", lambda a, h=how: _integral(h)(_flush(a))))
+        rows.append(
+            Row(
+                f"cvt.{how}.ftz.f32.f32 {{d}}, {{a}};",
+                "f32 f32",
+                lambda a, h=how: _integral(h)(_flush(a)),
+            )
+        )
         rows.append(Row(f"cvt.{how}.f64.f64 {{d}}, {{a}};", "f64 f64", _integral(how)))
         rows.append(Row(f"cvt.{how}.f16.f16 {{d}}, {{a}};", "f16 f16", _integral(how)))
-    return [*rows,
-        Row("cvt.f32.f16 {d}, {a};", "f32 f16", lambda a: a), Row("cvt.f32.bf16 {d}, {a};", "f32 bf16", bf16),
-        Row("cvt.f64.f32 {d}, {a};", "f64 f32", lambda a: a), Row("cvt.f64.f16 {d}, {a};", "f64 f16", lambda a: a),
+    return [
+        *rows,
+        Row("cvt.f32.f16 {d}, {a};", "f32 f16", lambda a: a),
+        Row("cvt.f32.bf16 {d}, {a};", "f32 bf16", bf16),
+        Row("cvt.f64.f32 {d}, {a};", "f64 f32", lambda a: a),
+        Row("cvt.f64.f16 {d}, {a};", "f64 f16", lambda a: a),
         Row("cvt.sat.f32.f32 {d}, {a};", "f32 f32", lambda a: np.where(a > 0, np.minimum(a, 1), 0)),
-        Row("cvt.ftz.sat.f32.f32 {d}, {a};", "f32 f32", lambda a: np.where(_flush(a) > 0, np.minimum(_flush(a), 1), 0)),
+        Row(
+            "cvt.ftz.sat.f32.f32 {d}, {a};",
+            "f32 f32",
+            lambda a: np.where(_flush(a) > 0, np.minimum(_flush(a), 1), 0),
+        ),
         Row("cvt.ftz.f32.f32 {d}, {a};", "f32 f32", _flush),
         Row("cvt.ftz.f32.f16 {d}, {a};", "f32 f16", lambda a: a),
     ]
@@ -139,7 +217,10 @@ def _float_to_float() -> list[Row]:
 
 def _words(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """f16 values, packed, NaN as hardware writes it."""
-    codes = [np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16)) for x in (low, high)]
+    codes = [
+        np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
+        for x in (low, high)
+    ]
     return packed(*codes, np.uint16)
 
 
@@ -151,28 +232,78 @@ def _narrow_rows() -> list[Row]:
             encode = lambda x, f=form, r=relu: code_of(f)(narrow(f, satfinite=True, relu=r)(x))  # noqa: E731
             decode = lambda codes, f=form, r=relu: _relu(decoded(f)(codes), r)  # noqa: E731
             rows += [
-                Row(f"cvt.{flags}.{form}x2.f32 {{d}}, {{a}}, {{b}};", "u16 f32 f32", lambda a, b, e=encode: e(b) | e(a) << 8),
-                Row(f"cvt.rn{'.relu' * relu}.f16x2.{form}x2 {{d}}, {{a}};", "u32 u16",
-                    lambda a, f=form, d=decode: _words(d(a & _mask(f)), d(a >> 8 & _mask(f)))),
+                Row(
+                    f"cvt.{flags}.{form}x2.f32 {{d}}, {{a}}, {{b}};",
+                    "u16 f32 f32",
+                    lambda a, b, e=encode: e(b) | e(a) << 8,
+                ),
+                Row(
+                    f"cvt.rn{'.relu' * relu}.f16x2.{form}x2 {{d}}, {{a}};",
+                    "u32 u16",
+                    lambda a, f=form, d=decode: _words(d(a & _mask(f)), d(a >> 8 & _mask(f))),
+                ),
             ]
             if _NARROW[form] == 8:
-                rows.append(Row(f"cvt.{flags}.{form}x2.f16x2 {{d}}, {{a}};", "u16 u32",
-                                lambda a, e=encode: e(halves(a)[0]) | e(halves(a)[1]) << 8))
-    e2m1 = lambda x: code_of("e2m1")(narrow("e2m1", satfinite=True)(x)) if not np.isnan(x).any() else None  # noqa: E731
-    return [*rows,
-        Row("{{ .reg .b8 %x; cvt.rn.satfinite.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}", "u16 f32 f32",
-            lambda a, b: e2m1(b) | e2m1(a) << 4, "rand"),
-        Row("{{ .reg .b8 %x, %y; mov.b16 {{%x, %y}}, {a}; cvt.rn.f16x2.e2m1x2 {d}, %x; }}", "u32 u16",
-            lambda a: _words(decoded("e2m1")(a & 15), decoded("e2m1")(a >> 4 & 15))),
-        Row("cvt.rz.satfinite.ue8m0x2.f32 {d}, {a}, {b};", "u16 f32 f32", lambda a, b: _scale(b, False) | _scale(a, False) << 8),
-        Row("cvt.rp.satfinite.ue8m0x2.f32 {d}, {a}, {b};", "u16 f32 f32", lambda a, b: _scale(b, True) | _scale(a, True) << 8),
-        Row("cvt.rn.bf16x2.ue8m0x2 {d}, {a};", "u32 u16", lambda a: packed(_power(a & 255), _power(a >> 8), np.uint16)),
-        Row("cvt.pack.sat.s16.s32 {d}, {a}, {b};", "u32 s32 s32",
-            lambda a, b: packed(*(np.clip(x, -32768, 32767).astype(np.uint16) for x in (b, a)), np.uint16)),
-        Row("cvt.pack.sat.u16.s32 {d}, {a}, {b};", "u32 s32 s32",
-            lambda a, b: packed(*(np.clip(x, 0, 65535).astype(np.uint16) for x in (b, a)), np.uint16)),
-        Row("cvt.pack.sat.s8.s32.b32 {d}, {a}, {b}, {c};", "u32 s32 s32 u32",
-            lambda a, b, c: c << 16 | packed(*(np.clip(x, -128, 127).astype(np.uint8) for x in (b, a)), np.uint8)),
+                rows.append(
+                    Row(
+                        f"cvt.{flags}.{form}x2.f16x2 {{d}}, {{a}};",
+                        "u16 u32",
+                        lambda a, e=encode: e(halves(a)[0]) | e(halves(a)[1]) << 8,
+                    )
+                )
+    e2m1 = lambda x: (
+        code_of("e2m1")(narrow("e2m1", satfinite=True)(x)) if not np.isnan(x).any() else None
+    )
+    return [
+        *rows,
+        Row(
+            "{{ .reg .b8 %x; cvt.rn.satfinite.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}",
+            "u16 f32 f32",
+            lambda a, b: e2m1(b) | e2m1(a) << 4,
+            "rand",
+        ),
+        Row(
+            "{{ .reg .b8 %x, %y; mov.b16 {{%x, %y}}, {a}; cvt.rn.f16x2.e2m1x2 {d}, %x; }}",
+            "u32 u16",
+            lambda a: _words(decoded("e2m1")(a & 15), decoded("e2m1")(a >> 4 & 15)),
+        ),
+        Row(
+            "cvt.rz.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
+            "u16 f32 f32",
+            lambda a, b: _scale(b, False) | _scale(a, False) << 8,
+        ),
+        Row(
+            "cvt.rp.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
+            "u16 f32 f32",
+            lambda a, b: _scale(b, True) | _scale(a, True) << 8,
+        ),
+        Row(
+            "cvt.rn.bf16x2.ue8m0x2 {d}, {a};",
+            "u32 u16",
+            lambda a: packed(_power(a & 255), _power(a >> 8), np.uint16),
+        ),
+        Row(
+            "cvt.pack.sat.s16.s32 {d}, {a}, {b};",
+            "u32 s32 s32",
+            lambda a, b: packed(
+                *(np.clip(x, -32768, 32767).astype(np.uint16) for x in (b, a)), np.uint16
+            ),
+        ),
+        Row(
+            "cvt.pack.sat.u16.s32 {d}, {a}, {b};",
+            "u32 s32 s32",
+            lambda a, b: packed(
+                *(np.clip(x, 0, 65535).astype(np.uint16) for x in (b, a)), np.uint16
+            ),
+        ),
+        Row(
+            "cvt.pack.sat.s8.s32.b32 {d}, {a}, {b}, {c};",
+            "u32 s32 s32 u32",
+            lambda a, b, c: (
+                c << 16
+                | packed(*(np.clip(x, -128, 127).astype(np.uint8) for x in (b, a)), np.uint8)
+            ),
+        ),
     ]
 
 
@@ -186,6 +317,7 @@ def _mask(form: str) -> int:
 
 def _scale(values: np.ndarray, up: bool) -> np.ndarray:
     """f32 -> ue8m0 of its magnitude; NaN is 255, infinity saturates."""
+
     def one(x: float) -> int:
         if math.isnan(x):
             return 255
@@ -196,34 +328,62 @@ def _scale(values: np.ndarray, up: bool) -> np.ndarray:
             return 0
         power = math.frexp(x)[1] - 1
         return max(0, min(254, power + 127 + (up and x > 2.0**power)))
+
     return each(one, values).astype(np.int64)
 
 
 def _power(codes: np.ndarray) -> np.ndarray:
     """ue8m0 -> bf16 codes."""
-    return np.where(codes == 255, 0x7FFF, np.where(codes == 0, 0x40, codes.astype(np.uint32) << 7)).astype(np.uint16)
+    return np.where(
+        codes == 255, 0x7FFF, np.where(codes == 0, 0x40, codes.astype(np.uint32) << 7)
+    ).astype(np.uint16)
 
 
 MOVES = [
-    Row("mov.b32 {d}, {a};", "u32 u32", lambda a: a), Row("mov.b64 {d}, {a};", "u64 u64", lambda a: a),
-    Row("mov.b16 {d}, {a};", "u16 u16", lambda a: a), Row("mov.f32 {d}, {a};", "f32 f32", lambda a: a),
+    Row("mov.b32 {d}, {a};", "u32 u32", lambda a: a),
+    Row("mov.b64 {d}, {a};", "u64 u64", lambda a: a),
+    Row("mov.b16 {d}, {a};", "u16 u16", lambda a: a),
+    Row("mov.f32 {d}, {a};", "f32 f32", lambda a: a),
     Row("mov.u32 {d}, 4294967295;", "u32 u32", lambda a: np.full_like(a, 0xFFFFFFFF)),
     Row("mov.s32 {d}, -5;", "s32 u32", lambda a: np.full(len(a), -5)),
     Row("mov.f32 {d}, 0f7FC00001;", "u32 u32", lambda a: np.full_like(a, 0x7FC00001)),
     Row("mov.b32 {d}, {{ {a}, {b} }};", "u32 u16 u16", lambda a, b: packed(a, b, np.uint16)),
     Row("mov.b64 {d}, {{ {a}, {b} }};", "u64 u32 u32", lambda a, b: packed(a, b, np.uint32)),
-    Row("mov.b64 {d}, {{ {a}, {b}, {c}, {a} }};", "u64 u16 u16 u16",
-        lambda a, b, c: packed(packed(a, b, np.uint16), packed(c, a, np.uint16), np.uint32)),
+    Row(
+        "mov.b64 {d}, {{ {a}, {b}, {c}, {a} }};",
+        "u64 u16 u16 u16",
+        lambda a, b, c: packed(packed(a, b, np.uint16), packed(c, a, np.uint16), np.uint32),
+    ),
     Row("{{ .reg .b16 %x; mov.b32 {{%x, {d} }}, {a}; }}", "u16 u32", lambda a: a >> 16),
     Row("{{ .reg .b16 %x; mov.b32 {{ {d}, _}}, {a}; }}", "u16 u32", lambda a: a & 0xFFFF),
-    Row("{{ .reg .b32 %x; mov.b64 {{%x, {d} }}, {a}; add.u32 {d}, {d}, %x; }}", "u32 u64",
-        lambda a: (a >> np.uint64(32)) + (a & np.uint64(0xFFFFFFFF)) & np.uint64(0xFFFFFFFF)),
-    Row("{{ .reg .b16 %x<4>; mov.b64 {{%x0, %x1, %x2, %x3}}, {a}; mov.b32 {d}, {{%x3, %x1}}; }}", "u32 u64",
-        lambda a: packed((a >> np.uint64(48)).astype(np.uint16), (a >> np.uint64(16)).astype(np.uint16), np.uint16)),
-    Row("{{ .reg .b128 %q; .reg .b64 %x; mov.b128 %q, {{ {a}, {b} }}; mov.b128 {{%x, {d} }}, %q; xor.b64 {d}, {d}, %x; }}",
-        "u64 u64 u64", lambda a, b: a ^ b),
+    Row(
+        "{{ .reg .b32 %x; mov.b64 {{%x, {d} }}, {a}; add.u32 {d}, {d}, %x; }}",
+        "u32 u64",
+        lambda a: (a >> np.uint64(32)) + (a & np.uint64(0xFFFFFFFF)) & np.uint64(0xFFFFFFFF),
+    ),
+    Row(
+        "{{ .reg .b16 %x<4>; mov.b64 {{%x0, %x1, %x2, %x3}}, {a}; mov.b32 {d}, {{%x3, %x1}}; }}",
+        "u32 u64",
+        lambda a: packed(
+            (a >> np.uint64(48)).astype(np.uint16),
+            (a >> np.uint64(16)).astype(np.uint16),
+            np.uint16,
+        ),
+    ),
+    Row(
+        "{{ .reg .b128 %q; .reg .b64 %x; mov.b128 %q, {{ {a}, {b} }}; mov.b128 {{%x, {d} }}, %q; xor.b64 {d}, {d}, %x; }}",
+        "u64 u64 u64",
+        lambda a, b: a ^ b,
+    ),
 ]
-ROWS = [*_between_integers(), *_float_to_integers(), *_integer_to_floats(), *_float_to_float(), *_narrow_rows(), *MOVES]
+ROWS = [
+    *_between_integers(),
+    *_float_to_integers(),
+    *_integer_to_floats(),
+    *_float_to_float(),
+    *_narrow_rows(),
+    *MOVES,
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

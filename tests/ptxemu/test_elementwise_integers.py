@@ -8,9 +8,18 @@ import pytest
 from ptxemu import Options, load
 from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.isa_reference import (
-    clamp, each, extract_field, funnel, insert_field, lookup, permute, reversed_bits,
-    truncated_divide, truncated_remainder, wrap,
+from tests.ptxemu.exact_arithmetic import (
+    clamp,
+    each,
+    extract_field,
+    funnel,
+    insert_field,
+    lookup,
+    permute,
+    reversed_bits,
+    truncated_divide,
+    truncated_remainder,
+    wrap,
 )
 from tests.ptxemu.ptx_program import check, emulate
 
@@ -18,14 +27,28 @@ _BITS = {"u16": 16, "s16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64}
 S32 = clamp(-(1 << 31), (1 << 31) - 1)
 
 
-def _rows(name: str, function, types: str = "u16 s16 u32 s32 u64 s64", data: str = "special") -> list[Row]:
+def _rows(
+    name: str, function, types: str = "u16 s16 u32 s32 u64 s64", data: str = "special"
+) -> list[Row]:
     """Two-operand instructions whose operands and result have one type."""
-    return [Row(f"{name}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t} {t}", wrap(function, _BITS[t], t[0] == "s"), data)
-            for t in types.split()]
+    return [
+        Row(
+            f"{name}.{t} {{d}}, {{a}}, {{b}};",
+            f"{t} {t} {t}",
+            wrap(function, _BITS[t], t[0] == "s"),
+            data,
+        )
+        for t in types.split()
+    ]
 
 
 def _unary(name: str, function, types: str) -> list[Row]:
-    return [Row(f"{name}.{t} {{d}}, {{a}};", f"{t.replace('b', 'u')} {t.replace('b', 'u')}", function(t)) for t in types.split()]
+    return [
+        Row(
+            f"{name}.{t} {{d}}, {{a}};", f"{t.replace('b', 'u')} {t.replace('b', 'u')}", function(t)
+        )
+        for t in types.split()
+    ]
 
 
 def _width(t: str) -> int:
@@ -37,15 +60,33 @@ def _products(t: str) -> list[Row]:
     wide = f"{t[0]}{2 * n}"
     abc = "{d}, {a}, {b}, {c};"
     rows = [
-        Row(f"mul.lo.{t} {{d}}, {{a}}, {{b}};", f"{t} {t} {t}", wrap(lambda a, b: a * b, n, signed)),
-        Row(f"mul.hi.{t} {{d}}, {{a}}, {{b}};", f"{t} {t} {t}", wrap(lambda a, b: a * b >> n, n, signed)),
+        Row(
+            f"mul.lo.{t} {{d}}, {{a}}, {{b}};", f"{t} {t} {t}", wrap(lambda a, b: a * b, n, signed)
+        ),
+        Row(
+            f"mul.hi.{t} {{d}}, {{a}}, {{b}};",
+            f"{t} {t} {t}",
+            wrap(lambda a, b: a * b >> n, n, signed),
+        ),
         Row(f"mad.lo.{t} {abc}", f"{t} {t} {t} {t}", wrap(lambda a, b, c: a * b + c, n, signed)),
-        Row(f"mad.hi.{t} {abc}", f"{t} {t} {t} {t}", wrap(lambda a, b, c: (a * b >> n) + c, n, signed)),
+        Row(
+            f"mad.hi.{t} {abc}",
+            f"{t} {t} {t} {t}",
+            wrap(lambda a, b, c: (a * b >> n) + c, n, signed),
+        ),
     ]
     if n < 64:
         rows += [
-            Row(f"mul.wide.{t} {{d}}, {{a}}, {{b}};", f"{wide} {t} {t}", wrap(lambda a, b: a * b, 2 * n, signed)),
-            Row(f"mad.wide.{t} {abc}", f"{wide} {t} {t} {wide}", wrap(lambda a, b, c: a * b + c, 2 * n, signed)),
+            Row(
+                f"mul.wide.{t} {{d}}, {{a}}, {{b}};",
+                f"{wide} {t} {t}",
+                wrap(lambda a, b: a * b, 2 * n, signed),
+            ),
+            Row(
+                f"mad.wide.{t} {abc}",
+                f"{wide} {t} {t} {wide}",
+                wrap(lambda a, b, c: a * b + c, 2 * n, signed),
+            ),
         ]
     return rows
 
@@ -54,17 +95,45 @@ def _shifts() -> list[Row]:
     rows = []
     for t in ("b16", "b32", "b64"):
         n, u = _width(t), t.replace("b", "u")
-        rows.append(Row(f"shl.{t} {{d}}, {{a}}, {{b}};", f"{u} {u} u32", wrap(lambda a, b: a << min(b, 64), n)))
+        rows.append(
+            Row(
+                f"shl.{t} {{d}}, {{a}}, {{b}};",
+                f"{u} {u} u32",
+                wrap(lambda a, b: a << min(b, 64), n),
+            )
+        )
         rows.append(Row(f"shl.{t} {{d}}, {{a}}, 7;", f"{u} {u}", wrap(lambda a: a << 7, n)))
         for kind in (t, u, t.replace("b", "s")):
             s = kind if kind[0] == "s" else u
-            rows.append(Row(f"shr.{kind} {{d}}, {{a}}, {{b}};", f"{s} {s} u32", wrap(lambda a, b: a >> min(b, 64), n, s[0] == "s")))
-            rows.append(Row(f"shr.{kind} {{d}}, {{a}}, 3;", f"{s} {s}", wrap(lambda a: a >> 3, n, s[0] == "s")))
+            rows.append(
+                Row(
+                    f"shr.{kind} {{d}}, {{a}}, {{b}};",
+                    f"{s} {s} u32",
+                    wrap(lambda a, b: a >> min(b, 64), n, s[0] == "s"),
+                )
+            )
+            rows.append(
+                Row(
+                    f"shr.{kind} {{d}}, {{a}}, 3;",
+                    f"{s} {s}",
+                    wrap(lambda a: a >> 3, n, s[0] == "s"),
+                )
+            )
     for mode, limit in (("wrap", lambda c: c & 31), ("clamp", lambda c: min(c, 32))):
-        rows.append(Row(f"shf.l.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32 u32",
-                        wrap(lambda a, b, c, limit=limit: funnel(a, b, limit(c)), 32)))
-        rows.append(Row(f"shf.r.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32 u32",
-                        wrap(lambda a, b, c, limit=limit: (b << 32 | a) >> limit(c), 32)))
+        rows.append(
+            Row(
+                f"shf.l.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};",
+                "u32 u32 u32 u32",
+                wrap(lambda a, b, c, limit=limit: funnel(a, b, limit(c)), 32),
+            )
+        )
+        rows.append(
+            Row(
+                f"shf.r.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};",
+                "u32 u32 u32 u32",
+                wrap(lambda a, b, c, limit=limit: (b << 32 | a) >> limit(c), 32),
+            )
+        )
     return rows
 
 
@@ -72,82 +141,219 @@ def _bit_rows() -> list[Row]:
     rows = []
     for t in ("b16", "b32", "b64"):
         n, u = _width(t), t.replace("b", "u")
-        for name, function in (("and", lambda a, b: a & b), ("or", lambda a, b: a | b), ("xor", lambda a, b: a ^ b)):
+        for name, function in (
+            ("and", lambda a, b: a & b),
+            ("or", lambda a, b: a | b),
+            ("xor", lambda a, b: a ^ b),
+        ):
             rows.append(Row(f"{name}.{t} {{d}}, {{a}}, {{b}};", f"{u} {u} {u}", wrap(function, n)))
         rows.append(Row(f"not.{t} {{d}}, {{a}};", f"{u} {u}", wrap(lambda a: ~a, n)))
         rows.append(Row(f"cnot.{t} {{d}}, {{a}};", f"{u} {u}", wrap(lambda a: int(a == 0), n)))
         if n > 16:
             rows.append(Row(f"popc.{t} {{d}}, {{a}};", f"u32 {u}", wrap(int.bit_count, 32)))
-            rows.append(Row(f"clz.{t} {{d}}, {{a}};", f"u32 {u}", wrap(lambda a, n=n: n - a.bit_length(), 32)))
-            rows.append(Row(f"brev.{t} {{d}}, {{a}};", f"{u} {u}", wrap(lambda a, n=n: reversed_bits(a, n), n)))
-            rows.append(Row(f"bfi.{t} {{d}}, {{a}}, {{b}}, {{c}}, 9;", f"{u} {u} {u} u32",
-                            wrap(lambda a, b, c, n=n: insert_field(a, b, c, 9, n), n)))
-            rows.append(Row(f"bfi.{t} {{d}}, {{a}}, {{b}}, 5, {{c}};", f"{u} {u} {u} u32",
-                            wrap(lambda a, b, c, n=n: insert_field(a, b, 5, c, n), n)))
+            rows.append(
+                Row(
+                    f"clz.{t} {{d}}, {{a}};",
+                    f"u32 {u}",
+                    wrap(lambda a, n=n: n - a.bit_length(), 32),
+                )
+            )
+            rows.append(
+                Row(
+                    f"brev.{t} {{d}}, {{a}};",
+                    f"{u} {u}",
+                    wrap(lambda a, n=n: reversed_bits(a, n), n),
+                )
+            )
+            rows.append(
+                Row(
+                    f"bfi.{t} {{d}}, {{a}}, {{b}}, {{c}}, 9;",
+                    f"{u} {u} {u} u32",
+                    wrap(lambda a, b, c, n=n: insert_field(a, b, c, 9, n), n),
+                )
+            )
+            rows.append(
+                Row(
+                    f"bfi.{t} {{d}}, {{a}}, {{b}}, 5, {{c}};",
+                    f"{u} {u} {u} u32",
+                    wrap(lambda a, b, c, n=n: insert_field(a, b, 5, c, n), n),
+                )
+            )
             for kind in (u, t.replace("b", "s")):
                 signed = kind[0] == "s"
-                rows.append(Row(f"bfe.{kind} {{d}}, {{a}}, {{b}}, {{c}};", f"{u} {u} u32 u32",
-                                wrap(lambda a, b, c, n=n, s=signed: extract_field(a, b, c, n, s), n)))
-                rows.append(Row(f"bfind.{kind} {{d}}, {{a}};", f"u32 {kind}", wrap(lambda a: (a ^ a >> 63).bit_length() - 1 if a < 0 else a.bit_length() - 1, 32)))
-                rows.append(Row(f"bfind.shiftamt.{kind} {{d}}, {{a}};", f"u32 {kind}",
-                                wrap(lambda a, n=n: n - 1 - ((~a if a < 0 else a).bit_length() - 1) if (~a if a < 0 else a) else -1, 32)))
+                rows.append(
+                    Row(
+                        f"bfe.{kind} {{d}}, {{a}}, {{b}}, {{c}};",
+                        f"{u} {u} u32 u32",
+                        wrap(lambda a, b, c, n=n, s=signed: extract_field(a, b, c, n, s), n),
+                    )
+                )
+                rows.append(
+                    Row(
+                        f"bfind.{kind} {{d}}, {{a}};",
+                        f"u32 {kind}",
+                        wrap(
+                            lambda a: (
+                                (a ^ a >> 63).bit_length() - 1 if a < 0 else a.bit_length() - 1
+                            ),
+                            32,
+                        ),
+                    )
+                )
+                rows.append(
+                    Row(
+                        f"bfind.shiftamt.{kind} {{d}}, {{a}};",
+                        f"u32 {kind}",
+                        wrap(
+                            lambda a, n=n: (
+                                n - 1 - ((~a if a < 0 else a).bit_length() - 1)
+                                if (~a if a < 0 else a)
+                                else -1
+                            ),
+                            32,
+                        ),
+                    )
+                )
     return rows
 
 
 ROWS = [
-    *_rows("add", lambda a, b: a + b), *_rows("sub", lambda a, b: a - b),
-    *_rows("min", min), *_rows("max", max),
-    *_rows("div", truncated_divide, data="special"), *_rows("rem", truncated_remainder),
+    *_rows("add", lambda a, b: a + b),
+    *_rows("sub", lambda a, b: a - b),
+    *_rows("min", min),
+    *_rows("max", max),
+    *_rows("div", truncated_divide, data="special"),
+    *_rows("rem", truncated_remainder),
     *_rows("sad", lambda a, b: a)[:0],
     *[row for t in _BITS for row in _products(t)],
     *_unary("abs", lambda t: wrap(abs, _width(t), True), "s16 s32 s64"),
     *_unary("neg", lambda t: wrap(lambda a: -a, _width(t), True), "s16 s32 s64"),
-    *_shifts(), *_bit_rows(),
+    *_shifts(),
+    *_bit_rows(),
     Row("add.s32 {d}, {a}, -7;", "s32 s32", wrap(lambda a: a - 7, 32, True)),
     Row("sub.u32 {d}, 5, {a};", "u32 u32", wrap(lambda a: 5 - a, 32)),
     Row("add.s64 {d}, {a}, -1;", "s64 s64", wrap(lambda a: a - 1, 64, True)),
     Row("mul.wide.u32 {d}, {a}, 48;", "u64 u32", wrap(lambda a: a * 48, 64)),
     Row("mad.lo.s32 {d}, {a}, -3, {b};", "s32 s32 s32", wrap(lambda a, b: b - 3 * a, 32, True)),
     Row("and.b32 {d}, {a}, -16;", "u32 u32", wrap(lambda a: a & ~15, 32)),
-    Row("add.sat.s32 {d}, {a}, {b};", "s32 s32 s32", lambda a, b: each(lambda x, y: S32(x + y), a, b)),
-    Row("sub.sat.s32 {d}, {a}, {b};", "s32 s32 s32", lambda a, b: each(lambda x, y: S32(x - y), a, b)),
-    Row("mad.hi.sat.s32 {d}, {a}, {b}, {c};", "s32 s32 s32 s32",
-        lambda a, b, c: each(lambda x, y, z: S32((x * y >> 32) + z), a, b, c)),
+    Row(
+        "add.sat.s32 {d}, {a}, {b};",
+        "s32 s32 s32",
+        lambda a, b: each(lambda x, y: S32(x + y), a, b),
+    ),
+    Row(
+        "sub.sat.s32 {d}, {a}, {b};",
+        "s32 s32 s32",
+        lambda a, b: each(lambda x, y: S32(x - y), a, b),
+    ),
+    Row(
+        "mad.hi.sat.s32 {d}, {a}, {b}, {c};",
+        "s32 s32 s32 s32",
+        lambda a, b, c: each(lambda x, y, z: S32((x * y >> 32) + z), a, b, c),
+    ),
     Row("min.relu.s32 {d}, {a}, {b};", "s32 s32 s32", lambda a, b: np.maximum(np.minimum(a, b), 0)),
     Row("max.relu.s32 {d}, {a}, {b};", "s32 s32 s32", lambda a, b: np.maximum(np.maximum(a, b), 0)),
-    *[Row(f"sad.{t} {{d}}, {{a}}, {{b}}, {{c}};", f"{t} {t} {t} {t}",
-          wrap(lambda a, b, c: c + abs(a - b), _BITS[t], t[0] == "s")) for t in _BITS],
-    *[Row(f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table:#x};", "u32 u32 u32 u32",
-          wrap(lambda a, b, c, table=table: lookup(a, b, c, table), 32))
-      for table in (0x00, 0xC0, 0xF8, 0x96, 0xE2, 0x1B, 0xFF, 0xF0)],
+    *[
+        Row(
+            f"sad.{t} {{d}}, {{a}}, {{b}}, {{c}};",
+            f"{t} {t} {t} {t}",
+            wrap(lambda a, b, c: c + abs(a - b), _BITS[t], t[0] == "s"),
+        )
+        for t in _BITS
+    ],
+    *[
+        Row(
+            f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {table:#x};",
+            "u32 u32 u32 u32",
+            wrap(lambda a, b, c, table=table: lookup(a, b, c, table), 32),
+        )
+        for table in (0x00, 0xC0, 0xF8, 0x96, 0xE2, 0x1B, 0xFF, 0xF0)
+    ],
     Row("prmt.b32 {d}, {a}, {b}, {c};", "u32 u32 u32 u32", wrap(permute, 32)),
-    Row("prmt.b32 {d}, {a}, {b}, 0x5410;", "u32 u32 u32", wrap(lambda a, b: permute(a, b, 0x5410), 32)),
+    Row(
+        "prmt.b32 {d}, {a}, {b}, 0x5410;",
+        "u32 u32 u32",
+        wrap(lambda a, b: permute(a, b, 0x5410), 32),
+    ),
     Row("prmt.b32 {d}, {a}, 0, 0xba98;", "u32 u32", wrap(lambda a: permute(a, 0, 0xBA98), 32)),
-    *[Row(f"prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32 u32",
-          wrap(lambda a, b, c, table=table: permute(a, b, table[c & 3]), 32))
-      for mode, table in {
-          "f4e": (0x3210, 0x4321, 0x5432, 0x6543), "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
-          "rc8": (0x0000, 0x1111, 0x2222, 0x3333), "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
-          "ecr": (0x0000, 0x1110, 0x2210, 0x3210), "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
-      }.items()],
-    *[Row(f"mul24.{half}.{t} {{d}}, {{a}}, {{b}};", f"{t} {t} {t}",
-          wrap(lambda a, b, s=shift, g=t[0] == "s": _low24(a, g) * _low24(b, g) >> s, 32, t[0] == "s"))
-      for t in ("u32", "s32") for half, shift in (("lo", 0), ("hi", 16))],
-    *[Row(f"dp4a.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};", "u32 u32 u32 u32",
-          wrap(lambda a, b, c, x=x, y=y: c + sum(p * q for p, q in zip(_parts(a, 4, x), _parts(b, 4, y), strict=True)), 32))
-      for x in "us" for y in "us"],
-    Row("dp2a.hi.s32.u32 {d}, {a}, {b}, {c};", "u32 u32 u32 u32",
-        wrap(lambda a, b, c: c + sum(p * q for p, q in zip(_parts(a, 2, "s"), _parts(b, 4, "u")[2:], strict=True)), 32)),
-    Row("bmsk.clamp.b32 {d}, {a}, {b};", "u32 u32 u32",
-        wrap(lambda a, b: ((1 << min(b, 32)) - 1) << min(a, 32), 32)),
-    Row("szext.wrap.s32 {d}, {a}, {b};", "s32 s32 u32",
-        wrap(lambda a, b: extract_field(a & 0xFFFFFFFF, 0, b & 31, 32, True), 32, True)),
-    Row("{{ .reg .b32 %x; .reg .b64 %y; add.cc.u32 %x, {a}, {b}; addc.u32 {d}, {c}, 0; }}", "u32 u32 u32 u32",
-        wrap(lambda a, b, c: c + (a + b >> 32), 32)),
-    Row("{{ .reg .b64 %x; sub.cc.u64 %x, {a}, {b}; subc.u64 {d}, {c}, 0; }}", "u64 u64 u64 u64",
-        wrap(lambda a, b, c: c - (a < b), 64)),
-    Row("{{ .reg .b32 %x; mad.lo.cc.u32 %x, {a}, {b}, {c}; madc.hi.u32 {d}, {a}, {b}, 0; }}", "u32 u32 u32 u32",
-        wrap(lambda a, b, c: a * b + c >> 32, 32)),
+    *[
+        Row(
+            f"prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};",
+            "u32 u32 u32 u32",
+            wrap(lambda a, b, c, table=table: permute(a, b, table[c & 3]), 32),
+        )
+        for mode, table in {
+            "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+            "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+            "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+            "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+            "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+            "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+        }.items()
+    ],
+    *[
+        Row(
+            f"mul24.{half}.{t} {{d}}, {{a}}, {{b}};",
+            f"{t} {t} {t}",
+            wrap(
+                lambda a, b, s=shift, g=t[0] == "s": _low24(a, g) * _low24(b, g) >> s,
+                32,
+                t[0] == "s",
+            ),
+        )
+        for t in ("u32", "s32")
+        for half, shift in (("lo", 0), ("hi", 16))
+    ],
+    *[
+        Row(
+            f"dp4a.{x}32.{y}32 {{d}}, {{a}}, {{b}}, {{c}};",
+            "u32 u32 u32 u32",
+            wrap(
+                lambda a, b, c, x=x, y=y: (
+                    c + sum(p * q for p, q in zip(_parts(a, 4, x), _parts(b, 4, y), strict=True))
+                ),
+                32,
+            ),
+        )
+        for x in "us"
+        for y in "us"
+    ],
+    Row(
+        "dp2a.hi.s32.u32 {d}, {a}, {b}, {c};",
+        "u32 u32 u32 u32",
+        wrap(
+            lambda a, b, c: (
+                c
+                + sum(p * q for p, q in zip(_parts(a, 2, "s"), _parts(b, 4, "u")[2:], strict=True))
+            ),
+            32,
+        ),
+    ),
+    Row(
+        "bmsk.clamp.b32 {d}, {a}, {b};",
+        "u32 u32 u32",
+        wrap(lambda a, b: ((1 << min(b, 32)) - 1) << min(a, 32), 32),
+    ),
+    Row(
+        "szext.wrap.s32 {d}, {a}, {b};",
+        "s32 s32 u32",
+        wrap(lambda a, b: extract_field(a & 0xFFFFFFFF, 0, b & 31, 32, True), 32, True),
+    ),
+    Row(
+        "{{ .reg .b32 %x; .reg .b64 %y; add.cc.u32 %x, {a}, {b}; addc.u32 {d}, {c}, 0; }}",
+        "u32 u32 u32 u32",
+        wrap(lambda a, b, c: c + (a + b >> 32), 32),
+    ),
+    Row(
+        "{{ .reg .b64 %x; sub.cc.u64 %x, {a}, {b}; subc.u64 {d}, {c}, 0; }}",
+        "u64 u64 u64 u64",
+        wrap(lambda a, b, c: c - (a < b), 64),
+    ),
+    Row(
+        "{{ .reg .b32 %x; mad.lo.cc.u32 %x, {a}, {b}, {c}; madc.hi.u32 {d}, {a}, {b}, 0; }}",
+        "u32 u32 u32 u32",
+        wrap(lambda a, b, c: a * b + c >> 32, 32),
+    ),
 ]
 
 
@@ -158,7 +364,10 @@ def _low24(x: int, signed: bool) -> int:
 
 def _parts(x: int, count: int, kind: str) -> list[int]:
     size = 4 // count
-    return [int.from_bytes(x.to_bytes(4, "little")[i * size:][:size], "little", signed=kind == "s") for i in range(count)]
+    return [
+        int.from_bytes(x.to_bytes(4, "little")[i * size :][:size], "little", signed=kind == "s")
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

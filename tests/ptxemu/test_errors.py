@@ -9,7 +9,13 @@ import pytest
 
 import ptxemu
 from ptxemu import (
-    Deadlock, HardwareRefusal, LimitExceeded, Options, OutOfBounds, PtxEmuError, PtxSyntaxError,
+    Deadlock,
+    HardwareRefusal,
+    LimitExceeded,
+    Options,
+    OutOfBounds,
+    PtxEmuError,
+    PtxSyntaxError,
     UnsupportedPtx,
 )
 from tests.ptxemu.ptx_program import POLICIES
@@ -36,7 +42,9 @@ def launch(text: str, policy: str = "round-robin", **how: object) -> object:
     return ptxemu.load(text).launch(options=Options(policy=policy, limit=limit), **how)
 
 
-def refused(kind: type[PtxEmuError], message: str, text: str, where: str, **how: object) -> PtxEmuError:
+def refused(
+    kind: type[PtxEmuError], message: str, text: str, where: str, **how: object
+) -> PtxEmuError:
     """The launch (or the load) of `text` raises `kind`, naming the line that contains `where`."""
     with pytest.raises(kind, match=message) as caught:
         launch(text, **how)
@@ -68,21 +76,42 @@ def test_syntax_errors_name_the_line(case: str) -> None:
     refused(PtxSyntaxError, message, kernel(f"mov.u32 %r2, 1;\n{line}"), line)
 
 
-@pytest.mark.parametrize("text", [HEAD + ".visible .entry k()\n{\n.reg .b32 %r1;\n{\n",
-                                  HEAD + ".func f()\n{\n", HEAD + ".wonder\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + ".visible .entry k()\n{\n.reg .b32 %r1;\n{\n",
+        HEAD + ".func f()\n{\n",
+        HEAD + ".wonder\n",
+    ],
+)
 def test_syntax_errors_of_the_module(text: str) -> None:
     with pytest.raises(PtxSyntaxError) as caught:
         ptxemu.load(text)
     assert caught.value.line
 
 
-@pytest.mark.parametrize("line", ["frobnicate.b32 %r1, %r2;", "add.wonder.s32 %r1, %r1, %r1;", "add.u128 %r1, %r1, %r1;",
-                                  "ld.global.texture.b32 %r1, [%rd1];", "mov.u32 %r1, nobody;", "mov.u32 %r1, %pm0;",
-                                  "call.uni (%r1), f, (%r2);", "brx.idx %r1, list;"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "frobnicate.b32 %r1, %r2;",
+        "add.wonder.s32 %r1, %r1, %r1;",
+        "add.u128 %r1, %r1, %r1;",
+        "ld.global.texture.b32 %r1, [%rd1];",
+        "mov.u32 %r1, nobody;",
+        "mov.u32 %r1, %pm0;",
+        "call.uni (%r1), f, (%r2);",
+        "brx.idx %r1, list;",
+    ],
+)
 def test_unsupported_only_when_executed(line: str) -> None:
     skipped = kernel(f"mov.u32 %r1, 0;\nbra OVER;\n{line}\nOVER:")
     launch(skipped)
-    refused(UnsupportedPtx, "unsupported|unknown|not supported", kernel(f"mov.u32 %r1, 0;\nmov.u64 %rd1, 0;\n{line}"), line)
+    refused(
+        UnsupportedPtx,
+        "unsupported|unknown|not supported",
+        kernel(f"mov.u32 %r1, 0;\nmov.u64 %rd1, 0;\n{line}"),
+        line,
+    )
 
 
 def test_what_comes_before_an_unsupported_instruction_happens() -> None:
@@ -104,30 +133,65 @@ def _pointer(address: int) -> dict:
 
 
 @pytest.mark.parametrize("memory", [None, [_ARRAY]])
-@pytest.mark.parametrize("address", [0x40, 0x10000, 0x7FFF_FFFF_F000, 1 << 60, 0xFFFF_FFFF_FFFF_0000])
-@pytest.mark.parametrize("line", ["ld.global.b32 %r1, [%rd2];", "st.global.b32 [%rd2], %r0;", "ld.b32 %r1, [%rd1];",
-                                  "st.global.v4.b32 [%rd1], {%r0, %r0, %r0, %r0};", "red.global.add.u32 [%rd2], 1;"])
+@pytest.mark.parametrize(
+    "address", [0x40, 0x10000, 0x7FFF_FFFF_F000, 1 << 60, 0xFFFF_FFFF_FFFF_0000]
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ld.global.b32 %r1, [%rd2];",
+        "st.global.b32 [%rd2], %r0;",
+        "ld.b32 %r1, [%rd1];",
+        "st.global.v4.b32 [%rd1], {%r0, %r0, %r0, %r0};",
+        "red.global.add.u32 [%rd2], 1;",
+    ],
+)
 def test_wild_global_pointers(line: str, address: int, memory: list | None) -> None:
-    refused(OutOfBounds, "may touch|no state space", kernel(POINTER + line, ".param .u64 d"), line, memory=memory, **_pointer(address))
+    refused(
+        OutOfBounds,
+        "may touch|no state space",
+        kernel(POINTER + line, ".param .u64 d"),
+        line,
+        memory=memory,
+        **_pointer(address),
+    )
 
 
 def test_global_bounds_are_exact() -> None:
     text = kernel(POINTER + "st.global.b32 [%rd2+128], %r0;", ".param .u64 d")
     launch(text, memory=[_ARRAY], **_pointer(_ARRAY.ctypes.data))
-    refused(OutOfBounds, "may touch", text, "st.global.b32", memory=[(_ARRAY.ctypes.data, 252)],
-            **_pointer(_ARRAY.ctypes.data))
+    refused(
+        OutOfBounds,
+        "may touch",
+        text,
+        "st.global.b32",
+        memory=[(_ARRAY.ctypes.data, 252)],
+        **_pointer(_ARRAY.ctypes.data),
+    )
 
 
 def test_lanes_that_are_masked_off_touch_nothing() -> None:
-    body = POINTER + "setp.lt.u32 %p0, %r0, 64;\n@!%p0 ld.global.b32 %r1, [%rd2];\n@%p0 bra OVER;\nst.global.b32 [%rd2], %r0;\nOVER:"
+    body = (
+        POINTER
+        + "setp.lt.u32 %p0, %r0, 64;\n@!%p0 ld.global.b32 %r1, [%rd2];\n@%p0 bra OVER;\nst.global.b32 [%rd2], %r0;\nOVER:"
+    )
     launch(kernel(body, ".param .u64 d"), memory=[], **_pointer(0x40))
 
 
 def test_read_only_memory() -> None:
     constant = np.arange(64, dtype=np.uint32)
     constant.setflags(write=False)
-    text = kernel(POINTER + "ld.global.b32 %r1, [%rd2];\nst.global.b32 [%rd2], %r1;", ".param .u64 d")
-    refused(OutOfBounds, "write", text, "st.global.b32", memory=[constant], **_pointer(constant.ctypes.data))
+    text = kernel(
+        POINTER + "ld.global.b32 %r1, [%rd2];\nst.global.b32 [%rd2], %r1;", ".param .u64 d"
+    )
+    refused(
+        OutOfBounds,
+        "write",
+        text,
+        "st.global.b32",
+        memory=[constant],
+        **_pointer(constant.ctypes.data),
+    )
 
 
 SHARED = ".shared .align 16 .b8 fixed[64];\n"
@@ -144,7 +208,12 @@ BEYOND = {
 @pytest.mark.parametrize("case", BEYOND)
 def test_shared_and_local_bounds(case: str) -> None:
     body = ".local .align 4 .b8 stack[64];\n" + BEYOND[case]
-    refused(OutOfBounds, "shared|out of bounds", kernel(body, before=SHARED), BEYOND[case].split("\n")[-1])
+    refused(
+        OutOfBounds,
+        "shared|out of bounds",
+        kernel(body, before=SHARED),
+        BEYOND[case].split("\n")[-1],
+    )
 
 
 MISALIGNED = {
@@ -170,21 +239,47 @@ ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [fixed], {};\n"
 UNITS = {
     "allocation size": (ALLOC.format(48), "48 columns", "tcgen05.alloc"),
     "allocation too large": (ALLOC.format(1024), "1024 columns", "tcgen05.alloc"),
-    "after relinquish": ("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n" + ALLOC.format(32), "relinquish", "tcgen05.alloc"),
-    "not allocated": ("mov.u32 %r1, 0;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;", "alloc", "tcgen05.ld"),
-    "beyond the allocation": (ALLOC.format(32) + "ld.shared.b32 %r1, [fixed];\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+32], {%r2};\n"
-                              "tcgen05.wait::st.sync.aligned;", "alloc", "tcgen05.st"),
-    "another warp's lanes": (ALLOC.format(32) + "ld.shared.b32 %r1, [fixed];\nadd.u32 %r1, %r1, 0x200000;\n"
-                             "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;", "lane", "tcgen05.ld"),
-    "freed twice": (ALLOC.format(32) + "ld.shared.b32 %r1, [fixed];\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;\n"
-                    "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32; //again", "dealloc", "//again"),
+    "after relinquish": (
+        "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n" + ALLOC.format(32),
+        "relinquish",
+        "tcgen05.alloc",
+    ),
+    "not allocated": (
+        "mov.u32 %r1, 0;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;",
+        "alloc",
+        "tcgen05.ld",
+    ),
+    "beyond the allocation": (
+        ALLOC.format(32)
+        + "ld.shared.b32 %r1, [fixed];\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+32], {%r2};\n"
+        "tcgen05.wait::st.sync.aligned;",
+        "alloc",
+        "tcgen05.st",
+    ),
+    "another warp's lanes": (
+        ALLOC.format(32) + "ld.shared.b32 %r1, [fixed];\nadd.u32 %r1, %r1, 0x200000;\n"
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;",
+        "lane",
+        "tcgen05.ld",
+    ),
+    "freed twice": (
+        ALLOC.format(32)
+        + "ld.shared.b32 %r1, [fixed];\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;\n"
+        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32; //again",
+        "dealloc",
+        "//again",
+    ),
     "no mbarrier": ("mbarrier.arrive.shared.b64 _, [fixed];", "no mbarrier", "mbarrier.arrive"),
     "mbarrier count": ("mbarrier.init.shared.b64 [fixed], 0;", "count", "mbarrier.init"),
     "mbarrier alignment": ("mbarrier.init.shared.b64 [fixed+4], 1;", "aligned", "mbarrier.init"),
     "barrier number": ("bar.sync 16;", "barrier 16", "bar.sync"),
     "barrier count": ("bar.sync 1, 40;", "multiple of 32", "bar.sync"),
-    "bulk size": ("mbarrier.init.shared.b64 [fixed], 32;\nmov.u64 %rd1, 0x100000;\n"
-                  "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [fixed+16], [%rd1], 8, [fixed];", "multiples of 16", "cp.async.bulk"),
+    "bulk size": (
+        "mbarrier.init.shared.b64 [fixed], 32;\nmov.u64 %rd1, 0x100000;\n"
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [fixed+16], [%rd1], 8, [fixed];",
+        "multiples of 16",
+        "cp.async.bulk",
+    ),
     "trap": ("mov.u32 %r1, 1;\nsetp.eq.u32 %p0, %r1, 1;\n@%p0 trap;", "trap", "trap"),
     "register count": ("setmaxnreg.inc.sync.aligned.u32 100;", "multiple of 8", "setmaxnreg"),
 }
@@ -212,10 +307,17 @@ mbarrier.try_wait.parity.shared.b64 %p0, [fixed], 0;
 # -- the launch -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "message"), [
-    ({"block": (1025,)}, "1025 threads"), ({"block": (0,)}, ">= 1"), ({"grid": (3,), "cluster": (2,)}, "multiple of cluster"),
-    ({"grid": (32,), "cluster": (32,)}, "at most 16"), ({"grid": (1, 1, 1, 1)}, "dimensions"), ({"smem_bytes": 232_449}, "232449"),
-])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"block": (1025,)}, "1025 threads"),
+        ({"block": (0,)}, ">= 1"),
+        ({"grid": (3,), "cluster": (2,)}, "multiple of cluster"),
+        ({"grid": (32,), "cluster": (32,)}, "at most 16"),
+        ({"grid": (1, 1, 1, 1)}, "dimensions"),
+        ({"smem_bytes": 232_449}, "232449"),
+    ],
+)
 def test_bad_launches(how: dict, message: str) -> None:
     with pytest.raises(HardwareRefusal, match=message):
         launch(kernel(""), **how)
@@ -260,8 +362,21 @@ mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;
     with pytest.raises(Deadlock) as caught:
         launch(kernel(body, before=SHARED), policy=policy)
     text = str(caught.value)
-    line = kernel(body, before=SHARED).split("\n").index("mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;") + 1
-    for part in ("warp 0 of cta(0,0,0)", f"line {line}", "mbarrier.try_wait", "parity 0", "0x400", "8 of 40 arrivals", "512 bytes"):
+    line = (
+        kernel(body, before=SHARED)
+        .split("\n")
+        .index("mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;")
+        + 1
+    )
+    for part in (
+        "warp 0 of cta(0,0,0)",
+        f"line {line}",
+        "mbarrier.try_wait",
+        "parity 0",
+        "0x400",
+        "8 of 40 arrivals",
+        "512 bytes",
+    ):
         assert part in text
 
 

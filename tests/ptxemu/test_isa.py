@@ -5,7 +5,7 @@ The format of a program is described in `ptx_program`.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.ptxemu.ptx_program import FOLDER, POLICIES, Program, check, emulate, 
 FILES = sorted(FOLDER.glob("*.ptx"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loaded(name: str) -> tuple[Program, ptxemu.Module]:
     program = read(FOLDER / f"{name}.ptx")
     return program, ptxemu.load(program.text)
