@@ -112,10 +112,18 @@ class BlockWriter:
                 for other in self.by_depth[self._key(node)]
                 if not other.emitted and all(self._available(v) for v in other.srcs)
             ]
+        if node.view:
+            group = self._views(node, group)
         if len(group) > 1 and self._worth(group):
             self._group(group)
         else:
             self._single(node)
+
+    def _views(self, node: Node, group: list[Node]) -> list[Node]:
+        """The part of the group that is a slice of one matrix, so that nothing gets copied."""
+        matrices = [self.home.get(other.srcs[0], ("", 0))[0] for other in (node, *group)]
+        near = [o for o, matrix in zip(group, matrices[1:], strict=True) if matrix == matrices[0]]
+        return near if self._slice([other.srcs[0] for other in near]) else [node]
 
     def _single(self, node: Node) -> None:
         operands = (

@@ -251,7 +251,10 @@ class Lower:
         if source == target:
             scalar, vector = convert_templates(value.type, type_)
             out = self.pure(type_, scalar, vector, value, settles=False)
-            out.late = value.late
+            if value.late is not None:
+                out.late = value.late
+                if out.node is not None:
+                    out.node.view = True
             return out
         if source == 1 or target == 1:
             raise UnsupportedPtx(f"predicate used as {type_}")

@@ -81,6 +81,7 @@ class Node:
     outs: tuple[Value, ...]
     pure: bool = False
     wide: bool = True  # may be grouped into a matrix operation
+    view: bool = False  # has to share memory with its operand, which is yet to be filled
     matrix: bool = False  # results are the rows of one array
     rows: tuple[Value, ...] = ()  # operands that are stacked into one array
     parks: bool = False  # returns None when the warp has to wait

@@ -96,7 +96,7 @@ class Cta:
         }
         self.unfenced = np.zeros(room, np.bool_) if machine.late else None
         self.any_unfenced = False
-        self.tmem = Tmem()
+        self.tmem = Tmem(machine.find)
         self.tmem_waiters: list = []
         self.tensor_pipe = WorkQueue()
         self.mbarriers: dict[int, MBarrier] = {}

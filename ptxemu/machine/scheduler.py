@@ -23,6 +23,7 @@ _POLL_QUANTUM = 50  # the same for a warp whose last turn went into polling
 _SPIN_TURNS = 3000  # turns in a row that only polled before the launch counts as hung
 _MAX_RESIDENT_CTAS = 148  # streaming multiprocessors of a B200; one CTA of these kernels fills one
 _CHECK_SECONDS = 1.0
+_GIVE_UP = 0.25  # chance that a try_wait returns false early, under the policies with chance
 
 
 class TimedOut:
@@ -62,6 +63,10 @@ class Scheduler:
             warp.queued = True
             self.queue.append(warp)
 
+    def gives_up(self) -> bool:
+        """Whether a try_wait that would wait returns false instead, as hardware may at any time."""
+        return self.options.policy != "round-robin" and self.random.random() < _GIVE_UP
+
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -97,7 +102,7 @@ class Scheduler:
         self.poll_turns += 1
         if warp.polled:
             quantum = min(quantum, _POLL_QUANTUM)
-        warp.polled = warp.stored = False
+        warp.polled = warp.stored = warp.woken = False
         warp.run(quantum)
         if not warp.polled or warp.stored:
             self.poll_turns = 0
@@ -105,7 +110,10 @@ class Scheduler:
             self.ready(warp)
 
     def _turn_in_order(self) -> None:
-        self._take(0, _QUANTUM)
+        """Warps that waited together all run a block before one of them goes on, as on hardware:
+        NVIDIA's mla_decode_fp16.py reuses its exchange buffer after one barrier.
+        """
+        self._take(0, 1 if self.queue[0].woken else _QUANTUM)
 
     def _turn_random(self) -> None:
         if self.units.open and self.random.random() < 0.25:

@@ -50,12 +50,19 @@ SHAPES: dict[str, _Shape] = {
 
 
 class Tmem:
-    """cells: uint32 (512 columns, 128 lanes), poisoned until written. allocations: base to size."""
+    """cells: uint32 (512 columns, 128 lanes), poisoned until written. allocations: base to size.
 
-    def __init__(self) -> None:
+    Columns that were freed keep their cells until they are allocated again, and an access to them
+    is only reported to `find(check, message)`: in NVIDIA's fmha_bwd.py the last MMA, and in its
+    mixed_input_fmha_prefill_d256.py the other warps' loads, may come after the deallocation.
+    """
+
+    def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
         self.cells = np.full((COLUMNS, LANES), POISON, np.uint32)
         self.allocations: dict[int, int] = {}
+        self._find = find
         self._allocated = 0  # bit c: column c belongs to an allocation
+        self._freed = 0  # bit c: column c did, and has not been allocated again
         self._may_allocate = True
 
     def try_alloc(self, columns: int) -> int | None:
@@ -67,12 +74,14 @@ class Tmem:
             mask = _mask(base, columns)
             if not self._allocated & mask:
                 self._allocated |= mask
+                self._freed &= ~mask
+                self.cells[base : base + columns] = POISON
                 self.allocations[base] = columns
                 return base
         return None
 
     def dealloc(self, address: int, columns: int) -> None:
-        """tcgen05.dealloc: give back a whole allocation; its cells are poison again."""
+        """tcgen05.dealloc: give back a whole allocation."""
         _require_allocation_size(columns)
         if self.allocations.get(address) != columns:
             raise HardwareRefusal(
@@ -81,21 +90,25 @@ class Tmem:
             )
         del self.allocations[address]
         self._allocated &= ~_mask(address, columns)
-        self.cells[address : address + columns] = POISON
+        self._freed |= _mask(address, columns)
 
     def relinquish(self) -> None:
         """tcgen05.relinquish_alloc_permit: any later alloc of this CTA is refused."""
         self._may_allocate = False
 
     def check(self, column: int, count: int = 1) -> None:
-        """Raise HardwareRefusal unless columns column .. column + count - 1 are allocated."""
+        """Raise HardwareRefusal unless columns column .. column + count - 1 have been allocated."""
         self._check_mask(_mask(column, count))
 
     def _check_mask(self, mask: int) -> None:
         missing = mask & ~self._allocated
-        if missing:
-            column = (missing & -missing).bit_length() - 1
+        if not missing:
+            return
+        never = missing & ~self._freed
+        if never:
+            column = (never & -never).bit_length() - 1
             raise HardwareRefusal(f"TMEM not allocated: column {column:#x}")
+        self._find("tmem", "tensor memory is accessed after its deallocation")
 
     def load(
         self,

@@ -58,6 +58,7 @@ class Warp:
         self.frags = [Fragment(0, self.live)]
         self.frag = self.frags[0]  # the fragment whose turn it is
         self.queued = False  # in the scheduler's ready list
+        self.woken = False  # has not had a turn since a wait ended
         self.polled = False  # this turn looked at something that another may change, in vain or not
         self.stored = False  # this turn wrote memory
         self.exiting = False  # lanes exited in the block that is running
@@ -236,6 +237,7 @@ class Warp:
         frag.wait = None
         if token is not None:
             frag.token = token
+        self.woken = True
         self.machine.ready(self)
 
     def take_token(self) -> object:

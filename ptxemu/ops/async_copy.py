@@ -1,8 +1,8 @@
 """cp.async and cp.async.bulk: PTX ISA "cp.async", "cp.async.bulk".
 
 Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every
-bulk copy is a queue of its own. No copy needs a proxy fence before an MMA reads it: FlashAttention-4
-with small pages, and others, go from cp.async.mbarrier.arrive straight to tcgen05.mma.
+bulk copy is a queue of its own. No copy needs a proxy fence before an MMA reads it: kernels right
+on hardware (FlashAttention-4 with small pages) go from cp.async.mbarrier.arrive to tcgen05.mma.
 """
 
 from __future__ import annotations

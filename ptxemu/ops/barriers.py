@@ -143,6 +143,8 @@ def catch_up(w: object, barrier: object, what: str) -> None:
 
 def _agreed(w: object, operand: object) -> int:
     """A barrier operand, which the lanes of a warp must agree on."""
+    if np.ndim(operand) == 0:
+        return operand
     values = set(w.lane_values(operand))
     if len(values) > 1:
         raise HardwareRefusal(f"barrier operand differs within a warp: {sorted(values)}")
@@ -162,17 +164,17 @@ def _checked(w: object, count: int) -> int:
 @runtime
 def barrier_wait(w: object, ident: int, count: int, votes: tuple = (0, 0)) -> tuple | None:
     """The votes of all threads (bar.red) once everyone has arrived; None: parked."""
+    ident, count = _agreed(w, ident), _agreed(w, count)
     barrier = w.cta.barrier(ident)
     result = w.take_token()
     if result is None:
         stamp(w, barrier)
         barrier.vote(*votes)
-        if not barrier.add(32, _checked(w, count), ident):
-            barrier.waiters.append((w, w.frag))
-            w.park(BarrierWait(ident, barrier))
-            return None
-        w.machine.note_progress()
-        result = barrier.result
+        barrier.waiters.append((w, w.frag))
+        w.park(BarrierWait(ident, barrier))
+        if barrier.add(32, _checked(w, count), ident):  # wakes this warp too, as the last one
+            w.machine.note_progress()
+        return None
     catch_up(w, barrier, f"barrier {ident}")
     return result
 

@@ -254,7 +254,7 @@ def test_property(c: Lower, i: Instr, f: Match) -> None:
         "infinite": "np.isinf({t0})",
         "number": "~np.isnan({t0})",
         "notanumber": "np.isnan({t0})",
-        "normal": "np.isfinite({t0}) & (np.abs({t0}) >= F32(2.0**-126))",
+        "normal": "np.isfinite({t0}) & ((np.abs({t0}) >= F32(2.0**-126)) | ({t0} == 0))",
         "subnormal": "({t0} != 0) & (np.abs({t0}) < F32(2.0**-126))",
     }[next(iter(f.flags))]
     c.dst(i.operands[0], c.pure("pred", None, vector, value))

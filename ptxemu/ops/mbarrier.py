@@ -260,7 +260,7 @@ def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
                 w, barrier.completed_at(parity), f"mbarrier {barrier.where}"
             )
         return True
-    if timed_out:
+    if timed_out or w.machine.scheduler.gives_up():
         w.polled = True
         return False
     barrier.waiters.append((w, frag))

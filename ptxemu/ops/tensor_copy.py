@@ -25,6 +25,8 @@ from ptxemu.syntax.tree import Addr, Instr
 RANKS = "1d 2d 3d 4d 5d"
 _HINT = "L2::cache_hint"
 MAP_BYTES = 128
+SMEM_ALIGNMENT = 128  # bytes
+COORDINATE_BITS = 128
 
 
 def _coordinates(c: Lower, operand: Addr) -> list:
@@ -111,6 +113,21 @@ def per_lane(w: object, operands: tuple) -> Iterator[tuple]:
     return zip(*(w.lane_values(value) for value in operands), strict=True)
 
 
+def require_box(tm: TensorMap, position: list, offset: int, *, write: bool = False) -> None:
+    """What the TMA unit demands of a box: the manual's 128-byte alignment in shared memory, and, as
+    an H200 answers with an illegal instruction otherwise, a first coordinate that is a multiple of
+    16 bytes, and no negative coordinate where global memory is written."""
+    if offset % SMEM_ALIGNMENT:
+        raise HardwareRefusal(f"tensor box at shared offset {offset:#x}; must be 128-byte aligned")
+    if position[0] * tm.element_bits % COORDINATE_BITS:
+        raise HardwareRefusal(
+            f"first coordinate {position[0]} of {tm.element_bits}-bit elements; must be a multiple"
+            " of 16 bytes"
+        )
+    if write and min(position) < 0:
+        raise HardwareRefusal(f"a tensor store at {tuple(position)}; no coordinate may be negative")
+
+
 @runtime
 def tensor_load(
     w: object, rank: int, target: object, tensor: tuple, barrier: tuple, mask: object | None
@@ -123,6 +140,7 @@ def tensor_load(
         tm = read_map(w, map_address, rank)
         places = targets_of(w, where, chosen if mask is not None else None)
         signals = signals_of(w, signal, places, mask is not None, pair)
+        require_box(tm, position, where & OFFSET_MASK)
         for cta, offset in places:
             cta.check(offset, tm.box_bytes)
         _issue_load(w, tm, tuple(position), places, signals)
@@ -151,6 +169,7 @@ def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
     for start, map_address, *position in set(per_lane(w, (source, *tensor))):
         tm = read_map(w, map_address, rank)
+        require_box(tm, position, start & OFFSET_MASK, write=True)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)
         _issue_store(w, tm, tuple(position), start & OFFSET_MASK)
 

@@ -1,9 +1,10 @@
-"""One elementwise instruction -> a program that executes it in every way the emulator distinguishes.
+"""One elementwise instruction -> a program that executes it in every way that differs inside.
 
 The emulator keeps a register as one Python scalar while its lanes agree and as an array otherwise,
 groups equal operations on several registers, and merges what a part of the warp computes. So an
-instruction runs here on per-lane operands (four at once, alone), on operands loaded from one address
-(four, alone), on mixtures of both, and under a divergent branch into a register that holds something.
+instruction runs here on per-lane operands (four at once, alone), on operands loaded from one
+address (four, alone), on mixtures of both, and under a divergent branch into a register that holds
+something.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _text(row: Row, bits: list[int]) -> str:
     params = ", ".join(f".param .u64 p{x}" for x in (*letters, "d"))
     body = "\n    ".join([*lines, "ret;"])
     return (
-        f".version 8.7\n.target sm_100a\n.address_size 64\n.visible .entry test({params})\n"
+        f".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry test({params})\n"
         f"{{\n    {body}\n}}\n"
     )
 

@@ -163,7 +163,7 @@ def exact(
 ) -> Callable[..., np.ndarray]:
     """add, sub, mul, fma, div, rcp or sqrt on float arrays, computed exactly and rounded once.
 
-    ftz flushes subnormal operands and results, keeping the sign; sat clamps to [0, 1] with NaN -> 0;
+    ftz flushes subnormal operands and results, keeping the sign; sat clamps to [0, 1], NaN to 0;
     relu clamps at 0 and keeps NaN.
     """
     least = 2.0 ** FORMATS[form][1]
@@ -195,7 +195,7 @@ def exact(
 
 
 def _unbounded(x: Fraction, how: str) -> float:
-    """A small number rounded to 24 bits whatever its exponent: what .ftz.f32 looks at (seen on H100)."""
+    """A small number rounded to 24 bits whatever its exponent: what .ftz tests (seen on H100)."""
     scale = Fraction(2) ** 100
     return float(Fraction(rounded(x * scale, "f32", how)) / scale)
 

@@ -1,7 +1,8 @@
-"""Runs a test program on a GPU: the PTX text goes to the driver through cuda-python, unchanged.
+"""Runs a test program on a GPU: the PTX text goes to the driver through cuda-python.
 
-Every failed call of the driver raises RuntimeError with its name and error. Without a GPU, or without
-cuda-python, `run` skips the test.
+Every failed call of the driver raises RuntimeError with its name and error. Without a GPU, or
+without cuda-python, `run` skips the test. On a GPU before compute capability 10.0 the programs are
+retargeted, and one that needs what that GPU lacks is skipped with what the driver's compiler says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from tests.ptxemu.ptx_program import Buffer, Map, Program, Value
+
+NATIVE = (10, 0)  # the compute capability that the programs are written for
+_LOG_BYTES = 4096
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +40,7 @@ def _call(function: object, *arguments: object) -> object:
 def run(program: Program) -> dict[str, np.ndarray]:
     """The outputs after one launch on device 0."""
     driver = _context()
-    module = _call(driver.cuModuleLoadData, program.text.encode() + b"\0")
+    module = _load(driver, program.text)
     addresses: dict[str, object] = {}
     try:
         for buffer in program.buffers():
@@ -51,6 +55,31 @@ def run(program: Program) -> dict[str, np.ndarray]:
         for address in addresses.values():
             _call(driver.cuMemFree, address)
         _call(driver.cuModuleUnload, module)
+
+
+def _load(driver: object, text: str) -> object:
+    """The module of the text, for the device's own target."""
+    attributes = driver.CUdevice_attribute
+    capability = tuple(
+        _call(driver.cuDeviceGetAttribute, attribute, 0)
+        for attribute in (
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    if capability < NATIVE:
+        text = text.replace("sm_100a", "sm_{}{}a".format(*capability))
+    log, options = bytes(_LOG_BYTES), driver.CUjit_option
+    named = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    error, module = driver.cuModuleLoadDataEx(
+        text.encode() + b"\0", len(named), named, [log, _LOG_BYTES]
+    )
+    if int(error):
+        said = log.decode().split("\n")[0].rstrip("\0")
+        if capability < NATIVE and said:
+            pytest.skip(f"not for compute capability {capability}: {said}")
+        raise RuntimeError(f"cuModuleLoadDataEx: {error}: {said}")
+    return module
 
 
 def _kernel(driver: object, module: object) -> object:
@@ -85,7 +114,8 @@ def _launch(driver: object, program: Program, kernel: object, addresses: dict[st
     cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     dims = cluster.value.clusterDim
     dims.x, dims.y, dims.z = _padded(program.cluster)
-    config.attrs, config.numAttrs = [cluster], 1
+    if program.cluster != (1,):
+        config.attrs, config.numAttrs = [cluster], 1
     blocks = [_raw(driver, param, addresses) for param in program.params]
     pointers = np.array([block.ctypes.data for block in blocks], np.uint64)
     _call(driver.cuLaunchKernelEx, config, kernel, pointers.ctypes.data, 0)

@@ -1,4 +1,4 @@
-"""What the programs of `ptx/*.ptx` should leave in memory, for those whose answer is not one expression.
+"""What the programs of `ptx/*.ptx` should leave in memory, where that is not one expression.
 
 Written from the manual and from what each program says; nothing of ptxemu is used here.
 """
@@ -193,7 +193,7 @@ def spaces(a: np.ndarray) -> np.ndarray:
 
 
 def cluster_exchange() -> np.ndarray:
-    """What cluster_memory reads: the next CTA's numbers, those of rank 2, and the leader's counter."""
+    """What cluster_memory reads: the next CTA's numbers, those of rank 2, the leader's counter."""
     ctas, lanes = np.arange(8)[:, None], np.arange(32)
     base, rank = ctas // 4 * 4, ctas % 4
     following = (base + (rank + 1) % 4) * 100 + lanes
@@ -304,8 +304,8 @@ def untile(
 
 def stored_2d(a: np.ndarray) -> np.ndarray:
     tensor = a[:3840].reshape(48, 80)
-    out = untile(tile(tensor, (-6, 3), (8, 64)), (48, 80), (-6, 2))
-    return untile(tile(tensor, (40, 44), (8, 64)), (48, 80), (30, -3), out)
+    out = untile(tile(tensor, (-8, 3), (8, 64)), (48, 80), (16, 2))
+    return untile(tile(tensor, (40, 44), (8, 64)), (48, 80), (32, 43), out)
 
 
 def tmem_16x256b(a: np.ndarray) -> np.ndarray:

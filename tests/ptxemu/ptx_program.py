@@ -1,20 +1,21 @@
-"""A PTX program with its launch, inputs and expected outputs: read from a `.ptx` file, run, checked.
+"""A PTX program with its launch, inputs and expected outputs: read from a file, run, checked.
 
-The header of `ptx/*.ptx` is comment lines; every line before the first that is not a comment counts:
+The header of `ptx/*.ptx` is comment lines, up to the first line that is none:
 
     // One sentence that says what is exercised.
-    // launch: grid=2 block=64,2 cluster=2 smem=1024      (all optional: 1, 32, 1, 0)
-    // in a: u32 64 rand                                  name: dtype count generator
-    // out d: u32 64 = a + 1                              name: dtype count = expression
-    // inout s: u32 1 zeros = [a.sum()]                   an output that does not start as zeros
-    // map m: a u16 dims=64,32 box=64,8 swizzle=128B      a tensor map of buffer `a`, dim 0 contiguous
-    // value n: u32 4 rand                                passed by value, as so many bytes
-    // tolerance d: 1e-6                                  relative; without it every bit counts
-    // policies: round-robin                              where not all three apply; says why after `#`
+    // launch: grid=2 block=64,2 cluster=2 smem=1024    all optional: 1, 32, 1, 0
+    // in a: u32 64 rand                                name: dtype count generator
+    // out d: u32 64 = a + 1                            name: dtype count = expression
+    // inout s: u32 1 zeros = [a.sum()]                 an output that does not start as zeros
+    // map m: a u16 dims=64,32 box=64,8 swizzle=128B    tensor map of buffer `a`, dim 0 contiguous
+    // value n: u32 4 rand                              passed by value, as so many bytes
+    // tolerance d: 1e-6                                relative; without it every bit counts
+    // policies: round-robin                            where not all three apply; `#` says why
 
 Each of in, out, inout, map and value is one kernel parameter, in order: a 64-bit pointer, the 128
-bytes of the map, or the value's bytes. Expressions see numpy as `np`, the buffers as they are before the launch, and everything in
-`isa_reference`. dtypes are numpy's, plus bf16 (as u16 codes). Generators: see `generate`.
+bytes of the map, or the value's bytes. Expressions see numpy as `np`, the buffers as they are
+before the launch, and everything in `isa_reference`. dtypes are numpy's, plus bf16 (as u16 codes).
+Generators: see `generate`.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def aligned_copy(data: np.ndarray) -> np.ndarray:
 
 
 def check(program: Program, outputs: dict[str, np.ndarray]) -> None:
-    """Raise AssertionError that names the output, the first elements that differ, and both values."""
+    """Raise AssertionError that names the output and the first elements that differ."""
     for buffer in program.outputs():
         found, expected = outputs[buffer.name], buffer.expected
         same = found.view(f"u{found.itemsize}") == expected.view(f"u{found.itemsize}")
@@ -314,6 +315,6 @@ def check(program: Program, outputs: dict[str, np.ndarray]) -> None:
             )
         wrong = np.flatnonzero(~same)
         assert not len(wrong), (
-            f"{program.name}: {buffer.name} differs in {len(wrong)} of {len(found)} elements; first "
-            + ", ".join(f"[{k}] {found[k]!r} expected {expected[k]!r}" for k in wrong[:4])
+            f"{program.name}: {buffer.name} differs in {len(wrong)} of {len(found)} elements; "
+            "first " + ", ".join(f"[{k}] {found[k]!r} expected {expected[k]!r}" for k in wrong[:4])
         )

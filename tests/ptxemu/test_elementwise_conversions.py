@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -49,6 +50,10 @@ def _wrapped(t: str):
     return call
 
 
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
 def _between_integers() -> list[Row]:
     rows = []
     for to in _INT:
@@ -62,6 +67,8 @@ def _between_integers() -> list[Row]:
                     lambda a, r=read, w=wrap: each(lambda x: w(r(x)), a),
                 )
             )
+            if _within(_range(source), _range(to)):
+                continue  # .sat is illegal where nothing can saturate
             rows.append(
                 Row(
                     f"cvt.sat.{to}.{source} {{d}}, {{a}};",
@@ -91,7 +98,7 @@ def _to_integer(source: str, to: str, how: str):
 def _float_to_integers() -> list[Row]:
     rows = []
     for source in ("f32", "f64", "f16", "bf16"):
-        for to in _INT:
+        for to in _INT if source != "bf16" else _INT[2:]:  # bf16 has no 8-bit forms
             for how in _WHOLE if to in ("s32", "u32", "s8", "u64") else ("rzi",):
                 rows.append(
                     Row(
@@ -114,7 +121,7 @@ def _integer_to_floats() -> list[Row]:
     rows = []
     for source in _INT:
         read = _wrapped(source)
-        for to in ("f32", "f64", "f16", "bf16"):
+        for to in ("f32", "f64", "f16", "bf16")[: 3 if source[1:] == "8" else 4]:
             for how in ("rn", "rz", "rm", "rp"):
 
                 def values(a, r=read, t=to, h=how):
@@ -139,77 +146,66 @@ def _integral(how: str):
     return lambda a: function(a)
 
 
-def _float_to_float() -> list[Row]:
-    rows = []
-    for how in ("rn", "rz"):
-        for relu in (False, True):
-            for satfinite in (False, True):
-                if how == "rz" and relu and satfinite:
-                    continue
-                flags = (
-                    f"{how}{'.satfinite' * satfinite}{'.relu' * relu}"
-                    if not relu
-                    else f"{how}.relu{'.satfinite' * satfinite}"
-                )
-                half = narrow("f16", how, satfinite=satfinite, relu=relu)
-                brain = narrow("bf16", how, satfinite=satfinite, relu=relu)
-                rows += [
-                    Row(f"cvt.{flags}.f16.f32 {{d}}, {{a}};", "f16 f32", half),
-                    Row(
-                        f"cvt.{flags}.bf16.f32 {{d}}, {{a}};",
-                        "bf16 f32",
-                        lambda a, f=brain: to_bf16(f(a)),
-                    ),
-                    Row(
-                        f"cvt.{flags}.f16x2.f32 {{d}}, {{a}}, {{b}};",
-                        "u32 f32 f32",
-                        lambda a, b, f=half: _words(f(b), f(a)),
-                    ),
-                    Row(
-                        f"cvt.{flags}.bf16x2.f32 {{d}}, {{a}}, {{b}};",
-                        "u32 f32 f32",
-                        lambda a, b, f=brain: packed(to_bf16(f(b)), to_bf16(f(a)), np.uint16),
-                    ),
-                ]
-    for how in ("rn", "rz", "rm", "rp"):
-        rows.append(Row(f"cvt.{how}.f32.f64 {{d}}, {{a}};", "f32 f64", narrow("f32", how)))
-        rows.append(Row(f"cvt.{how}.f16.f64 {{d}}, {{a}};", "f16 f64", narrow("f16", how)))
-    for flags in ("rna", "rn", "rz", "rn.relu", "rna.satfinite"):
-        rows.append(
-            Row(
-                f"cvt.{flags}.tf32.f32 {{d}}, {{a}};",
-                "f32 f32",
-                narrow(
-                    "tf32",
-                    flags.split(".")[0],
-                    satfinite="satfinite" in flags,
-                    relu="relu" in flags,
-                ),
-            )
-        )
-    for how in _WHOLE:
-        rows.append(Row(f"cvt.{how}.f32.f32 {{d}}, {{a}};", "f32 f32", _integral(how)))
-        rows.append(
-            Row(
-                f"cvt.{how}.ftz.f32.f32 {{d}}, {{a}};",
-                "f32 f32",
-                lambda a, h=how: _integral(h)(_flush(a)),
-            )
-        )
-        rows.append(Row(f"cvt.{how}.f64.f64 {{d}}, {{a}};", "f64 f64", _integral(how)))
-        rows.append(Row(f"cvt.{how}.f16.f16 {{d}}, {{a}};", "f16 f16", _integral(how)))
+def _to_halves(how: str, relu: bool, satfinite: bool) -> list[Row]:
+    flags = f"{how}{'.relu' * relu}{'.satfinite' * satfinite}"
+    half = narrow("f16", how, satfinite=satfinite, relu=relu)
+    to_brain = narrow("bf16", how, satfinite=satfinite, relu=relu)
+
+    def brain(a: np.ndarray) -> np.ndarray:
+        return to_bf16(to_brain(a))
+
+    one, two = "f32 {d}, {a};", "f32 {d}, {a}, {b};"
+    return [
+        Row(f"cvt.{flags}.f16.{one}", "f16 f32", half),
+        Row(f"cvt.{flags}.bf16.{one}", "bf16 f32", brain),
+        Row(f"cvt.{flags}.f16x2.{two}", "u32 f32 f32", lambda a, b: _words(half(b), half(a))),
+        Row(
+            f"cvt.{flags}.bf16x2.{two}",
+            "u32 f32 f32",
+            lambda a, b: packed(brain(b), brain(a), np.uint16),
+        ),
+    ]
+
+
+def _integral_rows(how: str) -> list[Row]:
+    function = _integral(how)
+    rows = [
+        Row(f"cvt.{how}.{t}.{t} {{d}}, {{a}};", f"{t} {t}", function) for t in ("f32", "f64", "f16")
+    ]
     return [
         *rows,
+        Row(f"cvt.{how}.ftz.f32.f32 {{d}}, {{a}};", "f32 f32", lambda a: function(_flush(a))),
+    ]
+
+
+def _to_tf32(flags: str) -> Row:
+    how = flags.split(".")[0]
+    function = narrow("tf32", how, satfinite="satfinite" in flags, relu="relu" in flags)
+    return Row(f"cvt.{flags}.tf32.f32 {{d}}, {{a}};", "f32 f32", function)
+
+
+def _saturated(a: np.ndarray) -> np.ndarray:
+    return np.where(a > 0, np.minimum(a, 1), 0)
+
+
+def _float_to_float() -> list[Row]:
+    rows = [
+        Row(f"cvt.{how}.{t}.f64 {{d}}, {{a}};", f"{t} f64", narrow(t, how))
+        for how in ("rn", "rz", "rm", "rp")
+        for t in ("f32", "f16")
+    ]
+    for relu, satfinite in itertools.product((False, True), repeat=2):
+        rows += [row for how in ("rn", "rz") for row in _to_halves(how, relu, satfinite)]
+    return [
+        *rows,
+        *[row for how in _WHOLE for row in _integral_rows(how)],
+        *[_to_tf32(flags) for flags in ("rna", "rn", "rz", "rn.relu", "rna.satfinite")],
         Row("cvt.f32.f16 {d}, {a};", "f32 f16", lambda a: a),
         Row("cvt.f32.bf16 {d}, {a};", "f32 bf16", bf16),
         Row("cvt.f64.f32 {d}, {a};", "f64 f32", lambda a: a),
         Row("cvt.f64.f16 {d}, {a};", "f64 f16", lambda a: a),
-        Row("cvt.sat.f32.f32 {d}, {a};", "f32 f32", lambda a: np.where(a > 0, np.minimum(a, 1), 0)),
-        Row(
-            "cvt.ftz.sat.f32.f32 {d}, {a};",
-            "f32 f32",
-            lambda a: np.where(_flush(a) > 0, np.minimum(_flush(a), 1), 0),
-        ),
+        Row("cvt.sat.f32.f32 {d}, {a};", "f32 f32", _saturated),
+        Row("cvt.ftz.sat.f32.f32 {d}, {a};", "f32 f32", lambda a: _saturated(_flush(a))),
         Row("cvt.ftz.f32.f32 {d}, {a};", "f32 f32", _flush),
         Row("cvt.ftz.f32.f16 {d}, {a};", "f32 f16", lambda a: a),
     ]
@@ -224,95 +220,91 @@ def _words(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return packed(*codes, np.uint16)
 
 
-def _narrow_rows() -> list[Row]:
-    rows = []
-    for form in _NARROW:
-        for relu in (False, True):
-            flags = f"rn.satfinite{'.relu' * relu}"
-            encode = lambda x, f=form, r=relu: code_of(f)(narrow(f, satfinite=True, relu=r)(x))  # noqa: E731
-            decode = lambda codes, f=form, r=relu: _relu(decoded(f)(codes), r)  # noqa: E731
-            rows += [
-                Row(
-                    f"cvt.{flags}.{form}x2.f32 {{d}}, {{a}}, {{b}};",
-                    "u16 f32 f32",
-                    lambda a, b, e=encode: e(b) | e(a) << 8,
-                ),
-                Row(
-                    f"cvt.rn{'.relu' * relu}.f16x2.{form}x2 {{d}}, {{a}};",
-                    "u32 u16",
-                    lambda a, f=form, d=decode: _words(d(a & _mask(f)), d(a >> 8 & _mask(f))),
-                ),
-            ]
-            if _NARROW[form] == 8:
-                rows.append(
-                    Row(
-                        f"cvt.{flags}.{form}x2.f16x2 {{d}}, {{a}};",
-                        "u16 u32",
-                        lambda a, e=encode: e(halves(a)[0]) | e(halves(a)[1]) << 8,
-                    )
-                )
-    e2m1 = lambda x: (
-        code_of("e2m1")(narrow("e2m1", satfinite=True)(x)) if not np.isnan(x).any() else None
-    )
-    return [
-        *rows,
+def _narrow_rows(form: str, relu: bool) -> list[Row]:
+    """To and from a format of 8 (or 6) bits."""
+
+    def encode(x: np.ndarray) -> np.ndarray:
+        return code_of(form)(narrow(form, satfinite=True, relu=relu)(x))
+
+    def decode(codes: np.ndarray) -> np.ndarray:
+        values = decoded(form)(codes & (1 << _NARROW[form]) - 1)
+        return np.where(values <= 0, 0, values) if relu else values
+
+    suffix = ".relu" * relu
+    rows = [
         Row(
-            "{{ .reg .b8 %x; cvt.rn.satfinite.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}",
+            f"cvt.rn.satfinite{suffix}.{form}x2.f32 {{d}}, {{a}}, {{b}};",
             "u16 f32 f32",
-            lambda a, b: e2m1(b) | e2m1(a) << 4,
-            "rand",
+            lambda a, b: encode(b) | encode(a) << 8,
         ),
         Row(
-            "{{ .reg .b8 %x, %y; mov.b16 {{%x, %y}}, {a}; cvt.rn.f16x2.e2m1x2 {d}, %x; }}",
+            f"cvt.rn{suffix}.f16x2.{form}x2 {{d}}, {{a}};",
             "u32 u16",
-            lambda a: _words(decoded("e2m1")(a & 15), decoded("e2m1")(a >> 4 & 15)),
-        ),
-        Row(
-            "cvt.rz.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
-            "u16 f32 f32",
-            lambda a, b: _scale(b, False) | _scale(a, False) << 8,
-        ),
-        Row(
-            "cvt.rp.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
-            "u16 f32 f32",
-            lambda a, b: _scale(b, True) | _scale(a, True) << 8,
-        ),
-        Row(
-            "cvt.rn.bf16x2.ue8m0x2 {d}, {a};",
-            "u32 u16",
-            lambda a: packed(_power(a & 255), _power(a >> 8), np.uint16),
-        ),
-        Row(
-            "cvt.pack.sat.s16.s32 {d}, {a}, {b};",
-            "u32 s32 s32",
-            lambda a, b: packed(
-                *(np.clip(x, -32768, 32767).astype(np.uint16) for x in (b, a)), np.uint16
-            ),
-        ),
-        Row(
-            "cvt.pack.sat.u16.s32 {d}, {a}, {b};",
-            "u32 s32 s32",
-            lambda a, b: packed(
-                *(np.clip(x, 0, 65535).astype(np.uint16) for x in (b, a)), np.uint16
-            ),
-        ),
-        Row(
-            "cvt.pack.sat.s8.s32.b32 {d}, {a}, {b}, {c};",
-            "u32 s32 s32 u32",
-            lambda a, b, c: (
-                c << 16
-                | packed(*(np.clip(x, -128, 127).astype(np.uint8) for x in (b, a)), np.uint8)
-            ),
+            lambda a: _words(decode(a), decode(a >> 8)),
         ),
     ]
+    if _NARROW[form] == 8:
+        rows.append(
+            Row(
+                f"cvt.rn.satfinite{suffix}.{form}x2.f16x2 {{d}}, {{a}};",
+                "u16 u32",
+                lambda a: encode(halves(a)[0]) | encode(halves(a)[1]) << 8,
+            )
+        )
+    return rows
 
 
-def _relu(values: np.ndarray, on: bool) -> np.ndarray:
-    return np.where(values <= 0, 0, values) if on else values
+def _packed_integers(t: str) -> Row:
+    """cvt.pack.sat: a above b; 8-bit forms shift a third source in above them."""
+    low, high = _range(t)
+    kind = np.uint16 if t[1:] == "16" else np.uint8
+
+    def both(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return packed(*(np.clip(x, low, high).astype(kind) for x in (b, a)), kind)
+
+    if kind is np.uint16:
+        return Row(f"cvt.pack.sat.{t}.s32 {{d}}, {{a}}, {{b}};", "u32 s32 s32", both)
+    return Row(
+        f"cvt.pack.sat.{t}.s32.b32 {{d}}, {{a}}, {{b}}, {{c}};",
+        "u32 s32 s32 u32",
+        lambda a, b, c: c << 16 | both(a, b),
+    )
 
 
-def _mask(form: str) -> int:
-    return (1 << _NARROW[form]) - 1
+PACKED = [
+    *[row for form in _NARROW for relu in (False, True) for row in _narrow_rows(form, relu)],
+    *[_packed_integers(t) for t in ("u16", "s16", "u8", "s8")],
+    Row(
+        "{{ .reg .b8 %x; cvt.rn.satfinite.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}",
+        "u16 f32 f32",
+        lambda a, b: _e2m1(b) | _e2m1(a) << 4,
+        "rand",
+    ),
+    Row(
+        "{{ .reg .b8 %x, %y; mov.b16 {{%x, %y}}, {a}; cvt.rn.f16x2.e2m1x2 {d}, %x; }}",
+        "u32 u16",
+        lambda a: _words(decoded("e2m1")(a & 15), decoded("e2m1")(a >> 4 & 15)),
+    ),
+    Row(
+        "cvt.rz.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
+        "u16 f32 f32",
+        lambda a, b: _scale(b, False) | _scale(a, False) << 8,
+    ),
+    Row(
+        "cvt.rp.satfinite.ue8m0x2.f32 {d}, {a}, {b};",
+        "u16 f32 f32",
+        lambda a, b: _scale(b, True) | _scale(a, True) << 8,
+    ),
+    Row(
+        "cvt.rn.bf16x2.ue8m0x2 {d}, {a};",
+        "u32 u16",
+        lambda a: packed(_power(a & 255), _power(a >> 8), np.uint16),
+    ),
+]
+
+
+def _e2m1(values: np.ndarray) -> np.ndarray:
+    return code_of("e2m1")(narrow("e2m1", satfinite=True)(values))
 
 
 def _scale(values: np.ndarray, up: bool) -> np.ndarray:
@@ -371,7 +363,10 @@ MOVES = [
         ),
     ),
     Row(
-        "{{ .reg .b128 %q; .reg .b64 %x; mov.b128 %q, {{ {a}, {b} }}; mov.b128 {{%x, {d} }}, %q; xor.b64 {d}, {d}, %x; }}",
+        (
+            "{{ .reg .b128 %q; .reg .b64 %x; mov.b128 %q, {{ {a}, {b} }}; "
+            "mov.b128 {{%x, {d} }}, %q; xor.b64 {d}, {d}, %x; }}"
+        ),
         "u64 u64 u64",
         lambda a, b: a ^ b,
     ),
@@ -381,7 +376,7 @@ ROWS = [
     *_float_to_integers(),
     *_integer_to_floats(),
     *_float_to_float(),
-    *_narrow_rows(),
+    *PACKED,
     *MOVES,
 ]
 

@@ -291,7 +291,7 @@ _TESTP = {
     "infinite": np.isinf,
     "number": lambda x: ~np.isnan(x),
     "notanumber": np.isnan,
-    "normal": lambda x: np.isfinite(x) & (np.abs(x) >= _TINY),
+    "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= _TINY) | (x == 0)),
     "subnormal": lambda x: (x != 0) & (np.abs(x) < _TINY),
 }
 TESTS = [

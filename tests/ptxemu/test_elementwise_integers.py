@@ -137,84 +137,65 @@ def _shifts() -> list[Row]:
     return rows
 
 
-def _bit_rows() -> list[Row]:
-    rows = []
-    for t in ("b16", "b32", "b64"):
-        n, u = _width(t), t.replace("b", "u")
-        for name, function in (
-            ("and", lambda a, b: a & b),
-            ("or", lambda a, b: a | b),
-            ("xor", lambda a, b: a ^ b),
-        ):
-            rows.append(Row(f"{name}.{t} {{d}}, {{a}}, {{b}};", f"{u} {u} {u}", wrap(function, n)))
-        rows.append(Row(f"not.{t} {{d}}, {{a}};", f"{u} {u}", wrap(lambda a: ~a, n)))
-        rows.append(Row(f"cnot.{t} {{d}}, {{a}};", f"{u} {u}", wrap(lambda a: int(a == 0), n)))
-        if n > 16:
-            rows.append(Row(f"popc.{t} {{d}}, {{a}};", f"u32 {u}", wrap(int.bit_count, 32)))
-            rows.append(
-                Row(
-                    f"clz.{t} {{d}}, {{a}};",
-                    f"u32 {u}",
-                    wrap(lambda a, n=n: n - a.bit_length(), 32),
-                )
-            )
-            rows.append(
-                Row(
-                    f"brev.{t} {{d}}, {{a}};",
-                    f"{u} {u}",
-                    wrap(lambda a, n=n: reversed_bits(a, n), n),
-                )
-            )
-            rows.append(
-                Row(
-                    f"bfi.{t} {{d}}, {{a}}, {{b}}, {{c}}, 9;",
-                    f"{u} {u} {u} u32",
-                    wrap(lambda a, b, c, n=n: insert_field(a, b, c, 9, n), n),
-                )
-            )
-            rows.append(
-                Row(
-                    f"bfi.{t} {{d}}, {{a}}, {{b}}, 5, {{c}};",
-                    f"{u} {u} {u} u32",
-                    wrap(lambda a, b, c, n=n: insert_field(a, b, 5, c, n), n),
-                )
-            )
-            for kind in (u, t.replace("b", "s")):
-                signed = kind[0] == "s"
-                rows.append(
-                    Row(
-                        f"bfe.{kind} {{d}}, {{a}}, {{b}}, {{c}};",
-                        f"{u} {u} u32 u32",
-                        wrap(lambda a, b, c, n=n, s=signed: extract_field(a, b, c, n, s), n),
-                    )
-                )
-                rows.append(
-                    Row(
-                        f"bfind.{kind} {{d}}, {{a}};",
-                        f"u32 {kind}",
-                        wrap(
-                            lambda a: (
-                                (a ^ a >> 63).bit_length() - 1 if a < 0 else a.bit_length() - 1
-                            ),
-                            32,
-                        ),
-                    )
-                )
-                rows.append(
-                    Row(
-                        f"bfind.shiftamt.{kind} {{d}}, {{a}};",
-                        f"u32 {kind}",
-                        wrap(
-                            lambda a, n=n: (
-                                n - 1 - ((~a if a < 0 else a).bit_length() - 1)
-                                if (~a if a < 0 else a)
-                                else -1
-                            ),
-                            32,
-                        ),
-                    )
-                )
-    return rows
+def _logic(t: str) -> list[Row]:
+    n, u = _width(t), t.replace("b", "u")
+    two, one = f"{t} {{d}}, {{a}}, {{b}};", f"{t} {{d}}, {{a}};"
+    return [
+        Row(f"and.{two}", f"{u} {u} {u}", wrap(lambda a, b: a & b, n)),
+        Row(f"or.{two}", f"{u} {u} {u}", wrap(lambda a, b: a | b, n)),
+        Row(f"xor.{two}", f"{u} {u} {u}", wrap(lambda a, b: a ^ b, n)),
+        Row(f"not.{one}", f"{u} {u}", wrap(lambda a: ~a, n)),
+        Row(f"cnot.{one}", f"{u} {u}", wrap(lambda a: int(a == 0), n)),
+    ]
+
+
+def _counts(t: str) -> list[Row]:
+    n, u, s = _width(t), t.replace("b", "u"), t.replace("b", "s")
+    one = f"{t} {{d}}, {{a}};"
+
+    def leading(a: int) -> int:
+        """The most significant bit that is not a copy of the sign, -1 if there is none."""
+        return (~a if a < 0 else a).bit_length() - 1
+
+    def distance(a: int) -> int:
+        return -1 if leading(a) < 0 else n - 1 - leading(a)
+
+    return [
+        Row(f"popc.{one}", f"u32 {u}", wrap(int.bit_count, 32)),
+        Row(f"clz.{one}", f"u32 {u}", wrap(lambda a: n - a.bit_length(), 32)),
+        Row(f"brev.{one}", f"{u} {u}", wrap(lambda a: reversed_bits(a, n), n)),
+        *[Row(f"bfind.{k} {{d}}, {{a}};", f"u32 {k}", wrap(leading, 32)) for k in (u, s)],
+        *[Row(f"bfind.shiftamt.{k} {{d}}, {{a}};", f"u32 {k}", wrap(distance, 32)) for k in (u, s)],
+    ]
+
+
+def _fields(t: str) -> list[Row]:
+    """bfe and bfi; positions and lengths above 255 are not defined."""
+    n, u = _width(t), t.replace("b", "u")
+    head = "{{ .reg .b32 %x, %y; and.b32 %x, {b}, 255; and.b32 %y, {c}, 255; "
+    bits = (1 << n) - 1
+
+    def extract(signed: bool):
+        return wrap(lambda a, b, c: extract_field(a, b, c, n, signed), n)
+
+    return [
+        Row(f"{head}bfe.{u} {{d}}, {{a}}, %x, %y; }}}}", f"{u} {u} u32 u32", extract(False)),
+        Row(
+            f"{head}bfe.{t.replace('b', 's')} {{d}}, {{a}}, %x, %y; }}}}",
+            f"{u} {u} u32 u32",
+            extract(True),
+        ),
+        Row(
+            f"{head}bfi.{t} {{d}}, {{a}}, {bits >> 3}, %x, %y; }}}}",
+            f"{u} {u} u32 u32",
+            wrap(lambda a, b, c: insert_field(a, bits >> 3, b, c, n), n),
+        ),
+        Row(
+            f"{head}bfi.{t} {{d}}, 1234567, {{a}}, %x, 9; }}}}",
+            f"{u} {u} u32 u32",
+            wrap(lambda a, b, c: insert_field(1234567, a, b, 9, n), n),
+        ),
+    ]
 
 
 ROWS = [
@@ -224,12 +205,12 @@ ROWS = [
     *_rows("max", max),
     *_rows("div", truncated_divide, data="special"),
     *_rows("rem", truncated_remainder),
-    *_rows("sad", lambda a, b: a)[:0],
     *[row for t in _BITS for row in _products(t)],
     *_unary("abs", lambda t: wrap(abs, _width(t), True), "s16 s32 s64"),
     *_unary("neg", lambda t: wrap(lambda a: -a, _width(t), True), "s16 s32 s64"),
     *_shifts(),
-    *_bit_rows(),
+    *[row for t in ("b16", "b32", "b64") for row in _logic(t)],
+    *[row for t in ("b32", "b64") for row in (*_counts(t), *_fields(t))],
     Row("add.s32 {d}, {a}, -7;", "s32 s32", wrap(lambda a: a - 7, 32, True)),
     Row("sub.u32 {d}, 5, {a};", "u32 u32", wrap(lambda a: 5 - a, 32)),
     Row("add.s64 {d}, {a}, -1;", "s64 s64", wrap(lambda a: a - 1, 64, True)),

@@ -49,8 +49,8 @@ def _comparisons() -> list[Row]:
                 rows.append(_setp(how, t, function, data))
         for t in ("f32", "f64", "f16", "bf16"):
             widen = bf16 if t == "bf16" else np.asarray
-            for name, rule in ((how, _ordered), (f"{how}u", _unordered)):
-                rows.append(_setp(name, t, lambda a, b, w=widen, r=rule(function): r(w(a), w(b))))
+            for name, holds in ((how, _ordered(function)), (f"{how}u", _unordered(function))):
+                rows.append(_setp(name, t, lambda a, b, w=widen, r=holds: r(w(a), w(b))))
     for t in ("b16", "b32", "b64"):
         rows += [_setp(how, t, _COMPARE[how], "small") for how in ("eq", "ne")]
     rows += [
@@ -106,7 +106,10 @@ def _select() -> list[Row]:
     for t in ("u16", "u32", "u64", "f32", "f64"):
         rows.append(
             Row(
-                f"{{{{ .reg .pred %p; setp.ne.u32 %p, {{c}}, 3; selp.{t} {{d}}, {{a}}, {{b}}, %p; }}}}",
+                (
+                    f"{{{{ .reg .pred %p; setp.ne.u32 %p, {{c}}, 3; "
+                    f"selp.{t} {{d}}, {{a}}, {{b}}, %p; }}}}"
+                ),
                 f"{t} {t} {t} u32",
                 lambda a, b, c: np.where(c != 3, a, b),
                 "special special small",
@@ -137,7 +140,10 @@ def _select() -> list[Row]:
             lambda a: np.where(a < 0, a, -1),
         ),
         Row(
-            "{{ .reg .pred %p; setp.lt.s32 %p, {a}, 0; selp.f32 {d}, 0fFF800000, 0f3F800000, %p; }}",
+            (
+                "{{ .reg .pred %p; setp.lt.s32 %p, {a}, 0; "
+                "selp.f32 {d}, 0fFF800000, 0f3F800000, %p; }}"
+            ),
             "f32 s32",
             lambda a: np.where(a < 0, -np.inf, 1),
         ),
@@ -170,7 +176,10 @@ def _predicates() -> list[Row]:
             "small",
         ),
         Row(
-            "{{ .reg .pred %p, %q; setp.eq.f16x2 %p|%q, {a}, {b}; selp.b32 {d}, 1, 0, %p; @%q or.b32 {d}, {d}, 2; }}",
+            (
+                "{{ .reg .pred %p, %q; setp.eq.f16x2 %p|%q, {a}, {b}; selp.b32 {d}, 1, 0, %p; "
+                "@%q or.b32 {d}, {d}, 2; }}"
+            ),
             "u32 f16x2 f16x2",
             lambda a, b: (
                 (halves(a)[0] == halves(b)[0]) | (halves(a)[1] == halves(b)[1]).astype(int) << 1

@@ -18,9 +18,10 @@ from ptxemu import (
     PtxSyntaxError,
     UnsupportedPtx,
 )
-from tests.ptxemu.ptx_program import POLICIES
+from ptxemu.machine.tensor_map import encode
+from tests.ptxemu.ptx_program import POLICIES, aligned_copy
 
-HEAD = ".version 8.7\n.target sm_100a\n.address_size 64\n"
+HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 REGISTERS = """.reg .pred %p<8>;
 .reg .b16 %h<8>;
 .reg .b32 %r<64>;
@@ -171,9 +172,9 @@ def test_global_bounds_are_exact() -> None:
 
 
 def test_lanes_that_are_masked_off_touch_nothing() -> None:
-    body = (
-        POINTER
-        + "setp.lt.u32 %p0, %r0, 64;\n@!%p0 ld.global.b32 %r1, [%rd2];\n@%p0 bra OVER;\nst.global.b32 [%rd2], %r0;\nOVER:"
+    body = POINTER + (
+        "setp.lt.u32 %p0, %r0, 64;\n@!%p0 ld.global.b32 %r1, [%rd2];\n@%p0 bra OVER;\n"
+        "st.global.b32 [%rd2], %r0;\nOVER:"
     )
     launch(kernel(body, ".param .u64 d"), memory=[], **_pointer(0x40))
 
@@ -197,11 +198,17 @@ def test_read_only_memory() -> None:
 SHARED = ".shared .align 16 .b8 fixed[64];\n"
 BEYOND = {
     "uniform": "mov.u32 %r1, fixed;\nld.shared.b32 %r2, [%r1+64];",
-    "lanes": "mov.u32 %r1, fixed;\nmov.u32 %r2, %tid.x;\nmad.lo.u32 %r1, %r2, 4, %r1;\nst.shared.b32 [%r1], %r2;",
+    "lanes": (
+        "mov.u32 %r1, fixed;\nmov.u32 %r2, %tid.x;\nmad.lo.u32 %r1, %r2, 4, %r1;\n"
+        "st.shared.b32 [%r1], %r2;"
+    ),
     "vector": "mov.u32 %r1, fixed;\nld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1+0x100000];",
     "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\nld.shared::cluster.b32 %r2, [%r1];",
     "atomic": "mov.u32 %r1, fixed;\natom.shared.add.u32 %r2, [%r1+64], 1;",
-    "local": "mov.u32 %r3, %tid.x;\nadd.u32 %r3, %r3, 40;\nmul.wide.u32 %rd1, %r3, 4;\nst.local.b32 [%rd1], %r3;",
+    "local": (
+        "mov.u32 %r3, %tid.x;\nadd.u32 %r3, %r3, 40;\nmul.wide.u32 %rd1, %r3, 4;\n"
+        "st.local.b32 [%rd1], %r3;"
+    ),
 }
 
 
@@ -245,7 +252,10 @@ UNITS = {
         "tcgen05.alloc",
     ),
     "not allocated": (
-        "mov.u32 %r1, 0;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;",
+        (
+            "mov.u32 %r1, 0;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\n"
+            "tcgen05.wait::ld.sync.aligned;"
+        ),
         "alloc",
         "tcgen05.ld",
     ),
@@ -276,7 +286,8 @@ UNITS = {
     "barrier count": ("bar.sync 1, 40;", "multiple of 32", "bar.sync"),
     "bulk size": (
         "mbarrier.init.shared.b64 [fixed], 32;\nmov.u64 %rd1, 0x100000;\n"
-        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [fixed+16], [%rd1], 8, [fixed];",
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
+        "[fixed+16], [%rd1], 8, [fixed];",
         "multiples of 16",
         "cp.async.bulk",
     ),
@@ -382,14 +393,20 @@ mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_deadlock_at_a_named_barrier_counts_arrivals(policy: str) -> None:
-    body = "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 64;\n@%p0 bra W;\nbar.sync 3, 128;\nbra DONE;\nW:\nbar.sync 4, 64;\nDONE:"
+    body = (
+        "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 64;\n@%p0 bra W;\n"
+        "bar.sync 3, 128;\nbra DONE;\nW:\nbar.sync 4, 64;\nDONE:"
+    )
     with pytest.raises(Deadlock, match=r"barrier 3 of cta\(0,0,0\): 64 of 128 threads") as caught:
         launch(kernel(body), block=(128,), policy=policy)
     assert "warp 1" in str(caught.value)
 
 
 def test_divergent_aligned_barrier_hangs() -> None:
-    body = "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 16;\n@%p0 bra W;\nbar.sync 0;\nbra DONE;\nW:\nbar.sync 1;\nDONE:"
+    body = (
+        "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 16;\n@%p0 bra W;\nbar.sync 0;\n"
+        "bra DONE;\nW:\nbar.sync 1;\nDONE:"
+    )
     with pytest.raises(Deadlock, match="waits for the other lanes") as caught:
         launch(kernel(body))
     assert "0x0000ffff" in str(caught.value)
@@ -397,13 +414,19 @@ def test_divergent_aligned_barrier_hangs() -> None:
 
 
 def test_a_cta_that_exits_leaves_the_cluster_barrier() -> None:
-    body = "mov.u32 %r0, %cluster_ctarank;\nsetp.eq.u32 %p0, %r0, 1;\n@%p0 exit;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+    body = (
+        "mov.u32 %r0, %cluster_ctarank;\nsetp.eq.u32 %p0, %r0, 1;\n@%p0 exit;\n"
+        "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+    )
     launch(kernel(body), grid=(2,), cluster=(2,))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_polling_for_ever_is_a_deadlock(policy: str) -> None:
-    body = "mbarrier.init.shared.b64 [fixed], 64;\nW:\nmbarrier.test_wait.parity.shared.b64 %p0, [fixed], 0;\n@!%p0 bra W;"
+    body = (
+        "mbarrier.init.shared.b64 [fixed], 64;\nW:\n"
+        "mbarrier.test_wait.parity.shared.b64 %p0, [fixed], 0;\n@!%p0 bra W;"
+    )
     with pytest.raises(Deadlock, match="poll without end"):
         launch(kernel(body, before=SHARED), policy=policy)
 
@@ -422,7 +445,10 @@ def test_an_endless_loop_meets_the_limit(policy: str) -> None:
 def test_a_long_loop_is_not_a_hang() -> None:
     """More turns than the poll detector looks at, and nothing but arithmetic in them."""
     out = np.zeros(4, np.uint32)
-    body = "ld.param.u64 %rd1, [d];\nmov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p0, %r1, 300000;\n@%p0 bra L;\nst.global.b32 [%rd1], %r1;"
+    body = (
+        "ld.param.u64 %rd1, [d];\nmov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\n"
+        "setp.lt.u32 %p0, %r1, 300000;\n@%p0 bra L;\nst.global.b32 [%rd1], %r1;"
+    )
     launch(kernel(body, ".param .u64 d"), policy="random", **_pointer(out.ctypes.data))
     assert out[0] == 300_000
 
@@ -433,3 +459,42 @@ def test_a_launch_that_would_take_too_long_says_so_early() -> None:
     with pytest.raises(LimitExceeded, match="estimated at"):
         launch(kernel(body), grid=(100_000,), limit=30)
     assert time.perf_counter() - began < 10
+
+
+TENSOR = """mov.u32 %r1, dynamic;
+mbarrier.init.shared.b64 [%r1+2048], 32;
+mov.u64 %rd2, m;
+cvta.param.u64 %rd2, %rd2;
+mov.u32 %r2, {x};
+mov.u32 %r3, {y};
+{copy}
+"""
+LOAD = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+    "[%r1], [%rd2, {%r2, %r3}], [%r1+2048];"
+)
+STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r2, %r3}], [%r1];"
+
+
+@pytest.mark.parametrize(
+    ("copy", "x", "y", "message"),
+    [
+        (LOAD, 4, 0, "multiple of 16 bytes"),
+        (STORE, -4, 0, "multiple of 16 bytes"),
+        (STORE, -8, 0, "negative"),
+        (STORE, 0, -1, "negative"),
+        (LOAD.replace("[%r1],", "[%r1+64],"), 0, 0, "128-byte aligned"),
+    ],
+)
+def test_tensor_boxes_that_hardware_refuses(copy: str, x: int, y: int, message: str) -> None:
+    """As measured on an H200, which raises an illegal instruction."""
+    data = aligned_copy(np.zeros(4096, np.uint16))
+    described = encode(data.ctypes.data, (64, 64), (128,), (64, 8), "u16", "none")
+    text = kernel(
+        TENSOR.format(copy=copy, x=x, y=y),
+        ".param .align 64 .b8 m[128]",
+        ".extern .shared .align 1024 .b8 dynamic[];\n",
+    )
+    refused(
+        HardwareRefusal, message, text, copy, smem_bytes=4096, params=[described], memory=[data]
+    )

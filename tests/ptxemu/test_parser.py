@@ -91,7 +91,8 @@ def test_opcodes_with_colons() -> None:
 
 def test_scopes_rename_registers_variables_and_labels() -> None:
     statements = body(
-        "{ .reg .b64 %r1; L: mov.b64 %r1, 1; bra L; { .reg .b32 %t; mov.b32 %t, 2; } .reg .b64 %t; mov.b64 %t, 3; }\n"
+        "{ .reg .b64 %r1; L: mov.b64 %r1, 1; bra L; { .reg .b32 %t; mov.b32 %t, 2; }\n"
+        ".reg .b64 %t; mov.b64 %t, 3; }\n"
         "{ .reg .b16 %r1; L: mov.b16 %r1, 4; bra L; }\nmov.b32 %r1, 5;"
     )
     written = [i.operands[0].name for i in statements if isinstance(i, Instr) and i.root == "mov"]

@@ -1,4 +1,4 @@
-"""Schedules: seeds repeat themselves, policies agree on results, clusters join when others are stuck."""
+"""Schedules: seeds repeat themselves, policies agree, clusters join when others are stuck."""
 
 from __future__ import annotations
 

@@ -34,16 +34,28 @@ def test_alloc_sizes(columns):
         Tmem().try_alloc(columns)
 
 
-def test_dealloc_must_match_and_poisons():
+def test_dealloc_must_match():
     tmem = full_tmem()
     with pytest.raises(HardwareRefusal, match="256 columns at 0x0; allocated: 512 at 0x0"):
         tmem.dealloc(0, 256)
     with pytest.raises(HardwareRefusal, match="at 0x20"):
         tmem.dealloc(32, 512)
     tmem.dealloc(0, 512)
-    assert (tmem.cells == POISON).all()
     with pytest.raises(HardwareRefusal, match="nothing"):
         tmem.dealloc(0, 512)
+
+
+def test_freed_columns_keep_their_cells_until_allocated_again():
+    findings = []
+    tmem = Tmem(lambda *finding: findings.append(finding))
+    tmem.try_alloc(64)
+    tmem.store("32x32b", 1, 5, 0, np.full((1, 32), 7, np.uint32))
+    assert not findings
+    tmem.dealloc(0, 64)
+    assert (tmem.load("32x32b", 1, 5, 0) == 7).all()
+    assert [check for check, _ in findings] == ["tmem"]
+    tmem.try_alloc(64)
+    assert (tmem.cells == POISON).all()
 
 
 def test_no_alloc_after_relinquish():
