@@ -29,7 +29,7 @@ class Step:
 
 @dataclass
 class Block:
-    """Straight-line code. `target` is where the terminator goes when taken; None falls through."""
+    """Straight-line code and its terminator, which branches, exits, or falls through."""
 
     index: int
     steps: list[Step] = field(default_factory=list)

@@ -17,7 +17,8 @@ _MIN_GATHER = 4  # below this many rows, gathering operands costs more than it s
 
 
 class BlockWriter:
-    """Collects the lines of one function. `uniform_home` etc. are resolved lazily, on first use."""
+    """The lines of one function, as its nodes are emitted. A value is a local name once it is used
+    alone; until then a result of a group is known by its matrix and row (`home`)."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -142,6 +143,12 @@ class BlockWriter:
         )
 
     def _group(self, group: list[Node]) -> None:
+        first = group[0]
+        if all(_same([node.srcs[j] for node in group]) for j in range(len(first.srcs))):
+            self._single(first)  # one operation, written several times
+            for node in group[1:]:
+                node.outs[0].expr, node.emitted = first.outs[0].expr, True
+            return
         columns, typed = [], {}
         for j in range(len(group[0].srcs)):
             text, typed_text = self._column([node.srcs[j] for node in group])
@@ -155,7 +162,7 @@ class BlockWriter:
     def _column(self, values: list[Value]) -> tuple[str, str]:
         """One operand of a group: (expression, expression typed as numpy)."""
         first = values[0]
-        same = all(v is first or (v.const is not None and v.const == first.const) for v in values)
+        same = _same(values)
         if same and (first.uniform or first.const is not None):
             return self.expr(first), self.typed(first)
         if first.uniform:
@@ -208,3 +215,11 @@ class BlockWriter:
         self.line(f"{', '.join(names)} = {text}")
         if node.parks:
             self.line(f"if {names[0]} is None: return PARKED")
+
+
+def _same(values: list[Value]) -> bool:
+    """One value, or constants of equal bits (0.0 and -0.0 differ)."""
+    first = values[0]
+    if first.const is None:
+        return all(value is first for value in values)
+    return all(v.const is not None and literal(v) == literal(first) for v in values)

@@ -68,6 +68,7 @@ class Lower:
         self.defs: set[str] = set()
         self.instr: Instr | None = None
         self.open_loads: list[Late] = []  # tcgen05.ld issued in this block
+        self.arguments: dict[str, Value] = {}  # of the call being prepared, by .param variable
         self._specials: dict[str, Value] = {}
 
     # -- reading operands -------------------------------------------------------------------

@@ -57,20 +57,33 @@ def join64(low: object, high: object) -> np.ndarray:
     return np.asarray(low, np.uint64) | (np.asarray(high, np.uint64) << np.uint64(32))
 
 
+def exact(value: object, dtype: type) -> np.ndarray:
+    """np.asarray, but a signalling NaN held as a Python float stays one: a float register may
+    hold other data, such as two bf16 values."""
+    if isinstance(value, float) and value != value and dtype is np.float32:
+        return np.uint32(bits_of_float(value)).view(np.float32)
+    return np.asarray(value, dtype)
+
+
 def full(value: object, dtype: type) -> np.ndarray:
-    return np.full(32, value, dtype)
+    return np.full(32, exact(value, dtype), dtype)
+
+
+def choose(mask: object, a: object, b: object, dtype: type) -> np.ndarray:
+    """`a` where the mask holds, else `b`; each may be a scalar."""
+    return np.where(mask, exact(a, dtype), exact(b, dtype))
 
 
 def merge(mask: np.ndarray, new: object, old: object, dtype: type) -> np.ndarray:
     """`new` in the active lanes, `old` in the others; either may be a scalar."""
-    return np.where(mask, np.asarray(new, dtype), np.asarray(old, dtype))
+    return choose(mask, new, old, dtype)
 
 
 def stack(values: tuple, dtype: type) -> np.ndarray:
     """Scalars and 32-lane arrays as the rows of one array."""
     out = np.empty((len(values), 32), dtype)
     for row, value in enumerate(values):
-        out[row] = value
+        out[row] = exact(value, dtype)
     return out
 
 
@@ -127,6 +140,7 @@ GLOBALS = {
             signed64,
             join64,
             full,
+            choose,
             merge,
             stack,
             mask_bits,

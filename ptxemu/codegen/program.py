@@ -71,9 +71,7 @@ def _align(offset: int, align: int) -> int:
 
 
 class Program:
-    """The compiled form of one entry under one visibility rule (`late`: see the adversarial
-    policy).
-    """
+    """The compiled form of one entry; `late`: with the visibility of the adversarial policy."""
 
     def __init__(self, entry: Entry, layout: Layout, *, late: bool = False) -> None:
         self.entry = entry
@@ -82,10 +80,10 @@ class Program:
         self.blocks: list[Block] = build_blocks(entry)
         self.registers = RegisterFile(entry.registers)
         self._analyse()
-        self.lengths = [self._length(block) for block in self.blocks]
+        self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple, Callable] = {}
-        self.sources: dict[tuple, str] = {}
+        self.sources: dict[tuple, str] = {}  # what was generated, for whoever wants to look
         self.lines: dict[str, list] = {}  # generated file name -> instruction of each line
         self.initial = self._initial_registers()
 
@@ -125,9 +123,6 @@ class Program:
                     line=step.instr.line,
                     text=step.instr.text,
                 ) from error
-
-    def _length(self, block: Block) -> int:
-        return len(block.steps)
 
     def _initial_registers(self) -> list:
         """Registers start undefined, which is legal: zero, or zeros where always an array."""

@@ -82,9 +82,11 @@ class Warp:
     # -- turns ------------------------------------------------------------------------------
 
     def run(self, quantum: int) -> int:
-        """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done."""
+        """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done,
+        and when it ended its own wait: the others that it woke have their turn first.
+        """
         ran = 0
-        while ran < quantum and self.live:
+        while ran < quantum and self.live and not self.woken:
             frag = self.frags[0]
             whole = len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform
             if whole and self.machine.timeline is None:

@@ -7,8 +7,10 @@ What an instruction does at run time stands in the same file, below its emitter.
 
 from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     async_copy,
+    async_store,
     atomics,
     barriers,
+    calls,
     cluster_launch,
     compare,
     control,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import NATURAL, Lower, type_width
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr, Pair
 
@@ -108,7 +108,8 @@ def set_value(c: Lower, i: Instr, f: Match) -> None:
 
 def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
     """a where the predicate holds, else b; both of one type."""
-    return c.pure(a.type, "({1} if {0} else {2})", "np.where({0}, {t1}, {t2})", predicate, a, b)
+    vector = f"choose({{0}}, {{1}}, {{2}}, {DTYPE[a.type]})"
+    return c.pure(a.type, "({1} if {0} else {2})", vector, predicate, a, b)
 
 
 @op("selp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", section="selp")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower, type_width
 from ptxemu.codegen.values import Value
-from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr, Sym
@@ -105,8 +104,9 @@ def _sign8(c: Lower, value: Value) -> Value:
 @op("st", types=_TYPES, flags=f"{_SPACE_FLAGS} {_ORDER} v2 v4 v8", section="st")
 def store(c: Lower, i: Instr, f: Match) -> None:
     space = space_of(f)
-    if space == "param":
-        raise UnsupportedPtx("st.param (calls are not supported)")
+    if space == "param":  # an argument of the call that follows
+        c.arguments[i.operands[0].base.name] = c.src(i.operands[1], f"u{type_width(f.type)}")
+        return
     size, type_ = _element(f.type)
     type_ = type_.replace("s", "u")
     address = address_value(c, i.operands[0], space)

@@ -1,8 +1,6 @@
 """Tokens -> tree, after the PTX ISA's "Syntax" and "State Spaces, Types, and Variables" chapters.
 
-Names declared inside a nested `{ }` scope are renamed with the scope's number, as inline assembly
-repeats its labels and registers. Line information (`.loc`) and pragmas are skipped; an unknown
-directive raises.
+Line information (`.loc`) and pragmas are skipped; an unknown directive raises.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import re
 
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.lexer import Token, tokenize
+from ptxemu.syntax.scopes import VECTORS, Scopes
 from ptxemu.syntax.tree import (
     CARRY,
     Addr,
@@ -81,9 +80,7 @@ class Parser:
         self.tokens.append(("end", "", len(self.lines)))
         self.at = 0
         self.tree = ModuleTree()
-        self.scopes: list[dict[str, str]] = []  # innermost last: name as written -> unique name
-        self.scope_numbers: list[int] = []
-        self.scope_count = 0
+        self.scopes = Scopes()
         self.entry: Entry | None = None
 
     # -- token helpers ----------------------------------------------------------------------
@@ -282,7 +279,7 @@ class Parser:
         while self.peek() != "{":
             self.tuning_directive(entry)
         self.tree.entries[entry.name] = entry
-        self.scopes = [{}]
+        self.scopes = Scopes()
         self.next()
         while not self.accept("}"):
             self.body_statement(entry)
@@ -319,31 +316,28 @@ class Parser:
         elif word == ";":
             self.next()
         elif kind == "word" and self.peek(1) == ":":
-            entry.body.append(self.unique(word, declare=True))
+            entry.body.append(self.scopes.declare(word))
             self.at += 2
         else:
             entry.body.append(self.instruction())
 
     def local_variable(self, entry: Entry) -> None:
         for variable in self.variable_declaration():
-            name = self.unique(variable.name, declare=True)
+            name = self.scopes.declare(variable.name)
             entry.variables.append(
                 Variable(name, variable.space, variable.type, variable.align, variable.nbytes)
             )
 
     def nested_scope(self, entry: Entry) -> None:
         self.next()
-        self.scope_count += 1
-        self.scopes.append(self.scope_labels())
-        self.scope_numbers.append(self.scope_count)
+        self.scopes.enter(self.scope_labels())
         while not self.accept("}"):
             self.body_statement(entry)
-        self.scopes.pop()
-        self.scope_numbers.pop()
+        self.scopes.leave()
 
-    def scope_labels(self) -> dict[str, str]:
-        """Labels of the scope that starts here, ahead of use: a branch may go forward."""
-        names: dict[str, str] = {}
+    def scope_labels(self) -> set[str]:
+        """Labels of the scope that starts here."""
+        names: set[str] = set()
         depth, position = 0, self.at
         while True:
             text = self.tokens[position][1]
@@ -357,31 +351,22 @@ class Parser:
                 depth += 1
             elif depth == 0 and self.tokens[position][0] == "word":
                 if self.tokens[position + 1][1] == ":":
-                    names[text] = f"{text}@{self.scope_count}"
+                    names.add(text)
             position += 1
-
-    def unique(self, name: str, declare: bool = False) -> str:
-        """The scope-resolved name of a register, variable or label."""
-        if declare and len(self.scopes) > 1:
-            return self.scopes[-1].setdefault(name, f"{name}@{self.scope_numbers[-1]}")
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return name
 
     def register_declaration(self, entry: Entry) -> None:
         self.next()
-        type_name = self.next().lstrip(".")
-        if type_name in ("v2", "v4"):
-            self.fail("vector registers are not supported")
+        type_name, vector = self.next().lstrip("."), ""
+        if type_name in VECTORS:
+            type_name, vector = self.next().lstrip("."), type_name
         while True:
-            name = self.next()
+            names = [self.next()]
             if self.accept("<"):
-                for i in range(self.integer()):
-                    entry.registers[self.unique(f"{name}{i}", declare=True)] = type_name
+                names = [f"{names[0]}{i}" for i in range(self.integer())]
                 self.expect(">")
-            else:
-                entry.registers[self.unique(name, declare=True)] = type_name
+            for name in names:
+                for register in self.scopes.declare_register(name, vector):
+                    entry.registers[register] = type_name
             if self.accept(";"):
                 return
             self.expect(",")
@@ -393,7 +378,7 @@ class Parser:
         guard = None
         if self.accept("@"):
             negated = self.accept("!")
-            register = Reg(self.unique(self.next()))
+            register = Reg(self.scopes.resolve(self.next()))
             guard = Not(register) if negated else register
         if self.kind() != "word":
             self.fail(f"expected an instruction, found {self.peek()!r}")
@@ -415,7 +400,7 @@ class Parser:
         if text == "(":
             return Args(self.item_list(")"))
         if self.accept("!"):
-            return Not(Reg(self.unique(self.next())))
+            return Not(Reg(self.scopes.resolve(self.next())))
         if kind == "word":
             return self.word_operand()
         return self.immediate()
@@ -433,9 +418,11 @@ class Parser:
             return None
         if word in ("WARP_SZ",):
             return Imm(32)
-        name = self.unique(word)
+        name = self.scopes.resolve(word)
         if name in self.entry.registers:
             return Reg(name)
+        if name in self.scopes.vectors:
+            return Vec(tuple(Reg(part) for part in self.scopes.vectors[name]))
         if word.startswith("%"):
             if _SPECIAL.match(word):
                 return Special(word)

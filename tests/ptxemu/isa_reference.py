@@ -350,3 +350,11 @@ def matrix_fragments(a: np.ndarray, transposed: bool) -> np.ndarray:
     if transposed:
         matrices = matrices.transpose(0, 2, 1)
     return np.ascontiguousarray(matrices).reshape(-1).view(np.uint32)
+
+
+def added_boxes(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """Boxes of 2 x 8 added at (4, 1) and, over the end, at (12, 3); coordinates innermost first."""
+    out, boxes = x.reshape(4, 16).copy(), a.reshape(2, 2, 8)
+    out[1:3, 4:12] += boxes[0]
+    out[3, 12:16] += boxes[1][0, :4]
+    return out

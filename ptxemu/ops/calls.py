@@ -1,0 +1,69 @@
+"""call of vprintf, the device's printf: PTX ISA "call"; CUDA C++ Programming Guide, "Formatted
+Output". Every other function is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import sys
+from collections.abc import Callable
+
+from ptxemu.codegen.lower import Lower
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine.access import SHARED_WINDOW
+from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.syntax.tree import Args, Instr, Sym
+
+_CONVERSION = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(ll|l|hh|h|z|j|t)?([diuoxXcsfFeEgGp%])")
+_UNPACK = dict.fromkeys("dic", "iq") | dict.fromkeys("fFeEgG", "dd")  # narrow, wide; else IQ
+
+
+@op("call", flags="uni", section="call")
+def call(c: Lower, i: Instr, f: Match) -> None:
+    """(result), vprintf, (template, arguments); the result has no address, so no use."""
+    functions = [operand.name for operand in i.operands if isinstance(operand, Sym)]
+    if functions != ["vprintf"] or not isinstance(i.operands[-1], Args):
+        raise UnsupportedPtx("unsupported call: of a function other than vprintf")
+    template, values = (c.arguments[item.name] for item in i.operands[-1].items)
+    c.effect("print_formatted(w, {0}, {1})", template, values)
+
+
+def formatted(template: str, memory: Callable[[int, int], bytes]) -> str:
+    """printf's output. memory(offset, nbytes): the arguments, each aligned to its size."""
+    offset = 0
+
+    def replace(found: re.Match) -> str:
+        nonlocal offset
+        layout, length, kind = found.groups()
+        if kind == "%":
+            return "%"
+        codes = _UNPACK.get(kind, "IQ")
+        code = codes[length in ("ll", "l", "z", "j", "t") or kind in "sp"]
+        size = struct.calcsize(code)
+        start = -(-offset // size) * size
+        offset = start + size
+        (value,) = struct.unpack(code, memory(start, size))
+        if kind == "s":
+            value = ctypes.string_at(value).decode(errors="replace")
+        if kind == "p":
+            layout, kind = f"#{layout}", "x"
+        return f"%{layout}{'d' if kind == 'u' else kind}" % value
+
+    return _CONVERSION.sub(replace, template)
+
+
+@runtime
+def print_formatted(w: object, template: object, values: object) -> None:
+    """Each active thread prints for itself, at once and in the order of lanes."""
+    lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
+    starts = zip(lanes, w.lane_values(template), w.lane_values(values), strict=True)
+    for lane, text, start in starts:
+        w.machine.memory.check(text, text + 1, False)
+        first = start & (SHARED_WINDOW - 1)  # the arguments lie in local memory
+
+        def memory(offset: int, nbytes: int, lane: int = lane, first: int = first) -> bytes:
+            return w.local[lane, first + offset : first + offset + nbytes].tobytes()
+
+        sys.stdout.write(formatted(ctypes.string_at(text).decode(errors="replace"), memory))
