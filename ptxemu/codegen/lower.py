@@ -26,18 +26,6 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Addr, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
 
 NATURAL = {1: "pred", 8: "u16", 16: "u16", 32: "u32", 64: "u64"}
-_BASE_WIDTH = {"pred": 1, "b128": 128}
-
-
-def type_width(ptx_type: str) -> int:
-    """Bits of a PTX type name such as b32, f16x2 or e4m3x2."""
-    if ptx_type in _BASE_WIDTH:
-        return _BASE_WIDTH[ptx_type]
-    if "x" in ptx_type:
-        base, count = ptx_type.rsplit("x", 1)
-        bits = {"f16": 16, "bf16": 16, "f32": 32, "u16": 16, "s16": 16}.get(base, 8)
-        return max(bits * int(count), 8)
-    return int("".join(c for c in ptx_type.lstrip("b") if c.isdigit())) if ptx_type[0] != "e" else 8
 
 
 class Lower:

@@ -11,29 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ptxemu.codegen.values import VARYING, Value
+from ptxemu.codegen.values import TYPE_BITS, VARYING, Value
 from ptxemu.errors import UnsupportedPtx
-
-_WIDTH = {
-    "pred": 1,
-    "b8": 8,
-    "u8": 8,
-    "s8": 8,
-    "b16": 16,
-    "u16": 16,
-    "s16": 16,
-    "f16": 16,
-    "b32": 32,
-    "u32": 32,
-    "s32": 32,
-    "f32": 32,
-    "f16x2": 32,
-    "b64": 64,
-    "u64": 64,
-    "s64": 64,
-    "f64": 64,
-    "b128": 128,
-}
 
 
 class RegisterFile:
@@ -41,7 +20,7 @@ class RegisterFile:
 
     def __init__(self, declared: dict[str, str]) -> None:
         self._width = {
-            name: max(_WIDTH[type_], 16) if type_ != "pred" else 1
+            name: max(TYPE_BITS[type_], 16) if type_ != "pred" else 1
             for name, type_ in declared.items()
         }
         self._float_votes: dict[str, int] = defaultdict(int)

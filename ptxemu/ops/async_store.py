@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.codegen.lower import Lower, type_width
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import TYPE_BITS
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.ops.mbarrier import barrier_address, find
@@ -19,7 +20,7 @@ from ptxemu.syntax.tree import Instr
     section="st.async",
 )
 def emit_store(c: Lower, i: Instr, f: Match) -> None:
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     values = tuple(c.src(item, f"u{width}") for item in c.each(i.operands[1]))
     fields = ", ".join(f"{{{k + 2}}}" for k in range(len(values)))
     c.effect(

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import TYPE_BITS, Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.numerics import arith, half
@@ -36,7 +36,7 @@ def red(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _atomic(c: Lower, f: Match, target: object, where: object, sources: tuple) -> None:
-    name, width, space = f.pick(*_OPS.split()), type_width(f.type), space_of(f)
+    name, width, space = f.pick(*_OPS.split()), TYPE_BITS[f.type], space_of(f)
     address = address_value(c, where, space)
     kind = f"u{max(width, 16)}"
     if name == "cas":
@@ -82,7 +82,7 @@ _INTEGER = {
 
 def combine(name: str, ptx_type: str, old: int, value: int) -> int:
     """The new bits of an atomic on one element."""
-    width = type_width(ptx_type)
+    width = TYPE_BITS[ptx_type]
     if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):
         return _combine_float(name, ptx_type, old, value)
     if name in ("min", "max"):
@@ -115,7 +115,7 @@ def atomic(
     w: object, space: str, name: str, ptx_type: str, address: object, *values: object
 ) -> np.ndarray:
     """The old values, per lane."""
-    size = type_width(ptx_type) // 8
+    size = TYPE_BITS[ptx_type] // 8
     out = np.zeros(32, f"u{max(size, 2)}")
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     columns = [w.lane_values(value) for value in values]

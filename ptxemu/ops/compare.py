@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import NATURAL, Lower, type_width
-from ptxemu.codegen.values import DTYPE, Value
+from ptxemu.codegen.lower import NATURAL, Lower
+from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr, Pair
 
@@ -114,7 +114,7 @@ def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
 
 @op("selp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", section="selp")
 def select_by_predicate(c: Lower, i: Instr, f: Match) -> None:
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     predicate = c.src(i.operands[3], "pred")
     a, b = c.raw(i.operands[1], width), c.raw(i.operands[2], width)
     if a.type != b.type:
@@ -131,7 +131,7 @@ def select_by_predicate(c: Lower, i: Instr, f: Match) -> None:
 )
 def select_by_sign(c: Lower, i: Instr, f: Match) -> None:
     """a where c >= 0, else b."""
-    kind = NATURAL[type_width(f.types[0])]
+    kind = NATURAL[TYPE_BITS[f.types[0]]]
     control = c.src(i.operands[3], f.types[1])
     if "ftz" in f.flags:
         control = c.pure("f32", None, "flush_f32({t0})", control)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import DTYPE, Value, constant
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value, constant
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr
 
@@ -32,7 +32,7 @@ def narrow_source(c: Lower, operand: object, ptx_type: str) -> Value:
 def integer_to_integer(c: Lower, i: Instr, f: Match) -> None:
     target, source = f.types
     value = narrow_source(c, i.operands[1], source)
-    width, signed = type_width(target), target[0] == "s"
+    width, signed = TYPE_BITS[target], target[0] == "s"
     if "sat" in f.flags:
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
         value = c.pure(
@@ -71,7 +71,7 @@ def float_to_integer(c: Lower, i: Instr, f: Match) -> None:
     value = as_float(c, i.operands[1], source)
     if "ftz" in f.flags and value.type == "f32":
         value = c.pure("f32", None, "flush_f32({t0})", value)
-    width = type_width(target)
+    width = TYPE_BITS[target]
     rounding = f.pick(*_ROUND_INT.split(), default="rzi")
     kind = f"{target[0]}{max(width, 16)}"
     text = f"conversions.float_to_int({{t0}}, {width}, {target[0] == 's'}, '{rounding}')"
@@ -200,7 +200,7 @@ def unpack_scales(c: Lower, i: Instr, f: Match) -> None:
 @op("cvt.pack", types=("u8 s8", "s32", "b32"), flags="sat", section="cvt.pack")
 def pack_saturated(c: Lower, i: Instr, f: Match) -> None:
     """a above b, both saturated; 8-bit forms shift a third source in above them."""
-    width, signed = type_width(f.types[0]), f.types[0][0] == "s"
+    width, signed = TYPE_BITS[f.types[0]], f.types[0][0] == "s"
     low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
     a, b = (c.src(operand, "s32") for operand in i.operands[1:3])
     clipped = f"(clip_int({{}}, {low}, {high}).astype(U32) & {(1 << width) - 1:#x})"

@@ -7,8 +7,8 @@ the width's mask.
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import DTYPE, Value, constant
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Imm, Instr
@@ -18,13 +18,13 @@ _PERMUTE_MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
 
 
 def unsigned(ptx_type: str) -> str:
-    return f"u{type_width(ptx_type)}"
+    return f"u{TYPE_BITS[ptx_type]}"
 
 
 def wrapping(c: Lower, ptx_type: str, scalar: str, vector: str, *operands: object) -> Value:
     """An operation on the unsigned bits, wrapped to the width."""
     kind = unsigned(ptx_type)
-    mask = f"{(1 << type_width(ptx_type)) - 1:#x}"
+    mask = f"{(1 << TYPE_BITS[ptx_type]) - 1:#x}"
     values = [c.src(operand, kind) for operand in operands]
     return c.pure(kind, f"(({scalar}) & {mask})", vector, *values)
 
@@ -41,7 +41,7 @@ def sub(c: Lower, i: Instr, f: Match) -> None:
 
 def product(c: Lower, f: Match, a: object, b: object) -> Value:
     """mul and mad's product: .lo wraps, .wide doubles the width, .hi keeps the upper half."""
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     if "wide" in f.flags:
         out = f"{f.type[0]}{2 * width}"
         vector = f"np.multiply({{0}}, {{1}}, dtype={DTYPE[out]})"
@@ -79,7 +79,7 @@ def mad(c: Lower, i: Instr, f: Match) -> None:
     kind = unsigned(low.type)
     low = c.convert(low, kind)
     addend = c.src(i.operands[3], kind)
-    mask = f"{(1 << type_width(kind)) - 1:#x}"
+    mask = f"{(1 << TYPE_BITS[kind]) - 1:#x}"
     c.dst(i.operands[0], c.pure(kind, f"({{0}} + {{1}} & {mask})", "{0} + {1}", low, addend))
 
 
@@ -96,7 +96,7 @@ def rem(c: Lower, i: Instr, f: Match) -> None:
 def _divide(c: Lower, i: Instr, f: Match, name: str) -> None:
     """Truncating division; by zero: all ones (unspecified by the manual)."""
     a, b = (c.src(operand, unsigned(f.type)) for operand in i.operands[1:])
-    width, signed = type_width(f.type), f.type[0] == "s"
+    width, signed = TYPE_BITS[f.type], f.type[0] == "s"
     text = f"integers.{name}({{0}}, {{1}}, width={width}, signed={signed})"
     c.dst(i.operands[0], c.pure(unsigned(f.type), text, text, a, b))
 
@@ -136,7 +136,7 @@ def negate(c: Lower, i: Instr, f: Match) -> None:
 
 def _rewrap(c: Lower, ptx_type: str, scalar: str, vector: str, value: Value) -> Value:
     """A signed result that may be 2^(width-1), back to unsigned bits."""
-    kind, width = unsigned(ptx_type), type_width(ptx_type)
+    kind, width = unsigned(ptx_type), TYPE_BITS[ptx_type]
     return c.pure(
         kind, f"(({scalar}) & {(1 << width) - 1:#x})", f"({vector}).view({DTYPE[kind]})", value
     )
@@ -159,7 +159,7 @@ def logic(c: Lower, i: Instr, f: Match) -> None:
 def invert(c: Lower, i: Instr, f: Match) -> None:
     kind = "pred" if f.type == "pred" else unsigned(f.type)
     value = c.src(i.operands[1], kind)
-    scalar = "(not {0})" if kind == "pred" else f"({{0}} ^ {(1 << type_width(f.type)) - 1:#x})"
+    scalar = "(not {0})" if kind == "pred" else f"({{0}} ^ {(1 << TYPE_BITS[f.type]) - 1:#x})"
     c.dst(i.operands[0], c.pure(kind, scalar, "~{0}", value))
 
 
@@ -186,7 +186,7 @@ def shift_right(c: Lower, i: Instr, f: Match) -> None:
 
 def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
     """Amounts above the width act as the width: zeros, or copies of the sign."""
-    value, width = c.src(i.operands[1], kind), type_width(f.type)
+    value, width = c.src(i.operands[1], kind), TYPE_BITS[f.type]
     if isinstance(i.operands[2], Imm) and 0 <= i.operands[2].value < width:
         amount = i.operands[2].value
         scalar = f"({{0}} {symbol} {amount}" + (
@@ -252,7 +252,7 @@ def lop3(c: Lower, i: Instr, f: Match) -> None:
 
 @op("popc clz", types="b32 b64", section="popc, clz")
 def count_bits(c: Lower, i: Instr, f: Match) -> None:
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     value = c.src(i.operands[1], unsigned(f.type))
     if f.form.name == "popc":
         scalar, vector = "{0}.bit_count()", "np.bitwise_count({0}).astype(U32)"
@@ -266,7 +266,7 @@ def count_bits(c: Lower, i: Instr, f: Match) -> None:
 
 @op("brev", types="b32 b64", section="brev")
 def reverse_bits(c: Lower, i: Instr, f: Match) -> None:
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     c.dst(
         i.operands[0],
         c.pure(
@@ -281,7 +281,7 @@ def reverse_bits(c: Lower, i: Instr, f: Match) -> None:
 @op("bfe", types="u32 s32 u64 s64", section="bfe")
 def extract(c: Lower, i: Instr, f: Match) -> None:
     values = [c.src(i.operands[1], f.type), *(c.src(operand, "u32") for operand in i.operands[2:])]
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     c.dst(
         i.operands[0],
         c.pure(
@@ -306,7 +306,7 @@ def insert(c: Lower, i: Instr, f: Match) -> None:
         c.pure(
             kind,
             None,
-            f"integers.bfi({{0}}, {{1}}, {{2}}, {{3}}, width={type_width(f.type)})",
+            f"integers.bfi({{0}}, {{1}}, {{2}}, {{3}}, width={TYPE_BITS[f.type]})",
             *values,
         ),
     )

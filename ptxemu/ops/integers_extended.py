@@ -7,8 +7,8 @@ The arithmetic itself is `ptxemu.numerics.integers`. The carry flag is a hidden 
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import Value, constant
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import TYPE_BITS, Value, constant
 from ptxemu.ops.integers import product, unsigned
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import CARRY, Instr, Reg
@@ -30,7 +30,7 @@ def _signed(f: Match) -> str:
 def absolute_difference(c: Lower, i: Instr, f: Match) -> None:
     kind = unsigned(f.type)
     values = [c.src(operand, kind) for operand in i.operands[1:]]
-    c.dst(i.operands[0], _call(c, kind, "sad", values, f", width={type_width(f.type)}{_signed(f)}"))
+    c.dst(i.operands[0], _call(c, kind, "sad", values, f", width={TYPE_BITS[f.type]}{_signed(f)}"))
 
 
 @op("add sub", types="s32", flags="sat", section="add, sub")
@@ -66,7 +66,7 @@ def dot_product(c: Lower, i: Instr, f: Match) -> None:
 @op("bfind", types=_EXTENDED, flags="shiftamt", section="bfind")
 def find_leading(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], unsigned(f.type))
-    options = f", width={type_width(f.type)}{_signed(f)}, shiftamt={'shiftamt' in f.flags}"
+    options = f", width={TYPE_BITS[f.type]}{_signed(f)}, shiftamt={'shiftamt' in f.flags}"
     c.dst(i.operands[0], _call(c, "u32", "bfind", [value], options))
 
 
@@ -113,7 +113,7 @@ def _chain(c: Lower, i: Instr, f: Match, name: str, values: list[Value]) -> None
     kind = unsigned(f.type)
     takes = i.root in ("addc", "subc", "madc")
     carry = c.src(Reg(CARRY), kind) if takes else constant(0, kind)
-    call = f"integers.{name}({{0}}, {{1}}, {{2}}, width={type_width(f.type)})"
+    call = f"integers.{name}({{0}}, {{1}}, {{2}}, width={TYPE_BITS[f.type]})"
     total, out = (c.pure(kind, None, f"{call}[{k}]", *values, carry) for k in (0, 1))
     c.dst(i.operands[0], total)
     if "cc" in i.parts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import Lower, type_width
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import TYPE_BITS, Value
 from ptxemu.machine import access
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr, Sym
@@ -45,7 +45,7 @@ def address_value(c: Lower, operand: object, space: str) -> Value:
 
 def _element(ptx_type: str) -> tuple[int, str]:
     """(bytes, value type) of one element; b128 moves as two u64."""
-    width = type_width(ptx_type)
+    width = TYPE_BITS[ptx_type]
     if width == 8:
         return 1, "s16" if ptx_type == "s8" else "u16"
     if width == 128:
@@ -87,7 +87,7 @@ def _differs_by_lane(c: Lower, space: str) -> bool:
 def _vector_results(
     c: Lower, text: str, address: Value, ptx_type: str, type_: str, count: int
 ) -> list[Value]:
-    size = type_width(ptx_type) // 8
+    size = TYPE_BITS[ptx_type] // 8
     raw = "u16" if size == 1 else f"u{8 * min(size, 8)}"
     if size == 1:
         text += ".astype(U16)"
@@ -105,7 +105,7 @@ def _sign8(c: Lower, value: Value) -> Value:
 def store(c: Lower, i: Instr, f: Match) -> None:
     space = space_of(f)
     if space == "param":  # an argument of the call that follows
-        c.arguments[i.operands[0].base.name] = c.src(i.operands[1], f"u{type_width(f.type)}")
+        c.arguments[i.operands[0].base.name] = c.src(i.operands[1], f"u{TYPE_BITS[f.type]}")
         return
     size, type_ = _element(f.type)
     type_ = type_.replace("s", "u")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import NATURAL, Lower, type_width
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.lower import NATURAL, Lower
+from ptxemu.codegen.values import TYPE_BITS, Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr, Reg, Vec
@@ -16,7 +16,7 @@ from ptxemu.syntax.tree import Instr, Reg, Vec
 )
 def mov(c: Lower, i: Instr, f: Match) -> None:
     target, source = i.operands
-    width = type_width(f.type)
+    width = TYPE_BITS[f.type]
     if isinstance(source, Vec):
         pack(c, target, source.items, width)
     elif isinstance(target, Vec):

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ptxemu.codegen.values import TYPE_BITS
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Instr
 
-TYPE_NAMES = frozenset(
-    "pred b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 f32 f32x2 f64"
-    " tf32 e4m3 e5m2 e4m3x2 e5m2x2 e2m1x2 e2m3x2 e3m2x2 ue8m0x2 e4m3x4 e5m2x4 e2m1x4 u16x2 s16x2"
-    " s2f6x2 b1024 u4 s4".split()
-)
+TYPE_NAMES = frozenset((*TYPE_BITS, "b1024"))
 
 
 @dataclass(frozen=True)
