@@ -219,7 +219,7 @@ def indices() -> np.ndarray:
                     2,
                     4,
                     thread,
-                    0,
+                    2,
                     (1 << thread) - 1,
                     0xFFFFFFFF ^ (1 << thread) - 1,
                     1,
