@@ -4,15 +4,16 @@ Output". Every other function is refused.
 
 from __future__ import annotations
 
-import ctypes
 import re
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.access import SHARED_WINDOW
+from ptxemu.machine.memory import GlobalMemory
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Args, Instr, Sym
 
@@ -30,8 +31,12 @@ def call(c: Lower, i: Instr, f: Match) -> None:
     c.effect("print_formatted(w, {0}, {1})", template, values)
 
 
-def formatted(template: str, memory: Callable[[int, int], bytes]) -> str:
-    """printf's output. memory(offset, nbytes): the arguments, each aligned to its size."""
+def formatted(
+    template: str, memory: Callable[[int, int], bytes], string: Callable[[int], str]
+) -> str:
+    """printf's output. memory(offset, nbytes): the arguments, each aligned to its size;
+    string(address): what a %s points to.
+    """
     offset = 0
 
     def replace(found: re.Match) -> str:
@@ -46,12 +51,23 @@ def formatted(template: str, memory: Callable[[int, int], bytes]) -> str:
         offset = start + size
         (value,) = struct.unpack(code, memory(start, size))
         if kind == "s":
-            value = ctypes.string_at(value).decode(errors="replace")
+            value = string(value)
         if kind == "p":
             layout, kind = f"#{layout}", "x"
         return f"%{layout}{'d' if kind == 'u' else kind}" % value
 
     return _CONVERSION.sub(replace, template)
+
+
+_LONGEST = 1 << 16  # characters of a string; beyond, its end is taken to be missing
+
+
+def _string_at(memory: GlobalMemory, address: int) -> str:
+    """The text up to its NUL, every byte of it checked."""
+    text = bytearray()
+    while len(text) < _LONGEST and (byte := memory.load(address + len(text), 1)):
+        text.append(byte)
+    return text.decode(errors="replace")
 
 
 @runtime
@@ -60,10 +76,10 @@ def print_formatted(w: object, template: object, values: object) -> None:
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     starts = zip(lanes, w.lane_values(template), w.lane_values(values), strict=True)
     for lane, text, start in starts:
-        w.machine.memory.check(text, text + 1, False)
         first = start & (SHARED_WINDOW - 1)  # the arguments lie in local memory
 
         def memory(offset: int, nbytes: int, lane: int = lane, first: int = first) -> bytes:
             return w.local[lane, first + offset : first + offset + nbytes].tobytes()
 
-        sys.stdout.write(formatted(ctypes.string_at(text).decode(errors="replace"), memory))
+        string = partial(_string_at, w.machine.memory)
+        sys.stdout.write(formatted(string(text), memory, string))

@@ -59,5 +59,11 @@ def test_other_functions_are_refused():
 
 def test_conversions():
     values = struct.pack("=iIQdii", -3, 7, 1 << 40, 0.25, ord("z"), 255)
-    text = formatted("%d|%3u|%llu|%g|%c|%#x|%%", lambda at, size: values[at : at + size])
+    text = formatted("%d|%3u|%llu|%g|%c|%#x|%%", lambda at, size: values[at : at + size], str)
     assert text == "-3|  7|1099511627776|0.25|z|0xff|%"
+
+
+def test_a_wild_string_is_out_of_bounds():
+    text = PROGRAM.replace("116, 37, 100", "116, 37, 115").replace("[%SPL], %r1", "[%SPL+4], %r1")
+    with pytest.raises(ptxemu.OutOfBounds, match="read of 1 bytes"):
+        ptxemu.load(text).launch("kernel", grid=(1, 1, 1), block=(32, 1, 1))
