@@ -90,9 +90,7 @@ def _advances(node: ast.AST) -> list[ast.expr]:
 def _advanced_parameters(function: Function) -> set[str]:
     """Parameters at the root of an advanced object: `stage` in `stage.kv.advance()`."""
     arguments = function.node.args
-    parameters = {
-        a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    }
+    parameters = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     roots = set()
     for target in _advances(function.node):
         while isinstance(target, ast.Attribute | ast.Subscript):

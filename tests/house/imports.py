@@ -1,9 +1,9 @@
 """Rules of import: who may import whom, and what must stay importable without the DSL.
 
-    ptxemu      imports nothing of ours, and only numpy from elsewhere (host/: also the DSL, lazily)
-    kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe
-    only kernelkit/launch.py imports ptxemu, lazily
-    config.py, plan.py and reference.py never reach cutlass
+ptxemu      imports nothing of ours, and only numpy from elsewhere (host/: also the DSL, lazily)
+kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe
+only kernelkit/launch.py imports ptxemu, lazily
+config.py, plan.py and reference.py never reach cutlass
 """
 
 from __future__ import annotations
