@@ -65,7 +65,7 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     offset = address & OFFSET_MASK
     cta.check(offset, size * count)
     if write:
-        cta.mark_generic(offset, size * count)
+        cta.mark_generic(slice(offset, offset + size * count))
     return cta.views[size], offset // size
 
 
@@ -211,9 +211,8 @@ def _scatter_cta(cta: Cta, address: np.ndarray, size: int, rows: np.ndarray) -> 
     index = _index(address & OFFSET_MASK, size, count, "shared")
     _check_shared(cta, index, size, count)
     cta.views[size][index + _STEP[count]] = rows
-    if cta.unfenced is not None:
-        cta.unfenced[(index * size) + np.arange(size * count)[:, None]] = True
-        cta.any_unfenced = True
+    if cta.unfenced is not None:  # or the bytes need not be listed
+        cta.mark_generic((index * size) + np.arange(size * count)[:, None])
 
 
 def _local(w: object, size: int) -> np.ndarray:

@@ -148,16 +148,16 @@ class Cta:
                 text = f"setmaxnreg differs within a warpgroup, last count by warp: {asked}"
                 self.machine.find("setmaxnreg", text)
 
-    def mark_generic(self, offset: int, nbytes: int) -> None:
+    def mark_generic(self, written: slice | np.ndarray) -> None:
         """An ordinary store wrote these bytes: the async proxy does not see them before a fence."""
         if self.unfenced is not None:
-            self.unfenced[offset : offset + nbytes] = True
+            self.unfenced[written] = True
             self.any_unfenced = True
 
-    def mark_async(self, offset: int, nbytes: int) -> None:
+    def mark_async(self, written: slice | np.ndarray) -> None:
         """The async proxy itself wrote these bytes."""
         if self.any_unfenced:
-            self.unfenced[offset : offset + nbytes] = False
+            self.unfenced[written] = False
 
     def fence_async(self) -> None:
         """fence.proxy.async: ordinary stores made before become visible to the async proxy."""

@@ -8,6 +8,8 @@ fragment lets its siblings run, as on hardware since Volta.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ptxemu.codegen.namespace import bits_mask, mask_bits
@@ -261,6 +263,10 @@ class Warp:
         if np.ndim(value) == 0:
             return [value] * len(lanes)
         return [value[i].item() for i in lanes]
+
+    def each_lane(self, *values: object) -> Iterator[tuple]:
+        """The operands of every active lane together: each lane issues its own operation."""
+        return zip(*(self.lane_values(value) for value in values), strict=True)
 
 
 _SOME = frozenset({""})  # forces the version that keeps the set of promoted registers up to date

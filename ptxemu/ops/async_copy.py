@@ -107,9 +107,9 @@ def copy_async(
             chosen = np.flatnonzero(np.array(sizes) == size)
             starts = np.array([sources[lane] for lane in chosen], np.int64)
             rows[chosen, :size] = memory.read_rows(starts, size)
-        cta.smem[offsets[:, None] + np.arange(nbytes)] = rows
-        for offset in offsets.tolist():
-            cta.mark_async(offset, nbytes)
+        written = offsets[:, None] + np.arange(nbytes)
+        cta.smem[written] = rows
+        cta.mark_async(written)
 
     w.machine.bytes["cp.async"] += nbytes * len(targets)
     groups.add(
@@ -211,11 +211,6 @@ def require_bulk(nbytes: int, *addresses: int) -> None:
         )
 
 
-def _once_each(w: object, *values: object) -> list[tuple]:
-    """The operands of every active lane: each lane issues its own operation."""
-    return list(zip(*(w.lane_values(value) for value in values), strict=True))
-
-
 def targets_of(w: object, address: int, mask: int | None) -> list[tuple[Cta, int]]:
     """(CTA, offset) for every destination of a load: one, or one per bit of the multicast mask."""
     offset = address & OFFSET_MASK
@@ -228,8 +223,8 @@ def targets_of(w: object, address: int, mask: int | None) -> list[tuple[Cta, int
 def bulk_load(
     w: object, target: object, source: object, nbytes: object, barrier: object, mask: object | None
 ) -> None:
-    for where, start, size, signal, chosen in _once_each(
-        w, target, source, nbytes, barrier, mask or 0
+    for where, start, size, signal, chosen in w.each_lane(
+        target, source, nbytes, barrier, mask or 0
     ):
         require_bulk(size, start, where & OFFSET_MASK)
         chosen = chosen if mask is not None else None
@@ -248,7 +243,7 @@ def bulk_load(
             data = w.machine.memory.read_rows(np.array([start], np.int64), size)[0]
             for cta, offset in places:
                 cta.smem[offset : offset + size] = data
-                cta.mark_async(offset, size)
+                cta.mark_async(slice(offset, offset + size))
             for found in signals:
                 found.complete(size)
 
@@ -260,7 +255,7 @@ def bulk_load(
 def bulk_to_peer(
     w: object, target: object, source: object, nbytes: object, barrier: object
 ) -> None:
-    for where, start, size, signal in _once_each(w, target, source, nbytes, barrier):
+    for where, start, size, signal in w.each_lane(target, source, nbytes, barrier):
         require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
         ((cta, offset),) = targets_of(w, where, None)
         found, low = find(w, signal), start & OFFSET_MASK
@@ -277,7 +272,7 @@ def bulk_to_peer(
             cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
                 low : low + size
             ]
-            cta.mark_async(offset, size)
+            cta.mark_async(slice(offset, offset + size))
             found.complete(size)
 
         w.machine.bytes["bulk.peer"] += size
@@ -286,7 +281,7 @@ def bulk_to_peer(
 
 @runtime
 def bulk_store(w: object, target: object, source: object, nbytes: object) -> None:
-    for where, start, size in _once_each(w, target, source, nbytes):
+    for where, start, size in w.each_lane(target, source, nbytes):
         low = start & OFFSET_MASK
         require_bulk(size, where, low)
         w.cta.check(low, size)

@@ -35,7 +35,7 @@ def emit_store(c: Lower, i: Instr, f: Match) -> None:
 def store_async(w: object, target: object, barrier: object, size: int, values: tuple) -> None:
     """One store per active lane; the barrier is in the CTA that is stored to."""
     nbytes = size * len(values)
-    columns = zip(*(w.lane_values(value) for value in values), strict=True)
+    columns = w.each_lane(*values)
     for where, signal, row in zip(
         w.lane_values(target), w.lane_values(barrier), columns, strict=True
     ):
@@ -49,7 +49,7 @@ def store_async(w: object, target: object, barrier: object, size: int, values: t
             cta: object = cta, offset: int = offset, data: np.ndarray = data, found: object = found
         ) -> None:
             cta.smem[offset : offset + data.size] = data
-            cta.mark_generic(offset, data.size)
+            cta.mark_generic(slice(offset, offset + data.size))
             found.complete(data.size)
 
         w.machine.bytes["st.async"] += nbytes

@@ -75,7 +75,7 @@ def first_ctaid_vector(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def cancel_cluster(w: object, target: object, barrier: object, everywhere: bool) -> None:
-    for where, signal in zip(w.lane_values(target), w.lane_values(barrier), strict=True):
+    for where, signal in w.each_lane(target, barrier):
         _issue(w, where & OFFSET_MASK, signal & OFFSET_MASK, everywhere)
 
 
@@ -90,7 +90,7 @@ def _issue(w: object, offset: int, signal: int, everywhere: bool) -> None:
         response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
         for cta, found in zip(ctas, barriers, strict=True):
             cta.views[4][offset // 4 : offset // 4 + 4] = response
-            cta.mark_async(offset, RESPONSE_BYTES)
+            cta.mark_async(slice(offset, offset + RESPONSE_BYTES))
             found.complete(RESPONSE_BYTES, by="launch control")
 
     w.machine.issue(w, Work("launch control", "try_cancel", run))

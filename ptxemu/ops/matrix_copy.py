@@ -73,5 +73,4 @@ def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
     index = _row_index(w, address, count)
     w.cta.smem[index] = rows.view(np.uint8).reshape(count, 8, _ROW_BYTES)
-    for offset in index[:, :, 0].ravel().tolist():
-        w.cta.mark_generic(offset, _ROW_BYTES)
+    w.cta.mark_generic(index)

@@ -169,7 +169,7 @@ def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, in
     """(address, value, how many lanes) over the active lanes."""
     if np.ndim(address) == 0 and np.ndim(value) == 0:
         return [(address, value, w.frag.mask.bit_count())]
-    return [(a, v, 1) for a, v in zip(w.lane_values(address), w.lane_values(value), strict=True)]
+    return [(a, v, 1) for a, v in w.each_lane(address, value)]
 
 
 @runtime
@@ -240,14 +240,10 @@ def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.n
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
-    for lane, (where, bit, _) in zip(active, _per_lane(w, address, parity), strict=True):
+    for lane, (where, bit) in zip(active, w.each_lane(address, parity), strict=True):
         out[lane] = find(w, where).done(bit)
     w.polled |= not out.any()
     return out
-
-
-def _per_lane(w: object, address: object, parity: object) -> list[tuple[int, int, int]]:
-    return [(a, v, 1) for a, v in zip(w.lane_values(address), w.lane_values(parity), strict=True)]
 
 
 @runtime

@@ -15,7 +15,7 @@ from ptxemu.machine.cta import OFFSET_MASK
 from ptxemu.machine.tma_tile import combine, gather_tile, reduce_tile
 from ptxemu.ops.async_copy import bulk_groups, require_bulk
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.ops.tensor_copy import RANKS, per_lane, rank_of, read_map, require_box
+from ptxemu.ops.tensor_copy import RANKS, rank_of, read_map, require_box
 from ptxemu.syntax.tree import Instr
 
 _OPS = "add min max inc dec and or xor"
@@ -57,7 +57,7 @@ def emit_tensor_reduce(c: Lower, i: Instr, f: Match) -> None:
 @runtime
 def bulk_reduce(w: object, how: tuple, target: object, source: object, nbytes: object) -> None:
     """how: (operation, element type)."""
-    for where, start, size in per_lane(w, (target, source, nbytes)):
+    for where, start, size in w.each_lane(target, source, nbytes):
         require_bulk(size, where, start & OFFSET_MASK)
         w.cta.check(start & OFFSET_MASK, size)
         _issue_bulk(w, how, where, start & OFFSET_MASK, size)
@@ -81,7 +81,7 @@ def _issue_bulk(w: object, how: tuple, where: int, low: int, size: int) -> None:
 
 @runtime
 def tensor_reduce(w: object, how: str, rank: int, source: object, tensor: tuple) -> None:
-    for start, map_address, *position in per_lane(w, (source, *tensor)):
+    for start, map_address, *position in w.each_lane(source, *tensor):
         tm = read_map(w, map_address, rank)
         require_box(tm, position, start & OFFSET_MASK, write=True)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)

@@ -102,7 +102,7 @@ def issue_mma(w: object, form: tuple, operands: tuple, lanes: tuple) -> None:
     lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its
     own."""
     words = [w.lane_values(word)[0] for word in lanes]
-    for values in zip(*(w.lane_values(v) for v in operands), strict=True):
+    for values in w.each_lane(*operands):
         _issue_one(w, Form(*form), values, words)
 
 
@@ -136,7 +136,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
 def issue_commit(w: object, group: int, barrier: object, mask: object | None) -> None:
     """One arrival once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
-    for address, chosen in zip(w.lane_values(barrier), w.lane_values(mask or 0), strict=True):
+    for address, chosen in w.each_lane(barrier, mask or 0):
         if mask is None:
             signals = [find(w, address)]
         else:

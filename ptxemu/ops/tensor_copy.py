@@ -8,8 +8,6 @@ barrier operand names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import constant
 from ptxemu.errors import HardwareRefusal
@@ -108,11 +106,6 @@ def signals_of(
     return [w.cluster.cta(cta.rank & ~1 | named).mbarrier(offset) for cta, _ in places]
 
 
-def per_lane(w: object, operands: tuple) -> Iterator[tuple]:
-    """The operands of every active lane: each issues its own operation."""
-    return zip(*(w.lane_values(value) for value in operands), strict=True)
-
-
 def require_box(tm: TensorMap, position: list, offset: int, *, write: bool = False) -> None:
     """What the TMA unit demands of a box: the manual's 128-byte alignment in shared memory, and, as
     an H200 answers with an illegal instruction otherwise, a first coordinate that is a multiple of
@@ -136,7 +129,7 @@ def tensor_load(
     (.cta_group::2); mask: CTAs of a multicast, or None."""
     signal_address, pair = barrier
     operands = (target, signal_address, mask or 0, *tensor)
-    for where, signal, chosen, map_address, *position in per_lane(w, operands):
+    for where, signal, chosen, map_address, *position in w.each_lane(*operands):
         tm = read_map(w, map_address, rank)
         places = targets_of(w, where, chosen if mask is not None else None)
         signals = signals_of(w, signal, places, mask is not None, pair)
@@ -153,7 +146,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
         image = load_tile(tm, position, w.machine.memory)
         for cta, offset in places:
             place_tile(tm, image, cta.smem, offset)
-            cta.mark_async(offset, tm.box_bytes)
+            cta.mark_async(slice(offset, offset + tm.box_bytes))
         for found in signals:
             found.complete(nbytes)
 
@@ -167,7 +160,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
 @runtime
 def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
-    for start, map_address, *position in set(per_lane(w, (source, *tensor))):
+    for start, map_address, *position in set(w.each_lane(source, *tensor)):
         tm = read_map(w, map_address, rank)
         require_box(tm, position, start & OFFSET_MASK, write=True)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)

@@ -59,8 +59,7 @@ def copy_fence(c: Lower, i: Instr, f: Match) -> None:
 @runtime
 def tensormap_replace(w: object, space: str, address: object, what: tuple, value: object) -> None:
     """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
-    pairs = zip(w.lane_values(address), w.lane_values(value), strict=True)
-    for where, new in dict.fromkeys(pairs):
+    for where, new in dict.fromkeys(w.each_lane(address, value)):
         if space == "global":
             at = np.array([where], np.int64)
             raw = w.machine.memory.read_rows(at, MAP_BYTES)[0]
