@@ -10,7 +10,6 @@ The header of `ptx/*.ptx` is comment lines, up to the first line that is none:
     // map m: a u16 dims=64,32 box=64,8 swizzle=128B    tensor map of buffer `a`, dim 0 contiguous
     // value n: u32 4 rand                              passed by value, as so many bytes
     // tolerance d: 1e-6                                relative; without it every bit counts
-    // policies: round-robin                            where not all three apply; `#` says why
 
 Each of in, out, inout, map and value is one kernel parameter, in order: a 64-bit pointer, the 128
 bytes of the map, or the value's bytes. Expressions see numpy as `np`, the buffers as they are
@@ -95,7 +94,6 @@ class Program:
     cluster: tuple[int, ...] = (1,)
     smem: int = 0
     params: list[Buffer | Map | Value] = field(default_factory=list)
-    policies: tuple[str, ...] = POLICIES
 
     def buffers(self) -> list[Buffer]:
         return [param for param in self.params if isinstance(param, Buffer)]
@@ -248,8 +246,6 @@ def _header_line(program: Program, line: str, expressions: dict[str, str]) -> No
     elif line.startswith("tolerance "):
         name, bound = line.removeprefix("tolerance ").split(":")
         next(b for b in program.buffers() if b.name == name).tolerance = float(bound)
-    elif line.startswith("policies:"):
-        program.policies = tuple(line.removeprefix("policies:").split("#")[0].split())
     elif line and not line.startswith("#"):
         raise ValueError(f"{program.name}: header line {line!r}")
 

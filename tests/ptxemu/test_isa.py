@@ -26,8 +26,6 @@ def _loaded(name: str) -> tuple[Program, ptxemu.Module]:
 @pytest.mark.parametrize("name", [path.stem for path in FILES])
 def test_program(name: str, policy: str) -> None:
     program, module = _loaded(name)
-    if policy not in program.policies:
-        pytest.skip(f"{name} is not for {policy}; its header says why")
     check(program, emulate(program, module, ptxemu.Options(policy=policy, seed=1, limit=20)))
 
 
