@@ -1,20 +1,15 @@
-"""`attention`: validate, choose a config, decide empty problems, compile once, launch."""
+"""`attention`: the arguments of a user in, the custom operator called, its results picked."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import torch
 
+from fmha import ops
+from fmha.arguments import MAX_POSITION
 from fmha.config import AttentionConfig
-from kernelkit import hw
-from kernelkit.launch import Target, choose_target, launch
-from kernelkit.tensors import require_rank, require_tensors, require_tma, with_plain_strides
+from kernelkit.tensors import require_no_grad, require_types
 
-ARCHS = ("sm_100a",)
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-LAYOUT = "[B, S, H, D]"
+Window = tuple[int | None, int | None]
 
 
 def attention(
@@ -23,127 +18,140 @@ def attention(
     v: torch.Tensor,
     *,
     causal: bool = False,
+    window: Window = (None, None),
+    sink_tokens: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     scale: float | None = None,
+    q_offset: int | torch.Tensor | None = None,
+    kv_lens: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    page_table: torch.Tensor | None = None,
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None,
     normalize: bool = True,
     return_lse: bool = False,
-    kv_lens: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    pack_heads: bool | None = None,
+    pdl: bool = False,
     backend: str = "auto",
     arch: str | None = None,
     config: AttentionConfig | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """softmax(scale Q K^T + mask) V for q [B, Sq, Hq, D] and k, v [B, Skv, Hkv, D].
+    """softmax(scale Q K^T + mask) V.
 
-    bfloat16 or float16; query head h reads key head h // (Hq // Hkv). The last dimension is
-    contiguous, other strides are multiples of 16 bytes: views are read in place.
+    Shapes. q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv], bfloat16 or float16; query
+    head h reads key head h // (Hq // Hkv). (D, Dv) is one of `fmha.config.HEAD_DIMS`. The last
+    dimension is contiguous, other strides are multiples of 16 bytes: views are read in place.
+    Packed queries: q [T, Hq, D] with cu_seqlens_q, int32 [B + 1], where each entry begins and the
+    last one ends; packed keys: k [Tk, Hkv, D], v [Tk, Hkv, Dv] with cu_seqlens_k. Pages: k [pages,
+    page_size, Hkv, D], v [pages, page_size, Hkv, Dv], page_table int32 [B, pages of an entry] and
+    kv_lens; page_size is one of `fmha.config.PAGE_SIZES`. Queries and keys choose independently.
+    kv_lens: int32 [B], keys that exist; what lies past them is never used.
+    max_seqlen_q: longest entry of packed queries, or a bound (None is T on a GPU, where the host
+        does not wait for cu_seqlens_q); rows of an entry beyond it stay unwritten.
 
-    causal: bottom-right aligned, query r sees keys [0, kv_len - Sq + r].
-    scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
-    kv_lens: int32 [B] on the same device, keys that exist; what lies past them is never used. On a
-        GPU the kernel clamps values to [0, Skv], on the CPU others are refused.
-    backend, arch: see `kernelkit.launch.choose_target`.
-    config: its tunable fields (stages, tiles, rescale_log2); the arguments decide the rest.
+    What a row sees. Row r of an entry of n_q queries and n_k keys stands at q_offset + r; q_offset
+    is an int or int32 [B], n_k - n_q by default (the last query at the last key). It sees key c if
+    begin <= c < end, or c < min(sink_tokens, end).
+    window: (left, right), keys seen before and behind the own position, None for unbounded;
+        begin = max(0, q_offset + r - left), end = min(n_k, q_offset + r + right + 1).
+    causal: the same as right = 0.
+    q_offset without a right edge: end = min(n_k, q_offset + n_q), a prefix and a block of queries.
+    sink_tokens: that many first keys are visible beside a left window.
 
-    Returns O [B, Sq, Hq, D] in q.dtype; with return_lse (O, LSE), LSE [B, Hq, Sq] fp32 in natural
-    log; with normalize=False (O_raw, LSE, row_max): O_raw = sum exp(s - row_max) V in fp32 and
-    O = O_raw / exp(LSE - row_max). row_max is the reference maximum that was used, which may lag
-    the true one. A row that sees no key has O = 0 and LSE = row_max = -inf.
+    Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
+    c tanh(s / c). sinks: fp32 [Hq], for each head a logit whose value is zero.
+
+    Results. O like q with Dv columns in out_dtype (bfloat16, float16, float32; q.dtype by default);
+    with return_lse (O, LSE), LSE [B, Hq, Sq], packed [Hq, T], fp32 in natural log, sinks included;
+    with normalize=False (O_raw, LSE, row_max): O_raw = sum exp(s - row_max) V, fp32 by default,
+    and O = O_raw / exp(LSE - row_max). row_max is the reference maximum that was used, which may
+    lag the true one. A row that sees no key has O = 0, LSE = row_max = -inf, or LSE = its sink.
+    rope: (cos, sin), fp32 [positions, rope_dim / 2]: the last rope_dim columns of O are turned back
+        by the angle of the row's position, pairs (x, y) of neighbours becoming
+        (x cos + y sin, y cos - x sin).
+
+    How it runs. pack_heads: all query heads of a key head share query tiles; None: where that
+    makes fewer. pdl: programmatic dependent launch. backend, arch: see
+    `kernelkit.launch.choose_target`. config: its tunable fields (p_path, k_stages, v_stages,
+    schedule, rescale_log2); the arguments decide the rest.
 
     Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. Forward only.
+    anything is compiled. The contents of integer tensors are checked on the CPU. On a GPU, where
+    the host does not wait, kv_lens and positions in the rope tables are clamped, pages outside the
+    pool read as zeros, and cu_seqlens and q_offset are taken as they are. Forward only.
+    torch.compile sees one operator, `blackwell_kernels::attention`; CUDA graphs capture it.
     """
-    lengths = {} if kv_lens is None else {"kv_lens": kv_lens}
-    require_tensors(q=q, k=k, v=v, **lengths)
-    _check_shapes(q, k, v)
-    _check_lengths(kv_lens, batch=q.shape[0], skv=k.shape[1])
-    scale = _check_scale(scale, q.shape[-1])
-    config = replace(
-        config or AttentionConfig(),
-        head_dim=q.shape[-1],
-        dtype=_dtype_name(q, k, v),
-        mask="causal" if causal else "full",
+    cos, sin = _rope_tables(rope)
+    tables = {
+        "kv_lens": kv_lens,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "page_table": page_table,
+        "sinks": sinks,
+        "cos": cos,
+        "sin": sin,
+    }
+    given = {name: table for name, table in tables.items() if table is not None}
+    require_types(q=q, k=k, v=v, **given)
+    require_no_grad(q=q, k=k, v=v, **given)
+    left, right = _sides(window)
+    config = config or AttentionConfig()
+    o, lse, row_max = ops.attention(
+        q,
+        k,
+        v,
+        **tables,
+        q_offset=_offsets(q_offset, q, cu_seqlens_q),
+        causal=causal,
+        window_left=left,
+        window_right=right,
+        sink_tokens=sink_tokens,
+        softcap=softcap,
+        scale=scale,
+        max_seqlen_q=max_seqlen_q,
         normalize=normalize,
-        kv_lens=kv_lens is not None,
+        out_dtype=out_dtype,
+        pack_heads=pack_heads,
+        pdl=pdl,
+        backend=backend,
+        arch=arch,
+        p_path=config.p_path,
+        k_stages=config.k_stages,
+        v_stages=config.v_stages,
+        schedule=config.schedule,
+        rescale_log2=config.rescale_log2,
     )
-    config.check()
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        require_tma(name, tensor)
-    target = choose_target(q.device, backend, arch, ARCHS)
-    results = _run(config, target, (q, k, v), kv_lens, scale)
     if not normalize:
-        return results
-    return results[:2] if return_lse else results[0]
+        return o, lse, row_max
+    return (o, lse) if return_lse else o
 
 
-def _run(
-    config: AttentionConfig,
-    target: Target,
-    inputs: tuple[torch.Tensor, ...],
-    kv_lens: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(O, LSE, row_max or None), computed by one launch, or none where there is nothing to sum."""
-    q, k, v = inputs
-    batch, sq, heads, head_dim = q.shape
-    out_dtype = q.dtype if config.normalize else torch.float32
-    o = torch.empty((batch, sq, heads, head_dim), dtype=out_dtype, device=q.device)
-    lse = torch.empty((batch, heads, sq), dtype=torch.float32, device=q.device)
-    row_max = None if config.normalize else torch.empty_like(lse)
-    if o.numel() == 0 or k.numel() == 0:
-        lse.fill_(-math.inf)
-        return o.zero_(), lse, None if row_max is None else row_max.fill_(-math.inf)
-    from fmha.sm100.compile import compile_attention
-
-    compiled = compile_attention(config, target.arch)
-    tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
-    lengths = None if kv_lens is None else kv_lens.contiguous()
-    launch(compiled, (tensors, (lse, row_max), lengths, scale), target, q.device)
-    return o, lse, row_max
+def _sides(window: Window) -> Window:
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(f"window {window!r}: (left, right) in keys, None for unbounded")
+    return window[0], window[1]
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        require_rank(name, tensor, LAYOUT)
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise NotImplementedError(f"{name} requires grad: there is no backward; use no_grad()")
-    if k.shape != v.shape:
-        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"q has batch {q.shape[0]}, k and v have {k.shape[0]}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q has head_dim {q.shape[3]}, k and v have {k.shape[3]}")
-    q_heads, kv_heads = q.shape[2], k.shape[2]
-    if q_heads == 0 or kv_heads == 0:
-        raise ValueError(f"{q_heads} query and {kv_heads} key heads: at least 1 of each")
-    if q_heads % kv_heads:
-        raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} key heads")
-    for name, size in (("batch", q.shape[0]), ("heads", q_heads)):
-        if size > hw.MAX_GRID_YZ:
-            raise ValueError(f"{name} {size}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+def _rope_tables(rope: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if rope is None:
+        return None, None
+    if not isinstance(rope, tuple | list) or len(rope) != 2:
+        raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
+    return rope[0], rope[1]
 
 
-def _check_lengths(kv_lens: torch.Tensor | None, batch: int, skv: int) -> None:
-    if kv_lens is None:
-        return
-    if kv_lens.dtype != torch.int32 or tuple(kv_lens.shape) != (batch,):
-        raise ValueError(
-            f"kv_lens is {kv_lens.dtype} {tuple(kv_lens.shape)}, expected int32 ({batch},)"
-        )
-    if kv_lens.device.type == "cpu" and ((kv_lens < 0) | (kv_lens > skv)).any():
-        raise ValueError(f"kv_lens {kv_lens.tolist()}: from 0 to Skv = {skv}")
-
-
-def _check_scale(scale: float | None, head_dim: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim) if head_dim else 1.0
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale {scale}: finite and > 0, the row maximum is taken before scaling")
-    return float(scale)
-
-
-def _dtype_name(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    dtypes = {q.dtype, k.dtype, v.dtype}
-    if len(dtypes) > 1:
-        raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
-    if q.dtype not in DTYPE_NAMES:
-        raise NotImplementedError(f"dtype {q.dtype}: supported are {tuple(DTYPE_NAMES)}")
-    return DTYPE_NAMES[q.dtype]
+def _offsets(
+    q_offset: int | torch.Tensor | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None
+) -> torch.Tensor | None:
+    """int32 [B]; a number is spread on the device, so no host memory is copied."""
+    if q_offset is None or isinstance(q_offset, torch.Tensor):
+        return q_offset
+    if not isinstance(q_offset, int):
+        raise TypeError(f"q_offset is {type(q_offset).__name__}, expected an int or a tensor")
+    if not -MAX_POSITION < q_offset < MAX_POSITION:
+        raise ValueError(f"q_offset {q_offset}: within +-{MAX_POSITION - 1}")
+    batch = len(q) if cu_seqlens_q is None else max(len(cu_seqlens_q) - 1, 0)
+    return torch.full((batch,), q_offset, dtype=torch.int32, device=q.device)

@@ -1,75 +1,159 @@
 """What an attention kernel is compiled for: AttentionConfig and every limit on it.
 
-A config is the key of the compile cache. Lengths, heads, batch, strides and the softmax scale are
-not in it: one compiled kernel serves them all.
+A config is the key of the compile cache. Lengths, heads, batch, strides, window sizes and the
+softmax scale are not in it: one compiled kernel serves them all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-HEAD_DIMS = (64,)
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 IO_BYTES = {"bf16": 2, "fp16": 2}
-MASKS = ("full", "causal")
-P_PATHS = ("tmem",)
-MAX_KV_STAGES = 6
+OUT_BYTES = IO_BYTES | {"fp32": 4}
+P_PATHS = ("tmem", "smem")
+PAGE_SIZES = (16, 32, 64, 128)
+SCHEDULES = ("base", "pingpong")
+MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
+PAIR_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: two CTAs share the tile, 64 rows each
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """One compiled forward kernel.
+    """One compiled forward kernel. Fields marked * are tunable, the arguments decide the rest.
 
-    head_dim: columns of Q, K, V and O.
+    head_dim: columns of Q and K; v_head_dim: of V and O, 0 for the same.
     dtype: of Q, K and V, 'bf16' or 'fp16'; P is rounded to it, all sums are fp32.
-    mask: 'full', or 'causal' aligned bottom-right: query r sees keys [0, kv_len - Sq + r].
-    normalize: True writes O = softmax(..) V in `dtype`; False writes the raw
-        sum exp(s - row_max) V in fp32, and row_max.
-    kv_lens: the kernel reads the number of valid keys of each batch entry from an int32 [B].
-    tile_m, tile_n: query and key rows of a tile.
-    kv_stages: depth of the K ring and of the V ring, in tiles.
-    p_path: where P waits for the second product: 'tmem', over the tail of its own S columns.
-    rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
-        P then stays below 2 ** rescale_log2, far from the fp16 maximum of 65504.
+    out_dtype: of O; '' for `dtype`, or for 'fp32' where O is raw.
+    right: how far a row sees to the right depends on the row (causal, right window).
+    left: the same to the left; sink_tokens: the first positions are visible beside the window.
+    softcap: scores pass through c tanh(s / c).
+    sinks: one learned logit per query head joins the maximum and the denominator.
+    normalize: True writes O = softmax(..) V; False the raw sum exp(s - row_max) V, and row_max.
+    kv_lens: valid keys of each batch entry from an int32 [B].
+    q_offset: position of the first query of each batch entry from an int32 [B].
+    varlen_q, varlen_k: Q and O, or K and V, are packed [T, H, D] with cu_seqlens.
+    page_size: rows of a page of K and V, which a page table then names; 0: not paged.
+    pack_heads: all query heads of a KV head share the rows of a query tile.
+    rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
+    pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
+    p_path*: where P waits for the second product: 'tmem', over the tail of its own S columns, or
+        'smem'; '' chooses.
+    k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
+    schedule*: 'base', six warps for one query tile, or 'pingpong', sixteen for two: one tile's
+        softmax runs under the other's products, and warps of their own correct O; '' is 'base'
+        (`attention` chooses).
+    rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
+        P then stays below 2 ** rescale_log2, which fp16 has to hold.
     """
 
     head_dim: int = 64
+    v_head_dim: int = 0
     dtype: str = "bf16"
-    mask: str = "full"
+    out_dtype: str = ""
+    right: bool = False
+    left: bool = False
+    sink_tokens: bool = False
+    softcap: bool = False
+    sinks: bool = False
     normalize: bool = True
     kv_lens: bool = False
-    tile_m: int = 128
-    tile_n: int = 128
-    kv_stages: int = 3
-    p_path: str = "tmem"
+    q_offset: bool = False
+    varlen_q: bool = False
+    varlen_k: bool = False
+    page_size: int = 0
+    pack_heads: bool = False
+    rope_dim: int = 0
+    pdl: bool = False
+    p_path: str = ""
+    k_stages: int = 0
+    v_stages: int = 0
+    schedule: str = ""
     rescale_log2: float = 8.0
 
     @property
-    def out_dtype(self) -> str:
+    def v_dim(self) -> int:
+        """Columns of V and O."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def o_dtype(self) -> str:
         """dtype of O: the input's when normalised; raw sums need the range of fp32."""
-        return self.dtype if self.normalize else "fp32"
+        return self.out_dtype or (self.dtype if self.normalize else "fp32")
 
     @property
     def io_bytes(self) -> int:
         """Bytes of one element of Q, K, V and P."""
         return IO_BYTES[self.dtype]
 
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of one element of O."""
+        return OUT_BYTES[self.o_dtype]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share one tile of 128 query rows."""
+        return 2 if self.head_dim >= PAIR_HEAD_DIM else 1
+
+    @property
+    def p_in_smem(self) -> bool:
+        """P is staged in shared memory."""
+        return (self.p_path or ("smem" if self.ctas == 2 else "tmem")) == "smem"
+
+    @property
+    def groups(self) -> int:
+        """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
+        return 2 if self.schedule == "pingpong" else 1
+
+    @property
+    def ragged_keys(self) -> bool:
+        """Rows of the last key tile may lie past a length that TMA does not know."""
+        return self.kv_lens or self.varlen_k or self.page_size > 0
+
     def check(self) -> None:
         """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+        from fmha.plan import make_plan  # it reads configs, so it stands above this module
+
+        make_plan(self)
+
+    def check_values(self) -> None:
+        """`check` without the maps of memory: every field for itself, and their combinations."""
+        self._check_types()
+        self._check_options()
+
+    def _check_types(self) -> None:
         if self.dtype not in IO_BYTES:
             raise NotImplementedError(f"dtype {self.dtype!r}: supported are {tuple(IO_BYTES)}")
-        if self.head_dim not in HEAD_DIMS:
-            raise NotImplementedError(f"head_dim {self.head_dim}: supported are {HEAD_DIMS}")
-        if self.mask not in MASKS:
-            raise NotImplementedError(f"mask {self.mask!r}: supported are {MASKS}")
-        if self.p_path not in P_PATHS:
-            raise NotImplementedError(f"p_path {self.p_path!r}: supported are {P_PATHS}")
-        if (self.tile_m, self.tile_n) != (128, 128):
+        if self.o_dtype not in OUT_BYTES:
+            raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {tuple(OUT_BYTES)}")
+        if (self.head_dim, self.v_dim) not in HEAD_DIMS:
             raise NotImplementedError(
-                f"tile {self.tile_m} x {self.tile_n}: only 128 x 128, one TMEM lane per query row"
+                f"head_dim {self.head_dim} with v_head_dim {self.v_dim}: supported are {HEAD_DIMS}"
             )
-        if not 2 <= self.kv_stages <= MAX_KV_STAGES:
-            raise ValueError(f"kv_stages {self.kv_stages}: from 2 to {MAX_KV_STAGES}")
-        if not 0.0 <= self.rescale_log2 <= 8.0:
+        if self.p_path not in ("", *P_PATHS):
+            raise NotImplementedError(f"p_path {self.p_path!r}: one of {P_PATHS}, '' chooses")
+        if self.schedule not in ("", *SCHEDULES):
+            raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}")
+        if self.page_size and self.page_size not in PAGE_SIZES:
+            raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}")
+        if not 0.0 <= self.rescale_log2 <= MAX_RESCALE_LOG2:
             raise ValueError(
-                f"rescale_log2 {self.rescale_log2}: from 0 to 8, or a row of fp16 P overflows"
+                f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, "
+                "or a row of fp16 P overflows"
             )
+
+    def _check_options(self) -> None:
+        if self.sink_tokens and not self.left:
+            raise ValueError("sink_tokens without a left window: every row sees the first keys")
+        if self.sinks and not self.normalize:
+            raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
+        if self.page_size and not self.kv_lens:
+            raise ValueError("pages without kv_lens: nothing says how many keys they hold")
+        if self.page_size and self.varlen_k:
+            raise ValueError("pages and cu_seqlens_k: the page table already says where keys are")
+        if self.rope_dim % 2 or not 0 <= self.rope_dim <= self.v_dim:
+            raise ValueError(f"rope_dim {self.rope_dim}: even, from 0 to {self.v_dim}")
+        for name in ("k_stages", "v_stages"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)}: 0 chooses, else at least 1")

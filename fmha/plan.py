@@ -1,7 +1,7 @@
 """AttentionConfig -> who works, where everything lies, who waits for whom. Plain data.
 
 The kernel walks over this plan; `scripts/explain.py` and the README print it. Reading order:
-roles (warps), edges (mbarriers), shared memory, tensor memory.
+roles (warps), edges (mbarriers), then `fmha/layout.py`: shared memory and tensor memory.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fmha.config import AttentionConfig
+from fmha.layout import S_STAGES, TILE_M, TILE_N, Layout
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
+from kernelkit.smem_plan import SmemPlan
+from kernelkit.tmem_plan import TmemPlan
 from kernelkit.warps import Role, RolePlan
 
-S_STAGES = 2  # Q K^T of tile i + 1 runs under the softmax of tile i
-TMEM_BASE_BYTES = 4  # what tcgen05.alloc writes
+__all__ = ["S_STAGES", "TILE_M", "TILE_N", "AttentionPlan", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class AttentionPlan:
     """Everything that is decided before tracing."""
 
     config: AttentionConfig
+    layout: Layout
     roles: RolePlan
     edges: EdgePlan
     smem: SmemPlan
@@ -31,7 +32,7 @@ class AttentionPlan:
 
     def check(self) -> None:
         """Raise for a plan that cannot run; every part names its own value and limit."""
-        self.config.check()
+        self.layout.check()
         self.roles.check()
         self.edges.check()
         self.smem.check()
@@ -40,65 +41,76 @@ class AttentionPlan:
 
 def make_plan(config: AttentionConfig) -> AttentionPlan:
     """The six-warp base schedule of `config`, checked."""
-    config.check()
-    roles = _roles()
-    edges = EdgePlan(roles, _edges(config))
-    plan = AttentionPlan(config, roles, edges, _smem(config, edges), _tmem(config))
+    config.check_values()
+    plan = plan_unchecked(config)
     plan.check()
     return plan
 
 
-def _roles() -> RolePlan:
+def plan_unchecked(config: AttentionConfig) -> AttentionPlan:
+    """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
+    layout, roles = Layout(config), _pingpong_roles() if config.groups == 2 else _base_roles()
+    edges = EdgePlan(roles, _edges(config, layout), config.ctas)
+    smem = layout.smem(edges.barrier_bytes)
+    return AttentionPlan(config, layout, roles, edges, smem, layout.tmem)
+
+
+def _base_roles() -> RolePlan:
     # 192 threads hold no second whole warpgroup, so no registers are moved (setmaxnreg):
     # 65536 / 192 leaves every thread the full 255.
     return RolePlan(
         (
-            Role("softmax", 0, 4, "S -> P, row statistics, rescale and store O: one row a thread"),
+            Role("softmax", 0, 4, "S -> P, row statistics, rescale and convert O: a row a thread"),
             Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
-            Role("load", 5, 1, "Q, K, V tiles by TMA"),
+            Role("load", 5, 1, "Q, K, V pieces by TMA, and the store of O"),
         )
     )
 
 
-def _edges(config: AttentionConfig) -> tuple[Edge, ...]:
-    q_bytes = config.tile_m * config.head_dim * config.io_bytes
-    kv_bytes = config.tile_n * config.head_dim * config.io_bytes
-    ring = {"stages": config.kv_stages, "tx_bytes": kv_bytes, "release": Signal.UMMA}
-    return (
-        Edge("q", "load", "mma", 1, Signal.TMA, "Q tile", q_bytes, freed_by="exit"),
-        Edge("k", "load", "mma", signal=Signal.TMA, payload="K tile", **ring),
-        Edge("v", "load", "mma", signal=Signal.TMA, payload="V tile", **ring),
-        Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S tile", freed_by="p"),
-        Edge("p", "softmax", "mma", S_STAGES, Signal.THREADS, "P tile, O rescaled", freed_by="s"),
-        Edge("o", "mma", "softmax", 1, Signal.UMMA, "O with P V added", freed_by="p"),
-    )
-
-
-def _smem(config: AttentionConfig, edges: EdgePlan) -> SmemPlan:
-    return SmemPlan(
+def _pingpong_roles() -> RolePlan:
+    # Four whole warpgroups: registers move from those that issue to those that compute.
+    return RolePlan(
         (
-            SmemBuffer("barriers", edges.barrier_bytes, align=8),
-            SmemBuffer("tmem_base", TMEM_BASE_BYTES, align=4),
-            SmemBuffer("sQ", edges["q"].tx_bytes),
-            SmemBuffer("sK", edges["k"].tx_bytes, config.kv_stages),
-            SmemBuffer("sV", edges["v"].tx_bytes, config.kv_stages),
+            Role("softmax", 0, 8, "S -> P, row statistics: a row a thread", 192, groups=2),
+            Role("correction", 8, 4, "rescale and convert O: a row a thread", 72),
+            Role("mma", 12, 1, "S = Q K^T and O += P V on the tensor core", 56),
+            Role("load", 13, 1, "Q, K, V pieces by TMA, and the store of O", 56),
+            Role("idle", 14, 2, "complete the warpgroup", 56),
         )
     )
 
 
-def _tmem(config: AttentionConfig) -> TmemPlan:
-    # The softmax has S in registers when it writes P, so P may lie over S; at the tail of S it
-    # leaves the head columns free for the row statistics of schedules that publish them.
-    p_columns = config.tile_n * config.io_bytes // 4
-    ranges = []
-    for stage in range(S_STAGES):
-        begin = stage * config.tile_n
-        p_begin = begin + config.tile_n - p_columns
-        ranges += [
-            TmemRange(f"S{stage}", begin, config.tile_n, f"S, fp32, tiles {stage} mod {S_STAGES}"),
-            TmemRange(
-                f"P{stage}", p_begin, p_columns, f"P, {config.dtype}, same tile", f"S{stage}"
-            ),
+def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
+    """The q edge comes from the softmax warps where they gather packed rows, else from TMA.
+
+    Where the softmax warps do not correct O themselves, the correction warps answer for it.
+    """
+    groups = config.groups
+    owner, rescaled = ("correction", "rescaled") if groups == 2 else ("softmax", "p")
+    k_stages, v_stages = layout.stages
+    ring = {"signal": Signal.TMA, "release": Signal.UMMA}
+    once = {"freed_by": "exit"}
+    edges = [
+        Edge("q", "softmax", "mma", groups, Signal.THREADS, "Q rows, packed", **once)
+        if config.pack_heads
+        else Edge("q", "load", "mma", groups, Signal.TMA, "Q tile", layout.q_bytes, **once),
+        Edge("k", "load", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
+        Edge("v", "load", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
+        Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S tile", freed_by="p"),
+        Edge("p", "softmax", "mma", S_STAGES, Signal.THREADS, "P tile", freed_by="s"),
+        Edge("o", "mma", owner, groups, Signal.UMMA, "O with P V added", freed_by=rescaled),
+    ]
+    if groups == 2:
+        both = {"signal": Signal.THREADS, "release": Signal.THREADS}
+        edges += [
+            Edge("rescaled", owner, "mma", groups, Signal.THREADS, "O to add to", freed_by="o"),
+            Edge("row", "softmax", owner, groups, payload="shrink; last sum, maximum", **both),
         ]
-    ranges.append(TmemRange("O", S_STAGES * config.tile_n, config.head_dim, "O, fp32"))
-    return TmemPlan(tuple(ranges))
+    if config.ragged_keys:
+        # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
+        tail_bytes = layout.v_pieces * layout.v_bytes
+        edges.append(Edge("tail", "load", owner, 1, Signal.TMA, "first V tile", tail_bytes, **once))
+    if not config.pack_heads:
+        pieces = groups * layout.v_pieces
+        edges.append(Edge("out", owner, "load", pieces, Signal.THREADS, "O piece", **once))
+    return tuple(edges)

@@ -1,109 +1,208 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
-`definition` evaluates O = softmax(scale Q K^T + mask) V in fp64. `rounded` rounds where the
-kernel rounds (scores and sums in fp32, P in the io dtype, O in the output dtype) and nowhere
-else; the distance between the two is what the kernel is allowed to be wrong by
+`definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
+kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype) and
+nowhere else; the distance between the two is what the kernel is allowed to be wrong by
 (`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug.
 
-Layouts: q [B, Sq, Hq, D]; k, v [B, Skv, Hkv, D]; Hq % Hkv == 0. O [B, Sq, Hq, D];
-LSE and row_max [B, Hq, Sq], natural-log units. A row that sees no key: O = 0, both -inf.
+Layouts: q [B, Sq, Hq, D] or [T, Hq, D]; k [B, Skv, Hkv, D] and v [B, Skv, Hkv, Dv], or
+[Tk, Hkv, ...], or pages [P, page_size, Hkv, ...]; Hq % Hkv == 0. O like q with Dv columns;
+LSE and row_max [B, Hq, Sq] or [Hq, T], natural-log units. What no query sees (tails, pages that no
+table names, NaN or not) is never read. A row that sees no key: O = 0, LSE = row_max = -inf.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+Ints = Sequence[int] | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `fmha.attention` that change its result.
+
+    q_offset: position of the first query among the keys; None aligns the last query with the last
+    key. rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
+    out_dtype: None is q.dtype, or fp32 for raw O (normalize False), whose sums leave the range of
+    fp16: there `rounded` has the infinities that a conversion to fp16 makes.
+    """
+
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    scale: float | None = None
+    q_offset: int | Ints | None = None
+    kv_lens: Ints | None = None
+    cu_seqlens_q: Ints | None = None
+    cu_seqlens_k: Ints | None = None
+    page_table: torch.Tensor | None = None
+    rope: tuple[torch.Tensor, torch.Tensor] | None = None
+    normalize: bool = True
+    out_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
 class Attention:
-    """o: normalised output; lse: ln sum exp(scale q.k); row_max: max of scale q.k."""
+    """o: output, raw where asked for; lse: ln of the sum of exp(score), the sink's included;
+    row_max: largest score, reference of raw O."""
 
     o: torch.Tensor
     lse: torch.Tensor
     row_max: torch.Tensor
 
 
-def definition(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    kv_lens: Sequence[int] | torch.Tensor | None = None,
-) -> Attention:
-    """The fp64 definition."""
-    return _attention(q, k, v, (causal, scale, kv_lens), None)
+@dataclass(frozen=True)
+class Entry:
+    """One batch entry: q [n_q, Hq, D], and the keys that exist, k [n_k, Hkv, D], v [n_k, Hkv, Dv].
+
+    Row r stands at position offset + r.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    offset: int
 
 
-def rounded(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    kv_lens: Sequence[int] | torch.Tensor | None = None,
-) -> Attention:
-    """The same with the rounding points of the kernel, for q.dtype inputs and outputs."""
-    return _attention(q, k, v, (causal, scale, kv_lens), q.dtype)
+def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
+    """The fp64 definition; `options` are the fields of `Options`."""
+    return _attention(q, k, v, Options(**options), None)
 
 
-def visible_keys(sq: int, skv: int, kv_len: int, causal: bool) -> torch.Tensor:
-    """bool [Sq, Skv]: key c is visible to query r; causal is aligned bottom-right."""
-    row = torch.arange(sq)[:, None]
-    key = torch.arange(skv)[None, :]
-    visible = (key < kv_len).expand(sq, skv)
-    return visible & (key <= row + (kv_len - sq)) if causal else visible
+def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
+    """The same with the rounding points of the kernel for inputs of q.dtype."""
+    return _attention(q, k, v, Options(**options), q.dtype)
+
+
+def visible_keys(n_q: int, n_k: int, offset: int, options: Options) -> torch.Tensor:
+    """bool [n_q, n_k]: key c is visible to query row r, which stands at position offset + r."""
+    position = torch.arange(n_q)[:, None] + offset
+    key = torch.arange(n_k)[None, :]
+    left, right = options.window
+    if options.causal:
+        right = 0
+    end = torch.full_like(position, n_k)
+    if right is not None:
+        end = (position + right + 1).clamp(max=n_k)
+    elif options.q_offset is not None:  # the prefix and the whole block of queries
+        end = end.clamp(max=offset + n_q)
+    begin = position - left if left is not None else torch.zeros_like(position)
+    return (key < end) & ((key >= begin) | (key < options.sink_tokens))
+
+
+def entries(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
+) -> Iterator[tuple[slice, Entry]]:
+    """Every batch entry with its rows in the packed queries (all of them where q is not packed)."""
+    starts_q, starts_k = _ints(options.cu_seqlens_q), _ints(options.cu_seqlens_k)
+    lens, offsets, table = _ints(options.kv_lens), _ints(options.q_offset), options.page_table
+    batch = q.shape[0] if starts_q is None else len(starts_q) - 1
+    for b in range(batch):
+        rows = slice(None) if starts_q is None else slice(starts_q[b], starts_q[b + 1])
+        queries = q[b] if starts_q is None else q[rows]
+        if table is not None:
+            pages = table[b, : math.ceil(lens[b] / k.shape[1])].long()
+            keys, values = k[pages].flatten(0, 1), v[pages].flatten(0, 1)
+        elif starts_k is not None:
+            span = slice(starts_k[b], starts_k[b + 1])
+            keys, values = k[span], v[span]
+        else:
+            keys, values = k[b], v[b]
+        if lens is not None:
+            keys, values = keys[: lens[b]], values[: lens[b]]
+        aligned = keys.shape[0] - queries.shape[0]
+        offset = aligned if offsets is None else offsets[b if len(offsets) > 1 else 0]
+        yield rows, Entry(queries, keys, values, offset)
+
+
+def _ints(values: int | Ints | None) -> list[int] | None:
+    if values is None or isinstance(values, int):
+        return None if values is None else [values]
+    return [int(value) for value in values]
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple, io: torch.dtype | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, io: torch.dtype | None
 ) -> Attention:
-    causal, scale, kv_lens = options
-    batch, sq, q_heads, head_dim = q.shape
-    skv, kv_heads = k.shape[1], k.shape[2]
-    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
-    lens = [skv] * batch if kv_lens is None else [int(n) for n in kv_lens]
+    out_dtype = torch.float64
+    if io is not None:
+        out_dtype = options.out_dtype or (io if options.normalize else torch.float32)
+    parts = list(entries(q, k, v, options))
+    results = [_one_entry(entry, options, io) for _, entry in parts]
+    if options.cu_seqlens_q is None:
+        o, lse, row_max = (torch.stack(tensors) for tensors in zip(*results, strict=True))
+        return Attention(o.to(out_dtype), lse, row_max)
+    # Rows of no entry are not part of the problem; NaN says that nothing is known of them.
     wide = torch.float64 if io is None else torch.float32
-    parts = []
-    for b in range(batch):
-        visible = visible_keys(sq, skv, lens[b], causal)
-        # Rows past the length may hold anything, NaN included: they are not part of the problem.
-        past = (torch.arange(skv) >= lens[b])[:, None, None]
-        keys = k[b].masked_fill(past, 0).to(wide).repeat_interleave(q_heads // kv_heads, dim=1)
-        values = v[b].masked_fill(past, 0).to(wide).repeat_interleave(q_heads // kv_heads, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q[b].to(wide), keys)
-        parts.append(_softmax_times_v(scores, visible, values, scale, io))
-    o, lse, row_max = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
+    o = torch.full((*q.shape[:2], v.shape[-1]), math.nan, dtype=out_dtype)
+    lse, row_max = (torch.full((q.shape[1], q.shape[0]), math.nan, dtype=wide) for _ in range(2))
+    for (rows, _), result in zip(parts, results, strict=True):
+        o[rows], lse[:, rows], row_max[:, rows] = result[0].to(out_dtype), result[1], result[2]
     return Attention(o, lse, row_max)
 
 
-def _softmax_times_v(
-    scores: torch.Tensor,
-    visible: torch.Tensor,
-    values: torch.Tensor,
-    scale: float,
-    io: torch.dtype | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """scores [H, Sq, Skv], visible [Sq, Skv], values [Skv, H, D] -> o [Sq, H, D], lse, row_max."""
-    if scores.shape[-1] == 0:
-        empty = scores.new_full(scores.shape[:2], -math.inf)
-        return values.new_zeros(scores.shape[1], scores.shape[0], values.shape[2]), empty, empty
+def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[torch.Tensor, ...]:
+    """o [n_q, Hq, Dv] before its last rounding, lse and row_max [Hq, n_q]."""
+    wide = torch.float64 if io is None else torch.float32
+    (n_q, q_heads, head_dim), (n_k, kv_heads, v_dim) = entry.q.shape, entry.v.shape
+    rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
+    queries = entry.q.to(wide).transpose(0, 1).reshape(kv_heads, rows, head_dim)
+    keys, values = entry.k.to(wide).permute(1, 2, 0), entry.v.to(wide).transpose(0, 1)
+    scores = (queries @ keys).reshape(q_heads, n_q, n_k)
+    scores, unit = _units(scores, head_dim, options)
+    visible = visible_keys(n_q, n_k, entry.offset, options)
     scores = scores.masked_fill(~visible, -math.inf)
-    top = scores.amax(dim=-1)
-    # In a row without visible keys (-inf) - (-inf) would be NaN: any finite maximum gives P = 0.
-    shift = top.masked_fill(top == -math.inf, 0.0)
-    weights = torch.exp2((scores - shift[..., None]) * (scale * math.log2(math.e)))
-    weights = weights.masked_fill(~visible, 0.0)
+    top = torch.full((q_heads, n_q), -math.inf, dtype=wide)
+    if n_k:
+        top = scores.amax(dim=-1)
+    weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * math.log2(math.e)))
     total = weights.sum(dim=-1)
-    operand = weights if io is None else weights.to(io).to(weights.dtype)
-    product = torch.einsum("hqk,khd->qhd", operand, values)
-    divisor = total.masked_fill(total == 0, 1.0)
-    o = product / divisor.T[..., None]
-    lse = torch.log(total) + shift * scale
-    return (o if io is None else o.to(io)), lse, top * scale
+    if io is not None:
+        weights = weights.to(io).to(wide)
+    o = (weights.reshape(kv_heads, rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
+    row_max = top * unit
+    if options.sinks is not None:
+        # The sink is a key with value zero: it moves the maximum and joins the sum.
+        sink = options.sinks.to(wide)[:, None]
+        highest = torch.maximum(row_max, sink)
+        shrink = torch.exp(row_max - _finite(highest))
+        total = total * shrink + torch.exp(sink - _finite(highest))
+        o, row_max = o * shrink[..., None], highest
+    lse = torch.log(total) + _finite(row_max)
+    if options.normalize:
+        o = o / total.masked_fill(total == 0, 1.0)[..., None]
+    return _rotated_back(o.transpose(0, 1), entry.offset, options), lse, row_max
+
+
+def _units(scores: torch.Tensor, head_dim: int, options: Options) -> tuple[torch.Tensor, float]:
+    """(numbers, unit) with logits = numbers * unit: the kernel multiplies late, in the exponent."""
+    scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
+    if not options.softcap:
+        return scores, scale
+    return torch.tanh(scores * (scale / options.softcap)), options.softcap
+
+
+def _finite(maximum: torch.Tensor) -> torch.Tensor:
+    """0 in place of -inf: (-inf) - (-inf) would be NaN, and any finite maximum gives P = 0."""
+    return maximum.masked_fill(maximum == -math.inf, 0.0)
+
+
+def _rotated_back(o: torch.Tensor, offset: int, options: Options) -> torch.Tensor:
+    """The last rope_dim columns of o [n_q, Hq, Dv], turned by minus the angle of the row."""
+    if options.rope is None:
+        return o
+    cos, sin = options.rope
+    position = (torch.arange(o.shape[0]) + offset).clamp(0, cos.shape[0] - 1)
+    cos, sin = (table[position][:, None, :].to(o.dtype) for table in (cos, sin))
+    first = o.shape[-1] - 2 * cos.shape[-1]
+    x, y = o[..., first::2], o[..., first + 1 :: 2]
+    turned = torch.stack((x * cos + y * sin, y * cos - x * sin), dim=-1).flatten(-2)
+    return torch.cat((o[..., :first], turned), dim=-1)

@@ -2,6 +2,8 @@
 
 Sources: PTX ISA, mbarrier.arrive.expect_tx (one arrival, and the bytes it announces),
 tcgen05.commit (`mbarrier::arrive::one`), mbarrier.arrive (one per active thread).
+In a CTA pair a thread can only wait on a barrier of its own CTA, so the barrier lies where the
+waiting role plays, and `Reach` says how a signal gets there.
 """
 
 from __future__ import annotations
@@ -20,13 +22,22 @@ class Signal(Enum):
     THREADS = "threads"  # every thread arrives once its own work is ordered before
 
 
-def arrivals(role: Role, signal: Signal) -> int:
-    """Arrivals per phase when all of `role` signals once.
+class Reach(Enum):
+    """Which CTA's barrier a signal completes."""
 
-    TMA and UMMA are issued by one elected lane, so their roles must be a single warp.
+    OWN = "own"  # of the CTA that signals
+    LEADER = "leader"  # both CTAs of a pair signal, its leader waits
+    BOTH = "both"  # the leader signals, both CTAs of the pair wait
+
+
+def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN) -> int:
+    """Arrivals per phase on one barrier when all of `role` signals once, in every CTA it plays in.
+
+    TMA and UMMA are issued by one elected lane, so their roles must be a single warp. The one
+    arrival for TMA is the leader's, which announces the bytes of both CTAs.
     """
     if signal is Signal.THREADS:
-        count = role.threads
+        count = role.group_threads * (2 if reach is Reach.LEADER else 1)
     elif role.warps != 1:
         raise ValueError(
             f"role {role.name} has {role.warps} warps: {signal.value} signals come from one warp"

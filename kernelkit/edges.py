@@ -4,6 +4,9 @@ An edge carries one payload from a producer role to a consumer role through `sta
 Stage s is full when the producer has signalled it. What makes it empty again is either a signal
 of the consumer (`release`, an mbarrier of its own: a ring) or another edge on which the same
 consumer answers (`freed_by`: no second barrier is needed, an event).
+
+In a CTA pair (`ctas=2`) the role that issues MMAs plays in the leader only, CTA 0, for both; all
+other roles play in each CTA. Where a barrier lies and how it is reached follows from that.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit import hw
-from kernelkit.arrivals import Signal, arrivals
+from kernelkit.arrivals import Reach, Signal, arrivals
 from kernelkit.warps import RolePlan
 
 
@@ -19,7 +22,7 @@ from kernelkit.warps import RolePlan
 class Edge:
     """One payload, from `producer` to `consumer`.
 
-    tx_bytes: bytes per stage that TMA announces (0 for other signals).
+    tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
     freed_by: name of the edge that answers this one, 'exit' when a stage is filled once.
     """
 
@@ -40,11 +43,26 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Completion:
+    """What completes a phase of the barriers of one direction of an edge.
+
+    tx_bytes: that the one TMA arrival announces, of all CTAs whose copies it covers.
+    """
+
+    stages: int
+    signal: Signal
+    reach: Reach
+    arrivals: int
+    tx_bytes: int
+
+
+@dataclass(frozen=True)
 class EdgePlan:
-    """All edges of a CTA over its roles."""
+    """All edges of a CTA, or of each CTA of a pair, over its roles."""
 
     roles: RolePlan
     edges: tuple[Edge, ...]
+    ctas: int = 1
 
     def __getitem__(self, name: str) -> Edge:
         """The edge of that name; KeyError lists the names there are."""
@@ -53,17 +71,48 @@ class EdgePlan:
                 return edge
         raise KeyError(f"no edge {name!r}; edges are {[edge.name for edge in self.edges]}")
 
-    def full_arrivals(self, name: str) -> int:
-        """Arrivals that fill one stage."""
-        edge = self[name]
-        return arrivals(self.roles[edge.producer], edge.signal)
+    def leads(self, role: str) -> bool:
+        """Whether `role` plays in the leader of the pair only: it issues the pair's MMAs."""
+        return self.ctas == 2 and any(
+            (edge.signal is Signal.UMMA and edge.producer == role)
+            or (edge.release is Signal.UMMA and edge.consumer == role)
+            for edge in self.edges
+        )
 
-    def empty_arrivals(self, name: str) -> int:
-        """Arrivals that empty one stage of a ring."""
+    def full(self, name: str) -> Completion:
+        """What fills one stage."""
+        edge = self[name]
+        reach = self._reach(edge.producer, edge.consumer)
+        if edge.signal is not Signal.UMMA and reach is Reach.BOTH:
+            raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.signal}")
+        count = arrivals(self.roles[edge.producer], edge.signal, reach)
+        tx_bytes = edge.tx_bytes * (2 if reach is Reach.LEADER else 1)
+        return Completion(edge.stages, edge.signal, reach, count, tx_bytes)
+
+    def empty(self, name: str) -> Completion:
+        """What empties one stage of a ring."""
         edge = self[name]
         if edge.release is None:
             raise ValueError(f"edge {name} has no empty barrier: it is freed by {edge.freed_by}")
-        return arrivals(self.roles[edge.consumer], edge.release)
+        reach = self._reach(edge.consumer, edge.producer)
+        if edge.release is not Signal.UMMA and reach is Reach.BOTH:
+            raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.release}")
+        count = arrivals(self.roles[edge.consumer], edge.release, reach)
+        return Completion(edge.stages, edge.release, reach, count, 0)
+
+    def full_arrivals(self, name: str) -> int:
+        """Arrivals that fill one stage."""
+        return self.full(name).arrivals
+
+    def empty_arrivals(self, name: str) -> int:
+        """Arrivals that empty one stage of a ring."""
+        return self.empty(name).arrivals
+
+    def _reach(self, signals: str, waits: str) -> Reach:
+        """How a signal of one role gets to the barrier on which another waits."""
+        if self.leads(signals) == self.leads(waits):
+            return Reach.OWN
+        return Reach.LEADER if self.leads(waits) else Reach.BOTH
 
     @property
     def barrier_bytes(self) -> int:
@@ -75,8 +124,10 @@ class EdgePlan:
         names = [edge.name for edge in self.edges]
         if len(set(names)) != len(names):
             raise ValueError(f"edge names repeat: {names}")
+        if self.ctas not in (1, 2):
+            raise ValueError(f"{self.ctas} CTAs: one, or a pair")
         for edge in self.edges:
-            self.full_arrivals(edge.name)
+            self.full(edge.name)
             if edge.stages < 1:
                 raise ValueError(f"edge {edge.name} has {edge.stages} stages, at least 1")
             if (edge.tx_bytes > 0) != (edge.signal is Signal.TMA):
@@ -84,7 +135,7 @@ class EdgePlan:
             if (edge.release is None) == (edge.freed_by is None):
                 raise ValueError(f"edge {edge.name} needs either a release or a freed_by")
             if edge.release is not None:
-                self.empty_arrivals(edge.name)
+                self.empty(edge.name)
             elif edge.freed_by != "exit":
                 self._check_answer(edge)
 

@@ -5,39 +5,84 @@ row_max is the reference maximum: it may lag the true one by `slack_log2`, becau
 as large as 2 ** slack_log2 without harm, and every time it does not move O need not be rescaled.
 """
 
+import math
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 
-CHUNK = 32  # scores per mask word, per conversion and per TMEM store
+CHUNK = 32  # scores per mask word and per conversion
+ALL_BITS = 0xFFFFFFFF
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
 
 
 @cute.jit
-def keep_columns(scores: cute.Tensor, visible: Int32) -> None:
-    """Scores (N,) at and beyond column `visible` (any integer) become -inf.
+def squash(scores: cute.Tensor, squash_log2: Float32) -> None:
+    """scores (N,) in place: s becomes -1 / (1 + exp(2 s / c)), squash_log2 being 2 log2(e) / c.
+
+    c tanh(s / c) = c + 2 c * (-1 / (1 + exp(2 s / c))). The softmax has no use for the first c, so
+    a softcap costs no more than this, and 2 c becomes part of the scale. It is exact to rounding
+    over the whole range, unlike tanh.approx, and +-inf become -0 and -1.
+    """
+    for pair in cutlass.range_constexpr(0, cute.size(scores), 2):
+        exponents = cute.arch.mul_packed_f32x2(
+            (scores[pair], scores[pair + 1]), (squash_log2, squash_log2)
+        )
+        powers = tuple(cute.math.exp2(exponent, fastmath=True) for exponent in exponents)
+        # Negated here, so that the maximum of the scores stays a maximum.
+        negative = cute.arch.fma_packed_f32x2(powers, (-1.0, -1.0), (-1.0, -1.0))
+        scores[pair] = cute.arch.rcp_approx(negative[0])
+        scores[pair + 1] = cute.arch.rcp_approx(negative[1])
+
+
+@cute.jit
+def keep_columns(
+    scores: cute.Tensor, end: Int32, begin: Int32 | None = None, prefix_end: Int32 | None = None
+) -> None:
+    """Scores (N,) become -inf outside [begin, end) and [0, prefix_end); any integers will do.
 
     One 32-bit mask per 32 columns; the bit tests then need no comparison per element.
     """
     for chunk in cutlass.range_constexpr(cute.size(scores) // CHUNK):
-        kept = visible - chunk * CHUNK
-        bits = Uint32(0)
-        if kept > 0:
-            bits = Uint32(0xFFFFFFFF) >> Uint32(CHUNK - cutlass.min(kept, CHUNK))
+        bits = lowest_bits(end - chunk * CHUNK)
+        if cutlass.const_expr(begin is not None):
+            bits = bits & ~lowest_bits(begin - chunk * CHUNK)
+        if cutlass.const_expr(prefix_end is not None):
+            bits = bits | lowest_bits(prefix_end - chunk * CHUNK)
         for bit in cutlass.range_constexpr(CHUNK):
             column = chunk * CHUNK + bit
-            inside = cutlass.Boolean(bits & Uint32(1 << bit))
+            inside = Boolean(bits & Uint32(1 << bit))
             scores[column] = scores[column] if inside else -Float32.inf
 
 
 @cute.jit
+def lowest_bits(count: Int32) -> Uint32:
+    """A word whose `count` lowest bits are set, none below 0 and all from 32 on."""
+    # PTX shifts out everything by 32 and more; LLVM leaves that undefined.
+    above = cute.arch.inline_ptx(
+        "shl.b32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[Uint32(ALL_BITS), Uint32(cutlass.max(count, 0))],
+    )
+    return ~above
+
+
+@cute.jit
+def top_score(scores: cute.Tensor, row_max: Float32) -> Float32:
+    """The largest of the scores (N,) and row_max."""
+    return scores.load().reduce(cute.ReductionOp.MAX, row_max, 0)
+
+
+@cute.jit
 def next_max(
-    scores: cute.Tensor, row_max: Float32, scale_log2: Float32, slack_log2: cutlass.Constexpr
+    top: Float32, row_max: Float32, scale_log2: Float32, slack_log2: cutlass.Constexpr
 ) -> tuple:
     """(row_max to use from now on, shrink = what older sums and O are to be multiplied by).
 
-    Where nothing was summed before (row_max = -inf) shrink is 1: there is nothing to rescale.
+    top: at least row_max. Where nothing was summed before (row_max = -inf) shrink is 1: there is
+    nothing to rescale.
     """
-    top = scores.load().reduce(cute.ReductionOp.MAX, row_max, 0)
     new_max = row_max
     # (-inf) - (-inf) is NaN, the comparison false, and a row that saw no key stays at -inf.
     if (top - row_max) * scale_log2 > slack_log2:
@@ -72,3 +117,24 @@ def row_total(weights: cute.Tensor) -> Float32:
         second = cute.arch.add_packed_f32x2(second, (weights[quad + 2], weights[quad + 3]))
     total = cute.arch.add_packed_f32x2(first, second)
     return total[0] + total[1]
+
+
+@cute.jit
+def finish_row(max_log2: Float32, row_sum: Float32, sink: Float32 | None = None) -> tuple:
+    """(what sum(P V) is to be multiplied by, LSE in natural log) of a whole row.
+
+    max_log2: row_max in log2 units; -inf with row_sum 0 where the row saw no key. sink: natural-log
+    logit of one more key whose value is zero. With neither the factor is 0 and LSE is -inf.
+    """
+    shrink, total = Float32(1.0), row_sum
+    if cutlass.const_expr(sink is not None):
+        sink_log2 = sink * LOG2_E
+        joint = cutlass.max(max_log2, sink_log2)
+        finite = Float32(0.0) if joint == -Float32.inf else joint
+        shrink = cute.math.exp2(max_log2 - finite, fastmath=True)
+        total = row_sum * shrink + cute.math.exp2(sink_log2 - finite, fastmath=True)
+        max_log2 = joint
+    factor = Float32(0.0)
+    if total != 0.0:
+        factor = shrink * cute.arch.rcp_approx(total)
+    return factor, (max_log2 + cute.math.log2(total, fastmath=True)) * LN_2

@@ -4,12 +4,17 @@ An `Event` is a one-way edge: the producer signals stage s full. A `Ring` adds t
 consumer releases stage s, the producer acquires it before it fills it again.
 Waits take a `PipelineState` (index and phase); only the caller's own `run` may advance it,
 because a state that a helper advances silently stays where it was (CuTe DSL 4.8.1).
+
+In a CTA pair every CTA has all barriers at the same offsets, and uses those on which its own roles
+wait. Roles call the same methods in a pair as in a single CTA; a role that leads (`EdgePlan.leads`)
+must run in CTA 0 only.
 """
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.pipeline import (
     Agent,
@@ -21,9 +26,11 @@ from cutlass.pipeline import (
     make_pipeline_state,
 )
 
-from kernelkit.arrivals import Signal
-from kernelkit.edges import EdgePlan
+from kernelkit.arrivals import Reach, Signal
+from kernelkit.edges import Completion, EdgePlan
 
+LEADER = 0
+PAIR_MASK = 0b11
 _OPERATION = {
     Signal.TMA: PipelineOp.TmaLoad,
     Signal.UMMA: PipelineOp.TCGen05Mma,
@@ -31,65 +38,150 @@ _OPERATION = {
 }
 
 
-def _barriers(
-    pointer: cute.Pointer, stages: int, signal: Signal, count: int, tx_bytes: int = 0
-) -> MbarrierArray:
-    group = CooperativeGroup(Agent.Thread, count)
-    return MbarrierArray(pointer, stages, (_OPERATION[signal], group), tx_bytes)
+@dataclass(frozen=True)
+class Barriers:
+    """One mbarrier per stage, and how a signal reaches it. pair: the plan is of two CTAs."""
+
+    array: MbarrierArray
+    reach: Reach
+    pair: bool
+
+    @cute.jit
+    def arrive(self, stage: Int32) -> None:
+        """One signal of this role: expect TMA bytes, commit issued MMAs, or arrive as a thread."""
+        if cutlass.const_expr(self.array.op_type is PipelineOp.TCGen05Mma):
+            self._commit(stage)
+        elif cutlass.const_expr(self.reach is Reach.OWN):
+            self.array.arrive(stage, None)
+        elif cutlass.const_expr(self.array.op_type is PipelineOp.AsyncThread):
+            self.array.arrive(stage, LEADER)
+        elif in_leader():
+            self.array.arrive(stage, None)
+
+    @cute.jit
+    def arrive_without_bytes(self, stage: Int32) -> None:
+        """The arrival of a TMA signal that announces nothing."""
+        if cutlass.const_expr(self.reach is Reach.OWN):
+            self.array.arrive_and_expect_tx(stage, 0)
+        elif in_leader():
+            self.array.arrive_and_expect_tx(stage, 0)
+
+    @cute.jit
+    def _commit(self, stage: Int32) -> None:
+        if cutlass.const_expr(self.pair):
+            mask = PAIR_MASK if self.reach is Reach.BOTH else 1 << LEADER
+            self.array.arrive(stage, mask, tcgen05.CtaGroup.TWO)
+        else:
+            self.array.arrive(stage, None, tcgen05.CtaGroup.ONE)
 
 
 @dataclass(frozen=True)
 class Event:
     """One-way edge: `full` has one mbarrier per stage."""
 
-    full: MbarrierArray
+    full: Barriers
 
     def signal(self, stage: Int32) -> None:
         """Stage is full: announce TMA bytes, commit the issued MMAs, or arrive as a thread."""
-        self.full.arrive(stage, None, tcgen05.CtaGroup.ONE)
+        self.full.arrive(stage)
 
-    def wait(self, state: PipelineState) -> None:
-        """Block until the stage of `state` is full."""
-        self.full.wait(state.index, state.phase)
+    def signal_without_bytes(self, stage: Int32) -> None:
+        """TMA edges: another edge tells when the stage is full, this one only counts the round."""
+        self.full.arrive_without_bytes(stage)
+
+    def wait(self, state: PipelineState, group: Int32 = 0) -> None:
+        """Block until the stage of `state` is full, counted from stage `group` on."""
+        self.full.array.wait(state.index + group, state.phase)
 
     def barrier(self, stage: Int32) -> cute.Pointer:
-        """The mbarrier on which a TMA copy into `stage` completes its bytes."""
-        return self.full.get_barrier(stage)
+        """The mbarrier on which a TMA copy into `stage` completes its bytes (see `tma_group`)."""
+        return self.full.array.get_barrier(stage)
 
 
 @dataclass(frozen=True)
 class Ring(Event):
     """Edge with a way back: `empty` has one mbarrier per stage."""
 
-    empty: MbarrierArray
+    empty: Barriers
 
     def acquire(self, state: PipelineState) -> None:
         """Block until the stage of `state` may be filled, then announce its TMA bytes."""
-        self.empty.wait(state.index, state.phase)
+        self.wait_free(state)
         self.signal(state.index)
+
+    def wait_free(self, state: PipelineState, group: Int32 = 0) -> None:
+        """Block until the stage of `state` may be filled, and announce nothing.
+
+        A producer of a pair does so once per stage before it leaves: the leader's releases reach
+        into both CTAs, and must find them alive.
+        """
+        self.empty.array.wait(state.index + group, state.phase)
 
     def release(self, stage: Int32) -> None:
         """The consumer is done with `stage`; a UMMA consumer once its issued MMAs are done."""
-        self.empty.arrive(stage, None, tcgen05.CtaGroup.ONE)
+        self.empty.arrive(stage)
 
 
 def make_pipelines(plan: EdgePlan, storage: cute.Pointer) -> dict[str, Event]:
     """Initialise the barriers of all edges, in plan order from `storage` on (warp 0 does it).
 
-    A fence and a CTA barrier must follow before any of them is used.
+    `publish_barriers` must follow before any of them is used.
     """
     pipelines, cursor = {}, 0
     for edge in plan.edges:
-        count = plan.full_arrivals(edge.name)
-        full = _barriers(storage + cursor, edge.stages, edge.signal, count, edge.tx_bytes)
+        full = _barriers(storage + cursor, plan.full(edge.name), plan)
         if edge.release is None:
             pipelines[edge.name] = Event(full)
         else:
-            pointer, count = storage + cursor + edge.stages, plan.empty_arrivals(edge.name)
-            empty = _barriers(pointer, edge.stages, edge.release, count)
-            pipelines[edge.name] = Ring(full, empty)
+            pointer = storage + cursor + edge.stages
+            pipelines[edge.name] = Ring(full, _barriers(pointer, plan.empty(edge.name), plan))
         cursor += edge.barriers
     return pipelines
+
+
+def _barriers(pointer: cute.Pointer, completion: Completion, plan: EdgePlan) -> Barriers:
+    agent = _OPERATION[completion.signal], CooperativeGroup(Agent.Thread, completion.arrivals)
+    array = MbarrierArray(pointer, completion.stages, agent, completion.tx_bytes)
+    return Barriers(array, completion.reach, plan.ctas == 2)
+
+
+@cute.jit
+def publish_barriers(plan: EdgePlan) -> None:
+    """All threads: barriers, and what else the CTA wrote to its shared memory, can be used.
+
+    Between the CTAs of a pair only barriers are ordered.
+    """
+    cute.arch.mbarrier_init_fence()
+    if cutlass.const_expr(plan.ctas == 2):
+        cute.arch.cluster_arrive_relaxed()
+    cute.arch.sync_threads()
+    if cutlass.const_expr(plan.ctas == 2):
+        cute.arch.cluster_wait()
+
+
+@cute.jit
+def meet_before_exit(plan: EdgePlan) -> None:
+    """All threads, after their roles: no CTA of a pair leaves while the other may still use its
+    barriers, its shared memory or its tensor memory. Nothing in a single CTA."""
+    if cutlass.const_expr(plan.ctas == 2):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+
+
+def in_leader() -> Boolean:
+    """Whether this CTA is the leader of its pair."""
+    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) == LEADER
+
+
+def cta_group(plan: EdgePlan) -> tcgen05.CtaGroup:
+    """For MMAs and tensor memory: all of one kernel are of one group."""
+    return tcgen05.CtaGroup.TWO if plan.ctas == 2 else tcgen05.CtaGroup.ONE
+
+
+def tma_group(plan: EdgePlan, name: str) -> tcgen05.CtaGroup:
+    """For the TMA copies that fill edge `name`: TWO completes the bytes in the leader."""
+    two = plan.full(name).reach is Reach.LEADER
+    return tcgen05.CtaGroup.TWO if two else tcgen05.CtaGroup.ONE
 
 
 def filling(stages: int) -> PipelineState:

@@ -1,4 +1,4 @@
-"""Named shared-memory buffers in order, with alignment, and the check against 227 KiB."""
+"""Named shared-memory buffers in order, with alignment and aliases, checked against 227 KiB."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from kernelkit import hw
 
 @dataclass(frozen=True)
 class SmemBuffer:
-    """`stages` copies of `stage_bytes` bytes, aligned to `align` bytes."""
+    """`stages` copies of `stage_bytes` bytes, aligned to `align` bytes.
+
+    over: the buffer at whose start it lies; that one and those behind it are dead when it is
+    written, so it may reach into them, but not beyond the last.
+    """
 
     name: str
     stage_bytes: int
     stages: int = 1
     align: int = hw.SMEM_SWIZZLE_ALIGN
+    over: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -32,6 +37,10 @@ class SmemPlan:
         """name -> [begin, end) in bytes from the start of the CTA's dynamic shared memory."""
         ranges, cursor = {}, 0
         for buffer in self.buffers:
+            if buffer.over is not None:
+                begin = ranges[buffer.over][0]
+                ranges[buffer.name] = (begin, begin + buffer.bytes)
+                continue
             begin = -(-cursor // buffer.align) * buffer.align
             cursor = begin + buffer.bytes
             ranges[buffer.name] = (begin, cursor)
@@ -43,9 +52,17 @@ class SmemPlan:
         return max((end for _, end in self.offsets().values()), default=0)
 
     def check(self) -> None:
-        """Raise ValueError when the buffers do not fit into the shared memory of a CTA."""
+        """Raise ValueError for what exceeds a CTA's shared memory or the buffers it aliases."""
         if self.bytes > hw.SMEM_BYTES_PER_CTA:
             sizes = ", ".join(f"{b.name} {b.stages} x {b.stage_bytes}" for b in self.buffers)
             raise ValueError(
                 f"{self.bytes} bytes of shared memory ({sizes}), limit {hw.SMEM_BYTES_PER_CTA}"
             )
+        ranges = self.offsets()
+        own = max((ranges[b.name][1] for b in self.buffers if b.over is None), default=0)
+        for buffer in self.buffers:
+            if ranges[buffer.name][1] > own:
+                raise ValueError(
+                    f"{buffer.name} over {buffer.over} ends at {ranges[buffer.name][1]}, "
+                    f"behind the last buffer at {own}"
+                )

@@ -11,14 +11,26 @@ import torch
 from kernelkit import hw
 
 
-def require_tensors(**tensors: object) -> None:
-    """TypeError for what is no tensor, ValueError for tensors that live on different devices."""
+def require_types(**tensors: object) -> None:
+    """TypeError for what is no tensor."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+
+
+def require_tensors(**tensors: object) -> None:
+    """TypeError for what is no tensor, ValueError for tensors that live on different devices."""
+    require_types(**tensors)
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
         raise ValueError(f"tensors are on different devices: {devices}")
+
+
+def require_no_grad(**tensors: torch.Tensor) -> None:
+    """NotImplementedError where autograd expects gradients through what has no backward."""
+    for name, tensor in tensors.items():
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise NotImplementedError(f"{name} requires grad: there is no backward; use no_grad()")
 
 
 def require_rank(name: str, tensor: torch.Tensor, layout: str) -> None:
@@ -28,6 +40,23 @@ def require_rank(name: str, tensor: torch.Tensor, layout: str) -> None:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}, rank {tensor.ndim}; expected {layout}"
         )
+
+
+def require_table(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
+) -> None:
+    """ValueError unless `tensor` has this dtype and shape, None for any size, with rows in one
+    piece: what threads read themselves, element by element."""
+    fits = tensor.ndim == len(shape) and all(
+        wanted in (None, size) for size, wanted in zip(tensor.shape, shape, strict=True)
+    )
+    if tensor.dtype != dtype or not fits:
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} ({sizes})"
+        )
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} has last stride {tensor.stride(-1)}, expected 1 (contiguous)")
 
 
 def require_tma(name: str, tensor: torch.Tensor) -> None:

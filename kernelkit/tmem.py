@@ -2,8 +2,9 @@
 
 An accumulator tile of 128 rows keeps row r in lane r and column n in TMEM column n
 (PTX ISA, tcgen05 data path layout D). Warp w of a warpgroup reaches lanes 32 w .. 32 w + 31 only,
-so thread r of the warpgroup owns row r, and a whole row needs no shuffle.
-Non-goals: M = 64 and CTA-pair layouts, 16-bit accumulators.
+so thread r of the warpgroup owns row r, and a whole row needs no shuffle. In a CTA pair with 64
+rows per CTA (layout B) lanes r and 64 + r hold the two halves of row r: what is said of row r
+below is then said of lane r. Non-goals: M = 64 in one CTA, 16-bit accumulators.
 """
 
 import cutlass
@@ -49,6 +50,14 @@ def store_row(row: cute.Tensor, tile: cute.Tensor, thread: Int32) -> None:
     target = copy.get_slice(thread).partition_D(tile)
     source = cute.make_tensor(row.iterator, cute.make_layout(((columns, 1), 1, 1)))
     cute.copy(copy, source, target)
+
+
+@cute.jit
+def columns_of(
+    row: cute.Tensor, first: cutlass.Constexpr, columns: cutlass.Constexpr
+) -> cute.Tensor:
+    """Registers [first, first + columns) of a register row."""
+    return cute.make_tensor(row.iterator + first, cute.make_layout(columns))
 
 
 @cute.jit

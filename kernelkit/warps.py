@@ -17,6 +17,8 @@ class Role:
     """`warps` neighbouring warps from `first_warp` on.
 
     registers: per thread, to be set by setmaxnreg; None leaves what the compiler chose.
+    groups: equal parts of the role that do the same, each for its own tile. Stage g of an edge
+        from or to the role belongs to group g.
     """
 
     name: str
@@ -24,6 +26,12 @@ class Role:
     warps: int
     duty: str
     registers: int | None = None
+    groups: int = 1
+
+    @property
+    def group_threads(self) -> int:
+        """Threads of one group of the role."""
+        return self.threads // self.groups
 
     @property
     def threads(self) -> int:

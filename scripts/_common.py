@@ -5,37 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+import _cases
+from _flags import add_case_arguments, case_of
 from fmha.config import AttentionConfig
+
+PLAIN_SHAPE = "1,128,128,1,1"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option per field of AttentionConfig, with its default: --head-dim, --mask, ..."""
-    group = parser.add_argument_group("config", "what the kernel is compiled for")
-    for field in dataclasses.fields(AttentionConfig):
-        option = "--" + field.name.replace("_", "-")
-        kind = type(field.default)
-        if kind is bool:
-            group.add_argument(
-                option, action=argparse.BooleanOptionalAction, default=field.default
-            )
-        else:
-            group.add_argument(
-                option, type=kind, default=field.default, help=f"default: {field.default}"
-            )
+    """The flags of a case; of its shape the config only depends through the packing of heads."""
+    add_case_arguments(parser, PLAIN_SHAPE)
 
 
 def config_of(options: argparse.Namespace) -> AttentionConfig:
-    """The config that the options spell; it is not checked yet."""
-    names = [field.name for field in dataclasses.fields(AttentionConfig)]
-    return AttentionConfig(**{name: getattr(options, name) for name in names})
+    """The config that `attention` chooses for the flags; it is not checked yet."""
+    return _cases.config_of(case_of(options))
 
 
 def describe(config: AttentionConfig) -> str:
-    """The config in one line: what differs from the default, and always shape, dtype and mask."""
-    always = ("head_dim", "dtype", "mask")
-    changed = [
-        f"{field.name} {getattr(config, field.name)}"
-        for field in dataclasses.fields(config)
-        if field.name not in always and getattr(config, field.name) != field.default
-    ]
-    return ", ".join([f"head_dim {config.head_dim}", config.dtype, config.mask, *changed])
+    """The config in one line: head dim and dtype, and what else differs from the default."""
+    words = [f"head_dim {config.head_dim}", config.dtype]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("head_dim", "dtype") or value == field.default:
+            continue
+        words.append(field.name if value is True else f"{field.name} {value}")
+    return ", ".join(words)

@@ -10,7 +10,8 @@ import os
 import platform
 import sys
 
-from _cases import add_case_arguments, attend, case_of
+from _cases import attend
+from _flags import add_case_arguments, case_of
 from ptxemu.options import POLICIES, Options
 from ptxemu.report import LaunchReport
 

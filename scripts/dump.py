@@ -6,23 +6,21 @@ Registers and SASS need NVIDIA's cuobjdump and nvdisasm, which `pip install '.[s
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
 from collections import Counter
 from pathlib import Path
 
 from _common import add_config_arguments, config_of, describe
+from _sass import HOW_TO_GET_TOOLS, disassemble, tools_found
+from _softmax_sass import SOFTMAX_KINDS, SPILLS, SoftmaxLoop, Static, static
 from fmha import AttentionConfig
 from fmha.sm100.compile import compile_attention
 
-TOOLS = ("cuobjdump", "nvdisasm")
-HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
 
 Kinds = dict[str, tuple[str, ...]]
 
@@ -44,7 +42,7 @@ SASS_KINDS: Kinds = {
     "tensor memory": ("LDTM", "STTM", "UTCATOMSWS", "UTCBAR", "UTC"),
     "TMA and bulk copies": ("UTMA", "UBLKCP", "UBLKRED"),
     "barriers and fences": ("SYNCS", "BAR", "FENCE", "MEMBAR", "WARPSYNC", "UCGABAR", "DEPBAR"),
-    "spills": ("STL", "LDL", "MOV.SPILL", "R2UR.FILL"),
+    "spills": SPILLS,
     "memory": ("LDG", "STG", "LDS", "STS", "LDC", "ULDC", "ATOM", "RED"),
     "special functions": ("MUFU",),
     "conversions": ("F2F", "I2F", "F2I"),
@@ -75,13 +73,6 @@ def compile_to(folder: Path, config: AttentionConfig, arch: str) -> tuple[Path, 
     return ptx, cubin
 
 
-def find_tool(name: str) -> str | None:
-    """A CUDA binary tool: this environment's wheel before the PATH, which may be older."""
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
-    installed = sorted(wheels.glob(f"*/bin/{name}"))
-    return str(installed[-1]) if installed else shutil.which(name)
-
-
 def print_counts(title: str, counts: Counter) -> None:
     print(f"\n{title}: {sum(counts.values())} instructions")
     for kind, count in counts.items():
@@ -89,32 +80,57 @@ def print_counts(title: str, counts: Counter) -> None:
             print(f"  {kind:<22}{count:>6}")
 
 
-def print_sass(cubin: Path) -> None:
-    """Registers, stack and SASS by kind; the listing lands beside the cubin."""
-    cuobjdump, nvdisasm = (find_tool(name) for name in TOOLS)
-    if not (cuobjdump and nvdisasm):
-        print(f"\n{HOW_TO_GET_TOOLS}")
+def print_static(static: Static) -> None:
+    """Resources, and a column per softmax loop."""
+    print(f"\n{static.registers} registers, {static.stack} bytes of stack, {static.spills} spills")
+    if static.parked:
+        print(f"{static.parked} moves that keep uniform registers in others")
+    if static.outside:
+        print(f"{static.outside} exponentials in straight code: ptxas sees one such tile at most")
+    for address, words in static.others.items():
+        print(f"other loop at {address:#x}: {words}")
+    if not static.loops:
         return
-    usage = _output(cuobjdump, "--dump-resource-usage", cubin)
-    for registers, stack, shared in RESOURCES.findall(usage):
-        print(f"\n{registers} registers, {stack} bytes of stack, {shared} bytes of static SMEM")
-    listing = cubin.with_suffix(".sass")
-    listing.write_text(_output(nvdisasm, "--print-code", cubin), encoding="utf-8")
-    print_counts(
-        f"SASS ({listing})", count_kinds(listing.read_text(), SASS_INSTRUCTION, SASS_KINDS)
-    )
+    rows = loop_rows(static.loops)
+    width = max(len(row[0]) for row in rows)
+    print("\nSoftmax loops, per warp and tile")
+    for name, *cells in rows:
+        print(f"  {name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
 
 
-def _output(*command: object) -> str:
-    return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=True
-    ).stdout
+def loop_rows(loops: tuple[SoftmaxLoop, ...]) -> list[tuple[str, ...]]:
+    """A name and a cell per loop: instructions by kind, the correction, positions in the body."""
+    kinds = [loop.kinds() for loop in loops]
+    places = [loop.publishes() for loop in loops]
+    used = [kind for kind in SOFTMAX_KINDS if any(counts[kind] for counts in kinds)]
+    return [
+        ("loop at", *(f"{loop.address:#x}" for loop in loops)),
+        ("", *("masked" if loop.masked else "unmasked" for loop in loops)),
+        ("instructions", *(f"{loop.total:g}" for loop in loops)),
+        *((f"  {kind}", *(f"{counts[kind]:g}" for counts in kinds)) for kind in used),
+        ("correction, beside", *(str(len(loop.correction)) for loop in loops)),
+        ("loops inside", *(str(len(loop.nested)) for loop in loops)),
+        ("S loaded at", *(span(place.load) for place in places)),
+        ("statistics stored at", *(span(place.statistics) for place in places)),
+        ("P stored at", *(span(place.p) for place in places)),
+        ("P ready at", *(span(place.ready) for place in places)),
+        ("row sum behind it", *(f"{place.adds_after} FADD2" for place in places)),
+    ]
+
+
+def span(place: float | tuple[float, float] | None) -> str:
+    """One position or two in percent of the body."""
+    if place is None:
+        return "-"
+    shares = place if isinstance(place, tuple) else (place,)
+    return "-".join(f"{share:.0%}".rstrip("%") for share in shares) + " %"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", default="sm_100a", help="default: sm_100a")
     parser.add_argument("--out", type=Path, default=Path("out/dump"), help="default: out/dump")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     add_config_arguments(parser)
     options = parser.parse_args()
     config = config_of(options)
@@ -125,8 +141,22 @@ def main() -> int:
         return 1
     print(f"fmha forward for {options.arch}: {describe(config)}")
     ptx, cubin = compile_to(options.out, config, options.arch)
-    print_counts(f"PTX ({ptx})", count_kinds(ptx.read_text(), PTX_INSTRUCTION, PTX_KINDS))
-    print_sass(cubin)
+    figures = {"config": dataclasses.asdict(config), "arch": options.arch}
+    figures["ptx"] = count_kinds(ptx.read_text(encoding="utf-8"), PTX_INSTRUCTION, PTX_KINDS)
+    print_counts(f"PTX ({ptx})", figures["ptx"])
+    if tools_found():
+        listing = cubin.with_suffix(".sass")
+        listing.write_text(disassemble(cubin), encoding="utf-8")
+        figures["sass"] = count_kinds(listing.read_text(), SASS_INSTRUCTION, SASS_KINDS)
+        print_counts(f"SASS ({listing})", figures["sass"])
+        of_cubin = static(cubin)
+        print_static(of_cubin)
+        figures |= of_cubin.as_dict()
+    else:
+        print(f"\n{HOW_TO_GET_TOOLS}")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -10,15 +10,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from _cases import (
-    Case,
-    add_case_arguments,
-    attend,
-    case_of,
-    instructions_by_role,
-    plan_of,
-    role_of_warp,
-)
+from _cases import Case, attend, instructions_by_role, plan_of, role_of_warp
+from _flags import add_case_arguments, case_of
 from _names import named
 from ptxemu.options import POLICIES, Options
 from ptxemu.report import LaunchReport

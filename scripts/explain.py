@@ -1,6 +1,7 @@
-"""The plan of an attention config as text: roles, edges, and the maps of shared and tensor memory.
+"""The plan of an attention case as text: roles, edges, and the maps of shared and tensor memory.
 
-Nothing is compiled: the plan is data. The figures of fmha/README.md are copies of this output.
+The flags are those of run_fmha.py. Nothing is compiled: the plan is data. The figures of
+fmha/README.md are copies of this output.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Section = tuple[str, list[tuple[str, ...]]]  # title, rows of cells
 
 def explain(plan: AttentionPlan) -> Iterator[str]:
     """The whole plan, line by line."""
-    yield f"fmha forward: {describe(plan.config)}"
+    pair = ", by a pair of CTAs that share each tile" if plan.config.ctas == 2 else ""
+    yield f"fmha forward: {describe(plan.config)}{pair}"
     for title, rows in (
         roles(plan.roles),
         edges(plan.edges),
@@ -69,7 +71,7 @@ def shared_memory(plan: SmemPlan) -> Section:
             "[{:>7,}, {:>7,})".format(*offsets[buffer.name]),
             buffer.name,
             f"{buffer.stages} x {buffer.stage_bytes:,} bytes",
-            f"aligned to {buffer.align}",
+            f"over {buffer.over}" if buffer.over else f"aligned to {buffer.align}",
         )
         for buffer in plan.buffers
     ]
@@ -126,7 +128,7 @@ def main() -> int:
         plan = make_plan(config_of(parser.parse_args()))
     except (ValueError, NotImplementedError) as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
-        return 1
+        return 2
     print("\n".join(explain(plan)))
     return 0
 

@@ -2,7 +2,8 @@
 
 A GPU of compute capability 10.x runs the kernel itself; everywhere else the emulator runs its PTX.
 The yardstick is the fp64 definition, and beside each error stands the one that the reference with
-the kernel's own rounding points makes. Exit code 1 when a case is out of tolerance.
+the kernel's own rounding points makes. Exit code 1 when a case is out of
+tolerance, 2 when one is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import platform
 import sys
 import time
@@ -22,21 +24,26 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from _cases import DTYPES, Case, attend, instructions_by_role, shape
+from _cases import DTYPES, OUT_DTYPES, Case, attend, check, config_of, instructions_by_role
+from _common import describe
+from _flags import add_case_arguments, case_of
 from fmha import reference
 from kernelkit import tolerance
 from ptxemu.options import POLICIES, Options
 
 TINY = torch.finfo(torch.float64).tiny  # an output of zeros has no relative error
 ERRORS = ("max abs\nerror", "refer-\nence", "of\nlimit", "relative\nerror", "LSE\nerror")
+REFUSED = 2  # exit code, as argparse's
 
-# Shapes that ask for something each: a plain tile, ragged tails, many heads on one, several tiles.
+# Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
+# skipped; decoding with packed heads from pages; packed sequences of a model with softcap.
 DEMO = (
-    Case(1, 128, 128, 1, 1),
-    Case(2, 200, 333, 4, 2),
-    Case(1, 127, 129, 8, 1, dtype="fp16", mask="causal"),
-    Case(1, 256, 512, 2, 1, mask="causal"),
+    Case(1, 200, 333, 2, 1, causal=True),
+    Case(1, 100, 700, 1, 1, dtype="fp16", window=(128, 0), sink_tokens=4),
+    Case(2, 1, 300, 8, 1, head_dim=128, sinks=True, page_size=64, kv_lens=(300, 77)),
+    Case(2, 60, 200, 2, 1, softcap=20.0, packed="qk", out_dtype="fp32"),
 )
+DEFAULT_SHAPE = (2, 200, 333, 4, 2)  # of a case that is spelt without one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +53,12 @@ class Row:
     reference_error: max abs error of plain torch with the kernel's rounding points.
     of_limit: worst error of O or LSE as a share of what is tolerated at its place.
     relative: norm of the error over the norm of O.
+    config: what was compiled, where it differs from the default.
     roles: warp-instructions per role, where the emulator counted them.
     """
 
     case: str
+    config: str
     backend: str
     max_error: float
     reference_error: float
@@ -80,13 +89,13 @@ def pick_backend(wanted: str) -> tuple[str, str]:
 
 def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
     """The errors of (O, LSE), and what share of `slack` times the tolerance they take up."""
-    q, k, v = case.inputs()
-    causal = case.mask == "causal"
-    exact = reference.definition(q, k, v, causal=causal)
-    rounded = reference.rounded(q, k, v, causal=causal)
+    inputs, options = case.inputs(), case.options() | {"normalize": True}
+    exact, rounded = (
+        judge(*inputs, **options) for judge in (reference.definition, reference.rounded)
+    )
     o, lse = (tensor.cpu().double() for tensor in actual)
     verdicts = (
-        tolerance.compare_output(o, exact.o, rounded.o, DTYPES[case.dtype]),
+        tolerance.compare_output(o, exact.o, rounded.o, grain(case)),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
     )
     error = (o - exact.o).abs()
@@ -97,6 +106,12 @@ def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -
         "relative": (error.norm() / exact.o.norm().clamp_min(TINY)).item(),
         "lse_error": verdicts[1].error,
     }
+
+
+def grain(case: Case) -> torch.dtype:
+    """The coarser of the dtypes that O passes through."""
+    dtypes = (DTYPES[case.dtype], OUT_DTYPES.get(case.out_dtype, DTYPES[case.dtype]))
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _share(verdict: tolerance.Report, slack: float) -> float:
@@ -113,6 +128,7 @@ def measure(case: Case, backend: str, options: Options, slack: float) -> Row:
     seconds = time.perf_counter() - start
     return Row(
         case=str(case),
+        config=describe(config_of(case)),
         backend=backend,
         seconds=seconds,
         roles=instructions_by_role(case, launches),
@@ -199,33 +215,52 @@ def positive(text: str) -> float:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=("auto", "cuda", "emulate"), default="auto")
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        action="append",
-        metavar="B,Sq,Skv,Hq,Hkv",
-        help="run this shape (repeatable) instead of the demonstration's",
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="Without flags of a case the demonstration's four run.",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of --shape; default: bf16")
-    parser.add_argument(
-        "--mask", choices=("full", "causal"), default="full", help="of --shape; default: full"
-    )
-    parser.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the emulator")
-    parser.add_argument("--seed", type=int, default=0, help="of the policies with chance")
-    parser.add_argument(
+    add_case_arguments(parser)
+    group = parser.add_argument_group("run")
+    group.add_argument("--backend", choices=("auto", "cuda", "emulate"), default="auto")
+    group.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the emulator")
+    group.add_argument("--seed", type=int, default=0, help="of the policies with chance")
+    group.add_argument(
         "--tolerance", type=positive, default=1.0, metavar="FACTOR", help="scales every limit"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    group.add_argument(
+        "--line-info", action="store_true", help="compile with source lines, for profilers"
+    )
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """The cases that the flags spell; none spelt means the demonstration."""
+    shapes = arguments.shape or [DEFAULT_SHAPE]
+    cases = [case_of(arguments, shape) for shape in shapes]
+    return list(DEMO) if cases == [Case(*DEFAULT_SHAPE)] and not arguments.shape else cases
+
+
+def refusal(cases: list[Case]) -> str | None:
+    """Why the first case that `attention` refuses is refused."""
+    for case in cases:
+        try:
+            check(case)
+        except (ValueError, NotImplementedError) as error:
+            return f"refused: {case}: {error}"
+    return None
 
 
 def main() -> int:
     arguments = parse_arguments()
+    cases = chosen(arguments)
+    refused = refusal(cases)
+    if refused:
+        print(refused, file=sys.stderr)
+        return REFUSED
+    if arguments.line_info:
+        os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     arguments.backend, reason = pick_backend(arguments.backend)
-    shapes = arguments.shape or ()
-    cases = [Case(*s, dtype=arguments.dtype, mask=arguments.mask) for s in shapes] or list(DEMO)
     console = Console()
     console.print(f"backend: {arguments.backend} ({reason})")
     rows = run_all(cases, arguments, console)

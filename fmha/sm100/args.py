@@ -12,55 +12,134 @@ from kernelkit.pipelines import Event, Ring
 
 
 @dataclass(frozen=True)
-class TmaLoad:
-    """One kind of tile that TMA fetches."""
+class TmaTensor:
+    """One global tensor that TMA reads or writes box by box."""
 
     atom: cute.CopyAtom
-    tensor: cute.Tensor  # coordinates: Q, K (S, D, H, B); V (D, S, H, B)
-    layout: cute.ComposedLayout  # of the shared buffer: (MMA, rest, rest, stage), swizzled
+    tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page)
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """Global memory that the kernel writes, and the lengths that it reads."""
+class TmaTensors:
+    """q is None where rows are gathered, o where no row goes out by TMA: packed heads.
 
-    o: cute.Tensor  # (Sq, D, Hq, B), io dtype or fp32
-    lse: cute.Tensor  # (Sq, Hq, B), fp32
-    row_max: cute.Tensor | None  # (Sq, Hq, B), fp32, with raw O only
-    kv_lens: cute.Tensor | None  # (B,), int32, valid keys
+    tail is v with another barrier: in a pair its bytes are counted in this CTA, not in the leader.
+    """
+
+    q: TmaTensor | None
+    k: TmaTensor
+    v: TmaTensor
+    tail: TmaTensor | None
+    o: TmaTensor | None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """int32 and fp32 tables in global memory; None where the config has no use for them."""
+
+    kv_lens: cute.Tensor | None  # (B,) valid keys
+    q_offset: cute.Tensor | None  # (B,) position of the first query
+    cu_seqlens_q: cute.Tensor | None  # (B + 1,)
+    cu_seqlens_k: cute.Tensor | None  # (B + 1,)
+    page_table: cute.Tensor | None  # (B, pages per entry)
+    sinks: cute.Tensor | None  # (Hq,) fp32
+    cos: cute.Tensor | None  # (positions, rope_dim / 2) fp32
+    sin: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Numbers of one launch.
+
+    scale_log2: what a score is multiplied by inside exp2. Without softcap the score is q.k and
+    this is scale * log2(e); with softcap it is -1 / (1 + exp(2 scale q.k / c)) and this is
+    2 c log2(e), see `kernelkit.online_softmax.squash`.
+    """
+
+    scale_log2: Float32
+    squash_log2: Float32  # 2 scale log2(e) / c, with softcap only
+    window_left: Int32
+    window_right: Int32
+    sink_tokens: Int32
+
+
+@dataclass(frozen=True)
+class Globals:
+    """Global memory beside TMA: what threads read and write themselves."""
+
+    q_shape: tuple  # (rows, query heads)
+    k_shape: tuple  # (rows or rows of a page, KV heads)
+    q: cute.Tensor  # (row, D, Hq, B) io dtype; B is 1 where rows are packed (varlen)
+    o: cute.Tensor  # (row, Dv, Hq, B) output dtype
+    lse: cute.Tensor  # (row, Hq, B) fp32
+    row_max: cute.Tensor | None  # (row, Hq, B) fp32, with raw O only
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The key tiles of one query tile in the order in which they are visited.
+
+    First those with a mask per element: `right` tiles from `right_end` - 1 down, `left` tiles from
+    `left_end` - 1 down, `sink` tiles down to tile 0. Then `free` tiles from `free_end` - 1 down, in
+    which every row sees every key. Order means nothing to the softmax, and so two copies of its
+    loop are enough.
+    """
+
+    right: Int32
+    right_end: Int32
+    left: Int32
+    left_end: Int32
+    sink: Int32
+    free: Int32
+    free_end: Int32
+    masked: Int32  # right + left + sink
+    tiles: Int32  # masked + free
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one CTA computes: 128 query rows of one head."""
+    """What one CTA (or pair) computes: 128 query rows, all of which share a KV head."""
 
     q_tile: Int32
-    head: Int32
+    head: Int32  # query head of the tile; the first of the group where heads are packed
     kv_head: Int32
-    batch: Int32
-    q_length: Int32
+    group: Int32  # query heads of a KV head
+    batch: Int32  # entry; tensors that are packed have no batch of their own
+    q_start: Int32  # row of the tensor where this entry's queries begin: 0, or by cu_seqlens
+    q_length: Int32  # queries (tokens) of this entry
+    kv_start: Int32
     kv_length: Int32  # valid keys
-    kv_tiles: Int32  # key tiles that any row sees; walked from the last to the first
-    masked_tiles: Int32  # how many of them, at the end, need a mask per element
-    scale_log2: Float32  # softmax scale times log2(e)
+    offset: Int32  # position of the entry's first query among the keys
+    full_end: Int32  # end of what a row sees whose right edge does not depend on it
+    rank: Int32  # of this CTA in its pair; 0 without one
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a softmax thread owns."""
+    """What a softmax thread owns: a query row, or half of one in a CTA pair."""
 
-    thread: Int32  # row in the tile = lane of TMEM
-    position: Int32  # row in Q; rows beyond Sq exist only on chip
-    visible: Int32  # the row sees keys [0, visible); not positive: none
+    lane: Int32  # of TMEM; the thread of the softmax role
+    row: Int32  # in this CTA's part of the tile
+    half: Int32  # 0; in a pair 1 for the second half of the columns
+    group: Int32  # which of the CTA's query tiles the row is in
+    token: Int32  # query of the entry; rows at and beyond q_length exist only on chip
+    head: Int32  # query head
+    begin: Int32  # the row sees keys [begin, end), and those of [0, sink_end) below end
+    end: Int32
+    sink_end: Int32
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """On-chip memory of the CTA."""
+    """On-chip memory of the CTA: pointers to the buffers of the plan."""
 
-    q: cute.Tensor  # (MMA, 1, D / 16, 1) io dtype, shared, swizzled
-    k: cute.Tensor  # (MMA, 1, D / 16, stages)
-    v: cute.Tensor  # (MMA, 1, tile_n / 16, stages)
+    q: cute.Pointer  # io dtype, panels of (rows, panel) lines
+    k: cute.Pointer
+    v: cute.Pointer
+    p: cute.Pointer  # where P lies in TMEM: unused
+    o: cute.Pointer  # output dtype
+    statistics: cute.Pointer  # fp32, pair only
     tmem: cute.Pointer  # fp32, start of the tensor memory allocation
 
 
@@ -74,6 +153,10 @@ class Pipes:
     s: Event
     p: Event
     o: Event
+    tail: Event | None = None
+    rescaled: Event | None = None  # ping-pong only
+    row: Ring | None = None
+    out: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +164,18 @@ class Lane:
     """What a softmax thread works with, the same for all tiles."""
 
     row: Row
-    scores: cute.Tensor  # (tile_n,) fp32 registers: the row of S, then its weights
-    scale_log2: Float32
+    scores: cute.Tensor | None  # fp32 registers: the row's part of S, then its weights
+    scalars: Scalars
+    buffers: Buffers
+    pipes: Pipes
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What every role of a CTA may reach."""
+
+    tma: TmaTensors
+    tensors: Globals
+    scalars: Scalars
     buffers: Buffers
     pipes: Pipes

@@ -1,40 +1,48 @@
 """The attention forward kernel for Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `fmha/plan.py` first (who, where, who waits for whom), then this file, then `roles/` in
-data-flow order: load, mma, softmax, correction, epilogue.
+Read `fmha/plan.py` first (who, where, who waits for whom), then this file, `walk.py` (which tiles),
+then `roles/` in data-flow order: load, gather, mma, softmax, correction, epilogue.
 
-One CTA per 128 query rows of one head; grid = (query tiles, query heads, batch).
+One CTA, at head_dim 512 a pair, per 128 query rows; grid = (query tiles, heads, batch entries).
 """
-
-import math
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from fmha.sm100.args import Buffers, Outputs, Pipes, TmaLoad, Work
-from fmha.sm100.products import (
-    IO_TYPES,
-    make_pv_mma,
-    make_qk_mma,
-    pv_tile,
-    qk_tile,
-    smem_layouts,
+from fmha.sm100.args import (
+    Buffers,
+    Globals,
+    Pipes,
+    Scalars,
+    Scope,
+    Tables,
+    TmaTensor,
+    TmaTensors,
 )
+from fmha.sm100.boxes import Box, k_box, o_box, q_box, v_box
+from fmha.sm100.products import IO_TYPES, OUT_TYPES
+from fmha.sm100.roles.correction import Correction
+from fmha.sm100.roles.gather import gather_q
 from fmha.sm100.roles.load import Load
 from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
+from fmha.sm100.walk import locate, plan_walk
 from kernelkit import hw
-from kernelkit.pipelines import make_pipelines
+from kernelkit.pipelines import (
+    make_pipelines,
+    meet_before_exit,
+    publish_barriers,
+    tma_group,
+)
+from kernelkit.warps import Role
 
-LOG2_E = math.log2(math.e)
-TOKENS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B)
-DIMS_FIRST = (3, 1, 2, 0)  # ... as (D, S, H, B)
+ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand where B does
 FREE_BARRIER = 1  # named barrier of the softmax warps; 0 is the CTA's
 
 
@@ -43,130 +51,161 @@ class AttentionForward:
 
     def __init__(self, config: AttentionConfig) -> None:
         self.plan = make_plan(config)
-        self.io = IO_TYPES[config.dtype]
         self.load, self.mma, self.softmax = Load(self.plan), Mma(self.plan), Softmax(self.plan)
+        self.correction = Correction(self.plan) if config.groups == 2 else None
+        self.idle = self.plan.roles["idle"] if config.groups == 2 else None
+        self.owner = (self.correction or self.softmax).role  # of O: the last to read TMEM
 
     @cute.jit
     def __call__(
         self,
         tensors: tuple[cute.Tensor, ...],
-        statistics: tuple[cute.Tensor | None, ...],
-        kv_lens: cute.Tensor | None,
-        scale: Float32,
+        arrays: tuple[cute.Tensor | None, ...],
+        numbers: tuple,
         stream: CUstream,
     ) -> None:
         """Describe the copies and launch.
 
-        tensors: q, o [B, Sq, Hq, D]; k, v [B, Skv, Hkv, D], last dim contiguous, other strides
-        multiples of 16 bytes. statistics: lse [B, Hq, Sq], and row_max or None. kv_lens: [B]
-        int32 or None. scale multiplies q.k, > 0. Order of tensors: q, k, v, o.
+        tensors: q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o; last dim contiguous, other strides
+        multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
+        arrays: lse [B, Hq, Sq], row_max or None, then the fields of `Tables`.
+        numbers: the fields of `Scalars`, then the longest query length.
         """
-        q, k, v, o = tensors
-        lse, row_max = statistics
-        loads = self.describe_loads(q, k, v)
-        outputs = Outputs(
-            reorder(o, TOKENS_FIRST),
+        q, k, v, o = (reorder(tensor, ROWS_FIRST) for tensor in tensors)
+        lse, row_max, *tables = arrays
+        every = Globals(
+            (q.shape[0], q.shape[2]),
+            (k.shape[0], k.shape[2]),
+            q,
+            o,
             reorder(lse, (2, 1, 0)),
             reorder(row_max, (2, 1, 0)) if cutlass.const_expr(row_max is not None) else None,
-            kv_lens,
+            Tables(*tables),
         )
-        batch, q_length, heads, _ = q.shape
-        self.kernel(*loads, outputs, scale * LOG2_E).launch(
-            grid=(cute.ceil_div(q_length, self.plan.config.tile_m), heads, batch),
+        scalars, longest = Scalars(*numbers[:-1]), numbers[-1]
+        config = self.plan.config
+        heads, entries = q.shape[2], q.shape[3]
+        if cutlass.const_expr(config.pack_heads):
+            longest, heads = longest * (heads // k.shape[2]), k.shape[2]
+        if cutlass.const_expr(config.varlen_q):
+            entries = cute.size(every.tables.cu_seqlens_q) - 1
+        tiles = cute.ceil_div(longest, self.plan.layout.block_rows) * config.ctas
+        self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
+            grid=(tiles, heads, entries),
             block=(self.plan.roles.threads, 1, 1),
+            cluster=(config.ctas, 1, 1) if config.ctas > 1 else None,
             stream=stream,
+            use_pdl=config.pdl,
+            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
 
     @cute.jit
-    def describe_loads(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor) -> tuple:
-        """TMA descriptions of Q, K and V tiles, which carry shapes and strides of this launch."""
-        qk_mma, pv_mma = make_qk_mma(self.plan), make_pv_mma(self.plan)
-        operation = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        layouts = smem_layouts(self.plan)
-        kinds = (
-            (cute.nvgpu.make_tiled_tma_atom_A, q, TOKENS_FIRST, qk_tile(self.plan), qk_mma),
-            (cute.nvgpu.make_tiled_tma_atom_B, k, TOKENS_FIRST, qk_tile(self.plan), qk_mma),
-            (cute.nvgpu.make_tiled_tma_atom_B, v, DIMS_FIRST, pv_tile(self.plan), pv_mma),
+    def describe_copies(
+        self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
+    ) -> TmaTensors:
+        """TMA descriptions, which carry shapes and strides of this launch."""
+        config = self.plan.config
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        return TmaTensors(
+            q=None if config.pack_heads else describe(self.fetch("q"), q, q_box(self.plan)),
+            k=describe(self.fetch("k"), k, k_box(self.plan)),
+            v=describe(self.fetch("v"), v, v_box(self.plan)),
+            tail=describe(self.fetch("tail"), v, v_box(self.plan)) if config.ragged_keys else None,
+            o=None if config.pack_heads else describe(store, o, o_box(self.plan)),
         )
-        loads = []
-        for layout, (make_atom, tensor, order, tile, mma) in zip(layouts, kinds, strict=True):
-            one_stage = cute.select(layout, mode=[0, 1, 2])
-            atom, coordinates = make_atom(operation, reorder(tensor, order), one_stage, tile, mma)
-            loads.append(TmaLoad(atom, coordinates, layout))
-        return tuple(loads)
+
+    def fetch(self, edge: str) -> cpasync.CopyBulkTensorTileG2SOp:
+        """The load whose bytes complete on the barriers of `edge`."""
+        return cpasync.CopyBulkTensorTileG2SOp(tma_group(self.plan.edges, edge))
 
     @cute.kernel
-    def kernel(
-        self, q: TmaLoad, k: TmaLoad, v: TmaLoad, outputs: Outputs, scale_log2: Float32
-    ) -> None:
+    def kernel(self, tma: TmaTensors, tensors: Globals, scalars: Scalars) -> None:
         """Prologue for all warps, then each warp plays its role."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        work = self.locate(k, outputs, scale_log2)
+        smem = SmemAllocator().allocate(self.plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        tmem_base = self.buffer(smem, "tmem_base", Int32)
+        pipes = Pipes(**make_pipelines(self.plan.edges, self.buffer(smem, "barriers", Int64)))
+        is_two = self.plan.config.ctas == 2
+        if warp == self.owner.first_warp:
+            cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
+        publish_barriers(self.plan.edges)
+        if cutlass.const_expr(self.plan.config.pdl):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+        whole = (smem, tma, tensors, scalars, pipes)
 
-        # Allocate, in the order of the plan.
-        smem = SmemAllocator()
-        barriers = smem.allocate_array(
-            Int64, self.plan.edges.barrier_bytes // hw.MBARRIER_BYTES, byte_alignment=8
-        )
-        tmem_base = smem.allocate(Int32, byte_alignment=4)
-        sQ, sK, sV = [
-            smem.allocate_tensor(self.io, load.layout.outer, 1024, swizzle=load.layout.inner)
-            for load in (q, k, v)
-        ]
-        if warp == self.softmax.role.first_warp:
-            cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base)
-            cute.arch.relinquish_tmem_alloc_permit()
-
-        # Pipelines.
-        pipes = Pipes(**make_pipelines(self.plan.edges, barriers))
-        cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
-        buffers = Buffers(sQ, sK, sV, tmem_pointer)
-
-        # Dispatch.
         if warp == self.load.role.first_warp:
-            self.load.run(q, k, v, work, buffers, pipes)
+            scope, work, walk = self.enter(self.load.role, whole)
+            self.load.run(work, walk, scope)
         elif warp == self.mma.role.first_warp:
-            self.mma.run(work, buffers, pipes)
-        else:
-            self.softmax.run(work, buffers, pipes, outputs)
+            scope, work, walk = self.enter(self.mma.role, whole)
+            if work.rank == 0:
+                self.mma.run(walk, scope)
+        elif warp <= self.softmax.role.last_warp:
+            scope, work, walk = self.enter(self.softmax.role, whole)
+            if cutlass.const_expr(self.plan.config.pack_heads):
+                gather_q(self.plan, work, scope)
+            self.softmax.run(work, walk, scope)
+        if cutlass.const_expr(self.correction is not None):
+            if warp >= self.idle.first_warp:
+                set_registers(self.idle)
+            elif warp >= self.correction.role.first_warp:
+                if warp <= self.correction.role.last_warp:
+                    scope, work, walk = self.enter(self.correction.role, whole)
+                    self.correction.run(work, walk, scope)
+        if warp >= self.owner.first_warp and warp <= self.owner.last_warp:
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
-            cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=self.softmax.role.threads)
-            if warp == self.softmax.role.first_warp:
-                cute.arch.dealloc_tmem(tmem_pointer, self.plan.tmem.allocated)
+            cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=self.owner.threads)
+        meet_before_exit(self.plan.edges)
+        if warp == self.owner.first_warp:
+            tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
+            cute.arch.dealloc_tmem(tmem_pointer, self.plan.tmem.allocated, is_two_cta=is_two)
 
     @cute.jit
-    def locate(self, k: TmaLoad, outputs: Outputs, scale_log2: Float32) -> Work:
-        """This CTA's tile, and which key tiles it has to walk: loop bounds before masks."""
-        tile_m, tile_n = self.plan.config.tile_m, self.plan.config.tile_n
-        q_tile, head, batch = cute.arch.block_idx()
-        q_length, q_heads = cute.size(outputs.o, mode=[0]), cute.size(outputs.o, mode=[2])
-        kv_length, kv_heads = cute.size(k.tensor, mode=[0]), cute.size(k.tensor, mode=[2])
-        if cutlass.const_expr(outputs.kv_lens is not None):
-            kv_length = cutlass.max(cutlass.min(outputs.kv_lens[batch], kv_length), 0)
-        seen_by_any, seen_by_all = kv_length, kv_length
-        if cutlass.const_expr(self.plan.config.mask == "causal"):
-            # Long rows first: the last CTAs to start are then the short ones.
-            tiles, _, _ = cute.arch.grid_dim()
-            q_tile = tiles - 1 - q_tile
-            first_row = q_tile * tile_m
-            last_row = cutlass.min(first_row + tile_m, q_length) - 1
-            offset = kv_length - q_length
-            seen_by_any = cutlass.max(cutlass.min(offset + last_row + 1, kv_length), 0)
-            seen_by_all = cutlass.max(cutlass.min(offset + first_row + 1, kv_length), 0)
-        kv_tiles = cute.ceil_div(seen_by_any, tile_n)
-        return Work(
-            q_tile=q_tile,
-            head=head,
-            kv_head=head // (q_heads // kv_heads),
-            batch=batch,
-            q_length=q_length,
-            kv_length=kv_length,
-            kv_tiles=kv_tiles,
-            masked_tiles=kv_tiles - seen_by_all // tile_n,
-            scale_log2=scale_log2,
-        )
+    def enter(self, role: Role, whole: tuple) -> tuple:
+        """(Scope, Work, Walk) of a role that begins.
+
+        Each role finds them for itself: none keeps in registers what only others need.
+        """
+        smem, tma, tensors, scalars, pipes = whole
+        set_registers(role)
+        tmem_base = self.buffer(smem, "tmem_base", Int32)
+        tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
+        scope = Scope(tma, tensors, scalars, self.buffers(smem, tmem_pointer), pipes)
+        work = locate(self.plan, tensors)
+        return scope, work, plan_walk(self.plan, work, scalars)
+
+    def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
+        """The buffer of the plan, where the plan puts it."""
+        begin, _ = self.plan.smem.offsets().get(name, (0, 0))
+        align = hw.SMEM_SWIZZLE_ALIGN if begin % hw.SMEM_SWIZZLE_ALIGN == 0 else dtype.width // 8
+        return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
+
+    def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
+        """All buffers that roles use; what the config has no use for points anywhere."""
+        config = self.plan.config
+        io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
+        q, k, v, p = (self.buffer(smem, name, io) for name in ("sQ", "sK", "sV", "sP"))
+        o, statistics = self.buffer(smem, "sO", out), self.buffer(smem, "statistics", Float32)
+        return Buffers(q, k, v, p, o, statistics, tmem)
+
+
+@cute.jit
+def set_registers(role: Role) -> None:
+    """Take or give registers, where the plan says how many the role needs."""
+    if cutlass.const_expr(role.registers is not None):
+        if cutlass.const_expr(role.registers > 128):
+            cute.arch.setmaxregister_increase(role.registers)
+        else:
+            cute.arch.setmaxregister_decrease(role.registers)
+
+
+def describe(operation: object, tensor: cute.Tensor, box: Box) -> TmaTensor:
+    """The copy of boxes of `tensor`, modes (row, column, head, batch entry or page)."""
+    tile = (box.rows, box.columns)
+    atom, coordinates = cpasync.make_tiled_tma_atom(operation, tensor, box.layout(), tile)
+    return TmaTensor(atom, coordinates)
 
 
 @cute.jit

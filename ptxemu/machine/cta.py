@@ -148,6 +148,13 @@ class Cta:
                 text = f"setmaxnreg differs within a warpgroup, last count by warp: {asked}"
                 self.machine.find("setmaxnreg", text)
 
+    def reached_by(self, peer: Cta) -> None:
+        """Shared memory, barriers and tensor memory of a CTA end with it: a peer's access has to
+        come before its exit (CUDA C++ Programming Guide, "Distributed Shared Memory")."""
+        if self.live_warps == 0 and self is not peer:
+            text = "a CTA of a cluster is reached by its peer after all its threads have exited"
+            self.machine.find("exited", text)
+
     def mark_generic(self, written: slice | np.ndarray) -> None:
         """An ordinary store wrote these bytes: the async proxy does not see them before a fence."""
         if self.unfenced is not None:

@@ -113,6 +113,8 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
     a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
 
     def run() -> None:
+        for cta in ctas:
+            cta.reached_by(w.cta)
         views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
         mma(
             views,
@@ -138,15 +140,15 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
     _, queue = pipe(w, group)
     for address, chosen in w.each_lane(barrier, mask or 0):
         if mask is None:
-            signals = [find(w, address)]
+            signals = [(w.cta, find(w, address))]
         else:
             offset = address & OFFSET_MASK
-            signals = [
-                w.cluster.cta(rank).mbarrier(offset) for rank in range(16) if chosen >> rank & 1
-            ]
+            ctas = [w.cluster.cta(rank) for rank in range(16) if chosen >> rank & 1]
+            signals = [(cta, cta.mbarrier(offset)) for cta in ctas]
 
         def run(signals: list = signals) -> None:
-            for signal in signals:
+            for cta, signal in signals:
+                cta.reached_by(w.cta)
                 signal.arrive(by="tensor core")
 
         w.machine.issue(w, Work("tensor core", "commit", run), queue)

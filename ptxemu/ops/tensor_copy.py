@@ -145,6 +145,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
     def run() -> None:
         image = load_tile(tm, position, w.machine.memory)
         for cta, offset in places:
+            cta.reached_by(w.cta)
             place_tile(tm, image, cta.smem, offset)
             cta.mark_async(slice(offset, offset + tm.box_bytes))
         for found in signals:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import random
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 
-from fmha import attention, reference
+from fmha import AttentionConfig, attention, reference
 from fmha.reference import Attention
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
 
 POLICIES = ("round-robin", "random", "adversarial")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-HEAD_DIM = 64
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
+SPARE_PAGES = 3  # pages of the pool that no table names
+NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
+LOG2_LAG = AttentionConfig().rescale_log2
 
 
 @dataclass(frozen=True)
 class Case:
-    """q [batch, sq, q_heads, 64]; k, v [batch, skv, kv_heads, 64].
+    """q [batch, sq, Hq, D]; k [batch, skv, Hkv, D], v [.., Dv]; dims (D, Dv).
 
-    kv_lens: valid keys per batch entry; everything past them is NaN. amplitude: of q, large values
-    move the row maximum from tile to tile. normalize False: the raw output is normalised here.
+    q_lens, k_lens: the entries are packed, sq or skv then says nothing. kv_lens: valid keys per
+    entry; everything past them is NaN. page_size: K and V are pages, shuffled, in a pool with
+    spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
+    large values move the row maximum from tile to tile. normalize False: the raw output is
+    normalised here. out_dtype, p_path, schedule '': the default of the API.
     """
 
     sq: int
@@ -38,104 +46,253 @@ class Case:
     kv_lens: tuple[int, ...] | None = None
     amplitude: float = 1.0
     normalize: bool = True
+    dims: tuple[int, int] = (64, 64)
+    window: tuple[int | None, int | None] = (None, None)
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    q_offset: int | tuple[int, ...] | None = None
+    q_lens: tuple[int, ...] | None = None
+    k_lens: tuple[int, ...] | None = None
+    page_size: int = 0
+    rope_dim: int = 0
+    out_dtype: str = ""
+    pack_heads: bool | None = None
+    p_path: str = ""
+    scale: float | None = None
+    schedule: str = ""
 
     def __str__(self) -> str:
-        parts = [self.dtype, "causal" if self.causal else "full", f"{self.sq}x{self.skv}"]
-        parts += [f"h{self.heads[0]}.{self.heads[1]}", f"b{self.batch}"]
-        parts += ["lens"] * (self.kv_lens is not None) + ["raw"] * (not self.normalize)
+        parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
+        parts += [part for part in (self.p_path, self.schedule) if part]
+        parts += [self.dtype + f">{self.out_dtype}" * bool(self.out_dtype)]
+        parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
+        if self.window != (None, None):
+            parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
+        for name, value in (
+            ("first", self.sink_tokens),
+            ("cap", self.softcap),
+            ("page", self.page_size),
+            ("rope", self.rope_dim),
+            ("scale", self.scale or 0),
+        ):
+            parts += [f"{name}{value:g}"] * bool(value)
+        parts += ["sinks"] * self.sinks
+        parts += [f"h{self.heads[0]}.{self.heads[1]}"]
+        parts += [] if self.pack_heads is None else ["packed" if self.pack_heads else "apart"]
+        queries, keys = _listed(self.q_lens) or self.sq, _listed(self.k_lens) or self.skv
+        parts += [f"{queries}x{keys}"] + [f"b{self.batch}"] * (self.batch > 1)
+        parts += [] if self.kv_lens is None else [f"lens{_listed(self.kv_lens)}"]
+        parts += [] if self.q_offset is None else [f"at{_listed(self.q_offset)}"]
         return "-".join(parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0))
 
     @property
     def group(self) -> str:
-        """Cases of one group share a compiled kernel."""
-        return f"{self.dtype}-{self.causal}-{self.normalize}-{self.kv_lens is not None}"
+        """Cases of one group share a compiled kernel (or two, where packing is automatic)."""
+        static = (
+            self.dims, self.p_path, self.schedule, self.dtype, self.out_dtype, self.normalize,
+            self.causal or self.window[1] is not None, self.window[0] is not None,
+            self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
+            self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
+            self.page_size, self.rope_dim, self.pack_heads,
+        )  # fmt: skip
+        return f"{zlib.crc32(repr(static).encode()):08x}"
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        """Queries of each entry."""
+        return self.q_lens or (self.sq,) * self.batch
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys of each entry that exist."""
+        stored = self.k_lens or (self.skv,) * self.batch
+        return stored if self.kv_lens is None else tuple(map(min, stored, self.kv_lens))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Position of the first query of each entry."""
+        if self.q_offset is None:
+            return tuple(n_k - n_q for n_q, n_k in zip(self.queries, self.keys, strict=True))
+        return (self.q_offset,) * self.batch if isinstance(self.q_offset, int) else self.q_offset
+
+    @property
+    def io(self) -> torch.dtype:
+        """dtype of q, k, v and P."""
+        return DTYPES[self.dtype]
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views into larger allocations full of NaN, heads before tokens in memory."""
-        generator = torch.Generator().manual_seed(hash_free_seed(self))
-        q = _view(self.batch, self.sq, self.heads[0], DTYPES[self.dtype])
-        k, v = (_view(self.batch, self.skv, self.heads[1], DTYPES[self.dtype]) for _ in range(2))
-        for tensor, amplitude in ((q, self.amplitude), (k, 1.0), (v, 1.0)):
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * amplitude)
-        for entry, length in enumerate(self.kv_lens or ()):
-            k[entry, length:] = math.nan
-            v[entry, length:] = math.nan
+        generator = torch.Generator().manual_seed(self._seed())
+        q = _filled(self, self.queries, self.sq, self.q_lens is not None, 0, generator)
+        q *= self.amplitude
+        if self.page_size:
+            return q, *(self._pool(columns, generator) for columns in self.dims)
+        packed, stored = self.k_lens is not None, self.k_lens or (self.skv,) * self.batch
+        k, v = (_filled(self, stored, self.skv, packed, side, generator) for side in (1, 2))
+        for tensor in (k, v) if self.kv_lens is not None else ():
+            starts = [0, *accumulate(stored)]
+            for entry, length in enumerate(self.keys):
+                rows = tensor[starts[entry] : starts[entry + 1]] if packed else tensor[entry]
+                rows[length:] = math.nan
         return q, k, v
 
+    def _pool(self, columns: int, generator: torch.Generator) -> torch.Tensor:
+        table = self.page_table()
+        used = sum(-(-length // self.page_size) for length in self.keys)
+        pool = _nan_view(used + SPARE_PAGES, self.page_size, self.heads[1], columns, self.io)
+        for entry, length in enumerate(self.keys):
+            rows = torch.randn((length, self.heads[1], columns), generator=generator)
+            for index, page in enumerate(rows.split(self.page_size) if length else ()):
+                pool[table[entry, index], : len(page)] = page.to(self.io)
+        return pool
 
-def hash_free_seed(case: Case) -> int:
-    """A seed that does not depend on PYTHONHASHSEED."""
-    return case.sq * 1009 + case.skv * 31 + case.batch
+    def page_table(self) -> torch.Tensor:
+        """int32 [batch, pages of the longest entry and one more]."""
+        counts = [-(-length // self.page_size) for length in self.keys]
+        pages = list(range(sum(counts) + SPARE_PAGES))
+        random.Random(self._seed()).shuffle(pages)
+        width = max(counts) + 1
+        rows = [
+            [pages.pop() for _ in range(count)]
+            + [NO_PAGES[index % len(NO_PAGES)] for index in range(width - count)]
+            for count in counts
+        ]
+        return torch.tensor(rows, dtype=torch.int32)
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that `attention` and the reference share."""
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "window": self.window,
+            "sink_tokens": self.sink_tokens,
+            "softcap": self.softcap,
+            "scale": self.scale,
+        }
+        if self.q_offset is not None:
+            options["q_offset"] = self.q_offset
+            if not isinstance(self.q_offset, int):
+                options["q_offset"] = _int32(self.q_offset)
+        if self.kv_lens is not None:
+            options["kv_lens"] = _int32(self.kv_lens)
+        for name, lengths in (("cu_seqlens_q", self.q_lens), ("cu_seqlens_k", self.k_lens)):
+            if lengths is not None:
+                options[name] = _int32([0, *accumulate(lengths)])
+        if self.page_size:
+            options["page_table"] = self.page_table()
+        if self.sinks:
+            spread = torch.linspace(-2.0, 4.0, self.heads[0])
+            options["sinks"] = torch.roll(spread, 1)  # the first head has the strongest sink
+        if self.rope_dim:
+            options["rope"] = self._rope()
+        return options
+
+    def _rope(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tables that end with the last position."""
+        ends = [start + rows for start, rows in zip(self.offsets, self.queries, strict=True)]
+        step = 10000.0 ** (-torch.arange(self.rope_dim // 2) * 2 / self.rope_dim)
+        angles = torch.arange(max(*ends, 1))[:, None] * step
+        return torch.cos(angles), torch.sin(angles)
+
+    def _seed(self) -> int:
+        """The same in every process, unlike hash()."""
+        return zlib.crc32(str(self).encode())
 
 
-def _view(batch: int, tokens: int, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    memory = torch.full(
-        (batch, heads, tokens + PAST_ROWS, HEAD_DIM + PAST_COLUMNS), math.nan, dtype=dtype
-    )
-    return memory[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
+def _listed(values: int | Sequence[int] | None) -> str:
+    if values is None or isinstance(values, int):
+        return "" if values is None else str(values)
+    return ".".join(map(str, values))
 
 
-SHAPES = (
-    (1, 1), (1, 128), (127, 129), (128, 128), (200, 64), (200, 333), (256, 512), (0, 5), (5, 0),
-)  # fmt: skip
-HEADS = ((1, 1), (4, 2), (8, 1))
+def _int32(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
-MATRIX = tuple(
-    Case(*shape, heads, batch, dtype, causal)
-    for dtype, causal, shape, heads, batch in itertools.product(
-        DTYPES, (False, True), SHAPES, HEADS, (1, 2)
-    )
-)
 
-# One of each kind: every shape, every head ratio, both dtypes and masks, and what MATRIX has not.
-QUICK = (
-    *(Case(*shape, causal=causal) for shape, causal in itertools.product(SHAPES, (False, True))),
-    Case(127, 129, (4, 2), 2, "fp16", causal=True),
-    Case(130, 70, (8, 1), 2, "fp16"),
-    Case(200, 700, amplitude=4.0),
-    Case(130, 640, causal=True, dtype="fp16", amplitude=4.0),
-    Case(130, 400, (2, 1), 3, kv_lens=(256, 129, 0)),
-    Case(130, 400, (2, 1), 3, causal=True, kv_lens=(400, 70, 1), normalize=False),
-)
+def _filled(
+    case: Case,
+    lengths: Sequence[int],
+    tokens: int,
+    packed: bool,
+    side: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """q, k or v (side 0, 1, 2) with normal numbers."""
+    shape = (1, sum(lengths)) if packed else (case.batch, tokens)
+    heads, columns = case.heads[min(side, 1)], case.dims[max(side - 1, 0)]
+    tensor = _nan_view(*shape, heads, columns, case.io)
+    tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return tensor[0] if packed else tensor
+
+
+def _nan_view(
+    batch: int, tokens: int, heads: int, columns: int, dtype: torch.dtype
+) -> torch.Tensor:
+    shape = (batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS)
+    return torch.full(shape, math.nan, dtype=dtype)[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
 
 
 def run(case: Case, policy: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """(O, LSE), or (O_raw, LSE, row_max), of the kernel in the emulator."""
-    lens = None if case.kv_lens is None else torch.tensor(case.kv_lens, dtype=torch.int32)
-    with emulation(Options(policy=policy, seed=seed)) as active:
-        results = attention(
-            *case.inputs(),
-            causal=case.causal,
-            normalize=case.normalize,
-            return_lse=True,
-            kv_lens=lens,
-        )
-    assert not any(launch.findings for report in active.reports for launch in report.launches)
+    results, reports = run_reported(case, policy, seed)
+    assert not any(launch.findings for report in reports for launch in report.launches)
     return results
 
 
+def run_reported(case: Case, policy: str, seed: int = 0, **changes: Any) -> tuple[tuple, list]:
+    """The results and the reports of the emulated launches. changes: of attention's arguments."""
+    arguments = {
+        **case.options(),
+        "normalize": case.normalize,
+        "return_lse": True,
+        "out_dtype": DTYPES.get(case.out_dtype),
+        "pack_heads": case.pack_heads,
+        "config": AttentionConfig(p_path=case.p_path, schedule=case.schedule),
+    }
+    with emulation(Options(policy=policy, seed=seed)) as active:
+        results = attention(*case.inputs(), **(arguments | changes))
+    return results, active.reports
+
+
 def references(case: Case) -> tuple[Attention, Attention]:
-    """(fp64 definition, the same with the kernel's rounding points)."""
-    inputs, options = case.inputs(), {"causal": case.causal, "kv_lens": case.kv_lens}
-    return reference.definition(*inputs, **options), reference.rounded(*inputs, **options)
+    """(fp64 definition, the same with the kernel's rounding points), both normalised."""
+    inputs, options = case.inputs(), case.options()
+    out_dtype = DTYPES[case.out_dtype or (case.dtype if case.normalize else "fp32")]
+    exact = reference.definition(*inputs, **options)
+    return exact, reference.rounded(*inputs, **options, out_dtype=out_dtype)
 
 
 def judge(case: Case, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
     """Verdicts on O and LSE, and on the identity that connects a raw output with them."""
     exact, rounded = references(case)
     o, lse = results[:2]
+    reports = []
     if not case.normalize:
         o = normalised(*results)
+        reports.append(_row_max_report(results[2], exact.row_max))
+    # 16 bits of O are rounded once more than those of P.
+    coarser = max((case.io, results[0].dtype), key=lambda dtype: torch.finfo(dtype).eps)
     return [
-        tolerance.compare_output(o, exact.o, rounded.o, DTYPES[case.dtype]),
+        tolerance.compare_output(o, exact.o, rounded.o, coarser),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
+        *reports,
     ]
+
+
+def _row_max_report(row_max: torch.Tensor, exact: torch.Tensor) -> tolerance.Report:
+    """The maximum that a raw O refers to may lag the true one, by as much as P may grow."""
+    lag = (exact - row_max).nan_to_num(nan=0.0)  # (-inf) - (-inf) where no key was seen
+    limit = LOG2_LAG * math.log(2.0) + tolerance.LSE_FLOOR
+    right = (lag >= -tolerance.LSE_FLOOR) & (lag <= limit)
+    where = tuple((~right).nonzero()[0].tolist()) if not right.all() else ()
+    worst = lag[where].item() if where else 0.0
+    return tolerance.Report("row_max", not where, where, worst, limit, 0.0)
 
 
 def normalised(raw: torch.Tensor, lse: torch.Tensor, row_max: torch.Tensor) -> torch.Tensor:
     """O = O_raw / exp(LSE - row_max); rows without keys stay as they are."""
     total = torch.exp(lse - row_max).nan_to_num(nan=1.0)  # (-inf) - (-inf) where no key was seen
-    return raw / total.transpose(1, 2)[..., None]
+    return raw / total.transpose(-2, -1)[..., None]
 
 
 def same_bits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:

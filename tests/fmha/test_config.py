@@ -1,37 +1,159 @@
-"""AttentionConfig refuses what no kernel exists for, by value and limit."""
+"""AttentionConfig refuses what no kernel exists for, by value and limit, and nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fmha.config import AttentionConfig
+from fmha.plan import make_plan, plan_unchecked
+from tests.fmha.arithmetic import broken_rules, columns, shared_bytes
+
+EXAMPLES = 5000
 
 
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"head_dim": 80}, NotImplementedError, ("80", "64")),
+        ({"v_head_dim": 128}, NotImplementedError, ("64 with v_head_dim 128", "(192, 128)")),
         ({"dtype": "fp8"}, NotImplementedError, ("fp8", "bf16", "fp16")),
-        ({"mask": "window"}, NotImplementedError, ("window", "causal")),
-        ({"p_path": "smem"}, NotImplementedError, ("smem", "tmem")),
-        ({"tile_m": 64}, NotImplementedError, ("64", "128")),
-        ({"kv_stages": 1}, ValueError, ("1", "2")),
-        ({"kv_stages": 7}, ValueError, ("7", "6")),
-        ({"rescale_log2": 12.0}, ValueError, ("12", "8")),
+        ({"out_dtype": "fp64"}, NotImplementedError, ("fp64", "fp32")),
+        ({"p_path": "registers"}, NotImplementedError, ("registers", "tmem", "smem")),
+        ({"page_size": 48, "kv_lens": True}, NotImplementedError, ("48", "128")),
+        ({"page_size": 16}, ValueError, ("pages without kv_lens",)),
+        (
+            {"page_size": 16, "kv_lens": True, "varlen_k": True},
+            ValueError, ("pages and cu_seqlens_k",),
+        ),
+        ({"sink_tokens": True}, ValueError, ("without a left window",)),
+        ({"sinks": True, "normalize": False}, ValueError, ("sinks", "normalize=False")),
+        ({"rope_dim": 7}, ValueError, ("7", "64")),
+        ({"rope_dim": 66}, ValueError, ("66", "64")),
+        ({"k_stages": -1}, ValueError, ("k_stages -1", "at least 1")),
+        ({"v_stages": -1}, ValueError, ("v_stages -1", "at least 1")),
+        ({"rescale_log2": 16.0}, ValueError, ("16", "15")),
+        ({"rescale_log2": -1.0}, ValueError, ("-1", "0")),
+        # Q 16 KiB, 13 + 1 pieces of 16 KiB, 1 KiB of barriers.
+        ({"k_stages": 13, "v_stages": 1}, ValueError, ("246784 bytes", "sK 13 x 16384", "232448")),
+        # Q 64 KiB, K 3 x 32 KiB, V 2 x 32 KiB, P 32 KiB.
+        (
+            {"head_dim": 256, "p_path": "smem", "k_stages": 3, "v_stages": 2},
+            ValueError, ("263168 bytes", "232448"),
+        ),
+        ({"head_dim": 512, "p_path": "tmem"}, ValueError, ("512 columns of the 512", "256 of S")),
+        ({"schedule": "fast"}, NotImplementedError, ("fast", "base", "pingpong")),
+        (
+            {"head_dim": 192, "v_head_dim": 128, "schedule": "pingpong"},
+            ValueError, ("pingpong", "head_dim 192", "98304 bytes"),
+        ),
+        ({"head_dim": 256, "v_stages": 1}, ValueError, ("v_stages 1", "at least 2")),
     ],
-)
+)  # fmt: skip
 def test_refusals_name_value_and_limit(change, error, words):
     with pytest.raises(error) as raised:
         replace(AttentionConfig(), **change).check()
-    assert all(word in str(raised.value) for word in words)
+    assert all(word in str(raised.value) for word in words), raised.value
 
 
 def test_output_dtype_follows_normalisation():
-    assert AttentionConfig(dtype="fp16").out_dtype == "fp16"
-    assert AttentionConfig(dtype="fp16", normalize=False).out_dtype == "fp32"
+    assert AttentionConfig(dtype="fp16").o_dtype == "fp16"
+    assert AttentionConfig(dtype="fp16", normalize=False).o_dtype == "fp32"
+    assert AttentionConfig(dtype="fp16", normalize=False, out_dtype="bf16").o_dtype == "bf16"
 
 
 def test_equal_configs_are_one_cache_key():
-    assert len({AttentionConfig(), AttentionConfig(kv_stages=3), AttentionConfig(kv_stages=4)}) == 2
+    assert len({AttentionConfig(), AttentionConfig(k_stages=0), AttentionConfig(k_stages=4)}) == 2
+
+
+def test_p_waits_in_tensor_memory_where_it_can():
+    for head_dim in (64, 96, 128, 256):
+        assert not AttentionConfig(head_dim=head_dim).p_in_smem
+        assert AttentionConfig(head_dim=head_dim, p_path="smem").p_in_smem
+    assert AttentionConfig(head_dim=512).p_in_smem
+
+
+def rarely(wrong: tuple, *right: object) -> st.SearchStrategy:
+    """One of `right`, in about one draw of forty one of `wrong`."""
+    return st.sampled_from(right * -(-39 * len(wrong) // len(right)) + wrong)
+
+
+DIMS = ((64, 0), (64, 64), (96, 0), (128, 0), (192, 128), (256, 0), (512, 0))
+STAGES = st.tuples(
+    rarely((-1,), *(0,) * 6, *range(1, 8), 11), rarely((-2,), *(0,) * 6, *range(1, 7), 11)
+)
+CONFIGS = st.builds(
+    lambda dims, stages, **fields: AttentionConfig(
+        head_dim=dims[0], v_head_dim=dims[1], k_stages=stages[0], v_stages=stages[1], **fields
+    ),
+    dims=rarely(((80, 0), (64, 128), (192, 0), (0, 0), (1024, 0)), *DIMS),
+    stages=STAGES,
+    dtype=rarely(("fp32", "fp8"), "bf16", "fp16"),
+    out_dtype=rarely(("fp64",), "", "bf16", "fp16", "fp32"),
+    page_size=rarely((8, 48, 256, -16), 0, 0, 16, 32, 64, 128),
+    rope_dim=rarely((1, 63, -2, 600), 0, 2, 32, 64, 96, 128),
+    p_path=rarely(("reg",), "", "tmem", "smem"),
+    schedule=rarely(("fast",), "", "base", "pingpong"),
+    rescale_log2=rarely((-0.5, 15.5, 16.0), 0.0, 8.0, 15.0),
+    **{name: st.booleans() for name in ("left", "pack_heads")},
+    **{name: rarely((True,), False) for name in ("sink_tokens", "sinks", "varlen_k")},
+    **{name: rarely((False,), True) for name in ("normalize", "kv_lens")},
+)
+
+
+def test_check_agrees_with_arithmetic_done_by_hand():
+    verdicts = []
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(CONFIGS)
+    def agrees(config):
+        broken = broken_rules(config)
+        verdicts.append(not broken)
+        if broken:
+            with pytest.raises((ValueError, NotImplementedError)) as raised:
+                config.check()
+            assert any(word in str(raised.value) for word in broken)
+            return
+        config.check()
+        plan = make_plan(config)
+        assert plan.smem.bytes == shared_bytes(config, *plan.layout.stages)
+        assert plan.tmem.allocated == columns(config)
+
+    agrees()
+    assert len(verdicts) >= EXAMPLES
+    assert EXAMPLES / 5 < sum(verdicts) < EXAMPLES * 4 / 5, "both verdicts are to be frequent"
+
+
+@pytest.mark.parametrize("schedule", ["base", "pingpong"])
+@pytest.mark.parametrize("p_path", ["tmem", "smem"])
+@pytest.mark.parametrize("dims", DIMS)
+def test_free_rings_are_as_deep_as_is_useful_and_fits(dims, p_path, schedule):
+    config = AttentionConfig(
+        head_dim=dims[0], v_head_dim=dims[1], p_path=p_path, schedule=schedule, kv_lens=True
+    )
+    if broken_rules(config):
+        return  # there is nothing to fill
+    k, v = plan_unchecked(config).layout.stages
+    k_pieces, v_pieces = {192: (3, 1), 256: (2, 2), 512: (2, 4)}.get(dims[0], (1, 1))
+    assert shared_bytes(config, k, v) <= 232_448
+    assert k >= k_pieces
+    assert v >= v_pieces
+    k_depth, v_depth = k / k_pieces, v / v_pieces
+    assert max(k_depth, v_depth) <= 3
+    one_more = (k + 1, v) if k_depth <= v_depth else (k, v + 1)
+    assert min(k_depth, v_depth) == 3 or shared_bytes(config, *one_more) > 232_448
+    # With one of them given, the other one fills what is left.
+    for wish in ({"k_stages": k_pieces}, {"v_stages": v_pieces}):
+        k, v = plan_unchecked(replace(config, **wish)).layout.stages
+        free_depth = v / v_pieces if "k_stages" in wish else k / k_pieces
+        one_more = (k, v + 1) if "k_stages" in wish else (k + 1, v)
+        assert free_depth == 3 or shared_bytes(config, *one_more) > 232_448

@@ -1,15 +1,24 @@
 """The kernel, through the API and the emulator, against the fp64 definition.
 
-Every case runs under every policy, and the bits must not depend on it.
+Every case runs under several schedules, and the bits must not depend on them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
+from fmha import reference
+from kernelkit import tolerance
 from tests.fmha import cases
-from tests.fmha.cases import MATRIX, POLICIES, QUICK, Case
+from tests.fmha.cases import POLICIES, Case
+from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK
+
+QUICK_SCHEDULES = tuple((policy, 0) for policy in POLICIES)
+MATRIX_SCHEDULES = (("round-robin", 0), ("adversarial", 0), ("adversarial", 1))
 
 
 def by_group(chosen: tuple[Case, ...]) -> list:
@@ -29,29 +38,42 @@ def poisoned_outputs():
     torch.use_deterministic_algorithms(before)
 
 
-def check(case: Case) -> None:
-    results = [cases.run(case, policy) for policy in POLICIES]
+def check(case: Case, schedules: tuple[tuple[str, int], ...] = QUICK_SCHEDULES) -> None:
+    results = [cases.run(case, policy, seed) for policy, seed in schedules]
     for report in cases.judge(case, results[0]):
         assert report.ok, str(report)
-    for policy, other in zip(POLICIES[1:], results[1:], strict=True):
-        assert cases.same_bits(results[0], other), f"{policy} changes bits"
+    for schedule, other in zip(schedules[1:], results[1:], strict=True):
+        assert cases.same_bits(results[0], other), f"{schedule} changes bits"
+
+
+@pytest.mark.parametrize("case", by_group(PLAIN))
+def test_shapes(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", by_group(EDGES))
+def test_edges_of_masks(case):
+    check(case, MATRIX_SCHEDULES)
 
 
 @pytest.mark.parametrize("case", by_group(QUICK))
-def test_case(case):
+def test_every_value_of_every_factor(case):
     check(case)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", by_group(MATRIX))
-def test_matrix(case):
-    check(case)
+def test_every_pair_of_values(case):
+    check(case, MATRIX_SCHEDULES)
 
 
-@pytest.mark.xdist_group("fmha-bf16-True-False-True")
+NO_KEYS = Case(130, 400, (2, 1), 3, causal=True, kv_lens=(400, 70, 1), normalize=False)
+
+
+@pytest.mark.xdist_group(f"fmha-{NO_KEYS.group}")
 def test_raw_rows_without_keys_are_minus_infinity():
-    case = QUICK[-1]  # lengths 70 and 1 under 130 causal rows: most rows see nothing
-    raw, lse, row_max = cases.run(case, "round-robin")
+    check(NO_KEYS)  # lengths 70 and 1 under 130 causal rows: most rows see nothing
+    raw, lse, row_max = cases.run(NO_KEYS, "round-robin")
     unseen = torch.isneginf(lse)
     assert unseen[1, :, :60].all()
     assert unseen[2, :, :129].all()
@@ -60,11 +82,72 @@ def test_raw_rows_without_keys_are_minus_infinity():
     assert not raw.transpose(1, 2)[unseen].any()
 
 
-@pytest.mark.xdist_group("fmha-fp16-False-False-False")
-def test_raw_output_of_fp16_does_not_overflow():
-    q, k, v = Case(8, 300, dtype="fp16").inputs()
-    v.fill_(60000.0)
-    raw, lse, row_max = cases.attention(q, k, v, normalize=False)
-    assert raw.dtype == torch.float32
-    assert raw.max() > torch.finfo(torch.float16).max
-    assert torch.allclose(cases.normalised(raw, lse, row_max), v[:1, :1].float(), rtol=1e-3)
+@pytest.mark.xdist_group(f"fmha-{EDGES[0].group}")
+@pytest.mark.parametrize("sink", [-math.inf, -200.0, 90.0])
+def test_extreme_sinks(sink):
+    """-inf is no sink at all; a sink far above every score leaves O its relative precision."""
+    case = EDGES[1]
+    sinks = torch.tensor([sink, 0.5])
+    (o, lse), _ = cases.run_reported(case, "round-robin", sinks=sinks)
+    inputs, options = case.inputs(), case.options() | {"sinks": sinks}
+    exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
+    for report in (
+        tolerance.compare_output(o, exact.o, rounded.o, case.io),
+        tolerance.compare_lse(lse, exact.lse, rounded.lse),
+    ):
+        assert report.ok, str(report)
+
+
+def loaded_bytes(case: Case) -> int:
+    """What TMA fetched, in bytes."""
+    (o, lse), reports = cases.run_reported(case, "round-robin")
+    assert all(report.ok for report in cases.judge(case, (o, lse)))
+    (launch,) = (launch for report in reports for launch in report.launches)
+    return launch.bytes["tma.load"]
+
+
+def test_tiles_that_no_row_sees_are_not_loaded():
+    """Window and sink tokens of 3 queries behind 2000 keys take 1 + 2 of the 16 tiles."""
+    tile = 128 * 64 * 2
+    case = Case(3, 2000, causal=True, window=(200, None), sink_tokens=4, pack_heads=False)
+    assert loaded_bytes(case) == tile + 3 * 2 * tile  # Q, and for each tile K and V
+    without_sinks = dataclasses.replace(case, sink_tokens=0)
+    assert loaded_bytes(without_sinks) == tile + 2 * 2 * tile
+    early = dataclasses.replace(case, q_offset=300)  # sees keys 100 to 302, and 4
+    assert loaded_bytes(early) == tile + 3 * 2 * tile
+
+
+def test_a_bound_on_packed_lengths_may_be_too_large():
+    case = Case(0, 0, (2, 1), 3, q_lens=(130, 0, 3), k_lens=(64, 7, 300), causal=True)
+    results, _ = cases.run_reported(case, "adversarial")
+    more, _ = cases.run_reported(case, "adversarial", max_seqlen_q=400)
+    assert all(report.ok for report in cases.judge(case, results))
+    assert cases.same_bits(results, more)
+
+
+JUDGED = Case(
+    40, 300, (4, 2), 2, kv_lens=(300, 140), window=(60, 9), sink_tokens=5, softcap=5.0, sinks=True,
+    q_offset=(120, 100), rope_dim=16,
+)  # fmt: skip
+WRONG = {
+    "right by one": {"window": (60, 10)},
+    "left by one": {"window": (59, 9)},
+    "sink tokens by one": {"sink_tokens": 6},
+    "offset by one": {"q_offset": (121, 100)},
+    "length by one": {"kv_lens": (300, 139)},
+    "no softcap": {"softcap": 0.0},
+    "softcap of another size": {"softcap": 5.5},
+    "no sinks": {"sinks": False},
+    "no rope": {"rope_dim": 0},
+    "scale": {"scale": 0.126},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_judge_tells_another_problem_from_this_one(name):
+    """What a kernel with one mistake would return, judged; nothing is compiled."""
+    none = {"sinks": None, "rope": None}
+    for wrong, expected in ((JUDGED, True), (dataclasses.replace(JUDGED, **WRONG[name]), False)):
+        result = reference.rounded(*JUDGED.inputs(), **(none | wrong.options()))
+        reports = cases.judge(JUDGED, (result.o, result.lse))
+        assert all(report.ok for report in reports) == expected

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fmha.config import MAX_KV_STAGES, AttentionConfig
+from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from kernelkit import hw
+
+KIB = 1024
 
 
 @pytest.fixture
@@ -24,37 +26,72 @@ def test_six_warps_keep_their_registers(plan):
 
 
 def test_arrivals(plan):
-    # TMA and the tensor core signal once; 4 warps of 32 threads signal P.
+    # TMA and the tensor core signal once; 4 warps of 32 threads signal P and O.
     full = {edge.name: plan.edges.full_arrivals(edge.name) for edge in plan.edges.edges}
-    assert full == {"q": 1, "k": 1, "v": 1, "s": 1, "p": 128, "o": 1}
+    assert full == {"q": 1, "k": 1, "v": 1, "s": 1, "p": 128, "o": 1, "out": 128}
     assert [plan.edges.empty_arrivals(name) for name in "kv"] == [1, 1]
     with pytest.raises(ValueError, match="freed by p"):
         plan.edges.empty_arrivals("s")
 
 
+def test_a_pair_signals_its_leader():
+    plan = make_plan(AttentionConfig(head_dim=512))
+    assert plan.edges.full("p").arrivals == 2 * 128, "both CTAs have written their rows of P"
+    assert plan.edges.full("k").arrivals == 1
+    assert plan.edges.full("k").tx_bytes == 2 * 64 * 256 * 2, "the keys of both CTAs"
+    assert plan.edges.full("out").arrivals == 128, "each CTA stores its own rows"
+
+
+def test_packed_rows_are_gathered_and_stored_by_threads():
+    plan = make_plan(AttentionConfig(pack_heads=True))
+    assert plan.edges.full_arrivals("q") == 128
+    assert plan.edges["q"].tx_bytes == 0
+    assert "out" not in [edge.name for edge in plan.edges.edges]
+
+
+@pytest.mark.parametrize(
+    "ragged", [{"kv_lens": True}, {"varlen_k": True}, {"kv_lens": True, "page_size": 16}]
+)
+def test_the_tile_with_the_end_goes_past_the_softmax(plan, ragged):
+    assert "tail" not in [edge.name for edge in plan.edges.edges]
+    tail = make_plan(AttentionConfig(head_dim=256, **ragged)).edges["tail"]
+    assert (tail.producer, tail.consumer) == ("load", "softmax")
+    assert tail.tx_bytes == 128 * 256 * 2
+
+
 def test_bytes_on_the_edges(plan):
     # 128 rows x 64 columns x 2 bytes.
-    assert {plan.edges[name].tx_bytes for name in "qkv"} == {16384}
+    assert {plan.edges[name].tx_bytes for name in "qkv"} == {16 * KIB}
     assert {plan.edges[name].tx_bytes for name in "spo"} == {0}
 
 
 def test_shared_memory(plan):
-    # q 1, k and v 2 x 3 each, s 2, p 2, o 1: 18 barriers of 8 bytes.
-    assert plan.edges.barrier_bytes == 144
+    # q 1, k and v 2 x 3 each, s 2, p 2, o 1, out 1: 19 barriers of 8 bytes.
+    assert plan.edges.barrier_bytes == 152
     assert plan.smem.offsets() == {
-        "barriers": (0, 144),
-        "tmem_base": (144, 148),
-        "sQ": (1024, 1024 + 16384),
-        "sK": (17408, 17408 + 3 * 16384),
-        "sV": (66560, 66560 + 3 * 16384),
+        "barriers": (0, 152),
+        "tmem_base": (152, 156),
+        "sQ": (1 * KIB, 17 * KIB),
+        "sK": (17 * KIB, 65 * KIB),
+        "sV": (65 * KIB, 113 * KIB),
+        "sO": (1 * KIB, 17 * KIB),
     }
-    assert plan.smem.bytes == 115712
+    assert plan.smem.bytes == 113 * KIB
 
 
-def test_deepest_rings_fit():
-    plan = make_plan(AttentionConfig(kv_stages=MAX_KV_STAGES))
-    assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA
-    assert plan.smem.bytes + 2 * 16384 > hw.SMEM_BYTES_PER_CTA, "one more stage would fit"
+def test_shared_memory_of_a_pair():
+    # Q 64 rows, K 64 keys x 256 columns, V 128 keys x 64 columns, P 64 x 128, O over Q.
+    plan = make_plan(AttentionConfig(head_dim=512))
+    assert plan.layout.stages == (2, 4)
+    offsets = plan.smem.offsets()
+    assert offsets["statistics"] == (192, 192 + 2 * 128 * 4)
+    assert {name: offsets[name] for name in ("sQ", "sK", "sV", "sP", "sO")} == {
+        "sQ": (2 * KIB, 66 * KIB),
+        "sK": (66 * KIB, 130 * KIB),
+        "sV": (130 * KIB, 194 * KIB),
+        "sP": (194 * KIB, 210 * KIB),
+        "sO": (2 * KIB, 66 * KIB),
+    }
 
 
 def test_tensor_memory(plan):
@@ -66,7 +103,44 @@ def test_tensor_memory(plan):
     assert plan.tmem.allocated == 512
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("stages", range(2, MAX_KV_STAGES + 1))
-def test_every_config_has_a_plan(dtype, stages):
-    make_plan(AttentionConfig(dtype=dtype, kv_stages=stages))
+@pytest.mark.parametrize(
+    ("config", "ranges"),
+    [
+        (
+            AttentionConfig(head_dim=128, p_path="smem"),
+            {"S0": (0, 128), "S1": (128, 256), "O": (256, 384)},
+        ),
+        (
+            AttentionConfig(head_dim=256, p_path="smem"),
+            {"S0": (0, 128), "S1": (128, 256), "O": (256, 512)},
+        ),
+        # 64 rows take all lanes: their S 64 columns, their O half of 512.
+        (AttentionConfig(head_dim=512), {"S0": (0, 64), "S1": (64, 128), "O": (128, 384)}),
+    ],
+)
+def test_tensor_memory_of_others(config, ranges):
+    plan = make_plan(config)
+    assert {item.name: (item.begin, item.end) for item in plan.tmem.ranges} == ranges
+    assert plan.tmem.allocated == 512
+
+
+@pytest.mark.parametrize(
+    ("dims", "path", "pieces", "stages"),
+    [
+        ((64, 64), "tmem", (1, 1), (3, 3)),
+        ((64, 64), "smem", (1, 1), (3, 3)),
+        ((96, 96), "tmem", (1, 1), (3, 3)),
+        ((96, 96), "smem", (1, 1), (3, 3)),
+        ((128, 128), "tmem", (1, 1), (3, 3)),
+        ((128, 128), "smem", (1, 1), (3, 2)),
+        ((192, 128), "tmem", (3, 1), (7, 2)),
+        ((192, 128), "smem", (3, 1), (5, 2)),
+        ((256, 256), "tmem", (2, 2), (3, 2)),
+        ((256, 256), "smem", (2, 2), (2, 2)),
+        ((512, 512), "smem", (2, 4), (2, 4)),
+    ],
+)
+def test_pieces_and_rings(dims, path, pieces, stages):
+    layout = make_plan(AttentionConfig(dims[0], dims[1], p_path=path)).layout
+    assert (layout.k_pieces, layout.v_pieces) == pieces
+    assert layout.stages == stages

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernelkit.arrivals import Signal, arrivals
+from kernelkit.arrivals import Reach, Signal, arrivals
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
@@ -86,6 +86,60 @@ def test_edges():
 def test_edges_that_cannot_work(edges, words):
     with pytest.raises(ValueError, match=words):
         EdgePlan(ROLES, edges).check()
+
+
+TAIL = Edge("tail", "load", "compute", 1, Signal.TMA, "last tile", 512, freed_by="exit")
+HANDED = Edge("rows", "load", "compute", 2, Signal.TMA, "rows", 512, release=Signal.THREADS)
+
+
+@pytest.mark.parametrize(
+    ("edge", "full", "empty"),
+    [
+        # (signal reaches, arrivals, bytes announced) of one stage. The role that issues MMAs plays
+        # in the leader, so: copies of both CTAs, 2 x 4096 bytes, one announcement; a commit to
+        # each CTA's own barrier; the 128 threads of both CTAs; what stays between the roles of
+        # one CTA is as without a pair.
+        (RING, (Reach.LEADER, 1, 8192), (Reach.BOTH, 1, 0)),
+        (QUESTION, (Reach.BOTH, 1, 0), None),
+        (ANSWER, (Reach.LEADER, 256, 0), None),
+        (TAIL, (Reach.OWN, 1, 512), None),
+        (HANDED, (Reach.OWN, 1, 512), (Reach.OWN, 128, 0)),
+    ],
+)
+def test_edges_of_a_pair(edge, full, empty):
+    plan = EdgePlan(ROLES, (RING, QUESTION, ANSWER, TAIL, HANDED), ctas=2)
+    plan.check()
+
+    def read(completion):
+        assert completion.stages == edge.stages
+        return completion.reach, completion.arrivals, completion.tx_bytes
+
+    assert read(plan.full(edge.name)) == full
+    if empty:
+        assert read(plan.empty(edge.name)) == empty
+    single = replace(plan, ctas=1).full(edge.name)
+    assert single.reach is Reach.OWN
+    assert single.tx_bytes == edge.tx_bytes
+
+
+def test_who_leads_a_pair():
+    plan = EdgePlan(ROLES, (RING, QUESTION, ANSWER), ctas=2)
+    assert [role.name for role in ROLES.roles if plan.leads(role.name)] == ["issue"]
+    assert not replace(plan, ctas=1).leads("issue")
+    # Nobody issues MMAs: two CTAs side by side.
+    assert not EdgePlan(ROLES, (HANDED,), ctas=2).leads("load")
+
+
+def test_pairs_that_cannot_work():
+    with pytest.raises(ValueError, match="4 CTAs"):
+        EdgePlan(ROLES, (RING,), ctas=4).check()
+    # Threads of the leader would have to arrive in both CTAs.
+    word = Edge("word", "issue", "compute", 1, Signal.THREADS, "word", freed_by="exit")
+    with pytest.raises(ValueError, match="word: only UMMA signals reach both"):
+        EdgePlan(ROLES, (RING, word), ctas=2).check()
+    back = replace(HANDED, name="back", producer="compute", consumer="issue", signal=Signal.THREADS)
+    with pytest.raises(ValueError, match="back: only UMMA signals reach both"):
+        EdgePlan(ROLES, (RING, replace(back, tx_bytes=0)), ctas=2).check()
 
 
 def test_shared_memory_offsets():

@@ -33,8 +33,9 @@ def test_help(script):
 
 
 def test_explain_prints_the_whole_plan():
-    plan = make_plan(AttentionConfig(mask="causal", kv_stages=4))
-    result = run("explain.py", "--mask", "causal", "--kv-stages", "4")
+    plan = make_plan(AttentionConfig(head_dim=128, right=True, p_path="smem", k_stages=3))
+    flags = ("--head-dim", "128", "--causal", "--p-path", "smem", "--k-stages", "3")
+    result = run("explain.py", *flags)
     assert result.returncode == 0, result.stderr
     words = set(result.stdout.replace(",", " ").split())
     assert {role.name for role in plan.roles.roles} <= words
@@ -50,10 +51,51 @@ def test_the_readme_of_fmha_shows_the_live_plan():
     assert plan.strip() in (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
 
 
-def test_explain_refuses_by_value():
-    result = run("explain.py", "--head-dim", "63")
-    assert result.returncode == 1
-    assert "head_dim 63" in result.stderr
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("explain.py", ("--head-dim", "512", "--p-path", "tmem"), "beside 256 of S"),
+        ("run_fmha.py", ("--head-dim", "63"), "head_dim 63"),
+        ("run_fmha.py", ("--k-stages", "99"), "limit 232448"),
+        ("run_fmha.py", ("--window", "5"), "'5' is not L,R"),
+    ],
+)
+def test_refusals_are_one_line_with_the_value(script, flags, words):
+    result = run(script, *flags)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    assert words in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("flags", "config"), [
+    ((), AttentionConfig()),
+    (("--causal",), AttentionConfig(right=True)),
+    (("--window", "8,", "--sink-tokens", "2"), AttentionConfig(left=True, sink_tokens=True)),
+    (("--window", ",8", "--softcap", "3"), AttentionConfig(right=True, softcap=True)),
+    (("--head-dim", "192,128", "--dtype", "fp16"),
+     AttentionConfig(head_dim=192, v_head_dim=128, dtype="fp16")),
+    (("--varlen", "--raw", "--out-dtype", "bf16"),
+     AttentionConfig(varlen_q=True, varlen_k=True, normalize=False, out_dtype="bf16")),
+    (("--varlen", "q", "--page-size", "32", "--sinks"),
+     AttentionConfig(varlen_q=True, page_size=32, kv_lens=True, sinks=True)),
+    (("--q-offset", "4", "--kv-lens", "7", "--rope-dim", "16"),
+     AttentionConfig(q_offset=True, kv_lens=True, rope_dim=16)),
+    (("--pack", "--pdl", "--p-path", "smem", "--k-stages", "4", "--v-stages", "2",
+      "--rescale-log2", "0"),
+     AttentionConfig(pack_heads=True, pdl=True, p_path="smem", k_stages=4, v_stages=2,
+                     rescale_log2=0.0)),
+    (("--shape", "1,4,128,8,1"), AttentionConfig(pack_heads=True)),
+    (("--shape", "1,4,128,8,1", "--no-pack"), AttentionConfig()),
+])  # fmt: skip
+def test_flags_spell_the_config(monkeypatch, flags, config):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import argparse
+
+    import _common
+
+    parser = argparse.ArgumentParser()
+    _common.add_config_arguments(parser)
+    assert _common.config_of(parser.parse_args(flags)) == config
 
 
 def test_run_fmha_measures(tmp_path):
@@ -67,7 +109,18 @@ def test_run_fmha_measures(tmp_path):
     assert 0 < row["of_limit"] <= 1
     roles = {role.name for role in make_plan(AttentionConfig()).roles.roles}
     assert set(row["roles"]) == roles
+    assert row["config"] == "head_dim 64, bf16"
     assert all(count > 0 for count in row["roles"].values())
+
+
+def test_run_fmha_takes_every_kind_of_flag():
+    """One launch with a bit of everything that goes together."""
+    flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
+    more = "--page-size 16 --kv-lens 40,33 --varlen q --rope-dim 8 --out-dtype fp32 --pdl"
+    result = run("run_fmha.py", *flags.split(), *more.split(), "--backend", "emulate")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "all within tolerance" in result.stdout
+    assert "3x40 h4/2 b2 d64 bf16 window(20,) sink-tokens(3) q-offset(30)" in result.stdout
 
 
 def test_run_fmha_fails_out_of_tolerance():

@@ -1,2 +1,2 @@
-"""Warp roles of the attention kernel, one file each, in data-flow order: load, mma, softmax,
-correction, epilogue."""
+"""Warp roles of the attention kernel in data-flow order: load, gather, mma, softmax (with publish),
+correction, epilogue (with rope)."""

@@ -7,56 +7,96 @@ hold anything. Rows past the end of the tensor need no such care: TMA fills them
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Lane, Work
+from fmha.plan import TILE_N, AttentionPlan
+from fmha.sm100.args import Lane, Scope, Walk, Work
+from fmha.sm100.products import IO_TYPES
+from fmha.sm100.roles.epilogue import store_results
+from fmha.sm100.roles.rows import hear, o_column, own_row
+from fmha.sm100.walk import tile_of
 from kernelkit import tmem
-from kernelkit.pipelines import draining
+from kernelkit.pipelines import draining, filling
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
-SWIZZLE_BYTES = 128  # a key row of V is one or more whole 128-byte lines, swizzled inside each
+
+
+class Correction:
+    """The role of the ping-pong schedule: the same, and the epilogue, for both query tiles."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.role = plan.roles["correction"]
+
+    @cute.jit
+    def run(self, work: Work, walk: Walk, scope: Scope) -> None:
+        """Whole life of the warps."""
+        groups = self.plan.config.groups
+        lanes = [self.own_lane(work, scope, group) for group in range(groups)]
+        if cutlass.const_expr(self.plan.config.ragged_keys):
+            clear_tail_rows(self.plan, work, walk, lanes[0])
+        row_state, o_state = draining(1), filling(1)
+        for _ in cutlass.range(walk.tiles, unroll=1):
+            for group in cutlass.range_constexpr(groups):
+                (shrink,) = hear(lanes[group], row_state, 1)
+                scope.pipes.o.wait(o_state, group)
+                rescale_output(self.plan, lanes[group], shrink)
+                tmem.wait_stores()
+                tmem.order_before_signal()
+                scope.pipes.rescaled.signal(group)
+            row_state.advance()
+            o_state.advance()
+        for group in cutlass.range_constexpr(groups):
+            row_sum, row_max = hear(lanes[group], row_state, 2)
+            if walk.tiles > 0:
+                scope.pipes.o.wait(o_state, group)
+            statistics = (row_max, row_sum)
+            store_results(self.plan, work, walk, lanes[group], statistics, scope.tensors)
+
+    @cute.jit
+    def own_lane(self, work: Work, scope: Scope, group: cutlass.Constexpr) -> Lane:
+        """This thread's row of one query tile; the correction has no scores."""
+        row = own_row(self.plan, work, scope.scalars, Int32(group))
+        return Lane(row, None, scope.scalars, scope.buffers, scope.pipes)
 
 
 @cute.jit
 def rescale_output(plan: AttentionPlan, lane: Lane, shrink: Float32) -> None:
-    """O row *= shrink, skipped by a warp none of whose rows needs it.
+    """The lane's columns of O *= shrink, skipped by a warp none of whose rows needs it.
 
     The caller has waited for the P V before, and signals the P V after: O is at rest.
     """
     if cute.arch.vote_any_sync(shrink < 1.0):
         tmem.order_after_wait()
-        begin = plan.tmem["O"].begin
-        for column in cutlass.range_constexpr(0, plan.tmem["O"].columns, CHUNK):
+        begin = o_column(plan, lane)
+        for column in cutlass.range_constexpr(0, plan.tmem["O0"].columns, CHUNK):
             tile = tmem.tile_at(lane.buffers.tmem, begin + column, CHUNK)
             part = cute.make_rmem_tensor(CHUNK, Float32)
-            tmem.load_row(tile, part, lane.row.thread)
+            tmem.load_row(tile, part, lane.row.lane)
             tmem.wait_loads()
             part.store(part.load() * shrink)
-            tmem.store_row(part, tile, lane.row.thread)
+            tmem.store_row(part, tile, lane.row.lane)
 
 
 @cute.jit
-def clear_tail_rows(plan: AttentionPlan, work: Work, lane: Lane) -> None:
-    """Zero the rows of the last V tile that lie past kv_length, before any P is published.
+def clear_tail_rows(plan: AttentionPlan, work: Work, walk: Walk, lane: Lane) -> None:
+    """Zero the rows of the first V tile that lie past kv_length, before any P is published.
 
-    The walk starts at the last tile, so this is the first fill of V stage 0, and the first P
-    signal tells the MMA warp. Generic-proxy stores are fenced for the async proxy of the MMA.
+    The walk starts at the last tile, whose pieces are the first fill of the V ring. The `tail` edge
+    has told this role, not the MMA warp, that they landed; the first P signal passes it on.
+    Generic-proxy stores are fenced for the async proxy of the MMA.
     """
-    valid = work.kv_length - (work.kv_tiles - 1) * plan.config.tile_n
-    if work.kv_tiles > 0 and valid < plan.config.tile_n:
-        lane.pipes.v.wait(draining(plan.config.kv_stages))
-        if lane.row.thread >= valid:
-            line = SWIZZLE_BYTES // plan.config.io_bytes
-            panels = plan.config.head_dim // line
-            lines = cute.make_tensor(
-                cute.recast_ptr(lane.buffers.v.iterator),
-                cute.make_layout(
-                    (line, plan.config.tile_n, panels), stride=(1, line, line * plan.config.tile_n)
-                ),
-            )
-            zeros = cute.make_rmem_tensor(line, lane.buffers.v.element_type)
+    if walk.tiles > 0:
+        lane.pipes.tail.wait(draining(1))
+        valid = work.kv_length - tile_of(plan, walk, 0) * TILE_N
+        if lane.row.lane >= valid:
+            io = IO_TYPES[plan.config.dtype]
+            line = plan.layout.panel(plan.layout.v_columns)
+            panels = plan.config.v_dim // plan.config.ctas // line
+            zeros = cute.make_rmem_tensor(line, io)
             zeros.fill(0.0)
             for panel in cutlass.range_constexpr(panels):
-                cute.autovec_copy(zeros, lines[None, lane.row.thread, panel])
+                # A line of zeros needs no swizzle: it stays within the line.
+                start = lane.buffers.v + (panel * TILE_N + lane.row.lane) * line
+                cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -1,63 +1,125 @@
-"""End of the softmax role: one row of O, its LSE and its maximum to global memory (device code).
+"""End of the softmax role: O, its LSE and its maximum on their way to global memory (device code).
 
-Predicated vector stores, one row per thread.
+O leaves TMEM in chunks of columns, never as a whole row: 256 of them would not fit in registers.
+They go into the panels of sO, piece by piece, for the load warp to store by TMA; or, where a box
+of rows would cover what is not of this tile, to global memory by predicated vector stores.
 """
-
-import math
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Lane, Outputs, Work
+from fmha.sm100.args import Globals, Lane, Walk, Work
+from fmha.sm100.boxes import o_box, store_line
 from fmha.sm100.products import OUT_TYPES
+from fmha.sm100.roles.rope import rotate_back
+from fmha.sm100.roles.rows import o_column
+from fmha.sm100.walk import entry_of_q, stored_by_tma
 from kernelkit import tmem
-
-LN_2 = math.log(2.0)
+from kernelkit.online_softmax import LN_2, finish_row
 
 
 @cute.jit
 def store_results(
-    plan: AttentionPlan, work: Work, lane: Lane, statistics: tuple, outputs: Outputs
+    plan: AttentionPlan,
+    work: Work,
+    walk: Walk,
+    lane: Lane,
+    statistics: tuple,
+    tensors: Globals,
 ) -> None:
-    """Store the row of this thread, if Q has it; the caller has waited for the last O.
+    """Store the lane's part of its row, if the entry has it; the caller has waited for the last O.
 
-    statistics: (row_max in units of q.k, row_sum); row_sum is 0 where the row saw no key, and then
-    O = 0 and LSE = row_max = -inf.
+    statistics: (row_max in units of scores, row_sum); row_sum is 0 where the row saw no key.
     """
-    row = lane.row
-    row_max, row_sum = statistics
-    factor = Float32(1.0)
-    if cutlass.const_expr(plan.config.normalize):
-        factor = Float32(0.0)
-        if row_sum != 0.0:
-            factor = cute.arch.rcp_approx(row_sum)
-    values = read_output(plan, work, lane)
-    if row.position < work.q_length:
-        out_type = OUT_TYPES[plan.config.out_dtype]
-        rounded = cute.make_rmem_tensor(plan.config.head_dim, out_type)
-        rounded.store((values.load() * factor).to(out_type))
-        cute.autovec_copy(rounded, outputs.o[row.position, None, work.head, work.batch])
-        scale = work.scale_log2 * LN_2
-        lse = -Float32.inf
-        if row_sum != 0.0:
-            lse = row_max * scale + cute.math.log2(row_sum, fastmath=True) * LN_2
-        outputs.lse[row.position, work.head, work.batch] = lse
-        if cutlass.const_expr(outputs.row_max is not None):
-            outputs.row_max[row.position, work.head, work.batch] = row_max * scale
+    factor = store_statistics(plan, work, lane, statistics, tensors)
+    by_tma = stored_by_tma(plan, work)
+    for piece in cutlass.range_constexpr(plan.layout.v_pieces):
+        for column in cutlass.range_constexpr(0, plan.layout.v_columns, plan.layout.o_chunk):
+            first = piece * plan.layout.o_tile + column
+            values = read_columns(plan, walk, lane, piece * plan.layout.v_columns + column)
+            if cutlass.const_expr(plan.config.normalize):
+                values.store(values.load() * factor)
+            if cutlass.const_expr(plan.config.rope_dim > 0):
+                rotate_back(plan, work, lane.row, values, first, tensors.tables)
+            rounded = cute.make_rmem_tensor(plan.layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
+            rounded.store(values.load().to(rounded.element_type))
+            if by_tma:
+                store_in_panel(plan, lane, rounded, first)
+            else:
+                store_in_tensor(plan, work, lane, rounded, first, tensors)
+        if cutlass.const_expr(lane.pipes.out is not None):
+            if by_tma:
+                cute.arch.fence_proxy("async.shared", space="cta")
+                lane.pipes.out.signal(lane.row.group * plan.layout.v_pieces + piece)
 
 
 @cute.jit
-def read_output(plan: AttentionPlan, work: Work, lane: Lane) -> cute.Tensor:
-    """This thread's row of O, (D,) fp32; zeros where no P V ever wrote the columns."""
-    output = plan.tmem["O"]
-    values = cute.make_rmem_tensor(plan.config.head_dim, Float32)
+def store_statistics(
+    plan: AttentionPlan, work: Work, lane: Lane, statistics: tuple, tensors: Globals
+) -> Float32:
+    """Store LSE and row_max in natural log; returns what normalises the row of O."""
+    config, row = plan.config, lane.row
+    row_max, row_sum = statistics
+    scale_log2 = lane.scalars.scale_log2
+    max_log2 = row_max * scale_log2
+    if cutlass.const_expr(config.softcap):
+        max_log2 += scale_log2 * 0.5  # the c that `squash` leaves out
+    sink = None
+    if cutlass.const_expr(config.sinks):
+        sink = tensors.tables.sinks[row.head]
+    factor, lse = finish_row(max_log2, row_sum, sink)
+    # One of the two lanes of a row in a CTA pair speaks for it.
+    if row.token < work.q_length and row.half == 0:
+        place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
+        tensors.lse[place] = lse
+        if cutlass.const_expr(tensors.row_max is not None):
+            tensors.row_max[place] = max_log2 * LN_2
+    return factor
+
+
+@cute.jit
+def read_columns(
+    plan: AttentionPlan, walk: Walk, lane: Lane, column: cutlass.Constexpr
+) -> cute.Tensor:
+    """o_chunk of the lane's columns of O from `column` on, fp32; zeros where no P V wrote them."""
+    values = cute.make_rmem_tensor(plan.layout.o_chunk, Float32)
     values.fill(0.0)
-    if work.kv_tiles > 0:
+    if walk.tiles > 0:
         tmem.order_after_wait()
-        tmem.load_row(
-            tmem.tile_at(lane.buffers.tmem, output.begin, output.columns), values, lane.row.thread
-        )
+        tile = tmem.tile_at(lane.buffers.tmem, o_column(plan, lane) + column, plan.layout.o_chunk)
+        tmem.load_row(tile, values, lane.row.lane)
         tmem.wait_loads()
     return values
+
+
+@cute.jit
+def store_in_panel(
+    plan: AttentionPlan, lane: Lane, rounded: cute.Tensor, first: cutlass.Constexpr
+) -> None:
+    """`rounded` (o_chunk,), columns `first` .. of O (in a pair of its first half), to sO."""
+    box = o_box(plan)
+    halves = plan.layout.v_columns // box.columns
+    panel = first // box.columns + lane.row.half * halves
+    panel += lane.row.group * (plan.config.v_dim // box.columns)
+    store_line(box, lane.buffers.o, (panel, lane.row.row, first % box.columns), rounded)
+
+
+@cute.jit
+def store_in_tensor(
+    plan: AttentionPlan,
+    work: Work,
+    lane: Lane,
+    rounded: cute.Tensor,
+    first: cutlass.Constexpr,
+    tensors: Globals,
+) -> None:
+    """The same to the row of the tensor, if the entry has it."""
+    row = lane.row
+    if row.token < work.q_length:
+        batch = entry_of_q(plan, work)
+        line = tensors.o[work.q_start + row.token, None, row.head, batch]
+        width = plan.layout.o_chunk
+        chunk = first // width + row.half * (plan.layout.v_columns // width)
+        cute.autovec_copy(rounded, cute.local_tile(line, (width,), (chunk,)))

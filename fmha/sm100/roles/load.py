@@ -1,67 +1,194 @@
-"""Load role: one warp fetches Q once, then the K and V tiles in the order of the walk."""
+"""Load role: one warp fetches Q once, K and V piece by piece, and at the end stores O.
+
+Pieces are fetched in the very order in which the MMA warp consumes them, so that no ring depth can
+deadlock. All copies are boxes: rows by one panel (at most 128 bytes of each row, swizzled), which
+is what lies in one place both in shared memory and in a page.
+"""
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Buffers, Pipes, TmaLoad, Work
-from fmha.sm100.products import make_pv_mma, make_qk_mma, pv_tile, qk_tile
-from kernelkit.pipelines import filling
-
-
-@cute.jit
-def tma_views(load: TmaLoad, shared: cute.Tensor, tiles: cute.Tensor) -> tuple:
-    """(shared (bytes of a tile, stage), global (bytes of a tile, tile)) for one copy."""
-    return cpasync.tma_partition(
-        load.atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 3),
-        cute.group_modes(tiles, 0, 3),
-    )
+from fmha.plan import TILE_N, AttentionPlan
+from fmha.sm100.args import Scope, TmaTensor, Walk, Work
+from fmha.sm100.boxes import Box, k_box, o_box, q_box, v_box
+from fmha.sm100.walk import entry_of_q, first_row, stored_by_tma, tile_of
+from kernelkit.pipelines import draining, filling
 
 
 class Load:
-    """Fills sQ and the K and V rings. Tiles beyond the tensor arrive as zeros."""
+    """Fills sQ and the K and V rings, empties sO. Rows beyond a tensor arrive as zeros."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.role = plan.roles["load"]
 
     @cute.jit
-    def run(
-        self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers, pipes: Pipes
-    ) -> None:
-        """Whole life of the warp."""
-        for load in (q, k, v):
-            cpasync.prefetch_descriptor(load.atom)
-        tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV = self.partition(q, k, v, work, buffers)
-        stages = self.plan.config.kv_stages
-        k_state, v_state = filling(stages), filling(stages)
-        if work.kv_tiles > 0:
-            pipes.q.signal(0)
-            cute.copy(q.atom, tQgQ, tQsQ[None, 0], tma_bar_ptr=pipes.q.barrier(0))
-        for step in cutlass.range(work.kv_tiles, unroll=1):
-            tile = work.kv_tiles - 1 - step
-            pipes.k.acquire(k_state)
-            k_landed = pipes.k.barrier(k_state.index)
-            cute.copy(k.atom, tKgK[None, tile], tKsK[None, k_state.index], tma_bar_ptr=k_landed)
-            k_state.advance()
-            pipes.v.acquire(v_state)
-            v_landed = pipes.v.barrier(v_state.index)
-            cute.copy(v.atom, tVgV[None, tile], tVsV[None, v_state.index], tma_bar_ptr=v_landed)
-            v_state.advance()
+    def run(self, work: Work, walk: Walk, scope: Scope) -> None:
+        """Whole life of the warp: as the MMA warp, V of a tile `lead` steps after its K."""
+        pipes, layout = scope.pipes, self.plan.layout
+        k_stages, v_stages = layout.stages
+        k_state, v_state = filling(k_stages), filling(v_stages)
+        if cutlass.const_expr(scope.tma.q is not None):
+            if walk.tiles > 0:
+                for group in cutlass.range_constexpr(self.plan.config.groups):
+                    self.fetch_q(work, scope, group)
+        for step in cutlass.range(walk.tiles + layout.lead, unroll=1):
+            if step >= layout.lead:
+                tile = tile_of(self.plan, walk, step - layout.lead)
+                for piece in cutlass.range_constexpr(layout.v_pieces):
+                    pipes.v.wait_free(v_state)
+                    self.fetch_v(work, scope, (tile, piece), v_state.index, step == layout.lead)
+                    v_state.advance()
+            if step < walk.tiles:
+                tile = tile_of(self.plan, walk, step)
+                for piece in cutlass.range_constexpr(layout.k_pieces):
+                    pipes.k.acquire(k_state)
+                    self.fetch_k(work, scope, (tile, piece), k_state.index)
+                    k_state.advance()
+        if cutlass.const_expr(scope.tma.o is not None):
+            if stored_by_tma(self.plan, work):
+                self.store_o(work, scope)
+        if cutlass.const_expr(self.plan.config.ctas == 2):
+            # The leader's last releases reach into both CTAs, and have to find them alive.
+            for _ in cutlass.range_constexpr(k_stages):
+                pipes.k.wait_free(k_state)
+                k_state.advance()
+            for _ in cutlass.range_constexpr(v_stages):
+                pipes.v.wait_free(v_state)
+                v_state.advance()
 
     @cute.jit
-    def partition(self, q: TmaLoad, k: TmaLoad, v: TmaLoad, work: Work, buffers: Buffers) -> tuple:
-        """Shared and global views of Q (this tile only), K and V (all tiles of this head)."""
-        qk, pv = make_qk_mma(self.plan).get_slice(0), make_pv_mma(self.plan).get_slice(0)
-        m, n, d = qk_tile(self.plan)
-        gQ = cute.local_tile(q.tensor, (m, d), (work.q_tile, 0, work.head, work.batch))
-        gK = cute.local_tile(k.tensor, (n, d), (None, 0, work.kv_head, work.batch))
-        gV = cute.local_tile(v.tensor, pv_tile(self.plan)[1:], (0, None, work.kv_head, work.batch))
-        tQsQ, tQgQ = tma_views(q, buffers.q, qk.partition_A(gQ))
-        tKsK, tKgK = tma_views(k, buffers.k, qk.partition_B(gK))
-        tVsV, tVgV = tma_views(v, buffers.v, pv.partition_B(gV))
-        return tQsQ, tQgQ, tKsK, tKgK, tVsV, tVgV
+    def fetch_q(self, work: Work, scope: Scope, group: cutlass.Constexpr) -> None:
+        """This CTA's rows of one query tile, all of the head dim."""
+        scope.pipes.q.signal(group)
+        box = q_box(self.plan)
+        row = work.q_start + first_row(self.plan, work, group)
+        panels = self.plan.config.head_dim // box.columns
+        for panel in cutlass.range_constexpr(panels):
+            position = (row, panel * box.columns, work.head, entry_of_q(self.plan, work))
+            target = box.at(scope.buffers.q, group * panels + panel)
+            copy_in(scope.tma.q, box, position, target, scope.pipes.q.barrier(group))
+
+    @cute.jit
+    def fetch_k(self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32) -> None:
+        """One piece of a K tile: a slice of the head dim of this CTA's keys."""
+        tile, piece = tile_piece
+        box, layout = k_box(self.plan), self.plan.layout
+        panels = layout.k_columns // box.columns
+        boxes_per_panel = layout.k_rows // box.rows
+        barrier = scope.pipes.k.barrier(stage)
+        for part in cutlass.range(boxes_per_panel, unroll=1):
+            key = work.rank * layout.k_rows + part * box.rows
+            row, entry = self.key_position(work, scope, tile, key)
+            for panel in cutlass.range_constexpr(panels):
+                column = piece * layout.k_columns + panel * box.columns
+                slot = (stage * panels + panel) * boxes_per_panel + part
+                target = box.at(scope.buffers.k, slot)
+                copy_in(scope.tma.k, box, (row, column, work.kv_head, entry), target, barrier)
+
+    @cute.jit
+    def fetch_v(
+        self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32, first: Boolean
+    ) -> None:
+        """One piece of a V tile: a slice of its columns, all keys.
+
+        Rows of the first tile may have to be cleared by those who correct O. So its bytes are
+        announced to them (the tail edge), and the ring's barrier only counts the round.
+        """
+        pipes = scope.pipes
+        if cutlass.const_expr(not self.plan.config.ragged_keys):
+            pipes.v.signal(stage)
+            self.copy_v(work, scope, tile_piece, stage, (scope.tma.v, pipes.v.barrier(stage)))
+        elif first:
+            if cutlass.const_expr(tile_piece[1] == 0):
+                pipes.tail.signal(0)
+            pipes.v.signal_without_bytes(stage)
+            self.copy_v(work, scope, tile_piece, stage, (scope.tma.tail, pipes.tail.barrier(0)))
+        else:
+            pipes.v.signal(stage)
+            self.copy_v(work, scope, tile_piece, stage, (scope.tma.v, pipes.v.barrier(stage)))
+
+    @cute.jit
+    def copy_v(self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32, via: tuple) -> None:
+        """Start the boxes of one piece of V. via: (TMA tensor, barrier)."""
+        tile, piece = tile_piece
+        tma, barrier = via
+        box, layout = v_box(self.plan), self.plan.layout
+        panels = layout.v_columns // box.columns
+        boxes_per_panel = TILE_N // box.rows
+        for part in cutlass.range(boxes_per_panel, unroll=1):
+            row, entry = self.key_position(work, scope, tile, part * box.rows)
+            for panel in cutlass.range_constexpr(panels):
+                column = piece * layout.o_tile + work.rank * layout.v_columns + panel * box.columns
+                slot = (stage * panels + panel) * boxes_per_panel + part
+                target = box.at(scope.buffers.v, slot)
+                copy_in(tma, box, (row, column, work.kv_head, entry), target, barrier)
+
+    @cute.jit
+    def key_position(self, work: Work, scope: Scope, tile: Int32, key: Int32) -> tuple:
+        """(row, batch entry or page) of key `key` of a tile, where a box of keys begins.
+
+        Pages behind the length are not looked up: a page that does not exist arrives as zeros.
+        """
+        position = tile * TILE_N + key
+        if cutlass.const_expr(self.plan.config.page_size > 0):
+            size = self.plan.config.page_size
+            page = cute.size(scope.tma.k.tensor, mode=[3])
+            if position < work.kv_length:
+                page = scope.tensors.tables.page_table[work.batch, position // size]
+            return position % size, page
+        if cutlass.const_expr(self.plan.config.varlen_k):
+            return work.kv_start + position, Int32(0)
+        return position, work.batch
+
+    @cute.jit
+    def store_o(self, work: Work, scope: Scope) -> None:
+        """O piece by piece as it is handed over; rows beyond the tensor are dropped."""
+        box, layout, groups = o_box(self.plan), self.plan.layout, self.plan.config.groups
+        panels = layout.o_tile // box.columns
+        for group in cutlass.range_constexpr(groups):
+            row = work.q_start + first_row(self.plan, work, group)
+            for piece in cutlass.range_constexpr(layout.v_pieces):
+                number = group * layout.v_pieces + piece
+                scope.pipes.out.wait(draining(1), number)
+                for panel in cutlass.range_constexpr(panels):
+                    column = (piece * panels + panel) * box.columns
+                    source = box.at(scope.buffers.o, number * panels + panel)
+                    position = (row, column, work.head, entry_of_q(self.plan, work))
+                    copy_out(scope.tma.o, box, position, source)
+        cute.arch.cp_async_bulk_commit_group()
+        # The shared memory is this CTA's until the copies have read it.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def copy_in(
+    source: TmaTensor, box: Box, position: tuple, target: cute.Tensor, barrier: cute.Pointer
+) -> None:
+    """Start one box from global to shared memory; `barrier` counts its bytes."""
+    shared, tensor = partition(source, box, position, target)
+    cute.copy(source.atom, tensor, shared, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def copy_out(target: TmaTensor, box: Box, position: tuple, source: cute.Tensor) -> None:
+    """Start one box from shared to global memory."""
+    shared, tensor = partition(target, box, position, source)
+    cute.copy(target.atom, shared, tensor)
+
+
+@cute.jit
+def partition(tma: TmaTensor, box: Box, position: tuple, shared: cute.Tensor) -> tuple:
+    """(shared, global) views of one box at (row, column, head, entry)."""
+    row, column, head, entry = position
+    moved = cute.domain_offset((row, column, 0, 0), tma.tensor)
+    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, head, entry))
+    return cpasync.tma_partition(
+        tma.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(shared, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )

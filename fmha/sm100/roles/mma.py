@@ -1,23 +1,29 @@
 """MMA role: one warp issues S = Q K^T two tiles ahead of O += P V.
 
-P lies over S, so the S buffer of tile i + 2 is free when P V of tile i has been issued: the tensor
-core executes the MMAs of one thread in order. That one wait per tile, for P, therefore also says
-that the softmax has read S, and that it has rescaled O.
+Step t of the walk issues P V of tile t - 2 and Q K^T of tile t, piece by piece. P V of tile t - 2
+has been announced by P, which also says that the softmax has read S of that tile into registers,
+so its buffer is free for tile t, and that O has been rescaled. The tensor core executes the MMAs
+of one thread in order: P in TMEM, which lies over that S, has been read when it is overwritten.
+In a CTA pair the leader issues for both.
 """
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Boolean
 
-from fmha.plan import S_STAGES, AttentionPlan
-from fmha.sm100.args import Buffers, Pipes, Work
+from fmha.plan import AttentionPlan
+from fmha.sm100.args import Scope, Walk
 from fmha.sm100.products import (
     accumulator,
     issue,
+    k_operand,
     make_pv_mma,
     make_qk_mma,
     p_operand,
     pv_tile,
+    q_operand,
     qk_tile,
+    v_operand,
 )
 from kernelkit import tmem
 from kernelkit.pipelines import draining
@@ -31,52 +37,72 @@ class Mma:
         self.role = plan.roles["mma"]
 
     @cute.jit
-    def run(self, work: Work, buffers: Buffers, pipes: Pipes) -> None:
-        """Whole life of the warp: step t issues P V of tile t - 2 and Q K^T of tile t."""
-        stages = self.plan.config.kv_stages
-        k_state, v_state = draining(stages), draining(stages)
-        s_state, p_state = draining(S_STAGES), draining(S_STAGES)
-        if work.kv_tiles > 0:
-            pipes.q.wait(draining(1))
-        for step in cutlass.range(work.kv_tiles + S_STAGES, unroll=1):
-            if step >= S_STAGES:
-                pipes.p.wait(p_state)
-                pipes.v.wait(v_state)
-                tmem.order_after_wait()
-                self.add_pv(buffers, p_state.index, v_state.index, step > S_STAGES)
-                pipes.v.release(v_state.index)
-                pipes.o.signal(0)
-                p_state.advance()
-                v_state.advance()
-            if step < work.kv_tiles:
-                pipes.k.wait(k_state)
-                self.make_s(buffers, s_state.index, k_state.index)
-                pipes.k.release(k_state.index)
-                pipes.s.signal(s_state.index)
-                s_state.advance()
-                k_state.advance()
+    def run(self, walk: Walk, scope: Scope) -> None:
+        """Whole life of the warp."""
+        pipes, layout, groups = scope.pipes, self.plan.layout, self.plan.config.groups
+        k_stages, v_stages = layout.stages
+        k_state, v_state = draining(k_stages), draining(v_stages)
+        s_state, p_state = draining(layout.lead), draining(layout.lead)
+        if walk.tiles > 0:
+            for group in cutlass.range_constexpr(groups):
+                pipes.q.wait(draining(1), group)
+        for step in cutlass.range(walk.tiles + layout.lead, unroll=1):
+            for group in cutlass.range_constexpr(groups):
+                if step >= layout.lead:
+                    pipes.p.wait(p_state, group)
+                    if cutlass.const_expr(pipes.rescaled is not None):
+                        pipes.rescaled.wait(p_state, group)
+                    tmem.order_after_wait()
+                    for piece in cutlass.range_constexpr(layout.v_pieces):
+                        pipes.v.wait(v_state)
+                        stages = (p_state.index + group, v_state.index)
+                        self.add_pv(scope, (piece, group), stages, step > layout.lead)
+                        if cutlass.const_expr(group == groups - 1):
+                            pipes.v.release(v_state.index)
+                            v_state.advance()
+                    pipes.o.signal(group)
+                    if cutlass.const_expr(group == groups - 1):
+                        p_state.advance()
+                if step < walk.tiles:
+                    for piece in cutlass.range_constexpr(layout.k_pieces):
+                        pipes.k.wait(k_state)
+                        stages = (s_state.index + group, k_state.index)
+                        self.add_qk(scope, (piece, group), stages)
+                        if cutlass.const_expr(group == groups - 1):
+                            pipes.k.release(k_state.index)
+                            k_state.advance()
+                    pipes.s.signal(s_state.index + group)
+                    if cutlass.const_expr(group == groups - 1):
+                        s_state.advance()
 
     @cute.jit
-    def make_s(self, buffers: Buffers, s_stage: cutlass.Int32, k_stage: cutlass.Int32) -> None:
-        """S[s_stage] = Q K[k_stage]^T."""
+    def add_qk(self, scope: Scope, part: cutlass.Constexpr, stages: tuple) -> None:
+        """S[s] (+)= Q K^T over one slice of the head dim.
+
+        part: (K piece, query tile); stages: (S, K ring).
+        """
+        (piece, group), (s_stage, k_stage) = part, stages
         mma = make_qk_mma(self.plan)
-        column = self.plan.tmem["S0"].begin + s_stage * self.plan.tmem["S0"].columns
-        tS = accumulator(mma, qk_tile(self.plan), buffers.tmem, column)
-        tSrQ = mma.make_fragment_A(buffers.q)[None, None, None, 0]
-        tSrK = mma.make_fragment_B(buffers.k)[None, None, None, k_stage]
-        issue(mma, tS, tSrQ, tSrK, False)
+        first = self.plan.tmem["S0"]
+        column = first.begin + s_stage * first.columns
+        tS = accumulator(mma, qk_tile(self.plan), scope.buffers.tmem, column)
+        tSrK = k_operand(self.plan, mma, scope.buffers.k)[None, None, None, k_stage]
+        q_piece = group * self.plan.layout.k_pieces + piece
+        tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
+        issue(mma, tS, tSrQ, tSrK, Boolean(piece > 0))
 
     @cute.jit
     def add_pv(
-        self,
-        buffers: Buffers,
-        p_stage: cutlass.Int32,
-        v_stage: cutlass.Int32,
-        accumulate: cutlass.Boolean,
+        self, scope: Scope, part: cutlass.Constexpr, stages: tuple, accumulate: Boolean
     ) -> None:
-        """O (+)= P[p_stage] V[v_stage]; the first tile overwrites what the columns held."""
+        """A piece of O (+)= P V. The first tile overwrites the columns.
+
+        part: (V piece, query tile); stages: (P, V ring).
+        """
+        (piece, group), (p_stage, v_stage) = part, stages
         mma = make_pv_mma(self.plan)
-        tO = accumulator(mma, pv_tile(self.plan), buffers.tmem, self.plan.tmem["O"].begin)
-        tOrP = p_operand(self.plan, mma, buffers.tmem)[None, None, None, p_stage]
-        tOrV = mma.make_fragment_B(buffers.v)[None, None, None, v_stage]
-        issue(mma, tO, tOrP, tOrV, accumulate)
+        column = self.plan.tmem[f"O{group}"].begin + piece * self.plan.layout.v_columns
+        tO = accumulator(mma, pv_tile(self.plan), scope.buffers.tmem, column)
+        tOrP = p_operand(self.plan, mma, scope.buffers.p, scope.buffers.tmem)
+        tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]
+        issue(mma, tO, tOrP[None, None, None, p_stage], tOrV, accumulate)

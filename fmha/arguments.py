@@ -1,0 +1,310 @@
+"""One attention problem as the custom op gets it, and every check that needs no config.
+
+Shapes, dtypes and options are checked everywhere. What tensors say (lengths, offsets, page
+numbers) is checked on the CPU, where reading it costs nothing; on a GPU that would make the host
+wait, so there the kernel clamps it. No check makes a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from fmha.config import IO_BYTES, PAGE_SIZES
+from kernelkit import hw
+from kernelkit.tensors import require_rank, require_table, require_tensors
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
+TABLES = (
+    "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "sinks", "cos", "sin",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
+
+    q_offset: always a tensor. window_left, window_right: None for unbounded. cos, sin: the tables
+    of `rope`. p_path and all behind it: tunable fields of the config.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    kv_lens: torch.Tensor | None = None
+    q_offset: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    scale: float | None = None
+    max_seqlen_q: int | None = None
+    normalize: bool = True
+    out_dtype: torch.dtype | None = None
+    pack_heads: bool | None = None
+    pdl: bool = False
+    backend: str = "auto"
+    arch: str | None = None
+    p_path: str = ""
+    k_stages: int = 0
+    v_stages: int = 0
+    schedule: str = ""
+    rescale_log2: float = 8.0
+
+    @property
+    def batch(self) -> int:
+        """Batch entries."""
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[-2]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads, each read by the same number of query heads."""
+        return self.k.shape[-2]
+
+    @property
+    def queries(self) -> int:
+        """Queries of an entry, or of all entries together where they are packed."""
+        return self.q.shape[-3]
+
+    @property
+    def key_capacity(self) -> int:
+        """Keys that an entry can have at most."""
+        if self.page_table is None:
+            return self.k.shape[-3]
+        return self.page_table.shape[1] * self.k.shape[1] if self.k.numel() else 0
+
+    @property
+    def o_dtype(self) -> torch.dtype:
+        """dtype of O: raw sums leave the range of fp16."""
+        return self.out_dtype or (self.q.dtype if self.normalize else torch.float32)
+
+    @property
+    def softmax_scale(self) -> float:
+        """What q.k is multiplied by."""
+        if self.scale is not None:
+            return float(self.scale)
+        return 1.0 / math.sqrt(self.q.shape[-1]) if self.q.shape[-1] else 1.0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether reading a tensor is free of waiting."""
+        return self.q.device.type == "cpu"
+
+    def present_tables(self) -> dict[str, torch.Tensor]:
+        """Name -> tensor for those beside q, k and v that are there."""
+        tables = {name: getattr(self, name) for name in TABLES}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    def check_devices(self) -> None:
+        """Raise ValueError for tensors on different devices."""
+        require_tensors(q=self.q, k=self.k, v=self.v, **self.present_tables())
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        self.check_devices()
+        _check_tokens(self)
+        _check_heads(self)
+        _check_batch(self)
+        _check_tables(self)
+        _check_window(self)
+        _check_numbers(self)
+        if self.on_host:
+            _check_contents(self)
+
+
+def token_layouts(arguments: Arguments) -> dict[str, str]:
+    """What the dimensions of q, k and v are."""
+    keys = "[B, Skv, Hkv, {}]"
+    if arguments.page_table is not None:
+        keys = "[pages, page_size, Hkv, {}]"
+    elif arguments.cu_seqlens_k is not None:
+        keys = "[Tk, Hkv, {}]"
+    queries = "[B, Sq, Hq, D]" if arguments.cu_seqlens_q is None else "[T, Hq, D]"
+    return {"q": queries, "k": keys.format("D"), "v": keys.format("Dv")}
+
+
+def _check_tokens(arguments: Arguments) -> None:
+    q, k, v = arguments.q, arguments.k, arguments.v
+    if arguments.page_table is not None and arguments.cu_seqlens_k is not None:
+        raise ValueError("page_table and cu_seqlens_k: each says where the keys are, give one")
+    for name, layout in token_layouts(arguments).items():
+        require_rank(name, getattr(arguments, name), layout)
+    if len({q.dtype, k.dtype, v.dtype}) > 1:
+        raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
+    if DTYPE_NAMES.get(q.dtype) not in IO_BYTES:
+        raise NotImplementedError(f"dtype {q.dtype}: supported are {tuple(IO_BYTES)}")
+    if arguments.o_dtype not in DTYPE_NAMES:
+        raise NotImplementedError(f"out_dtype {arguments.o_dtype}: one of {tuple(DTYPE_NAMES)}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
+    if arguments.page_table is not None and k.shape[1] not in PAGE_SIZES:
+        raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PAGE_SIZES}")
+
+
+def _check_heads(arguments: Arguments) -> None:
+    q_heads, kv_heads = arguments.q_heads, arguments.kv_heads
+    if q_heads == 0 or kv_heads == 0:
+        raise ValueError(f"{q_heads} query and {kv_heads} key heads: at least 1 of each")
+    if q_heads % kv_heads:
+        raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} key heads")
+    if q_heads > hw.MAX_GRID_YZ:
+        raise ValueError(f"heads {q_heads}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+
+
+def _check_batch(arguments: Arguments) -> None:
+    """Whatever says how many entries there are says the same."""
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        starts = getattr(arguments, name)
+        if starts is not None:
+            require_table(name, starts, torch.int32, (None,))
+            if starts.shape[0] == 0:
+                raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
+    batch = arguments.batch
+    if batch > hw.MAX_GRID_YZ:
+        raise ValueError(f"batch {batch}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    if arguments.page_table is not None:
+        require_table("page_table", arguments.page_table, torch.int32, (batch, None))
+        if arguments.kv_lens is None:
+            raise ValueError("page_table without kv_lens: nothing says how many keys there are")
+    elif arguments.cu_seqlens_k is not None:
+        require_table("cu_seqlens_k", arguments.cu_seqlens_k, torch.int32, (batch + 1,))
+    elif arguments.k.shape[0] != batch:
+        raise ValueError(f"q has batch {batch}, k and v have {arguments.k.shape[0]}")
+    for name in ("kv_lens", "q_offset"):
+        if getattr(arguments, name) is not None:
+            require_table(name, getattr(arguments, name), torch.int32, (batch,))
+    sizes = {"queries": arguments.queries, "keys of an entry": arguments.key_capacity}
+    for name, size in sizes.items():
+        if size >= MAX_POSITION:
+            raise ValueError(f"{size} {name}, limit {MAX_POSITION - 1} (int32 positions)")
+
+
+def _check_tables(arguments: Arguments) -> None:
+    if arguments.sinks is not None:
+        require_table("sinks", arguments.sinks, torch.float32, (arguments.q_heads,))
+        if not arguments.normalize:
+            raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
+    cos, sin = arguments.cos, arguments.sin
+    if (cos is None) != (sin is None):
+        raise ValueError("rope is the two tables (cos, sin), one of them is missing")
+    if cos is not None:
+        require_table("cos", cos, torch.float32, (None, None))
+        require_table("sin", sin, torch.float32, tuple(cos.shape))
+        if cos.numel() == 0:
+            raise ValueError(f"rope tables of shape {tuple(cos.shape)} hold no position")
+
+
+def _check_window(arguments: Arguments) -> None:
+    for side in ("left", "right"):
+        size = getattr(arguments, f"window_{side}")
+        if size is not None and size < 0:
+            raise ValueError(f"window {side} {size}: at least 0 keys, None for unbounded")
+    if arguments.causal and arguments.window_right is not None:
+        raise ValueError(
+            f"causal with window right {arguments.window_right}: causal is window right 0"
+        )
+    if arguments.sink_tokens < 0:
+        raise ValueError(f"sink_tokens {arguments.sink_tokens}: at least 0")
+    if arguments.sink_tokens and arguments.window_left is None:
+        raise ValueError(
+            f"sink_tokens {arguments.sink_tokens} without a left window: the first keys are visible"
+        )
+
+
+def _check_numbers(arguments: Arguments) -> None:
+    scale, softcap = arguments.softmax_scale, arguments.softcap
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale {scale}: finite and > 0, the row maximum is taken before scaling")
+    if not (math.isfinite(softcap) and softcap >= 0):
+        raise ValueError(f"softcap {softcap}: finite and > 0, or 0 for none")
+    longest = arguments.max_seqlen_q
+    if longest is not None and arguments.cu_seqlens_q is None:
+        raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")
+    if longest is not None and longest < 0:
+        raise ValueError(f"max_seqlen_q {longest}: at least 0")
+
+
+def _check_contents(arguments: Arguments) -> None:
+    """Values of the tables, on the CPU."""
+    q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
+    if q_lens is None:
+        q_lens = [arguments.queries] * arguments.batch
+    longest = arguments.max_seqlen_q
+    if longest is not None and max(q_lens, default=0) > longest:
+        raise ValueError(f"max_seqlen_q {longest}, but an entry has {max(q_lens)} queries")
+    kv_lens = _key_lengths(arguments)
+    _check_pages(arguments, kv_lens)
+    _check_positions(arguments, q_lens, kv_lens)
+
+
+def entry_lengths(name: str, starts: torch.Tensor | None, total: int) -> list[int] | None:
+    """Length of each entry by its starts, which have to be a partition of `total` rows."""
+    if starts is None:
+        return None
+    values = starts.tolist()
+    lengths = [end - begin for begin, end in pairwise(values)]
+    if values[0] != 0 or values[-1] != total or min(lengths, default=0) < 0:
+        raise ValueError(f"{name} {values}: from 0, never falling, to {total}, the packed rows")
+    return lengths
+
+
+def _key_lengths(arguments: Arguments) -> list[int]:
+    """Keys that exist, by entry."""
+    limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])
+    if limits is None:
+        limits = [arguments.key_capacity] * arguments.batch
+    if arguments.kv_lens is None:
+        return limits
+    lengths = arguments.kv_lens.tolist()
+    for entry, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
+        if not 0 <= length <= limit:
+            raise ValueError(f"kv_lens {length} of entry {entry}: from 0 to Skv = {limit}")
+    return lengths
+
+
+def _check_pages(arguments: Arguments, kv_lens: list[int]) -> None:
+    if arguments.page_table is None:
+        return
+    pages, page_size = arguments.k.shape[:2]
+    for entry, (row, length) in enumerate(zip(arguments.page_table, kv_lens, strict=True)):
+        used = row[: -(-length // page_size)]
+        if ((used < 0) | (used >= pages)).any():
+            raise ValueError(
+                f"page_table {used.tolist()} of entry {entry}: the pool has pages 0 to {pages - 1}"
+            )
+
+
+def _check_positions(arguments: Arguments, q_lens: list[int], kv_lens: list[int]) -> None:
+    if arguments.q_offset is None:
+        offsets = [n_k - n_q for n_q, n_k in zip(q_lens, kv_lens, strict=True)]
+    else:
+        offsets = arguments.q_offset.tolist()
+    for entry, (offset, n_q) in enumerate(zip(offsets, q_lens, strict=True)):
+        if abs(offset) >= MAX_POSITION:
+            raise ValueError(f"q_offset {offset} of entry {entry}: within +-{MAX_POSITION - 1}")
+        if arguments.cos is None or n_q == 0:
+            continue
+        positions = arguments.cos.shape[0]
+        if offset < 0 or offset + n_q > positions:
+            raise ValueError(
+                f"queries of entry {entry} stand at {offset} to {offset + n_q - 1}, "
+                f"the rope tables end at {positions - 1}"
+            )

@@ -1,0 +1,90 @@
+"""What TMA moves at a time: rows by one panel of a tile, and the layout it has in shared memory
+(device code).
+
+A panel is at most 128 bytes of every row. Its lines are swizzled inside themselves, 16 bytes at a
+time, by their row: with 128-byte lines by row mod 8, with 64-byte lines by (row / 2) mod 4 (PTX
+ISA, "Swizzling modes"). Boxes of one buffer follow each other without gaps.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import tcgen05
+
+from fmha.plan import TILE_N, AttentionPlan
+from fmha.sm100.products import IO_TYPES, OUT_TYPES
+from kernelkit import tmem
+
+UNIT_BYTES = 16  # what a swizzle moves as a whole, and the widest shared-memory store
+UNITS_PER_STEP = 8  # a swizzle moves units by the number of whole 128 bytes before their line
+
+
+@dataclass(frozen=True)
+class Box:
+    """`rows` lines of `columns` elements."""
+
+    rows: int
+    columns: int
+    element: type[cutlass.Numeric]
+
+    def layout(self) -> cute.ComposedLayout:
+        """(rows, columns) as TMA and the tensor core swizzle them."""
+        wide = self.columns * self.element.width == 1024
+        kind = tcgen05.SmemLayoutAtomKind.K_SW128 if wide else tcgen05.SmemLayoutAtomKind.K_SW64
+        atom = tcgen05.make_smem_layout_atom(kind, self.element)
+        return cute.tile_to_shape(atom, (self.rows, self.columns), (0, 1))
+
+    def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+        """Box `index` of a buffer, (rows, columns)."""
+        layout = self.layout()
+        start = buffer + index * (self.rows * self.columns)
+        pointer = cute.recast_ptr(start, layout.inner, dtype=self.element)
+        return cute.make_tensor(pointer, layout.outer)
+
+
+def q_box(plan: AttentionPlan) -> Box:
+    """Of Q: all rows of the CTA."""
+    layout, config = plan.layout, plan.config
+    return Box(layout.rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
+
+
+def k_box(plan: AttentionPlan) -> Box:
+    """Of K: the CTA's keys, or those of them that one page holds."""
+    layout, config = plan.layout, plan.config
+    rows = min(layout.k_rows, config.page_size or TILE_N)
+    return Box(rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
+
+
+def v_box(plan: AttentionPlan) -> Box:
+    """Of V: the keys of the tile, or those of them that one page holds."""
+    layout, config = plan.layout, plan.config
+    rows = min(TILE_N, config.page_size or TILE_N)
+    return Box(rows, layout.panel(layout.v_columns), IO_TYPES[config.dtype])
+
+
+def o_box(plan: AttentionPlan) -> Box:
+    """Of O: all rows of the CTA."""
+    return Box(plan.layout.rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
+
+
+@cute.jit
+def store_line(box: Box, buffer: cute.Pointer, place: tuple, values: cute.Tensor) -> None:
+    """Registers `values` (N,) to columns first .. first + N of a row, 16 bytes at a time.
+
+    place: (box of the buffer, row, first). Eight rows at one column lie in different banks. The
+    swizzle is spelled out because a copy through `Box.at` becomes single elements.
+    """
+    index, row, first = place
+    unit = UNIT_BYTES * 8 // values.element_type.width
+    units = box.columns // unit
+    line = buffer + (index * box.rows + row) * box.columns
+    moved = row * units // UNITS_PER_STEP % units
+    layout = cute.make_layout(unit)
+    for part in cutlass.range_constexpr(cute.size(values) // unit):
+        target = line + ((first // unit + part) ^ moved) * unit
+        cute.autovec_copy(
+            tmem.columns_of(values, part * unit, unit),
+            cute.make_tensor(target.align(UNIT_BYTES), layout),
+        )

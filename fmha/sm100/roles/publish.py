@@ -1,0 +1,65 @@
+"""Where the softmax warps put P: over the tail of its own S in TMEM, or in shared memory
+(device code).
+
+Coordinates come from the load of S: register n of a thread is column half * lane_columns + n of
+its row, so no layout of the second product has to agree with that of the first.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fmha.layout import LINE_BYTES
+from fmha.plan import TILE_N, AttentionPlan
+from fmha.sm100.args import Lane
+from fmha.sm100.boxes import Box, store_line
+from fmha.sm100.products import IO_TYPES
+from kernelkit import tmem
+from kernelkit.online_softmax import CHUNK
+
+
+@cute.jit
+def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
+    """Round the weights and store them where the P V of S stage `stage` reads them.
+
+    TMEM: complete after tcgen05.wait::st. Shared memory: its only buffer must be free; the stores
+    are fenced for the tensor core, which reads through the async proxy.
+    """
+    io = IO_TYPES[plan.config.dtype]
+    for column in cutlass.range_constexpr(0, plan.layout.lane_columns, CHUNK):
+        packed = cute.make_rmem_tensor(CHUNK * io.width // Float32.width, Float32)
+        rounded = cute.recast_tensor(packed, io)
+        rounded.store(tmem.columns_of(lane.scores, column, CHUNK).load().to(io))
+        if cutlass.const_expr(plan.config.p_in_smem):
+            store_in_panel(plan, lane, rounded, column)
+        else:
+            store_over_s(plan, lane, packed, stage, column)
+    if cutlass.const_expr(plan.config.p_in_smem):
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def store_over_s(
+    plan: AttentionPlan,
+    lane: Lane,
+    packed: cute.Tensor,
+    stage: Int32,
+    column: cutlass.Constexpr,
+) -> None:
+    """Start the store of weights [column, column + CHUNK), two or more per TMEM column."""
+    width = cute.size(packed)
+    first, second = plan.tmem["P0"], plan.tmem["P1"]
+    begin = first.begin + stage * (second.begin - first.begin) + column * width // CHUNK
+    tmem.store_row(packed, tmem.tile_at(lane.buffers.tmem, begin, width), lane.row.lane)
+
+
+@cute.jit
+def store_in_panel(
+    plan: AttentionPlan, lane: Lane, rounded: cute.Tensor, column: cutlass.Constexpr
+) -> None:
+    """Store weights [column, column + CHUNK) of this lane into its row of the panels of sP."""
+    box = Box(plan.layout.rows, LINE_BYTES // plan.config.io_bytes, rounded.element_type)
+    halves = plan.layout.lane_columns // box.columns
+    panel = column // box.columns + lane.row.half * halves
+    panel += lane.row.group * (TILE_N // box.columns)
+    store_line(box, lane.buffers.p, (panel, lane.row.row, column % box.columns), rounded)

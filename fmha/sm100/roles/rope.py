@@ -1,0 +1,60 @@
+"""The inverse rotation of the last dims of O, in registers (device code).
+
+A model that caches rotated keys as values (multi-head latent attention) gets an O whose last dims
+are rotated; turning them back by the angle of the query's position leaves relative positions.
+"""
+
+from math import gcd
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from fmha.plan import AttentionPlan
+from fmha.sm100.args import Row, Tables, Work
+
+VECTOR = 4  # fp32 angles of a 16-byte load
+
+
+@cute.jit
+def rotate_back(
+    plan: AttentionPlan,
+    work: Work,
+    row: Row,
+    values: cute.Tensor,
+    first: cutlass.Constexpr,
+    tables: Tables,
+) -> None:
+    """values (N,): dims of O from `first` on; in a CTA pair `first` is that of its first half.
+
+    Of them those in the last rope_dim, as neighbouring pairs (x, y), become
+    (x cos + y sin, y cos - x sin), the angle being that of the row's position.
+    """
+    config = plan.config
+    rope_begin = config.v_dim - config.rope_dim
+    pairs = gcd(VECTOR, config.rope_dim // 2)
+    position = cutlass.min(work.offset + row.token, cute.size(tables.cos, mode=[0]) - 1)
+    place = cutlass.max(position, 0), pairs
+    for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
+        dim = first + start - rope_begin
+        last_dim = dim + (config.ctas - 1) * plan.layout.v_columns
+        group = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
+        if cutlass.const_expr(dim >= 0):
+            rotate_group(group, tables, place, dim + row.half * (last_dim - dim))
+        elif cutlass.const_expr(last_dim >= 0):
+            if row.half == 1:
+                rotate_group(group, tables, place, last_dim)
+
+
+@cute.jit
+def rotate_group(group: cute.Tensor, tables: Tables, place: tuple, dim: Int32) -> None:
+    """group (2 * pairs,) from dim `dim` of the rotated ones on; place: (position, pairs)."""
+    position, pairs = place
+    cos, sin = (cute.make_rmem_tensor(pairs, Float32) for _ in range(2))
+    for table, angles in ((tables.cos, cos), (tables.sin, sin)):
+        source = cute.local_tile(table[position, None], (pairs,), (dim // (2 * pairs),))
+        cute.autovec_copy(source, angles)
+    for pair in cutlass.range_constexpr(pairs):
+        x, y = group[2 * pair], group[2 * pair + 1]
+        group[2 * pair] = x * cos[pair] + y * sin[pair]
+        group[2 * pair + 1] = y * cos[pair] - x * sin[pair]

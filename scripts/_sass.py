@@ -1,0 +1,264 @@
+"""What ptxas made of a kernel: resources, and SASS as a control-flow graph with its loops.
+
+Loops are natural loops of the graph, so cold blocks that ptxas moves behind the EXIT belong to
+them. One SASS instruction is one issue slot of a warp.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+TOOLS = ("cuobjdump", "nvdisasm")
+HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
+RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
+SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
+LABEL = re.compile(r"^(\.L_\w+|\$?[\w$]+):$")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
+TARGET = re.compile(r"`\(([^)]+)\)")
+BARRIER_REGISTER = re.compile(r"\bB\d+\b")
+
+JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
+ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
+
+    address: int
+    guard: str
+    opcode: str
+    operands: str
+
+    @property
+    def word(self) -> str:
+        """The opcode without its modifiers."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def target(self) -> str | None:
+        """The label it names, if any."""
+        match = TARGET.search(self.operands)
+        return match[1] if match else None
+
+    @property
+    def conditional(self) -> bool:
+        """A branch that may fall through: guarded, or with a predicate before its target."""
+        return bool(self.guard) or bool(self.operands.partition("`")[0].strip())
+
+    @property
+    def repetition(self) -> int:
+        """TMEM columns of a 32x32b LDTM or STTM: 32 for LDTM.x32."""
+        match = re.search(r"\.x(\d+)", self.opcode)
+        return int(match[1]) if match else 1
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a launch needs per thread and CTA."""
+
+    registers: int
+    stack: int
+    static_smem: int
+    local: int
+
+
+@dataclass
+class Block:
+    """A basic block; edges are indices of blocks."""
+
+    index: int
+    instructions: list[Instruction]
+    successors: list[int] = field(default_factory=list)
+    predecessors: list[int] = field(default_factory=list)
+
+    def has(self, *heads: str) -> bool:
+        """True when an opcode begins with one of `heads`."""
+        return any(item.opcode.startswith(heads) for item in self.instructions)
+
+
+class Function:
+    """Basic blocks, dominators and natural loops of one kernel."""
+
+    def __init__(self, name: str, instructions: list[Instruction], labels: dict[str, int]) -> None:
+        self.name = name
+        self.instructions = instructions
+        self.blocks = _blocks(instructions, labels)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Blocks reachable from the entry in reverse postorder."""
+        seen, finished = {0}, []
+        stack = [(0, iter(self.blocks[0].successors))]
+        while stack:
+            block, successors = stack[-1]
+            fresh = next((s for s in successors if s not in seen), None)
+            if fresh is None:
+                finished.append(block)
+                stack.pop()
+            else:
+                seen.add(fresh)
+                stack.append((fresh, iter(self.blocks[fresh].successors)))
+        return finished[::-1]
+
+    @cached_property
+    def dominators(self) -> dict[int, frozenset[int]]:
+        """Block -> the blocks on every path to it, itself included."""
+        everything = frozenset(self.order)
+        result = dict.fromkeys(self.order, everything)
+        result[0] = frozenset({0})
+        changed = True
+        while changed:
+            changed = False
+            for block in self.order[1:]:
+                before = [result[p] for p in self.blocks[block].predecessors if p in result]
+                now = frozenset.intersection(*before) | {block}
+                changed |= now != result[block]
+                result[block] = now
+        return result
+
+    @cached_property
+    def loops(self) -> dict[int, frozenset[int]]:
+        """Head -> blocks of the natural loop, all back edges to one head merged."""
+        bodies: dict[int, set[int]] = {}
+        for tail in self.order:
+            for head in self.blocks[tail].successors:
+                if head in self.dominators[tail]:
+                    bodies.setdefault(head, {head}).update(self._reaching(tail, head))
+        return {head: frozenset(body) for head, body in bodies.items()}
+
+    def _reaching(self, tail: int, head: int) -> set[int]:
+        """Blocks from which `tail` can be reached without passing `head`."""
+        found, stack = {head, tail}, [tail]
+        while stack:
+            block = stack.pop()
+            if block != head:
+                fresh = [p for p in self.blocks[block].predecessors if p not in found]
+                found.update(fresh)
+                stack.extend(fresh)
+        return found
+
+    def code(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
+        """Instructions of these blocks in execution order."""
+        wanted = set(blocks)
+        return tuple(i for b in self.order if b in wanted for i in self.blocks[b].instructions)
+
+    def address(self, block: int) -> int:
+        """Where a block begins."""
+        return self.blocks[block].instructions[0].address
+
+    def guarded(self, body: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
+        """(branching block, blocks inside `body` that only one of its ways leads to)."""
+        regions = []
+        for block in body:
+            ways = self.blocks[block].successors
+            for way in ways if len(ways) > 1 else ():
+                if way in body and self.blocks[way].predecessors == [block]:
+                    region = frozenset(b for b in body if way in self.dominators[b])
+                    regions.append((block, region))
+        return regions
+
+
+def parse(listing: str) -> list[Function]:
+    """Every kernel of `nvdisasm --print-code`, in the order of the listing."""
+    functions: list[Function] = []
+    name, instructions, labels = "", [], {}
+    for line in [*listing.splitlines(), "\t.section\t.text.end,"]:
+        if section := SECTION.match(line):
+            if instructions:
+                functions.append(Function(name, instructions, labels))
+            name, instructions, labels = section[1], [], {}
+        elif label := LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif match := INSTRUCTION.match(line):
+            address, guard, opcode, operands = match.groups()
+            operands = operands.strip()
+            instructions.append(Instruction(int(address, 16), guard or "", opcode, operands))
+    return functions
+
+
+def _blocks(instructions: list[Instruction], labels: dict[str, int]) -> list[Block]:
+    """Basic blocks with their edges; a branch out of the function has none."""
+    leaders = {0, *labels.values()}
+    leaders.update(i + 1 for i, item in enumerate(instructions) if item.opcode.startswith(JUMPS))
+    bounds = sorted(leader for leader in leaders if leader < len(instructions))
+    at = {begin: index for index, begin in enumerate(bounds)}
+    meets = _reconvergence(instructions, labels)
+    blocks = []
+    for index, (begin, end) in enumerate(pairwise([*bounds, len(instructions)])):
+        goals = _goals(instructions[end - 1], end, labels, meets)
+        blocks.append(
+            Block(index, instructions[begin:end], sorted(at[goal] for goal in goals if goal in at))
+        )
+    for block in blocks:
+        for successor in block.successors:
+            blocks[successor].predecessors.append(block.index)
+    return blocks
+
+
+def _reconvergence(
+    instructions: list[Instruction], labels: dict[str, int]
+) -> dict[str, frozenset[int]]:
+    """Convergence barrier register -> where BSSY lets its threads meet."""
+    meets: dict[str, frozenset[int]] = {}
+    for item in instructions:
+        if item.opcode.startswith("BSSY") and item.target in labels:
+            register = BARRIER_REGISTER.search(item.operands)[0]
+            meets[register] = meets.get(register, frozenset()) | {labels[item.target]}
+    return meets
+
+
+def _goals(
+    last: Instruction, after: int, labels: dict[str, int], meets: dict[str, frozenset[int]]
+) -> set[int]:
+    """Instructions that may follow `last`, which ends a block before instruction `after`."""
+    if last.opcode.startswith("BSYNC"):
+        register = BARRIER_REGISTER.search(last.operands)
+        goals = meets.get(register[0], frozenset()) if register else frozenset()
+        return {after} if after in goals or not goals else set(goals)
+    if last.opcode.startswith("BRA"):
+        goals = {labels[last.target]} if last.target in labels else set()
+        return goals | {after} if last.conditional else goals
+    if last.opcode.startswith(ENDS) and not last.guard:
+        return set()
+    return {after}
+
+
+def find_tool(name: str) -> str | None:
+    """A CUDA binary tool: this environment's wheel before the PATH, which may be older."""
+    wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
+    installed = sorted(wheels.glob(f"*/bin/{name}"))
+    return str(installed[-1]) if installed else shutil.which(name)
+
+
+def tools_found() -> bool:
+    """True when cubins can be read here."""
+    return all(find_tool(name) for name in TOOLS)
+
+
+def disassemble(cubin: Path) -> str:
+    """The listing of `nvdisasm --print-code`; raises FileNotFoundError without the tool."""
+    return _output("nvdisasm", "--print-code", cubin)
+
+
+def resources(cubin: Path) -> list[Resources]:
+    """Registers, stack and static memory of every kernel in the file."""
+    usage = _output("cuobjdump", "--dump-resource-usage", cubin)
+    return [Resources(*map(int, match)) for match in RESOURCES.findall(usage)]
+
+
+def _output(tool: str, *arguments: object) -> str:
+    command = find_tool(tool)
+    if command is None:
+        raise FileNotFoundError(HOW_TO_GET_TOOLS)
+    return subprocess.run(
+        [command, *map(str, arguments)], capture_output=True, text=True, check=True
+    ).stdout

@@ -1,0 +1,31 @@
+"""Benchmarks by name: `python scripts/bench.py fmha`; behind the name stand its own options.
+
+Every benchmark prints what can be said on this machine: static figures everywhere, times where its
+kernel can run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+# name -> module beside this file whose main() parses sys.argv
+BENCHMARKS = {
+    "fmha": "bench_fmha",
+    "merge": "bench_merge",
+    "emulator": "bench_emulator",
+}
+
+
+def main() -> int | None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=BENCHMARKS, help="`bench.py NAME --help` lists its options")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of this benchmark")
+    arguments = parser.parse_args()
+    sys.argv = [f"{sys.argv[0]} {arguments.name}", *arguments.options]
+    return importlib.import_module(BENCHMARKS[arguments.name]).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

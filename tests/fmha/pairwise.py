@@ -1,0 +1,131 @@
+"""Covering arrays: few rows in which every allowed pair of values of two factors occurs.
+
+Greedy and seeded, so the same factors give the same rows everywhere: each row starts from the pair
+that most needs covering, the other factors follow in random order, each with the value that covers
+most; of several such candidates the best is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CANDIDATES = 6  # rows tried for each row kept
+
+Row = dict[str, Hashable]
+Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`allows` is asked as soon as all factors in `names` have a value, with those values."""
+
+    names: tuple[str, ...]
+    allows: Callable[..., bool]
+
+
+@dataclass
+class Space:
+    """factors: name -> values; rules: what combinations exist."""
+
+    factors: Mapping[str, Sequence[Hashable]]
+    rules: Sequence[Rule] = ()
+    _extends: dict[frozenset, bool] = field(default_factory=dict)
+
+    def allowed(self, row: Mapping[str, Hashable]) -> bool:
+        """No rule is broken by the values that `row` has so far."""
+        return all(
+            rule.allows(*(row[name] for name in rule.names))
+            for rule in self.rules
+            if all(name in row for name in rule.names)
+        )
+
+    def extends(self, row: Mapping[str, Hashable]) -> bool:
+        """Some complete row agrees with `row`. Only factors that rules read can stand against it,
+        so only those are tried, and the answer depends only on those."""
+        ruled = {name for rule in self.rules for name in rule.names}
+        key = frozenset((name, value) for name, value in row.items() if name in ruled)
+        if key not in self._extends:
+            open_names = [name for name in self.factors if name in ruled and name not in row]
+            self._extends[key] = self.allowed(row) and self._completes(dict(row), open_names)
+        return self._extends[key]
+
+    def _completes(self, row: Row, names: list[str]) -> bool:
+        if not names:
+            return True
+        name, *rest = names
+        for value in self.factors[name]:
+            row[name] = value
+            if self.allowed(row) and self._completes(row, rest):
+                return True
+        row.pop(name, None)
+        return False
+
+    def pairs(self) -> Iterator[Pair]:
+        """Every pair of values that some complete row has."""
+        for (first, values), (second, others) in itertools.combinations(self.factors.items(), 2):
+            for a, b in itertools.product(values, others):
+                if self.extends({first: a, second: b}):
+                    yield (first, a), (second, b)
+
+
+def pairs_of(row: Mapping[str, Hashable], order: Sequence[str]) -> set[Pair]:
+    """The pairs that `row` covers, factors in the order of the space."""
+    items = [(name, row[name]) for name in order]
+    return set(itertools.combinations(items, 2))
+
+
+def covering(space: Space, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows that together cover every allowed pair."""
+    order = list(space.factors)
+    generator = random.Random(seed)
+    missing = dict.fromkeys(space.pairs())  # a set with an order that does not depend on hashes
+    rows = []
+    while missing:
+        candidates = [_candidate(space, missing, generator) for _ in range(CANDIDATES)]
+        best = max(candidates, key=lambda row: len(pairs_of(row, order) & missing.keys()))
+        for pair in pairs_of(best, order):
+            missing.pop(pair, None)
+        rows.append({name: best[name] for name in order})
+    return rows
+
+
+def random_row(space: Space, generator: random.Random) -> dict[str, Any]:
+    """Any complete row, each factor in turn with a value at random that can be completed."""
+    row: Row = {}
+    for name, values in space.factors.items():
+        possible = [value for value in values if space.extends(row | {name: value})]
+        row[name] = generator.choice(possible)
+    return row
+
+
+def _candidate(space: Space, missing: Mapping[Pair, None], generator: random.Random) -> Row:
+    position = {name: number for number, name in enumerate(space.factors)}
+    row = dict(generator.choice(_neediest(missing)))
+    names = [name for name in space.factors if name not in row]
+    generator.shuffle(names)
+
+    def gain(item: tuple[str, Hashable]) -> int:
+        """Missing pairs of `item` with what the row has."""
+        pairs = (sorted((item, other), key=lambda one: position[one[0]]) for other in row.items())
+        return sum(tuple(pair) in missing for pair in pairs)
+
+    for name in names:
+        values = [value for value in space.factors[name] if space.extends(row | {name: value})]
+        gains = [gain((name, value)) for value in values]
+        best = [value for value, count in zip(values, gains, strict=True) if count == max(gains)]
+        row[name] = generator.choice(best)
+    return row
+
+
+def _neediest(missing: Mapping[Pair, None]) -> list[Pair]:
+    """Pairs of the value that is in most missing pairs."""
+    counts: dict[tuple[str, Hashable], int] = {}
+    for pair in missing:
+        for item in pair:
+            counts[item] = counts.get(item, 0) + 1
+    most = max(counts, key=counts.__getitem__)
+    return [pair for pair in missing if most in pair]

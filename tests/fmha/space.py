@@ -1,0 +1,225 @@
+"""The space of attention problems: its factors, which of them go together, and rows as Cases.
+
+MATRIX covers every allowed pair of values of two factors (`pairwise`); QUICK is its beginning,
+which holds every value at least once. PLAIN and EDGES are many problems for few compiled kernels:
+shapes, and where masks meet. `random_cases` picks anywhere in the space.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tests.fmha.cases import Case
+from tests.fmha.pairwise import Rule, Space, covering, random_row
+
+# (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
+SIZES = {
+    "one": ((1, 300), (1, 128), (1, 1)),
+    "few": ((3, 200), (4, 129), (2, 7)),
+    "tail": ((127, 129), (100, 60)),
+    "exact": ((128, 128), (128, 256)),
+    "ragged": ((200, 333), (200, 70)),
+    "long": ((256, 512), (130, 700)),
+    "empty": ((64, 64), (5, 0), (0, 5)),
+}
+QUICK_ROWS = 14
+LEFT, RIGHT, FIRST = 100, 30, 4  # window and sink tokens
+BEFORE_END = 20  # how far q_offset keeps the last query from the last key
+SURPLUS = 37  # keys stored behind a length
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "causal offset": {"causal": True},
+    "block": {},
+    "left": {"window": (LEFT, None)},
+    "sliding": {"window": (LEFT, None), "causal": True},
+    "band": {"window": (LEFT, RIGHT)},
+    "sink tokens": {"window": (LEFT, None), "causal": True, "sink_tokens": FIRST},
+}
+WITH_OFFSET = ("causal offset", "block")
+OUTPUTS = {  # name -> (normalize, out_dtype by dtype)
+    "same": (True, {"bf16": "", "fp16": ""}),
+    "fp32": (True, {"bf16": "fp32", "fp16": "fp32"}),
+    "other": (True, {"bf16": "fp16", "fp16": "bf16"}),
+    "raw": (False, {"bf16": "", "fp16": ""}),
+    "raw, 16 bits": (False, {"bf16": "bf16", "fp16": "fp16"}),
+}
+KEYS = ("dense", "lens", "packed", "packed, lens", 16, 32, 64, 128)  # numbers: page sizes
+
+FACTORS = {
+    "dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)),
+    "p_path": ("tmem", "smem"),
+    "schedule": ("base", "pingpong"),
+    "mask": tuple(MASKS),
+    "sinks": (False, True),
+    "softcap": (0.0, 15.0),
+    "heads": ((1, 1), (4, 2), (8, 1), (6, 2)),
+    "pack_heads": (None, False, True),
+    "size": tuple(SIZES),
+    "queries": ("dense", "packed"),
+    "keys": KEYS,
+    "dtype": ("bf16", "fp16"),
+    "output": tuple(OUTPUTS),
+    "rope_dim": (0, 64),
+    "amplitude": (1.0, 4.0),
+}
+
+
+def lengths(size: str, queries: str, keys: str | int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(queries, keys) of each entry."""
+    n_q, n_k = zip(*SIZES[size], strict=True)
+    return (
+        n_q if queries == "packed" else (n_q[0],) * len(n_q),
+        (n_k[0],) * len(n_k) if keys == "dense" else n_k,
+    )
+
+
+def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_dim: int) -> bool:
+    """A rope table has no row for a query that stands before the first key."""
+    if not rope_dim or mask in WITH_OFFSET:
+        return True
+    return all(n_q <= n_k for n_q, n_k in zip(*lengths(size, queries, keys), strict=True) if n_q)
+
+
+SPACE = Space(
+    FACTORS,
+    (
+        Rule(("dims", "p_path"), lambda dims, path: path == "smem" or dims[0] < 512),
+        Rule(("dims", "schedule"), lambda dims, name: name == "base" or dims[0] <= 128),
+        Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
+        Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
+    ),
+)
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The problem that a row of the space names."""
+    n_q, n_k = lengths(row["size"], row["queries"], row["keys"])
+    keys, (normalize, out_dtypes) = row["keys"], OUTPUTS[row["output"]]
+    surplus = SURPLUS if keys in ("lens", "packed, lens") else 0
+    stored = tuple(length + surplus for length in n_k)
+    offsets = None
+    if row["mask"] in WITH_OFFSET:
+        offsets = tuple(k - q - BEFORE_END for q, k in zip(n_q, n_k, strict=True))
+        if row["rope_dim"]:
+            offsets = tuple(max(offset, 0) for offset in offsets)
+        if len(set(offsets)) == 1:
+            offsets = offsets[0]  # a number will do
+    return Case(
+        max(n_q),
+        max(stored),
+        row["heads"],
+        len(n_q),
+        row["dtype"],
+        kv_lens=None if keys in ("dense", "packed") else n_k,
+        amplitude=row["amplitude"],
+        normalize=normalize,
+        dims=row["dims"],
+        softcap=row["softcap"],
+        sinks=row["sinks"],
+        q_offset=offsets,
+        q_lens=n_q if row["queries"] == "packed" else None,
+        k_lens=stored if keys in ("packed", "packed, lens") else None,
+        page_size=keys if isinstance(keys, int) else 0,
+        rope_dim=row["rope_dim"],
+        out_dtype=out_dtypes[row["dtype"]],
+        pack_heads=row["pack_heads"],
+        p_path=row["p_path"],
+        schedule=row["schedule"],
+        **MASKS[row["mask"]],
+    )
+
+
+ROWS = covering(SPACE)
+MATRIX = tuple(case_of(row) for row in ROWS)
+QUICK = MATRIX[:QUICK_ROWS]
+
+SHAPES = (
+    (1, 1), (1, 128), (127, 129), (128, 128), (200, 64), (200, 333), (256, 512), (0, 5), (5, 0),
+)  # fmt: skip
+PLAIN = (
+    *(Case(*shape, causal=causal) for shape, causal in itertools.product(SHAPES, (False, True))),
+    Case(200, 700, amplitude=4.0, scale=0.3),
+    Case(130, 640, heads=(6, 2), batch=2, amplitude=4.0),
+    Case(130, 640, window=(None, 200)),
+    Case(130, 640, window=(None, 1 << 40)),
+)
+
+# One kernel with every mask: where windows, sink tokens, offsets and lengths meet and do not.
+_EVERY_MASK = Case(130, 900, (2, 1), 3, kv_lens=(900, 130, 0), sinks=True)
+EDGES = tuple(
+    dataclasses.replace(_EVERY_MASK, window=window, sink_tokens=first, q_offset=offsets)
+    for window, first, offsets in (
+        ((0, 0), 1, (770, 0, 0)),  # one key each, and the first
+        ((5, 200), 130, (640, -65, 0)),  # two tiles of sink tokens; rows before the first key
+        ((300, 0), 1000, (500, 129, 7)),  # more sink tokens than keys
+        ((1 << 40, 1 << 40), 3, (0, 0, 0)),  # windows wider than everything
+        ((10, 10), 140, (5000, 2000, 300)),  # no row reaches its window
+        ((128, 0), 128, (255, 127, 0)),  # edges on tile boundaries
+        ((127, 1), 129, (256, 128, -128)),
+        ((20, 0), 100, (100, 110, 0)),  # sink tokens run into the window
+        ((400, 300), 4, (-500, -90, 1)),  # all rows before the first key; a few
+    )
+)
+
+
+def random_cases(seed: int, count: int) -> tuple[Case, ...]:
+    """Problems anywhere in the space that share a compiled kernel: lengths, heads, windows, sink
+    tokens, offsets, softcap and scale are at random, too."""
+    generator = random.Random(seed)
+    row = random_row(SPACE, generator)
+    if row["pack_heads"] is None:
+        row["pack_heads"] = generator.random() < 0.5
+    return tuple(_scrambled(case_of(row), row["keys"], generator) for _ in range(count))
+
+
+def _scrambled(case: Case, keys: str | int, generator: random.Random) -> Case:
+    """`case` with other runtime values."""
+    batch, kv_heads = generator.choice((1, 1, 2, 4)), generator.choice((1, 1, 2, 3))
+    group = generator.choice((1, 2, 3, 5, 8, 16))
+    few = generator.random() < 0.4
+    n_q = [_length(generator, 12 if few else 300) for _ in range(batch)]
+    n_k = [_length(generator, 900) for _ in range(batch)]
+    if case.q_lens is None:
+        n_q = [n_q[0]] * batch
+    if keys == "dense":
+        n_k = [n_k[0]] * batch
+    offsets = [generator.randint(-60, length + 60) for length in n_k]
+    if case.rope_dim:
+        n_k = [max(lengths) for lengths in zip(n_q, n_k, strict=True)]
+        n_k = [max(n_k)] * batch if keys == "dense" else n_k
+        offsets = [max(offset, 0) for offset in offsets]
+    stored = [length + generator.choice((0, 1, 140)) for length in n_k]
+    stored = n_k if keys in ("dense", "packed") else stored
+    window = tuple(
+        None if side is None else generator.choice((0, 1, 63, 128, generator.randint(0, 400)))
+        for side in case.window
+    )
+    return dataclasses.replace(
+        case,
+        sq=max(n_q),
+        skv=max(stored),
+        heads=(kv_heads * group, kv_heads),
+        batch=batch,
+        kv_lens=None if case.kv_lens is None else tuple(n_k),
+        q_lens=None if case.q_lens is None else tuple(n_q),
+        k_lens=None if case.k_lens is None else tuple(stored),
+        window=window,
+        sink_tokens=generator.choice((1, 4, 129, 300)) if case.sink_tokens else 0,
+        q_offset=None if case.q_offset is None else tuple(offsets),
+        softcap=generator.choice((0.5, 15.0, 50.0)) if case.softcap else 0.0,
+        amplitude=generator.choice((0.0, 1.0, 4.0, 20.0)),
+        scale=generator.choice((None, None, 0.05, 1.0)),
+    )
+
+
+def _length(generator: random.Random, most: int) -> int:
+    """0, a multiple of a tile, or anything up to `most`."""
+    kind = generator.random()
+    if kind < 0.1:
+        return 0
+    return min(generator.choice((128, 256)), most) if kind < 0.3 else generator.randint(1, most)

@@ -1,0 +1,132 @@
+"""Where `check()` draws a line, the machine draws it too: on one side a config runs, on the other,
+forced past the check, the DSL, ptxas or ptxemu refuses it. And what check() accepts runs.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import fmha.forward
+import fmha.sm100.kernel
+from fmha import AttentionConfig, attention
+from fmha.plan import plan_unchecked
+from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
+from tests.fmha import cases, space
+from tests.fmha.cases import Case
+from tests.fmha.pairwise import random_row
+
+ACCEPTED = 40
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """From here on nothing of fmha refuses a config."""
+    monkeypatch.setattr(AttentionConfig, "check", lambda self: None)
+    monkeypatch.setattr(fmha.forward, "check_config", lambda config: None)
+    monkeypatch.setattr(fmha.sm100.kernel, "make_plan", plan_unchecked)
+
+
+def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> None:
+    """One small problem whose last key tile is ragged; its result has to be right."""
+    case = Case(5, 300, kv_lens=(200,), dims=dims, dtype="fp16")
+    results, _ = cases.run_reported(
+        case, "round-robin", config=AttentionConfig(**tuning), **changes
+    )
+    for report in cases.judge(case, results):
+        assert report.ok, str(report)
+
+
+# Just inside: each the last of one or several limits.
+INSIDE = {
+    "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 12}),
+    "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 5}),
+    "P in TMEM, one tile of V": (
+        (256, 256), {"p_path": "tmem", "k_stages": 1, "v_stages": 2},
+    ),
+}  # fmt: skip
+
+# Just outside: what is wrong with it, who says so and how.
+OUTSIDE = {
+    "shared memory": (
+        (64, 64), {"k_stages": 1, "v_stages": 13}, HardwareRefusal, "at most 232448",
+    ),
+    "shared memory of a pair": (
+        (512, 512), {"k_stages": 2, "v_stages": 6}, HardwareRefusal, "at most 232448",
+    ),
+    "P of a pair in TMEM": (
+        (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "A in TMEM for M=128 cta_group::2",
+    ),
+    "half a tile of V": ((256, 256), {"k_stages": 1, "v_stages": 1}, Deadlock, "no warp can go on"),
+    "no K piece": ((64, 64), {"k_stages": -1}, ValueError, "must be greater than 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_just_inside_runs(name):
+    attend(*INSIDE[name])
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_just_outside_is_refused(name, forced):
+    dims, tuning, error, words = OUTSIDE[name]
+    with pytest.raises(error, match=words):
+        attend(dims, tuning)
+
+
+def test_pages_that_divide_no_tile_are_refused(forced, monkeypatch):
+    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (48,))
+    q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(7, 48, 1, 64).half()
+    table, lens = torch.arange(7).int()[None], torch.tensor([300], dtype=torch.int32)
+    with pytest.raises(Deadlock):
+        attention(q, pool, pool, page_table=table, kv_lens=lens)
+
+
+def climb(log2_growth: float, rescale_log2: float) -> torch.Tensor:
+    """O of a row whose maximum grows by 2 ** log2_growth in the last tile that is visited."""
+    q, k, v = torch.zeros(1, 1, 1, 64), torch.zeros(1, 300, 1, 64), torch.ones(1, 300, 1, 64)
+    q[..., 0] = k[:, 5, :, 0] = 1.0
+    tensors = (tensor.half() for tensor in (q, k, v))
+    scale = log2_growth * torch.log(torch.tensor(2.0)).item()
+    return attention(*tensors, scale=scale, config=AttentionConfig(rescale_log2=rescale_log2))
+
+
+def test_a_lag_that_fp16_holds():
+    """Weights of at most 2 ** 15; a larger step rescales."""
+    for growth in (14.5, 16.5):
+        torch.testing.assert_close(climb(growth, 15.0), torch.ones(1, 1, 1, 64).half())
+
+
+def test_a_lag_that_fp16_does_not_hold_overflows(forced):
+    assert not climb(16.5, 17.0).isfinite().any()
+
+
+def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
+    """A problem of few tiles and tunable fields at random, as check() accepts them."""
+    generator = random.Random(seed)
+    case = None
+    while case is None or case.queries[0] > 5:
+        case = space.case_of(random_row(space.SPACE, generator))
+    tuning = AttentionConfig(
+        head_dim=case.dims[0], v_head_dim=case.dims[1], p_path=case.p_path, out_dtype="fp32"
+    )
+    while True:
+        rings = {"k_stages": generator.randint(1, 6), "v_stages": generator.randint(1, 6)}
+        wish = replace(tuning, **rings, rescale_log2=generator.choice((0.0, 4.0, 8.0)))
+        with suppress(ValueError):
+            wish.check()
+            return case, wish, {"pdl": generator.random() < 0.5}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(ACCEPTED))
+def test_what_is_accepted_runs(seed):
+    case, config, options = accepted(seed)
+    results, _ = cases.run_reported(case, "adversarial", seed, config=config, **options)
+    for report in cases.judge(case, results):
+        assert report.ok, f"{case} {config}: {report}"

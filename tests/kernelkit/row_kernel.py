@@ -1,0 +1,94 @@
+"""A kernel that applies a function of `kernelkit.online_softmax` to rows, one thread per row."""
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.cute.runtime import make_fake_tensor
+
+from kernelkit.compile import compile_once
+from kernelkit.launch import choose_target, launch
+
+COLUMNS = 64  # of a row: two mask words
+THREADS = 32
+
+
+class RowKernel:
+    """`apply(scores, integers, numbers) -> tuple of Float32`; scores it may change in place.
+
+    scores: (COLUMNS,) fp32 registers, integers (I,) int32, numbers (F,) fp32 of the same row.
+    """
+
+    def __init__(self, apply: Callable) -> None:
+        self.apply = apply
+
+    @cute.jit
+    def __call__(
+        self,
+        scores: cute.Tensor,
+        integers: cute.Tensor,
+        numbers: cute.Tensor,
+        results: cute.Tensor,
+        stream: CUstream,
+    ) -> None:
+        """Launch; all tensors are (rows, columns), rows a multiple of THREADS."""
+        grid = (cute.size(scores, mode=[0]) // THREADS, 1, 1)
+        self.kernel(scores, integers, numbers, results).launch(
+            grid=grid, block=(THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        scores: cute.Tensor,
+        integers: cute.Tensor,
+        numbers: cute.Tensor,
+        results: cute.Tensor,
+    ) -> None:
+        """One thread, one row."""
+        block, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        row = block * THREADS + thread
+        registers = cute.make_rmem_tensor(COLUMNS, Float32)
+        cute.autovec_copy(scores[row, None], registers)
+        returned = self.apply(registers, integers[row, None], numbers[row, None])
+        cute.autovec_copy(registers, scores[row, None])
+        for index in cutlass.range_constexpr(len(returned)):
+            results[row, index] = returned[index]
+
+
+def apply_to_rows(
+    apply: Callable, scores: torch.Tensor, integers: torch.Tensor, numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scores afterwards, what `apply` returned [rows, 4], NaN where it returned less).
+
+    scores [rows, COLUMNS] and numbers fp32, integers int32; any number of rows.
+    """
+    rows = len(scores)
+    padded = -(-rows // THREADS) * THREADS
+
+    def pad(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat((tensor, tensor[:1].expand(padded - rows, -1))).contiguous()
+
+    def describe() -> tuple[Any, ...]:
+        def matrix(dtype: type[cutlass.Numeric], columns: int) -> Any:
+            return make_fake_tensor(dtype, (cute.sym_int32(), columns), (columns, 1))
+
+        tensors = (
+            matrix(Float32, COLUMNS),
+            matrix(Int32, integers.shape[1]),
+            matrix(Float32, numbers.shape[1]),
+            matrix(Float32, 4),
+        )
+        return (RowKernel(apply), *tensors, CUstream(0))
+
+    arguments = [pad(tensor) for tensor in (scores, integers, numbers)]
+    results = torch.full((padded, 4), torch.nan)
+    compiled = compile_once((apply, integers.shape[1], numbers.shape[1]), "sm_100a", describe)
+    target = choose_target(scores.device, "emulate", None, ("sm_100a",))
+    launch(compiled, (*arguments, results), target, scores.device)
+    return arguments[0][:rows], results[:rows]

@@ -1,0 +1,159 @@
+"""kernelkit.online_softmax, function by function, in the emulator."""
+
+import itertools
+import math
+
+import cutlass.cute as cute
+import torch
+
+from kernelkit import online_softmax
+from tests.kernelkit.row_kernel import COLUMNS, apply_to_rows
+
+INF = math.inf
+SLACK_LOG2 = 8.0
+EDGES = (-(2**30), -1, 0, 1, 31, 32, 33, 63, 64, 65, 2**30)
+NO_INTEGERS = torch.zeros(1, 1, dtype=torch.int32)
+
+
+def run(apply, scores: torch.Tensor, numbers: torch.Tensor, integers: torch.Tensor = NO_INTEGERS):
+    rows = len(scores)
+    return apply_to_rows(apply, scores, integers.expand(rows, -1), numbers.expand(rows, -1))
+
+
+def rows_of(*values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+@cute.jit
+def keep_below(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    online_softmax.keep_columns(scores, integers[0])
+    return ()
+
+
+@cute.jit
+def keep_window(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    online_softmax.keep_columns(scores, integers[0], integers[1], integers[2])
+    return ()
+
+
+@cute.jit
+def squash(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    online_softmax.squash(scores, numbers[0])
+    return ()
+
+
+@cute.jit
+def next_max(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    top = online_softmax.top_score(scores, numbers[0])
+    return online_softmax.next_max(top, numbers[0], numbers[1], SLACK_LOG2)
+
+
+@cute.jit
+def weigh(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    online_softmax.exponentiate(scores, numbers[0], numbers[1])
+    return (online_softmax.row_total(scores),)
+
+
+@cute.jit
+def finish(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    return online_softmax.finish_row(numbers[0], numbers[1])
+
+
+@cute.jit
+def finish_with_sink(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+    return online_softmax.finish_row(numbers[0], numbers[1], numbers[2])
+
+
+def kept_by(apply, bounds: torch.Tensor) -> torch.Tensor:
+    """bool [rows, COLUMNS]: which scores survived; those that did are unchanged."""
+    scores = torch.arange(COLUMNS).float().expand(len(bounds), -1)
+    after, _ = run(apply, scores, torch.zeros(1, 1), bounds)
+    assert torch.equal(after[after != -INF], scores[after != -INF])
+    return after != -INF
+
+
+def test_columns_at_and_beyond_the_end_are_masked():
+    ends = torch.tensor(EDGES, dtype=torch.int32)[:, None]
+    assert torch.equal(kept_by(keep_below, ends), torch.arange(COLUMNS) < ends)
+
+
+def test_columns_of_window_and_prefix_are_kept():
+    bounds = torch.tensor(list(itertools.product(EDGES, EDGES, EDGES)), dtype=torch.int32)
+    end, begin, prefix_end = bounds[:, :, None].unbind(1)
+    column = torch.arange(COLUMNS)
+    wanted = ((column >= begin) & (column < end)) | (column < prefix_end)
+    assert torch.equal(kept_by(keep_window, bounds), wanted)
+
+
+def test_masking_replaces_nan():
+    after, _ = run(keep_below, torch.full((1, COLUMNS), math.nan), torch.zeros(1, 1))
+    assert (after == -INF).all()
+
+
+def test_softcap_is_a_hyperbolic_tangent():
+    cap = 30.0
+    scores = torch.linspace(-20 * cap, 20 * cap, 32 * COLUMNS).view(32, COLUMNS)
+    after, _ = run(squash, scores, torch.full((1, 1), 2 / (cap * math.log(2))))
+    wanted = cap * torch.tanh(scores.double() / cap)
+    assert (cap + 2 * cap * after.double() - wanted).abs().max() < cap * 2.0**-21
+    assert (after.flatten().diff() >= 0).all()
+
+
+def test_softcap_of_infinities_is_finite():
+    scores = torch.full((1, COLUMNS), INF)
+    scores[:, ::2] = -INF
+    after, _ = run(squash, scores, torch.full((1, 1), 0.1))
+    assert torch.equal(after, torch.where(scores > 0, 0.0, -1.0))
+
+
+def test_reference_maximum_moves_only_beyond_the_slack():
+    scale_log2 = 0.5
+    tops = torch.tensor([-100.0, 10.0, 26.0, 26.1, 60.0])
+    scores = torch.full((len(tops), COLUMNS), -INF)
+    scores[:, COLUMNS - 1] = tops
+    _, results = run(next_max, scores, rows_of((10.0, scale_log2)))
+    new_max = torch.tensor([10.0, 10.0, 10.0, 26.1, 60.0])
+    assert torch.equal(results[:, 0], new_max)
+    shrink = torch.exp2((10.0 - new_max) * scale_log2)
+    torch.testing.assert_close(results[:, 1], shrink, rtol=2.0**-20, atol=0)
+
+
+def test_first_keys_of_a_row_shrink_nothing():
+    scores = torch.full((2, COLUMNS), -INF)
+    scores[1, 3] = -5.0
+    _, results = run(next_max, scores, rows_of((-INF, 1.0)))
+    assert results[:, :2].tolist() == [[-INF, 1.0], [-5.0, 1.0]]
+
+
+def test_weights_and_their_sum():
+    scores = torch.randn(32, COLUMNS, generator=torch.Generator().manual_seed(0)) * 4
+    scores[:, 5] = -INF
+    scores[0] = -INF
+    numbers = torch.stack((scores.amax(dim=1), torch.full((32,), 1.25)), dim=1)
+    after, results = run(weigh, scores, numbers)
+    maxima = numbers[:, :1].double().masked_fill(numbers[:, :1] == -INF, 0.0)
+    wanted = torch.exp2((scores.double() - maxima) * 1.25)
+    torch.testing.assert_close(after.double(), wanted, rtol=2.0**-18, atol=0)
+    sums = after.double().sum(dim=1)
+    torch.testing.assert_close(results[:, 0].double(), sums, rtol=2.0**-20, atol=0)
+
+
+def test_end_of_a_row():
+    cases = rows_of((3.0, 2.5), (-400.0, 1.0), (-INF, 0.0))
+    _, results = run(finish, torch.zeros(3, COLUMNS), cases)
+    lse = (cases[:2, 0].double() + cases[:2, 1].double().log2()) * math.log(2)
+    torch.testing.assert_close(results[:2, 0], 1 / cases[:2, 1], rtol=2.0**-20, atol=0)
+    torch.testing.assert_close(results[:2, 1].double(), lse, rtol=2.0**-20, atol=0)
+    assert results[2, :2].tolist() == [0.0, -INF]
+
+
+def test_end_of_a_row_with_a_sink():
+    finite = [(3.0, 2.5, 1.0), (3.0, 2.5, 100.0), (-400.0, 1.0, 0.5), (500.0, 7.0, -800.0)]
+    cases = rows_of(*finite, (-INF, 0.0, -2.0), (4.0, 2.0, -INF), (-INF, 0.0, -INF))
+    _, results = run(finish_with_sink, torch.zeros(len(cases), COLUMNS), cases)
+    max_log2, row_sum, sink = cases.double().unbind(1)
+    lse = torch.logaddexp(max_log2 * math.log(2) + row_sum.log(), sink)
+    factor = torch.exp(max_log2 * math.log(2) - lse)
+    torch.testing.assert_close(results[:6, 0].double(), factor[:6], rtol=2.0**-16, atol=1e-40)
+    torch.testing.assert_close(results[:6, 1].double(), lse[:6], rtol=2.0**-20, atol=0)
+    assert results[6, :2].tolist() == [0.0, -INF]

@@ -1,0 +1,152 @@
+"""bench.py, profile.py and dump.py --json from outside; what needs a GPU is marked `hw`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fmha import AttentionConfig
+from fmha.sm100.compile import compile_attention
+from tests.house.source import ROOT
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python COMMAND` in the root of the repository."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield
+
+
+def test_bench_fmha_writes_static_figures(tmp_path, scripts):
+    from _sass import HOW_TO_GET_TOOLS, tools_found
+    from _timing import why_not_here
+
+    report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    chosen = ("--head-dim", 64, "--p-path", "tmem", "--mask", "causal", "--shape", "1,8,8,1,1")
+    result = run("scripts/bench.py", "fmha", *chosen, "--json", report, "--plot", picture)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(report.read_text())
+    assert document["setting"]["versions"]["torch"] == torch.__version__
+    reason = why_not_here()
+    assert reason is None or f"fmha is not timed: {reason}" in result.stdout
+    if not tools_found():
+        assert HOW_TO_GET_TOOLS in result.stdout
+        return
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    (row,) = document["static"]
+    assert row["config"]["right"]
+    assert sorted(loop["masked"] for loop in row["loops"]) == [False, True]
+    for loop in row["loops"]:
+        assert sum(loop["kinds"].values()) == loop["total"]
+
+
+def test_bench_hands_its_options_on():
+    result = run("scripts/bench.py", "fmha", "--help")
+    assert result.stdout.startswith("usage: bench.py fmha")
+
+
+def test_flops_of_visible_pairs(scripts):
+    from bench_fmha import Problem
+
+    full = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=False)
+    assert full.flop == 2 * 4 * 15 * 2 * (192 + 128)
+    causal = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=True)
+    assert causal.flop == 2 * 4 * (3 + 4 + 5) * 2 * (192 + 128)
+    assert Problem(1, 5, 3, 1, 1, 64, 64, "bf16", causal=True).flop == (1 + 2 + 3) * 2 * 128
+
+
+@pytest.mark.parametrize("tool", ["ncu", "nsys"])
+def test_profile_prints_what_to_run_elsewhere(tool, tmp_path):
+    shape = ("--shape", "1,128,128,1,1")
+    result = run("scripts/profile.py", "fmha", "--tool", tool, "--", *shape, PATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    command = shlex.split(result.stdout.splitlines()[-1])
+    assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
+    assert command[-4:] == ["--backend", "cuda", *shape]
+    assert command[-5] == "scripts/run_fmha.py"
+    if tool == "ncu":
+        assert "regex:AttentionForward" in command
+        assert command.count("--section") >= 10
+    else:
+        assert "--trace=cuda,nvtx,osrt" in command
+
+
+@pytest.mark.parametrize("kernel", ["fmha", "merge"])
+def test_profile_names_scripts_and_flags_that_exist(kernel, scripts):
+    from _profile import SCRIPTS, TARGETS
+
+    target = TARGETS[kernel]
+    usage = run(SCRIPTS / target.script, "--help").stdout
+    assert all(flag in usage for flag in target.flags if flag.startswith("--"))
+
+
+def test_the_profiled_name_is_in_the_symbol_of_the_kernel(scripts):
+    from _profile import TARGETS
+
+    ptx = compile_attention(AttentionConfig()).artifacts.PTX
+    (symbol,) = re.findall(r"\.entry (\w+)", ptx)
+    assert re.search(TARGETS["fmha"].name, symbol)
+
+
+def test_scripts_still_find_the_profile_of_the_standard_library():
+    code = "import cProfile, profile; print(profile.__file__)"
+    result = run("-c", code, PYTHONPATH=str(ROOT / "scripts"))
+    assert result.returncode == 0, result.stderr
+    assert not result.stdout.startswith(str(ROOT))
+
+
+def test_dump_writes_its_figures(tmp_path, scripts):
+    from _sass import tools_found
+
+    report = tmp_path / "dump.json"
+    result = run("scripts/dump.py", "--causal", "--out", tmp_path, "--json", report)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(report.read_text())
+    assert figures["config"]["right"]
+    assert figures["ptx"]["tensor core"] > 0
+    if tools_found():
+        assert "Softmax loops, per warp and tile" in result.stdout
+        assert {loop["masked"] for loop in figures["loops"]} == {False, True}
+        assert figures["stack"] == 0
+
+
+@pytest.mark.hw
+def test_measure_times_a_product_on_any_gpu(scripts):
+    from _timing import measure, setting
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    seconds = measure(lambda: a @ a)
+    assert 2 * 4096**3 / 3e15 < seconds.warm < 0.1  # no GPU multiplies bfloat16 at 3 PFLOP/s
+    assert seconds.warm <= 1.5 * seconds.cold
+    assert setting()["gpu"]["capability"]
+
+
+@pytest.mark.hw
+def test_ncu_knows_every_section(scripts):
+    from _profile import SECTIONS
+
+    if not shutil.which("ncu"):
+        pytest.skip("no ncu")
+    listed = subprocess.run(["ncu", "--list-sections"], capture_output=True, text=True).stdout
+    assert set(SECTIONS) <= {line.split()[0] for line in listed.splitlines() if line.strip()}
