@@ -148,10 +148,10 @@ class Cta:
                 text = f"setmaxnreg differs within a warpgroup, last count by warp: {asked}"
                 self.machine.find("setmaxnreg", text)
 
-    def reached_by(self, peer: Cta) -> None:
-        """Shared memory, barriers and tensor memory of a CTA end with it: a peer's access has to
-        come before its exit (CUDA C++ Programming Guide, "Distributed Shared Memory")."""
-        if self.live_warps == 0 and self is not peer:
+    def reached_by(self, issuer: Cta | None) -> None:
+        """Shared memory, barriers and tensor memory of a CTA end with it: what its peers issue has
+        to arrive before its exit (CUDA C++ Programming Guide, "Distributed Shared Memory")."""
+        if self.live_warps == 0 and self is not issuer:
             text = "a CTA of a cluster is reached by its peer after all its threads have exited"
             self.machine.find("exited", text)
 
@@ -211,7 +211,9 @@ class Cluster:
             raise OutOfBounds(
                 f"shared address of rank {rank} in a cluster of {len(self.ctas)} CTAs"
             )
-        return self.ctas[rank]
+        found = self.ctas[rank]
+        found.reached_by(None)  # by an instruction of a CTA that is running
+        return found
 
     def locate(self, address: int) -> tuple[Cta, int]:
         """A shared::cluster address -> (CTA, offset)."""

@@ -162,9 +162,7 @@ def pending(c: Lower, i: Instr, f: Match) -> None:
 
 def find(w: object, address: int) -> MBarrier:
     """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
-    cta = w.cluster.cta(address >> RANK_SHIFT & 0xFF)
-    cta.reached_by(w.cta)
-    return cta.mbarrier(address & OFFSET_MASK)
+    return w.cluster.cta(address >> RANK_SHIFT & 0xFF).mbarrier(address & OFFSET_MASK)
 
 
 def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, int]]:

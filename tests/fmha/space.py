@@ -149,10 +149,14 @@ PLAIN = (
     Case(130, 640, window=(None, 1 << 40)),
 )
 
-# One kernel with every mask: where windows, sink tokens, offsets and lengths meet and do not.
+# One kernel with every mask (of each schedule): where windows, sink tokens, offsets and lengths
+# meet and do not.
 _EVERY_MASK = Case(130, 900, (2, 1), 3, kv_lens=(900, 130, 0), sinks=True)
 EDGES = tuple(
-    dataclasses.replace(_EVERY_MASK, window=window, sink_tokens=first, q_offset=offsets)
+    dataclasses.replace(
+        _EVERY_MASK, schedule=schedule, window=window, sink_tokens=first, q_offset=offsets
+    )
+    for schedule in FACTORS["schedule"]
     for window, first, offsets in (
         ((0, 0), 1, (770, 0, 0)),  # one key each, and the first
         ((5, 200), 130, (640, -65, 0)),  # two tiles of sink tokens; rows before the first key
@@ -179,9 +183,9 @@ def random_cases(seed: int, count: int) -> tuple[Case, ...]:
 
 def _scrambled(case: Case, keys: str | int, generator: random.Random) -> Case:
     """`case` with other runtime values."""
-    batch, kv_heads = generator.choice((1, 1, 2, 4)), generator.choice((1, 1, 2, 3))
-    group = generator.choice((1, 2, 3, 5, 8, 16))
-    few = generator.random() < 0.4
+    batch, few = generator.choice((1, 1, 2, 4)), generator.random() < 0.4
+    kv_heads = generator.choice((1, 1, 2, 3) if few else (1, 1, 2))
+    group = generator.choice((1, 2, 3, 5, 8, 16) if few else (1, 2, 3))
     n_q = [_length(generator, 12 if few else 300) for _ in range(batch)]
     n_k = [_length(generator, 900) for _ in range(batch)]
     if case.q_lens is None:

@@ -109,7 +109,7 @@ def loaded_bytes(case: Case) -> int:
 def test_tiles_that_no_row_sees_are_not_loaded():
     """Window and sink tokens of 3 queries behind 2000 keys take 1 + 2 of the 16 tiles."""
     tile = 128 * 64 * 2
-    case = Case(3, 2000, causal=True, window=(200, None), sink_tokens=4, pack_heads=False)
+    case = Case(3, 2000, causal=True, window=(200, None), sink_tokens=4, schedule="base")
     assert loaded_bytes(case) == tile + 3 * 2 * tile  # Q, and for each tile K and V
     without_sinks = dataclasses.replace(case, sink_tokens=0)
     assert loaded_bytes(without_sinks) == tile + 2 * 2 * tile

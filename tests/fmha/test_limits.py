@@ -46,6 +46,7 @@ def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> Non
 INSIDE = {
     "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 12}),
     "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 5}),
+    "all columns of TMEM": ((128, 128), {"schedule": "pingpong", "p_path": "smem"}),
     "P in TMEM, one tile of V": (
         (256, 256), {"p_path": "tmem", "k_stages": 1, "v_stages": 2},
     ),
@@ -61,6 +62,9 @@ OUTSIDE = {
     ),
     "P of a pair in TMEM": (
         (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "A in TMEM for M=128 cta_group::2",
+    ),
+    "columns of TMEM": (
+        (256, 256), {"schedule": "pingpong", "v_stages": 2}, ValueError, "but got 1024",
     ),
     "half a tile of V": ((256, 256), {"k_stages": 1, "v_stages": 1}, Deadlock, "no warp can go on"),
     "no K piece": ((64, 64), {"k_stages": -1}, ValueError, "must be greater than 0"),
@@ -116,8 +120,11 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
         head_dim=case.dims[0], v_head_dim=case.dims[1], p_path=case.p_path, out_dtype="fp32"
     )
     while True:
+        schedule = generator.choice(("base", "pingpong"))
         rings = {"k_stages": generator.randint(1, 6), "v_stages": generator.randint(1, 6)}
-        wish = replace(tuning, **rings, rescale_log2=generator.choice((0.0, 4.0, 8.0)))
+        wish = replace(
+            tuning, **rings, schedule=schedule, rescale_log2=generator.choice((0.0, 4.0, 8.0))
+        )
         with suppress(ValueError):
             wish.check()
             return case, wish, {"pdl": generator.random() < 0.5}

@@ -1,4 +1,4 @@
-"""The plan of the six-warp schedule against numbers derived by hand."""
+"""The plans of both schedules against numbers derived by hand."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ def test_six_warps_keep_their_registers(plan):
     assert plan.roles.threads == 192
     assert all(role.registers is None for role in plan.roles.roles)
     assert 192 * hw.REGISTERS_PER_THREAD <= hw.REGISTERS_PER_SM
+
+
+def test_sixteen_warps_share_all_registers():
+    roles = make_plan(AttentionConfig(schedule="pingpong")).roles
+    assert roles.threads == 512
+    assert sum(role.registers * role.warps * 32 for role in roles.roles) == hw.REGISTERS_PER_SM
+    assert [(role.name, role.warps) for role in roles.roles] == [
+        ("softmax", 8), ("correction", 4), ("mma", 1), ("load", 1), ("idle", 2),
+    ]  # fmt: skip
+
+
+def test_arrivals_of_two_tiles():
+    # Each of two tiles has its own warpgroup of 128 threads, and the correction warps serve both.
+    edges = make_plan(AttentionConfig(schedule="pingpong")).edges
+    full = {edge.name: edges.full_arrivals(edge.name) for edge in edges.edges}
+    assert full == {
+        "q": 1, "k": 1, "v": 1, "s": 1, "p": 128, "o": 1, "rescaled": 128, "row": 128, "out": 128,
+    }  # fmt: skip
+    assert {edge.name for edge in edges.edges if edge.stages == 2} == {
+        "q", "s", "p", "o", "rescaled", "row", "out",
+    }  # fmt: skip
 
 
 def test_arrivals(plan):
@@ -84,13 +105,13 @@ def test_shared_memory_of_a_pair():
     plan = make_plan(AttentionConfig(head_dim=512))
     assert plan.layout.stages == (2, 4)
     offsets = plan.smem.offsets()
-    assert offsets["statistics"] == (192, 192 + 2 * 128 * 4)
+    assert offsets["statistics"] == (192, 192 + 4 * 128 * 4)
     assert {name: offsets[name] for name in ("sQ", "sK", "sV", "sP", "sO")} == {
-        "sQ": (2 * KIB, 66 * KIB),
-        "sK": (66 * KIB, 130 * KIB),
-        "sV": (130 * KIB, 194 * KIB),
-        "sP": (194 * KIB, 210 * KIB),
-        "sO": (2 * KIB, 66 * KIB),
+        "sQ": (3 * KIB, 67 * KIB),
+        "sK": (67 * KIB, 131 * KIB),
+        "sV": (131 * KIB, 195 * KIB),
+        "sP": (195 * KIB, 211 * KIB),
+        "sO": (3 * KIB, 67 * KIB),
     }
 
 
@@ -98,7 +119,7 @@ def test_tensor_memory(plan):
     ranges = {item.name: (item.begin, item.end) for item in plan.tmem.ranges}
     # Two fp32 S of 128 columns; 128 16-bit weights are 64 columns, the tail of their S.
     assert ranges == {
-        "S0": (0, 128), "P0": (64, 128), "S1": (128, 256), "P1": (192, 256), "O": (256, 320),
+        "S0": (0, 128), "P0": (64, 128), "S1": (128, 256), "P1": (192, 256), "O0": (256, 320),
     }  # fmt: skip
     assert plan.tmem.allocated == 512
 
@@ -108,16 +129,23 @@ def test_tensor_memory(plan):
     [
         (
             AttentionConfig(head_dim=128, p_path="smem"),
-            {"S0": (0, 128), "S1": (128, 256), "O": (256, 384)},
+            {"S0": (0, 128), "S1": (128, 256), "O0": (256, 384)},
         ),
         (
             AttentionConfig(head_dim=256, p_path="smem"),
-            {"S0": (0, 128), "S1": (128, 256), "O": (256, 512)},
+            {"S0": (0, 128), "S1": (128, 256), "O0": (256, 512)},
+        ),
+        (
+            AttentionConfig(head_dim=128, schedule="pingpong"),
+            {
+                "S0": (0, 128), "P0": (64, 128), "S1": (128, 256), "P1": (192, 256),
+                "O0": (256, 384), "O1": (384, 512),
+            },
         ),
         # 64 rows take all lanes: their S 64 columns, their O half of 512.
-        (AttentionConfig(head_dim=512), {"S0": (0, 64), "S1": (64, 128), "O": (128, 384)}),
+        (AttentionConfig(head_dim=512), {"S0": (0, 64), "S1": (64, 128), "O0": (128, 384)}),
     ],
-)
+)  # fmt: skip
 def test_tensor_memory_of_others(config, ranges):
     plan = make_plan(config)
     assert {item.name: (item.begin, item.end) for item in plan.tmem.ranges} == ranges

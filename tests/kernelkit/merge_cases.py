@@ -72,9 +72,9 @@ def as_argument(parts: list[tuple[torch.Tensor, ...]], case: Case) -> object:
 
 
 def definition(
-    parts: list[tuple[torch.Tensor, ...]], sinks: torch.Tensor | None, bits: int | None = None
+    parts: list[tuple[torch.Tensor, ...]], sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, LSE) in fp64; with `bits` its weights carry that many bits, as the kernel's do."""
+    """(O, LSE) in fp64."""
     lse = torch.stack([part[1] for part in parts]).double()
     reference = torch.stack([part[-1] if len(part) == 3 else part[1] for part in parts]).double()
     every = lse if sinks is None else torch.cat([lse, _like_rows(sinks, lse)])
@@ -82,14 +82,42 @@ def definition(
     base = torch.where(top == -math.inf, 0.0, top)
     total = (every - base).exp().sum(dim=0)
     weights = torch.where(lse == -math.inf, 0.0, (reference - base).exp() / total)
-    if bits is not None:
-        mantissa, exponent = torch.frexp(weights)
-        weights = torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
     result = torch.zeros(parts[0][0].shape, dtype=torch.float64, device=lse.device)
     for (o, *_), weight in zip(parts, weights, strict=True):
         share = weight.transpose(1, 2)[..., None]
         result += torch.where(share == 0.0, 0.0, share * o.double())
     return result, top + torch.where(top == -math.inf, 0.0, total.log())
+
+
+def rounded(
+    parts: list[tuple[torch.Tensor, ...]], sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, LSE) as the kernel rounds: one pass in fp32 over the parts under a running maximum, every
+    weight an exp2 of a rounded exponent that is itself good to EXP2_BITS."""
+    rows = parts[0][1].shape
+    top = torch.full(rows, -math.inf, device=parts[0][1].device)
+    if sinks is not None:
+        top = top.maximum(sinks[None, :, None])
+    total = _weight(top, top)
+    acc = torch.zeros(parts[0][0].shape, device=top.device)
+    for o, lse, *row_max in parts:
+        newer = top.maximum(lse)
+        shrink, share = _weight(top, newer), _weight(row_max[0] if row_max else lse, newer)
+        share = torch.where(lse == -math.inf, 0.0, share).transpose(1, 2)[..., None]
+        acc = acc * shrink.transpose(1, 2)[..., None]
+        acc += torch.where(share == 0.0, 0.0, share * o.float())
+        total = total * shrink + _weight(lse, newer)
+        top = newer
+    o = acc / torch.where(total == 0.0, 1.0, total).transpose(1, 2)[..., None]
+    return o, torch.where(top == -math.inf, top, top + total.log())
+
+
+def _weight(exponent: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """exp(exponent - base) in fp32; 0 where both are -inf."""
+    power = torch.exp2((exponent - base) * math.log2(math.e))
+    mantissa, binary = torch.frexp(power)
+    power = torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)
+    return torch.where(exponent == -math.inf, 0.0, power)
 
 
 def check(case: Case, device: str = "cpu") -> None:
@@ -100,13 +128,13 @@ def check(case: Case, device: str = "cpu") -> None:
     if case.packed:
         o, lse = o.unsqueeze(0), lse.unsqueeze(0)
     exact_o, exact_lse = definition(parts, sinks)
-    rounded_o, rounded_lse = definition(parts, sinks, EXP2_BITS)
+    rounded_o, rounded_lse = rounded(parts, sinks)
     assert (o.dtype, lse.dtype) == (out_dtype, torch.float32)
     assert o.is_contiguous()
     assert lse.is_contiguous()
     report = compare_output(o, exact_o, rounded_o.to(out_dtype), out_dtype)
     assert report.ok, str(report)
-    report = compare_lse(lse, exact_lse, rounded_lse.float())
+    report = compare_lse(lse, exact_lse, rounded_lse)
     assert report.ok, str(report)
 
 

@@ -1,0 +1,73 @@
+"""A CTA of a cluster that exits while its peer still reaches for it: a finding, not a result."""
+
+from __future__ import annotations
+
+import pytest
+
+import ptxemu
+
+# CTA 0 arrives on the barrier of CTA 1, or commits to both; CTA 1 exits, with or without waiting.
+PTX = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry leave()
+{
+    .reg .pred %p<3>;
+    .reg .b16 %h;
+    .reg .b32 %r<5>;
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, %cluster_ctarank;
+    mov.u32 %r2, dynamic;
+    setp.ne.u32 %p0, %r0, 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.relaxed.aligned;
+    barrier.cluster.wait.aligned;
+    @%p1 bra PEER;
+    @%p0 bra END;
+    mov.u32 %r3, 0;
+SPIN:
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p2, %r3, 2000;
+    @%p2 bra SPIN;
+    SIGNAL
+    bra END;
+PEER:
+    WAIT
+END:
+    ret;
+}
+"""
+WAIT = "mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra PEER;"
+SIGNALS = {
+    "remote arrival": "mapa.shared::cluster.u32 %r4, %r2, 1;\n"
+    "mbarrier.arrive.shared::cluster.b64 _, [%r4];",
+    "multicast commit": "mov.b16 %h, 3;\n"
+    "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
+    " [%r2], %h;",
+}
+
+
+def findings(signal: str, wait: str, policy: str, seed: int) -> list[str]:
+    text = PTX.replace("SIGNAL", SIGNALS[signal]).replace("WAIT", wait)
+    report = ptxemu.load(text).launch(
+        grid=(2,),
+        block=(32,),
+        cluster=(2, 1, 1),
+        smem_bytes=1024,
+        options=ptxemu.Options(policy=policy, seed=seed),
+    )
+    return [finding.check for finding in report.findings]
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "random", "adversarial"])
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_a_signal_into_an_exited_cta_is_found(signal: str, policy: str) -> None:
+    """With the wait under no schedule, without it under one of four at least."""
+    assert not any(findings(signal, WAIT, policy, seed) for seed in range(4))
+    found = [findings(signal, "", policy, seed) for seed in range(4)]
+    assert ["exited"] in found
+    assert all(checks in ([], ["exited"]) for checks in found)
