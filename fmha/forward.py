@@ -11,6 +11,7 @@ import torch
 from fmha.arguments import DTYPE_NAMES, TABLES, Arguments, entry_lengths
 from fmha.config import AttentionConfig
 from fmha.layout import TILE_M
+from kernelkit import hw
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.tensors import require_tma, with_plain_strides
 
@@ -26,7 +27,7 @@ def forward(arguments: Arguments) -> Results:
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     arguments.check()
-    config = choose_config(arguments)
+    config = choose_schedule(arguments, choose_config(arguments))
     check_config(config)
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
@@ -83,6 +84,29 @@ def choose_config(arguments: Arguments) -> AttentionConfig:
         schedule=arguments.schedule,
         rescale_log2=arguments.rescale_log2,
     )
+
+
+def choose_schedule(arguments: Arguments, config: AttentionConfig) -> AttentionConfig:
+    """The ping-pong schedule where it fits and its CTAs, half as many, still fill a B200."""
+    if config.schedule:
+        return config
+    rows, heads = longest_queries(arguments), arguments.q_heads
+    if config.pack_heads:
+        rows, heads = rows * heads // arguments.kv_heads, arguments.kv_heads
+    blocks = arguments.batch * heads * -(-rows // (2 * TILE_M))
+    pingpong = replace(config, schedule="pingpong")
+    if rows <= TILE_M or blocks < hw.SMS or not _fits(pingpong):
+        return config
+    return pingpong
+
+
+@cache
+def _fits(config: AttentionConfig) -> bool:
+    try:
+        config.check()
+    except ValueError:
+        return False
+    return True
 
 
 def longest_queries(arguments: Arguments) -> int:

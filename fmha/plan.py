@@ -40,7 +40,7 @@ class AttentionPlan:
 
 
 def make_plan(config: AttentionConfig) -> AttentionPlan:
-    """The six-warp base schedule of `config`, checked."""
+    """The plan of `config`, checked."""
     config.check_values()
     plan = plan_unchecked(config)
     plan.check()

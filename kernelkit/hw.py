@@ -15,6 +15,8 @@ TMEM_COLUMNS = 512
 TMEM_ALLOC_MIN_COLUMNS = 32  # PTX ISA, tcgen05.alloc: a power of two, at least 32
 TMEM_CELL_BYTES = 4
 
+SMS = 148  # of a B200, which a grid has to fill: what FA4 and cuDNN report for it
+
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_THREAD = 255
 REGISTER_STEP = 8  # PTX ISA, setmaxnreg: a multiple of 8 in 24..256

@@ -67,7 +67,7 @@ def broken_rules(config: Any) -> list[str]:
         found.append(f"p_path {config.p_path!r}")
     if config.schedule not in ("", "base", "pingpong"):
         found.append(f"schedule {config.schedule!r}")
-    if config.page_size not in (0, 16, 32, 64, 128):
+    if config.page_size not in (0, 8, 16, 32, 64, 128, 256, 512, 1024):
         found.append(f"page_size {config.page_size}")
     if not 0 <= config.rescale_log2 <= 15:
         found.append(f"rescale_log2 {config.rescale_log2}")

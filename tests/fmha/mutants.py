@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
-from ptxemu import Deadlock, Options, PtxEmuError
+import ptxemu
+from ptxemu import Deadlock, Options, PtxEmuError, Report
 from ptxemu.host import cutedsl
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.launch_config import LaunchRequest
@@ -23,7 +26,7 @@ REMOVALS: dict[str, tuple[str, str]] = {
     "commit": (r"tcgen05\.commit[^;]*;", ""),
     "expect_tx count": (_EXPECT_TX, r"\g<1>0\3"),
     "proxy fence": (r"fence\.proxy\.async[^;]*;", ""),
-    "thread arrival": (r"mbarrier\.arrive\.shared\.b64[^;]*;", ""),
+    "thread arrival": (r"mbarrier\.arrive\.shared(::cluster)?\.b64[^;]*;", ""),
 }
 
 
@@ -49,14 +52,21 @@ def mutants(ptx: str) -> Iterator[Mutant]:
             yield Mutant(kind, number, ptx[: match.start()] + left + ptx[match.end() :])
 
 
-def run_text(compiled: Any, arguments: Sequence[Any], ptx: str, options: Options) -> None:
-    """Run `compiled` with its kernel text replaced by `ptx`."""
-    emulator = Emulator(options)
+@contextmanager
+def changed_launches(change: Callable[[str], str]) -> Iterator[None]:
+    """Within the block every emulated launch runs `change` of its PTX."""
 
-    def launcher(request: LaunchRequest) -> Any:
-        return emulator(dataclasses.replace(request, ptx=ptx))
+    def run(compiled: Any, *arguments: Any, options: Options | None = None) -> Report:
+        emulator = Emulator(options)
 
-    cutedsl.run(compiled, *arguments, launcher=launcher)
+        def launcher(request: LaunchRequest) -> Any:
+            return emulator(dataclasses.replace(request, ptx=change(request.ptx)))
+
+        cutedsl.run(compiled, *arguments, launcher=launcher)
+        return emulator.report
+
+    with mock.patch.object(ptxemu, "run", run):
+        yield
 
 
 def verdict(run: Callable[[], bool]) -> str:

@@ -91,6 +91,22 @@ def test_pages_that_divide_no_tile_are_refused(forced, monkeypatch):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
+def test_pages_of_half_a_swizzle_atom_are_refused(forced, monkeypatch):
+    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (4,))
+    q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(9, 4, 1, 64).half()
+    table, lens = torch.arange(9).int()[None], torch.tensor([33], dtype=torch.int32)
+    with pytest.raises(Exception, match="SMEM layout"):
+        attention(q, pool, pool, page_table=table, kv_lens=lens)
+
+
+@pytest.mark.parametrize("page_size", [8, 256])
+@pytest.mark.parametrize("dims", [(96, 96), (512, 512)], ids=str)
+def test_the_smallest_pages_and_large_ones_run(dims, page_size):
+    case = Case(5, 300, kv_lens=(200, 0, 300), batch=3, dims=dims, page_size=page_size)
+    for report in cases.judge(case, cases.run(case, "adversarial")):
+        assert report.ok, str(report)
+
+
 def climb(log2_growth: float, rescale_log2: float) -> torch.Tensor:
     """O of a row whose maximum grows by 2 ** log2_growth in the last tile that is visited."""
     q, k, v = torch.zeros(1, 1, 1, 64), torch.zeros(1, 300, 1, 64), torch.ones(1, 300, 1, 64)

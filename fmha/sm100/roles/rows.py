@@ -14,7 +14,7 @@ from fmha.sm100.args import Lane, Row, Scalars, Work
 from fmha.sm100.walk import first_row, row_begin, row_end
 from kernelkit import hw
 
-HALVES_BARRIER = 2  # named barrier of the softmax warps of a pair; 0 and 1 are the kernel's
+HALVES_BARRIER = 2  # and 3: named barriers of the softmax warps; 0 and 1 are the kernel's
 
 
 @cute.jit
@@ -79,6 +79,7 @@ def from_other_half(plan: AttentionPlan, lane: Lane, value: Float32, parity: Int
         lane.buffers.statistics + parity * hw.TMEM_LANES, cute.make_layout(hw.TMEM_LANES)
     )
     slots[lane.row.lane] = value
-    threads = plan.roles["softmax"].group_threads
-    cute.arch.barrier(barrier_id=HALVES_BARRIER, number_of_threads=threads)
+    # The halves of a row lie with warps w and w + 2: the other two need not be waited for.
+    pair = lane.row.row // hw.WARP_THREADS
+    cute.arch.barrier(barrier_id=HALVES_BARRIER + pair, number_of_threads=2 * hw.WARP_THREADS)
     return slots[lane.row.lane ^ plan.layout.rows]
