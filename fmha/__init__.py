@@ -1,10 +1,11 @@
 """Attention forward kernels: `attention`, and `merge` for what was computed over parts of the keys.
 
-`AttentionConfig` is what a kernel is compiled for; its tunable fields may be chosen.
+`AttentionConfig` is what a kernel is compiled for: the arguments decide most of its fields, the
+tunable ones may be chosen. README.md has examples, the limits, and the order in which to read.
 """
 
 from fmha.api import attention
 from fmha.config import AttentionConfig
-from kernelkit.merge_op import merge
+from kernelkit.merge import merge
 
 __all__ = ["AttentionConfig", "attention", "merge"]

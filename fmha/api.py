@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fmha import ops
-from fmha.arguments import MAX_POSITION
-from fmha.config import AttentionConfig
-from kernelkit.tensors import require_no_grad, require_types
+from fmha.arguments import MAX_POSITION, SCALAR_KINDS
+from fmha.config import TUNABLE, AttentionConfig
+from kernelkit.tensors import require_no_grad, require_scalars, require_types
 
 Window = tuple[int | None, int | None]
 
@@ -98,32 +98,28 @@ def attention(
     require_types(q=q, k=k, v=v, **given)
     require_no_grad(q=q, k=k, v=v, **given)
     left, right = _sides(window)
-    config = config or AttentionConfig()
-    o, lse, row_max = ops.attention(
-        q,
-        k,
-        v,
-        **tables,
-        q_offset=_offsets(q_offset, q, cu_seqlens_q),
-        causal=causal,
-        window_left=left,
-        window_right=right,
-        sink_tokens=sink_tokens,
-        softcap=softcap,
-        scale=scale,
-        max_seqlen_q=max_seqlen_q,
-        normalize=normalize,
-        out_dtype=out_dtype,
-        pack_heads=pack_heads,
-        pdl=pdl,
-        backend=backend,
-        arch=arch,
-        p_path=config.p_path,
-        k_stages=config.k_stages,
-        v_stages=config.v_stages,
-        schedule=config.schedule,
-        rescale_log2=config.rescale_log2,
-    )
+    config = AttentionConfig() if config is None else config
+    if not isinstance(config, AttentionConfig):
+        raise TypeError(f"config is {type(config).__name__}, expected AttentionConfig")
+    options = {
+        "causal": causal,
+        "window_left": left,
+        "window_right": right,
+        "sink_tokens": sink_tokens,
+        "softcap": softcap,
+        "scale": scale,
+        "max_seqlen_q": max_seqlen_q,
+        "normalize": normalize,
+        "out_dtype": out_dtype,
+        "pack_heads": pack_heads,
+        "pdl": pdl,
+        "backend": backend,
+        "arch": arch,
+        **{name: getattr(config, name) for name in TUNABLE},
+    }
+    require_scalars(SCALAR_KINDS, options)
+    offsets = _offsets(q_offset, q, cu_seqlens_q)
+    o, lse, row_max = ops.attention(q, k, v, **tables, q_offset=offsets, **options)
     if not normalize:
         return o, lse, row_max
     return (o, lse) if return_lse else o
@@ -149,7 +145,7 @@ def _offsets(
     """int32 [B]; a number is spread on the device, so no host memory is copied."""
     if q_offset is None or isinstance(q_offset, torch.Tensor):
         return q_offset
-    if not isinstance(q_offset, int):
+    if not isinstance(q_offset, int) or isinstance(q_offset, bool):
         raise TypeError(f"q_offset is {type(q_offset).__name__}, expected an int or a tensor")
     if not -MAX_POSITION < q_offset < MAX_POSITION:
         raise ValueError(f"q_offset {q_offset}: within +-{MAX_POSITION - 1}")

@@ -7,17 +7,19 @@ wait, so there the kernel clamps it. No check makes a copy.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from fmha.config import IO_BYTES, PAGE_SIZES
+from fmha.config import IO_DTYPES, PAGE_SIZES
 from kernelkit import hw
-from kernelkit.tensors import require_rank, require_table, require_tensors
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+MIN_SCALE = 1e-12
+MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TABLES = (
     "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "sinks", "cos", "sin",
@@ -128,6 +130,11 @@ class Arguments:
             _check_contents(self)
 
 
+SCALAR_KINDS = {
+    field.name: field.type for field in dataclasses.fields(Arguments) if "Tensor" not in field.type
+}
+
+
 def token_layouts(arguments: Arguments) -> dict[str, str]:
     """What the dimensions of q, k and v are."""
     keys = "[B, Skv, Hkv, {}]"
@@ -147,8 +154,8 @@ def _check_tokens(arguments: Arguments) -> None:
         require_rank(name, getattr(arguments, name), layout)
     if len({q.dtype, k.dtype, v.dtype}) > 1:
         raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
-    if DTYPE_NAMES.get(q.dtype) not in IO_BYTES:
-        raise NotImplementedError(f"dtype {q.dtype}: supported are {tuple(IO_BYTES)}")
+    if DTYPE_NAMES.get(q.dtype) not in IO_DTYPES:
+        raise NotImplementedError(f"dtype {q.dtype}: supported are {IO_DTYPES}")
     if arguments.o_dtype not in DTYPE_NAMES:
         raise NotImplementedError(f"out_dtype {arguments.o_dtype}: one of {tuple(DTYPE_NAMES)}")
     if k.shape[:-1] != v.shape[:-1]:
@@ -231,10 +238,16 @@ def _check_window(arguments: Arguments) -> None:
 
 def _check_numbers(arguments: Arguments) -> None:
     scale, softcap = arguments.softmax_scale, arguments.softcap
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale {scale}: finite and > 0, the row maximum is taken before scaling")
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ValueError(f"softcap {softcap}: finite and > 0, or 0 for none")
+    if not MIN_SCALE <= scale <= 1 / MIN_SCALE:
+        raise ValueError(
+            f"scale {scale}: from {MIN_SCALE} to {1 / MIN_SCALE}; above 0, since the row maximum "
+            "is taken before scaling, and well inside fp32"
+        )
+    if softcap and not MIN_SOFTCAP <= softcap <= MAX_SOFTCAP:
+        raise ValueError(
+            f"softcap {softcap}: from {MIN_SOFTCAP} to {MAX_SOFTCAP}, or 0 for none; scores are "
+            "good to 2 ** -23 of it"
+        )
     longest = arguments.max_seqlen_q
     if longest is not None and arguments.cu_seqlens_q is None:
         raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelkit.dtypes import ITEM_BYTES
+
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
-IO_BYTES = {"bf16": 2, "fp16": 2}
-OUT_BYTES = IO_BYTES | {"fp32": 4}
+IO_DTYPES = ("bf16", "fp16")
+OUT_DTYPES = (*IO_DTYPES, "fp32")
 P_PATHS = ("tmem", "smem")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # boxes of 8 keys at least, of 128 at most
 SCHEDULES = ("base", "pingpong")
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
+TUNABLE = ("p_path", "k_stages", "v_stages", "schedule", "rescale_log2")
 PAIR_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: two CTAs share the tile, 64 rows each
 
 
@@ -84,12 +87,12 @@ class AttentionConfig:
     @property
     def io_bytes(self) -> int:
         """Bytes of one element of Q, K, V and P."""
-        return IO_BYTES[self.dtype]
+        return ITEM_BYTES[self.dtype]
 
     @property
     def out_bytes(self) -> int:
         """Bytes of one element of O."""
-        return OUT_BYTES[self.o_dtype]
+        return ITEM_BYTES[self.o_dtype]
 
     @property
     def ctas(self) -> int:
@@ -102,7 +105,7 @@ class AttentionConfig:
         return (self.p_path or ("smem" if self.ctas == 2 else "tmem")) == "smem"
 
     @property
-    def groups(self) -> int:
+    def q_tiles(self) -> int:
         """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
         return 2 if self.schedule == "pingpong" else 1
 
@@ -123,10 +126,10 @@ class AttentionConfig:
         self._check_options()
 
     def _check_types(self) -> None:
-        if self.dtype not in IO_BYTES:
-            raise NotImplementedError(f"dtype {self.dtype!r}: supported are {tuple(IO_BYTES)}")
-        if self.o_dtype not in OUT_BYTES:
-            raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {tuple(OUT_BYTES)}")
+        if self.dtype not in IO_DTYPES:
+            raise NotImplementedError(f"dtype {self.dtype!r}: supported are {IO_DTYPES}")
+        if self.o_dtype not in OUT_DTYPES:
+            raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {OUT_DTYPES}")
         if (self.head_dim, self.v_dim) not in HEAD_DIMS:
             raise NotImplementedError(
                 f"head_dim {self.head_dim} with v_head_dim {self.v_dim}: supported are {HEAD_DIMS}"
@@ -134,9 +137,9 @@ class AttentionConfig:
         if self.p_path not in ("", *P_PATHS):
             raise NotImplementedError(f"p_path {self.p_path!r}: one of {P_PATHS}, '' chooses")
         if self.schedule not in ("", *SCHEDULES):
-            raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}")
+            raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}, '' chooses")
         if self.page_size and self.page_size not in PAGE_SIZES:
-            raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}")
+            raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}, 0: none")
         if not 0.0 <= self.rescale_log2 <= MAX_RESCALE_LOG2:
             raise ValueError(
                 f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, "

@@ -8,12 +8,13 @@ from functools import cache
 
 import torch
 
-from fmha.arguments import DTYPE_NAMES, TABLES, Arguments, entry_lengths
+from fmha.arguments import TABLES, Arguments, entry_lengths
 from fmha.config import AttentionConfig
 from fmha.layout import TILE_M
 from kernelkit import hw
 from kernelkit.launch import Target, choose_target, launch
-from kernelkit.tensors import require_tma, with_plain_strides
+from kernelkit.log2 import LOG2_E
+from kernelkit.tensors import DTYPE_NAMES, require_tma, with_plain_strides, without_broadcast
 
 ARCHS = ("sm_100a",)
 UNBOUNDED = (1 << 30) - 1  # as good as any larger window: positions stay below 2 ** 29
@@ -27,7 +28,7 @@ def forward(arguments: Arguments) -> Results:
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     arguments.check()
-    config = choose_schedule(arguments, choose_config(arguments))
+    config = choose_config(arguments)
     check_config(config)
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
@@ -56,7 +57,25 @@ def empty_results(arguments: Arguments) -> Results:
 
 
 def choose_config(arguments: Arguments) -> AttentionConfig:
-    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
+    """What to compile; not checked yet.
+
+    Where no schedule is wished for: ping-pong, if it fits and its CTAs, half as many, fill a B200.
+    """
+    config = _plain_config(arguments)
+    if config.schedule:
+        return config
+    rows, heads = longest_queries(arguments), arguments.q_heads
+    if config.pack_heads:
+        rows, heads = rows * heads // arguments.kv_heads, arguments.kv_heads
+    blocks = arguments.batch * heads * -(-rows // (2 * TILE_M))
+    pingpong = replace(config, schedule="pingpong")
+    if rows <= TILE_M or blocks < hw.SMS or not _fits(pingpong):
+        return config
+    return pingpong
+
+
+def _plain_config(arguments: Arguments) -> AttentionConfig:
+    """What the arguments say. Defaults stay defaults: a config is a key of the cache."""
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
     given = replace(arguments, out_dtype=None).o_dtype != arguments.o_dtype
     return AttentionConfig(
@@ -86,25 +105,11 @@ def choose_config(arguments: Arguments) -> AttentionConfig:
     )
 
 
-def choose_schedule(arguments: Arguments, config: AttentionConfig) -> AttentionConfig:
-    """The ping-pong schedule where it fits and its CTAs, half as many, still fill a B200."""
-    if config.schedule:
-        return config
-    rows, heads = longest_queries(arguments), arguments.q_heads
-    if config.pack_heads:
-        rows, heads = rows * heads // arguments.kv_heads, arguments.kv_heads
-    blocks = arguments.batch * heads * -(-rows // (2 * TILE_M))
-    pingpong = replace(config, schedule="pingpong")
-    if rows <= TILE_M or blocks < hw.SMS or not _fits(pingpong):
-        return config
-    return pingpong
-
-
 @cache
 def _fits(config: AttentionConfig) -> bool:
     try:
         config.check()
-    except ValueError:
+    except (ValueError, NotImplementedError):
         return False
     return True
 
@@ -163,7 +168,10 @@ def _launch(
 def _tables(arguments: Arguments) -> tuple[torch.Tensor | None, ...]:
     """In the order in which the kernel takes them."""
     present = arguments.present_tables()
-    return tuple(with_plain_strides(present[name]) if name in present else None for name in TABLES)
+    return tuple(
+        with_plain_strides(without_broadcast(present[name])) if name in present else None
+        for name in TABLES
+    )
 
 
 def _numbers(arguments: Arguments) -> tuple[float, float, int, int, int, int]:
@@ -172,10 +180,10 @@ def _numbers(arguments: Arguments) -> tuple[float, float, int, int, int, int]:
     exp2 takes the place of exp, so scales carry log2(e). With softcap c the kernel computes
     c tanh(x) as 2 c (1/2 - 1 / (1 + exp(2 x))), x = scale q.k / c.
     """
-    scale_log2, squash_log2 = arguments.softmax_scale * math.log2(math.e), 0.0
+    scale_log2, squash_log2 = arguments.softmax_scale * LOG2_E, 0.0
     if arguments.softcap > 0:
         squash_log2 = 2.0 * scale_log2 / arguments.softcap
-        scale_log2 = 2.0 * arguments.softcap * math.log2(math.e)
+        scale_log2 = 2.0 * arguments.softcap * LOG2_E
     left, right = (
         min(UNBOUNDED if size is None else size, UNBOUNDED)
         for size in (arguments.window_left, arguments.window_right)

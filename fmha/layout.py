@@ -45,18 +45,18 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Query rows of a CTA."""
+        """Query rows of a tile in this CTA; the other CTA of a pair holds the rest."""
         return TILE_M // self.config.ctas
 
     @property
     def block_rows(self) -> int:
-        """Query rows of a CTA, or of a pair: the rows of one grid step."""
-        return TILE_M * self.config.groups
+        """Query rows of a block: what a CTA, or a pair, computes."""
+        return TILE_M * self.config.q_tiles
 
     @property
     def lead(self) -> int:
         """How many tiles Q K^T runs ahead of P V."""
-        return S_STAGES // self.config.groups
+        return S_STAGES // self.config.q_tiles
 
     @property
     def k_rows(self) -> int:
@@ -107,7 +107,7 @@ class Layout:
     @property
     def o_chunk(self) -> int:
         """Columns of O that a thread holds at a time: what its registers allow."""
-        return 16 if self.config.groups == 2 else 32
+        return 16 if self.config.q_tiles == 2 else 32
 
     @property
     def q_bytes(self) -> int:
@@ -133,12 +133,12 @@ class Layout:
     def statistics_bytes(self) -> int:
         """Bytes through which threads tell each other a row's maximum and sum."""
         slots = hw.TMEM_LANES * STATISTICS_SLOTS
-        return slots * 4 if self.config.ctas == 2 or self.config.groups == 2 else 0
+        return slots * 4 if self.config.ctas == 2 or self.config.q_tiles == 2 else 0
 
     @property
     def o_bytes(self) -> int:
         """Bytes of O that wait for the TMA store."""
-        return self.config.groups * self.rows * self.config.v_dim * self.config.out_bytes
+        return self.config.q_tiles * self.rows * self.config.v_dim * self.config.out_bytes
 
     @cached_property
     def stages(self) -> tuple[int, int]:
@@ -150,7 +150,7 @@ class Layout:
         config = self.config
         k, v = config.k_stages or self.k_pieces, config.v_stages or self.v_pieces
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.statistics_bytes
-        free -= config.groups * (self.q_bytes + self.p_bytes)
+        free -= config.q_tiles * (self.q_bytes + self.p_bytes)
         free -= k * self.k_bytes + v * self.v_bytes
         while not (config.k_stages and config.v_stages):
             k_depth, v_depth = k / self.k_pieces, v / self.v_pieces
@@ -169,10 +169,10 @@ class Layout:
             SmemBuffer("barriers", barrier_bytes, align=hw.MBARRIER_BYTES),
             SmemBuffer("tmem_base", 4, align=4),
             SmemBuffer("statistics", self.statistics_bytes, align=16),
-            SmemBuffer("sQ", self.q_bytes, self.config.groups),
+            SmemBuffer("sQ", self.q_bytes, self.config.q_tiles),
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
-            SmemBuffer("sP", self.p_bytes, self.config.groups),
+            SmemBuffer("sP", self.p_bytes, self.config.q_tiles),
             # The last O is waited for, so no product is in flight and Q, K and V are dead.
             SmemBuffer("sO", self.o_bytes, over="sQ"),
         ]
@@ -195,9 +195,9 @@ class Layout:
                     TmemRange(f"P{stage}", begin + TILE_N - columns, columns, payload, f"S{stage}")
                 )
         columns = self.config.v_dim // self.config.ctas
-        for group in range(self.config.groups):
-            begin = S_STAGES * width + group * columns
-            ranges.append(TmemRange(f"O{group}", begin, columns, "O, fp32"))
+        for q_tile in range(self.config.q_tiles):
+            begin = S_STAGES * width + q_tile * columns
+            ranges.append(TmemRange(f"O{q_tile}", begin, columns, "O, fp32"))
         return TmemPlan(tuple(ranges))
 
     def check(self) -> None:
@@ -209,7 +209,7 @@ class Layout:
                 f"one lane, and the {TILE_M} rows of O would take {config.v_dim} columns of the "
                 f"{hw.TMEM_COLUMNS}, beside {S_STAGES * TILE_N} of S; use 'smem'"
             )
-        if config.groups == 2 and (config.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
+        if config.q_tiles == 2 and (config.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
                 f"{2 * self.q_bytes} bytes of SMEM and {2 * (TILE_N + config.v_dim)} TMEM columns "

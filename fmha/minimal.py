@@ -14,7 +14,6 @@ multiples of 8 elements, base addresses 16-byte aligned; scale: float, multiplie
 The fast kernel is `sm100/kernel.py`; what it adds to this file is overlap, not mathematics.
 """
 
-import math
 from typing import Any
 
 import cutlass
@@ -26,6 +25,7 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
 from kernelkit.compile import compile_once
+from kernelkit.log2 import LOG2_E
 
 HEAD_DIM = 64
 TILE_M = 128  # query rows of a CTA = threads of a CTA = lanes of TMEM
@@ -39,7 +39,6 @@ TMEM_P = 64  # bf16 P: columns 64..127, over the tail of S, which is in register
 TMEM_O = 128  # fp32 product of one step: columns 128..191
 TMEM_COLUMNS = 256  # allocations are powers of two
 BF16 = cutlass.BFloat16
-LOG2_E = math.log2(math.e)
 
 
 @cute.struct
@@ -224,8 +223,8 @@ def tmem_operands(qk_mma: cute.TiledMma, pv_mma: cute.TiledMma, base: cute.Point
 
 
 @cute.jit
-def by_token(tensor: cute.Tensor, order: cutlass.Constexpr) -> cute.Tensor:
-    """[B, S, H, D] tensor seen in another order of its modes."""
+def reorder(tensor: cute.Tensor, order: cutlass.Constexpr) -> cute.Tensor:
+    """The same memory with its modes in another order."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
 
 
@@ -248,15 +247,15 @@ def minimal_attention(
     load = cpasync.CopyBulkTensorTileG2SOp(one_cta)
     one_stage = [cute.select(layout, mode=[0, 1, 2]) for layout in (q_layout, k_layout, v_layout)]
     atom_q, mQ = cute.nvgpu.make_tiled_tma_atom_A(
-        load, by_token(q, (1, 3, 2, 0)), one_stage[0], QK_TILE, qk_mma
+        load, reorder(q, (1, 3, 2, 0)), one_stage[0], QK_TILE, qk_mma
     )
     atom_k, mK = cute.nvgpu.make_tiled_tma_atom_B(
-        load, by_token(k, (1, 3, 2, 0)), one_stage[1], QK_TILE, qk_mma
+        load, reorder(k, (1, 3, 2, 0)), one_stage[1], QK_TILE, qk_mma
     )
     atom_v, mV = cute.nvgpu.make_tiled_tma_atom_B(
-        load, by_token(v, (3, 1, 2, 0)), one_stage[2], PV_TILE, pv_mma
+        load, reorder(v, (3, 1, 2, 0)), one_stage[2], PV_TILE, pv_mma
     )
-    mO = by_token(o, (1, 3, 2, 0))
+    mO = reorder(o, (1, 3, 2, 0))
     batch, q_length, heads, _ = q.shape
     kernel(
         (qk_mma, pv_mma),

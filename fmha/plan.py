@@ -1,7 +1,8 @@
 """AttentionConfig -> who works, where everything lies, who waits for whom. Plain data.
 
-The kernel walks over this plan; `scripts/explain.py` and the README print it. Reading order:
-roles (warps), edges (mbarriers), then `fmha/layout.py`: shared memory and tensor memory.
+`sm100/kernel.py` allocates and dispatches by this plan; `scripts/explain.py` and the README print
+it. Reading order: roles (warps), edges (mbarriers), then `fmha/layout.py`: shared memory and tensor
+memory. There are two schedules: six warps for one query tile, or sixteen for two (ping-pong).
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fmha.config import AttentionConfig
-from fmha.layout import S_STAGES, TILE_M, TILE_N, Layout
+from fmha.layout import S_STAGES, Layout
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemPlan
 from kernelkit.tmem_plan import TmemPlan
 from kernelkit.warps import Role, RolePlan
 
-__all__ = ["S_STAGES", "TILE_M", "TILE_N", "AttentionPlan", "make_plan"]
+# Named barriers; 0 is that of the whole CTA.
+FREE_BARRIER = 1  # who corrects O: all its rows have been read, tensor memory can be freed
+HALVES_BARRIER = 2  # and 3: in a CTA pair, two softmax warps with the two halves of 32 rows
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def make_plan(config: AttentionConfig) -> AttentionPlan:
 
 def plan_unchecked(config: AttentionConfig) -> AttentionPlan:
     """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
-    layout, roles = Layout(config), _pingpong_roles() if config.groups == 2 else _base_roles()
+    layout, roles = Layout(config), _pingpong_roles() if config.q_tiles == 2 else _base_roles()
     edges = EdgePlan(roles, _edges(config, layout), config.ctas)
     smem = layout.smem(edges.barrier_bytes)
     return AttentionPlan(config, layout, roles, edges, smem, layout.tmem)
@@ -71,7 +74,7 @@ def _pingpong_roles() -> RolePlan:
     # Four whole warpgroups: registers move from those that issue to those that compute.
     return RolePlan(
         (
-            Role("softmax", 0, 8, "S -> P, row statistics: a row a thread", 192, groups=2),
+            Role("softmax", 0, 8, "S -> P, row statistics: a row a thread", 192, teams=2),
             Role("correction", 8, 4, "rescale and convert O: a row a thread", 72),
             Role("mma", 12, 1, "S = Q K^T and O += P V on the tensor core", 56),
             Role("load", 13, 1, "Q, K, V pieces by TMA, and the store of O", 56),
@@ -81,36 +84,37 @@ def _pingpong_roles() -> RolePlan:
 
 
 def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
-    """The q edge comes from the softmax warps where they gather packed rows, else from TMA.
+    """Who waits for whom. The softmax warps send Q where they gather packed rows, else TMA does.
 
-    Where the softmax warps do not correct O themselves, the correction warps answer for it.
+    O has one owner, who rescales and stores it: the softmax warps, in the ping-pong schedule the
+    correction warps. P tells that O is rescaled in the former, `rescaled` does in the latter.
     """
-    groups = config.groups
-    owner, rescaled = ("correction", "rescaled") if groups == 2 else ("softmax", "p")
+    q_tiles = config.q_tiles
+    owner, rescaled = ("correction", "rescaled") if q_tiles == 2 else ("softmax", "p")
     k_stages, v_stages = layout.stages
     ring = {"signal": Signal.TMA, "release": Signal.UMMA}
     once = {"freed_by": "exit"}
     edges = [
-        Edge("q", "softmax", "mma", groups, Signal.THREADS, "Q rows, packed", **once)
+        Edge("q", "softmax", "mma", q_tiles, Signal.THREADS, "Q rows, packed", **once)
         if config.pack_heads
-        else Edge("q", "load", "mma", groups, Signal.TMA, "Q tile", layout.q_bytes, **once),
+        else Edge("q", "load", "mma", q_tiles, Signal.TMA, "Q tile", layout.q_bytes, **once),
         Edge("k", "load", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
         Edge("v", "load", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
         Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S tile", freed_by="p"),
         Edge("p", "softmax", "mma", S_STAGES, Signal.THREADS, "P tile", freed_by="s"),
-        Edge("o", "mma", owner, groups, Signal.UMMA, "O with P V added", freed_by=rescaled),
+        Edge("o", "mma", owner, q_tiles, Signal.UMMA, "O with P V added", freed_by=rescaled),
     ]
-    if groups == 2:
+    if q_tiles == 2:
         both = {"signal": Signal.THREADS, "release": Signal.THREADS}
         edges += [
-            Edge("rescaled", owner, "mma", groups, Signal.THREADS, "O to add to", freed_by="o"),
-            Edge("row", "softmax", owner, groups, payload="shrink; last sum, maximum", **both),
+            Edge("rescaled", owner, "mma", q_tiles, Signal.THREADS, "O to add to", freed_by="o"),
+            Edge("row", "softmax", owner, q_tiles, payload="shrink; last sum, maximum", **both),
         ]
     if config.ragged_keys:
         # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
         tail_bytes = layout.v_pieces * layout.v_bytes
         edges.append(Edge("tail", "load", owner, 1, Signal.TMA, "first V tile", tail_bytes, **once))
     if not config.pack_heads:
-        pieces = groups * layout.v_pieces
+        pieces = q_tiles * layout.v_pieces
         edges.append(Edge("out", owner, "load", pieces, Signal.THREADS, "O piece", **once))
     return tuple(edges)

@@ -37,7 +37,7 @@ def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN) -> int:
     arrival for TMA is the leader's, which announces the bytes of both CTAs.
     """
     if signal is Signal.THREADS:
-        count = role.group_threads * (2 if reach is Reach.LEADER else 1)
+        count = role.team_threads * (2 if reach is Reach.LEADER else 1)
     elif role.warps != 1:
         raise ValueError(
             f"role {role.name} has {role.warps} warps: {signal.value} signals come from one warp"

@@ -19,15 +19,13 @@ SMS = 148  # of a B200, which a grid has to fill: what FA4 and cuDNN report for 
 
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_THREAD = 255
-REGISTER_STEP = 8  # PTX ISA, setmaxnreg: a multiple of 8 in 24..256
+SETMAXNREG = range(24, 257, 8)  # PTX ISA, setmaxnreg: a multiple of 8 in 24..256
 MAX_THREADS_PER_CTA = 1024
 
 MBARRIER_BYTES = 8  # PTX ISA, "mbarrier": an opaque 64-bit object
 MBARRIER_MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA, mbarrier: range of the arrival count
 
 TMA_ALIGN_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: base address and strides
-TMA_MAX_BOX = 256  # same page: elements of a box per dimension
 TMA_MAX_STRIDE_BYTES = 1 << 40  # same page
 
 MAX_GRID_YZ = 65_535
-MAX_GRID_X = (1 << 31) - 1

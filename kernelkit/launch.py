@@ -118,4 +118,7 @@ def _argument(value: Any) -> Any:
         return value
     from cutlass.cute.runtime import from_dlpack
 
+    if value.numel() > 1 and 0 in value.stride():
+        # The DSL would take it for a constant, and every argument behind it for its neighbour.
+        raise ValueError(f"strides {value.stride()}: a broadcast tensor cannot be an argument")
     return from_dlpack(value.detach()).mark_layout_dynamic(leading_dim=value.ndim - 1)

@@ -1,28 +1,26 @@
 """`merge`: partial attention results over disjoint keys become one, in one pass on the GPU.
 
 Split-KV decoding, attention over a prefix and a block, over a window and a compressed past, or over
-the shards of a sequence all end here. Validation and outputs; the kernel is `merge_kernel.py`.
+the shards of a sequence all end here. It is the torch operator `blackwell_kernels::merge`, which
+tracers see whole: here are its arguments and shapes, `merge_forward.py` does the work.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from kernelkit import hw, merge_plan
-from kernelkit.launch import Target, choose_target, launch
-from kernelkit.merge_plan import MergeConfig
-from kernelkit.tensors import require_tensors, require_tma
+from kernelkit.merge_forward import NAMES, Part, merge_parts
+from kernelkit.tensors import require_no_grad, require_types
 
-ARCHS = ("sm_90a", "sm_100a")
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-MAX_STRIDE = 1 << 31  # the kernel multiplies 32-bit indices by 32-bit strides
-NAMES = ("O", "LSE", "row_max")
+Tensors = Sequence[torch.Tensor]
 
-Part = tuple[torch.Tensor, ...]
+SCHEMA = (
+    "(Tensor[] o, Tensor[] lse, Tensor?[] row_max, Tensor? sinks, *, bool stacked, "
+    "ScalarType out_dtype, str backend='auto', str? arch=None) -> (Tensor, Tensor)"
+)
 
 
 def merge(
@@ -55,158 +53,71 @@ def merge(
     hold anything, NaN too. A row without keys in any part has O = 0 and LSE = -inf, or the sink.
 
     Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. Forward only. Safe in a CUDA graph: one launch, no copy, no wait.
+    anything is compiled. Forward only. torch.compile sees one operator, `blackwell_kernels::merge`;
+    safe in a CUDA graph: one launch, no copy, no wait.
     """
     stacked = len(parts) > 0 and isinstance(parts[0], torch.Tensor)
-    parts = [tuple(parts)] if stacked else [tuple(part) for part in parts]
-    problem = _check_parts(parts, stacked)
-    device = parts[0][0].device
-    _check_sinks(sinks, problem, device)
-    if out_dtype is None:
-        out_dtype = next((part[0] for part in parts if len(part) == 2), parts[0][0]).dtype
-    if out_dtype not in DTYPE_NAMES:
-        raise NotImplementedError(f"out_dtype {out_dtype}: supported are {tuple(DTYPE_NAMES)}")
-    target = choose_target(device, backend, arch, ARCHS)
-    o = torch.empty([problem.sizes[dim] for dim in "bshd"], dtype=out_dtype, device=device)
-    lse = torch.empty([problem.sizes[dim] for dim in "bhs"], dtype=torch.float32, device=device)
-    if problem.parts == 0 or o.numel() == 0:
-        o.zero_()
-        lse.fill_(-math.inf) if sinks is None else lse.copy_(sinks[:, None])
-    else:
-        _run(problem, parts, sinks, (o, lse), target)
-    if "b" not in problem.o_dims:
-        o, lse = o.squeeze(0), lse.squeeze(0)
-    return (o, lse) if return_lse else o
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """A letter per dimension of O and LSE: n parts of a stack, b, s, h, d; and their sizes.
-
-    parts: how many are merged; a list has no dimension n, packed sequences have none b.
-    """
-
-    o_dims: str
-    lse_dims: str
-    sizes: dict[str, int]
-    parts: int
-
-
-def _run(
-    problem: _Problem,
-    parts: list[Part],
-    sinks: torch.Tensor | None,
-    outputs: tuple[torch.Tensor, torch.Tensor],
-    target: Target,
-) -> None:
-    """One launch over all parts; those of one dtype stand together in the table."""
-    from kernelkit.merge_kernel import compile_merge
-    from kernelkit.param_table import ParamTable
-
-    sizes, stacked = problem.sizes, "n" in problem.o_dims
-    by_dtype: dict[str, list[Part]] = {}
-    for part in parts:
-        by_dtype.setdefault(DTYPE_NAMES[part[0].dtype], []).append(part)
-    rows = sizes["b"] * sizes["s"] * sizes["h"]
-    config = MergeConfig(
-        head_dim=sizes["d"],
-        dtypes=tuple(by_dtype),
-        out_dtype=DTYPE_NAMES[outputs[0].dtype],
-        raw=any(len(part) == 3 for part in parts),
-        sinks=sinks is not None,
-        stacked=stacked,
-        capacity=1 if stacked else merge_plan.capacity_for(len(parts)),
-        lanes=merge_plan.lanes_for(problem.parts, rows, sizes["d"]),
-    )
-    compiled = compile_merge(config, target.arch)
-    entries = [
-        _entry(part, problem, config.vector) for group in by_dtype.values() for part in group
-    ]
-    table = ParamTable(entries, config.capacity)
-    counts = (problem.parts,) if stacked else tuple(map(len, by_dtype.values()))
-    tile = merge_plan.tile_positions(config.rows, sizes["s"], sizes["h"])
-    sinks = None if sinks is None else sinks.contiguous()
-    arguments = (table, counts, outputs, sinks, tile.bit_length() - 1)
-    launch(compiled, arguments, target, outputs[0].device)
-
-
-def _entry(part: Part, problem: _Problem, vector: int) -> list[int]:
-    """A row of the kernel's table, see `merge_kernel.Merge.read_part`."""
-    o, lse, reference = (*part, part[1])[:3]  # the weight of a normalised part is that of its LSE
-    axes = "shbn" if "n" in problem.o_dims else "shb"
-    lse_dims = problem.lse_dims
-    layouts = ((o, problem.o_dims, vector), (lse, lse_dims, 1), (reference, lse_dims, 1))
-    numbers = [tensor.data_ptr() for tensor in (o, lse, reference)]
-    for tensor, dims, unit in layouts:
-        strides = dict(zip(dims, tensor.stride(), strict=True))
-        numbers += [strides.get(axis, 0) // unit for axis in axes]
-    return numbers
-
-
-def _check_parts(parts: list[Part], stacked: bool) -> _Problem:
-    """What the parts have in common; errors name the part that differs."""
-    if not parts:
+    listed = [parts] if stacked else list(parts)
+    if not listed:
         raise ValueError("0 parts: at least 1, its shape is that of the result")
-    for index, part in enumerate(parts):
+    given = {} if sinks is None else {"sinks": sinks}
+    o, lse, row_max = [], [], []
+    for index, part in enumerate(listed):
         if len(part) not in (2, 3):
             raise ValueError(
                 f"parts[{index}] has {len(part)} tensors: (O, LSE) or (O_raw, LSE, row_max)"
             )
-    named = {
-        f"parts[{index}] {name}": tensor
-        for index, part in enumerate(parts)
-        for name, tensor in zip(NAMES, part, strict=False)
-    }
-    require_tensors(**named)
-    first = parts[0][0]
-    front = "n" * stacked + "b" * (first.ndim - stacked > 3)
-    o_dims, lse_dims = front + "shd", front + "hs"
-    if first.ndim != len(o_dims):
-        raise ValueError(
-            f"parts[0] O has shape {tuple(first.shape)}, rank {first.ndim}; expected [B, S, H, D] "
-            f"or [T, H, D]{', after the dimension of the stack' * stacked}"
-        )
-    sizes = {"b": 1, **dict(zip(o_dims, first.shape, strict=True))}
-    _check_sizes(sizes)
-    for name, tensor in named.items():
-        is_o = name.endswith(NAMES[0])
-        _check_tensor(name, tensor, [sizes[dim] for dim in (o_dims if is_o else lse_dims)], is_o)
-    return _Problem(o_dims, lse_dims, sizes, sizes["n"] if stacked else len(parts))
+        given |= {f"parts[{index}] {n}": t for n, t in zip(NAMES, part, strict=False)}
+        o.append(part[0])
+        lse.append(part[1])
+        row_max.append(part[2] if len(part) == 3 else None)
+    require_types(**given)
+    require_no_grad(**given)
+    if out_dtype is None:
+        normalised = [part for part in listed if len(part) == 2]
+        out_dtype = (normalised or listed)[0][0].dtype
+    results = merge_op(
+        o, lse, row_max, sinks, stacked=stacked, out_dtype=out_dtype, backend=backend, arch=arch
+    )
+    return results if return_lse else results[0]
 
 
-def _check_sizes(sizes: dict[str, int]) -> None:
-    head_dim, step, limit = sizes["d"], merge_plan.HEAD_DIM_STEP, merge_plan.MAX_HEAD_DIM
-    if head_dim % step or not 0 < head_dim <= limit:
-        raise NotImplementedError(f"head_dim {head_dim}: a multiple of {step} up to {limit}")
-    if sizes["b"] > hw.MAX_GRID_YZ:
-        raise ValueError(f"batch {sizes['b']}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+def _merge(
+    o: Tensors,
+    lse: Tensors,
+    row_max: Sequence[torch.Tensor | None],
+    sinks: torch.Tensor | None,
+    *,
+    stacked: bool,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = [part[:2] if part[2] is None else part for part in zip(o, lse, row_max, strict=True)]
+    return merge_parts(parts, sinks, stacked=stacked, **options)
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, shape: list[int], is_o: bool) -> None:
-    dtypes = tuple(DTYPE_NAMES) if is_o else (torch.float32,)
-    if tensor.dtype not in dtypes:
-        raise NotImplementedError(f"{name} is {tensor.dtype}: supported are {dtypes}")
-    if list(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        raise NotImplementedError(f"{name} requires grad: there is no backward; use no_grad()")
-    if is_o:
-        require_tma(name, tensor)
-    limit = MAX_STRIDE * (merge_plan.VECTOR_BYTES // 4 if is_o else 1)
-    for dim, (size, stride) in enumerate(zip(shape, tensor.stride(), strict=True)):
-        if size > 1 and not 0 <= stride < limit:
-            raise ValueError(
-                f"{name} has stride {stride} in dimension {dim}, limit {limit} elements"
-            )
+def _fake_merge(
+    o: Tensors,
+    lse: Tensors,
+    row_max: Sequence[torch.Tensor | None],
+    sinks: torch.Tensor | None,
+    *,
+    stacked: bool,
+    out_dtype: torch.dtype,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    front = 1 if stacked else 0
+    return (
+        o[0].new_empty(o[0].shape[front:], dtype=out_dtype),
+        lse[0].new_empty(lse[0].shape[front:], dtype=torch.float32),
+    )
 
 
-def _check_sinks(sinks: torch.Tensor | None, problem: _Problem, device: torch.device) -> None:
-    if sinks is None:
-        return
-    require_tensors(sinks=sinks)
-    heads = problem.sizes["h"]
-    if sinks.dtype != torch.float32 or tuple(sinks.shape) != (heads,) or sinks.device != device:
-        raise ValueError(
-            f"sinks is {sinks.dtype} {tuple(sinks.shape)} on {sinks.device}, "
-            f"expected float32 ({heads},) on {device}"
-        )
+def _refuse_backward(context: Any, *gradients: Any) -> None:
+    raise NotImplementedError("blackwell_kernels::merge has no backward; use no_grad()")
+
+
+merge_op = torch.library.custom_op(
+    "blackwell_kernels::merge", _merge, mutates_args=(), schema=SCHEMA
+)
+merge_op.register_fake(_fake_merge)
+merge_op.register_autograd(_refuse_backward)

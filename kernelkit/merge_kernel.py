@@ -5,7 +5,6 @@ what was summed under an older one shrinks. Nothing is shared between threads bu
 lanes, their partial sums at the end. No tensor cores: it compiles for any architecture.
 """
 
-import math
 from typing import Any
 
 import cutlass
@@ -16,6 +15,7 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
 from kernelkit.compile import compile_once
+from kernelkit.log2 import LN_2, LOG2_E
 from kernelkit.merge_plan import (
     FIELDS_OF_PART,
     FIELDS_OF_STACK,
@@ -23,23 +23,16 @@ from kernelkit.merge_plan import (
     VECTOR_BYTES,
     MergeConfig,
 )
+from kernelkit.online_softmax import finite
 from kernelkit.param_table import DeviceTable, ParamTable
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2.0)
 
 
 @cute.jit
 def weight(exponent: Float32, base: Float32) -> Float32:
     """exp(exponent - base); 0 where the exponent is -inf and the base is finite."""
     return cute.math.exp2((exponent - base) * LOG2_E, fastmath=True)
-
-
-@cute.jit
-def finite(top: Float32) -> Float32:
-    """`top` as a base for weights: (-inf) - (-inf) would be NaN, any finite base gives 0."""
-    return Float32(0.0) if top == -Float32.inf else top
 
 
 class Merge:
@@ -99,11 +92,11 @@ class Merge:
             total = weight(top, finite(top))
 
         first = Int32(0)
-        for group in cutlass.range_constexpr(len(config.dtypes)):
-            dtype = TYPES[config.dtypes[group]]
+        for index in cutlass.range_constexpr(len(config.dtypes)):
+            dtype = TYPES[config.dtypes[index]]
             source = (parts, (position, head, batch), column)
             # Parts first + lane, first + lane + lanes, ...: by fours, then two, then one.
-            left = (counts[group] - lane + config.lanes - 1) // config.lanes
+            left = (counts[index] - lane + config.lanes - 1) // config.lanes
             part = first + lane
             for _ in cutlass.range(left // UNROLLED, unroll=1):
                 top, total = self.absorb((UNROLLED, dtype), source, part, acc, (top, total))
@@ -113,7 +106,7 @@ class Merge:
                 part = part + 2 * config.lanes
             if left & 1:
                 top, total = self.absorb((1, dtype), source, part, acc, (top, total))
-            first = first + counts[group]
+            first = first + counts[index]
 
         if cutlass.const_expr(config.lanes > 1):
             top, total = self.add_lanes(thread, acc, (top, total))

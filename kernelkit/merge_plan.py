@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+from kernelkit.dtypes import ITEM_BYTES
+
 VECTOR_BYTES = 16
 MAX_HEAD_DIM = 512
 HEAD_DIM_STEP = 8

@@ -5,16 +5,14 @@ row_max is the reference maximum: it may lag the true one by `slack_log2`, becau
 as large as 2 ** slack_log2 without harm, and every time it does not move O need not be rescaled.
 """
 
-import math
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
+from kernelkit.log2 import LN_2, LOG2_E
+
 CHUNK = 32  # scores per mask word and per conversion
 ALL_BITS = 0xFFFFFFFF
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2.0)
 
 
 @cute.jit
@@ -94,6 +92,12 @@ def next_max(
 
 
 @cute.jit
+def finite(top: Float32) -> Float32:
+    """`top` as a base for weights: (-inf) - (-inf) would be NaN, any finite base gives 0."""
+    return Float32(0.0) if top == -Float32.inf else top
+
+
+@cute.jit
 def exponentiate(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> None:
     """scores (N,) in place: exp2(scale_log2 * (s - row_max)), 0 where both are -inf."""
     finite_max = row_max
@@ -130,9 +134,9 @@ def finish_row(max_log2: Float32, row_sum: Float32, sink: Float32 | None = None)
     if cutlass.const_expr(sink is not None):
         sink_log2 = sink * LOG2_E
         joint = cutlass.max(max_log2, sink_log2)
-        finite = Float32(0.0) if joint == -Float32.inf else joint
-        shrink = cute.math.exp2(max_log2 - finite, fastmath=True)
-        total = row_sum * shrink + cute.math.exp2(sink_log2 - finite, fastmath=True)
+        base = finite(joint)
+        shrink = cute.math.exp2(max_log2 - base, fastmath=True)
+        total = row_sum * shrink + cute.math.exp2(sink_log2 - base, fastmath=True)
         max_log2 = joint
     factor = Float32(0.0)
     if total != 0.0:

@@ -89,9 +89,9 @@ class Event:
         """TMA edges: another edge tells when the stage is full, this one only counts the round."""
         self.full.arrive_without_bytes(stage)
 
-    def wait(self, state: PipelineState, group: Int32 = 0) -> None:
-        """Block until the stage of `state` is full, counted from stage `group` on."""
-        self.full.array.wait(state.index + group, state.phase)
+    def wait(self, state: PipelineState, first: Int32 = 0) -> None:
+        """Block until the stage of `state` is full, counted from stage `first` on."""
+        self.full.array.wait(state.index + first, state.phase)
 
     def barrier(self, stage: Int32) -> cute.Pointer:
         """The mbarrier on which a TMA copy into `stage` completes its bytes (see `tma_group`)."""
@@ -109,13 +109,13 @@ class Ring(Event):
         self.wait_free(state)
         self.signal(state.index)
 
-    def wait_free(self, state: PipelineState, group: Int32 = 0) -> None:
-        """Block until the stage of `state` may be filled, and announce nothing.
+    def wait_free(self, state: PipelineState, first: Int32 = 0) -> None:
+        """Block until the stage of `state`, as in `wait`, may be filled, and announce nothing.
 
         A producer of a pair does so once per stage before it leaves: the leader's releases reach
         into both CTAs, and must find them alive.
         """
-        self.empty.array.wait(state.index + group, state.phase)
+        self.empty.array.wait(state.index + first, state.phase)
 
     def release(self, stage: Int32) -> None:
         """The consumer is done with `stage`; a UMMA consumer once its issued MMAs are done."""

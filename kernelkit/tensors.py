@@ -10,12 +10,33 @@ import torch
 
 from kernelkit import hw
 
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+SCALARS = {
+    "int": (int, torch.SymInt),
+    "float": (float, int, torch.SymFloat),
+    "bool": (bool,),
+    "str": (str,),
+    "torch.dtype": (torch.dtype,),
+}
+
 
 def require_types(**tensors: object) -> None:
     """TypeError for what is no tensor."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+
+
+def require_scalars(kinds: dict[str, str], values: dict[str, object]) -> None:
+    """TypeError for a value that is not of its kind: a key of SCALARS, with ' | None' behind it
+    where None will do. A bool is no number, an int is a float."""
+    for name, kind in kinds.items():
+        value, (wanted, *optional) = values[name], kind.split(" | ")
+        if value is None and optional:
+            continue
+        if not isinstance(value, SCALARS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
+            raise TypeError(f"{name} is {value!r}, expected {kind}")
 
 
 def require_tensors(**tensors: object) -> None:
@@ -88,3 +109,12 @@ def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
         for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
     ]
     return tensor.as_strided(tensor.shape, (*strides, 1))
+
+
+def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values; a dimension of stride 0 is written out, since the DSL takes that stride for
+    a constant. For tables: what is large is read in place or refused (`require_tma`)."""
+    spread = any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.contiguous() if spread else tensor

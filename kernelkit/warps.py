@@ -17,8 +17,8 @@ class Role:
     """`warps` neighbouring warps from `first_warp` on.
 
     registers: per thread, to be set by setmaxnreg; None leaves what the compiler chose.
-    groups: equal parts of the role that do the same, each for its own tile. Stage g of an edge
-        from or to the role belongs to group g.
+    teams: equal parts of the role that do the same, each for its own tile. Stage t of an edge
+        from or to the role belongs to team t.
     """
 
     name: str
@@ -26,12 +26,12 @@ class Role:
     warps: int
     duty: str
     registers: int | None = None
-    groups: int = 1
+    teams: int = 1
 
     @property
-    def group_threads(self) -> int:
-        """Threads of one group of the role."""
-        return self.threads // self.groups
+    def team_threads(self) -> int:
+        """Threads of one team of the role."""
+        return self.threads // self.teams
 
     @property
     def threads(self) -> int:
@@ -97,10 +97,10 @@ class RolePlan:
                     f"{budgets}: setmaxnreg acts on whole warpgroups"
                 )
         for registers in set(per_warp):
-            if registers % hw.REGISTER_STEP or not 24 <= registers <= 256:
+            if registers not in hw.SETMAXNREG:
                 raise ValueError(
-                    f"{registers} registers: setmaxnreg takes a multiple of "
-                    f"{hw.REGISTER_STEP} in 24..256"
+                    f"{registers} registers: setmaxnreg takes a multiple of {hw.SETMAXNREG.step} "
+                    f"from {hw.SETMAXNREG[0]} to {hw.SETMAXNREG[-1]}"
                 )
         total = sum(per_warp) * hw.WARP_THREADS
         if total > hw.REGISTERS_PER_SM:

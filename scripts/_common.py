@@ -1,25 +1,15 @@
-"""What several scripts need: a kernel config from the command line, and its one-line name."""
+"""What several scripts share: a config in one line, how they refuse, and the JSON they write."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import json
+import sys
+from pathlib import Path
 
-import _cases
-from _flags import add_case_arguments, case_of
 from fmha.config import AttentionConfig
 
-PLAIN_SHAPE = "1,128,128,1,1"
-
-
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a case; of its shape the config only depends through the packing of heads."""
-    add_case_arguments(parser, PLAIN_SHAPE)
-
-
-def config_of(options: argparse.Namespace) -> AttentionConfig:
-    """The config that `attention` chooses for the flags; it is not checked yet."""
-    return _cases.config_of(case_of(options))
+REFUSED = 2  # exit code, as argparse's
 
 
 def describe(config: AttentionConfig) -> str:
@@ -31,3 +21,15 @@ def describe(config: AttentionConfig) -> str:
             continue
         words.append(field.name if value is True else f"{field.name} {value}")
     return ", ".join(words)
+
+
+def refuse(reason: object) -> int:
+    """Say why nothing runs, in one line on stderr; returns the exit code."""
+    print(f"refused: {reason}", file=sys.stderr)
+    return REFUSED
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write `document`, and the folders on the way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -7,11 +7,11 @@ import dataclasses
 
 from _cases import DTYPES, OUT_DTYPES, Case
 from fmha import AttentionConfig
-from fmha.config import HEAD_DIMS, P_PATHS, PAGE_SIZES, SCHEDULES
+from fmha.config import HEAD_DIMS, P_PATHS, PAGE_SIZES, SCHEDULES, TUNABLE
 
 PACKED = ("q", "k", "qk")
-TUNABLE = ("p_path", "k_stages", "v_stages", "schedule", "rescale_log2")
 SHAPE = "B,Sq,Skv,Hq,Hkv"
+PLAIN_SHAPE = "1,128,128,1,1"  # where only the config matters: it asks for no packed heads
 
 
 def shape(text: str) -> tuple[int, int, int, int, int]:
@@ -65,7 +65,7 @@ def add_case_arguments(parser: argparse.ArgumentParser, default_shape: str = "")
         )
     else:
         group.add_argument("--shape", type=shape, action="append", metavar=SHAPE, help="repeatable")
-    supported = ", ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
+    supported = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
     group.add_argument(
         "--head-dim",
         type=head_dims,
@@ -116,7 +116,7 @@ def _add_visibility(group: argparse._ArgumentGroup) -> None:
 
 def _add_storage(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--softcap", type=float, default=0.0, metavar="C", help="c tanh(s / c)")
-    group.add_argument("--sinks", action="store_true", help="a learned logit per head")
+    group.add_argument("--sinks", action="store_true", help="a learned logit per query head")
     group.add_argument(
         "--kv-lens", type=lengths, default=(), metavar="N,...", help="of each entry, or one for all"
     )
@@ -149,7 +149,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
         "--pack",
         dest="pack_heads",
         action=argparse.BooleanOptionalAction,
-        help="all heads of a group in one tile; default: where that makes fewer tiles",
+        help="all query heads of a key head in one tile; default: where that makes fewer tiles",
     )
     group.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
     for ring in ("k", "v"):
@@ -160,7 +160,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
             metavar="N",
             help=f"pieces in the {ring.upper()} ring; default: as many as are useful and fit",
         )
-    group.add_argument("--schedule", choices=SCHEDULES, default="", help="of the warps")
+    group.add_argument("--schedule", choices=SCHEDULES, default="", help="one query tile, or two")
     lag = AttentionConfig().rescale_log2
     group.add_argument(
         "--rescale-log2",

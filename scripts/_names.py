@@ -12,6 +12,7 @@ from ptxemu.check.trace import Span, Trace
 SMEM_RESERVED = 1024  # the CTA's own data begins behind what the system keeps
 BARRIER = re.compile(r"mbarrier (0x[0-9a-f]+) of cta\(.*\)")
 LOAD = re.compile(r"load (\S+) at \(.*?\)(?: to (0x[0-9a-f]+))?")
+STORE = re.compile(r"store \S+ at \(.*?\)")
 MMA = re.compile(r"mma \S+ (\d+x\d+)x\d+(?: to column (\d+))?")
 
 
@@ -38,11 +39,15 @@ class PlanNames:
         """The span under its short name; its long one stays among the arguments."""
         name = self.roles.get(span.agent, span.name) if span.name == "run" else span.name
         name = BARRIER.sub(lambda m: self.barriers.get(int(m[1], 16), m[1]), name)
-        name = LOAD.sub(lambda m: self.buffers.get(int(m[2] or "0", 16), f"load {m[1]}"), name)
+        name = LOAD.sub(lambda m: self._buffer_of(int(m[2] or "0", 16)) or f"load {m[1]}", name)
+        name = STORE.sub("O", name)  # the only tensor that TMA stores
         name = MMA.sub(lambda m: self.columns.get(int(m[2] or -1), f"mma {m[1]}"), name)
         if name == span.name:
             return span
         return replace(span, name=name, args={**span.args, "what": span.name})
+
+    def _buffer_of(self, address: int) -> str | None:
+        return next((name for stage, name in self.buffers.items() if address in stage), None)
 
 
 def _barriers(plan: AttentionPlan) -> dict[int, str]:
@@ -55,13 +60,15 @@ def _barriers(plan: AttentionPlan) -> dict[int, str]:
     return {begin + i * hw.MBARRIER_BYTES: name for i, name in enumerate(names)}
 
 
-def _buffers(plan: AttentionPlan) -> dict[int, str]:
-    """Address -> 'K[2]' for every stage of the buffers sQ, sK, sV."""
+def _buffers(plan: AttentionPlan) -> dict[range, str]:
+    """Addresses -> 'K[2]' for every stage of the buffers that loads fill, sQ, sK and sV."""
     names = {}
     for buffer in plan.smem.buffers:
+        if buffer.over:
+            continue
         begin, _ = plan.smem.offsets()[buffer.name]
         for stage in range(buffer.stages):
             index = f"[{stage}]" if buffer.stages > 1 else ""
-            address = SMEM_RESERVED + begin + stage * buffer.stage_bytes
-            names[address] = buffer.name.removeprefix("s") + index
+            first = SMEM_RESERVED + begin + stage * buffer.stage_bytes
+            names[range(first, first + buffer.stage_bytes)] = buffer.name.removeprefix("s") + index
     return names

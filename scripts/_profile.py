@@ -107,7 +107,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         epilog="Behind -- stand flags of the run script. Without the tool, or with --print, the "
         "command line is printed and nothing runs.",
     )
-    parser.add_argument("kernel", choices=TARGETS)
+    parser.add_argument("kernel", choices=TARGETS, help="whose run script")
     parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
     parser.add_argument("--out", type=Path, metavar="STEM", help="default: out/profile/KERNEL")
     parser.add_argument("--name", metavar="REGEX", help="kernel name to profile instead (ncu)")

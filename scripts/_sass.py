@@ -28,6 +28,13 @@ BARRIER_REGISTER = re.compile(r"\bB\d+\b")
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
 ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
 
+Kinds = dict[str, tuple[str, ...]]  # kind -> what its opcodes begin with; the first match counts
+
+
+def kind_of(opcode: str, kinds: Kinds) -> str:
+    """The kind of an instruction."""
+    return next(kind for kind, heads in kinds.items() if opcode.startswith(heads))
+
 
 @dataclass(frozen=True)
 class Instruction:

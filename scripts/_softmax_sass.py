@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _sass import Function, Instruction, disassemble, parse, resources
+from _sass import Function, Instruction, Kinds, disassemble, kind_of, parse, resources
 
 SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
 TILE_COLUMNS = 128
@@ -21,8 +21,7 @@ SPILLS = ("STL", "LDL")  # to local memory and back
 PARKED = ("MOV.SPILL", "R2UR.FILL")  # uniform registers kept in others: moves, no memory
 WORK = ("MUFU.EX2", "LDTM", "STTM", "R2P", "FSEL", "FMNMX", "F2FP")
 
-# kind -> what its opcodes begin with; the first that matches counts
-SOFTMAX_KINDS: dict[str, tuple[str, ...]] = {
+SOFTMAX_KINDS: Kinds = {
     "MUFU.EX2": ("MUFU.EX2",),
     "MUFU other": ("MUFU",),
     "FFMA2": ("FFMA2",),
@@ -107,13 +106,11 @@ class SoftmaxLoop:
         return _publishes(self.body)
 
 
-def kinds_of(
-    instructions: Iterable[Instruction], kinds: dict[str, tuple[str, ...]]
-) -> dict[str, int]:
+def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
     """Instructions by kind; every kind stands in the result."""
     counts = dict.fromkeys(kinds, 0)
     for item in instructions:
-        counts[next(kind for kind, heads in kinds.items() if item.opcode.startswith(heads))] += 1
+        counts[kind_of(item.opcode, kinds)] += 1
     return counts
 
 

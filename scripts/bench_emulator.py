@@ -10,7 +10,8 @@ import os
 import platform
 import sys
 
-from _cases import attend
+from _cases import attend, check
+from _common import refuse
 from _flags import add_case_arguments, case_of
 from ptxemu.options import POLICIES, Options
 from ptxemu.report import LaunchReport
@@ -24,10 +25,14 @@ def rate(launch: LaunchReport) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_case_arguments(parser, "1,512,512,1,1")
-    parser.add_argument("--policy", choices=POLICIES, default="round-robin")
+    parser.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the warps")
     parser.add_argument("--repeat", type=int, default=3, help="launches after the first")
     arguments = parser.parse_args()
     case = case_of(arguments)
+    try:
+        check(case)
+    except (ValueError, NotImplementedError) as refusal:
+        return refuse(refusal)
     options = Options(policy=arguments.policy, limit=None)
     launches = [
         launch

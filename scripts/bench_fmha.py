@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,14 +26,14 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from _cases import DTYPES
-from _common import describe
-from _flags import shape
+from _common import describe, write_json
+from _flags import SHAPE, shape
 from _sass import HOW_TO_GET_TOOLS, tools_found
 from _softmax_sass import static
 from _timing import measure, setting, why_not_here
 from dump import compile_to, span
 from fmha import AttentionConfig, attention
-from fmha.config import HEAD_DIMS, P_PATHS
+from fmha.config import HEAD_DIMS, P_PATHS, SCHEDULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,12 +167,12 @@ def time_all(problems: list[Problem], p_paths: list[str], console: Console) -> l
 
 def grid(options: argparse.Namespace) -> Grid:
     """(name, config) of the static table: head dims x P paths x masks."""
+    same = {"dtype": options.dtype, "schedule": options.schedule}
     return [
-        (mask, AttentionConfig(**fields, dtype=options.dtype, p_path=p_path, **MASKS[mask]))
-        for head_dim in options.head_dim
+        (mask, AttentionConfig(p_path=p_path, **dims, **same, **MASKS[mask]))
+        for dims in ({"head_dim": dim, "v_head_dim": v_head_dim(dim)} for dim in options.head_dim)
         for p_path in options.p_path
         for mask in options.mask
-        for fields in ({"head_dim": head_dim, "v_head_dim": v_head_dim(head_dim)},)
     ]
 
 
@@ -316,10 +315,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--p-path", choices=P_PATHS, **many | {"metavar": "both"})
     parser.add_argument("--mask", choices=MASKS, **many | {"metavar": "all"})
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="default: bf16")
-    parser.add_argument("--shape", type=shape, action="append", metavar="B,Sq,Skv,Hq,Hkv")
+    timed = "to be timed, repeatable; default: four of models"
+    parser.add_argument("--shape", type=shape, action="append", metavar=SHAPE, help=timed)
+    static_only = "of the static table; default: base"
+    parser.add_argument("--schedule", choices=SCHEDULES, default="", help=static_only)
     parser.add_argument("--arch", default="sm_100a", help="of the static table; default: sm_100a")
-    parser.add_argument("--static", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--timing", action=argparse.BooleanOptionalAction, default=True)
+    for part, what in (("static", "the static table"), ("timing", "times, where there is a GPU")):
+        wish = {"action": argparse.BooleanOptionalAction, "default": True}
+        parser.add_argument(f"--{part}", help=f"{what}; default: yes", **wish)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them, with matplotlib")
     options = parser.parse_args()
@@ -356,8 +359,7 @@ def main() -> int:
     if options.timing and why_not_here():
         console.print(f"fmha is not timed: {why_not_here()}")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, document)
     if options.plot:
         draw(options.plot, document)
     return 0

@@ -1,4 +1,4 @@
-"""Time `kernelkit.merge` on the CUDA GPU at hand beside a copy of as many bytes.
+"""Time `kernelkit.merge.merge` on the CUDA GPU at hand beside a copy of as many bytes.
 
     python scripts/bench_merge.py [--stacked] [--json out.json]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from _common import write_json
 from kernelkit.merge import merge
 
 ROWS = (1, 128, 2048, 8192, 32768)
@@ -28,7 +28,6 @@ HEADS = 32
 MAX_SETS = 256
 MIN_LAUNCHES = 16  # per graph
 REPLAYS = 30
-ITEM_BYTES = 2
 
 Part = tuple[torch.Tensor, torch.Tensor]
 
@@ -52,7 +51,7 @@ def measure(rows: int, head_dim: int, parts: int, *, stacked: bool) -> dict:
     """A row of `bench`: merged correctly first, then timed."""
     heads = min(rows, HEADS)
     shape = (parts, 1, rows // heads, heads, head_dim)
-    nbytes = (parts + 1) * rows * head_dim * ITEM_BYTES
+    nbytes = (parts + 1) * rows * head_dim * torch.bfloat16.itemsize
     wanted = 2 * torch.cuda.get_device_properties(0).L2_cache_size // nbytes + 2
     sets = [make_parts(shape) for _ in range(min(wanted, MAX_SETS))]
     check(sets[0])
@@ -140,7 +139,7 @@ def main() -> None:
     print(torch.cuda.get_device_name())
     print(table(rows))
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        write_json(options.json, rows)
 
 
 if __name__ == "__main__":

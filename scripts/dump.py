@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-from _common import add_config_arguments, config_of, describe
-from _sass import HOW_TO_GET_TOOLS, disassemble, tools_found
+from _cases import config_of
+from _common import describe, refuse, write_json
+from _flags import PLAIN_SHAPE, add_case_arguments, case_of
+from _sass import HOW_TO_GET_TOOLS, Kinds, disassemble, kind_of, tools_found
 from _softmax_sass import SOFTMAX_KINDS, SPILLS, SoftmaxLoop, Static, static
 from fmha import AttentionConfig
 from fmha.sm100.compile import compile_attention
@@ -22,9 +23,6 @@ from fmha.sm100.compile import compile_attention
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
-Kinds = dict[str, tuple[str, ...]]
-
-# kind -> what its opcodes begin with; the first that matches counts
 PTX_KINDS: Kinds = {
     "tensor core": ("tcgen05.mma", "tcgen05.cp"),
     "tensor memory": ("tcgen05.",),
@@ -57,8 +55,7 @@ def count_kinds(text: str, instruction: re.Pattern, kinds: Kinds) -> Counter:
     opcodes = Counter(match[1] for match in map(instruction.match, text.splitlines()) if match)
     counts = Counter(dict.fromkeys(kinds, 0))
     for opcode, count in opcodes.items():
-        kind = next(kind for kind, heads in kinds.items() if opcode.startswith(heads))
-        counts[kind] += count
+        counts[kind_of(opcode, kinds)] += count
     return counts
 
 
@@ -131,14 +128,13 @@ def main() -> int:
     parser.add_argument("--arch", default="sm_100a", help="default: sm_100a")
     parser.add_argument("--out", type=Path, default=Path("out/dump"), help="default: out/dump")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    add_config_arguments(parser)
+    add_case_arguments(parser, PLAIN_SHAPE)
     options = parser.parse_args()
-    config = config_of(options)
+    config = config_of(case_of(options))
     try:
         config.check()
     except (ValueError, NotImplementedError) as refusal:
-        print(f"refused: {refusal}", file=sys.stderr)
-        return 1
+        return refuse(refusal)
     print(f"fmha forward for {options.arch}: {describe(config)}")
     ptx, cubin = compile_to(options.out, config, options.arch)
     figures = {"config": dataclasses.asdict(config), "arch": options.arch}
@@ -155,8 +151,7 @@ def main() -> int:
     else:
         print(f"\n{HOW_TO_GET_TOOLS}")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, figures)
     return 0
 
 

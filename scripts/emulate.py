@@ -10,7 +10,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from _cases import Case, attend, instructions_by_role, plan_of, role_of_warp
+from _cases import Case, attend, check, instructions_by_role, plan_of, role_of_warp
+from _common import refuse
 from _flags import add_case_arguments, case_of
 from _names import named
 from ptxemu.options import POLICIES, Options
@@ -39,7 +40,7 @@ def print_counts(case: Case, launch: LaunchReport) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_case_arguments(parser, "1,128,512,1,1")
-    parser.add_argument("--policy", choices=POLICIES, default="round-robin")
+    parser.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the warps")
     parser.add_argument("--seed", type=int, default=0, help="of the policies with chance")
     parser.add_argument("--cta", type=int, help="CTA of the picture (default: the first)")
     parser.add_argument(
@@ -47,6 +48,10 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     case = case_of(arguments)
+    try:
+        check(case)
+    except (ValueError, NotImplementedError) as refusal:
+        return refuse(refusal)
     options = Options(policy=arguments.policy, seed=arguments.seed, limit=None, trace=True)
     _, launches = attend(case, "emulate", options)
     if not launches:

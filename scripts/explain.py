@@ -10,8 +10,10 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from _common import add_config_arguments, config_of, describe
-from fmha.plan import AttentionPlan, make_plan
+from _cases import plan_of
+from _common import describe, refuse
+from _flags import PLAIN_SHAPE, add_case_arguments, case_of
+from fmha.plan import AttentionPlan
 from kernelkit import hw
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
@@ -123,12 +125,11 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_config_arguments(parser)
+    add_case_arguments(parser, PLAIN_SHAPE)
     try:
-        plan = make_plan(config_of(parser.parse_args()))
+        plan = plan_of(case_of(parser.parse_args()))
     except (ValueError, NotImplementedError) as refusal:
-        print(f"refused: {refusal}", file=sys.stderr)
-        return 2
+        return refuse(refusal)
     print("\n".join(explain(plan)))
     return 0
 

@@ -2,18 +2,16 @@
 
 A GPU of compute capability 10.x runs the kernel itself; everywhere else the emulator runs its PTX.
 The yardstick is the fp64 definition, and beside each error stands the one that the reference with
-the kernel's own rounding points makes. Exit code 1 when a case is out of
-tolerance, 2 when one is refused.
+the kernel's own rounding points makes. Exit code 1 when a case is out of tolerance, 2 when one is
+refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -25,15 +23,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from _cases import DTYPES, OUT_DTYPES, Case, attend, check, config_of, instructions_by_role
-from _common import describe
+from _common import describe, refuse, write_json
 from _flags import add_case_arguments, case_of
+from _timing import setting, why_not_here
 from fmha import reference
 from kernelkit import tolerance
+from kernelkit.launch import BACKENDS
 from ptxemu.options import POLICIES, Options
 
 TINY = torch.finfo(torch.float64).tiny  # an output of zeros has no relative error
 ERRORS = ("max abs\nerror", "refer-\nence", "of\nlimit", "relative\nerror", "LSE\nerror")
-REFUSED = 2  # exit code, as argparse's
 
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
 # skipped; decoding with packed heads from pages; packed sequences of a model with softcap.
@@ -78,13 +77,8 @@ def pick_backend(wanted: str) -> tuple[str, str]:
     """(backend, the reason in words) for 'auto', 'cuda' or 'emulate'."""
     if wanted != "auto":
         return wanted, "as asked"
-    if not torch.cuda.is_available():
-        return "emulate", "no GPU here"
-    name = torch.cuda.get_device_name()
-    major, minor = torch.cuda.get_device_capability()
-    if major == 10:
-        return "cuda", name
-    return "emulate", f"{name} is compute capability {major}.{minor}, the kernel needs 10.x"
+    reason = why_not_here()
+    return ("emulate", reason) if reason else ("cuda", torch.cuda.get_device_name())
 
 
 def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
@@ -191,19 +185,12 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, console: Console) 
     return rows
 
 
-def write_json(path: Path, rows: list[Row], reason: str) -> None:
+def document(rows: list[Row], reason: str) -> dict:
     """Rows and the setting they were taken in."""
-    document = {
-        "setting": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "backend": reason,
-        },
+    return {
+        "setting": {**setting(), "backend": reason},
         "rows": [{**dataclasses.asdict(row), "ok": row.ok} for row in rows],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def positive(text: str) -> float:
@@ -221,7 +208,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add_case_arguments(parser)
     group = parser.add_argument_group("run")
-    group.add_argument("--backend", choices=("auto", "cuda", "emulate"), default="auto")
+    group.add_argument("--backend", choices=BACKENDS, default="auto", help="default: auto")
     group.add_argument("--policy", choices=POLICIES, default="round-robin", help="of the emulator")
     group.add_argument("--seed", type=int, default=0, help="of the policies with chance")
     group.add_argument(
@@ -247,7 +234,7 @@ def refusal(cases: list[Case]) -> str | None:
         try:
             check(case)
         except (ValueError, NotImplementedError) as error:
-            return f"refused: {case}: {error}"
+            return f"{case}: {error}"
     return None
 
 
@@ -256,8 +243,7 @@ def main() -> int:
     cases = chosen(arguments)
     refused = refusal(cases)
     if refused:
-        print(refused, file=sys.stderr)
-        return REFUSED
+        return refuse(refused)
     if arguments.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     arguments.backend, reason = pick_backend(arguments.backend)
@@ -266,7 +252,7 @@ def main() -> int:
     rows = run_all(cases, arguments, console)
     console.print(accuracy(rows), work(rows))
     if arguments.json:
-        write_json(arguments.json, rows, reason)
+        write_json(arguments.json, document(rows, reason))
     wrong = sum(not row.ok for row in rows)
     verdict = f"{wrong} of {len(rows)} out of tolerance" if wrong else "all within tolerance"
     console.print("reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp")

@@ -31,3 +31,10 @@ def test_tree_of_the_readme_exists():
     assert not missing
     undrawn = [name for name in PACKAGES if (ROOT / name).is_dir() and f"{name}/" not in drawn]
     assert not undrawn
+
+
+def test_scripts_of_the_readme_exist():
+    (listed,) = re.findall(r"scripts/ +([\w, ]+);", README)
+    names = listed.split(", ")
+    assert {"run_fmha", "explain", "bench"} <= set(names)
+    assert not [name for name in names if not (ROOT / "scripts" / f"{name}.py").exists()]

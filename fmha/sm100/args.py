@@ -78,7 +78,7 @@ class Globals:
 
 @dataclass(frozen=True)
 class Walk:
-    """The key tiles of one query tile in the order in which they are visited.
+    """The key tiles of one query block in the order in which they are visited.
 
     First those with a mask per element: `right` tiles from `right_end` - 1 down, `left` tiles from
     `left_end` - 1 down, `sink` tiles down to tile 0. Then `free` tiles from `free_end` - 1 down, in
@@ -99,10 +99,13 @@ class Walk:
 
 @dataclass(frozen=True)
 class Work:
-    """What one CTA (or pair) computes: 128 query rows, all of which share a KV head."""
+    """What one CTA (or pair) computes: a block of one or two query tiles of 128 rows.
 
-    q_tile: Int32
-    head: Int32  # query head of the tile; the first of the group where heads are packed
+    All rows read the same KV head.
+    """
+
+    q_block: Int32
+    head: Int32  # query head of the block; the first of the group where heads are packed
     kv_head: Int32
     group: Int32  # query heads of a KV head
     batch: Int32  # entry; tensors that are packed have no batch of their own
@@ -117,12 +120,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Row:
-    """What a softmax thread owns: a query row, or half of one in a CTA pair."""
+    """What a softmax or correction thread owns: a query row, or half of one in a CTA pair."""
 
-    lane: Int32  # of TMEM; the thread of the softmax role
+    lane: Int32  # of TMEM; the thread among the 128 of its query tile
     row: Int32  # in this CTA's part of the tile
     half: Int32  # 0; in a pair 1 for the second half of the columns
-    group: Int32  # which of the CTA's query tiles the row is in
+    q_tile: Int32  # which of the CTA's query tiles the row is in
     token: Int32  # query of the entry; rows at and beyond q_length exist only on chip
     head: Int32  # query head
     begin: Int32  # the row sees keys [begin, end), and those of [0, sink_end) below end
@@ -161,10 +164,10 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Lane:
-    """What a softmax thread works with, the same for all tiles."""
+    """What a thread that owns a row works with, the same for all tiles."""
 
     row: Row
-    scores: cute.Tensor | None  # fp32 registers: the row's part of S, then its weights
+    scores: cute.Tensor | None  # fp32 registers: S, then its weights; correction has none
     scalars: Scalars
     buffers: Buffers
     pipes: Pipes

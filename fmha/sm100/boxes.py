@@ -13,8 +13,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from fmha.plan import TILE_N, AttentionPlan
-from fmha.sm100.products import IO_TYPES, OUT_TYPES
+from fmha.layout import TILE_N
+from fmha.plan import AttentionPlan
+from fmha.sm100.args import Row
+from fmha.sm100.products import IO_TYPES, OUT_TYPES, shared
 from kernelkit import tmem
 
 UNIT_BYTES = 16  # what a swizzle moves as a whole, and the widest shared-memory store
@@ -38,14 +40,11 @@ class Box:
 
     def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
         """Box `index` of a buffer, (rows, columns)."""
-        layout = self.layout()
-        start = buffer + index * (self.rows * self.columns)
-        pointer = cute.recast_ptr(start, layout.inner, dtype=self.element)
-        return cute.make_tensor(pointer, layout.outer)
+        return shared(buffer + index * (self.rows * self.columns), self.layout())
 
 
 def q_box(plan: AttentionPlan) -> Box:
-    """Of Q: all rows of the CTA."""
+    """Of Q: this CTA's rows of a query tile."""
     layout, config = plan.layout, plan.config
     return Box(layout.rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
 
@@ -65,8 +64,27 @@ def v_box(plan: AttentionPlan) -> Box:
 
 
 def o_box(plan: AttentionPlan) -> Box:
-    """Of O: all rows of the CTA."""
+    """Of O: this CTA's rows of a query tile."""
     return Box(plan.layout.rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
+
+
+@cute.jit
+def store_part(
+    box: Box,
+    buffer: cute.Pointer,
+    row: Row,
+    values: cute.Tensor,
+    first: cutlass.Constexpr,
+    columns: cutlass.Constexpr,
+) -> None:
+    """Registers `values` (N,) to columns first .. first + N of this thread's part of its row.
+
+    columns: of a thread's part, all of the row or in a CTA pair half of a piece; of the query tile.
+    """
+    of_part, of_tile = columns
+    box_index = first // box.columns + row.half * (of_part // box.columns)
+    box_index += row.q_tile * (of_tile // box.columns)
+    store_line(box, buffer, (box_index, row.row, first % box.columns), values)
 
 
 @cute.jit

@@ -3,7 +3,8 @@
 Read `fmha/plan.py` first (who, where, who waits for whom), then this file, `walk.py` (which tiles),
 then `roles/` in data-flow order: load, gather, mma, softmax, correction, epilogue.
 
-One CTA, at head_dim 512 a pair, per 128 query rows; grid = (query tiles, heads, batch entries).
+One CTA, at head_dim 512 a pair, per query block of 128 rows, in the ping-pong schedule of 256;
+grid = (query blocks, heads, batch entries).
 """
 
 import cutlass
@@ -14,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
-from fmha.plan import make_plan
+from fmha.plan import FREE_BARRIER, make_plan
 from fmha.sm100.args import (
     Buffers,
     Globals,
@@ -40,10 +41,9 @@ from kernelkit.pipelines import (
     publish_barriers,
     tma_group,
 )
-from kernelkit.warps import Role
+from kernelkit.warps import Role, RolePlan
 
 ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand where B does
-FREE_BARRIER = 1  # named barrier of the softmax warps; 0 is the CTA's
 
 
 class AttentionForward:
@@ -52,8 +52,8 @@ class AttentionForward:
     def __init__(self, config: AttentionConfig) -> None:
         self.plan = make_plan(config)
         self.load, self.mma, self.softmax = Load(self.plan), Mma(self.plan), Softmax(self.plan)
-        self.correction = Correction(self.plan) if config.groups == 2 else None
-        self.idle = self.plan.roles["idle"] if config.groups == 2 else None
+        self.correction = Correction(self.plan) if config.q_tiles == 2 else None
+        self.idle = self.plan.roles["idle"] if config.q_tiles == 2 else None
         self.owner = (self.correction or self.softmax).role  # of O: the last to read TMEM
 
     @cute.jit
@@ -89,9 +89,9 @@ class AttentionForward:
             longest, heads = longest * (heads // k.shape[2]), k.shape[2]
         if cutlass.const_expr(config.varlen_q):
             entries = cute.size(every.tables.cu_seqlens_q) - 1
-        tiles = cute.ceil_div(longest, self.plan.layout.block_rows) * config.ctas
+        blocks = cute.ceil_div(longest, self.plan.layout.block_rows)
         self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
-            grid=(tiles, heads, entries),
+            grid=(blocks * config.ctas, heads, entries),
             block=(self.plan.roles.threads, 1, 1),
             cluster=(config.ctas, 1, 1) if config.ctas > 1 else None,
             stream=stream,
@@ -149,7 +149,7 @@ class AttentionForward:
             self.softmax.run(work, walk, scope)
         if cutlass.const_expr(self.correction is not None):
             if warp >= self.idle.first_warp:
-                set_registers(self.idle)
+                set_registers(self.plan.roles, self.idle)
             elif warp >= self.correction.role.first_warp:
                 if warp <= self.correction.role.last_warp:
                     scope, work, walk = self.enter(self.correction.role, whole)
@@ -169,7 +169,7 @@ class AttentionForward:
         Each role finds them for itself: none keeps in registers what only others need.
         """
         smem, tma, tensors, scalars, pipes = whole
-        set_registers(role)
+        set_registers(self.plan.roles, role)
         tmem_base = self.buffer(smem, "tmem_base", Int32)
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
         scope = Scope(tma, tensors, scalars, self.buffers(smem, tmem_pointer), pipes)
@@ -192,10 +192,10 @@ class AttentionForward:
 
 
 @cute.jit
-def set_registers(role: Role) -> None:
+def set_registers(roles: RolePlan, role: Role) -> None:
     """Take or give registers, where the plan says how many the role needs."""
     if cutlass.const_expr(role.registers is not None):
-        if cutlass.const_expr(role.registers > 128):
+        if cutlass.const_expr(role.registers > hw.REGISTERS_PER_SM // roles.threads):
             cute.arch.setmaxregister_increase(role.registers)
         else:
             cute.arch.setmaxregister_decrease(role.registers)

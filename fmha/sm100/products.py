@@ -11,7 +11,8 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fmha.plan import S_STAGES, TILE_M, TILE_N, AttentionPlan
+from fmha.layout import S_STAGES, TILE_M, TILE_N
+from fmha.plan import AttentionPlan
 from kernelkit.pipelines import cta_group
 
 IO_TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
@@ -49,7 +50,7 @@ def make_pv_mma(plan: AttentionPlan) -> cute.TiledMma:
 
 
 def shared(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    """The buffer at `pointer` as an operand of a product, swizzled as `layout` says."""
+    """The buffer at `pointer` as TMA and the tensor core see it, swizzled as `layout` says."""
     return cute.make_tensor(
         cute.recast_ptr(pointer, layout.inner, dtype=pointer.value_type), layout.outer
     )
@@ -59,7 +60,7 @@ def q_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) ->
     """Q as the A operand, (MMA, 1, k_columns / 16, piece): its panels stand in piece order."""
     io = IO_TYPES[plan.config.dtype]
     layout = sm100.make_smem_layout_a(
-        mma, qk_tile(plan), io, plan.config.groups * plan.layout.k_pieces
+        mma, qk_tile(plan), io, plan.config.q_tiles * plan.layout.k_pieces
     )
     return mma.make_fragment_A(shared(pointer, layout))
 
@@ -86,8 +87,8 @@ def p_operand(
     In shared memory there is one buffer per query tile, whose S stages share it.
     """
     io = IO_TYPES[plan.config.dtype]
-    layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.config.groups)
-    if plan.config.p_in_smem and plan.config.groups == S_STAGES:
+    layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.config.q_tiles)
+    if plan.config.p_in_smem and plan.config.q_tiles == S_STAGES:
         return mma.make_fragment_A(shared(pointer, layout))
     if plan.config.p_in_smem:
         one = mma.make_fragment_A(shared(pointer, layout))[None, None, None, 0]

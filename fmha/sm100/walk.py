@@ -1,8 +1,8 @@
-"""Which query tile a CTA computes, and which key tiles that takes: loop bounds before masks
+"""Which query block a CTA computes, and which key tiles that takes: loop bounds before masks
 (device code).
 
 Row r of an entry sees keys [begin(r), end(r)), both of which never decrease with r, and where
-there are sink tokens also those below `sink_tokens` and end(r). So the tiles of a query tile are
+there are sink tokens also those below `sink_tokens` and end(r). So the tiles of a query block are
 one range, whose partly visible tiles stand at its two ends, and a second range at the front for
 the sink tokens. What lies between the two is never loaded.
 """
@@ -11,7 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fmha.plan import TILE_M, TILE_N, AttentionPlan
+from fmha.layout import TILE_M, TILE_N
+from fmha.plan import AttentionPlan
 from fmha.sm100.args import Globals, Scalars, Walk, Work
 
 
@@ -19,19 +20,19 @@ from fmha.sm100.args import Globals, Scalars, Walk, Work
 def locate(plan: AttentionPlan, tensors: Globals) -> Work:
     """This CTA's work, its walk excepted.
 
-    Grid: (query tiles times CTAs of a tile, query or KV heads, batch entries).
+    Grid: (query blocks times CTAs of each, query or KV heads, batch entries).
     """
     config, tables = plan.config, tensors.tables
     q_shape, k_shape = tensors.q_shape, tensors.k_shape
-    q_tile, head, batch = cute.arch.block_idx()
-    tiles, _, _ = cute.arch.grid_dim()
+    q_block, head, batch = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
     rank = Int32(0)
     if cutlass.const_expr(config.ctas > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        q_tile, tiles = q_tile // config.ctas, tiles // config.ctas
+        q_block, blocks = q_block // config.ctas, blocks // config.ctas
     if cutlass.const_expr(config.right):
         # Long rows first: the last CTAs to start are then the short ones.
-        q_tile = tiles - 1 - q_tile
+        q_block = blocks - 1 - q_block
     group = q_shape[1] // k_shape[1]
     kv_head, first_head = head, head * group
     if cutlass.const_expr(not config.pack_heads):
@@ -47,7 +48,7 @@ def locate(plan: AttentionPlan, tensors: Globals) -> Work:
         offset = tables.q_offset[batch]
         full_end = cutlass.max(cutlass.min(offset + q_length, kv_length), 0)
     return Work(
-        q_tile=q_tile,
+        q_block=q_block,
         head=first_head,
         kv_head=kv_head,
         group=group,
@@ -77,7 +78,7 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
     """The key tiles of `work`, none where the CTA has no row."""
     config = plan.config
     rows = tile_rows(plan, work)
-    first = work.q_tile * plan.layout.block_rows
+    first = work.q_block * plan.layout.block_rows
     last = cutlass.min(first + plan.layout.block_rows, rows) - 1
     if cutlass.const_expr(config.pack_heads):
         first, last = first // work.group, last // work.group
@@ -90,7 +91,7 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
         first_begin = row_begin(work, first, scalars)
         last_begin = row_begin(work, last, scalars)
     end = cute.ceil_div(last_end, TILE_N)
-    if work.q_tile * plan.layout.block_rows >= rows:
+    if work.q_block * plan.layout.block_rows >= rows:
         end = Int32(0)
     begin = cutlass.min(first_begin // TILE_N, end)
     free_end = cutlass.max(cutlass.min(first_end // TILE_N, end), begin)
@@ -115,7 +116,7 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
 
 @cute.jit
 def tile_rows(plan: AttentionPlan, work: Work) -> Int32:
-    """Query rows of all tiles that stand where this one stands."""
+    """Query rows of all blocks for this entry and head, or KV head where heads are packed."""
     rows = work.q_length
     if cutlass.const_expr(plan.config.pack_heads):
         rows = rows * work.group
@@ -123,9 +124,9 @@ def tile_rows(plan: AttentionPlan, work: Work) -> Int32:
 
 
 @cute.jit
-def first_row(plan: AttentionPlan, work: Work, group: Int32) -> Int32:
-    """Row of the entry with which query tile `group` of this CTA begins."""
-    return work.q_tile * plan.layout.block_rows + group * TILE_M + work.rank * plan.layout.rows
+def first_row(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
+    """Row of the entry with which query tile `q_tile` of this CTA begins."""
+    return work.q_block * plan.layout.block_rows + q_tile * TILE_M + work.rank * plan.layout.rows
 
 
 @cute.jit
@@ -170,5 +171,5 @@ def stored_by_tma(plan: AttentionPlan, work: Work) -> Boolean:
     if cutlass.const_expr(plan.config.pack_heads):
         by_tma = Boolean(False)
     elif cutlass.const_expr(plan.config.varlen_q):
-        by_tma = (work.q_tile + 1) * plan.layout.block_rows <= work.q_length
+        by_tma = (work.q_block + 1) * plan.layout.block_rows <= work.q_length
     return by_tma

@@ -21,6 +21,7 @@ from ptxemu import Options
 POLICIES = ("round-robin", "random", "adversarial")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
+PATIENCE = 600.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
 NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
 LOG2_LAG = AttentionConfig().rescale_log2
@@ -249,7 +250,7 @@ def run_reported(case: Case, policy: str, seed: int = 0, **changes: Any) -> tupl
         "pack_heads": case.pack_heads,
         "config": AttentionConfig(p_path=case.p_path, schedule=case.schedule),
     }
-    with emulation(Options(policy=policy, seed=seed)) as active:
+    with emulation(Options(policy=policy, seed=seed, limit=PATIENCE)) as active:
         results = attention(*case.inputs(), **(arguments | changes))
     return results, active.reports
 

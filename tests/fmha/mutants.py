@@ -49,6 +49,8 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     for kind, (pattern, remainder) in REMOVALS.items():
         for number, match in enumerate(re.finditer(pattern, ptx)):
             left = match.expand(remainder)
+            if left == match[0]:  # a signal that announces no bytes has none to lose
+                continue
             yield Mutant(kind, number, ptx[: match.start()] + left + ptx[match.end() :])
 
 

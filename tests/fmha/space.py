@@ -1,8 +1,9 @@
 """The space of attention problems: its factors, which of them go together, and rows as Cases.
 
-MATRIX covers every allowed pair of values of two factors (`pairwise`); QUICK is its beginning,
-which holds every value at least once. PLAIN and EDGES are many problems for few compiled kernels:
-shapes, and where masks meet. `random_cases` picks anywhere in the space.
+MATRIX covers every allowed pair of values of two factors (`pairwise`), two problems to a compiled
+kernel; QUICK is the beginning of the array, which holds every value at least once. PLAIN and EDGES
+are many problems for few kernels: shapes, and where masks meet. `random_cases` picks anywhere in
+the space.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ OUTPUTS = {  # name -> (normalize, out_dtype by dtype)
     "raw": (False, {"bf16": "", "fp16": ""}),
     "raw, 16 bits": (False, {"bf16": "bf16", "fp16": "fp16"}),
 }
-KEYS = ("dense", "lens", "packed", "packed, lens", 16, 32, 64, 128)  # numbers: page sizes
+KEYS = ("dense", "lens", "packed", "packed, lens", 8, 16, 32, 64, 128, 256)  # numbers: page sizes
 
 FACTORS = {
     "dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)),
@@ -135,8 +136,24 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 ROWS = covering(SPACE)
-MATRIX = tuple(case_of(row) for row in ROWS)
-QUICK = MATRIX[:QUICK_ROWS]
+
+
+def _second_problem(number: int) -> dict[str, Any]:
+    """Row `number` with the runtime values of another row, where they go together: a problem for
+    the same compiled kernel."""
+    other = ROWS[(number + len(ROWS) // 2) % len(ROWS)]
+    changed = ROWS[number] | {name: other[name] for name in ("size", "heads", "amplitude")}
+    return changed if SPACE.allowed(changed) else ROWS[number]
+
+
+QUICK = tuple(case_of(row) for row in ROWS[:QUICK_ROWS])
+MATRIX = tuple(
+    dict.fromkeys(
+        case_of(row)
+        for number, first in enumerate(ROWS)
+        for row in (first, _second_problem(number))
+    )
+)
 
 SHAPES = (
     (1, 1), (1, 128), (127, 129), (128, 128), (200, 64), (200, 333), (256, 512), (0, 5), (5, 0),

@@ -137,6 +137,11 @@ REFUSED = {
     "longest alone": (tensors(), {"max_seqlen_q": 8}, ValueError, "without cu_seqlens_q"),
     "page": (*pages([4]), ValueError, "pages 0 to 3"),
     "page negative": (*pages([0, -1], lengths=(17,)), ValueError, "[0, -1]"),
+    "window of floats": (tensors(), {"window": (1.5, 0)}, TypeError, "window_left is 1.5"),
+    "scale text": (tensors(), {"scale": "a"}, TypeError, "scale is 'a', expected float | None"),
+    "softcap large": (tensors(), {"softcap": 1e5}, ValueError, "4096"),
+    "scale below fp32": (tensors(), {"scale": 1e-50}, ValueError, "1e-12"),
+    "config no config": (tensors(), {"config": {}}, TypeError, "expected AttentionConfig"),
     "page size": (*pages([0], page_size=24), NotImplementedError, "pages of 24 rows"),
     "pages too few": (*pages([0], lengths=(17,)), ValueError, "Skv = 16"),
     "pages of another batch": (*pages([0], [1], lengths=(8, 8)), ValueError, "(2, 1)"),
@@ -219,3 +224,14 @@ def test_results_come_in_the_promised_number():
     assert isinstance(attention(q, k, v), torch.Tensor)
     assert len(attention(q, k, v, return_lse=True)) == 2
     assert len(attention(q, k, v, normalize=False)) == 3
+
+
+def test_entries_may_share_a_page_table():
+    """A broadcast row has stride 0, which the DSL would take for a constant of the kernel."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 2, 2, 64, generator=generator).bfloat16()
+    pool = torch.randn(4, 16, 2, 64, generator=generator).bfloat16()
+    table = torch.tensor([[3, 1, 0, 2]], dtype=torch.int32).expand(3, -1)
+    given = {"kv_lens": torch.tensor([64, 5, 40], dtype=torch.int32)}
+    shared = attention(q, pool, pool, page_table=table, **given)
+    assert torch.equal(shared, attention(q, pool, pool, page_table=table.contiguous(), **given))

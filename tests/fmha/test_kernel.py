@@ -67,6 +67,35 @@ def test_every_pair_of_values(case):
     check(case, MATRIX_SCHEDULES)
 
 
+EMPTY = (
+    Case(0, 0, (2, 1), 2, q_lens=(0, 0), k_lens=(2, 1)),
+    Case(0, 0, (2, 1), 2, q_lens=(2, 0), k_lens=(0, 0), sinks=True),
+    Case(0, 5, (2, 1), 2, page_size=16, kv_lens=(5, 0)),
+    Case(3, 0, (2, 1), 2, page_size=16, kv_lens=(0, 0), sinks=True),
+    Case(3, 7, (2, 1), 2, kv_lens=(0, 0), normalize=False),
+    Case(0, 0, (2, 1), 1, q_lens=(0,), kv_lens=(0,), normalize=False),
+)
+
+
+@pytest.mark.parametrize("case", by_group(EMPTY))
+def test_nothing_to_sum(case):
+    check(case)
+
+
+@pytest.mark.xdist_group(f"fmha-{PLAIN[0].group}")
+def test_keys_may_be_values_and_tokens_may_come_first_in_memory():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn((2, n, 2, 64), generator=generator).bfloat16() for n in (130, 200))
+    q = q[:, :, :, None].expand(2, 130, 2, 3, 64).reshape(2, 130, 6, 64)
+    o, lse = cases.attention(q, k, k, return_lse=True)
+    exact, rounded = (f(q, k, k) for f in (reference.definition, reference.rounded))
+    for report in (
+        tolerance.compare_output(o, exact.o, rounded.o, q.dtype),
+        tolerance.compare_lse(lse, exact.lse, rounded.lse),
+    ):
+        assert report.ok, str(report)
+
+
 NO_KEYS = Case(130, 400, (2, 1), 3, causal=True, kv_lens=(400, 70, 1), normalize=False)
 
 

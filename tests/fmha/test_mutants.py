@@ -1,7 +1,9 @@
 """Remove each synchronisation of the kernel in turn: the emulator has to notice every time.
 
 A mutant is killed by wrong bits, a deadlock or a refusal under some schedule. The problems use
-every edge: more tiles than ring stages, maxima that move, boundary tiles, NaN past the lengths.
+every edge: more tiles than ring stages, maxima that move, boundary tiles, NaN past the lengths. The
+ping-pong schedule is no subject: there many edges imply each other, and what is left shows only
+where a warp is slow (test_traps.py).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ SCHEDULES = (
     *(("adversarial", seed) for seed in range(2)),
     *(("random", seed) for seed in range(4)),
 )
-LENS = {"causal": True, "kv_lens": (700, 470), "amplitude": 4.0}
+LENS = {"causal": True, "kv_lens": (1500, 1270), "amplitude": 4.0}
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,20 @@ class Subject:
 
 
 SUBJECTS = {
-    "base, tmem": Subject(Case(130, 700, batch=2, schedule="base", **LENS)),
-    "base, smem": Subject(Case(130, 700, batch=2, schedule="base", p_path="smem", **LENS)),
-    "pingpong, tmem": Subject(Case(300, 700, batch=2, schedule="pingpong", **LENS)),
-    "pingpong, smem": Subject(
-        Case(300, 700, batch=2, schedule="pingpong", p_path="smem", **LENS)
+    "base, tmem": Subject(Case(130, 1500, batch=2, schedule="base", **LENS)),
+    "base, smem": Subject(
+        Case(130, 1500, batch=2, schedule="base", p_path="smem", **LENS),
+        survivors={"proxy fence 0": "of zeroed V rows: the thread fences its P again, later"},
     ),
+    # No lengths: the fence of zeroed V rows would stand in for that of the gathered Q. A window,
+    # for more than one masked tile.
     "packed heads": Subject(
-        Case(50, 700, (6, 2), 2, pack_heads=True, schedule="base", **LENS)
+        Case(50, 1900, (6, 2), 2, causal=True, window=(1500, None), amplitude=4.0, pack_heads=True,
+             schedule="base"),
     ),
-    "pair": Subject(Case(130, 700, batch=2, dims=(512, 512), **LENS)),
+    "pair": Subject(
+        Case(130, 1100, causal=True, kv_lens=(1000,), amplitude=4.0, dims=(512, 512)),
+    ),
 }  # fmt: skip
 QUICK = "base, tmem"
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fmha.forward
 from fmha import attention, merge, ops
 from fmha.arguments import Arguments
-from kernelkit import merge_op
 from kernelkit.launch import Target
+from kernelkit.merge import merge_op
 from kernelkit.tensors import require_no_grad
 
 BF16, INT = torch.bfloat16, torch.int32
@@ -184,7 +184,7 @@ def test_fake_tensors_know_what_merge_will_return():
 def test_opcheck_of_merge():
     (o, lse), (raw, raw_lse, row_max) = parts()
     given = ([o, raw], [lse, raw_lse], [None, row_max], None)
-    opcheck(merge_op.merge_op, given, {"stacked": False, "out_dtype": BF16})
+    opcheck(merge_op, given, {"stacked": False, "out_dtype": BF16})
 
 
 def test_merge_has_no_backward():

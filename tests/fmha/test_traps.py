@@ -98,12 +98,12 @@ _KEEP_FIRST_S = (
         "        row_max, row_sum = -Float32.inf, Float32(0.0)\n",
         "        row_max, row_sum = -Float32.inf, Float32(0.0)\n"
         "        kept = cute.make_rmem_tensor(self.plan.layout.lane_columns, Float32)\n"
-        "        lane.pipes.s.wait(s_state, lane.row.group)\n"
-        "        self.read_scores(lane, s_state.index + lane.row.group)\n"
+        "        lane.pipes.s.wait(s_state, lane.row.q_tile)\n"
+        "        self.read_scores(lane, s_state.index + lane.row.q_tile)\n"
         "        tmem.wait_loads( )\n"
         "        total = row_total(lane.scores)\n"
         "        again = Lane(row, kept, scope.scalars, scope.buffers, scope.pipes)\n"
-        "        self.read_scores(again, s_state.index + lane.row.group)\n",
+        "        self.read_scores(again, s_state.index + lane.row.q_tile)\n",
     ),
     (
         "        if cutlass.const_expr(self.plan.config.ctas == 2):\n            row_sum +=",
@@ -149,12 +149,11 @@ def test_o_is_not_rescaled_before_the_last_product_is_done(changed):
     assert noticed(moving("tmem", "base"))
 
 
-_SLOW_RESCALE = (
-    "                rescale_output(self.plan, lanes[group], shrink)\n",
-    "                for _ in cutlass.range(300, unroll=1):\n"
-    "                    cute.arch.sync_warp()\n"
-    "                rescale_output(self.plan, lanes[group], shrink)\n",
-)
+def delayed(line: str) -> tuple[str, str]:
+    """`line` of a device function, and the same after a long wait."""
+    indent = line[: len(line) - len(line.lstrip())]
+    loop = f"{indent}for _ in cutlass.range(300, unroll=1):\n{indent}    cute.arch.sync_warp()\n"
+    return line, loop + line
 
 
 @BOTH_PATHS
@@ -162,10 +161,22 @@ _SLOW_RESCALE = (
 def test_no_product_runs_while_o_is_rescaled(changed, p_path, cured):
     """Correction warps so slow that a tensor core that does not wait for them overtakes them. Only
     the random policy lets it: others run it when no warp can go on."""
-    changed(correction, [kernel], "Correction", _SLOW_RESCALE)
+    rescale = "                rescale_output(self.plan, lanes[q_tile], shrink)\n"
+    changed(correction, [kernel], "Correction", delayed(rescale))
     if not cured:
         wait = "if cutlass.const_expr(pipes.rescaled is not None):"
         changed(mma, [kernel], "Mma", (wait, "if cutlass.const_expr(False):"))
+    policies = tuple(("random", seed) for seed in range(3))
+    assert bool(noticed(moving(p_path, "pingpong"), policies)) == (not cured)
+
+
+@BOTH_PATHS
+@pytest.mark.parametrize("cured", [True, False])
+def test_no_product_starts_before_p_is_there(changed, p_path, cured):
+    """The same for slow softmax warps."""
+    changed(softmax, [kernel], "Softmax", delayed("        store_p(self.plan, lane, stage)\n"))
+    if not cured:
+        changed(mma, [kernel], "Mma", ("pipes.p.wait(p_state, q_tile)", "pass"))
     policies = tuple(("random", seed) for seed in range(3))
     assert bool(noticed(moving(p_path, "pingpong"), policies)) == (not cured)
 

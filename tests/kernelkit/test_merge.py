@@ -134,6 +134,7 @@ REFUSED = [
     ([(part()[0][:, :1].expand(1, 2, 3, 64), part()[1])], {}, ValueError, "stride of 0 bytes"),
     ([(part()[0].mT.contiguous().mT, part()[1])], {}, ValueError, "last stride 3"),
     ([part()] * 257, {}, ValueError, "257 parts, limit 256"),
+    ([part()], {"sinks": 1.0}, TypeError, "sinks is float"),
     ([part()], {"sinks": torch.zeros(4)}, ValueError, r"sinks is torch.float32 \(4,\)"),
     ([part()], {"out_dtype": torch.float64}, NotImplementedError, "out_dtype torch.float64"),
     ([part()], {"backend": "cuda"}, ValueError, "needs CUDA tensors"),

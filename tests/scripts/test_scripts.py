@@ -55,6 +55,8 @@ def test_the_readme_of_fmha_shows_the_live_plan():
     ("script", "flags", "words"),
     [
         ("explain.py", ("--head-dim", "512", "--p-path", "tmem"), "beside 256 of S"),
+        ("dump.py", ("--k-stages", "99"), "limit 232448"),
+        ("emulate.py", ("--head-dim", "63"), "head_dim 63"),
         ("run_fmha.py", ("--head-dim", "63"), "head_dim 63"),
         ("run_fmha.py", ("--k-stages", "99"), "limit 232448"),
         ("run_fmha.py", ("--window", "5"), "'5' is not L,R"),
@@ -86,16 +88,18 @@ def test_refusals_are_one_line_with_the_value(script, flags, words):
                      rescale_log2=0.0)),
     (("--shape", "1,4,128,8,1"), AttentionConfig(pack_heads=True)),
     (("--shape", "1,4,128,8,1", "--no-pack"), AttentionConfig()),
+    (("--shape", "4,512,512,32,32"), AttentionConfig(schedule="pingpong")),
 ])  # fmt: skip
 def test_flags_spell_the_config(monkeypatch, flags, config):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import argparse
 
-    import _common
+    import _cases
+    import _flags
 
     parser = argparse.ArgumentParser()
-    _common.add_config_arguments(parser)
-    assert _common.config_of(parser.parse_args(flags)) == config
+    _flags.add_case_arguments(parser, _flags.PLAIN_SHAPE)
+    assert _cases.config_of(_flags.case_of(parser.parse_args(flags))) == config
 
 
 def test_run_fmha_measures(tmp_path):

@@ -1,4 +1,5 @@
-"""What the softmax warps repair so that O += P V stays right (device code).
+"""What is repaired so that O += P V stays right: by the softmax warps, or in the ping-pong schedule
+by warps of their own (device code).
 
 `rescale_output` multiplies rows of O whose reference maximum moved. `clear_tail_rows` zeroes V rows
 past a batch entry's length: their weight is 0, but 0 * NaN is NaN, and memory past a length may
@@ -9,7 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.plan import TILE_N, AttentionPlan
+from fmha.layout import TILE_N
+from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane, Scope, Walk, Work
 from fmha.sm100.products import IO_TYPES
 from fmha.sm100.roles.epilogue import store_results
@@ -22,7 +24,7 @@ CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to 
 
 
 class Correction:
-    """The role of the ping-pong schedule: the same, and the epilogue, for both query tiles."""
+    """The role of the ping-pong schedule: both repairs, and the epilogue, for both query tiles."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
@@ -31,32 +33,32 @@ class Correction:
     @cute.jit
     def run(self, work: Work, walk: Walk, scope: Scope) -> None:
         """Whole life of the warps."""
-        groups = self.plan.config.groups
-        lanes = [self.own_lane(work, scope, group) for group in range(groups)]
+        q_tiles = self.plan.config.q_tiles
+        lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
         if cutlass.const_expr(self.plan.config.ragged_keys):
             clear_tail_rows(self.plan, work, walk, lanes[0])
         row_state, o_state = draining(1), filling(1)
         for _ in cutlass.range(walk.tiles, unroll=1):
-            for group in cutlass.range_constexpr(groups):
-                (shrink,) = hear(lanes[group], row_state, 1)
-                scope.pipes.o.wait(o_state, group)
-                rescale_output(self.plan, lanes[group], shrink)
+            for q_tile in cutlass.range_constexpr(q_tiles):
+                (shrink,) = hear(lanes[q_tile], row_state, 1)
+                scope.pipes.o.wait(o_state, q_tile)
+                rescale_output(self.plan, lanes[q_tile], shrink)
                 tmem.wait_stores()
                 tmem.order_before_signal()
-                scope.pipes.rescaled.signal(group)
+                scope.pipes.rescaled.signal(q_tile)
             row_state.advance()
             o_state.advance()
-        for group in cutlass.range_constexpr(groups):
-            row_sum, row_max = hear(lanes[group], row_state, 2)
+        for q_tile in cutlass.range_constexpr(q_tiles):
+            row_sum, row_max = hear(lanes[q_tile], row_state, 2)
             if walk.tiles > 0:
-                scope.pipes.o.wait(o_state, group)
+                scope.pipes.o.wait(o_state, q_tile)
             statistics = (row_max, row_sum)
-            store_results(self.plan, work, walk, lanes[group], statistics, scope.tensors)
+            store_results(self.plan, work, walk, lanes[q_tile], statistics, scope.tensors)
 
     @cute.jit
-    def own_lane(self, work: Work, scope: Scope, group: cutlass.Constexpr) -> Lane:
+    def own_lane(self, work: Work, scope: Scope, q_tile: cutlass.Constexpr) -> Lane:
         """This thread's row of one query tile; the correction has no scores."""
-        row = own_row(self.plan, work, scope.scalars, Int32(group))
+        row = own_row(self.plan, work, scope.scalars, Int32(q_tile))
         return Lane(row, None, scope.scalars, scope.buffers, scope.pipes)
 
 

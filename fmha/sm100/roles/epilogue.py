@@ -1,4 +1,5 @@
-"""End of the softmax role: O, its LSE and its maximum on their way to global memory (device code).
+"""O, its LSE and its maximum on their way to global memory: the end of the role that corrects O,
+softmax or correction (device code).
 
 O leaves TMEM in chunks of columns, never as a whole row: 256 of them would not fit in registers.
 They go into the panels of sO, piece by piece, for the load warp to store by TMA; or, where a box
@@ -11,13 +12,14 @@ from cutlass import Float32
 
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Globals, Lane, Walk, Work
-from fmha.sm100.boxes import o_box, store_line
+from fmha.sm100.boxes import o_box, store_part
 from fmha.sm100.products import OUT_TYPES
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import o_column
 from fmha.sm100.walk import entry_of_q, stored_by_tma
 from kernelkit import tmem
-from kernelkit.online_softmax import LN_2, finish_row
+from kernelkit.log2 import LN_2
+from kernelkit.online_softmax import finish_row
 
 
 @cute.jit
@@ -46,13 +48,14 @@ def store_results(
             rounded = cute.make_rmem_tensor(plan.layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
             rounded.store(values.load().to(rounded.element_type))
             if by_tma:
-                store_in_panel(plan, lane, rounded, first)
+                columns = (plan.layout.v_columns, plan.config.v_dim)
+                store_part(o_box(plan), lane.buffers.o, lane.row, rounded, first, columns)
             else:
                 store_in_tensor(plan, work, lane, rounded, first, tensors)
         if cutlass.const_expr(lane.pipes.out is not None):
             if by_tma:
                 cute.arch.fence_proxy("async.shared", space="cta")
-                lane.pipes.out.signal(lane.row.group * plan.layout.v_pieces + piece)
+                lane.pipes.out.signal(lane.row.q_tile * plan.layout.v_pieces + piece)
 
 
 @cute.jit
@@ -95,18 +98,6 @@ def read_columns(
 
 
 @cute.jit
-def store_in_panel(
-    plan: AttentionPlan, lane: Lane, rounded: cute.Tensor, first: cutlass.Constexpr
-) -> None:
-    """`rounded` (o_chunk,), columns `first` .. of O (in a pair of its first half), to sO."""
-    box = o_box(plan)
-    halves = plan.layout.v_columns // box.columns
-    panel = first // box.columns + lane.row.half * halves
-    panel += lane.row.group * (plan.config.v_dim // box.columns)
-    store_line(box, lane.buffers.o, (panel, lane.row.row, first % box.columns), rounded)
-
-
-@cute.jit
 def store_in_tensor(
     plan: AttentionPlan,
     work: Work,
@@ -115,7 +106,10 @@ def store_in_tensor(
     first: cutlass.Constexpr,
     tensors: Globals,
 ) -> None:
-    """The same to the row of the tensor, if the entry has it."""
+    """`rounded` (o_chunk,) to columns `first` .. of the row of the tensor, if the entry has it.
+
+    In a pair `first` is that of the first half of the columns of a piece.
+    """
     row = lane.row
     if row.token < work.q_length:
         batch = entry_of_q(plan, work)

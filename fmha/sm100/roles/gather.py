@@ -18,15 +18,15 @@ from kernelkit import hw
 def gather_q(plan: AttentionPlan, work: Work, scope: Scope) -> None:
     """Fill sQ, rows beyond the last one with zeros, and announce it to the MMA warp.
 
-    Each group of the role fills its own query tile.
+    Each team of softmax warps fills its own query tile.
     """
     box, config = q_box(plan), plan.config
     wide = hw.TMA_ALIGN_BYTES // config.io_bytes
     per_row = config.head_dim // wide
-    threads = plan.roles["softmax"].group_threads
+    threads = plan.roles["softmax"].team_threads
     thread, _, _ = cute.arch.thread_idx()
-    group, thread = thread // threads, thread % threads
-    first = first_row(plan, work, group)
+    q_tile, thread = thread // threads, thread % threads
+    first = first_row(plan, work, q_tile)
     for turn in cutlass.range(plan.layout.rows * per_row // threads, unroll=4):
         index = turn * threads + thread
         row, column = index // per_row, index % per_row * wide
@@ -37,10 +37,10 @@ def gather_q(plan: AttentionPlan, work: Work, scope: Scope) -> None:
             head = work.head + (first + row) % work.group
             source = scope.tensors.q[work.q_start + token, None, head, entry_of_q(plan, work)]
             cute.autovec_copy(vector(source.iterator + column, wide), values)
-        panel = (group * config.head_dim + column) // box.columns
+        panel = (q_tile * config.head_dim + column) // box.columns
         store_line(box, scope.buffers.q, (panel, row, column % box.columns), values)
     cute.arch.fence_proxy("async.shared", space="cta")
-    scope.pipes.q.signal(group)
+    scope.pipes.q.signal(q_tile)
 
 
 @cute.jit

@@ -10,8 +10,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fmha.plan import TILE_N, AttentionPlan
-from fmha.sm100.args import Scope, TmaTensor, Walk, Work
+from fmha.layout import TILE_N
+from fmha.plan import AttentionPlan
+from fmha.sm100.args import Scope, TmaTensor, TmaTensors, Walk, Work
 from fmha.sm100.boxes import Box, k_box, o_box, q_box, v_box
 from fmha.sm100.walk import entry_of_q, first_row, stored_by_tma, tile_of
 from kernelkit.pipelines import draining, filling
@@ -27,13 +28,15 @@ class Load:
     @cute.jit
     def run(self, work: Work, walk: Walk, scope: Scope) -> None:
         """Whole life of the warp: as the MMA warp, V of a tile `lead` steps after its K."""
-        pipes, layout = scope.pipes, self.plan.layout
+        pipes, layout, tma = scope.pipes, self.plan.layout, scope.tma
+        for copy in cutlass.range_constexpr(len(descriptors(tma))):
+            cpasync.prefetch_descriptor(descriptors(tma)[copy])
         k_stages, v_stages = layout.stages
         k_state, v_state = filling(k_stages), filling(v_stages)
         if cutlass.const_expr(scope.tma.q is not None):
             if walk.tiles > 0:
-                for group in cutlass.range_constexpr(self.plan.config.groups):
-                    self.fetch_q(work, scope, group)
+                for q_tile in cutlass.range_constexpr(self.plan.config.q_tiles):
+                    self.fetch_q(work, scope, q_tile)
         for step in cutlass.range(walk.tiles + layout.lead, unroll=1):
             if step >= layout.lead:
                 tile = tile_of(self.plan, walk, step - layout.lead)
@@ -60,16 +63,16 @@ class Load:
                 v_state.advance()
 
     @cute.jit
-    def fetch_q(self, work: Work, scope: Scope, group: cutlass.Constexpr) -> None:
+    def fetch_q(self, work: Work, scope: Scope, q_tile: cutlass.Constexpr) -> None:
         """This CTA's rows of one query tile, all of the head dim."""
-        scope.pipes.q.signal(group)
+        scope.pipes.q.signal(q_tile)
         box = q_box(self.plan)
-        row = work.q_start + first_row(self.plan, work, group)
+        row = work.q_start + first_row(self.plan, work, q_tile)
         panels = self.plan.config.head_dim // box.columns
         for panel in cutlass.range_constexpr(panels):
             position = (row, panel * box.columns, work.head, entry_of_q(self.plan, work))
-            target = box.at(scope.buffers.q, group * panels + panel)
-            copy_in(scope.tma.q, box, position, target, scope.pipes.q.barrier(group))
+            target = box.at(scope.buffers.q, q_tile * panels + panel)
+            copy_in(scope.tma.q, box, position, target, scope.pipes.q.barrier(q_tile))
 
     @cute.jit
     def fetch_k(self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32) -> None:
@@ -146,12 +149,12 @@ class Load:
     @cute.jit
     def store_o(self, work: Work, scope: Scope) -> None:
         """O piece by piece as it is handed over; rows beyond the tensor are dropped."""
-        box, layout, groups = o_box(self.plan), self.plan.layout, self.plan.config.groups
+        box, layout, q_tiles = o_box(self.plan), self.plan.layout, self.plan.config.q_tiles
         panels = layout.o_tile // box.columns
-        for group in cutlass.range_constexpr(groups):
-            row = work.q_start + first_row(self.plan, work, group)
+        for q_tile in cutlass.range_constexpr(q_tiles):
+            row = work.q_start + first_row(self.plan, work, q_tile)
             for piece in cutlass.range_constexpr(layout.v_pieces):
-                number = group * layout.v_pieces + piece
+                number = q_tile * layout.v_pieces + piece
                 scope.pipes.out.wait(draining(1), number)
                 for panel in cutlass.range_constexpr(panels):
                     column = (piece * panels + panel) * box.columns
@@ -161,6 +164,12 @@ class Load:
         cute.arch.cp_async_bulk_commit_group()
         # The shared memory is this CTA's until the copies have read it.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def descriptors(tma: TmaTensors) -> list[cute.CopyAtom]:
+    """The copies that this config makes."""
+    every = (tma.q, tma.k, tma.v, tma.tail, tma.o)
+    return [copy.atom for copy in every if copy is not None]
 
 
 @cute.jit

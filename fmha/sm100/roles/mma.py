@@ -1,10 +1,11 @@
-"""MMA role: one warp issues S = Q K^T two tiles ahead of O += P V.
+"""MMA role: one warp issues S = Q K^T `lead` tiles ahead of O += P V.
 
-Step t of the walk issues P V of tile t - 2 and Q K^T of tile t, piece by piece. P V of tile t - 2
-has been announced by P, which also says that the softmax has read S of that tile into registers,
-so its buffer is free for tile t, and that O has been rescaled. The tensor core executes the MMAs
-of one thread in order: P in TMEM, which lies over that S, has been read when it is overwritten.
-In a CTA pair the leader issues for both.
+Step t of the walk issues P V of tile t - lead and Q K^T of tile t, piece by piece, for every query
+tile. There are two S buffers in all, so lead is 2, or 1 for each of two query tiles. P V waits for
+P, which also says that the softmax has read S of that tile into registers, so its buffer is free
+for tile t, and for O to be rescaled: P says so, or the edge `rescaled` where others correct O. The
+tensor core executes the MMAs of one thread in order: P in TMEM, which lies over that S, has been
+read when it is overwritten. In a CTA pair the leader issues for both.
 """
 
 import cutlass
@@ -39,40 +40,40 @@ class Mma:
     @cute.jit
     def run(self, walk: Walk, scope: Scope) -> None:
         """Whole life of the warp."""
-        pipes, layout, groups = scope.pipes, self.plan.layout, self.plan.config.groups
+        pipes, layout, q_tiles = scope.pipes, self.plan.layout, self.plan.config.q_tiles
         k_stages, v_stages = layout.stages
         k_state, v_state = draining(k_stages), draining(v_stages)
         s_state, p_state = draining(layout.lead), draining(layout.lead)
         if walk.tiles > 0:
-            for group in cutlass.range_constexpr(groups):
-                pipes.q.wait(draining(1), group)
+            for q_tile in cutlass.range_constexpr(q_tiles):
+                pipes.q.wait(draining(1), q_tile)
         for step in cutlass.range(walk.tiles + layout.lead, unroll=1):
-            for group in cutlass.range_constexpr(groups):
+            for q_tile in cutlass.range_constexpr(q_tiles):
                 if step >= layout.lead:
-                    pipes.p.wait(p_state, group)
+                    pipes.p.wait(p_state, q_tile)
                     if cutlass.const_expr(pipes.rescaled is not None):
-                        pipes.rescaled.wait(p_state, group)
+                        pipes.rescaled.wait(p_state, q_tile)
                     tmem.order_after_wait()
                     for piece in cutlass.range_constexpr(layout.v_pieces):
                         pipes.v.wait(v_state)
-                        stages = (p_state.index + group, v_state.index)
-                        self.add_pv(scope, (piece, group), stages, step > layout.lead)
-                        if cutlass.const_expr(group == groups - 1):
+                        stages = (p_state.index + q_tile, v_state.index)
+                        self.add_pv(scope, (piece, q_tile), stages, step > layout.lead)
+                        if cutlass.const_expr(q_tile == q_tiles - 1):
                             pipes.v.release(v_state.index)
                             v_state.advance()
-                    pipes.o.signal(group)
-                    if cutlass.const_expr(group == groups - 1):
+                    pipes.o.signal(q_tile)
+                    if cutlass.const_expr(q_tile == q_tiles - 1):
                         p_state.advance()
                 if step < walk.tiles:
                     for piece in cutlass.range_constexpr(layout.k_pieces):
                         pipes.k.wait(k_state)
-                        stages = (s_state.index + group, k_state.index)
-                        self.add_qk(scope, (piece, group), stages)
-                        if cutlass.const_expr(group == groups - 1):
+                        stages = (s_state.index + q_tile, k_state.index)
+                        self.add_qk(scope, (piece, q_tile), stages)
+                        if cutlass.const_expr(q_tile == q_tiles - 1):
                             pipes.k.release(k_state.index)
                             k_state.advance()
-                    pipes.s.signal(s_state.index + group)
-                    if cutlass.const_expr(group == groups - 1):
+                    pipes.s.signal(s_state.index + q_tile)
+                    if cutlass.const_expr(q_tile == q_tiles - 1):
                         s_state.advance()
 
     @cute.jit
@@ -81,13 +82,13 @@ class Mma:
 
         part: (K piece, query tile); stages: (S, K ring).
         """
-        (piece, group), (s_stage, k_stage) = part, stages
+        (piece, q_tile), (s_stage, k_stage) = part, stages
         mma = make_qk_mma(self.plan)
         first = self.plan.tmem["S0"]
         column = first.begin + s_stage * first.columns
         tS = accumulator(mma, qk_tile(self.plan), scope.buffers.tmem, column)
         tSrK = k_operand(self.plan, mma, scope.buffers.k)[None, None, None, k_stage]
-        q_piece = group * self.plan.layout.k_pieces + piece
+        q_piece = q_tile * self.plan.layout.k_pieces + piece
         tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
         issue(mma, tS, tSrQ, tSrK, Boolean(piece > 0))
 
@@ -99,9 +100,9 @@ class Mma:
 
         part: (V piece, query tile); stages: (P, V ring).
         """
-        (piece, group), (p_stage, v_stage) = part, stages
+        (piece, q_tile), (p_stage, v_stage) = part, stages
         mma = make_pv_mma(self.plan)
-        column = self.plan.tmem[f"O{group}"].begin + piece * self.plan.layout.v_columns
+        column = self.plan.tmem[f"O{q_tile}"].begin + piece * self.plan.layout.v_columns
         tO = accumulator(mma, pv_tile(self.plan), scope.buffers.tmem, column)
         tOrP = p_operand(self.plan, mma, scope.buffers.p, scope.buffers.tmem)
         tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]

@@ -1,4 +1,4 @@
-"""Where the softmax warps put P: over the tail of its own S in TMEM, or in shared memory
+"""Where the softmax warps put P: over the tail of their S in TMEM, or in shared memory
 (device code).
 
 Coordinates come from the load of S: register n of a thread is column half * lane_columns + n of
@@ -9,10 +9,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.layout import LINE_BYTES
-from fmha.plan import TILE_N, AttentionPlan
+from fmha.layout import LINE_BYTES, TILE_N
+from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane
-from fmha.sm100.boxes import Box, store_line
+from fmha.sm100.boxes import Box, store_part
 from fmha.sm100.products import IO_TYPES
 from kernelkit import tmem
 from kernelkit.online_softmax import CHUNK
@@ -31,7 +31,9 @@ def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
         rounded = cute.recast_tensor(packed, io)
         rounded.store(tmem.columns_of(lane.scores, column, CHUNK).load().to(io))
         if cutlass.const_expr(plan.config.p_in_smem):
-            store_in_panel(plan, lane, rounded, column)
+            box = Box(plan.layout.rows, LINE_BYTES // plan.config.io_bytes, io)
+            columns = (plan.layout.lane_columns, TILE_N)
+            store_part(box, lane.buffers.p, lane.row, rounded, column, columns)
         else:
             store_over_s(plan, lane, packed, stage, column)
     if cutlass.const_expr(plan.config.p_in_smem):
@@ -51,15 +53,3 @@ def store_over_s(
     first, second = plan.tmem["P0"], plan.tmem["P1"]
     begin = first.begin + stage * (second.begin - first.begin) + column * width // CHUNK
     tmem.store_row(packed, tmem.tile_at(lane.buffers.tmem, begin, width), lane.row.lane)
-
-
-@cute.jit
-def store_in_panel(
-    plan: AttentionPlan, lane: Lane, rounded: cute.Tensor, column: cutlass.Constexpr
-) -> None:
-    """Store weights [column, column + CHUNK) of this lane into its row of the panels of sP."""
-    box = Box(plan.layout.rows, LINE_BYTES // plan.config.io_bytes, rounded.element_type)
-    halves = plan.layout.lane_columns // box.columns
-    panel = column // box.columns + lane.row.half * halves
-    panel += lane.row.group * (TILE_N // box.columns)
-    store_line(box, lane.buffers.p, (panel, lane.row.row, column % box.columns), rounded)

@@ -38,23 +38,23 @@ def rotate_back(
     for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
         dim = first + start - rope_begin
         last_dim = dim + (config.ctas - 1) * plan.layout.v_columns
-        group = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
+        part = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
         if cutlass.const_expr(dim >= 0):
-            rotate_group(group, tables, place, dim + row.half * (last_dim - dim))
+            rotate_pairs(part, tables, place, dim + row.half * (last_dim - dim))
         elif cutlass.const_expr(last_dim >= 0):
             if row.half == 1:
-                rotate_group(group, tables, place, last_dim)
+                rotate_pairs(part, tables, place, last_dim)
 
 
 @cute.jit
-def rotate_group(group: cute.Tensor, tables: Tables, place: tuple, dim: Int32) -> None:
-    """group (2 * pairs,) from dim `dim` of the rotated ones on; place: (position, pairs)."""
+def rotate_pairs(part: cute.Tensor, tables: Tables, place: tuple, dim: Int32) -> None:
+    """part (2 * pairs,) from dim `dim` of the rotated ones on; place: (position, pairs)."""
     position, pairs = place
     cos, sin = (cute.make_rmem_tensor(pairs, Float32) for _ in range(2))
     for table, angles in ((tables.cos, cos), (tables.sin, sin)):
         source = cute.local_tile(table[position, None], (pairs,), (dim // (2 * pairs),))
         cute.autovec_copy(source, angles)
     for pair in cutlass.range_constexpr(pairs):
-        x, y = group[2 * pair], group[2 * pair + 1]
-        group[2 * pair] = x * cos[pair] + y * sin[pair]
-        group[2 * pair + 1] = y * cos[pair] - x * sin[pair]
+        x, y = part[2 * pair], part[2 * pair + 1]
+        part[2 * pair] = x * cos[pair] + y * sin[pair]
+        part[2 * pair + 1] = y * cos[pair] - x * sin[pair]

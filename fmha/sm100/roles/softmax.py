@@ -1,15 +1,17 @@
-"""Softmax role: four warps, one query row per thread (in a CTA pair half a row), turn S into P.
+"""Softmax role: four warps per query tile, a row per thread (in a CTA pair half a row): S -> P.
 
-Per tile: read S, mask it in boundary tiles, exponentiate, write P, let `correction` rescale O
-where the row maximum moved, signal. The row sum comes after the signal: the MMA warp has no use
-for it. At the end `epilogue` stores the row.
+Per tile: read S, mask it in boundary tiles, exponentiate, write P, rescale O where the row maximum
+moved (`correction`), signal. The row sum comes after the signal: the MMA warp has no use for it. At
+the end the row is stored (`epilogue`). In the ping-pong schedule the correction warps rescale and
+store, and this role only tells them by how much.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.plan import TILE_N, AttentionPlan
+from fmha.layout import TILE_N
+from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane, Scope, Walk, Work
 from fmha.sm100.roles.correction import clear_tail_rows, rescale_output
 from fmha.sm100.roles.epilogue import store_results
@@ -30,51 +32,51 @@ from kernelkit.pipelines import draining, filling
 
 
 class Softmax:
-    """Turns S into P, keeps O consistent with the row maxima, stores the result."""
+    """Turns S into P; `corrects`: it also keeps O consistent with the maxima, and stores it."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.role = plan.roles["softmax"]
-        self.corrects = plan.config.groups == 1
+        self.corrects = plan.config.q_tiles == 1
 
     @cute.jit
     def run(self, work: Work, walk: Walk, scope: Scope) -> None:
         """Whole life of the warps. Boundary tiles come first, so two copies of the loop do."""
         scores = cute.make_rmem_tensor(self.plan.layout.lane_columns, Float32)
-        row = own_row(self.plan, work, scope.scalars, self.own_group())
+        row = own_row(self.plan, work, scope.scalars, self.own_q_tile())
         lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
         if cutlass.const_expr(self.corrects and self.plan.config.ragged_keys):
             clear_tail_rows(self.plan, work, walk, lane)
         s_state = draining(self.plan.layout.lead)
-        turn = filling(1)  # O, or the row's slot, is taken like a buffer that starts out free
+        o_state = filling(1)  # O is taken for rescaling like a buffer that starts out free
         row_max, row_sum = -Float32.inf, Float32(0.0)
         for step in cutlass.range(walk.masked, unroll=1):
             first_key = tile_of(self.plan, walk, step) * TILE_N
-            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, turn), first_key)
+            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), first_key)
             s_state.advance()
-            turn.advance()
+            o_state.advance()
         for _ in cutlass.range(walk.free, unroll=1):
-            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, turn), None)
+            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), None)
             s_state.advance()
-            turn.advance()
+            o_state.advance()
         if cutlass.const_expr(self.plan.config.ctas == 2):
             row_sum += from_other_half(self.plan, lane, row_sum, s_state.index)
         if cutlass.const_expr(self.corrects):
             if walk.tiles > 0:
-                lane.pipes.o.wait(turn)
+                lane.pipes.o.wait(o_state)
             store_results(self.plan, work, walk, lane, (row_max, row_sum), scope.tensors)
         else:
-            tell(lane, turn, (row_sum, row_max))
+            tell(lane, (row_sum, row_max))
 
     @cute.jit
-    def own_group(self) -> Int32:
+    def own_q_tile(self) -> Int32:
         """Which of the CTA's query tiles this warp works for."""
-        group = Int32(0)
-        if cutlass.const_expr(self.role.groups > 1):
-            group = cute.arch.make_warp_uniform(
-                cute.arch.thread_idx()[0] // self.role.group_threads
+        q_tile = Int32(0)
+        if cutlass.const_expr(self.role.teams > 1):
+            q_tile = cute.arch.make_warp_uniform(
+                cute.arch.thread_idx()[0] // self.role.team_threads
             )
-        return group
+        return q_tile
 
     @cute.jit
     def do_tile(
@@ -82,13 +84,13 @@ class Softmax:
     ) -> tuple:
         """One tile from S to a published P; returns (row_max, row_sum).
 
-        states: (S, turn), read only. first_key: of the tile, None where the row sees all of it.
+        states: (S, O), read only. first_key: of the tile, None where the row sees all of it.
         """
         row_max, row_sum = statistics
-        s_state, turn = states
-        scale_log2, group = lane.scalars.scale_log2, lane.row.group
-        stage = s_state.index + group
-        lane.pipes.s.wait(s_state, group)
+        s_state, o_state = states
+        scale_log2, q_tile = lane.scalars.scale_log2, lane.row.q_tile
+        stage = s_state.index + q_tile
+        lane.pipes.s.wait(s_state, q_tile)
         self.read_scores(lane, stage)
         if cutlass.const_expr(self.plan.config.softcap):
             squash(lane.scores, lane.scalars.squash_log2)
@@ -99,18 +101,22 @@ class Softmax:
             top = cutlass.max(top, from_other_half(self.plan, lane, top, stage))
         row_max, shrink = next_max(top, row_max, scale_log2, self.plan.config.rescale_log2)
         if cutlass.const_expr(not self.corrects):
-            tell(lane, turn, (shrink,))
+            tell(lane, (shrink,))
         exponentiate(lane.scores, row_max, scale_log2)
         if cutlass.const_expr(self.corrects and self.plan.config.p_in_smem):
-            lane.pipes.o.wait(turn)  # the P V before has read the one buffer of P
+            lane.pipes.o.wait(o_state)  # the P V before has read the one buffer of P
         store_p(self.plan, lane, stage)
         if cutlass.const_expr(self.corrects):
             if cutlass.const_expr(not self.plan.config.p_in_smem):
-                lane.pipes.o.wait(turn)
+                lane.pipes.o.wait(o_state)
             rescale_output(self.plan, lane, shrink)
         tmem.wait_stores()
         tmem.order_before_signal()
         lane.pipes.p.signal(stage)
+        if cutlass.const_expr(not self.corrects):
+            # For the next `tell`. Here, because the branch of a wait keeps ptxas from moving the
+            # row sum in front of the signal, and the warps that it waits for are long through.
+            lane.pipes.row.wait_free(s_state, q_tile)
         return row_max, row_sum * shrink + row_total(lane.scores)
 
     @cute.jit
