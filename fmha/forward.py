@@ -77,12 +77,12 @@ def choose_config(arguments: Arguments) -> AttentionConfig:
 def _plain_config(arguments: Arguments) -> AttentionConfig:
     """What the arguments say. Defaults stay defaults: a config is a key of the cache."""
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
-    given = replace(arguments, out_dtype=None).o_dtype != arguments.o_dtype
+    is_default = replace(arguments, out_dtype=None).o_dtype == arguments.o_dtype
     return AttentionConfig(
         head_dim=head_dim,
         v_head_dim=0 if v_dim == head_dim else v_dim,
         dtype=DTYPE_NAMES[arguments.q.dtype],
-        out_dtype=DTYPE_NAMES[arguments.o_dtype] if given else "",
+        out_dtype="" if is_default else DTYPE_NAMES[arguments.o_dtype],
         right=arguments.causal or arguments.window_right is not None,
         left=arguments.window_left is not None,
         sink_tokens=arguments.sink_tokens > 0,

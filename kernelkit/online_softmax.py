@@ -23,7 +23,7 @@ def squash(scores: cute.Tensor, squash_log2: Float32) -> None:
     a softcap costs no more than this, and 2 c becomes part of the scale. It is exact to rounding
     over the whole range, unlike tanh.approx, and +-inf become -0 and -1.
     """
-    for pair in cutlass.range_constexpr(0, cute.size(scores), 2):
+    for pair in cutlass.range(0, cute.size(scores), 2, unroll_full=True):
         exponents = cute.arch.mul_packed_f32x2(
             (scores[pair], scores[pair + 1]), (squash_log2, squash_log2)
         )

@@ -52,6 +52,14 @@ def lengths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts") from error
 
 
+def even(text: str) -> int:
+    """Argument type: an even number, which pairs of columns make."""
+    value = int(text)
+    if value < 0 or value % 2:
+        raise argparse.ArgumentTypeError(f"{text} is not an even number from 0 on")
+    return value
+
+
 def add_case_arguments(parser: argparse.ArgumentParser, default_shape: str = "") -> None:
     """All flags of a case. --shape is repeatable where it has no default."""
     group = parser.add_argument_group("problem")
@@ -139,7 +147,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--raw", action="store_true", help="O before its division, normalised here")
     group.add_argument("--out-dtype", choices=OUT_DTYPES, default="", help="of O")
     group.add_argument(
-        "--rope-dim", type=int, default=0, metavar="N", help="last columns of O turned back"
+        "--rope-dim", type=even, default=0, metavar="N", help="last columns of O turned back"
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 TOOLS = ("cuobjdump", "nvdisasm")
 HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
-RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
+RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)")
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
 LABEL = re.compile(r"^(\.L_\w+|\$?[\w$]+):$")
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
@@ -70,12 +70,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a launch needs per thread and CTA."""
+    """What a launch needs per thread: registers, and bytes of stack."""
 
     registers: int
     stack: int
-    static_smem: int
-    local: int
 
 
 @dataclass
@@ -257,7 +255,7 @@ def disassemble(cubin: Path) -> str:
 
 
 def resources(cubin: Path) -> list[Resources]:
-    """Registers, stack and static memory of every kernel in the file."""
+    """Resources of every kernel in the file."""
     usage = _output("cuobjdump", "--dump-resource-usage", cubin)
     return [Resources(*map(int, match)) for match in RESOURCES.findall(usage)]
 

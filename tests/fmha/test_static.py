@@ -1,69 +1,208 @@
-"""What the compiler made of the kernel: read from the PTX, nothing is run."""
+"""What the compiler made of the kernel, what the host asks for, and what TMA fetches.
+
+Text facts are read from the PTX; the launch is taken before it runs; boxes are counted by the
+emulator and compared with tiles counted from the definition of visibility.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
-import torch
-from cuda.bindings.driver import CUstream
 
+import ptxemu
 from fmha.config import AttentionConfig
-from fmha.plan import make_plan
+from fmha.layout import TILE_M, TILE_N
+from fmha.plan import AttentionPlan, make_plan
+from fmha.reference import Options, visible_keys
+from fmha.sm100.boxes import k_box, q_box, v_box
 from fmha.sm100.compile import compile_attention
 from ptxemu.host import cutedsl
+from tests.fmha import cases
 from tests.fmha.cases import Case
 
+# Causal: where at most one tile is masked the compiler peels that loop and drops what is dead.
+CONFIGS = {
+    "tmem": AttentionConfig(right=True, schedule="base"),
+    "smem": AttentionConfig(head_dim=128, right=True, kv_lens=True, p_path="smem", schedule="base"),
+    "pingpong, tmem": AttentionConfig(right=True, kv_lens=True, schedule="pingpong"),
+    "pingpong, smem": AttentionConfig(right=True, p_path="smem", schedule="pingpong"),
+    "pair": AttentionConfig(head_dim=512, right=True),
+}
+# Of each config at least one case runs on the same compiled kernel, or nearly.
+LAUNCHES = {
+    "tmem": Case(130, 300, (2, 1), 2, causal=True, pack_heads=False, schedule="base"),
+    "pingpong, smem": Case(300, 200, causal=True, p_path="smem", schedule="pingpong"),
+    "pair": Case(130, 140, causal=True, dims=(512, 512)),
+}
+SKIPS = Case(300, 2000, causal=True, window=(200, None), sink_tokens=4, schedule="base")
+LOADS = (
+    *LAUNCHES.values(),
+    SKIPS,
+    dataclasses.replace(SKIPS, sink_tokens=300),
+    dataclasses.replace(SKIPS, schedule="pingpong"),
+    dataclasses.replace(SKIPS, q_offset=600),
+    Case(9, 300, (6, 2), 2, page_size=16, kv_lens=(300, 40), pack_heads=True, schedule="base"),
+    Case(0, 0, (2, 1), q_lens=(200, 3), k_lens=(400, 140), causal=True, schedule="base"),
+)
+QUICK_LOADS = (*LAUNCHES.values(), *LOADS[3:5], LOADS[-2])
 
-@pytest.fixture(scope="module")
-def ptx():
-    # Causal: where at most one tile is masked the compiler peels that loop and drops what is dead.
-    return compile_attention(AttentionConfig(mask="causal")).artifacts.PTX
+
+def chosen(value: object, quick: bool) -> object:
+    """A parameter, of `make matrix` where it is not quick."""
+    return pytest.param(value, id=str(value), marks=[] if quick else pytest.mark.matrix)
 
 
 def count(text: str, pattern: str) -> int:
     return len(re.findall(pattern, text))
 
 
-def test_products_are_issued_once_in_the_text(ptx):
-    # K = 64 and K = 128 in blocks of 16: 4 MMAs for S with A from shared memory (a descriptor),
-    # 8 for O with A from TMEM (an address in brackets).
-    assert count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], %rd") == 4
-    assert count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], \[%r") == 8
+@pytest.fixture(params=[chosen(name, name in LAUNCHES) for name in CONFIGS])
+def config(request) -> AttentionConfig:
+    return CONFIGS[request.param]
 
 
-def test_two_copies_of_the_softmax_loop(ptx):
-    # Masked and unmasked: 4 loads of S, 4 stores of P, 128 exponentials each, and the shrink.
-    assert count(ptx, r"tcgen05\.ld\S+32x32b\.x32\.") == 2 * 4
-    assert count(ptx, r"ex2\.approx") == 2 * (128 + 1)
-    assert count(ptx, r"fma\.rn\.f32x2") == 2 * 64
+@pytest.fixture
+def ptx(config) -> str:
+    return compile_attention(config).artifacts.PTX
 
 
-def test_every_barrier_of_the_plan_is_initialised(ptx):
-    plan = make_plan(AttentionConfig(mask="causal"))
+@pytest.fixture
+def plan(config) -> AttentionPlan:
+    return make_plan(config)
+
+
+def test_products_are_issued_once_in_the_text(config, plan, ptx):
+    """In blocks of K = 16, S with A from shared memory (a descriptor), O with A from where P is."""
+    tiles = plan.layout.block_rows // TILE_M
+    s, o = config.head_dim // 16 * tiles, TILE_N // 16 * plan.layout.v_pieces * tiles
+    described = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], %rd")
+    addressed = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], \[%r")
+    assert (described, addressed) == ((s + o, 0) if config.p_in_smem else (s, o))
+
+
+def test_two_copies_of_the_softmax_loop(config, plan, ptx):
+    """Masked and unmasked. The shrink is one more exponential."""
+    columns = plan.layout.lane_columns
+    assert count(ptx, r"ex2\.approx") == 2 * (columns + 1)
+    assert count(ptx, r"fma\.rn\.f32x2") == 2 * columns // 2
+    assert count(ptx, r"cvt\.rn\.bf16x2\.f32") >= 2 * columns // 2
+
+
+def test_every_barrier_of_the_plan_is_initialised(plan, ptx):
     assert count(ptx, r"mbarrier\.init") == sum(edge.barriers for edge in plan.edges.edges)
 
 
-def test_no_registers_are_moved_and_none_spill(ptx):
-    assert "setmaxnreg" not in ptx  # 192 threads are not whole warpgroups
+def test_registers_move_as_the_plan_says_and_none_spill(plan, ptx):
+    """192 threads are not whole warpgroups: there nothing is moved."""
+    given = {role.registers for role in plan.roles.roles}
+    moved = re.findall(r"setmaxnreg\.(?:inc|dec)\S*\s+(\d+);", ptx)
+    assert sorted(map(int, moved)) == sorted(
+        role.registers for role in plan.roles.roles if role.registers is not None
+    )
+    assert bool(moved) == (None not in given)
     assert ".local" not in ptx
 
 
-def test_p_is_published_before_the_row_sum(ptx):
-    """The additions of the row sum (packed, 64 a tile) come after the arrival that signals P."""
-    arrivals = [match.start() for match in re.finditer(r"mbarrier\.arrive\.shared", ptx)]
-    assert len(arrivals) == 2
-    for arrival in arrivals:
-        loop_end = ptx.index("@%p", arrival)
-        assert count(ptx[arrival:loop_end], r"add\.(rn\.)?f32x2") >= 64
+def test_p_is_published_before_the_row_sum(plan, ptx):
+    """The packed additions of the row sum come after the arrival that signals P, in both loops.
+
+    ptxas may still turn them round: what becomes of them is in test_static_sass.py.
+    """
+    arrivals = re.finditer(
+        r"before_thread_sync;(?:(?!mbarrier|tcgen05)[\s\S])*?(mbarrier\.arrive\.shared\S*b64)", ptx
+    )
+    behind = [count(ptx[m.end() : ptx.index("@%p", m.end())], r"add\S*f32x2") for m in arrivals]
+    assert sum(sums >= plan.layout.lane_columns // 2 for sums in behind) == 2
 
 
-def test_the_kernel_asks_for_the_shared_memory_of_the_plan():
-    case = Case(3, 5, (2, 2), 2)
-    config = AttentionConfig()
-    q, k, v = case.inputs()
-    arguments = ((q, k, v, q.contiguous()), (torch.empty(2, 2, 3), None), None, 1.0, CUstream(0))
-    requests = []
-    cutedsl.run(compile_attention(config), *arguments, launcher=requests.append)
-    assert [request.smem_bytes for request in requests] == [make_plan(config).smem.bytes]
-    assert requests[0].block == (make_plan(config).roles.threads, 1, 1)
+def requests_of(case: Case, monkeypatch) -> list:
+    """The launches that the host asks for; none runs."""
+    found = []
+
+    def take(compiled, *arguments, options=None):
+        cutedsl.run(compiled, *arguments, launcher=found.append)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ptxemu, "run", take)
+        cases.run_reported(case, "round-robin")
+    return found
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_the_launch_asks_for_what_the_plan_says(name, monkeypatch):
+    case, plan = LAUNCHES[name], plan_of(LAUNCHES[name])
+    (request,) = requests_of(case, monkeypatch)
+    assert request.smem_bytes == plan.smem.bytes
+    assert request.block == (plan.roles.threads, 1, 1)
+    assert request.cluster == (plan.config.ctas, 1, 1)
+    blocks = -(-case.sq // plan.layout.block_rows)
+    assert request.grid == (blocks * plan.config.ctas, case.heads[0], case.batch)
+
+
+@pytest.mark.parametrize("case", [chosen(case, case in QUICK_LOADS) for case in LOADS])
+def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
+    """The tile counter of the emulator: boxes of Q per block, boxes of K and V per visible tile."""
+    plan = plan_of(case)
+    results, ((report,),) = launched(case)
+    assert all(verdict.ok for verdict in cases.judge(case, results))
+    tiles = visible_tiles(case, plan)
+    layout, config = plan.layout, plan.config
+    q, k, v = q_box(plan), k_box(plan), v_box(plan)
+    of_q = layout.block_rows // TILE_M * config.head_dim // q.columns
+    of_q = 0 if config.pack_heads else of_q * sum(count > 0 for count in tiles)
+    of_tile = layout.k_rows // k.rows * (config.head_dim // k.columns)
+    of_tile += TILE_N // v.rows * layout.v_pieces * (layout.v_columns // v.columns)
+    heads = case.heads[1] if config.pack_heads else case.heads[0]
+    expected = (of_q + of_tile * sum(tiles)) * heads * config.ctas
+    assert report.counts["tma.load"] == expected
+
+
+def test_a_window_skips_most_tiles():
+    """The cases above do skip: of the 16 key tiles three blocks take few."""
+    plan = plan_of(SKIPS)
+    assert visible_tiles(SKIPS, plan) == [5, 5, 4]
+    without_window = dataclasses.replace(SKIPS, window=(None, None), sink_tokens=0)
+    assert visible_tiles(without_window, plan) == [15, 16, 16]
+
+
+def launched(case: Case) -> tuple:
+    """The results, and for each call its launches."""
+    results, reports = cases.run_reported(case, "round-robin")
+    return results, [report.launches for report in reports]
+
+
+def plan_of(case: Case) -> AttentionPlan:
+    """Of the schedule, P path and layout that `case` names."""
+    return make_plan(
+        AttentionConfig(
+            head_dim=case.dims[0],
+            p_path=case.p_path,
+            schedule=case.schedule,
+            kv_lens=case.kv_lens is not None,
+            varlen_q=case.q_lens is not None,
+            varlen_k=case.k_lens is not None,
+            page_size=case.page_size,
+            pack_heads=bool(case.pack_heads),
+            right=case.causal,
+        )
+    )
+
+
+def visible_tiles(case: Case, plan: AttentionPlan) -> list[int]:
+    """For each block of rows of each entry, key tiles in which some row sees some key."""
+    options = Options(
+        causal=case.causal,
+        window=case.window,
+        sink_tokens=case.sink_tokens,
+        q_offset=case.q_offset,
+    )
+    group = case.heads[0] // case.heads[1] if plan.config.pack_heads else 1
+    found = []
+    for n_q, n_k, offset in zip(case.queries, case.keys, case.offsets, strict=True):
+        visible = visible_keys(n_q, n_k, offset, options).repeat_interleave(group, dim=0)
+        for rows in visible.split(plan.layout.block_rows):
+            keys = rows.any(dim=0).nonzero().flatten()
+            found.append(len((keys // TILE_N).unique()))
+    return found

@@ -1,11 +1,13 @@
 """What ptxas made of the softmax loop: instructions, spills, and where it publishes.
 
 Counted between loop head and back edge, per warp and 128 x 128 tile, without the correction of O.
-The late publish is a trap that no result shows: the MMA warp waits longer, and that is all.
+The late publish is a trap that no result shows: the MMA warp waits longer, and that is all. In the
+ping-pong schedule the correction warps wait, too, for the row statistics.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -17,7 +19,7 @@ from tests.house.source import ROOT
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
     import _softmax_sass
-    from _sass import HOW_TO_GET_TOOLS, tools_found
+    from _sass import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
@@ -26,7 +28,7 @@ TWO_SIDED = {"right": True, "left": True}
 SINK_TOKENS = {**TWO_SIDED, "sink_tokens": True}
 SOFTCAP = {**SINK_TOKENS, "softcap": True}
 
-# mask -> most instructions of (unmasked loop, masked loop)
+# mask, most instructions of (unmasked loop, masked loop); in a CTA pair half of a row is a tile
 BUDGETS = (
     (ONE_SIDED, (515, 690)),
     (TWO_SIDED, (515, 720)),
@@ -36,6 +38,7 @@ BUDGETS = (
 LATEST_STATISTICS, LATEST_READY = 0.60, 0.90
 ROW_SUM = 60  # of its 65 packed additions, at least so many behind the arrival that signals P
 SOFTCAP_WORK = 384  # per tile: 128 exponentials, 128 reciprocals, 64 products, 64 sums
+CORRECTION_CHUNK = 16  # columns of O that a correction warp loads and stores at a time
 
 ALL_FIELDS = (
     {},
@@ -45,80 +48,117 @@ ALL_FIELDS = (
     {"normalize": False, "pack_heads": True, "pdl": True, "varlen_q": True},
 )
 DIMS = ((64, 0), (96, 0), (128, 0), (192, 128), (256, 0), (512, 0))
+KERNELS = [
+    (dims, p_path, schedule)
+    for dims, p_path, schedule in itertools.product(DIMS, ("tmem", "smem"), ("base", "pingpong"))
+    if not (dims[0] == 512 and p_path == "tmem") and not (dims[0] > 128 and schedule == "pingpong")
+]
+# Every mask at the dims that have budgets, one at the others.
+LOOPS = [
+    (kernel, *mask)
+    for kernel, mask in itertools.product(KERNELS, BUDGETS)
+    if kernel[0][0] in (64, 128) or mask[0] is ONE_SIDED
+]
+QUICK = (
+    ((64, 0), "tmem", "base", SOFTCAP),
+    ((128, 0), "smem", "base", ONE_SIDED),
+    ((64, 0), "smem", "pingpong", TWO_SIDED),
+    ((128, 0), "tmem", "pingpong", SOFTCAP),
+)
 
 
 @pytest.fixture(scope="module")
-def static(tmp_path_factory):
-    """config -> its figures; the cubin is read once."""
+def cubin(tmp_path_factory):
+    """config -> the file with its kernel."""
     folder, known = tmp_path_factory.mktemp("cubins"), {}
 
-    def read(config: AttentionConfig) -> _softmax_sass.Static:
+    def write(config: AttentionConfig):
         if config not in known:
-            cubin = folder / f"{len(known)}.cubin"
-            cubin.write_bytes(compile_attention(config).artifacts.CUBIN)
-            known[config] = _softmax_sass.static(cubin)
+            known[config] = folder / f"{len(known)}.cubin"
+            known[config].write_bytes(compile_attention(config).artifacts.CUBIN)
         return known[config]
 
-    return read
+    return write
 
 
 def name(value: object) -> str:
-    """A test id: fields that are set."""
-    return "+".join(value) or "plain" if isinstance(value, dict) else str(value)
+    """A test id: fields that are set, numbers and words that are not empty."""
+    if isinstance(value, dict):
+        return "+".join(value) or "plain"
+    parts = value if isinstance(value, tuple) else (value,)
+    return ".".join(name(part) if isinstance(part, tuple) else str(part) for part in parts if part)
 
 
-@pytest.mark.parametrize("p_path", ["tmem", "smem"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("mask", "budget"), BUDGETS, ids=name)
-def test_budget_of_the_softmax_loop(static, head_dim, p_path, mask, budget):
-    figures = static(AttentionConfig(head_dim=head_dim, p_path=p_path, **mask))
+def config_of(kernel: tuple, fields: dict) -> AttentionConfig:
+    (head_dim, v_head_dim), p_path, schedule = kernel
+    config = AttentionConfig(head_dim=head_dim, v_head_dim=v_head_dim, p_path=p_path)
+    return replace(config, schedule=schedule, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mask", "budget"),
+    [
+        pytest.param(
+            *loops,
+            marks=[] if (*loops[0], loops[1]) in QUICK else pytest.mark.matrix,
+            id=name(loops[:2]),
+        )
+        for loops in LOOPS
+    ],
+)
+def test_softmax_loops(cubin, kernel, mask, budget):
+    config = config_of(kernel, mask)
+    figures = _softmax_sass.static(cubin(config))
     assert (figures.stack, figures.spills) == (0, 0)
     # Two copies, each whole: nothing rolled up inside them, split off, or left in straight code.
     assert sorted(loop.masked for loop in figures.loops) == [False, True]
     assert [loop.nested for loop in figures.loops] == [(), ()]
-    assert (figures.others, figures.outside) == ({}, 0)
+    assert figures.outside == 0
+    check_correction(figures, config)
     for loop in figures.loops:
         assert loop.tiles == 1
-        assert loop.total <= budget[loop.masked]
-        assert loop.correction
-        assert loop.opcodes()["R2P"] == (16 if loop.masked else 0)
-        check_publishes(loop, softcap="softcap" in mask)
+        assert loop.total <= budget[loop.masked] // config.ctas + 20 * (config.ctas - 1)
+        assert loop.opcodes()["R2P"] == (16 // config.ctas if loop.masked else 0)
+        check_publishes(loop, config)
 
 
-def check_publishes(loop: _softmax_sass.SoftmaxLoop, *, softcap: bool) -> None:
+def check_correction(figures: _softmax_sass.Static, config: AttentionConfig) -> None:
+    """It stands in the softmax loops, or by itself in one loop over both query tiles."""
+    if config.schedule == "base":
+        assert all(loop.correction for loop in figures.loops)
+        assert figures.others == {}
+        return
+    assert not any(loop.correction for loop in figures.loops)
+    (work,) = figures.others.values()
+    chunks = 2 * config.v_dim // CORRECTION_CHUNK
+    assert work == {"LDTM": chunks, "STTM": chunks}
+
+
+def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) -> None:
     """Early statistics, and P before the row sum.
 
     Softcap makes the part before P longer and nothing else, so it is left out of the shares.
     """
     places = loop.publishes()
-    body = len(loop.body) - (SOFTCAP_WORK if softcap else 0)
+    body = len(loop.body) - (SOFTCAP_WORK // config.ctas if config.softcap else 0)
     behind = len(loop.body) * (1 - places.ready)
     assert 1 - behind / body <= LATEST_READY
-    assert places.adds_after >= ROW_SUM
+    assert places.adds_after >= ROW_SUM // config.ctas - 4 * (config.ctas - 1)
+    # Only in a pair and in the ping-pong schedule another thread waits for what one knows of a row.
+    assert (places.statistics is None) == (config.ctas == 1 and config.schedule == "base")
     if places.statistics is not None:
         behind = len(loop.body) * (1 - places.statistics)
         assert 1 - behind / body <= LATEST_STATISTICS
 
 
-def test_statistics_of_a_pair_are_stored_early(static):
-    """Only there do two threads share a row, and one waits for the maximum of the other."""
-    for loop in static(AttentionConfig(head_dim=512, p_path="smem", **ONE_SIDED)).loops:
-        places = loop.publishes()
-        assert places.statistics <= LATEST_STATISTICS
-        assert places.ready <= LATEST_READY
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("fields", ALL_FIELDS, ids=name)
-@pytest.mark.parametrize("p_path", ["tmem", "smem"])
-@pytest.mark.parametrize(("head_dim", "v_head_dim"), DIMS)
-def test_no_config_spills(static, head_dim, v_head_dim, p_path, fields):
-    config = AttentionConfig(head_dim=head_dim, v_head_dim=v_head_dim, p_path=p_path)
-    config = replace(config, **fields)
-    try:
-        config.check()
-    except (ValueError, NotImplementedError) as refusal:
-        pytest.skip(str(refusal))
-    figures = static(config)
-    assert (figures.stack, figures.spills) == (0, 0)
-    assert figures.others == {}
+@pytest.mark.parametrize("kernel", KERNELS, ids=name)
+def test_no_config_spills(cubin, kernel, fields):
+    """Two of the five kinds of fields for each kernel; the stack is where registers spill to."""
+    number = KERNELS.index(kernel)
+    chosen = {number % len(ALL_FIELDS), (3 * number + 1) % len(ALL_FIELDS)}
+    if ALL_FIELDS.index(fields) not in chosen:
+        pytest.skip("another kernel has these fields")
+    (usage,) = resources(cubin(config_of(kernel, fields)))
+    assert (usage.stack, usage.local) == (0, 0)

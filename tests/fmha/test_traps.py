@@ -130,7 +130,7 @@ def test_p_in_shared_memory_waits_for_the_product_before(changed):
         softmax,
         [kernel],
         "Softmax",
-        ("lane.pipes.o.wait(turn)  # the P V before has read the one buffer of P", "pass"),
+        ("lane.pipes.o.wait(o_state)  # the P V before has read the one buffer of P", "pass"),
         ("if cutlass.const_expr(not self.plan.config.p_in_smem):", "if cutlass.const_expr(True):"),
     )
     assert noticed(moving("smem", "base"))

@@ -57,6 +57,7 @@ def test_the_readme_of_fmha_shows_the_live_plan():
         ("explain.py", ("--head-dim", "512", "--p-path", "tmem"), "beside 256 of S"),
         ("dump.py", ("--k-stages", "99"), "limit 232448"),
         ("emulate.py", ("--head-dim", "63"), "head_dim 63"),
+        ("emulate.py", ("--rope-dim", "3"), "3 is not an even number"),
         ("run_fmha.py", ("--head-dim", "63"), "head_dim 63"),
         ("run_fmha.py", ("--k-stages", "99"), "limit 232448"),
         ("run_fmha.py", ("--window", "5"), "'5' is not L,R"),

@@ -50,9 +50,9 @@ def tell(lane: Lane, values: tuple) -> None:
 
 
 @cute.jit
-def hear(lane: Lane, turn: PipelineState, count: cutlass.Constexpr) -> tuple:
+def hear(lane: Lane, state: PipelineState, count: cutlass.Constexpr) -> tuple:
     """The numbers that the softmax warps passed about this row."""
-    lane.pipes.row.wait(turn, lane.row.q_tile)
+    lane.pipes.row.wait(state, lane.row.q_tile)
     values = tuple(slot(lane, index)[0] for index in range(count))
     lane.pipes.row.release(lane.row.q_tile)
     return values
@@ -60,7 +60,7 @@ def hear(lane: Lane, turn: PipelineState, count: cutlass.Constexpr) -> tuple:
 
 @cute.jit
 def slot(lane: Lane, index: cutlass.Constexpr) -> cute.Tensor:
-    """Number `index` of this row, (1,) in the statistics buffer."""
+    """Number `index` of this row, (1,) in the statistics buffer, for two query tiles in turn."""
     place = (2 * index + lane.row.q_tile) * hw.TMEM_LANES + lane.row.lane
     return cute.make_tensor(lane.buffers.statistics + place, cute.make_layout(1))
 

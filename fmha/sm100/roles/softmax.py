@@ -102,6 +102,7 @@ class Softmax:
         row_max, shrink = next_max(top, row_max, scale_log2, self.plan.config.rescale_log2)
         if cutlass.const_expr(not self.corrects):
             tell(lane, (shrink,))
+            cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, row_max, scale_log2)
         if cutlass.const_expr(self.corrects and self.plan.config.p_in_smem):
             lane.pipes.o.wait(o_state)  # the P V before has read the one buffer of P
