@@ -111,8 +111,8 @@ class AttentionConfig:
 
     @property
     def ragged_keys(self) -> bool:
-        """Rows of the last key tile may lie past a length that TMA does not know."""
-        return self.kv_lens or self.varlen_k or self.page_size > 0
+        """Rows of the last key tile may lie past an end that TMA does not know."""
+        return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset
 
     def check(self) -> None:
         """Raise ValueError or NotImplementedError, naming the value and what is possible."""

@@ -137,6 +137,10 @@ def _attention(
         out_dtype = options.out_dtype or (io if options.normalize else torch.float32)
     parts = list(entries(q, k, v, options))
     results = [_one_entry(entry, options, io) for _, entry in parts]
+    if not parts:
+        *batch, n_q, heads, _ = q.shape
+        o, lse = q.new_zeros((*batch, n_q, heads, v.shape[-1])), q.new_zeros((*batch, heads, n_q))
+        return Attention(o.to(out_dtype), lse, lse)
     if options.cu_seqlens_q is None:
         o, lse, row_max = (torch.stack(tensors) for tensors in zip(*results, strict=True))
         return Attention(o.to(out_dtype), lse, row_max)
@@ -160,6 +164,8 @@ def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[
     scores, unit = _units(scores, head_dim, options)
     visible = visible_keys(n_q, n_k, entry.offset, options)
     scores = scores.masked_fill(~visible, -math.inf)
+    # Values that no row sees may be anything, NaN too: they are not part of the problem.
+    values = values.masked_fill(~visible.any(dim=0)[:, None], 0.0)
     top = torch.full((q_heads, n_q), -math.inf, dtype=wide)
     if n_k:
         top = scores.amax(dim=-1)

@@ -7,6 +7,7 @@ import dataclasses
 
 from _cases import DTYPES, OUT_DTYPES, Case
 from fmha import AttentionConfig
+from fmha.arguments import MAX_POSITION
 from fmha.config import HEAD_DIMS, P_PATHS, PAGE_SIZES, SCHEDULES, TUNABLE
 
 PACKED = ("q", "k", "qk")
@@ -20,7 +21,10 @@ def shape(text: str) -> tuple[int, int, int, int, int]:
         batch, sq, skv, q_heads, kv_heads = (int(part) for part in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}") from error
-    return batch, sq, skv, q_heads, kv_heads
+    sizes = batch, sq, skv, q_heads, kv_heads
+    if min(sizes) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are at least 0")
+    return sizes
 
 
 def head_dims(text: str) -> tuple[int, int]:
@@ -50,6 +54,21 @@ def lengths(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts") from error
+
+
+def page_size(text: str) -> int:
+    """Argument type: a page size, 0 for none."""
+    if text not in map(str, (0, *PAGE_SIZES)):
+        raise argparse.ArgumentTypeError(f"{text}: one of {PAGE_SIZES}, 0 for none")
+    return int(text)
+
+
+def position(text: str) -> int:
+    """Argument type: a position among the keys."""
+    value = int(text)
+    if abs(value) >= MAX_POSITION:
+        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_POSITION - 1}")
+    return value
 
 
 def even(text: str) -> int:
@@ -116,7 +135,7 @@ def _add_visibility(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--q-offset",
-        type=int,
+        type=position,
         metavar="N",
         help="position of the first query; default: the last query stands at the last key",
     )
@@ -139,7 +158,7 @@ def _add_storage(group: argparse._ArgumentGroup) -> None:
     )
     sizes = ", ".join(map(str, PAGE_SIZES))
     group.add_argument(
-        "--page-size", type=int, default=0, metavar="ROWS", help=f"keys in pages: {sizes}"
+        "--page-size", type=page_size, default=0, metavar="ROWS", help=f"keys in pages: {sizes}"
     )
 
 

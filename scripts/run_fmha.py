@@ -75,9 +75,11 @@ class Row:
 
 def pick_backend(wanted: str) -> tuple[str, str]:
     """(backend, the reason in words) for 'auto', 'cuda' or 'emulate'."""
+    reason = why_not_here()
+    if wanted == "cuda" and reason:
+        raise ValueError(f"backend 'cuda': {reason}")
     if wanted != "auto":
         return wanted, "as asked"
-    reason = why_not_here()
     return ("emulate", reason) if reason else ("cuda", torch.cuda.get_device_name())
 
 
@@ -241,12 +243,15 @@ def refusal(cases: list[Case]) -> str | None:
 def main() -> int:
     arguments = parse_arguments()
     cases = chosen(arguments)
-    refused = refusal(cases)
-    if refused:
-        return refuse(refused)
+    reason = refusal(cases)
+    if reason:
+        return refuse(reason)
     if arguments.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
-    arguments.backend, reason = pick_backend(arguments.backend)
+    try:
+        arguments.backend, reason = pick_backend(arguments.backend)
+    except ValueError as refused:
+        return refuse(str(refused))
     console = Console()
     console.print(f"backend: {arguments.backend} ({reason})")
     rows = run_all(cases, arguments, console)

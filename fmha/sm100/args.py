@@ -94,6 +94,7 @@ class Walk:
     free: Int32
     free_end: Int32
     masked: Int32  # right + left + sink
+    seen_end: Int32  # first key behind all that any row sees
     tiles: Int32  # masked + free
 
 

@@ -110,6 +110,7 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
         free=free_end - free_begin,
         free_end=free_end,
         masked=right + left + sink,
+        seen_end=last_end,
         tiles=right + left + sink + free_end - free_begin,
     )
 

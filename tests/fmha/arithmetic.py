@@ -30,7 +30,7 @@ def barriers(config: Any, k_stages: int, v_stages: int) -> int:
     count = 2 * (k_stages + v_stages) + 2 * 2 + 2 * tiles
     if tiles == 2:
         count += 2 + 2 * 2  # O is rescaled; the numbers of a row, a ring of one stage per tile
-    if config.kv_lens or config.varlen_k or config.page_size:
+    if config.kv_lens or config.varlen_k or config.page_size or config.q_offset:
         count += 1  # the tile with the end of the keys
     if not config.pack_heads:
         count += tiles * V_PIECES[_v_dim(config)][1]  # a piece of O is stored once it is written

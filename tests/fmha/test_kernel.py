@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from fmha import reference
+from fmha import AttentionConfig, attention, reference
 from kernelkit import tolerance
 from tests.fmha import cases
 from tests.fmha.cases import POLICIES, Case
@@ -125,6 +125,22 @@ def test_extreme_sinks(sink):
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
     ):
         assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("schedule", ["base", "pingpong"])
+def test_a_cache_may_hold_anything_behind_the_offset(schedule):
+    """Queries in the middle of a preallocated cache, which no kv_lens describes."""
+    case = Case(5, 300, (2, 1), 2, q_offset=(130, 60), causal=True, schedule=schedule)
+    q, k, v = case.inputs()
+    for entry, end in enumerate((135, 65)):
+        k[entry, end:] = v[entry, end:] = math.nan
+    offsets = torch.tensor(case.q_offset, dtype=torch.int32)
+    config = AttentionConfig(schedule=schedule)
+    o = attention(q, k, v, causal=True, q_offset=offsets, config=config)
+    options = {"causal": True, "q_offset": case.q_offset}
+    exact, rounded = (f(q, k, v, **options) for f in (reference.definition, reference.rounded))
+    report = tolerance.compare_output(o, exact.o, rounded.o, case.io)
+    assert report.ok, str(report)
 
 
 def loaded_bytes(case: Case) -> int:

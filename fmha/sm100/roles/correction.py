@@ -2,8 +2,9 @@
 by warps of their own (device code).
 
 `rescale_output` multiplies rows of O whose reference maximum moved. `clear_tail_rows` zeroes V rows
-past a batch entry's length: their weight is 0, but 0 * NaN is NaN, and memory past a length may
-hold anything. Rows past the end of the tensor need no such care: TMA fills them with zeros.
+past the last key that any row sees: their weight is 0, but 0 * NaN is NaN, and memory that a length
+or an offset excludes may hold anything. Rows past the end of the tensor need no such care: TMA
+fills them with zeros.
 """
 
 import cutlass
@@ -36,7 +37,7 @@ class Correction:
         q_tiles = self.plan.config.q_tiles
         lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
         if cutlass.const_expr(self.plan.config.ragged_keys):
-            clear_tail_rows(self.plan, work, walk, lanes[0])
+            clear_tail_rows(self.plan, walk, lanes[0])
         row_state, o_state = draining(1), filling(1)
         for _ in cutlass.range(walk.tiles, unroll=1):
             for q_tile in cutlass.range_constexpr(q_tiles):
@@ -81,8 +82,8 @@ def rescale_output(plan: AttentionPlan, lane: Lane, shrink: Float32) -> None:
 
 
 @cute.jit
-def clear_tail_rows(plan: AttentionPlan, work: Work, walk: Walk, lane: Lane) -> None:
-    """Zero the rows of the first V tile that lie past kv_length, before any P is published.
+def clear_tail_rows(plan: AttentionPlan, walk: Walk, lane: Lane) -> None:
+    """Zero the rows of the first V tile past what any row sees, before any P is published.
 
     The walk starts at the last tile, whose pieces are the first fill of the V ring. The `tail` edge
     has told this role, not the MMA warp, that they landed; the first P signal passes it on.
@@ -90,7 +91,7 @@ def clear_tail_rows(plan: AttentionPlan, work: Work, walk: Walk, lane: Lane) -> 
     """
     if walk.tiles > 0:
         lane.pipes.tail.wait(draining(1))
-        valid = work.kv_length - tile_of(plan, walk, 0) * TILE_N
+        valid = walk.seen_end - tile_of(plan, walk, 0) * TILE_N
         if lane.row.lane >= valid:
             io = IO_TYPES[plan.config.dtype]
             line = plan.layout.panel(plan.layout.v_columns)

@@ -46,7 +46,7 @@ class Softmax:
         row = own_row(self.plan, work, scope.scalars, self.own_q_tile())
         lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
         if cutlass.const_expr(self.corrects and self.plan.config.ragged_keys):
-            clear_tail_rows(self.plan, work, walk, lane)
+            clear_tail_rows(self.plan, walk, lane)
         s_state = draining(self.plan.layout.lead)
         o_state = filling(1)  # O is taken for rescaling like a buffer that starts out free
         row_max, row_sum = -Float32.inf, Float32(0.0)
