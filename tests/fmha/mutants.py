@@ -27,6 +27,9 @@ REMOVALS: dict[str, tuple[str, str]] = {
     "expect_tx count": (_EXPECT_TX, r"\g<1>0\3"),
     "proxy fence": (r"fence\.proxy\.async[^;]*;", ""),
     "thread arrival": (r"mbarrier\.arrive\.shared(::cluster)?\.b64[^;]*;", ""),
+    "named barrier": (r"bar\.sync[^;]*;", ""),
+    "cluster arrival": (r"barrier\.cluster\.arrive[^;]*;", ""),
+    "cluster wait": (r"barrier\.cluster\.wait[^;]*;", ""),
 }
 
 

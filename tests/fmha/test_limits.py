@@ -99,6 +99,7 @@ def test_pages_of_half_a_swizzle_atom_are_refused(forced, monkeypatch):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("page_size", [8, 256])
 @pytest.mark.parametrize("dims", [(96, 96), (512, 512)], ids=str)
 def test_the_smallest_pages_and_large_ones_run(dims, page_size):

@@ -1,9 +1,13 @@
 """Remove each synchronisation of the kernel in turn: the emulator has to notice every time.
 
-A mutant is killed by wrong bits, a deadlock or a refusal under some schedule. The problems use
-every edge: more tiles than ring stages, maxima that move, boundary tiles, NaN past the lengths. The
-ping-pong schedule is no subject: there many edges imply each other, and what is left shows only
-where a warp is slow (test_traps.py).
+A mutant is killed by wrong bits, a finding, a deadlock or a refusal under some schedule. The
+problems use every edge: more tiles than ring stages, maxima that move, boundary tiles, NaN past the
+lengths. The ping-pong schedule is no subject: there many edges imply each other, and what is left
+shows only where a warp is slow (test_traps.py).
+
+No kinds: tcgen05.wait::ld, because the emulator interlocks the registers of a load, and every load
+here is used before its columns are given away; cp.async.bulk.wait_group, because the emulator keeps
+the shared memory of a CTA that has exited.
 """
 
 from __future__ import annotations
@@ -19,20 +23,22 @@ from tests.fmha import cases
 from tests.fmha.cases import Case, same_bits
 from tests.fmha.mutants import REMOVALS, changed_launches, mutants, verdict
 
-SCHEDULES = (
-    ("round-robin", 0),
+SCHEDULES = (  # the one that notices most comes first
     *(("adversarial", seed) for seed in range(2)),
+    ("round-robin", 0),
     *(("random", seed) for seed in range(4)),
 )
+CLUSTER_KINDS = frozenset({"cluster arrival", "cluster wait"})
 LENS = {"causal": True, "kv_lens": (1500, 1270), "amplitude": 4.0}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A problem that uses all edges of its kernel, and the mutants that no schedule can tell."""
+    """A problem that uses all edges of its kernel, the kinds of its mutants, and those mutants that
+    no schedule can tell."""
 
     case: Case
-    kinds: frozenset[str] = frozenset(REMOVALS)
+    kinds: frozenset[str] = frozenset(REMOVALS) - CLUSTER_KINDS
     survivors: dict[str, str] = field(default_factory=dict)  # name -> reason
 
 
@@ -50,6 +56,14 @@ SUBJECTS = {
     ),
     "pair": Subject(
         Case(130, 1100, causal=True, kv_lens=(1000,), amplitude=4.0, dims=(512, 512)),
+        CLUSTER_KINDS | {"named barrier"},  # a single CTA has the other kinds, too, and runs faster
+        {
+            "named barrier 0": "the cluster barrier waits for more; relaxed, it orders no memory",
+            "named barrier 4": "before TMEM is freed: the cluster barrier that follows waits, too",
+            "cluster arrival 0": "the emulator lets a thread wait that has not arrived",
+            "cluster arrival 1": "the same",
+            "cluster wait 1": "the load warps have waited for all that reaches the other CTA",
+        },
     ),
 }  # fmt: skip
 QUICK = "base, tmem"
@@ -65,9 +79,11 @@ def poisoned_outputs():
 
 
 def attend(case: Case, ptx: str, schedule: tuple[str, int]) -> tuple[torch.Tensor, ...]:
-    """The results of the kernel whose text is `ptx`."""
+    """The results of the kernel whose text is `ptx`; none where something was found."""
     with changed_launches(lambda _: ptx):
-        return cases.run_reported(case, *schedule)[0]
+        results, reports = cases.run_reported(case, *schedule)
+    found = any(launch.findings for report in reports for launch in report.launches)
+    return () if found else results
 
 
 def text_of(case: Case) -> str:
@@ -94,9 +110,10 @@ def test_every_mutant_is_killed(name):
     subject = SUBJECTS[name]
     text = text_of(subject.case)
     expected = attend(subject.case, text, SCHEDULES[0])
+    assert expected
     for schedule in SCHEDULES[1:]:
         assert same_bits(attend(subject.case, text, schedule), expected), schedule
-    all_mutants = list(mutants(text))
+    all_mutants = [mutant for mutant in mutants(text) if mutant.kind in subject.kinds]
     assert {mutant.kind for mutant in all_mutants} == subject.kinds, "a kind is gone"
     survivors = [
         mutant.name for mutant in all_mutants if survives(subject.case, mutant.ptx, expected)
@@ -108,6 +125,7 @@ def survives(case: Case, ptx: str, expected: Sequence[torch.Tensor]) -> bool:
     """No schedule tells the mutant from the kernel."""
 
     def right(schedule: tuple[str, int]) -> bool:
-        return same_bits(attend(case, ptx, schedule), expected)
+        results = attend(case, ptx, schedule)
+        return bool(results) and same_bits(results, expected)
 
     return all(verdict(partial(right, schedule)) == "survived" for schedule in SCHEDULES)

@@ -81,8 +81,12 @@ def _verdict(case: Case, policy: str, seed: int) -> str:
     return f"wrong {' and '.join(wrong)}" if wrong else "right"
 
 
-BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", "tmem"])
-BOTH_SCHEDULES = pytest.mark.parametrize("schedule", ["base", "pingpong"])
+# One variant of each trap belongs to the quick tests, the others to the matrix.
+MATRIX = pytest.mark.matrix
+BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", pytest.param("tmem", marks=MATRIX)])
+BOTH_SCHEDULES = pytest.mark.parametrize(
+    "schedule", ["base", pytest.param("pingpong", marks=MATRIX)]
+)
 
 
 @BOTH_PATHS
