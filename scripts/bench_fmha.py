@@ -351,7 +351,7 @@ def main() -> int:
         document["static"] = read_static(grid(options), options.arch, console)
         console.print(static_table(document["static"]))
     elif options.static:
-        console.print(HOW_TO_GET_TOOLS)
+        console.print(HOW_TO_GET_TOOLS, markup=False)
     if options.timing and torch.cuda.is_available():
         document["timing"] = time_all(problems_of(options), options.p_path, console)
         document["after"] = setting().get("gpu")
