@@ -123,7 +123,8 @@ class Load:
         boxes_per_panel = TILE_N // box.rows
         for part in cutlass.range(boxes_per_panel, unroll=1):
             row, entry = self.key_position(work, scope, tile, part * box.rows)
-            for panel in cutlass.range_constexpr(panels):
+            # Not unrolled: the addresses of all boxes at once are registers that this role lacks.
+            for panel in cutlass.range(panels, unroll=1):
                 column = piece * layout.o_tile + work.rank * layout.v_columns + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
                 target = box.at(scope.buffers.v, slot)
