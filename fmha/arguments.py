@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from fmha.config import IO_DTYPES, PAGE_SIZES
+from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
 from kernelkit import hw
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 
@@ -58,11 +58,11 @@ class Arguments:
     pdl: bool = False
     backend: str = "auto"
     arch: str | None = None
-    p_path: str = ""
-    k_stages: int = 0
-    v_stages: int = 0
-    schedule: str = ""
-    rescale_log2: float = 8.0
+    p_path: str = AttentionConfig.p_path
+    k_stages: int = AttentionConfig.k_stages
+    v_stages: int = AttentionConfig.v_stages
+    schedule: str = AttentionConfig.schedule
+    rescale_log2: float = AttentionConfig.rescale_log2
 
     @property
     def batch(self) -> int:

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from fmha.arguments import TABLES, Arguments, entry_lengths
-from fmha.config import AttentionConfig
+from fmha.config import TUNABLE, AttentionConfig
 from fmha.layout import TILE_M
 from kernelkit import hw
 from kernelkit.launch import Target, choose_target, launch
@@ -97,11 +97,7 @@ def _plain_config(arguments: Arguments) -> AttentionConfig:
         pack_heads=_pack_heads(arguments),
         rope_dim=0 if arguments.cos is None else 2 * arguments.cos.shape[1],
         pdl=arguments.pdl,
-        p_path=arguments.p_path,
-        k_stages=arguments.k_stages,
-        v_stages=arguments.v_stages,
-        schedule=arguments.schedule,
-        rescale_log2=arguments.rescale_log2,
+        **{name: getattr(arguments, name) for name in TUNABLE},
     )
 
 

@@ -143,7 +143,7 @@ class Buffers:
     v: cute.Pointer
     p: cute.Pointer  # where P lies in TMEM: unused
     o: cute.Pointer  # output dtype
-    statistics: cute.Pointer  # fp32, pair only
+    statistics: cute.Pointer  # fp32, in a pair and in the ping-pong schedule
     tmem: cute.Pointer  # fp32, start of the tensor memory allocation
 
 

@@ -29,8 +29,8 @@ class Load:
     def run(self, work: Work, walk: Walk, scope: Scope) -> None:
         """Whole life of the warp: as the MMA warp, V of a tile `lead` steps after its K."""
         pipes, layout, tma = scope.pipes, self.plan.layout, scope.tma
-        for copy in cutlass.range_constexpr(len(descriptors(tma))):
-            cpasync.prefetch_descriptor(descriptors(tma)[copy])
+        for atom in descriptors(tma):
+            cpasync.prefetch_descriptor(atom)
         k_stages, v_stages = layout.stages
         k_state, v_state = filling(k_stages), filling(v_stages)
         if cutlass.const_expr(scope.tma.q is not None):
