@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import runpy
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 
+from ptxemu.host.command_line import add_check_arguments, checking, write_json
 from ptxemu.host.cutedsl import ARCH
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.patching import environment
 from ptxemu.host.runtime_symbols import Launcher
 from ptxemu.options import POLICIES, Options
-from ptxemu.report import LaunchReport, Report
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the script or module; its SystemExit and exceptions leave through here unchanged."""
+    """Run the script or module; its exit code and exceptions leave through here unchanged.
+
+    What a check finds goes to stderr; its errors make an exit code of 0 a 1.
+    """
     options = _parser().parse_args(arguments)
     script, *rest = options.module or [options.script, *options.arguments]
     if script is None:
         _parser().error("a script or -m module is required")
     limit = options.limit if options.limit > 0 else None
     emulator = Emulator(Options(policy=options.policy, seed=options.seed, limit=limit))
-    try:
-        with machine_with_gpu(emulator):
-            _run_script(script, rest, is_module=bool(options.module))
-    finally:
-        if options.report:
-            Path(options.report).write_text(json.dumps(as_json(emulator.report), indent=1))
+    with checking(options, sys.stderr) as report:
+        try:
+            with machine_with_gpu(emulator):
+                run_script(script, rest, is_module=bool(options.module))
+        except SystemExit as ending:
+            if ending.code:
+                raise
+        finally:
+            if options.report:
+                write_json(options.report, emulator.report, counts=True)
+    if report.errors:
+        sys.exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,7 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="refuse a launch estimated above this (default 60; 0: no limit)",
     )
-    parser.add_argument("--report", metavar="FILE", help="write counts of all launches as JSON")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write counts and findings as JSON"
+    )
+    add_check_arguments(parser)
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="run a module with its arguments"
     )
@@ -95,7 +105,7 @@ def _dsl_environment(dump_dir: str) -> dict[str, str]:
     return values
 
 
-def _run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
+def run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
     """As the interpreter would: sys.argv and sys.path[0] are the script's own."""
     argv, path = sys.argv, sys.path[0]
     try:
@@ -108,18 +118,6 @@ def _run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
             runpy.run_path(script, run_name="__main__")
     finally:
         sys.argv, sys.path[0] = argv, path
-
-
-def as_json(report: Report) -> dict:
-    """The report as plain JSON values; timelines are left out."""
-
-    def launch(item: LaunchReport) -> dict:
-        values = {field.name: getattr(item, field.name) for field in fields(item)}
-        values.pop("trace")
-        findings = [str(finding) for finding in item.findings]
-        return {**values, "findings": findings, "warp_instructions": item.warp_instructions}
-
-    return {"launches": [launch(item) for item in report.launches]}
 
 
 if __name__ == "__main__":

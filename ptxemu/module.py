@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ptxemu import ops  # noqa: F401  (fills the registry)
+from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.codegen.program import Layout, Program
-from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.machine.machine import Dim3, Machine, Shape
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.options import Options
@@ -28,7 +28,7 @@ class Module:
         self._shared: list[Variable] = []
         for variable in self.tree.variables:
             self._place(variable)
-        self._programs: dict[tuple[str, bool], Program] = {}
+        self._programs: dict[tuple[str, bool, bool], Program] = {}
 
     def _place(self, variable: Variable) -> None:
         if variable.space == "shared":
@@ -60,13 +60,16 @@ class Module:
             raise ValueError(f"no entry {name!r}; the module has {self.entries}")
         return self.tree.entries[name]
 
-    def program(self, name: str | None, *, late: bool = False) -> Program:
-        """The compiled entry; `late` as under the adversarial policy."""
+    def program(self, name: str | None, *, late: bool = False, checked: bool = False) -> Program:
+        """The compiled entry; `late`: as under the adversarial policy; `checked`: for a checker."""
         entry = self.entry(name)
-        key = (entry.name, late)
+        key = (entry.name, late, checked)
         if key not in self._programs:
             self._programs[key] = Program(
-                entry, Layout(entry, self._symbols, self._shared), late=late
+                entry,
+                Layout(entry, self._symbols, self._shared),
+                late=late,
+                checked=checked,
             )
         return self._programs[key]
 
@@ -89,8 +92,9 @@ class Module:
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
         every mapping of this process. Raises the errors of `ptxemu.errors`.
         """
-        options = options or Options()
-        program = self.program(entry, late=options.policy == "adversarial")
+        options = watch.adapted(options or Options())
+        late = options.check or options.policy == "adversarial"
+        program = self.program(entry, late=late, checked=options.check)
         shape = Shape(
             _dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes
         )
@@ -100,7 +104,28 @@ class Module:
         reachable.allow(block_of_params.ctypes.data, len(block_of_params))
         for buffer in self._buffers.values():
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
-        return Machine(program, shape, block_of_params, reachable, options).run()
+        machine = Machine(program, shape, block_of_params, reachable, options)
+        try:
+            report = machine.run()
+        except PtxEmuError as error:
+            watch.note(_stopped(machine, error))
+            raise
+        report.options = options
+        watch.note(report)
+        return report
+
+
+def _stopped(machine: Machine, error: PtxEmuError) -> LaunchReport:
+    """What is left of a launch that raised."""
+    return LaunchReport(
+        entry=machine.program.entry.name,
+        grid=machine.shape.grid,
+        block=machine.shape.block,
+        cluster=machine.shape.cluster,
+        findings=machine.findings,
+        options=machine.options,
+        stopped=f"{type(error).__name__}: {error}",
+    )
 
 
 def _dim3(name: str, dims: Sequence[int]) -> Dim3:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 POLICIES = ("round-robin", "random", "adversarial")
@@ -23,6 +23,11 @@ class Options:
     trace       record a timeline (`LaunchReport.trace`).
     resident    clusters resident at first; more join when all resident ones are stuck.
     progress    called as progress(done_clusters, all_clusters) now and then.
+    check       look for races (happens-before), data never written, leaks and misused barriers;
+                what is seen goes to `LaunchReport.findings` and changes no result.
+    strict      with check: also what the manual's text asks for and hardware does without; these
+                findings are notes.
+    roles       name of each warp of a CTA in reports; others are described by what they execute.
     """
 
     policy: str = "round-robin"
@@ -31,6 +36,9 @@ class Options:
     trace: bool = False
     resident: int = 2
     progress: Callable[[int, int], None] | None = None
+    check: bool = False
+    strict: bool = False
+    roles: Mapping[int, str] | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -2,16 +2,96 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+
+from ptxemu.options import Options
+
+ERROR, NOTE = "error", "note"
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a finding: who touched which bytes, with which instruction.
+
+    agent       the warp on whose behalf it happened, such as "warp 4 of cta(0,0,0)".
+    role        the operation, such as "tcgen05.mma" (what a warp does in its CTA is told by
+                `ptxemu.check.roles`).
+    what        "read" or "write", or another word for what was done, such as "init".
+    space       "shared", "tensor" or "global"; may go on, as in "shared memory of cta(0,0,0)".
+    first, last the range, both inclusive: bytes; columns in tensor memory.
+    line, text  the instruction and its line in the PTX.
+    source      "path/file.py:123", where the PTX has line information.
+    """
+
+    agent: str
+    role: str = ""
+    what: str = ""
+    space: str = ""
+    first: int = 0
+    last: int = 0
+    line: int = 0
+    text: str = ""
+    source: str = ""
+
+    @property
+    def place(self) -> tuple:
+        """Equal where one instruction does the same to the same kind of memory."""
+        return self.line, self.role, self.what, self.space.partition(" ")[0]
+
+    @property
+    def warp(self) -> int | None:
+        """Index of the warp in its CTA, where the agent names one."""
+        found = re.search(r"\bwarp (\d+)", self.agent)
+        return int(found[1]) if found else None
+
+    @property
+    def cta(self) -> str:
+        """Such as "cta(0,0,0)", where the agent names one."""
+        found = re.search(r"cta ?\([\d, ]+\)", self.agent)
+        return found[0] if found else ""
+
+    def to_json(self) -> dict:
+        """As plain JSON values, by the names of the fields and `warp` and `cta`."""
+        return {**asdict(self), "warp": self.warp, "cta": self.cta}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check noticed without stopping the launch. `check` is its name."""
+    """What a check noticed without stopping the launch.
+
+    check       its name: race, uninitialised, tmem, mbarrier, barrier, exited, store-source, ...
+    message     one sentence; for a race, which clock lacks which edge.
+    severity    "error"; "note" for what the manual asks for and hardware does without.
+    line, text, source  the instruction where it was noticed, as in `Access`.
+    accesses    the accesses that contradict each other, the earlier one first.
+    missing     the instruction that is likely to be missing, and where.
+    rule        the section of the manual that asks for it.
+    """
 
     check: str
     message: str
+    severity: str = ERROR
+    line: int = 0
+    text: str = ""
+    source: str = ""
+    accesses: tuple[Access, ...] = ()
+    missing: str = ""
+    rule: str = ""
+
+    @property
+    def place(self) -> tuple:
+        """Equal for findings that have one cause: the same instructions, whoever executed them, in
+        either order; the same words where no instruction is known.
+        """
+        sides = tuple(sorted(access.place for access in self.accesses)) or (self.line,)
+        words = "" if self.line or any(access.line for access in self.accesses) else self.message
+        return self.check, self.severity, sides, self.missing, words
+
+    def to_json(self) -> dict:
+        """As plain JSON values, by the names of the fields."""
+        return {**vars(self), "accesses": [access.to_json() for access in self.accesses]}
 
 
 @dataclass
@@ -28,11 +108,18 @@ class LaunchReport:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     trace: object | None = None
+    options: Options = field(default_factory=Options)
+    stopped: str = ""  # the error that ended the launch early
 
     @property
     def warp_instructions(self) -> int:
         """Warp-instructions executed, over all warps and CTAs."""
         return sum(sum(counter.values()) for counter in self.by_warp.values())
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that are no mere notes."""
+        return [finding for finding in self.findings if finding.severity == ERROR]
 
 
 @dataclass
@@ -44,6 +131,10 @@ class Report:
     @property
     def findings(self) -> list[Finding]:
         return [finding for launch in self.launches for finding in launch.findings]
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for launch in self.launches for finding in launch.errors]
 
     @property
     def warp_instructions(self) -> int:

@@ -20,7 +20,9 @@ class BlockWriter:
     """The lines of one function, as its nodes are emitted. A value is a local name once it is used
     alone; until then a result of a group is known by its matrix and row (`home`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, sites: dict[int, int] | None = None) -> None:
+        self.sites = sites  # id of an instruction -> its number, where steps are to name it
+        self.site = -1
         self.lines: list[str] = []
         self.instrs: list = []  # the instruction behind each line
         self.instr: object = None
@@ -195,12 +197,20 @@ class BlockWriter:
         stride = "" if step == 1 else f":{step}"
         return f"{homes[0][0]}[{rows[0]}:{rows[-1] + 1}{stride}]"
 
+    def _name_site(self, node: Node) -> None:
+        """Tell the warp which instruction it is at, once for all steps of one."""
+        site = -1 if self.sites is None else self.sites.get(id(node.instr), -1)
+        if site not in (-1, self.site):
+            self.site = site
+            self.line(f"w.at = {site}")
+
     def _step(self, node: Node) -> None:
         fields: dict[str, str] = {}
         if node.rows:
             fields["rows"] = self.stack(list(node.rows))
         self.instr = node.instr
         text = node.text.format(*(self.expr(v) for v in node.srcs), **fields)
+        self._name_site(node)
         if not node.outs:
             self.line(f"if {text} is None: return PARKED" if node.parks else text)
             return

@@ -209,9 +209,10 @@ class Lower:
         if uniform and scalar is None:
             text = vector
             for j, value in enumerate(srcs):
-                text = text.replace(f"{{{j}}}", f"np.array([{{{j}}}], {DTYPE[value.type]})")
-                text = text.replace(f"{{t{j}}}", f"np.array([{{{j}}}], {DTYPE[value.type]})")
-            text = f"({text})[0].item()"
+                one = f"np.array([{{{j}}}], {DTYPE[value.type]})"
+                one = f"one_f32({{{j}}})" if value.type == "f32" else one
+                text = text.replace(f"{{t{j}}}", f"{{{j}}}").replace(f"{{{j}}}", one)
+            text = f"item_f32({text})" if type_ == "f32" else f"({text})[0].item()"
         else:
             text = scalar if uniform else vector
         node = Node(text, srcs, (out,), pure=True, wide=wide and not uniform, instr=self.instr)

@@ -65,6 +65,19 @@ def exact(value: object, dtype: type) -> np.ndarray:
     return np.asarray(value, dtype)
 
 
+def one_f32(value: float) -> np.ndarray:
+    """One element that holds a Python float; a signalling NaN stays one."""
+    if value == value:
+        return np.array([value], np.float32)
+    return np.array([bits_of_float(value)], np.uint32).view(np.float32)
+
+
+def item_f32(array: np.ndarray) -> float:
+    """The Python float of a one-element array, with the payload of a NaN."""
+    value = array[0].item()
+    return value if value == value else float_of_bits(int(array.view(np.uint32)[0]))
+
+
 def full(value: object, dtype: type) -> np.ndarray:
     return np.full(32, exact(value, dtype), dtype)
 
@@ -139,6 +152,8 @@ GLOBALS = {
             signed32,
             signed64,
             join64,
+            one_f32,
+            item_f32,
             full,
             choose,
             merge,

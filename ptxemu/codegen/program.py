@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from types import FrameType
 
 from ptxemu.codegen import namespace
@@ -17,7 +18,7 @@ from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
-from ptxemu.codegen.values import DTYPE, Value
+from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Entry, Instr
@@ -71,21 +72,36 @@ def _align(offset: int, align: int) -> int:
 
 
 class Program:
-    """The compiled form of one entry; `late`: with the visibility of the adversarial policy."""
+    """The compiled form of one entry; `late`: with the visibility of the adversarial policy;
+    `checked`: it tells its warp at every step where it is (`Warp.at`, an index of `sites`)."""
 
-    def __init__(self, entry: Entry, layout: Layout, *, late: bool = False) -> None:
+    def __init__(
+        self, entry: Entry, layout: Layout, *, late: bool = False, checked: bool = False
+    ) -> None:
         self.entry = entry
         self.layout = layout
         self.late = late
+        self.checked = checked
         self.blocks: list[Block] = build_blocks(entry)
         self.registers = RegisterFile(entry.registers)
         self._analyse()
+        self.sites = [step.instr for block in self.blocks for step in block.steps]
+        self.site_of = {id(instr): number for number, instr in enumerate(self.sites)}
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple, Callable] = {}
         self.sources: dict[tuple, str] = {}  # what was generated, for whoever wants to look
         self.lines: dict[str, list] = {}  # generated file name -> instruction of each line
         self.initial = self._initial_registers()
+
+    @cached_property
+    def shared_grain(self) -> int:
+        """Bytes of the smallest element that may be accessed in shared memory, up to 4."""
+        sizes = [4]
+        for instr in self.sites:
+            if instr.root in ("ld", "st", "atom", "red") and "global" not in instr.parts:
+                sizes += [TYPE_BITS[part] // 8 for part in instr.parts[-1:] if part in TYPE_BITS]
+        return max(min(sizes), 1)
 
     # -- analysis ---------------------------------------------------------------------------
 
@@ -169,7 +185,7 @@ class Program:
         except PtxEmuError as error:
             failure = error
         stores, guard = ((), None) if failure else lower.finish()
-        writer = BlockWriter()
+        writer = BlockWriter(self.site_of if self.checked else None)
         writer.load(lower.nodes)
         writer.run(lower.nodes)
         if failure:

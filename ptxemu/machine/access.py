@@ -66,6 +66,8 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     cta.check(offset, size * count)
     if write:
         cta.mark_generic(slice(offset, offset + size * count))
+    if w.check:
+        w.check.shared(w, cta, offset, size * count, None, write)
     return cta.views[size], offset // size
 
 
@@ -146,7 +148,7 @@ def _gather(
         w.machine.bytes["ld.global"] += size * count * len(lanes)
         return w.machine.memory.gather(address, size, count)
     if space in ("shared", "param"):
-        return _gather_cta(w, w.cta if space == "shared" else None, address, size, count)
+        return _gather_cta(w, w.cta if space == "shared" else None, address, size, count, lanes)
     if space == "local":
         return _local(w, size)[lanes, _index(address, size, count, "local") + _STEP[count]]
     out = np.empty((count, len(lanes)), f"u{size}")
@@ -156,19 +158,22 @@ def _gather(
             narrow = part.astype(np.uint32) if where == "cluster" else part
             out[:, chosen] = _gather(w, where, narrow, size, count, lanes[chosen])
         else:
-            out[:, chosen] = _gather_cta(w, w.cluster.cta(where), part[chosen], size, count)
+            cta = w.cluster.cta(where)
+            out[:, chosen] = _gather_cta(w, cta, part[chosen], size, count, lanes[chosen])
 
     _split(w, space, address, act)
     return out
 
 
 def _gather_cta(
-    w: object, cta: Cta | None, address: np.ndarray, size: int, count: int
+    w: object, cta: Cta | None, address: np.ndarray, size: int, count: int, lanes: np.ndarray
 ) -> np.ndarray:
     index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
     if cta is None:
         return w.machine.params.view(f"u{size}")[index + _STEP[count]]
     _check_shared(cta, index, size, count)
+    if w.check:
+        w.check.shared(w, cta, index * size, size * count, lanes, False)
     return cta.views[size][index + _STEP[count]]
 
 
@@ -191,7 +196,7 @@ def _scatter(
         w.machine.bytes["st.global"] += size * len(rows) * len(lanes)
         w.machine.memory.scatter(address, size, rows)
     elif space == "shared":
-        _scatter_cta(w.cta, address, size, rows)
+        _scatter_cta(w, w.cta, address, size, rows, lanes)
     elif space == "local":
         _local(w, size)[lanes, _index(address, size, len(rows), "local") + _STEP[len(rows)]] = rows
     else:
@@ -201,15 +206,20 @@ def _scatter(
                 narrow = part.astype(np.uint32) if where == "cluster" else part
                 _scatter(w, where, narrow, size, rows[:, chosen], lanes[chosen])
             else:
-                _scatter_cta(w.cluster.cta(where), part[chosen], size, rows[:, chosen])
+                cta = w.cluster.cta(where)
+                _scatter_cta(w, cta, part[chosen], size, rows[:, chosen], lanes[chosen])
 
         _split(w, space, address, act)
 
 
-def _scatter_cta(cta: Cta, address: np.ndarray, size: int, rows: np.ndarray) -> None:
+def _scatter_cta(
+    w: object, cta: Cta, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
+) -> None:
     count = len(rows)
     index = _index(address & OFFSET_MASK, size, count, "shared")
     _check_shared(cta, index, size, count)
+    if w.check:
+        w.check.shared(w, cta, index * size, size * count, lanes, True)
     cta.views[size][index + _STEP[count]] = rows
     if cta.unfenced is not None:  # or the bytes need not be listed
         cta.mark_generic((index * size) + np.arange(size * count)[:, None])

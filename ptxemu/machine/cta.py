@@ -25,7 +25,7 @@ class NamedBarrier:
     """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
     CTA that has not exited."""
 
-    __slots__ = ("cta", "count", "arrived", "votes", "result", "waiters", "time")
+    __slots__ = ("cta", "count", "arrived", "votes", "result", "waiters", "time", "told")
 
     def __init__(self, cta: Cta) -> None:
         self.cta = cta
@@ -35,6 +35,7 @@ class NamedBarrier:
         self.result = (0, 0)  # the votes of the phase that completed last
         self.waiters: list = []
         self.time = 0.0  # nominal time of the latest arrival
+        self.told = None  # what the arrivals of this phase tell, where a checker listens
 
     def vote(self, true: int, threads: int) -> None:
         """bar.red: the predicates of threads that are about to arrive."""
@@ -65,6 +66,8 @@ class NamedBarrier:
         self.arrived = 0
         self.result, self.votes = tuple(self.votes), [0, 0]
         waiters, self.waiters = self.waiters, []
+        if self.cta.machine.checker:
+            self.cta.machine.checker.barrier_complete(self, waiters)
         for warp, fragment in waiters:
             warp.wake(fragment, token=self.result)
         return True
@@ -205,6 +208,8 @@ class Cluster:
         self.phase = 0
         self.waiters: list = []
         self.time = 0.0  # nominal time of the latest arrival
+        self.told = None  # what the arrivals of this phase tell, where a checker listens
+        self.phases: list = []  # and those of the phases before
 
     def cta(self, rank: int) -> Cta:
         if not 0 <= rank < len(self.ctas):
@@ -236,6 +241,8 @@ class Cluster:
         if self.arrived and self.arrived >= self.live_threads():
             self.arrived = 0
             self.phase += 1
+            if self.machine.checker:
+                self.machine.checker.cluster_complete(self)
             self.machine.note_progress()
             waiters, self.waiters = self.waiters, []
             for warp, fragment in waiters:

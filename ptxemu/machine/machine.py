@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ptxemu.check.checker import Checker
 from ptxemu.codegen.program import SMEM_RESERVED, Program
 from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
 from ptxemu.machine.access import SHARED_WINDOW
@@ -91,6 +92,7 @@ class Machine:
         self.memory = memory
         self.options = options
         self.late = options.policy == "adversarial"
+        self.checker = Checker(self) if options.check else None
         self.timeline = Timeline() if options.trace else None
         self.bytes: Counter = Counter()
         self.counts: Counter = Counter()
@@ -138,7 +140,9 @@ class Machine:
 
     def find(self, check: str, message: str) -> None:
         """Record what a check noticed, once however many CTAs show it."""
-        finding = Finding(check, message)
+        self.report(Finding(check, message))
+
+    def report(self, finding: Finding) -> None:
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -192,6 +196,8 @@ class Machine:
     def _start_cluster(self, index: int) -> Cluster:
         position = self._position(index)
         cluster = Cluster(self, index, self.shape.cluster)
+        if self.checker:
+            self.checker.cluster_started(cluster)
         nx, ny, nz = self.shape.cluster
         total = self.program.layout.smem_static + self.shape.smem_bytes
         for rank in range(nx * ny * nz):
@@ -201,19 +207,26 @@ class Machine:
             )
             cta = Cta(self, cluster, ctaid, rank, total)
             cluster.ctas.append(cta)
+            if self.checker:
+                self.checker.cta_started(cta)
             self._fill(cta)
         return cluster
 
     def _fill(self, cta: Cta) -> None:
         threads = int(np.prod(self.shape.block))
         for index in range(-(-threads // 32)):
-            cta.warps.append(Warp(cta, index, self.program, threads - 32 * index, self.shape.block))
+            warp = Warp(cta, index, self.program, threads - 32 * index, self.shape.block)
+            cta.warps.append(warp)
+            if self.checker:
+                self.checker.warp_started(warp)
         cta.live_warps = len(cta.warps)
 
     # -- counting ---------------------------------------------------------------------------
 
     def warp_exited(self, warp: Warp) -> None:
         if not warp.live:
+            if self.checker:
+                self.checker.warp_ended(warp)
             if self.timeline:
                 self.timeline.close(warp)
             counts = np.array(warp.counts)

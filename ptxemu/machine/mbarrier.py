@@ -25,6 +25,7 @@ class MBarrier:
         "sources",
         "clock",
         "times",
+        "clock_of",
     )
 
     def __init__(self, where: str, count: int, clock: object | None = None) -> None:
@@ -38,6 +39,7 @@ class MBarrier:
         self.waiters: list = []  # (warp, fragment)
         self.sources: set[str] = set()  # who has ever arrived or landed bytes
         self.clock = clock  # the timeline, where one is recorded
+        self.clock_of = None  # what its phases tell, where a checker listens
         self.times = [0.0, 0.0]  # nominal time by phase parity: latest arrival, hence completion
 
     def done(self, parity: int) -> bool:
@@ -97,6 +99,8 @@ class MBarrier:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
             self.pending = self.expected
+            if self.clock_of is not None:
+                self.clock_of.completed()
             waiters, self.waiters = self.waiters, []
             for warp, fragment in waiters:
                 warp.wake(fragment)

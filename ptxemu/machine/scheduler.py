@@ -219,6 +219,8 @@ class Scheduler:
             barrier.complete_if_all()
         if warp.cta.live_warps == 0:
             warp.cta.check_warpgroups()
+            if warp.check:
+                warp.check.cta_ended(warp.cta)
         cluster = warp.cluster
         if all(cta.live_warps == 0 for cta in cluster.ctas):
             self.clusters.remove(cluster)

@@ -183,7 +183,7 @@ class Tmem:
         """Flat cell of each register and thread (the even one of a packed pair), checked."""
         lane = _require_lane(shape, address, warp_in_group)
         _require_num(shape, num)
-        index, columns = _register_map(shape, num, packed, half_split)
+        index, columns = register_map(shape, num, packed, half_split)
         column = address & 0xFFFF
         self._check_mask(columns << column)
         return index + (column * LANES + lane)
@@ -258,7 +258,7 @@ def _require_num(shape: str, num: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _register_map(shape: str, num: int, packed: bool, half_split: int) -> tuple[np.ndarray, int]:
+def register_map(shape: str, num: int, packed: bool, half_split: int) -> tuple[np.ndarray, int]:
     """Flat cells, intp (registers, 32), and the mask of columns, both relative to the address."""
     spec = SHAPES[shape]
     thread = np.arange(32, dtype=np.intp)[None, :]

@@ -220,7 +220,7 @@ def read_operand(
     _require_layout(desc, element_bytes, mn_major)
     shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
     phase = desc.start % _WINDOW
-    index, words = _word_index(replace(desc, start=phase), shape, mn_major)
+    index, words = operand_words(replace(desc, start=phase), shape, mn_major)
     base = (desc.start - phase) // _WORD
     if base + words > len(smem) // _WORD:
         raise HardwareRefusal(
@@ -231,7 +231,7 @@ def read_operand(
 
 
 @lru_cache(maxsize=4096)
-def _word_index(desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> tuple[np.ndarray, int]:
+def operand_words(desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> tuple[np.ndarray, int]:
     """Index of the operand's 8-byte words, intp (outer, inner bytes / 8), and one past the largest.
 
     `desc.start` counts from an aligned window, so that tiles of one layout share the array.

@@ -49,6 +49,8 @@ class Warp:
     def __init__(self, cta: Cta, index: int, program: Program, threads: int, block: tuple) -> None:
         self.cta = cta
         self.machine = cta.machine
+        self.check = cta.machine.checker
+        self.at = 0  # the instruction that is running, for the checker
         self.cluster = cta.cluster
         self.index = index
         self.label = f"warp {index} of {cta.name()}"
@@ -256,6 +258,10 @@ class Warp:
 
     def name(self) -> str:
         return self.label
+
+    def ticket(self, kind: str = "") -> object | None:
+        """For an asynchronous operation that is about to be issued; None where nobody checks."""
+        return self.check.ticket(self, kind) if self.check else None
 
     def lane_values(self, value: object) -> list:
         """The value in each active lane, as Python scalars, in lane order."""

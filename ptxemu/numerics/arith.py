@@ -41,7 +41,7 @@ def _flushed(ftz: bool, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(flush_f32(x) for x in arrays) if ftz else arrays
 
 
-def _flush_result(x: np.ndarray, rounding: str) -> np.ndarray:
+def flush_result(x: np.ndarray, rounding: str) -> np.ndarray:
     """.ftz of an exact (or odd) f64 result: zero if it is below 2^-126 after rounding to 24 bits.
 
     The exponent of that rounding is unbounded, so a value that only the coarser spacing of f32
@@ -62,7 +62,7 @@ def _round_sum(x: np.ndarray, y: np.ndarray, rounding: str, ftz: bool) -> np.nda
     """The exact sum of two float64 arrays, rounded once to f32."""
     head, error = two_sum(x, y)
     total = odd_f64(head, error)
-    result = f64_to_f32(_flush_result(total, rounding) if ftz else total, rounding)
+    result = f64_to_f32(flush_result(total, rounding) if ftz else total, rounding)
     if rounding == "rm":  # an exact zero from operands of opposite sign is -0 in this mode only
         opposite = (head == 0) & (np.signbit(x) != np.signbit(y))
         result = np.where(opposite, np.float32(-0.0), result)[()]
@@ -112,7 +112,7 @@ def mul_f32(
     a, b = _flushed(ftz, a, b)
     product = np.multiply(a, b, dtype=np.float64)
     if ftz:
-        product = _flush_result(product, rounding)
+        product = flush_result(product, rounding)
     return _finish_f32(f64_to_f32(product, rounding), sat)
 
 
@@ -146,7 +146,7 @@ def div_f32(a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = F
         quotient = step(quotient.view(np.uint32), error, rounding).view(np.float32)
     if ftz and np.count_nonzero(np.abs(quotient) <= MIN_NORMAL_F32):
         # f64 is fine enough for a quotient of f32 numbers not to land on a threshold
-        wide = _flush_result(np.divide(a, b, dtype=np.float64), rounding)
+        wide = flush_result(np.divide(a, b, dtype=np.float64), rounding)
         quotient = np.where(wide == 0, wide.astype(np.float32), quotient)[()]
     return _finish_f32(quotient)
 
@@ -198,13 +198,20 @@ def minmax_f32(
     inputs = values
     if xorsign_abs or absolute:
         values = tuple(np.abs(x) for x in values)
-    result = values[0]
-    for value in values[1:]:
-        result = _extreme(op == "max", result, value, nan)
+    result = _fold(op == "max", values, nan)
+    if has_nan(result):  # a signalling operand, too, makes one in some of numpy's loops
+        result = _fold(op == "max", tuple(canonical_nan_f32(x) for x in values), nan)
     if xorsign_abs:
         signs = (inputs[0].view(np.uint32) ^ inputs[1].view(np.uint32)) & np.uint32(0x80000000)
         result = (np.asarray(result).view(np.uint32) | signs).view(np.float32)
     return canonical_nan_f32(result)[()]
+
+
+def _fold(pick_max: bool, values: tuple[np.ndarray, ...], nan: bool) -> np.ndarray:
+    result = values[0]
+    for value in values[1:]:
+        result = _extreme(pick_max, result, value, nan)
+    return result
 
 
 def min_f32(*operands: np.ndarray, **flags: bool) -> np.ndarray:
@@ -227,6 +234,24 @@ def abs_f32(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: abs."""
     (a,) = _flushed(ftz, a)
     return canonical_nan_f32(np.abs(a))
+
+
+def neg_f64(a: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: neg.f64. A NaN keeps its sign (seen on H100)."""
+    return _quiet_payload(np.where(np.isnan(a), a, np.negative(a)), a)
+
+
+def abs_f64(a: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: abs.f64. A NaN keeps its sign (seen on H100)."""
+    return _quiet_payload(np.where(np.isnan(a), a, np.abs(a)), a)
+
+
+def minmax_f64(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: min, max on f64. A NaN operand is ignored; -0 < +0; of two NaNs
+    the second is the result, made quiet (seen on H100)."""
+    wins = a < b if op == "min" else a > b
+    wins |= (a == b) & (np.signbit(a) == (op == "min"))
+    return _quiet_payload(np.where(wins | np.isnan(b), a, b), b, a)
 
 
 def _quiet_payload(result: np.ndarray, *operands: np.ndarray) -> np.ndarray:
@@ -281,6 +306,11 @@ def add_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
     if rounding == "rn":
         return _quiet_payload(np.add(a, b, dtype=np.float64), b, a)
     return fma_f64(a, 1.0, b, rounding)
+
+
+def sub_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: sub.f64."""
+    return add_f64(a, np.where(np.isnan(b), b, np.negative(b)), rounding)
 
 
 def mul_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:

@@ -149,6 +149,17 @@ def f16_to_f32(bits: np.ndarray) -> np.ndarray:
     return canonical_nan_f32(values)[()]
 
 
+def f16_to_f64(bits: np.ndarray) -> np.ndarray:
+    """f16 codes to f64, exact (cvt.f64.f16); a NaN keeps its payload and becomes quiet."""
+    bits = np.asarray(bits, dtype=np.uint16)
+    values = bits.view(np.float16).astype(np.float64)
+    if has_nan(values):
+        wide = bits.astype(np.uint64)
+        quiet = ((wide & 0x8000 | 0x7FF8) << np.uint64(48)) | (wide & 0x1FF) << np.uint64(42)
+        values = np.where(np.isnan(values), quiet.view(np.float64), values)
+    return values[()]
+
+
 def f32_to_f16(
     x: np.ndarray, rounding: str = "rn", *, relu: bool = False, satfinite: bool = False
 ) -> np.ndarray:

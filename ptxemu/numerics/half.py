@@ -15,6 +15,7 @@ from ptxemu.numerics.formats import NAN_16, bf16_to_f32, f32_to_bf16, f32_to_f16
 from ptxemu.numerics.rounding import f64_to_f32_odd, odd_f64, two_sum
 
 _MIN_NORMAL_F16 = 2.0**-14
+_ROUNDS_TO_NORMAL_F16 = _MIN_NORMAL_F16 * (1 - 2.0**-12)
 
 
 def packed(fn: Callable[..., np.ndarray], *words: np.ndarray, **flags: bool) -> np.ndarray:
@@ -58,20 +59,23 @@ def abs_bf16(a: np.ndarray) -> np.ndarray:
 def _f16_operands(ftz: bool, *codes: np.ndarray) -> list[np.ndarray]:
     """Decode to f64, where sums and products of two f16 are exact."""
     values = [np.asarray(c, np.uint16).view(np.float16).astype(np.float64) for c in codes]
-    return [_flush(v) for v in values] if ftz else values
+    return [flush_f16(v) for v in values] if ftz else values
 
 
-def _flush(value: np.ndarray) -> np.ndarray:
-    """f16 subnormals to zero of the same sign."""
+def flush_f16(value: np.ndarray) -> np.ndarray:
+    """f16 subnormals, as wider floats, to zero of the same sign."""
     return value * (np.abs(value) >= _MIN_NORMAL_F16)
 
 
 def _f16_result(value: np.ndarray, ftz: bool, sat: bool, relu: bool) -> np.ndarray:
-    """Round f64 to f16 once and apply the modifiers."""
-    rounded = np.asarray(value).astype(np.float16)
+    """Round f64 to f16 once and apply the modifiers.
+
+    .ftz decides on the value rounded to 11 bits with an unbounded exponent (seen on H100).
+    """
+    value = np.asarray(value)
     if ftz:
-        rounded = _flush(rounded)
-    return _modified(rounded.astype(np.float16).view(np.uint16), relu, sat, 0x3C00)
+        value = value * ((np.abs(value) >= _ROUNDS_TO_NORMAL_F16) | np.isnan(value))
+    return _modified(value.astype(np.float16).view(np.uint16), relu, sat, 0x3C00)
 
 
 def add_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:

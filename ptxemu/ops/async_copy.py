@@ -49,6 +49,7 @@ def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
 @op("cp.async.commit_group", section="cp.async.commit_group")
 def commit(c: Lower, i: Instr, f: Match) -> None:
     c.effect("copy_groups(w).commit()")
+    c.effect("if w.check: w.clock.commit('cp.async')")
 
 
 @op("cp.async.wait_group cp.async.wait_all", section="cp.async.wait_group / wait_all")
@@ -56,8 +57,11 @@ def wait(c: Lower, i: Instr, f: Match) -> None:
     if f.form.name == "cp.async.wait_all":
         c.effect("copy_groups(w).commit()")
         c.effect("copy_groups(w).wait(0, False)")
+        c.effect("if w.check: w.clock.complete('cp.async')")
     else:
-        c.effect(f"copy_groups(w).wait({i.operands[0].value}, False)")
+        allowed = i.operands[0].value
+        c.effect(f"copy_groups(w).wait({allowed}, False)")
+        c.effect(f"if w.check: w.clock.wait_groups('cp.async', {allowed})")
 
 
 @op(
@@ -100,6 +104,8 @@ def copy_async(
                 f"cp.async of {size} in {nbytes} bytes from {where:#x}; misaligned or too many"
             )
 
+    ticket = w.ticket("cp.async")
+
     def run() -> None:
         offsets = np.array([where & OFFSET_MASK for where in targets])
         rows = np.zeros((len(offsets), nbytes), np.uint8)
@@ -107,6 +113,8 @@ def copy_async(
             chosen = np.flatnonzero(np.array(sizes) == size)
             starts = np.array([sources[lane] for lane in chosen], np.int64)
             rows[chosen, :size] = memory.read_rows(starts, size)
+        if ticket:
+            w.check.copied(ticket, cta, offsets, nbytes)
         written = offsets[:, None] + np.arange(nbytes)
         cta.smem[written] = rows
         cta.mark_async(written)
@@ -127,8 +135,12 @@ def arrive_after_copies(w: object, address: object, noinc: bool) -> None:
         for barrier in barriers:
             barrier.pending += 1
 
+    ticket = w.ticket("cp.async")
+
     def run() -> None:
         for barrier in barriers:
+            if ticket:
+                w.check.arrival_of(ticket, w.cta, barrier)
             barrier.arrive(by="cp.async")
 
     w.machine.units.issue(Work("cp.async", "arrive after cp.async", run), w.copies[1])
@@ -147,11 +159,14 @@ def bulk_groups(w: object) -> BulkGroups:
 @op("cp.async.bulk.commit_group", section="cp.async.bulk.commit_group")
 def bulk_commit(c: Lower, i: Instr, f: Match) -> None:
     c.effect("bulk_groups(w).commit()")
+    c.effect("if w.check: w.check.bulk_committed(w)")
 
 
 @op("cp.async.bulk.wait_group", flags="read", section="cp.async.bulk.wait_group")
 def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(f"bulk_groups(w).wait({i.operands[0].value}, {'read' in f.flags})")
+    allowed, read = i.operands[0].value, "read" in f.flags
+    c.effect(f"bulk_groups(w).wait({allowed}, {read})")
+    c.effect(f"if w.check: w.check.bulk_waited(w, {allowed}, {read})")
 
 
 @op(
@@ -237,9 +252,17 @@ def bulk_load(
         for cta, offset in places:
             cta.check(offset, size)
 
+        ticket = w.ticket()
+
         def run(
-            start: int = start, size: int = size, places: list = places, signals: list = signals
+            start: int = start,
+            size: int = size,
+            places: list = places,
+            signals: list = signals,
+            ticket: object = ticket,
         ) -> None:
+            if ticket:
+                w.check.landed(ticket, places, size, signals)
             data = w.machine.memory.read_rows(np.array([start], np.int64), size)[0]
             for cta, offset in places:
                 cta.smem[offset : offset + size] = data
@@ -261,6 +284,7 @@ def bulk_to_peer(
         found, low = find(w, signal), start & OFFSET_MASK
         cta.check(offset, size)
         w.cta.check(low, size)
+        ticket = w.ticket()
 
         def run(
             cta: Cta = cta,
@@ -268,7 +292,11 @@ def bulk_to_peer(
             low: int = low,
             size: int = size,
             found: object = found,
+            ticket: object = ticket,
         ) -> None:
+            if ticket:
+                step = w.check.landed(ticket, [(cta, offset)], size, [found])
+                w.check.shared_async(ticket, w.cta, w.check.shared_bytes(low, size), step, False)
             cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
                 low : low + size
             ]
@@ -286,8 +314,13 @@ def bulk_store(w: object, target: object, source: object, nbytes: object) -> Non
         require_bulk(size, where, low)
         w.cta.check(low, size)
         held: list[np.ndarray] = []
+        ticket = w.ticket("bulk read")
 
-        def read(low: int = low, size: int = size, held: list = held) -> None:
+        def read(
+            low: int = low, size: int = size, held: list = held, ticket: object = ticket
+        ) -> None:
+            if ticket:
+                w.check.source_read(ticket, w.cta, low, size)
             held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
         def write(where: int = where, held: list = held) -> None:

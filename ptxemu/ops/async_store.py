@@ -43,11 +43,18 @@ def store_async(w: object, target: object, barrier: object, size: int, values: t
         if offset % nbytes:
             raise HardwareRefusal(f"st.async of {nbytes} bytes to {where:#x}; misaligned")
         cta.check(offset, nbytes)
+        ticket = w.ticket()
         found, data = find(w, signal), np.array(row, f"u{size}").view(np.uint8)
 
         def run(
-            cta: object = cta, offset: int = offset, data: np.ndarray = data, found: object = found
+            cta: object = cta,
+            offset: int = offset,
+            data: np.ndarray = data,
+            found: object = found,
+            ticket: object = ticket,
         ) -> None:
+            if ticket:
+                w.check.landed(ticket, [(cta, offset)], data.size, [found])
             cta.smem[offset : offset + data.size] = data
             cta.mark_generic(slice(offset, offset + data.size))
             found.complete(data.size)

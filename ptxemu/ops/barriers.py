@@ -74,7 +74,8 @@ def barrier_red(c: Lower, i: Instr, f: Match) -> None:
 
 @op("bar.warp.sync", section="bar.warp.sync", convergent=True)
 def warp_sync(c: Lower, i: Instr, f: Match) -> None:
-    """Convergence of the members is all that it does."""
+    """Convergence of the members is all that it does, but for a checker."""
+    c.effect("if w.check: w.check.warp_sync(w)")
 
 
 @op(
@@ -84,7 +85,7 @@ def warp_sync(c: Lower, i: Instr, f: Match) -> None:
     convergent=True,
 )
 def cluster_arrive(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("arrive_cluster(w)")
+    c.effect(f"arrive_cluster(w, {'relaxed' in f.flags})")
 
 
 @op(
@@ -169,6 +170,8 @@ def barrier_wait(w: object, ident: int, count: int, votes: tuple = (0, 0)) -> tu
     result = w.take_token()
     if result is None:
         stamp(w, barrier)
+        if w.check:
+            w.check.barrier_arrival(w, barrier)
         barrier.vote(*votes)
         barrier.waiters.append((w, w.frag))
         w.park(BarrierWait(ident, barrier))
@@ -184,6 +187,8 @@ def arrive_barrier(w: object, ident: int, count: int) -> None:
     ident, count = _agreed(w, ident), _agreed(w, count)
     barrier = w.cta.barrier(ident)
     stamp(w, barrier)
+    if w.check:
+        w.check.barrier_arrival(w, barrier)
     if barrier.add(32, _checked(w, count), ident):
         w.machine.note_progress()
 
@@ -202,8 +207,10 @@ def barrier_reduce(
 
 
 @runtime
-def arrive_cluster(w: object) -> None:
+def arrive_cluster(w: object, relaxed: bool) -> None:
     stamp(w, w.cluster)
+    if w.check:
+        w.check.cluster_arrival(w, relaxed)
     w.cluster_phase = w.cluster.phase + 1
     w.cluster.arrive(w.frag.mask.bit_count())
 
@@ -212,6 +219,8 @@ def arrive_cluster(w: object) -> None:
 def wait_cluster(w: object) -> bool | None:
     if w.cluster.phase >= w.cluster_phase:
         catch_up(w, w.cluster, "cluster barrier")
+        if w.check:
+            w.check.cluster_waited(w)
         return True
     w.cluster.waiters.append((w, w.frag))
     w.park(ClusterWait(w.cluster))

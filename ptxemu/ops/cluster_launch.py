@@ -85,7 +85,12 @@ def _issue(w: object, offset: int, signal: int, everywhere: bool) -> None:
     for cta in ctas:
         cta.check(offset, RESPONSE_BYTES)
 
+    ticket = w.ticket()
+
     def run() -> None:
+        if ticket:
+            places = [(cta, offset) for cta in ctas]
+            w.check.landed(ticket, places, RESPONSE_BYTES, barriers)
         first = w.machine.cancel_cluster()
         response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
         for cta, found in zip(ctas, barriers, strict=True):

@@ -36,8 +36,14 @@ def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: boo
         kind = ptx_type.replace("b", "u")
         left, right = c.src(a, kind), c.src(b, kind)
     if ftz:
-        left, right = (c.pure("f32", None, "flush_f32({t0})", v) for v in (left, right))
+        left, right = (_flushed(c, ptx_type, v) for v in (left, right))
     return _compare(c, how, left, right)
+
+
+def _flushed(c: Lower, ptx_type: str, value: Value) -> Value:
+    """.ftz: subnormals of the operand's own type are zeros."""
+    name = "half.flush_f16" if ptx_type == "f16" else "flush_f32"
+    return c.pure("f32", None, f"{name}({{t0}})", value)
 
 
 def _compare(c: Lower, how: str, left: Value, right: Value) -> Value:
@@ -90,6 +96,8 @@ def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
             c.pure("f32", None, f"formats.{base}_to_f32(({{0}}{shift}).astype(U16))", word)
             for word in words
         )
+        if "ftz" in f.flags:
+            left, right = (_flushed(c, base, v) for v in (left, right))
         c.dst(target, _joined(c, i, f, _compare(c, how, left, right)))
 
 

@@ -92,10 +92,18 @@ def as_float(c: Lower, operand: object, ptx_type: str) -> Value:
     section="cvt",
 )
 def float_to_float(c: Lower, i: Instr, f: Match) -> None:
+    """.ftz does nothing to an f16 result (neither F2F.F16.F32 of sm_90 nor that of sm_100 flushes),
+    and gives an f32 or f64 one the canonical NaN, as the FADD.FTZ does that it stands for."""
     target, source = f.types
-    value = as_float(c, i.operands[1], source)
-    if "ftz" in f.flags and value.type == "f32":
-        value = c.pure("f32", None, "flush_f32({t0})", value)
+    if f.types == ("f64", "f16"):
+        value = c.pure("f64", None, "formats.f16_to_f64({0})", c.src(i.operands[1], "u16"))
+    else:
+        value = as_float(c, i.operands[1], source)
+    if "ftz" in f.flags and value.type == "f64":
+        rounding = f.pick(*_ROUND.split())
+        value = c.pure("f64", None, f"arith.flush_result({{t0}}, '{rounding}')", value)
+    if "ftz" in f.flags and value.type == "f32" and target != "f16":
+        value = c.pure("f32", None, "rounding.canonical_nan_f32(flush_f32({t0}))", value)
     whole = f.pick(*_ROUND_INT.split())
     if whole:
         text = f"conversions.round_f32({{t0}}, '{whole}')"
@@ -119,7 +127,7 @@ def _encode(c: Lower, value: Value, target: str, rounding: str, flags: str) -> V
     if target == value.type:
         return value
     if target == "f64":
-        return c.pure("f64", "{0}", "{0}.astype(F64)", value)
+        return c.pure("f64", None, "{t0}.astype(F64)", value)
     if target == "f32":
         return c.pure("f32", None, f"rounding.f64_to_f32({{t0}}, '{rounding}')", value)
     if value.type == "f64":

@@ -20,12 +20,14 @@ _SCOPE = "cta cluster gpu sys"
     section="membar, fence",
 )
 def fence(c: Lower, i: Instr, f: Match) -> None:
-    """Orders memory accesses; nothing is reordered here."""
+    """Orders memory accesses; nothing is reordered here, and only a checker hears of it."""
+    c.effect("if w.check: w.check.fence(w)")
 
 
 @op("fence.mbarrier_init", flags=f"release {_SCOPE}", section="membar, fence")
 def fence_mbarrier_init(c: Lower, i: Instr, f: Match) -> None:
     """Makes mbarrier.init visible in the cluster; it is at once here."""
+    c.effect("if w.check: w.check.fence_init(w)")
 
 
 @op(
@@ -35,10 +37,15 @@ def fence_mbarrier_init(c: Lower, i: Instr, f: Match) -> None:
     section="membar, fence",
 )
 def fence_proxy(c: Lower, i: Instr, f: Match) -> None:
-    if "shared::cta" in f.flags or "async" in f.flags:
-        everywhere = "shared::cta" not in f.flags and "global" not in f.flags
-        if "global" not in f.flags:
-            c.effect(f"fence_proxy_async(w, {everywhere})")
+    flags = {part for flag in f.flags for part in flag.replace("async::", "async ").split()}
+    if "alias" in flags:
+        return
+    spaces = tuple(
+        name for name in ("shared", "global") if any(part.startswith(name) for part in flags)
+    )
+    if "shared" in spaces or not spaces:
+        c.effect(f"fence_proxy_async(w, {not spaces or 'shared::cluster' in flags})")
+    c.effect(f"if w.check: w.check.fence_proxy(w, {spaces or ('shared', 'global')})")
 
 
 @op("fence.proxy.tensormap::generic", flags=f"acquire release {_SCOPE}", section="membar, fence")

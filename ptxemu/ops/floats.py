@@ -66,9 +66,6 @@ def packed_arithmetic(c: Lower, i: Instr, f: Match) -> None:
 def double_arithmetic(c: Lower, i: Instr, f: Match) -> None:
     name = f.form.name
     values = [c.src(operand, "f64") for operand in i.operands[1:]]
-    if name == "sub":
-        values[1] = c.pure("f64", "(-{0})", "-{0}", values[1])
-        name = "add"
     c.dst(i.operands[0], _call(c, f"arith.{name}_f64", "f64", values, _flags(f)))
 
 
@@ -129,12 +126,9 @@ def extreme(c: Lower, i: Instr, f: Match) -> None:
 
 @op("min max", types="f64", section="min, max")
 def double_extreme(c: Lower, i: Instr, f: Match) -> None:
-    """A NaN operand is ignored; -0 < +0."""
     values = [c.src(operand, "f64") for operand in i.operands[1:]]
-    better, sign = ("<", "") if f.form.name == "min" else (">", "~")
-    equal = f"({{t0}} == {{t1}}) & {sign}np.signbit({{t0}})"
-    wins = f"({{t0}} {better} {{t1}}) | {equal} | ({{t1}} != {{t1}})"
-    c.dst(i.operands[0], c.pure("f64", None, f"np.where({wins}, {{t0}}, {{t1}})", *values))
+    text = f"arith.minmax_f64('{f.form.name}', {{t0}}, {{t1}})"
+    c.dst(i.operands[0], c.pure("f64", None, text, *values))
 
 
 @op("div rcp sqrt", types="f64", flags="rn", section="div, rcp, sqrt (f64)")
@@ -170,28 +164,25 @@ def half_extreme(c: Lower, i: Instr, f: Match) -> None:
 @op("neg abs", types="f32", flags="ftz", section="neg, abs")
 def sign(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "f32")
-    scalar = "(-{0})" if f.form.name == "neg" else "abs({0})"
+    size = "-{0}" if f.form.name == "neg" else "abs({0})"
+    scalar = f"({size} if {{0}} == {{0}} else NAN)"
     c.dst(i.operands[0], _call(c, f"arith.{f.form.name}_f32", "f32", [value], _flags(f), scalar))
 
 
 @op("neg abs", types="f64", section="neg, abs")
 def double_sign(c: Lower, i: Instr, f: Match) -> None:
     value = c.src(i.operands[1], "f64")
-    scalar, vector = ("(-{0})", "-{0}") if f.form.name == "neg" else ("abs({0})", "np.abs({0})")
-    c.dst(i.operands[0], c.pure("f64", scalar, vector, value))
+    c.dst(i.operands[0], c.pure("f64", None, f"arith.{f.form.name}_f64({{t0}})", value))
 
 
 @op("neg abs", types="f16 bf16 f16x2 bf16x2", flags="ftz", section="neg, abs (half)")
 def half_sign(c: Lower, i: Instr, f: Match) -> None:
+    """The canonical NaN of a NaN; .ftz flushes nothing here (seen on H100)."""
     wide = f.type.endswith("x2")
-    bits = 0x80008000 if wide else 0x8000
+    name = f"half.{f.form.name}_{f.type.removesuffix('x2')}"
     value = c.src(i.operands[1], "u32" if wide else "u16")
-    text = (
-        f"{{0}} ^ {bits:#x}"
-        if f.form.name == "neg"
-        else f"{{0}} & {bits - (0x10001 if wide else 1):#x}"
-    )
-    c.dst(i.operands[0], c.pure(value.type, f"({text})", text, value))
+    text = f"half.packed({name}, {{0}})" if wide else f"{name}({{0}})"
+    c.dst(i.operands[0], c.pure(value.type, None, text, value))
 
 
 @op("copysign", types="f32", section="copysign")

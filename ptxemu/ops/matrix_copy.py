@@ -59,7 +59,10 @@ def _row_index(w: object, address: np.ndarray, count: int) -> np.ndarray:
 @runtime
 def matrix_load(w: object, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
     """uint32 [matrix, lane]."""
-    rows = w.cta.smem[_row_index(w, address, count)].view(np.uint16)  # [matrix, 8, 8]
+    index = _row_index(w, address, count)
+    if w.check:
+        w.check.shared(w, w.cta, index[:, :, 0].ravel(), _ROW_BYTES, np.arange(8 * count), False)
+    rows = w.cta.smem[index].view(np.uint16)  # [matrix, 8, 8]
     if transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
     return rows.reshape(count, 64).view(np.uint32)
@@ -72,5 +75,7 @@ def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed:
     if transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
     index = _row_index(w, address, count)
+    if w.check:
+        w.check.shared(w, w.cta, index[:, :, 0].ravel(), _ROW_BYTES, np.arange(8 * count), True)
     w.cta.smem[index] = rows.view(np.uint8).reshape(count, 8, _ROW_BYTES)
     w.cta.mark_generic(index)

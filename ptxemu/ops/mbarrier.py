@@ -12,7 +12,7 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
+from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
 from ptxemu.ops.registry import Match, op, runtime
@@ -55,7 +55,7 @@ def arrive(c: Lower, i: Instr, f: Match) -> None:
     drop = f.form.name == "mbarrier.arrive_drop"
     address = barrier_address(c, operands[0])
     out = c.effect(
-        f"mbarrier_arrive(w, {{0}}, {{1}}, {drop})",
+        f"mbarrier_arrive(w, {{0}}, {{1}}, {drop}, {_order(f)})",
         address,
         count,
         results=[("u64", address.uniform and count.uniform)],
@@ -74,12 +74,17 @@ def arrive_expect(c: Lower, i: Instr, f: Match) -> None:
     drop = f.form.name.startswith("mbarrier.arrive_drop")
     address, nbytes = barrier_address(c, operands[0]), c.src(operands[1], "u32")
     out = c.effect(
-        f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop})",
+        f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop}, {_order(f)})",
         address,
         nbytes,
         results=[("u64", address.uniform and nbytes.uniform)],
     )
     c.dst(state, out[0])
+
+
+def _order(f: Match) -> tuple[str, ...]:
+    """Semantics and scope, as far as the instruction names them."""
+    return tuple(flag for flag in _ORDER.split() if flag in f.flags)
 
 
 def _state(i: Instr) -> tuple[object, tuple]:
@@ -162,7 +167,11 @@ def pending(c: Lower, i: Instr, f: Match) -> None:
 
 def find(w: object, address: int) -> MBarrier:
     """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
-    return w.cluster.cta(address >> RANK_SHIFT & 0xFF).mbarrier(address & OFFSET_MASK)
+    return _home(w, address).mbarrier(address & OFFSET_MASK)
+
+
+def _home(w: object, address: int) -> Cta:
+    return w.cluster.cta(address >> RANK_SHIFT & 0xFF)
 
 
 def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, int]]:
@@ -175,14 +184,19 @@ def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, in
 @runtime
 def mbarrier_init(w: object, address: object, count: object) -> None:
     for where, expected, _ in _pairs(w, address, count):
-        w.cluster.cta(where >> RANK_SHIFT & 0xFF).init_mbarrier(where & OFFSET_MASK, expected)
+        cta, offset = _home(w, where), where & OFFSET_MASK
+        if w.check and offset in cta.mbarriers:
+            w.check.initialised_again(w, cta.mbarriers[offset])
+        cta.init_mbarrier(offset, expected)
+        if w.check:
+            w.check.barrier_initialised(w, cta, offset, cta.mbarriers[offset])
 
 
 @runtime
 def mbarrier_inval(w: object, address: object) -> None:
     for where, _, _ in _pairs(w, address, 0):
         find(w, where)
-        del w.cluster.cta(where >> RANK_SHIFT & 0xFF).mbarriers[where & OFFSET_MASK]
+        del _home(w, where).mbarriers[where & OFFSET_MASK]
 
 
 def _states(w: object, states: list[int], *operands: object) -> object:
@@ -195,22 +209,28 @@ def _states(w: object, states: list[int], *operands: object) -> object:
 
 
 @runtime
-def mbarrier_arrive(w: object, address: object, count: object, drop: bool) -> object:
+def mbarrier_arrive(w: object, address: object, count: object, drop: bool, how: tuple) -> object:
     w.machine.note_progress()
-    states = [
-        find(w, where).arrive_each(lanes, number, drop=drop, by=w.label)
-        for where, number, lanes in _pairs(w, address, count)
-    ]
+    states = []
+    for where, number, lanes in _pairs(w, address, count):
+        barrier = find(w, where)
+        if w.check:
+            w.check.arrival(w, _home(w, where), barrier, how)
+        states.append(barrier.arrive_each(lanes, number, drop=drop, by=w.label))
     return _states(w, states, address, count)
 
 
 @runtime
-def mbarrier_arrive_expect(w: object, address: object, nbytes: object, drop: bool) -> object:
+def mbarrier_arrive_expect(
+    w: object, address: object, nbytes: object, drop: bool, how: tuple
+) -> object:
     w.machine.note_progress()
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
         barrier.expect(number * lanes)
+        if w.check:
+            w.check.arrival(w, _home(w, where), barrier, how)
         states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
     return _states(w, states, address, nbytes)
 
@@ -230,7 +250,10 @@ def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
 
 @runtime
 def mbarrier_test_wait(w: object, address: int, parity: int) -> bool:
-    done = find(w, address).done(parity)
+    barrier = find(w, address)
+    done = barrier.done(parity)
+    if done and w.check:
+        w.check.waited(w, _home(w, address), barrier, parity)
     w.polled |= not done
     return done
 
@@ -241,7 +264,10 @@ def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.n
     out = np.zeros(32, np.bool_)
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     for lane, (where, bit) in zip(active, w.each_lane(address, parity), strict=True):
-        out[lane] = find(w, where).done(bit)
+        barrier = find(w, where)
+        out[lane] = barrier.done(bit)
+        if out[lane] and w.check:
+            w.check.waited(w, _home(w, where), barrier, bit)
     w.polled |= not out.any()
     return out
 
@@ -251,6 +277,8 @@ def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
     barrier, frag = find(w, address), w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
     if barrier.done(parity):
+        if w.check:
+            w.check.waited(w, _home(w, address), barrier, parity)
         if w.machine.timeline and barrier.phase:
             w.machine.timeline.catch_up(
                 w, barrier.completed_at(parity), f"mbarrier {barrier.where}"

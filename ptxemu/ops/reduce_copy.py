@@ -66,8 +66,11 @@ def bulk_reduce(w: object, how: tuple, target: object, source: object, nbytes: o
 def _issue_bulk(w: object, how: tuple, where: int, low: int, size: int) -> None:
     held: list[np.ndarray] = []
     address = np.array([where], np.int64)
+    ticket = w.ticket("bulk read")
 
     def read() -> None:
+        if ticket:
+            w.check.source_read(ticket, w.cta, low, size)
         held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
     def write() -> None:
@@ -90,8 +93,11 @@ def tensor_reduce(w: object, how: str, rank: int, source: object, tensor: tuple)
 
 def _issue_tensor(w: object, how: str, tm: object, position: tuple, offset: int) -> None:
     held: list[np.ndarray] = []
+    ticket = w.ticket("bulk read")
 
     def read() -> None:
+        if ticket:
+            w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
 
     def write() -> None:

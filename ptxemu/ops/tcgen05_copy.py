@@ -33,7 +33,7 @@ _GROUPS = "cta_group::1 cta_group::2"
 )
 def alloc(c: Lower, i: Instr, f: Match) -> None:
     c.effect(
-        "tmem_alloc(w, {0}, {1})",
+        f"tmem_alloc(w, {{0}}, {{1}}, {'cta_group::2' in f.flags})",
         address_value(c, i.operands[0], "shared"),
         c.src(i.operands[1], "u32"),
         parks=True,
@@ -48,7 +48,11 @@ def alloc(c: Lower, i: Instr, f: Match) -> None:
     convergent=True,
 )
 def dealloc(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("tmem_dealloc(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32"))
+    c.effect(
+        f"tmem_dealloc(w, {{0}}, {{1}}, {'cta_group::2' in f.flags})",
+        c.src(i.operands[0], "u32"),
+        c.src(i.operands[1], "u32"),
+    )
 
 
 @op(
@@ -136,7 +140,7 @@ def fence(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def tmem_alloc(w: object, target: int, columns: int) -> bool | None:
+def tmem_alloc(w: object, target: int, columns: int, pair: bool) -> bool | None:
     """Waits while there is no room; the address is written to shared memory."""
     base = w.cta.tmem.try_alloc(columns)
     if base is None:
@@ -146,13 +150,18 @@ def tmem_alloc(w: object, target: int, columns: int) -> bool | None:
     offset = target & 0xFFFFFF
     w.cta.check(offset, 4)
     w.cta.views[4][offset // 4] = base
+    if w.check:
+        w.check.shared(w, w.cta, offset, 4, None, True)
+        w.check.columns(w, base, columns, pair)
     return True
 
 
 @runtime
-def tmem_dealloc(w: object, address: int, columns: int) -> None:
+def tmem_dealloc(w: object, address: int, columns: int, pair: bool) -> None:
     settle_loads(w)
     w.cta.tmem.dealloc(address, columns)
+    if w.check:
+        w.check.columns(w, address, columns, pair)
     waiters, w.cta.tmem_waiters = w.cta.tmem_waiters, []
     for warp, fragment in waiters:
         warp.wake(fragment)
@@ -178,7 +187,8 @@ def tmem_load_late(w: object, address: object, move: Move, registers: int) -> np
     """An array that is filled when the load is settled."""
     _probe(w, one_address(address), move)
     out = np.full((registers, 32), POISON, np.uint32)
-    w.pending_loads.append((out, (address, move)))
+    step = w.check.moved(w, one_address(address), move, False) if w.check else 0
+    w.pending_loads.append((out, (address, move), step))
     return out
 
 
@@ -189,8 +199,10 @@ def _probe(w: object, address: int, move: Move) -> None:
 
 
 def _fill(w: object, pending: tuple) -> None:
-    out, arguments = pending
+    out, arguments, step = pending
     out[:] = tmem_load(w, *arguments)
+    if w.check:
+        w.clock.complete("tcgen05.ld", step)
 
 
 @runtime
@@ -217,6 +229,8 @@ def settle_value(w: object, value: object) -> None:
 @runtime
 def tmem_store(w: object, address: object, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
+    if w.check:
+        w.check.moved(w, one_address(address), move, True)
     if w.machine.late:
         _probe(w, one_address(address), move)
         w.pending_stores.append((one_address(address), move, rows.copy()))
@@ -235,3 +249,5 @@ def settle_stores(w: object) -> None:
     pending, w.pending_stores = w.pending_stores, []
     for store_ in pending:
         _write(w, *store_)
+    if w.check:
+        w.clock.complete("tcgen05.st")

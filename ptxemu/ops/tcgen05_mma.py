@@ -112,9 +112,13 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
     instr = instr_desc(form.kind, description)
     a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
 
+    ticket = w.ticket("tensor core")
+
     def run() -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
+        if ticket:
+            w.check.multiply(ticket, ctas, d, (a_operand, b_operand), instr)
         views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
         mma(
             views,
@@ -146,9 +150,13 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
             ctas = [w.cluster.cta(rank) for rank in range(16) if chosen >> rank & 1]
             signals = [(cta, cta.mbarrier(offset)) for cta in ctas]
 
-        def run(signals: list = signals) -> None:
+        ticket = w.ticket("tensor core")
+
+        def run(signals: list = signals, ticket: object = ticket) -> None:
             for cta, signal in signals:
                 cta.reached_by(w.cta)
+                if ticket:
+                    w.check.arrival_of(ticket, cta, signal)
                 signal.arrive(by="tensor core")
 
         w.machine.issue(w, Work("tensor core", "commit", run), queue)

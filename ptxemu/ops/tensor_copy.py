@@ -141,9 +141,12 @@ def tensor_load(
 
 def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals: list) -> None:
     nbytes = transaction_bytes(tm)
+    ticket = w.ticket()
 
     def run() -> None:
         image = load_tile(tm, position, w.machine.memory)
+        if ticket:
+            w.check.landed(ticket, places, tm.box_bytes, signals)
         for cta, offset in places:
             cta.reached_by(w.cta)
             place_tile(tm, image, cta.smem, offset)
@@ -170,8 +173,11 @@ def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
 
 def _issue_store(w: object, tm: TensorMap, position: tuple, offset: int) -> None:
     held = []
+    ticket = w.ticket("bulk read")
 
     def read() -> None:
+        if ticket:
+            w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
 
     def write() -> None:

@@ -1,6 +1,6 @@
 """Tokens -> tree, after the PTX ISA's "Syntax" and "State Spaces, Types, and Variables" chapters.
 
-Line information (`.loc`) and pragmas are skipped; an unknown directive raises.
+Pragmas are skipped; an unknown directive raises.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.lexer import Token, tokenize
+from ptxemu.syntax.line_info import LineInfo
 from ptxemu.syntax.scopes import VECTORS, Scopes
 from ptxemu.syntax.tree import (
     CARRY,
@@ -81,6 +82,7 @@ class Parser:
         self.at = 0
         self.tree = ModuleTree()
         self.scopes = Scopes()
+        self.line_info = LineInfo(self.tree.files)
         self.entry: Entry | None = None
 
     # -- token helpers ----------------------------------------------------------------------
@@ -116,11 +118,12 @@ class Parser:
         line = self.line
         raise PtxSyntaxError(message, line=line, text=self.lines[line - 1].strip())
 
-    def skip_line(self) -> None:
-        """Skip the rest of a directive that is one source line without a semicolon."""
-        line = self.line
+    def skip_line(self) -> list[str]:
+        """The words of a directive that is one source line without a semicolon."""
+        line, start = self.line, self.at
         while self.line == line and self.kind() != "end":
             self.at += 1
+        return [text for _, text, _ in self.tokens[start : self.at]]
 
     def skip_braces(self) -> None:
         depth = 0
@@ -280,6 +283,7 @@ class Parser:
             self.tuning_directive(entry)
         self.tree.entries[entry.name] = entry
         self.scopes = Scopes()
+        self.line_info.enter_function()
         self.next()
         while not self.accept("}"):
             self.body_statement(entry)
@@ -305,7 +309,7 @@ class Parser:
         elif word == ".reg":
             self.register_declaration(entry)
         elif word == ".loc":
-            self.skip_line()
+            self.line_info.loc(self.skip_line())
         elif word == ".pragma":
             while self.next() != ";":
                 pass
@@ -389,7 +393,8 @@ class Parser:
             if not self.accept(","):
                 self.expect(";")
                 break
-        return Instr(opcode, tuple(operands), guard, line, self.lines[line - 1].strip())
+        text = self.lines[line - 1].strip()
+        return Instr(opcode, tuple(operands), guard, line, text, self.line_info.here)
 
     def operand(self) -> object:
         kind, text = self.kind(), self.peek()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ptxemu.syntax.line_info import Location
+
 CARRY = "CC.CF"  # the condition-code register of add.cc and its like; no PTX register is called so
 
 
@@ -92,6 +94,12 @@ class Instr:
     guard: Reg | Not | None
     line: int
     text: str
+    location: Location | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def source(self) -> str:
+        """ "path/file.py:123", the innermost frame; "" without line information."""
+        return str(self.location or "")
 
     @cached_property
     def parts(self) -> tuple[str, ...]:

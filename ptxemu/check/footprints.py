@@ -1,0 +1,89 @@
+"""Which cells an instruction touches, in the grain of the shadows.
+
+Shared memory: `grain` bytes to a cell. Tensor memory: 16 lanes of a column to a cell, since no
+instruction separates the lanes of such a group; cell = column * 8 + lane / 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from ptxemu.machine.operand_format import FORMATS
+from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, register_map
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_words
+
+GROUPS = LANES // 16  # of lanes in a column
+TENSOR_CELLS = COLUMNS * GROUPS
+_WORD = 8  # bytes of what `operand_words` counts
+_WINDOW = 1024  # swizzles repeat with it
+
+
+@lru_cache(maxsize=1024)
+def _moved(shape: str, num: int, packed: bool, half_split: int) -> np.ndarray:
+    """Cells relative to (column 0, the first lane reached) of a tcgen05.ld or .st."""
+    index, _ = register_map(shape, num, packed, half_split)
+    both = np.concatenate([index.ravel(), index.ravel() + LANES]) if packed else index.ravel()
+    cells = np.unique(both // LANES * GROUPS + both % LANES // 16)
+    cells.flags.writeable = False
+    return cells
+
+
+def moved_cells(move: tuple, address: int, warp_in_group: int) -> np.ndarray:
+    """move: (shape, repeat count, 16-bit packing, columns between halves)."""
+    shape, num, packed, half_split = move
+    lane, column = address >> 16 & 16, address & 0xFFFF
+    first = 2 * warp_in_group + (lane // 16 if SHAPES[shape].lanes == 16 else 0)
+    return _moved(shape, num, packed, half_split) + (column * GROUPS + first)
+
+
+def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice | np.ndarray:
+    """D of one CTA."""
+    column, rows = address & 0xFFFF, idesc.m // cta_group
+    columns = idesc.n if rows == LANES or cta_group == 1 else idesc.n // 2
+    if rows == LANES or cta_group == 2:
+        return slice(column * GROUPS, (column + columns) * GROUPS)
+    upper = address >> 16 & 16
+    cells = np.arange(column * GROUPS, (column + columns) * GROUPS).reshape(-1, GROUPS)
+    return cells[:, upper // 16 :: 2].ravel()
+
+
+def tensor_operand_cells(address: int, idesc: InstrDesc) -> slice:
+    """A in tensor memory: all lanes."""
+    column = address & 0xFFFF
+    columns = idesc.k * FORMATS[idesc.a_format].container_bytes // 4
+    return slice(column * GROUPS, (column + columns) * GROUPS)
+
+
+def column_cells(column: int, columns: int) -> slice:
+    return slice(column * GROUPS, (column + columns) * GROUPS)
+
+
+@lru_cache(maxsize=4096)
+def _operand(
+    desc: SmemDesc, shape: tuple[int, int], mn_major: bool, grain: int
+) -> np.ndarray:
+    words, _ = operand_words(desc, shape, mn_major)
+    cells = words.reshape(-1, 1) * (_WORD // grain) + np.arange(_WORD // grain)
+    cells = np.sort(cells.ravel())
+    cells.flags.writeable = False
+    return cells
+
+
+def operand_cells(
+    desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool, grain: int
+) -> np.ndarray:
+    """An operand of an MMA in shared memory."""
+    element_bytes = FORMATS[fmt].container_bytes
+    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    phase = desc.start % _WINDOW
+    base = (desc.start - phase) // grain
+    return _operand(replace(desc, start=phase), shape, mn_major, grain) + base
+
+
+def bytes_of(starts: np.ndarray, nbytes: int, grain: int) -> np.ndarray:
+    """Cells [cell, start] of `nbytes` at each of `starts`."""
+    cells = max(nbytes // grain, 1)
+    return starts // grain + np.arange(cells, dtype=np.int64)[:, None]

@@ -1,0 +1,111 @@
+"""Beginnings and ends: mbarriers, tensor memory, and CTAs that exit while others still reach them.
+
+What the machine itself refuses (arrivals beyond the pending count, transaction counts out of range,
+a barrier reused with another count, tcgen05.alloc after relinquish) stays an error there.
+"""
+
+from __future__ import annotations
+
+from ptxemu.check.agents import PhaseClock
+from ptxemu.check.clocks import EXECUTED, join
+from ptxemu.report import Access, Finding
+
+
+class Lifetime:
+    """The part of the checker that follows objects from their beginning to their end."""
+
+    machine: object
+    sites: list
+
+    # -- mbarriers ----------------------------------------------------------------------------
+
+    def unseen_init(self, w: object, phases: PhaseClock) -> None:
+        """An mbarrier is used by a warp that is not ordered after its mbarrier.init."""
+        init = Access(
+            phases.agent, "mbarrier.init", "init", "shared memory", **self._place(phases.init_site)
+        )
+        use = Access(w.label, "", "use", "shared memory", **self._place(w.at))
+        self._lifetime(
+            "mbarrier",
+            f"{phases.agent} is used by a warp that is not ordered after its initialisation",
+            w.at,
+            accesses=(init, use),
+            missing="a barrier behind mbarrier.init; towards a peer, fence.mbarrier_init before it",
+            rule="mbarrier.init; membar / fence",
+        )
+
+    def initialised_again(self, w: object, barrier: object) -> None:
+        """mbarrier.init over one whose phase is under way."""
+        if barrier.tx or barrier.pending != barrier.expected:
+            self._lifetime(
+                "mbarrier",
+                f"{barrier.describe()} is initialised again in the middle of its phase",
+                w.at,
+                rule="mbarrier.init",
+            )
+
+    # -- the end of a CTA ---------------------------------------------------------------------
+
+    def reached(self, cta: object, component: int, step: int, site: int) -> None:
+        """An operation of a peer that will have touched `cta` when `component` has come to `step`.
+
+        Those of the CTA itself may be under way at its exit: the last commit of NVIDIA's fmha.py is
+        waited for by nobody, nor are the last bulk stores of its tutorial_tma."""
+        known = cta.reached_until.get(component)
+        if known is None or known[0] < step:
+            cta.reached_until[component] = (step, site)
+        if cta.ended:
+            self._still_reached(cta, component, site)
+
+    def warp_ended(self, w: object) -> None:
+        """What the warps of a CTA know at their end, together."""
+        cta = w.cta
+        known = cta.known_at_end
+        cta.known_at_end = w.clock.rows.copy() if known is None else join(known, w.clock.rows)
+
+    def cta_ended(self, cta: object) -> None:
+        """All threads have exited: nothing may reach the CTA any more, and nothing may be left."""
+        cta.ended = True
+        for component, (step, site) in cta.reached_until.items():
+            rows = cta.known_at_end
+            known = rows[EXECUTED, component] if component < rows.shape[1] else 0
+            if known < step:
+                self._still_reached(cta, component, site)
+        for base, columns in cta.tmem.allocations.items():
+            self._lifetime(
+                "tmem",
+                f"{columns} columns at {base:#x} of tensor memory are not deallocated at exit",
+                0,
+                missing="tcgen05.dealloc",
+                rule="tcgen05.alloc, dealloc",
+            )
+        for barrier in cta.mbarriers.values():
+            if barrier.tx:
+                self._lifetime(
+                    "mbarrier",
+                    f"{barrier.describe()} at exit: its phase is left open",
+                    barrier.clock_of.init_site,
+                    rule="mbarrier, complete-tx",
+                )
+
+    def _still_reached(self, cta: object, component: int, site: int) -> None:
+        kind = cta.cluster.components.known[component]
+        self._lifetime(
+            "exited",
+            f"a CTA of a cluster may exit before this {kind.kind} operation has reached it",
+            site,
+            missing="a wait for it, or a cluster barrier before the exit",
+            rule="CUDA C++ Programming Guide, Distributed Shared Memory",
+        )
+
+    # -- findings -----------------------------------------------------------------------------
+
+    def _place(self, site: int) -> dict:
+        instr = self.sites[site]
+        return {"line": instr.line, "text": instr.text, "source": getattr(instr, "source", "")}
+
+    def _lifetime(self, check: str, message: str, site: int, **more: object) -> None:
+        key = (check, site, message if not site else "")
+        if key not in self._known:
+            self._known.add(key)
+            self.machine.report(Finding(check, message, **self._place(site), **more))

@@ -1,0 +1,187 @@
+"""Findings as text that an engineer can act on, and a whole report as JSON values."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+
+from ptxemu.check.groups import Group, grouped, schedule
+from ptxemu.check.roles import roles_of
+from ptxemu.report import Access, Finding, LaunchReport, Report
+
+_COUNTED = {"by_warp", "bytes", "counts"}
+_LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python
+
+
+def render(report: Report) -> str:
+    """All findings, put together where they have one cause, kernel by kernel; then the verdict."""
+    blocks = []
+    for launches in _by_entry(report.launches):
+        groups = grouped(launches)
+        stops = dict.fromkeys(launch.stopped for launch in launches if launch.stopped)
+        if groups or stops:
+            blocks.append("\n".join(_headline(launches)))
+        blocks += ["\n".join(_group(group, launches)) for group in groups]
+        blocks += [f"stopped: {stop}" for stop in stops]
+    return "\n\n".join([*blocks, verdict(report)])
+
+
+def verdict(report: Report) -> str:
+    """One line: how many findings of which severity, in how many launches, under which rules."""
+    groups = [group for some in _by_entry(report.launches) for group in grouped(some)]
+    kinds = [
+        f"{_count(len(list(some)), severity)}"
+        for severity, some in groupby(sorted(g.first.severity for g in groups))
+    ]
+    stopped = sum(bool(launch.stopped) for launch in report.launches)
+    kinds += [f"{_count(stopped, 'launch', 'launches')} stopped early"] * bool(stopped)
+    rules = " and ".join(dict.fromkeys(map(rules_of, report.launches))) or "none"
+    launches = _count(len(report.launches), "launch", "launches")
+    return f"{', '.join(kinds) or 'no findings'} in {launches}; rules: {rules}"
+
+
+def document(report: Report, *, counts: bool = True) -> dict:
+    """The report as plain JSON values, with what was counted or without; no timelines."""
+    return {
+        "errors": len(report.errors),
+        "notes": len(report.findings) - len(report.errors),
+        "launches": [_launch(launch, counts) for launch in report.launches],
+    }
+
+
+def rules_of(launch: LaunchReport) -> str:
+    """The rule sets that a launch was checked by."""
+    if not launch.options.check:
+        return "none"
+    return "hardware, manual" if launch.options.strict else "hardware"
+
+
+def _launch(launch: LaunchReport, counts: bool) -> dict:
+    apart = {"findings", "trace", "options"} | (set() if counts else _COUNTED)
+    plain = [f.name for f in fields(launch) if f.name not in apart]
+    return {
+        **{name: getattr(launch, name) for name in plain},
+        "policy": launch.options.policy,
+        "seed": launch.options.seed,
+        "rules": rules_of(launch),
+        "roles": roles_of(launch),
+        "warp_instructions": launch.warp_instructions,
+        "findings": [finding.to_json() for finding in launch.findings],
+    }
+
+
+def _by_entry(launches: Iterable[LaunchReport]) -> list[list[LaunchReport]]:
+    """The launches of each kernel, kernels in the order of their first launch."""
+    found: dict[str, list[LaunchReport]] = {}
+    for launch in launches:
+        found.setdefault(launch.entry, []).append(launch)
+    return list(found.values())
+
+
+# ---- lines
+
+
+def _headline(launches: list[LaunchReport]) -> Iterator[str]:
+    shapes = dict.fromkeys((x.grid, x.block, x.cluster) for x in launches)
+    grid, block, cluster = next(iter(shapes))
+    more = f", and {_count(len(shapes) - 1, 'other shape')}" if len(shapes) > 1 else ""
+    yield f"kernel {_cut(launches[0].entry)}"
+    yield f"  grid {grid}, block {block}, cluster {cluster}{more}".replace(", 1, 1)", ")")
+
+
+def _group(group: Group, launches: list[LaunchReport]) -> Iterator[str]:
+    finding = group.first
+    yield f"{finding.severity}: {finding.check}: {finding.message}"
+    repeated = [f"{len(group.findings)} times"] * (len(group.findings) > 1)
+    repeated += [f"in {group.ctas} CTAs"] * (group.ctas > 1)
+    if len(group.launches) < len(launches):
+        repeated.append(f"in {len(group.launches)} of {len(launches)} launches")
+        if len(set(map(schedule, launches))) > 1:
+            repeated.append(f"under {'; '.join(group.schedules)}")
+    elif len(launches) > 1:
+        repeated.append(f"in all {len(launches)} launches")
+    if repeated:
+        yield f"  seen {', '.join(repeated)}"
+    roles = roles_of(group.launches[0])
+    for index in range(len(finding.accesses)):
+        yield from _side(group.side(index), roles)
+    if not any(access.line == finding.line for access in finding.accesses):
+        yield from (f"  {line}" for line in _place(finding))
+    yield from (f"  missing: {finding.missing}",) * bool(finding.missing)
+    yield from (f"  rule: {finding.rule}",) * bool(finding.rule)
+
+
+def _side(accesses: list[Access], roles: Mapping[int, str]) -> Iterator[str]:
+    """Who did what to which range, in all findings of a group, then where."""
+    first = accesses[0]
+    ranges = list(dict.fromkeys(map(_range, accesses)))
+    more = f" (and {_count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
+    yield f"  {first.what or 'access'} of {ranges[0]}{more} by {_agents(accesses, roles)}"
+    yield from (f"    {line}" for line in _place(first))
+
+
+def _agents(accesses: list[Access], roles: Mapping[int, str]) -> str:
+    """Such as "tensor core of warp 4 (mma) of cta(0,0,0)" or "warps 0-3 (softmax) of 4 CTAs"."""
+    first = accesses[0]
+    unit = f"{first.role} of " if first.role not in first.agent + first.text else ""
+    if first.warp is None:
+        return unit + first.agent
+    unit += first.agent.partition("warp ")[0]
+    warps = sorted({access.warp for access in accesses if access.warp is not None})
+    names = list(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
+    name = f" ({'; '.join(names)})" if names else ""
+    ctas = {access.cta for access in accesses} - {""}
+    where = f" of {_count(len(ctas), 'CTA')}" if len(ctas) > 1 else f" of {first.cta}"
+    told = not ctas or (ctas == {first.cta} and first.cta in first.space)
+    return f"{unit}{_warps(warps)}{name}{'' if told else where}"
+
+
+def _warps(warps: list[int]) -> str:
+    """Such as "warp 4" or "warps 0-3, 8"."""
+    runs: list[list[int]] = []
+    for warp in warps:
+        if runs and runs[-1][-1] == warp - 1:
+            runs[-1].append(warp)
+        else:
+            runs.append([warp])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"warp{'s' if len(warps) > 1 else ''} {', '.join(texts)}"
+
+
+def _range(access: Access) -> str:
+    """Such as "shared memory, bytes 0x400 to 0x4ff" or "tensor memory, columns 0 to 31"."""
+    unit, form = ("column", "d") if access.space.startswith("tensor") else ("byte", "#x")
+    extent = f"{unit} {access.first:{form}}"
+    if access.last != access.first:
+        extent = f"{unit}s {access.first:{form}} to {access.last:{form}}"
+    space = access.space if "memory" in access.space else f"{access.space} memory"
+    return f"{space.strip()}, {extent}"
+
+
+def _place(item: Access | Finding) -> Iterator[str]:
+    if item.line:
+        yield f"PTX line {item.line}: {_cut(' '.join(item.text.split()))}"
+    if item.source:
+        path, _, line = item.source.rpartition(":")
+        code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
+        yield f"at {_short(item.source)}" + f": {_cut(code)}" * bool(code)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _short(source: str) -> str:
+    """A path below the working directory as it is from there."""
+    path, colon, line = source.rpartition(":")
+    try:
+        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
+    except ValueError:
+        return source
+
+
+def _count(number: int, single: str, many: str = "") -> str:
+    return f"{number} {single if number == 1 else many or single + 's'}"
