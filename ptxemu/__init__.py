@@ -19,7 +19,7 @@ from ptxemu.errors import (
 )
 from ptxemu.module import Module, load
 from ptxemu.options import Options
-from ptxemu.report import Finding, LaunchReport, Report
+from ptxemu.report import Access, Finding, LaunchReport, Report
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
@@ -46,6 +46,7 @@ def run(
 
 
 __all__ = [
+    "Access",
     "Deadlock",
     "Finding",
     "HardwareRefusal",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
+from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.machine.machine import Dim3, Machine, Shape
@@ -19,6 +20,8 @@ from ptxemu.syntax.tree import Entry, Imm, Variable
 
 class Module:
     """PTX text, ready to launch. Module variables live as long as the module."""
+
+    memory_before: GlobalShadow | None = None  # that the last checked launch touched
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -84,13 +87,15 @@ class Module:
         params: Sequence[bytes] = (),
         memory: list | None = None,
         options: Options | None = None,
+        dependent: bool = False,
     ) -> LaunchReport:
         """Execute one launch to completion.
 
         grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. smem_bytes: dynamic shared memory.
         params: the raw block of each kernel parameter, in order; pointers in them are host
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
-        every mapping of this process. Raises the errors of `ptxemu.errors`.
+        every mapping of this process. dependent: on hardware it may begin before the launch before
+        it has ended (programmatic dependent launch). Raises the errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
@@ -105,11 +110,15 @@ class Module:
         for buffer in self._buffers.values():
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
         machine = Machine(program, shape, block_of_params, reachable, options)
+        if options.check and dependent:
+            machine.checker.memory.before = Module.memory_before
         try:
             report = machine.run()
         except PtxEmuError as error:
             watch.note(_stopped(machine, error))
             raise
+        if machine.checker:
+            Module.memory_before = machine.checker.memory
         report.options = options
         watch.note(report)
         return report

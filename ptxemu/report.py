@@ -37,8 +37,10 @@ class Access:
 
     @property
     def place(self) -> tuple:
-        """Equal where one instruction does the same to the same kind of memory."""
-        return self.line, self.role, self.what, self.space.partition(" ")[0]
+        """Equal where one line of Python, or of PTX where it has no line information, does the same
+        to the same kind of memory: an unrolled loop is one place.
+        """
+        return self.source or str(self.line), self.role, self.what, self.space.partition(" ")[0]
 
     @property
     def warp(self) -> int | None:
@@ -85,7 +87,7 @@ class Finding:
         """Equal for findings that have one cause: the same instructions, whoever executed them, in
         either order; the same words where no instruction is known.
         """
-        sides = tuple(sorted(access.place for access in self.accesses)) or (self.line,)
+        sides = tuple(sorted(a.place for a in self.accesses)) or (self.source or self.line,)
         words = "" if self.line or any(access.line for access in self.accesses) else self.message
         return self.check, self.severity, sides, self.missing, words
 

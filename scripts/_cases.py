@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -198,6 +198,7 @@ def attend(
     device = "cuda" if backend == "cuda" else "cpu"
     inputs, arguments = case.inputs(device), case.options(device) | case.launch_options()
     config = AttentionConfig(**case.tuning)
+    options = replace(options, roles=role_of_warp(case))
     with emulation(options) as emulated, _nvtx(str(case), backend):
         results = attention(*inputs, return_lse=True, backend=backend, config=config, **arguments)
     if backend == "cuda":

@@ -14,6 +14,7 @@ from _cases import Case, attend, check, instructions_by_role, plan_of, role_of_w
 from _common import refuse
 from _flags import add_case_arguments, case_of
 from _names import named
+from ptxemu.host.command_line import add_check_arguments, checking
 from ptxemu.options import POLICIES, Options
 from ptxemu.report import LaunchReport
 from timeline_png import draw
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("out/timeline"), help="of both files, less .json and .png"
     )
+    add_check_arguments(parser)
     arguments = parser.parse_args()
     case = case_of(arguments)
     try:
@@ -53,7 +55,8 @@ def main() -> int:
     except (ValueError, NotImplementedError) as refusal:
         return refuse(refusal)
     options = Options(policy=arguments.policy, seed=arguments.seed, limit=None, trace=True)
-    _, launches = attend(case, "emulate", options)
+    with checking(arguments) as report:
+        _, launches = attend(case, "emulate", options)
     if not launches:
         print(f"{case}: nothing to launch")
         return 0
@@ -67,7 +70,7 @@ def main() -> int:
     title = f"fmha forward, {case}, {arguments.policy}"
     draw(timeline, picture, title=title, cta=arguments.cta, roles=roles)
     print(f"wrote {trace} (ui.perfetto.dev opens it) and {picture}")
-    return 0
+    return 1 if report.errors else 0
 
 
 if __name__ == "__main__":

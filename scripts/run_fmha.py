@@ -2,8 +2,8 @@
 
 A GPU of compute capability 10.x runs the kernel itself; everywhere else the emulator runs its PTX.
 The yardstick is the fp64 definition, and beside each error stands the one that the reference with
-the kernel's own rounding points makes. Exit code 1 when a case is out of tolerance, 2 when one is
-refused.
+the kernel's own rounding points makes. Exit code 1 when a case is out of tolerance or the checker
+finds an error, 2 when a case is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from _timing import setting, why_not_here
 from fmha import reference
 from kernelkit import tolerance
 from kernelkit.launch import BACKENDS
+from ptxemu.check import text
+from ptxemu.host.command_line import add_check_arguments, checking, wanted
 from ptxemu.options import POLICIES, Options
 
 TINY = torch.finfo(torch.float64).tiny  # an output of zeros has no relative error
@@ -73,13 +75,17 @@ class Row:
         return self.of_limit <= 1.0
 
 
-def pick_backend(wanted: str) -> tuple[str, str]:
+def pick_backend(asked: str, *, checked: bool) -> tuple[str, str]:
     """(backend, the reason in words) for 'auto', 'cuda' or 'emulate'."""
     reason = why_not_here()
-    if wanted == "cuda" and reason:
+    if asked == "cuda" and checked:
+        raise ValueError("backend 'cuda': the checker is the emulator's")
+    if asked == "cuda" and reason:
         raise ValueError(f"backend 'cuda': {reason}")
-    if wanted != "auto":
-        return wanted, "as asked"
+    if asked != "auto":
+        return asked, "as asked"
+    if checked:
+        return "emulate", "for the checker"
     return ("emulate", reason) if reason else ("cuda", torch.cuda.get_device_name())
 
 
@@ -220,6 +226,7 @@ def parse_arguments() -> argparse.Namespace:
         "--line-info", action="store_true", help="compile with source lines, for profilers"
     )
     group.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    add_check_arguments(parser)
     return parser.parse_args()
 
 
@@ -249,20 +256,22 @@ def main() -> int:
     if arguments.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     try:
-        arguments.backend, reason = pick_backend(arguments.backend)
+        arguments.backend, reason = pick_backend(arguments.backend, checked=wanted(arguments))
     except ValueError as refused:
         return refuse(str(refused))
     console = Console()
     console.print(f"backend: {arguments.backend} ({reason})")
-    rows = run_all(cases, arguments, console)
+    with checking(arguments) as report:
+        rows = run_all(cases, arguments, console)
     console.print(accuracy(rows), work(rows))
     if arguments.json:
-        write_json(arguments.json, document(rows, reason))
+        checks = {"checks": text.document(report, counts=False)} if wanted(arguments) else {}
+        write_json(arguments.json, {**document(rows, reason), **checks})
     wrong = sum(not row.ok for row in rows)
     verdict = f"{wrong} of {len(rows)} out of tolerance" if wrong else "all within tolerance"
     console.print("reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp")
     console.print(verdict)
-    return 1 if wrong else 0
+    return 1 if wrong or report.errors else 0
 
 
 if __name__ == "__main__":

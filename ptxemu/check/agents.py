@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.check.clocks import (
-    ALL_LANES,
     ASYNC_GLOBAL,
     ASYNC_SHARED,
     EXECUTED,
     FENCED,
     INITIALISED,
     ORDERED,
+    ROWS,
     Components,
     fresh,
     join,
-    stamp,
 )
 
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
+_POLLED = 8  # a poll repeats what it was told: looked for among so many
+_GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
 
 
 class WarpClock:
@@ -27,6 +28,8 @@ class WarpClock:
 
     `streams`: components of its asynchronous operations by kind, with how many were issued.
     """
+
+    asynchronous = False
 
     def __init__(self, components: Components, agent: str, cta: object) -> None:
         self.components = components
@@ -37,8 +40,16 @@ class WarpClock:
         self.now = 0
         self.streams: dict[str, int] = {}
         self.issued: dict[str, int] = {}
+        self.begun: dict[str, list[int]] = {}  # in which step each was issued
         self.groups: dict[str, list[int]] = {}
-        self.waited: set[int] = set()
+        self.waited: set[int] = set()  # mbarriers that it has used,
+        self.signalled: set[int] = set()  # and those that its asynchronous operations have
+        self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
+        self.woken_at: int | None = None
+        self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
+        self.heard: np.ndarray | None = None  # by relaxed waits, since the last fence
+        self.heard_foreign: dict[int, np.ndarray] = {}
+        self.fenced_near: np.ndarray | None = None  # as row FENCED, by a fence of any scope
         self.advance()
         self.synced = self.now
 
@@ -57,24 +68,56 @@ class WarpClock:
         self.advance()
         self.synced = self.now
 
-    def learn(self, other: np.ndarray) -> None:
+    def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
+        """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
+        told before. A relaxed wait tells of memory at the next fence."""
+        if relaxed:
+            self.heard = other.copy() if self.heard is None else join(self.heard, other)
+            other = np.zeros_like(other)
+            other[EXECUTED] = self.heard[EXECUTED]
         self.rows = join(self.rows, other)
+        if whole:
+            told = int(other[ORDERED, self.own]) if self.own < other.shape[1] else 0
+            self.synced = max(self.synced, told + 1)
 
-    def release(self, *, relaxed: bool = False) -> np.ndarray:
-        """What an arrival tells."""
+    def learn_foreign(self, cluster: int, rows: np.ndarray, *, relaxed: bool) -> None:
+        """The same of another cluster, by way of global memory. Whoever in this cluster learns of
+        the step in which that happens knows it, too."""
+        if relaxed:
+            have = self.heard_foreign.get(cluster)
+            self.heard_foreign[cluster] = rows if have is None else join(have.copy(), rows)
+            return
+        known = self.components.foreign.setdefault(cluster, [])
+        if not any(by == self.own and told is rows for by, _, told in known[-_POLLED:]):
+            known.append((self.own, self.now, rows))
+
+    def release(self, *, relaxed: bool = False, near: bool = False) -> np.ndarray:
+        """What an arrival tells; `near`: to its own CTA."""
         told = self.rows.copy()
         if relaxed:
             known = self.components.executed[: told.shape[1]]
-            told[ORDERED] = np.where(known, told[ORDERED], told[FENCED])
+            fenced = told[FENCED]
+            if near and self.fenced_near is not None:
+                fenced[: len(self.fenced_near)] = self.fenced_near
+            told[ORDERED] = np.where(known, told[ORDERED], fenced)
             for row in (ASYNC_SHARED, ASYNC_GLOBAL):
-                np.minimum(told[row], told[FENCED], out=told[row])
+                np.minimum(told[row], fenced, out=told[row])
         told[FENCED] = 0
         self.advance()
         return told
 
-    def fence(self) -> None:
-        """fence.acq_rel and stronger: later relaxed arrivals release what came before."""
-        self.rows[FENCED] = self.rows[ORDERED]
+    def fence(self, *, near: bool = False) -> None:
+        """fence.acq_rel and stronger: later relaxed arrivals release what came before; `near`:
+        those at the CTA's own barriers, as the fence is of scope .cta."""
+        if self.heard is not None:
+            self.learn(self.heard)
+            self.heard = None
+        for cluster, rows in self.heard_foreign.items():
+            self.learn_foreign(cluster, rows, relaxed=False)
+        self.heard_foreign = {}
+        self.fenced_near = self.rows[ORDERED].copy()
+        if not near:
+            self.rows[FENCED] = self.fenced_near
         self.advance()
 
     def fence_proxy(self, spaces: tuple[str, ...]) -> None:
@@ -93,8 +136,9 @@ class WarpClock:
     def stream(self, kind: str) -> int:
         """The component of the operations of `kind`, made on first use."""
         if kind not in self.streams:
-            self.streams[kind] = self.components.add(kind, self.agent)
+            self.streams[kind] = self.components.add(kind, self.agent, owner=self)
             self.issued[kind] = 0
+            self.begun[kind] = []
             self.groups[kind] = []
         return self.streams[kind]
 
@@ -102,6 +146,7 @@ class WarpClock:
         """(component, step) of one more operation."""
         component = self.stream(kind)
         self.issued[kind] += 1
+        self.begun[kind].append(self.now)
         return component, self.issued[kind]
 
     def commit(self, *kinds: str) -> None:
@@ -123,6 +168,10 @@ class WarpClock:
         if component is not None:
             self.know(component, self.issued[kind] if step is None else step)
 
+    def knows(self, component: int, step: int) -> bool:
+        """Whether step `step` of `component` has been waited for."""
+        return component < self.rows.shape[1] and self.rows[EXECUTED, component] >= step
+
     def know(self, component: int, step: int) -> None:
         """Everything of `component` up to `step` has happened."""
         if component >= self.rows.shape[1]:
@@ -133,12 +182,14 @@ class WarpClock:
 
 class Ticket:
     """An asynchronous operation, with what its warp knew when it was issued. It runs in the async
-    proxy: of ordinary accesses it is ordered after those that a proxy fence made visible.
-
-    In-order units: it is also ordered after earlier operations of its own `stream`.
+    proxy if `asynchronous`: of ordinary accesses it is ordered after those that a proxy fence made
+    visible. In-order units: it is also ordered after earlier operations of its own `stream`.
     """
 
-    __slots__ = ("rows", "own", "synced", "lane", "site", "component", "step", "_seen", "agent")
+    __slots__ = (
+        "rows", "own", "synced", "lane", "site", "component", "step", "_seen", "agent",
+        "asynchronous", "undefined",
+    )  # fmt: skip
 
     def __init__(self, by: WarpClock, lane: int, site: int, kind: str = "") -> None:
         self.rows = by.rows.copy()
@@ -147,14 +198,26 @@ class Ticket:
         self.lane = lane
         self.site = site
         self.agent = by
+        self.asynchronous = kind not in _GENERIC
         self.component, self.step = by.issue(kind) if kind else (0, 0)
-        if kind and self.component < self.rows.shape[1]:
+        if kind:
+            if self.component >= self.rows.shape[1]:
+                self.rows = join(self.rows, fresh(by.components))
             self.rows[ORDERED, self.component] = self.step - 1
+        self.undefined = 0  # the code of the data that it takes along, see `taint_memory`
         self._seen: dict[str, np.ndarray] = {}
 
+    @property
+    def components(self) -> Components:
+        return self.agent.components
+
     def seen(self, write: bool, space: str) -> np.ndarray:
+        return self._fenced(space) if write and self.asynchronous else self.rows[ORDERED]
+
+    def _fenced(self, space: str) -> np.ndarray:
+        """What the async proxy sees of `space`."""
         row = _PROXY.get(space)
-        if not write or row is None:
+        if row is None:
             return self.rows[ORDERED]
         if space not in self._seen:
             known = self.rows.shape[1]
@@ -168,15 +231,41 @@ class Ticket:
         rows = np.zeros_like(self.rows)
         for row in (EXECUTED, INITIALISED):
             rows[row] = self.rows[row]
-        rows[ORDERED] = rows[ASYNC_SHARED] = self.seen(True, "shared")
+        rows[ORDERED] = rows[ASYNC_SHARED] = self._fenced("shared")
         if self.component:
             if self.component >= rows.shape[1]:
                 rows = join(rows, fresh(self.agent.components))
             rows[EXECUTED, self.component] = rows[ORDERED, self.component] = self.step
         return rows
 
-    def mark(self, component: int, step: int) -> int:
-        return stamp(component, step, ALL_LANES, self.site)
+
+def foreign_seen(by: WarpClock | Ticket, cluster: int, write: bool) -> np.ndarray:
+    """What `by` is ordered after in another cluster, as `seen`: what one of its own cluster was
+    told in a step that it knows of."""
+    seen = np.zeros(1, np.int32)
+    for component, step, told in by.components.foreign.get(cluster, ()):
+        known = by.rows[:, component] if component < by.rows.shape[1] else np.zeros(ROWS, np.int32)
+        if known[ORDERED] < step:
+            continue
+        fenced = not (write and by.asynchronous) or known[ASYNC_GLOBAL] >= step
+        row = told[ORDERED if fenced else ASYNC_GLOBAL]
+        wide, slim = (row, seen) if len(row) > len(seen) else (seen, row)
+        seen = wide.copy()
+        np.maximum(seen[: len(slim)], slim, out=seen[: len(slim)])
+    return seen
+
+
+def foreign_told(by: WarpClock) -> dict[int, np.ndarray]:
+    """What a release passes on of other clusters."""
+    told = {}
+    for cluster, entries in by.components.foreign.items():
+        for component, step, rows in entries:
+            if component < by.rows.shape[1] and by.rows[ORDERED, component] >= step:
+                rows = rows.copy()
+                if by.rows[ASYNC_GLOBAL, component] >= step:
+                    rows[ASYNC_GLOBAL] = rows[ORDERED]
+                told[cluster] = join(told[cluster], rows) if cluster in told else rows
+    return told
 
 
 class PhaseClock:
@@ -188,6 +277,7 @@ class PhaseClock:
         self.component = components.add("mbarrier", agent)
         self.gathered = fresh(components)
         self.phases: list[np.ndarray] = []
+        self.from_peers = False  # some arrival was of another CTA
         self.initialised = (0, 0)  # component and step of its mbarrier.init
         self.init_site = 0
 
@@ -201,10 +291,9 @@ class PhaseClock:
         told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
         self.phases.append(told.copy())
 
-    def wait(self, by: WarpClock, parity: int) -> None:
+    def told(self, by: WarpClock, parity: int) -> np.ndarray | None:
         """What a successful wait is sure to tell, in any schedule: a phase of this parity behind
         those that `by` already knows of, none if one that it knows is of this parity."""
         known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
         phase = known if (known & 1) != parity else known + 1
-        if phase:
-            by.learn(self.phases[min(phase, len(self.phases)) - 1])
+        return self.phases[min(phase, len(self.phases)) - 1] if phase else None

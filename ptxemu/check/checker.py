@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ptxemu.check.edges import Edges
 from ptxemu.check.lifetime import Lifetime
-from ptxemu.check.races import Races
+from ptxemu.check.manual import Manual
+from ptxemu.check.taint_memory import TaintedMemory
 
 
-class Checker(Races, Edges, Lifetime):
+class Checker(TaintedMemory, Edges, Lifetime, Manual):
     """What instructions call while a launch is checked; see `Options.check`."""

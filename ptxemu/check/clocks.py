@@ -12,6 +12,7 @@ if that agent's clock has reached its step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,15 +35,18 @@ SITE_MASK = (1 << SITE_BITS) - 1
 LANE_MASK = (1 << LANE_BITS) - 1
 STEP_MASK = (1 << STEP_BITS) - 1
 ALL_LANES = LANE_MASK  # the access of no lane in particular
+ATOMIC = LANE_MASK - 1  # an atomic or otherwise strong access: no race with another such
 
 
 @dataclass(frozen=True)
 class Component:
-    """`kind` is a key of `explain.MISSING`; `agent` names whoever makes the steps."""
+    """`kind` is a key of `explain.MISSING`; `agent` names whoever makes the steps; `owner`: the
+    warp clock whose asynchronous operations they are."""
 
     kind: str
     agent: str
     asynchronous: bool = True  # completes by a mechanism of its own; no proxy fence is needed
+    owner: object = None
 
 
 @dataclass
@@ -52,12 +56,14 @@ class Components:
     known: list[Component] = field(default_factory=lambda: [Component("nobody", "")])
     asynchronous: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
     executed: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
+    # what its warps were told of another cluster, by index: (component, its step then, rows)
+    foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
-    def add(self, kind: str, agent: str, *, asynchronous: bool = True) -> int:
+    def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: object = None) -> int:
         """A new component. Of an allocation nothing but its execution matters, which a relaxed
         barrier orders, too (`executed`)."""
         number = len(self.known)
-        self.known.append(Component(kind, agent, asynchronous))
+        self.known.append(Component(kind, agent, asynchronous, owner))
         if number >= self.capacity:
             more = np.zeros(number, np.bool_)
             self.asynchronous = np.concatenate([self.asynchronous, more])
@@ -86,6 +92,17 @@ def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
     part = clock[:, :more]
     np.maximum(part, other, out=part)
     return clock
+
+
+class Mark(NamedTuple):
+    """Of an access: its stamp and its lane, or one of each for every cell."""
+
+    packed: int | np.ndarray
+    lane: int | np.ndarray
+
+    @property
+    def first(self) -> int:
+        return int(np.asarray(self.packed).flat[0])
 
 
 def stamp(component: int, step: int, lane: int, site: int) -> int:

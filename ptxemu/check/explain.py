@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.check.clocks import ASYNC_GLOBAL, ASYNC_SHARED, EXECUTED, ORDERED, Component, Stamp
+from ptxemu.check.agents import foreign_seen
+from ptxemu.check.clocks import ASYNC_GLOBAL, ASYNC_SHARED, EXECUTED, ORDERED
+from ptxemu.check.conflict import Side
 
 # kind of the earlier access's component -> what makes it known to others, and the manual section
 MISSING = {
@@ -14,7 +16,10 @@ MISSING = {
         "tcgen05.commit to an mbarrier behind it, and a wait on that mbarrier",
         "tcgen05.commit",
     ),
-    "tcgen05.alloc": ("a barrier behind the allocation", "tcgen05.alloc"),
+    "tcgen05.alloc": (
+        "a barrier between the access and the allocation or deallocation",
+        "tcgen05.alloc",
+    ),
     "tcgen05.ld": (
         "tcgen05.wait::ld (or a use of its registers) before the arrival",
         "tcgen05.wait",
@@ -30,6 +35,10 @@ MISSING = {
         "cp.async.wait_group",
     ),
 }
+FLAG = (
+    "a release by the other cluster and an acquire of it, at one address of global memory",
+    "memory consistency model, release and acquire patterns",
+)
 WARP_SYNC = ("bar.warp.sync between the lanes of the warp", "bar.warp.sync")
 PROXY_FENCE = ("fence.proxy.async between the write and the operation", "membar / fence")
 RELEASE = (
@@ -39,18 +48,48 @@ RELEASE = (
 )
 
 
-def missing(
-    earlier: Stamp, component: Component, clock: np.ndarray, *, own: int, asynchronous: bool
-) -> tuple[str, str]:
-    """(likely missing instruction, manual section) for an agent that knows `clock`."""
+def missing(before: Side, by: object) -> tuple[str, str]:
+    """(likely missing instruction, manual section) where `by`, a warp or an asynchronous operation
+    of one, is not ordered after the access `before` of its cluster."""
+    earlier, clock = before.stamp, by.rows
+    component = before.known[earlier.component]
+    if not _heard(component.owner, component.kind, earlier.step, clock[EXECUTED]):
+        return MISSING["warp"]
     if earlier.component >= clock.shape[1]:
         return MISSING[component.kind]
     known = clock[:, earlier.component]
-    if earlier.component == own and not (asynchronous and known[ASYNC_SHARED] < earlier.step):
+    proxy = ASYNC_GLOBAL if before.space.startswith("global") else ASYNC_SHARED
+    unfenced = by.asynchronous and known[proxy] < earlier.step
+    if earlier.component == by.own and not unfenced:
         return WARP_SYNC
-    if known[ORDERED] >= earlier.step and asynchronous and not component.asynchronous:
-        if min(known[ASYNC_SHARED], known[ASYNC_GLOBAL]) < earlier.step:
-            return PROXY_FENCE
+    if known[ORDERED] >= earlier.step and unfenced and not component.asynchronous:
+        return PROXY_FENCE
     if known[EXECUTED] >= earlier.step > known[ORDERED] and component.kind == "warp":
         return RELEASE
     return MISSING[component.kind]
+
+
+def missing_abroad(before: Side, by: object, cluster: int) -> tuple[str, str]:
+    """The same where `before` is of another cluster."""
+    earlier, component = before.stamp, before.known[before.stamp.component]
+    seen = foreign_seen(by, cluster, False)
+    if (
+        by.asynchronous
+        and earlier.component < len(seen)
+        and seen[earlier.component] >= earlier.step
+    ):
+        return PROXY_FENCE
+    if component.owner is not None and _heard(component.owner, component.kind, earlier.step, seen):
+        return MISSING[component.kind]
+    return FLAG
+
+
+def _heard(owner: object, kind: str, step: int, seen: np.ndarray) -> bool:
+    """The warp has told something after it issued this operation: what is missing is not that, but
+    that it was told of the completion, too."""
+    if owner is None or kind == "tensor core":
+        return True
+    if kind == "bulk write":
+        kind = "bulk read"  # its two halves were issued as one
+    told = seen[owner.own] if owner.own < len(seen) else 0
+    return bool(told >= owner.begun[kind][step - 1])

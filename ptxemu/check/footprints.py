@@ -62,9 +62,7 @@ def column_cells(column: int, columns: int) -> slice:
 
 
 @lru_cache(maxsize=4096)
-def _operand(
-    desc: SmemDesc, shape: tuple[int, int], mn_major: bool, grain: int
-) -> np.ndarray:
+def _operand(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, grain: int) -> np.ndarray:
     words, _ = operand_words(desc, shape, mn_major)
     cells = words.reshape(-1, 1) * (_WORD // grain) + np.arange(_WORD // grain)
     cells = np.sort(cells.ravel())

@@ -19,18 +19,19 @@ class Lifetime:
 
     # -- mbarriers ----------------------------------------------------------------------------
 
-    def unseen_init(self, w: object, phases: PhaseClock) -> None:
-        """An mbarrier is used by a warp that is not ordered after its mbarrier.init."""
+    def unseen_init(self, by: str, site: int, phases: PhaseClock) -> None:
+        """An mbarrier is used, at `site`, without being ordered after its mbarrier.init."""
         init = Access(
             phases.agent, "mbarrier.init", "init", "shared memory", **self._place(phases.init_site)
         )
-        use = Access(w.label, "", "use", "shared memory", **self._place(w.at))
+        use = Access(by, "", "use", "shared memory", **self._place(site))
         self._lifetime(
             "mbarrier",
-            f"{phases.agent} is used by a warp that is not ordered after its initialisation",
-            w.at,
+            f"{phases.agent} is used by what is not ordered after its initialisation",
+            site,
             accesses=(init, use),
-            missing="a barrier behind mbarrier.init; towards a peer, fence.mbarrier_init before it",
+            missing="a barrier behind mbarrier.init; towards a peer or the async proxy, "
+            "fence.mbarrier_init before it",
             rule="mbarrier.init; membar / fence",
         )
 
@@ -47,9 +48,10 @@ class Lifetime:
     # -- the end of a CTA ---------------------------------------------------------------------
 
     def reached(self, cta: object, component: int, step: int, site: int) -> None:
-        """An operation of a peer that will have touched `cta` when `component` has come to `step`.
+        """An operation of a peer, or a load, that will have touched `cta` when `component` has come
+        to `step`.
 
-        Those of the CTA itself may be under way at its exit: the last commit of NVIDIA's fmha.py is
+        Commits and stores of the CTA itself may be under way at its exit: the last commit of NVIDIA's fmha.py is
         waited for by nobody, nor are the last bulk stores of its tutorial_tma."""
         known = cta.reached_until.get(component)
         if known is None or known[0] < step:
@@ -59,6 +61,7 @@ class Lifetime:
 
     def warp_ended(self, w: object) -> None:
         """What the warps of a CTA know at their end, together."""
+        self.copies_at_exit(w)
         cta = w.cta
         known = cta.known_at_end
         cta.known_at_end = w.clock.rows.copy() if known is None else join(known, w.clock.rows)
@@ -80,10 +83,10 @@ class Lifetime:
                 rule="tcgen05.alloc, dealloc",
             )
         for barrier in cta.mbarriers.values():
-            if barrier.tx:
+            if barrier.tx < 0:  # more may be expected: FlashAttention-4's last producer_acquire
                 self._lifetime(
                     "mbarrier",
-                    f"{barrier.describe()} at exit: its phase is left open",
+                    f"{barrier.describe()} at exit: more bytes have landed than were expected",
                     barrier.clock_of.init_site,
                     rule="mbarrier, complete-tx",
                 )
@@ -92,7 +95,7 @@ class Lifetime:
         kind = cta.cluster.components.known[component]
         self._lifetime(
             "exited",
-            f"a CTA of a cluster may exit before this {kind.kind} operation has reached it",
+            f"a CTA may exit before an operation that reaches it has completed ({kind.kind})",
             site,
             missing="a wait for it, or a cluster barrier before the exit",
             rule="CUDA C++ Programming Guide, Distributed Shared Memory",

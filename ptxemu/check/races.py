@@ -12,9 +12,19 @@ import numpy as np
 
 from ptxemu.check import explain, footprints
 from ptxemu.check.agents import PhaseClock, Ticket, WarpClock
-from ptxemu.check.clocks import ALL_LANES, LANE_SHIFT, Components, Stamp, stamp
+from ptxemu.check.clocks import (
+    ALL_LANES,
+    ATOMIC,
+    LANE_SHIFT,
+    ORDERED,
+    Components,
+    Mark,
+    Stamp,
+    stamp,
+)
+from ptxemu.check.conflict import Conflicts, Side
+from ptxemu.check.global_memory import Flags, GlobalShadow, Piece
 from ptxemu.check.shadow import Shadow, Where
-from ptxemu.report import Access, Finding
 
 Agent = WarpClock | Ticket
 
@@ -26,12 +36,19 @@ class Races:
         self.machine = machine
         self.sites = machine.program.sites
         self.grain = machine.program.shared_grain
+        self.conflicts = Conflicts(machine)
         self._known: set[tuple] = set()
+        self.strict = machine.options.strict
+        self.memory = GlobalShadow(machine.program.global_grain)
+        self.flags = Flags()
+        self.clusters: dict[int, object] = {}
 
     # -- beginnings ---------------------------------------------------------------------------
 
     def cluster_started(self, cluster: object) -> None:
         cluster.components = Components()
+        cluster.grid_before = cluster.components.add("grid", "the launch before")
+        self.clusters[cluster.index] = cluster
 
     def cta_started(self, cta: object) -> None:
         cta.shared_shadow = Shadow(len(cta.smem) // self.grain, "shared")
@@ -68,19 +85,58 @@ class Races:
         if lanes is None:
             first = starts // self.grain
             where: Where = slice(first, first + max(nbytes // self.grain, 1))
-            lane: int | np.ndarray = ALL_LANES
-            mark: int | np.ndarray = stamp(clock.own, clock.now, ALL_LANES, w.at)
         else:
             where = footprints.bytes_of(starts.astype(np.int64), nbytes, self.grain)
-            lane = np.broadcast_to(lanes.astype(np.int64), where.shape)
-            mark = stamp(clock.own, clock.now, 0, w.at) + (lane << LANE_SHIFT)
-        self._touch(cta.shared_shadow, cta, where, clock, mark, lane, write)
+        mark = self._mark(w, lanes, None if lanes is None else where.shape)
+        self._compare(cta.shared_shadow, cta, where, clock, mark, write)
+        if w.how:
+            self.strong(w, (cta.cluster.index, cta.rank, int(np.min(starts))), w.how, write)
+
+    def _mark(self, w: object, lanes: np.ndarray | None, shape: tuple[int, ...] | None) -> Mark:
+        """Of an ordinary access of `lanes`, None: of no one in particular."""
+        lane = ATOMIC if w.how else ALL_LANES
+        if lanes is not None and not w.how:
+            lane = np.broadcast_to(lanes.astype(np.int64), shape)
+        packed = stamp(w.clock.own, w.clock.now, 0, w.at) + (lane << LANE_SHIFT)
+        return Mark(packed, lane)
+
+    def global_(
+        self,
+        w: object,
+        starts: int | np.ndarray,
+        nbytes: int,
+        lanes: np.ndarray | None,
+        write: bool,
+    ) -> None:
+        """The same in global memory, at addresses."""
+        places = np.atleast_1d(np.asarray(starts)).astype(np.int64)
+        mark = self._mark(w, lanes, places.shape)
+        self._compare_global(Piece(places, nbytes, w.cluster.index, mark), w.clock, write)
+        if w.how:
+            self.strong(w, int(places[0]), w.how, write)
+
+    def _global_rows(
+        self,
+        ticket: Ticket,
+        rows: tuple,
+        step: tuple[int, int],
+        *,
+        write: bool,
+        atomic: bool = False,
+    ) -> None:
+        """Rows (addresses, bytes of each) of an operation whose completion `step` tells."""
+        lane = ATOMIC if atomic else ticket.lane
+        mark = Mark(stamp(*step, lane, ticket.site), lane)
+        piece = Piece(np.asarray(rows[0], np.int64), rows[1], ticket.agent.cta.cluster.index, mark)
+        self._compare_global(piece, ticket, write)
 
     # -- asynchronous operations --------------------------------------------------------------
 
     def ticket(self, w: object, kind: str = "") -> Ticket:
         """For an operation that the active lanes issue now."""
         mask = w.frag.mask
+        if kind == "tensor core":
+            self.tensor_used(w)
         lane = mask.bit_length() - 1 if mask & (mask - 1) == 0 else ALL_LANES
         return Ticket(w.clock, lane, w.at, kind)
 
@@ -88,41 +144,60 @@ class Races:
         self, ticket: Ticket, cta: object, where: Where, step: tuple[int, int], write: bool
     ) -> None:
         """Cells of shared memory; `step`: the component and its step that tell completion."""
-        mark = ticket.mark(*step)
+        mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
         if cta is not ticket.agent.cta:
             self.reached(cta, *step, ticket.site)
-        self._touch(cta.shared_shadow, cta, where, ticket, mark, ticket.lane, write)
+        self._compare(cta.shared_shadow, cta, where, ticket, mark, write)
 
     def shared_bytes(self, low: int, nbytes: int) -> slice:
         return slice(low // self.grain, -(-(low + nbytes) // self.grain))
 
-    def landed(
-        self, ticket: Ticket, places: list, nbytes: int, signals: list
-    ) -> tuple[int, int]:
+    def landed(self, ticket: Ticket, places: list, nbytes: int, signals: list) -> tuple[int, int]:
         """Bytes arrive in shared memory and complete on mbarriers, one for all places or one each:
         the places are known to whoever waits for the phase. Returns the last place's step."""
         step = (0, 0)
         for number, (cta, offset) in enumerate(places):
             phases = signals[min(number, len(signals) - 1)].clock_of
             step = (phases.component, len(phases.phases) + 1)
+            self.reached(cta, *step, ticket.site)
             self.shared_async(ticket, cta, self.shared_bytes(offset, nbytes), step, True)
         for barrier in signals:
-            barrier.clock_of.arrive(ticket.told())
+            self.signalled(ticket, barrier)
         return step
+
+    def loaded(
+        self, ticket: Ticket, source: tuple, places: list, nbytes: int, signals: list
+    ) -> None:
+        """A bulk load: `source` (addresses, bytes of each) in global memory, then as `landed`."""
+        step = self.landed(ticket, places, nbytes, signals)
+        if len(source[0]) and source[1]:
+            self._global_rows(ticket, source, step, write=False)
+
+    def stored(self, ticket: Ticket, target: tuple, *, atomic: bool = False) -> None:
+        """A bulk store or reduction has come to global memory: (addresses, bytes of each)."""
+        if len(target[0]) and target[1]:
+            step = (ticket.agent.stream("bulk write"), ticket.step)
+            self._global_rows(ticket, target, step, write=True, atomic=atomic)
+
+    def fetched(self, ticket: Ticket, starts: np.ndarray, nbytes: int) -> None:
+        """cp.async reads global memory."""
+        step = (ticket.component, ticket.step)
+        self._global_rows(ticket, (starts, nbytes), step, write=False)
 
     def source_read(self, ticket: Ticket, cta: object, low: int, nbytes: int) -> None:
         """A bulk store or reduction reads shared memory."""
         step = (ticket.component, ticket.step)
         self.shared_async(ticket, cta, self.shared_bytes(low, nbytes), step, False)
 
-    def copied(self, ticket: Ticket, cta: object, offsets: np.ndarray, nbytes: int) -> None:
-        """cp.async writes shared memory, one piece per lane."""
+    def copied(self, ticket: Ticket, cta: object, pieces: tuple, nbytes: int) -> None:
+        """cp.async writes shared memory; pieces: (offsets, the lane of each)."""
+        offsets, lanes = pieces
         where = footprints.bytes_of(offsets, nbytes, self.grain)
-        self.shared_async(ticket, cta, where, (ticket.component, ticket.step), True)
+        mark = stamp(ticket.component, ticket.step, ALL_LANES, ticket.site)
+        own = Mark(mark, np.broadcast_to(lanes, where.shape))
+        self._compare(cta.shared_shadow, cta, where, ticket, own, True)
 
-    def multiply(
-        self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object
-    ) -> None:
+    def multiply(self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object) -> None:
         """tcgen05.mma; operands: A (descriptor or address in tensor memory) and B. D is written,
         and what a write needs is all that reading it would need."""
         a, b = operands
@@ -149,18 +224,20 @@ class Races:
     def tensor_async(
         self, ticket: Ticket, cta: object, where: Where, step: tuple[int, int], write: bool
     ) -> None:
-        mark = ticket.mark(*step)
         if cta is not ticket.agent.cta:
             self.reached(cta, *step, ticket.site)
-        self._touch(cta.tensor_shadow, cta, where, ticket, mark, ALL_LANES, write)
+        self._compare(
+            cta.tensor_shadow, cta, where, ticket, self._unit_mark(*step, ticket.site), write
+        )
 
     def moved(self, w: object, address: int, move: tuple, write: bool) -> int:
         """tcgen05.ld or .st; returns its step among those of the warp."""
+        self.tensor_used(w)
         kind = "tcgen05.st" if write else "tcgen05.ld"
         component, step = w.clock.issue(kind)
         where = footprints.moved_cells(move, address, w.index % 4)
-        mark = stamp(component, step, ALL_LANES, w.at)
-        self._touch(w.cta.tensor_shadow, w.cta, where, w.clock, mark, ALL_LANES, write)
+        mark = self._unit_mark(component, step, w.at)
+        self._compare(w.cta.tensor_shadow, w.cta, where, w.clock, mark, write)
         return step
 
     def columns(self, w: object, column: int, count: int, pair: bool) -> None:
@@ -172,85 +249,55 @@ class Races:
             owner.allocations = components.add("tcgen05.alloc", owner.name())
         w.cta.allocated += 1
         w.clock.know(owner.allocations, w.cta.allocated)
-        mark = stamp(owner.allocations, w.cta.allocated, ALL_LANES, w.at)
+        mark = self._unit_mark(owner.allocations, w.cta.allocated, w.at)
         where = footprints.column_cells(column, count)
-        self._touch(w.cta.tensor_shadow, w.cta, where, w.clock, mark, ALL_LANES, True)
+        self._compare(w.cta.tensor_shadow, w.cta, where, w.clock, mark, True)
+
+    @staticmethod
+    def _unit_mark(component: int, step: int, site: int) -> Mark:
+        return Mark(stamp(component, step, ALL_LANES, site), ALL_LANES)
 
     # -- findings -----------------------------------------------------------------------------
 
-    def _touch(
-        self,
-        shadow: Shadow,
-        cta: object,
-        where: Where,
-        by: Agent,
-        mark: int | np.ndarray,
-        lane: int | np.ndarray,
-        write: bool,
-    ) -> None:
+    def _compare(self, shadow: Shadow, cta: object, where: Where, by: Agent, mark: Mark,
+               write: bool) -> None:  # fmt: skip
         def on_race(old: int, cell: int) -> None:
-            self._found(shadow, cta, cell, old, by, int(np.asarray(mark).flat[0]), write)
-
-        (shadow.write if write else shadow.read)(where, by, mark, lane, on_race)
-
-    def _found(
-        self,
-        shadow: Shadow,
-        cta: object,
-        cell: int,
-        old: int,
-        by: Agent,
-        mark: int,
-        write: bool,
-    ) -> None:
-        earlier, later = Stamp.of(old), Stamp.of(mark)
-        key = (shadow.space, earlier.site, later.site, write)
-        if key in self._known:
-            return
-        self._known.add(key)
-        known = cta.cluster.components.known
-        before = known[earlier.component]
-        missing, rule = explain.missing(
-            earlier, before, by.rows, own=by.own, asynchronous=isinstance(by, Ticket)
-        )
-        was_write = int(shadow.last[cell]) == old
-        accesses = (
-            self._access(shadow, cta, cell, before, earlier, "write" if was_write else "read"),
-            self._access(shadow, cta, cell, known[later.component], later,
-                         "write" if write else "read"),
-        )  # fmt: skip
-        instr = self.sites[later.site]
-        self.machine.report(
-            Finding(
-                "race",
-                f"{accesses[1].role} is not ordered after {accesses[0].role}",
-                line=instr.line,
-                text=instr.text,
-                source=getattr(instr, "source", ""),
-                accesses=accesses,
-                missing=missing,
-                rule=rule,
+            if shadow.space == "tensor":
+                bounds = (cell // footprints.GROUPS,) * 2
+            else:
+                bounds = (cell * self.grain, cell * self.grain + self.grain - 1)
+            place = (
+                f"{shadow.space} memory of {cta.name()}",
+                *bounds,
+                cta.cluster.components.known,
             )
-        )
+            before = Side(*place, Stamp.of(old), int(shadow.last[cell]) == old)
+            now = Side(*place, Stamp.of(mark.first), write)
+            self.conflicts.report(before, now, explain.missing(before, by))
 
-    def _access(
-        self, shadow: Shadow, cta: object, cell: int, component: object, seen: Stamp, what: str
-    ) -> Access:
-        instr = self.sites[seen.site]
-        if shadow.space == "tensor":
-            first = last = cell // footprints.GROUPS
-        else:
-            first = cell * self.grain
-            last = first + self.grain - 1
-        return Access(
-            agent=component.agent if component.kind == "warp" else
-            f"{component.kind} of {component.agent}",
-            role=instr.opcode,
-            what=what,
-            space=f"{shadow.space} memory of {cta.name()}",
-            first=first,
-            last=last,
-            line=instr.line,
-            text=instr.text,
-            source=getattr(instr, "source", ""),
-        )
+        (shadow.write if write else shadow.read)(where, by, mark, on_race)
+
+    def _compare_global(self, piece: Piece, by: Agent, write: bool) -> None:
+        def on_race(old: int, owner: int, address: int, was_write: bool) -> None:
+            place = ("global memory", address, address + self.memory.grain - 1)
+            known = [self.clusters[cluster].components.known for cluster in (owner, piece.cluster)]
+            before = Side(*place, known[0], Stamp.of(old), was_write)
+            now = Side(*place, known[1], Stamp.of(piece.mark.first), write)
+            if owner == piece.cluster:
+                missing = explain.missing(before, by)
+            else:
+                missing = explain.missing_abroad(before, by, owner)
+            self.conflicts.report(before, now, missing)
+
+        if self.memory.before is not None:
+            self._compare_launches(piece, by, write)
+        (self.memory.write if write else self.memory.read)(piece, by, on_race)
+
+    def _compare_launches(self, piece: Piece, by: Agent, write: bool) -> None:
+        """A dependent launch may begin before the one before it has ended."""
+        grid = self.clusters[piece.cluster].grid_before
+        if grid < by.rows.shape[1] and by.rows[ORDERED, grid]:
+            return
+        address = self.memory.before.touches(piece, write)
+        if address is not None:
+            self.conflicts.with_launch_before(address, Stamp.of(piece.mark.first), write)

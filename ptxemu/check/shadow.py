@@ -7,17 +7,19 @@ came before the last write is forgotten: whoever is ordered after that is ordere
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ptxemu.check.clocks import (
-    ALL_LANES,
+    ATOMIC,
     COMPONENT_SHIFT,
     LANE_MASK,
     LANE_SHIFT,
     STEP_MASK,
     STEP_SHIFT,
+    Mark,
 )
 
 Where = slice | np.ndarray  # of cells
@@ -46,67 +48,78 @@ class Shadow:
         self.last = np.zeros(cells, np.int64)
         self.readers: dict[int, np.ndarray] = {}  # component -> stamps
 
-    def read(
-        self, where: Where, by: Agent, mark: int | np.ndarray, lane: object, on_race: OnRace
-    ) -> None:
-        """`mark`: the stamp of this access, or one per cell; `lane` likewise."""
-        self._check(self.last[where], where, by, lane, True, on_race)
-        component = int(mark if np.ndim(mark) == 0 else mark.flat[0]) >> COMPONENT_SHIFT
+    def read(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
+        check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
+        check(self.last[where])
+        component = mark.first >> COMPONENT_SHIFT
         row = self.readers.get(component)
         if row is None:
             row = self.readers[component] = np.zeros(len(self.last), np.int64)
-        row[where] = mark
+        row[where] = mark.packed
 
-    def write(
-        self, where: Where, by: Agent, mark: int | np.ndarray, lane: object, on_race: OnRace
-    ) -> None:
-        self._check(self.last[where], where, by, lane, True, on_race)
+    def write(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
+        check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
+        check(self.last[where])
+        check.seen = by.seen(False, self.space)
         for row in self.readers.values():
             old = row[where]
             if old.any():
-                self._check(old, where, by, lane, False, on_race)
+                check(old)
                 row[where] = 0
-        self.last[where] = mark
+        self.last[where] = mark.packed
 
-    def _check(
-        self,
-        old: np.ndarray,
-        where: Where,
-        by: Agent,
-        lane: object,
-        was_write: bool,
-        on_race: OnRace,
-    ) -> None:
-        seen = by.seen(was_write, self.space)
+
+@dataclass
+class _Check:
+    """Compares stamps of the cells `where` with what an access is ordered after."""
+
+    where: Where
+    seen: np.ndarray
+    by: Agent
+    lane: int | np.ndarray
+    on_race: OnRace
+
+    def __call__(self, old: np.ndarray) -> None:
         first = int(old.flat[0]) if old.size else 0
-        if not np.ndim(lane) and (old == first).all():
-            if first and _unordered_one(first, seen, by, lane):
-                on_race(first, _cell(where, 0))
+        if not np.ndim(self.lane) and (old == first).all():
+            if first and _unordered_one(first, self.seen, self.by, self.lane):
+                self.on_race(first, _cell(self.where, 0))
             return
-        bad = _unordered(old, seen, by, lane)
+        bad = unordered(old, self.seen, self.by, self.lane)
         if bad.any():
             position = int(np.flatnonzero(bad)[0])
-            on_race(int(old.flat[position]), _cell(where, position))
+            self.on_race(int(old.flat[position]), _cell(self.where, position))
 
 
 def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
     component, step = old >> COMPONENT_SHIFT, old >> STEP_SHIFT & STEP_MASK
+    was = old >> LANE_SHIFT & LANE_MASK
+    if was == lane == ATOMIC:
+        return False
     if component >= len(seen) or step > seen[component]:
         return True
-    if component != by.own or step < by.synced or lane == ALL_LANES:
+    if component != by.own or step < by.synced or lane >= ATOMIC:
         return False
-    return (old >> LANE_SHIFT & LANE_MASK) not in (lane, ALL_LANES)
+    return was != lane and was < ATOMIC
 
 
-def _unordered(old: np.ndarray, seen: np.ndarray, by: Agent, lane: object) -> np.ndarray:
+def unordered(
+    old: np.ndarray, seen: np.ndarray, by: Agent | None, lane: int | np.ndarray
+) -> np.ndarray:
+    """Which of the stamps `old` an access of `lane` is not ordered after. `seen`: the last step
+    known of each component; `by`: None where the stamps are of another cluster."""
     component, step = old >> COMPONENT_SHIFT, old >> STEP_SHIFT & STEP_MASK
-    if int(component.max()) >= len(seen):
-        seen = np.concatenate([seen, np.zeros(int(component.max()) + 1 - len(seen), seen.dtype)])
+    most = int(component.max(initial=0))
+    if most >= len(seen):
+        seen = np.concatenate([seen, np.zeros(most + 1 - len(seen), seen.dtype)])
     bad = step > seen[component]
-    own = (component == by.own) & (step >= by.synced)
-    if own.any():
-        was = old >> LANE_SHIFT & LANE_MASK
-        bad |= own & (was != lane) & (was != ALL_LANES) & (np.asarray(lane) != ALL_LANES)
+    if by is not None:
+        own = (component == by.own) & (step >= by.synced)
+        if own.any():
+            was = old >> LANE_SHIFT & LANE_MASK
+            bad |= own & (was != lane) & (was < ATOMIC) & (np.asarray(lane) < ATOMIC)
+    if bad.any():
+        bad &= (old >> LANE_SHIFT & LANE_MASK != ATOMIC) | (np.asarray(lane) != ATOMIC)
     return bad
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -105,42 +105,48 @@ def _group(group: Group, launches: list[LaunchReport]) -> Iterator[str]:
         repeated.append(f"in all {len(launches)} launches")
     if repeated:
         yield f"  seen {', '.join(repeated)}"
-    roles = roles_of(group.launches[0])
     for index in range(len(finding.accesses)):
-        yield from _side(group.side(index), roles)
+        yield from _side(group.side(index), group.launches[0])
     if not any(access.line == finding.line for access in finding.accesses):
-        yield from (f"  {line}" for line in _place(finding))
+        yield from (f"  {line}" for line in _place(group.findings))
     yield from (f"  missing: {finding.missing}",) * bool(finding.missing)
     yield from (f"  rule: {finding.rule}",) * bool(finding.rule)
 
 
-def _side(accesses: list[Access], roles: Mapping[int, str]) -> Iterator[str]:
+def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
     """Who did what to which range, in all findings of a group, then where."""
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
     more = f" (and {_count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
-    yield f"  {first.what or 'access'} of {ranges[0]}{more} by {_agents(accesses, roles)}"
-    yield from (f"    {line}" for line in _place(first))
+    where = f" of {ranges[0]}{more}" if first.space else ""
+    yield f"  {first.what or 'access'}{where} by {_agents(accesses, launch)}"
+    yield from (f"    {line}" for line in _place(accesses))
 
 
-def _agents(accesses: list[Access], roles: Mapping[int, str]) -> str:
+def _agents(accesses: list[Access], launch: LaunchReport) -> str:
     """Such as "tensor core of warp 4 (mma) of cta(0,0,0)" or "warps 0-3 (softmax) of 4 CTAs"."""
     first = accesses[0]
     unit = f"{first.role} of " if first.role not in first.agent + first.text else ""
     if first.warp is None:
-        return unit + first.agent
+        issuers = _executing(first.text, launch)
+        issued = f", issued by {_warps(issuers, launch)}" if issuers else ""
+        return f"{unit}{first.agent}{issued}"
     unit += first.agent.partition("warp ")[0]
     warps = sorted({access.warp for access in accesses if access.warp is not None})
-    names = list(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
-    name = f" ({'; '.join(names)})" if names else ""
     ctas = {access.cta for access in accesses} - {""}
     where = f" of {_count(len(ctas), 'CTA')}" if len(ctas) > 1 else f" of {first.cta}"
     told = not ctas or (ctas == {first.cta} and first.cta in first.space)
-    return f"{unit}{_warps(warps)}{name}{'' if told else where}"
+    return f"{unit}{_warps(warps, launch)}{'' if told else where}"
 
 
-def _warps(warps: list[int]) -> str:
-    """Such as "warp 4" or "warps 0-3, 8"."""
+def _executing(text: str, launch: LaunchReport) -> list[int]:
+    """The warps that executed an opcode of this instruction."""
+    words = set(text.replace(";", " ").split())
+    return [warp for warp, opcodes in sorted(launch.by_warp.items()) if words & opcodes.keys()]
+
+
+def _warps(warps: list[int], launch: LaunchReport) -> str:
+    """Such as "warp 4 (mma)" or "warps 0-3, 8 (TMEM read; load)"."""
     runs: list[list[int]] = []
     for warp in warps:
         if runs and runs[-1][-1] == warp - 1:
@@ -148,7 +154,9 @@ def _warps(warps: list[int]) -> str:
         else:
             runs.append([warp])
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"warp{'s' if len(warps) > 1 else ''} {', '.join(texts)}"
+    roles = roles_of(launch)
+    names = "; ".join(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
+    return f"warp{'s' * (len(warps) > 1)} {', '.join(texts)}" + f" ({names})" * bool(names)
 
 
 def _range(access: Access) -> str:
@@ -161,13 +169,16 @@ def _range(access: Access) -> str:
     return f"{space.strip()}, {extent}"
 
 
-def _place(item: Access | Finding) -> Iterator[str]:
-    if item.line:
-        yield f"PTX line {item.line}: {_cut(' '.join(item.text.split()))}"
-    if item.source:
-        path, _, line = item.source.rpartition(":")
+def _place(items: Sequence[Access | Finding]) -> Iterator[str]:
+    first = items[0]
+    if first.line:
+        others = len({item.line for item in items} - {first.line})
+        more = f" (and {_count(others, 'other')})" if others else ""
+        yield f"PTX line {first.line}{more}: {_cut(' '.join(first.text.split()))}"
+    if first.source:
+        path, _, line = first.source.rpartition(":")
         code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
-        yield f"at {_short(item.source)}" + f": {_cut(code)}" * bool(code)
+        yield f"at {_short(first.source)}" + f": {_cut(code)}" * bool(code)
 
 
 def _cut(text: str) -> str:

@@ -9,6 +9,7 @@ consecutive rows of one matrix are taken as a slice.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ptxemu.codegen.values import DTYPE, Node, Value, literal
@@ -20,11 +21,14 @@ class BlockWriter:
     """The lines of one function, as its nodes are emitted. A value is a local name once it is used
     alone; until then a result of a group is known by its matrix and row (`home`)."""
 
-    def __init__(self, sites: dict[int, int] | None = None) -> None:
+    def __init__(self, sites: dict[int, int] | None = None, *, resumes: bool = False) -> None:
         self.sites = sites  # id of an instruction -> its number, where steps are to name it
         self.site = -1
+        self.resumes = resumes  # steps below `start` were done before; `saved` has their results
+        self.steps = 0
         self.lines: list[str] = []
         self.instrs: list = []  # the instruction behind each line
+        self.step_of: list[int] = []  # the step that each line belongs to, -1 for none
         self.instr: object = None
         self.count = 0
         self.home: dict[Value, tuple[str, int]] = {}  # value -> (matrix, row)
@@ -80,9 +84,10 @@ class BlockWriter:
         self.line(f"{name} = {text}")
         return name
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, step: int = -1) -> None:
         self.lines.append(text)
         self.instrs.append(self.instr)
+        self.step_of.append(step)
 
     def _available(self, value: Value) -> bool:
         return value.const is not None or value.expr is not None or value in self.home
@@ -211,20 +216,38 @@ class BlockWriter:
         self.instr = node.instr
         text = node.text.format(*(self.expr(v) for v in node.srcs), **fields)
         self._name_site(node)
+        if node.flow:
+            self.line(text)
+            return
+        number = self.steps
+        self.steps += 1
         if not node.outs:
-            self.line(f"if {text} is None: return PARKED" if node.parks else text)
+            self._once(f"if {text} is None: return PARKED" if node.parks else text, number)
             return
+        names = [f"s{number}_{k}" for k in range(1 if node.matrix else len(node.outs))]
+        self._once(f"{', '.join(names)} = {text}", number, names)
         if node.matrix:
-            matrix = self._assign(text)
             for row, out in enumerate(node.outs):
-                self.home[out] = (matrix, row)
+                self.home[out] = (names[0], row)
             return
-        names = [self.name() for _ in node.outs]
         for name, out in zip(names, node.outs, strict=True):
             out.expr = name
-        self.line(f"{', '.join(names)} = {text}")
         if node.parks:
             self.line(f"if {names[0]} is None: return PARKED")
+
+    def _once(self, text: str, number: int, names: Sequence[str] = ()) -> None:
+        """A step and its results; in a form that resumes, only if it is still to be done."""
+        if not self.resumes:
+            self.line(text, number)
+            return
+        if names:
+            self.line(f"if start > {number}:")
+            restored = ", ".join(f"saved[{name!r}]" for name in names)
+            self.line(f"    {', '.join(names)} = {restored}")
+            self.line("else:")
+        else:
+            self.line(f"if start <= {number}:")
+        self.line(f"    {text}", number)
 
 
 def _same(values: list[Value]) -> bool:

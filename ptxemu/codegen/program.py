@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cached_property
 from types import FrameType
 
-from ptxemu.codegen import namespace
+from ptxemu.codegen import namespace, tainted
 from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
@@ -90,16 +90,27 @@ class Program:
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple, Callable] = {}
+        self._tainted: dict[tuple, Callable] = {}  # the same in the form of `codegen.tainted`
+        self.flows: dict[int, object] = {}  # of the instructions in them
         self.sources: dict[tuple, str] = {}  # what was generated, for whoever wants to look
         self.lines: dict[str, list] = {}  # generated file name -> instruction of each line
+        self.steps: dict[str, list[int]] = {}  # and the step of its block
         self.initial = self._initial_registers()
 
     @cached_property
     def shared_grain(self) -> int:
         """Bytes of the smallest element that may be accessed in shared memory, up to 4."""
+        return self._grain("global")
+
+    @cached_property
+    def global_grain(self) -> int:
+        """The same in global memory."""
+        return self._grain("shared")
+
+    def _grain(self, other: str) -> int:
         sizes = [4]
         for instr in self.sites:
-            if instr.root in ("ld", "st", "atom", "red") and "global" not in instr.parts:
+            if instr.root in ("ld", "st", "atom", "red") and other not in instr.parts:
                 sizes += [TYPE_BITS[part] // 8 for part in instr.parts[-1:] if part in TYPE_BITS]
         return max(min(sizes), 1)
 
@@ -119,18 +130,22 @@ class Program:
             defs.append(lower.defs)
         self.registers.settle()
         liveness(self.blocks, uses, defs)
+        self.defs = defs
         self.live_scalars = [
             frozenset(n for n in block.live_in if not self.registers.always_varying(n))
             for block in self.blocks
         ]
 
-    def _lower_steps(self, lower: Lower) -> None:
+    def _lower_steps(self, lower: Lower, narrator: tainted.Narrator | None = None) -> None:
         for step in lower.block.steps:
             if step.error is not None:
                 raise step.error
             lower.instr = step.instr
             try:
-                step.match.form.emit(lower, step.instr, step.match)
+                if narrator:
+                    narrator.tell(step)
+                else:
+                    step.match.form.emit(lower, step.instr, step.match)
             except PtxEmuError as error:
                 raise error.at(line=step.instr.line, text=step.instr.text) from None
             except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -165,10 +180,19 @@ class Program:
     def version(self, index: int, partial: int, nonuniform: frozenset) -> Callable:
         key = (index, partial, nonuniform)
         if key not in self.versions:
-            self.versions[key] = self._compile(key)
+            function = self._compile(key)
+            if self.checked:
+                function = tainted.switching(self, key, function)
+            self.versions[key] = function
         return self.versions[key]
 
-    def _compile(self, key: tuple) -> Callable:
+    def tainted(self, key: tuple) -> Callable:
+        """The version that follows undefined data."""
+        if key not in self._tainted:
+            self._tainted[key] = self._compile(key, follows=True)
+        return self._tainted[key]
+
+    def _compile(self, key: tuple, *, follows: bool = False) -> Callable:
         index, partial, nonuniform = key
         block = self.blocks[index]
         lower = Lower(
@@ -181,11 +205,14 @@ class Program:
         )
         failure = None
         try:
-            self._lower_steps(lower)
+            narrator = tainted.Narrator(lower, self.site_of, self.flows) if follows else None
+            self._lower_steps(lower, narrator)
+            if narrator:
+                narrator.finish(self.blocks[min(index + 1, len(self.blocks) - 1)])
         except PtxEmuError as error:
             failure = error
         stores, guard = ((), None) if failure else lower.finish()
-        writer = BlockWriter(self.site_of if self.checked else None)
+        writer = BlockWriter(self.site_of if self.checked else None, resumes=follows)
         writer.load(lower.nodes)
         writer.run(lower.nodes)
         if failure:
@@ -196,10 +223,12 @@ class Program:
         body = body.replace("<mb>", "mb" if partial else "0xffffffff")
         body = body.replace("<m>", "m" if partial else "None")
         parameters = "w, R, m, mb" if partial else "w, R"
+        parameters += ", saved, start" * follows
         source = f"def block_{index}({parameters}):\n    {body}\n"
         name = f"<ptxemu {id(self):x} {index} {partial} {len(self.sources)}>"
-        self.sources[key] = source
+        self.sources[(*key, follows)] = source
         self.lines[name] = writer.instrs
+        self.steps[name] = writer.step_of
         scope = dict(namespace.GLOBALS, **registry.RUNTIME, FAILURE=failure, PARKED=PARKED)
         exec(compile(source, name, "exec"), scope)
         return scope[f"block_{index}"]

@@ -36,6 +36,11 @@ class RegisterFile:
     def width(self, name: str) -> int:
         return self._width[name]
 
+    @property
+    def wide(self) -> frozenset[str]:
+        """Registers of 64 bits and more."""
+        return frozenset(name for name, width in self._width.items() if width >= 64)
+
     # -- recorded by the analysis pass ------------------------------------------------------
 
     def vote(self, name: str, type_: str, count: int) -> None:

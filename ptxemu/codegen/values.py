@@ -100,6 +100,7 @@ class Node:
     parks: bool = False  # returns None when the warp has to wait
     instr: object = None  # where it comes from, for errors
     emitted: bool = False
+    flow: bool = False  # tells a checker of undefined data; no step of the block itself
 
 
 def bits_of_float(value: float) -> int:

@@ -27,6 +27,7 @@ class Emulator:
             smem_bytes=request.smem_bytes,
             params=list(request.params),
             options=self.options,
+            dependent=request.attributes.pdl,
         )
         self.report.launches.append(launched)
         return launched

@@ -51,6 +51,8 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     _require_aligned(address, size * count, space)
     if space == "global":
         w.machine.memory.check(address, address + size * count, write)
+        if w.check:
+            w.check.global_(w, address, size * count, None, write)
         return w.machine.memory.views[size], (address - FIRST_ADDRESS) // size
     if space == "param":
         block = w.machine.params
@@ -146,11 +148,14 @@ def _gather(
 ) -> np.ndarray:
     if space == "global":
         w.machine.bytes["ld.global"] += size * count * len(lanes)
+        if w.check:
+            w.check.global_(w, address, size * count, lanes, False)
         return w.machine.memory.gather(address, size, count)
     if space in ("shared", "param"):
         return _gather_cta(w, w.cta if space == "shared" else None, address, size, count, lanes)
     if space == "local":
-        return _local(w, size)[lanes, _index(address, size, count, "local") + _STEP[count]]
+        where = lanes, _index(address, size, count, "local") + _STEP[count]
+        return _local(w, where, size, False)[where]
     out = np.empty((count, len(lanes)), f"u{size}")
 
     def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
@@ -194,11 +199,14 @@ def _scatter(
 ) -> None:
     if space == "global":
         w.machine.bytes["st.global"] += size * len(rows) * len(lanes)
+        if w.check:
+            w.check.global_(w, address, size * len(rows), lanes, True)
         w.machine.memory.scatter(address, size, rows)
     elif space == "shared":
         _scatter_cta(w, w.cta, address, size, rows, lanes)
     elif space == "local":
-        _local(w, size)[lanes, _index(address, size, len(rows), "local") + _STEP[len(rows)]] = rows
+        where = lanes, _index(address, size, len(rows), "local") + _STEP[len(rows)]
+        _local(w, where, size, True)[where] = rows
     else:
 
         def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
@@ -225,9 +233,11 @@ def _scatter_cta(
         cta.mark_generic((index * size) + np.arange(size * count)[:, None])
 
 
-def _local(w: object, size: int) -> np.ndarray:
-    """Local memory as [lane, element of `size` bytes], made on first use."""
+def _local(w: object, where: tuple, size: int, write: bool) -> np.ndarray:
+    """Local memory as [lane, element of `size` bytes], made on first use; `where` is accessed."""
     if w.local is None:
         nbytes = -(-w.program.layout.local_bytes // 16) * 16
         w.local = np.full((32, nbytes), POISON_BYTE, np.uint8)
+    if w.check:
+        w.check.local(w, *where, size, write)
     return w.local.view(f"u{size}")

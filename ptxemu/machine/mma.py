@@ -55,7 +55,7 @@ def mma(
     cta_group = len(ctas)
     require_shape(idesc, cta_group)
     scale = _scale(idesc, accumulate, scale_input_d)
-    protected = _disabled_lanes(disable_lanes, cta_group)
+    protected = disabled_lanes(disable_lanes, cta_group)
     b = _read_operand_b(ctas, b_desc, idesc)
     for rank, cta in enumerate(ctas):
         a_t = _read_operand_a(cta, a, idesc, cta_group).T
@@ -142,7 +142,7 @@ def _scale(idesc: InstrDesc, accumulate: bool, scale_input_d: int) -> float | No
     return 2.0**-scale_input_d if accumulate else None
 
 
-def _disabled_lanes(words: Sequence[int], cta_group: int) -> list[np.ndarray] | None:
+def disabled_lanes(words: Sequence[int], cta_group: int) -> list[np.ndarray] | None:
     """Per CTA the lanes, intp, that the mask protects; None where it protects none."""
     if words and len(words) != 4 * cta_group:
         raise HardwareRefusal(f"disable-output-lane of {len(words)} words, must be {4 * cta_group}")

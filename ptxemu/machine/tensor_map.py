@@ -112,9 +112,15 @@ class TensorMap:
         return prod(self.box[1:])
 
     @cached_property
+    def pitch(self) -> int:
+        """Bytes from one box row to the next in SMEM: rows do not share a row of the swizzle
+        pattern, however short they are (seen on H100; the manual shows full rows only)."""
+        return max(self.smem_row_bytes, self.swizzle.span if self.swizzle.bits else 0)
+
+    @cached_property
     def box_bytes(self) -> int:
-        """Bytes of the SMEM image of the box."""
-        return self.rows * self.smem_row_bytes
+        """Bytes of SMEM that the box takes."""
+        return self.rows * self.pitch
 
 
 def transaction_bytes(tensor_map: TensorMap) -> int:

@@ -11,7 +11,7 @@ Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.swizzle import Swizzle
 from ptxemu.machine.tensor_map import TensorMap
-from ptxemu.numerics import formats
+from ptxemu.numerics import arith, formats, half
 
 SMEM_ALIGNMENT = 128  # of the SMEM address of a tiled TMA operation, bytes
 _WORD = 8  # bytes moved per index: divides every swizzle atom
@@ -72,9 +72,15 @@ _TENSOR_REDUCTIONS = {
     "f32": {"add"},
     "f16": {"add", "min", "max"},
     "bf16": {"add", "min", "max"},
-    "u32": {"add", "and", "or", "xor"},
-    "u64": {"add", "and", "or", "xor"},
+    "u32": {"add", "min", "max", "inc", "dec", "and", "or", "xor"},
+    "u64": {"add", "min", "max", "and", "or", "xor"},
 }
+
+
+def box_rows(tm: TensorMap, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """(addresses, bytes of each) of the in-bounds part of the box: what an operation touches."""
+    clip = _clip(tm, coords)
+    return clip.addresses, clip.columns.stop - clip.columns.start
 
 
 def reduce_tile(
@@ -99,7 +105,7 @@ def place_tile(tm: TensorMap, image: np.ndarray, smem: np.ndarray, offset: int) 
 
 
 def gather_tile(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
-    """Read the dense image, uint8 (tm.box_bytes,), back from `smem`: the inverse of place_tile."""
+    """Read the dense image, uint8 (rows * smem_row_bytes,), back from `smem`: the inverse of place_tile."""
     if not tm.swizzle.bits:
         return smem[_span(tm, smem, offset)].copy()
     return smem.view(np.uint64)[_swizzled_words(tm, smem, offset)].view(np.uint8)
@@ -108,7 +114,7 @@ def gather_tile(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
 def combine(op: str, dtype: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Element-wise reduction of cp.reduce.async.bulk(.tensor) on byte arrays of equal shape.
 
-    dtype: u32, s32, u64, s64, f32, f16 or bf16. Floating-point results round to nearest even.
+    dtype: u32, s32, u64, s64, f32, f64, f16 or bf16. Floating-point results round to nearest even.
     Raises UnsupportedPtx for a pair that the instruction does not have.
     """
     function = _OPERATIONS.get(op)
@@ -116,27 +122,44 @@ def combine(op: str, dtype: str, old: np.ndarray, new: np.ndarray) -> np.ndarray
     if function is not None and dtype in _INTEGERS:
         kind = _INTEGERS[dtype]
         return function(old.view(kind), new.view(kind)).view(np.uint8)
-    if dtype == "f32" and op == "add":
-        return (old.view(np.float32) + new.view(np.float32)).view(np.uint8)
-    if dtype in _HALVES and op in ("add", "min", "max"):
-        widen, narrow = _HALVES[dtype]
-        result = function(widen(old.view(np.uint16)), widen(new.view(np.uint16)))
-        return narrow(result).view(np.uint8)
+    if dtype in _FLOATS and op in _FLOATS[dtype]:
+        return _FLOATS[dtype][op](old, new).view(np.uint8)
     raise UnsupportedPtx(f"cp.reduce.async.bulk .{op}.{dtype}")
+
+
+def _viewed(kind: type, function: Callable) -> Callable:
+    return lambda old, new: np.asarray(function(old.view(kind), new.view(kind)), kind)
 
 
 _OPERATIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "add": np.add,
-    "min": np.fmin,  # a NaN operand loses, as in PTX min and max
-    "max": np.fmax,
+    "min": np.minimum,
+    "max": np.maximum,
+    "inc": lambda old, limit: np.where(old >= limit, old * 0, old + 1),
+    "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - 1),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
 _INTEGERS = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64}
-_HALVES = {
-    "f16": (formats.f16_to_f32, formats.f32_to_f16),
-    "bf16": (formats.bf16_to_f32, formats.f32_to_bf16),
+_FLOATS = {
+    "f32": {"add": _viewed(np.float32, arith.add_f32)},
+    # a NaN of the source is the sum as it is, even a signalling one (seen on H100)
+    "f64": {
+        "add": _viewed(
+            np.float64, lambda old, new: np.where(np.isnan(new), new, arith.add_f64(old, new))
+        )
+    },
+    "f16": {
+        "add": _viewed(np.uint16, half.add_f16),
+        "min": _viewed(np.uint16, partial(half.minmax_f16, "min")),
+        "max": _viewed(np.uint16, partial(half.minmax_f16, "max")),
+    },
+    "bf16": {
+        "add": _viewed(np.uint16, half.add_bf16),
+        "min": _viewed(np.uint16, partial(half.minmax_bf16, "min")),
+        "max": _viewed(np.uint16, partial(half.minmax_bf16, "max")),
+    },
 }
 
 
@@ -165,6 +188,11 @@ def _clip_image(
         raise UnsupportedPtx("TMA store of the padded type 16U4_ALIGN16B")
     clip = _clip(tm, coords)
     return clip, image.reshape(tm.rows, tm.row_bytes)[clip.rows, clip.columns]
+
+
+def inside(tm: TensorMap, coords: tuple[int, ...], image: np.ndarray) -> np.ndarray:
+    """The bytes of the dense image that lie in the tensor, which are those that a store writes."""
+    return _clip_image(tm, coords, image)[1]
 
 
 def _rows_in_bounds(outer: list[tuple[int, int, int]]) -> np.ndarray:
@@ -211,17 +239,23 @@ def _swizzled_words(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
     """Where each 8-byte word of the image goes: index into `smem` viewed as uint64."""
     _span(tm, smem, offset)
     phase = offset % tm.swizzle.period
-    index = _permutation(tm.swizzle, phase, tm.box_bytes) + (offset - phase) // _WORD
+    shape = (tm.rows, tm.smem_row_bytes, tm.pitch)
+    index = _permutation(tm.swizzle, phase, shape) + (offset - phase) // _WORD
     if tm.box_bytes % tm.swizzle.period and index.max() >= len(smem) // _WORD:
         raise HardwareRefusal(f"swizzled TMA tile at {offset:#x} leaves SMEM of {len(smem):#x}")
     return index
 
 
 @lru_cache(maxsize=1024)
-def _permutation(swizzle: Swizzle, phase: int, nbytes: int) -> np.ndarray:
-    """Word index of each image word, relative to the pattern start `phase` bytes before it."""
-    logical = np.arange(phase, phase + nbytes, _WORD, dtype=np.intp)
-    return swizzle.apply(logical) // _WORD
+def _permutation(swizzle: Swizzle, phase: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """Word index of each image word, relative to the pattern start `phase` bytes before it.
+
+    shape: rows, bytes of a row, bytes from one row to the next.
+    """
+    rows, nbytes, pitch = shape
+    starts = phase + pitch * np.arange(rows, dtype=np.intp)[:, None]
+    logical = starts + np.arange(0, nbytes, _WORD, dtype=np.intp)
+    return swizzle.apply(logical.reshape(-1)) // _WORD
 
 
 def _pad(image: np.ndarray) -> np.ndarray:

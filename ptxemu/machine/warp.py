@@ -50,6 +50,7 @@ class Warp:
         self.cta = cta
         self.machine = cta.machine
         self.check = cta.machine.checker
+        self.how = ""  # semantics of the access that is running where it is strong, for the checker
         self.at = 0  # the instruction that is running, for the checker
         self.cluster = cta.cluster
         self.index = index
@@ -80,6 +81,7 @@ class Warp:
         self.pending_loads: list = []  # late tcgen05.ld
         self.pending_stores: list = []  # late tcgen05.st
         self.cluster_phase = 0
+        self.cluster_lanes = 0  # those that have arrived and not waited
         self.register_counts: list[int] = []  # asked for by setmaxnreg, in order
         self.time = 0.0  # nominal, for the timeline
 

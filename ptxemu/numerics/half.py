@@ -36,14 +36,20 @@ def _modified(code: np.ndarray, relu: bool, sat: bool, one: int) -> np.ndarray:
     return np.where(nan, NAN_16, code)[()] if np.count_nonzero(nan) else code
 
 
-def neg_f16(a: np.ndarray) -> np.ndarray:
+def _flushed_code(a: np.ndarray, ftz: bool) -> np.ndarray:
+    """.ftz of an f16 code: no mantissa without an exponent."""
+    a = np.asarray(a, np.uint16)
+    return a & np.where(a & np.uint16(0x7C00), np.uint16(0xFFFF), np.uint16(0x8000)) if ftz else a
+
+
+def neg_f16(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Half Precision Floating Point Instructions: neg.f16."""
-    return _modified(np.asarray(a, np.uint16) ^ np.uint16(0x8000), False, False, 0x3C00)
+    return _modified(_flushed_code(a, ftz) ^ np.uint16(0x8000), False, False, 0x3C00)
 
 
-def abs_f16(a: np.ndarray) -> np.ndarray:
+def abs_f16(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Half Precision Floating Point Instructions: abs.f16."""
-    return _modified(np.asarray(a, np.uint16) & np.uint16(0x7FFF), False, False, 0x3C00)
+    return _modified(_flushed_code(a, ftz) & np.uint16(0x7FFF), False, False, 0x3C00)
 
 
 def neg_bf16(a: np.ndarray) -> np.ndarray:

@@ -105,6 +105,7 @@ def copy_async(
             )
 
     ticket = w.ticket("cp.async")
+    lanes = np.flatnonzero(w.frag.active())
 
     def run() -> None:
         offsets = np.array([where & OFFSET_MASK for where in targets])
@@ -112,9 +113,11 @@ def copy_async(
         for size in set(sizes) - {0}:
             chosen = np.flatnonzero(np.array(sizes) == size)
             starts = np.array([sources[lane] for lane in chosen], np.int64)
+            if ticket:
+                w.check.fetched(ticket, starts, size)
             rows[chosen, :size] = memory.read_rows(starts, size)
         if ticket:
-            w.check.copied(ticket, cta, offsets, nbytes)
+            w.check.copied(ticket, cta, (offsets, lanes), nbytes)
         written = offsets[:, None] + np.arange(nbytes)
         cta.smem[written] = rows
         cta.mark_async(written)
@@ -136,11 +139,12 @@ def arrive_after_copies(w: object, address: object, noinc: bool) -> None:
             barrier.pending += 1
 
     ticket = w.ticket("cp.async")
+    told = w.clock.release() if ticket else None
 
     def run() -> None:
         for barrier in barriers:
             if ticket:
-                w.check.arrival_of(ticket, w.cta, barrier)
+                w.check.copies_arrival(ticket, w.cta, barrier, told)
             barrier.arrive(by="cp.async")
 
     w.machine.units.issue(Work("cp.async", "arrive after cp.async", run), w.copies[1])
@@ -261,9 +265,10 @@ def bulk_load(
             signals: list = signals,
             ticket: object = ticket,
         ) -> None:
+            source = np.array([start], np.int64)
             if ticket:
-                w.check.landed(ticket, places, size, signals)
-            data = w.machine.memory.read_rows(np.array([start], np.int64), size)[0]
+                w.check.loaded(ticket, (source, size), places, size, signals)
+            data = w.machine.memory.read_rows(source, size)[0]
             for cta, offset in places:
                 cta.smem[offset : offset + size] = data
                 cta.mark_async(slice(offset, offset + size))
@@ -297,6 +302,7 @@ def bulk_to_peer(
             if ticket:
                 step = w.check.landed(ticket, [(cta, offset)], size, [found])
                 w.check.shared_async(ticket, w.cta, w.check.shared_bytes(low, size), step, False)
+                w.check.bytes_copied((w.cta, low), (cta, offset), size)
             cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
                 low : low + size
             ]
@@ -321,10 +327,14 @@ def bulk_store(w: object, target: object, source: object, nbytes: object) -> Non
         ) -> None:
             if ticket:
                 w.check.source_read(ticket, w.cta, low, size)
+                w.check.bytes_stored(ticket, w.cta, low, size)
             held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
-        def write(where: int = where, held: list = held) -> None:
-            w.machine.memory.write_rows(np.array([where], np.int64), held[0][None])
+        def write(where: int = where, held: list = held, ticket: object = ticket) -> None:
+            target = np.array([where], np.int64)
+            if ticket:
+                w.check.stored(ticket, (target, held[0].size))
+            w.machine.memory.write_rows(target, held[0][None])
 
         w.machine.bytes["bulk.store"] += size
         bulk_groups(w).add(

@@ -43,7 +43,7 @@ def store_async(w: object, target: object, barrier: object, size: int, values: t
         if offset % nbytes:
             raise HardwareRefusal(f"st.async of {nbytes} bytes to {where:#x}; misaligned")
         cta.check(offset, nbytes)
-        ticket = w.ticket()
+        ticket = w.ticket("st.async")
         found, data = find(w, signal), np.array(row, f"u{size}").view(np.uint8)
 
         def run(

@@ -5,6 +5,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -56,7 +57,8 @@ def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]
     """One element."""
     fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
     name = f.pick(*_OPS.split())
-    text = f"atomic(w, '{space_of(f)}', '{name}', '{f.type}', {{0}}, {fields})"
+    order = f.pick("acquire", "release", "acq_rel", default="relaxed")
+    text = f"atomic(w, '{space_of(f)}', ('{name}', '{f.type}', '{order}'), {{0}}, {fields})"
     out = c.effect(text, address, *values, results=[(values[0].type, False)])
     c.dst(target, out[0])
 
@@ -80,11 +82,12 @@ _INTEGER = {
 }
 
 
-def combine(name: str, ptx_type: str, old: int, value: int) -> int:
-    """The new bits of an atomic on one element."""
+def combine(name: str, ptx_type: str, old: int, value: int, *, ftz: bool = False) -> int:
+    """The new bits of an atomic on one element. `ftz`: f32 sums flush subnormals, as the manual
+    says of global memory."""
     width = TYPE_BITS[ptx_type]
     if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):
-        return _combine_float(name, ptx_type, old, value)
+        return _combine_float(name, ptx_type, old, value, ftz)
     if name in ("min", "max"):
         pick = min if name == "min" else max
         if ptx_type[0] == "s":
@@ -93,18 +96,20 @@ def combine(name: str, ptx_type: str, old: int, value: int) -> int:
     return _INTEGER[name](old, value, width)
 
 
-def _combine_float(name: str, ptx_type: str, old: int, value: int) -> int:
+def _combine_float(name: str, ptx_type: str, old: int, value: int, ftz: bool) -> int:
     if name == "exch":
         return value
-    if name != "add":
+    if name not in ("add", "min", "max") or (name != "add" and ptx_type in ("f32", "f64")):
         raise UnsupportedPtx(f"atomic {name} on {ptx_type}")
     if ptx_type in ("f32", "f64"):
         dtype, bits = (np.float32, np.uint32) if ptx_type == "f32" else (np.float64, np.uint64)
-        function = arith.add_f32 if ptx_type == "f32" else arith.add_f64
+        function = partial(arith.add_f32, ftz=ftz) if ptx_type == "f32" else arith.add_f64
         a, b = (np.array([x], bits).view(dtype) for x in (old, value))
         return int(np.asarray(function(a, b), dtype).view(bits)[0])
     base = ptx_type.removesuffix("x2")
     function = half.add_f16 if base == "f16" else half.add_bf16
+    if name != "add":
+        function = partial(half.minmax_f16 if base == "f16" else half.minmax_bf16, name)
     kind = np.uint32 if ptx_type.endswith("x2") else np.uint16
     a, b = (np.array([x], kind).view(np.uint16) for x in (old, value))
     return int(function(a, b).view(kind)[0])
@@ -112,23 +117,29 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int) -> int:
 
 @runtime
 def atomic(
-    w: object, space: str, name: str, ptx_type: str, address: object, *values: object
+    w: object, space: str, what: tuple, address: object, *values: object
 ) -> np.ndarray:
-    """The old values, per lane."""
+    """The old values, per lane. what: (operation, type, order)."""
+    name, ptx_type, order = what
+    w.how = f"atomic {order}"
     size = TYPE_BITS[ptx_type] // 8
     out = np.zeros(32, f"u{max(size, 2)}")
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     columns = [w.lane_values(value) for value in values]
+    if w.check:
+        w.check.atomic(w, space, name, address, size)
     for position, (lane, where) in enumerate(zip(lanes, w.lane_values(address), strict=True)):
         old = access.load_scalar(w, space, where, size, 1)
         if name == "cas":
             new = columns[1][position] if old == columns[0][position] else old
         else:
-            new = combine(name, ptx_type, old, columns[0][position])
+            flush = space == "global" or (space == "generic" and where < access.SHARED_WINDOW)
+            new = combine(name, ptx_type, old, columns[0][position], ftz=flush)
         if new != old:
             w.machine.note_progress()
         else:
             w.polled = True
         access.store_scalar(w, space, where, size, (new,))
         out[lane] = old
+    w.how = ""
     return out

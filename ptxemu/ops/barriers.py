@@ -212,13 +212,17 @@ def arrive_cluster(w: object, relaxed: bool) -> None:
     if w.check:
         w.check.cluster_arrival(w, relaxed)
     w.cluster_phase = w.cluster.phase + 1
+    w.cluster_lanes |= w.frag.mask
     w.cluster.arrive(w.frag.mask.bit_count())
 
 
 @runtime
 def wait_cluster(w: object) -> bool | None:
+    if w.frag.mask & ~w.cluster_lanes:
+        raise HardwareRefusal("barrier.cluster.wait by a thread that has not arrived")
     if w.cluster.phase >= w.cluster_phase:
         catch_up(w, w.cluster, "cluster barrier")
+        w.cluster_lanes &= ~w.frag.mask
         if w.check:
             w.check.cluster_waited(w)
         return True

@@ -29,7 +29,9 @@ def set_registers(c: Lower, i: Instr, f: Match) -> None:
 
 @op("griddepcontrol", flags="launch_dependents wait", section="griddepcontrol")
 def grid_dependency(c: Lower, i: Instr, f: Match) -> None:
-    """Launches run one after the other, so every dependency is met."""
+    """Launches run one after the other, so every dependency is met; a checker hears of the wait."""
+    if "wait" in f.flags:
+        c.effect("if w.check: w.check.grid_waited(w)")
 
 
 @op("pmevent brkpt", section="pmevent, brkpt")

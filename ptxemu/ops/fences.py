@@ -21,7 +21,7 @@ _SCOPE = "cta cluster gpu sys"
 )
 def fence(c: Lower, i: Instr, f: Match) -> None:
     """Orders memory accesses; nothing is reordered here, and only a checker hears of it."""
-    c.effect("if w.check: w.check.fence(w)")
+    c.effect(f"if w.check: w.check.fence(w, {'cta' in f.flags})")
 
 
 @op("fence.mbarrier_init", flags=f"release {_SCOPE}", section="membar, fence")

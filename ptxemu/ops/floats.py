@@ -177,11 +177,11 @@ def double_sign(c: Lower, i: Instr, f: Match) -> None:
 
 @op("neg abs", types="f16 bf16 f16x2 bf16x2", flags="ftz", section="neg, abs (half)")
 def half_sign(c: Lower, i: Instr, f: Match) -> None:
-    """The canonical NaN of a NaN; .ftz flushes nothing here (seen on H100)."""
+    """The canonical NaN of a NaN."""
     wide = f.type.endswith("x2")
     name = f"half.{f.form.name}_{f.type.removesuffix('x2')}"
     value = c.src(i.operands[1], "u32" if wide else "u16")
-    text = f"half.packed({name}, {{0}})" if wide else f"{name}({{0}})"
+    text = f"half.packed({name}, {{0}}{_flags(f)})" if wide else f"{name}({{0}}{_flags(f)})"
     c.dst(i.operands[0], c.pure(value.type, None, text, value))
 
 

@@ -61,8 +61,9 @@ def load(c: Lower, i: Instr, f: Match) -> None:
     wide = f.type == "b128"
     count = len(targets) * (2 if wide else 1)
     address = address_value(c, i.operands[1], space)
-    if f.pick("volatile", "acquire", "relaxed", "mmio"):
-        c.effect("w.polled = True")
+    strong = f.pick("volatile", "acquire", "relaxed", "mmio")
+    if strong:
+        c.effect(f"w.polled, w.how = True, '{strong}'")
     if address.uniform and not _differs_by_lane(c, space):
         text = f"load_scalar(w, '{space}', {{0}}, {size}, {count})"
         values = c.effect(text, address, results=[(type_.replace("s", "u"), True)] * count)
@@ -71,6 +72,8 @@ def load(c: Lower, i: Instr, f: Match) -> None:
         where = "full({0}, U64)" if address.uniform else "{0}"
         text = f"load_vector(w, '{space}', {where}, {size}, {count}, <m>)"
         values = _vector_results(c, text, address, f.type, type_, count)
+    if strong:
+        c.effect("w.how = ''")
     if wide:
         values = list(zip(values[::2], values[1::2], strict=True))
     for target, value in zip(targets, values, strict=True):
@@ -116,6 +119,9 @@ def store(c: Lower, i: Instr, f: Match) -> None:
             values += c.halves(item)
         else:
             values.append(_narrow(c, c.convert(c.raw(item, max(8 * size, 16)), type_), size))
+    strong = f.pick("volatile", "release", "relaxed", "mmio")
+    if strong:
+        c.effect(f"w.how = '{strong}'")
     if address.uniform and not _differs_by_lane(c, space):
         fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
         c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({fields},))", address, *values)
@@ -126,6 +132,8 @@ def store(c: Lower, i: Instr, f: Match) -> None:
             address,
             rows=tuple(values),
         )
+    if strong:
+        c.effect("w.how = ''")
 
 
 def _narrow(c: Lower, value: Value, size: int) -> Value:
@@ -162,8 +170,14 @@ def convert_address(c: Lower, i: Instr, f: Match) -> None:
 
 @op("isspacep", flags=_SPACE_FLAGS, section="isspacep")
 def is_space(c: Lower, i: Instr, f: Match) -> None:
+    """A peer's shared memory is .shared::cluster only. Constants lie in global memory here, so
+    .const and .global say the same."""
     value = c.src(i.operands[1], "u64")
-    window = {"shared": 1, "cluster": 1, "local": 2}.get(space_of(f), 0)
+    if space_of(f) == "shared":
+        text = "({0} >> 24) == (1 << 32 | w.cta.rank)"
+        c.dst(i.operands[0], c.effect(text, value, results=[("pred", value.uniform)])[0])
+        return
+    window = {"cluster": 1, "local": 2}.get(space_of(f), 0)
     c.dst(
         i.operands[0],
         c.pure("pred", f"({{0}} >> 56) == {window}", f"({{0}} >> 56) == {window}", value),

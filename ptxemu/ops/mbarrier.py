@@ -148,7 +148,7 @@ def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
     if not uniform:  # lanes that wait on different barriers poll
         function = "mbarrier_test_wait_lanes"
     out = c.effect(
-        f"{function}(w, {{0}}, {{1}})",
+        f"{function}(w, {{0}}, {{1}}, {_order(f)})",
         address,
         parity,
         results=[("pred", uniform)],
@@ -249,17 +249,19 @@ def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
 
 
 @runtime
-def mbarrier_test_wait(w: object, address: int, parity: int) -> bool:
+def mbarrier_test_wait(w: object, address: int, parity: int, how: tuple) -> bool:
     barrier = find(w, address)
     done = barrier.done(parity)
     if done and w.check:
-        w.check.waited(w, _home(w, address), barrier, parity)
+        w.check.waited(w, _home(w, address), barrier, parity, how)
     w.polled |= not done
     return done
 
 
 @runtime
-def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.ndarray:
+def mbarrier_test_wait_lanes(
+    w: object, address: object, parity: object, how: tuple
+) -> np.ndarray:
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
@@ -267,18 +269,18 @@ def mbarrier_test_wait_lanes(w: object, address: object, parity: object) -> np.n
         barrier = find(w, where)
         out[lane] = barrier.done(bit)
         if out[lane] and w.check:
-            w.check.waited(w, _home(w, where), barrier, bit)
+            w.check.waited(w, _home(w, where), barrier, bit, how)
     w.polled |= not out.any()
     return out
 
 
 @runtime
-def mbarrier_try_wait(w: object, address: int, parity: int) -> bool | None:
+def mbarrier_try_wait(w: object, address: int, parity: int, how: tuple) -> bool | None:
     barrier, frag = find(w, address), w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
     if barrier.done(parity):
         if w.check:
-            w.check.waited(w, _home(w, address), barrier, parity)
+            w.check.waited(w, _home(w, address), barrier, parity, how)
         if w.machine.timeline and barrier.phase:
             w.machine.timeline.catch_up(
                 w, barrier.completed_at(parity), f"mbarrier {barrier.where}"

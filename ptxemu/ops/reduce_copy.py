@@ -12,7 +12,7 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK
-from ptxemu.machine.tma_tile import combine, gather_tile, reduce_tile
+from ptxemu.machine.tma_tile import box_rows, combine, gather_tile, reduce_tile
 from ptxemu.ops.async_copy import bulk_groups, require_bulk
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.ops.tensor_copy import RANKS, rank_of, read_map, require_box
@@ -71,9 +71,12 @@ def _issue_bulk(w: object, how: tuple, where: int, low: int, size: int) -> None:
     def read() -> None:
         if ticket:
             w.check.source_read(ticket, w.cta, low, size)
+            w.check.bytes_stored(ticket, w.cta, low, size)
         held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
     def write() -> None:
+        if ticket:
+            w.check.stored(ticket, (address, size), atomic=True)
         old = w.machine.memory.read_rows(address, size)[0]
         w.machine.memory.write_rows(address, combine(*how, old, held[0])[None])
 
@@ -99,8 +102,12 @@ def _issue_tensor(w: object, how: str, tm: object, position: tuple, offset: int)
         if ticket:
             w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
+        if ticket:
+            w.check.tile_stored(ticket, w.cta, tm, position, offset)
 
     def write() -> None:
+        if ticket:
+            w.check.stored(ticket, box_rows(tm, position), atomic=True)
         reduce_tile(tm, position, held[0], w.machine.memory, how)
 
     w.machine.bytes["tma.reduce"] += tm.box_bytes

@@ -134,6 +134,8 @@ def wait_store(c: Lower, i: Instr, f: Match) -> None:
 @op("tcgen05.fence::before_thread_sync tcgen05.fence::after_thread_sync", section="tcgen05.fence")
 def fence(c: Lower, i: Instr, f: Match) -> None:
     """Orders tcgen05 operations of different threads; never changes a result here."""
+    before = f.form.name.endswith("before_thread_sync")
+    c.effect(f"if w.check: w.check.tensor_fence(w, {before})")
 
 
 # -- what they do ---------------------------------------------------------------------------
@@ -211,6 +213,8 @@ def settle_loads(w: object) -> None:
     pending, w.pending_loads = w.pending_loads, []
     for load_ in pending:
         _fill(w, load_)
+    if w.check:
+        w.clock.waited_loads = w.clock.issued.get("tcgen05.ld", 0)
 
 
 @runtime

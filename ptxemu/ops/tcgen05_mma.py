@@ -119,6 +119,8 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
             cta.reached_by(w.cta)
         if ticket:
             w.check.multiply(ticket, ctas, d, (a_operand, b_operand), instr)
+            how = (bool(accumulate), words)
+            w.check.multiplied(ticket, ctas, d, (a_operand, b_operand), instr, how)
         views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
         mma(
             views,

@@ -14,7 +14,7 @@ from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.tensor_map import TensorMap, decode, transaction_bytes
-from ptxemu.machine.tma_tile import gather_tile, load_tile, place_tile, store_tile
+from ptxemu.machine.tma_tile import box_rows, gather_tile, load_tile, place_tile, store_tile
 from ptxemu.ops.async_copy import bulk_groups, targets_of
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
@@ -146,7 +146,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
     def run() -> None:
         image = load_tile(tm, position, w.machine.memory)
         if ticket:
-            w.check.landed(ticket, places, tm.box_bytes, signals)
+            w.check.loaded(ticket, box_rows(tm, position), places, tm.box_bytes, signals)
         for cta, offset in places:
             cta.reached_by(w.cta)
             place_tile(tm, image, cta.smem, offset)
@@ -179,8 +179,12 @@ def _issue_store(w: object, tm: TensorMap, position: tuple, offset: int) -> None
         if ticket:
             w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
+        if ticket:
+            w.check.tile_stored(ticket, w.cta, tm, position, offset)
 
     def write() -> None:
+        if ticket:
+            w.check.stored(ticket, box_rows(tm, position))
         store_tile(tm, position, held[0], w.machine.memory)
 
     w.machine.bytes["tma.store"] += tm.box_bytes

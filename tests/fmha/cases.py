@@ -17,6 +17,7 @@ from fmha.reference import Attention
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
+from ptxemu.check.text import render
 
 POLICIES = ("round-robin", "random", "adversarial")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -233,15 +234,21 @@ def _nan_view(
     return torch.full(shape, math.nan, dtype=dtype)[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
 
 
-def run(case: Case, policy: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """(O, LSE), or (O_raw, LSE, row_max), of the kernel in the emulator."""
+def run(case: Case, policy: str | Options, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """(O, LSE), or (O_raw, LSE, row_max), of the kernel in the emulator, where nothing is found."""
     results, reports = run_reported(case, policy, seed)
-    assert not any(launch.findings for report in reports for launch in report.launches)
+    for report in reports:
+        assert not report.findings, render(report)
     return results
 
 
-def run_reported(case: Case, policy: str, seed: int = 0, **changes: Any) -> tuple[tuple, list]:
-    """The results and the reports of the emulated launches. changes: of attention's arguments."""
+def run_reported(
+    case: Case, policy: str | Options, seed: int = 0, **changes: Any
+) -> tuple[tuple, list]:
+    """The results and the reports of the emulated launches. policy: or all the options; changes:
+    of attention's arguments."""
+    if isinstance(policy, str):
+        policy = Options(policy=policy, seed=seed, limit=PATIENCE)
     arguments = {
         **case.options(),
         "normalize": case.normalize,
@@ -250,7 +257,7 @@ def run_reported(case: Case, policy: str, seed: int = 0, **changes: Any) -> tupl
         "pack_heads": case.pack_heads,
         "config": AttentionConfig(p_path=case.p_path, schedule=case.schedule),
     }
-    with emulation(Options(policy=policy, seed=seed, limit=PATIENCE)) as active:
+    with emulation(policy) as active:
         results = attention(*case.inputs(), **(arguments | changes))
     return results, active.reports
 

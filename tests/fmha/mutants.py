@@ -1,60 +1,125 @@
-"""Copies of a kernel's PTX with one synchronisation removed each, and what becomes of them."""
+"""The attention kernels whose mutants are judged, each with a problem that uses all its edges: more
+tiles than ring stages, maxima that move, boundary tiles, NaN past the lengths."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 from unittest import mock
 
+import torch
+
 import ptxemu
-from ptxemu import Deadlock, Options, PtxEmuError, Report
+from fmha.minimal import compile_minimal
+from ptxemu import LaunchReport, Options, Report
 from ptxemu.host import cutedsl
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.launch_config import LaunchRequest
+from tests.fmha import cases
+from tests.fmha.cases import Case, same_bits
+from tests.mutation.classes import Mutant, mutants
+from tests.mutation.observe import observe
+from tests.mutation.text import Text
+from tests.mutation.verdict import SCHEDULES, Judge
 
-_WAIT_LOOP = r"mbarrier\.try_wait[^;]*;\s+@P1 bra\.uni DONE;\s+bra\.uni\s+LAB_WAIT;"
-_EXPECT_TX = r"(mov\.b32\s+(%r\d+), )\d+(;\s+mbarrier\.arrive\.expect_tx[^;]*\2;)"
+MOVING = {"causal": True, "amplitude": 4.0}  # maxima move from tile to tile
+TAIL = {"kv_lens": (650,), **MOVING}
 
-# kind -> (what one occurrence looks like, what is left of it)
-REMOVALS: dict[str, tuple[str, str]] = {
-    "mbarrier wait": (_WAIT_LOOP, ""),
-    "wait::st": (r"tcgen05\.wait::st\.sync\.aligned;", ""),
-    "commit": (r"tcgen05\.commit[^;]*;", ""),
-    "expect_tx count": (_EXPECT_TX, r"\g<1>0\3"),
-    "proxy fence": (r"fence\.proxy\.async[^;]*;", ""),
-    "thread arrival": (r"mbarrier\.arrive\.shared(::cluster)?\.b64[^;]*;", ""),
-    "named barrier": (r"bar\.sync[^;]*;", ""),
-    "cluster arrival": (r"barrier\.cluster\.arrive[^;]*;", ""),
-    "cluster wait": (r"barrier\.cluster\.wait[^;]*;", ""),
-}
+Outcome = tuple[tuple[torch.Tensor, ...], list[LaunchReport]]
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """`number`: which occurrence of `kind` is removed, in the order of the text."""
+class Subject:
+    """A problem of `fmha.attention`, or of `fmha.minimal`. changes: further arguments; only: the
+    mutation classes of interest, by a part of their names."""
 
-    kind: str
-    number: int
-    ptx: str
+    case: Case
+    minimal: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)
+    only: str = ""
 
-    @property
-    def name(self) -> str:
-        """As survivors are listed."""
-        return f"{self.kind} {self.number}"
+    def run(self, options: Options) -> Outcome:
+        """Results and reports; outputs are poisoned before."""
+        with poisoned_outputs():
+            if self.minimal:
+                return _run_minimal(self.case, options)
+            results, reports = cases.run_reported(self.case, options, **self.changes)
+        return results, [launch for report in reports for launch in report.launches]
+
+    def run_changed(self, ptx: str, options: Options) -> Outcome:
+        """The same with other PTX in every launch."""
+        with changed_launches(lambda _: ptx):
+            return self.run(options)
+
+    @cached_property
+    def text(self) -> str:
+        """PTX of the kernel."""
+        texts: list[str] = []
+        with changed_launches(lambda ptx: texts.append(ptx) or ptx):
+            self.run(Options(limit=None))
+        (text,) = set(texts)
+        return text
+
+    def mutants(self) -> list[Mutant]:
+        text = Text(self.text, observe(self.run))
+        return [mutant for mutant in mutants(text) if self.only in mutant.kind.name]
+
+    def judge(self, schedules: Sequence[Options] = SCHEDULES) -> Judge:
+        return Judge(self.text, self.run_changed, same_bits, schedules)
 
 
-def mutants(ptx: str) -> Iterator[Mutant]:
-    """One mutant for every occurrence of every removal."""
-    for kind, (pattern, remainder) in REMOVALS.items():
-        for number, match in enumerate(re.finditer(pattern, ptx)):
-            left = match.expand(remainder)
-            if left == match[0]:  # a signal that announces no bytes has none to lose
-                continue
-            yield Mutant(kind, number, ptx[: match.start()] + left + ptx[match.end() :])
+def _problem(queries: int, keys: int, **options: Any) -> Subject:
+    return Subject(Case(queries, keys, **options))
+
+
+def _of_head_dim(dim: int) -> dict[str, Subject]:
+    """Both schedules on both P paths."""
+    base = partial(_problem, 130, 700, dims=(dim, dim), schedule="base", **TAIL)
+    pingpong = partial(_problem, 260, 700, dims=(dim, dim), schedule="pingpong", **TAIL)
+    return {
+        f"{dim} {schedule} {path}": make(p_path=path)
+        for schedule, make in (("base", base), ("pingpong", pingpong))
+        for path in ("tmem", "smem")
+    }
+
+
+SUBJECTS: dict[str, Subject] = {
+    **_of_head_dim(64),
+    **_of_head_dim(128),
+    "512 pair": _problem(130, 520, dims=(512, 512), kv_lens=(500,), **MOVING),
+    # No lengths: the fence of zeroed V rows would stand in for that of the gathered Q. A window,
+    # for more than one masked tile.
+    "64 packed heads": _problem(
+        50, 1000, heads=(6, 2), window=(700, None), pack_heads=True, schedule="base", **MOVING
+    ),
+    "64 dependent launch": Subject(
+        Case(130, 300, schedule="base"), changes={"pdl": True}, only="depend"
+    ),
+    "minimal": Subject(Case(130, 300, batch=2), minimal=True),
+}
+
+
+def _run_minimal(case: Case, options: Options) -> Outcome:
+    q, k, v = case.inputs()
+    o = torch.full(q.shape, math.nan, dtype=q.dtype)
+    report = ptxemu.run(compile_minimal(), q, k, v, o, 0.125, options=options)
+    return (o,), report.launches
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """torch.empty returns NaN, so that what a kernel leaves unwritten is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager
@@ -72,14 +137,3 @@ def changed_launches(change: Callable[[str], str]) -> Iterator[None]:
 
     with mock.patch.object(ptxemu, "run", run):
         yield
-
-
-def verdict(run: Callable[[], bool]) -> str:
-    """'killed: ...' or 'survived' of one run that returns whether its bits were right."""
-    try:
-        right = run()
-    except Deadlock:
-        return "killed: deadlock"
-    except PtxEmuError as error:
-        return f"killed: {type(error).__name__}"
-    return "survived" if right else "killed: wrong bits"

@@ -13,14 +13,20 @@ import torch
 
 from fmha import AttentionConfig, attention, reference
 from kernelkit import tolerance
+from ptxemu import Options
 from tests.fmha import cases
-from tests.fmha.cases import POLICIES, Case
+from tests.fmha.cases import PATIENCE, POLICIES, Case
 from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
-EVERY_POLICY = tuple((policy, 0) for policy in POLICIES)
-TWO_POLICIES = (("round-robin", 0), ("adversarial", 1))
+EVERY_POLICY = tuple(  # the checker listens to the first
+    Options(policy=policy, check=policy == POLICIES[0], limit=PATIENCE) for policy in POLICIES
+)
+TWO_POLICIES = (
+    Options(policy="round-robin", check=True, limit=PATIENCE),
+    Options(policy="adversarial", seed=1, check=True, limit=PATIENCE),
+)
 
 
 def by_group(chosen: tuple[Case, ...]) -> list:
@@ -31,12 +37,12 @@ def by_group(chosen: tuple[Case, ...]) -> list:
     ]
 
 
-def check(case: Case, schedules: tuple[tuple[str, int], ...] = EVERY_POLICY) -> None:
-    results = [cases.run(case, policy, seed) for policy, seed in schedules]
+def check(case: Case, schedules: tuple[Options, ...] = EVERY_POLICY) -> None:
+    results = [cases.run(case, options) for options in schedules]
     for report in cases.judge(case, results[0]):
         assert report.ok, str(report)
     for schedule, other in zip(schedules[1:], results[1:], strict=True):
-        assert cases.same_bits(results[0], other), f"{schedule} changes bits"
+        assert cases.same_bits(results[0], other), f"{schedule.policy} changes bits"
 
 
 @pytest.mark.parametrize("case", by_group(PLAIN))

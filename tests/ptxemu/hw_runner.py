@@ -3,10 +3,13 @@
 Every failed call of the driver raises RuntimeError with its name and error. Without a GPU, or
 without cuda-python, `run` skips the test. On a GPU before compute capability 10.0 the programs are
 retargeted, and one that needs what that GPU lacks is skipped with what the driver's compiler says.
+A driver older than the programs' version of PTX gets them in the version that it takes.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +18,8 @@ import pytest
 from tests.ptxemu.ptx_program import Buffer, Map, Program, Value
 
 NATIVE = (10, 0)  # the compute capability that the programs are written for
-_LOG_BYTES = 4096
+_LOG_BYTES = 1 << 20
+_VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)
@@ -37,10 +41,29 @@ def _call(function: object, *arguments: object) -> object:
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def device() -> dict[str, str]:
+    """What runs the programs: GPU, target, driver, and the newest version of PTX that it takes."""
+    driver = _context()
+    asked = ["nvidia-smi", "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    name, version = said.strip().split(", ")
+    return {
+        "gpu": name,
+        "target": "sm_{}{}a".format(*_capability(driver)),
+        "driver": version,
+        "ptx": "{}.{}".format(*_newest_version(driver)),
+    }
+
+
 def run(program: Program) -> dict[str, np.ndarray]:
     """The outputs after one launch on device 0."""
     driver = _context()
-    module = _load(driver, program.text)
+    error, module, said = _load(driver, program.text)
+    if error:
+        capability = _capability(driver)
+        if capability < NATIVE and said:
+            pytest.skip(f"not for compute capability {capability}: {said.splitlines()[0]}")
+        raise RuntimeError(f"cuModuleLoadDataEx: {error}: {said}")
     addresses: dict[str, object] = {}
     try:
         for buffer in program.buffers():
@@ -57,29 +80,53 @@ def run(program: Program) -> dict[str, np.ndarray]:
         _call(driver.cuModuleUnload, module)
 
 
-def _load(driver: object, text: str) -> object:
-    """The module of the text, for the device's own target."""
+def refusal(text: str) -> str:
+    """What the driver's compiler says against a module, a line per error; "" if it takes it."""
+    driver = _context()
+    error, module, said = _load(driver, text)
+    if not error:
+        _call(driver.cuModuleUnload, module)
+    return (said or str(error)) if error else ""
+
+
+def _capability(driver: object) -> tuple[int, int]:
     attributes = driver.CUdevice_attribute
-    capability = tuple(
+    return tuple(
         _call(driver.cuDeviceGetAttribute, attribute, 0)
         for attribute in (
             attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         )
     )
+
+
+def _newest_version(driver: object) -> tuple[int, int]:
+    """The newest PTX version of the driver, after the release notes of the PTX ISA manual."""
+    major, minor = divmod(_call(driver.cuDriverGetVersion) // 10, 100)
+    if major >= 13:
+        return 9, minor
+    return (8, {6: 5, 7: 6, 8: 7, 9: 8}.get(minor, minor)) if major == 12 else (7, minor)
+
+
+def lowered(text: str, capability: tuple[int, int], newest: tuple[int, int]) -> str:
+    """The text for an older GPU, or an older driver."""
     if capability < NATIVE:
         text = text.replace("sm_100a", "sm_{}{}a".format(*capability))
+    version = _VERSION.search(text)
+    if version and tuple(map(int, version.groups())) > newest:
+        text = _VERSION.sub(".version {}.{}".format(*newest), text, count=1)
+    return text
+
+
+def _load(driver: object, text: str) -> tuple[int, object, str]:
+    """(error, module, what the compiler said) of the text for the device's own target."""
+    text = lowered(text, _capability(driver), _newest_version(driver))
     log, options = bytes(_LOG_BYTES), driver.CUjit_option
     named = [options.CU_JIT_ERROR_LOG_BUFFER, options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     error, module = driver.cuModuleLoadDataEx(
         text.encode() + b"\0", len(named), named, [log, _LOG_BYTES]
     )
-    if int(error):
-        said = log.decode().split("\n")[0].rstrip("\0")
-        if capability < NATIVE and said:
-            pytest.skip(f"not for compute capability {capability}: {said}")
-        raise RuntimeError(f"cuModuleLoadDataEx: {error}: {said}")
-    return module
+    return int(error), module, log.decode(errors="replace").partition("\0")[0].strip()
 
 
 def _kernel(driver: object, module: object) -> object:
@@ -155,7 +202,7 @@ def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
         rank,
         address,
         [wrapped(size) for size in tensor.dims],
-        [wrapped(size) for size in tensor.strides()],
+        [wrapped(size) for size in tensor.strides() or (16,)],  # none is needed, NULL is refused
         [driver.cuuint32_t(size) for size in tensor.box],
         [driver.cuuint32_t(1)] * rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

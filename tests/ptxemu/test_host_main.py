@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from contextlib import nullcontext
 
 import pytest
 
 from ptxemu import __main__ as command
-from ptxemu.errors import Deadlock
-from ptxemu.report import LaunchReport
 
 
 @pytest.fixture
@@ -84,15 +81,42 @@ def test_the_report_is_written_even_for_a_failing_script(run_main, script, tmp_p
     report = tmp_path / "report.json"
     with pytest.raises(ZeroDivisionError):
         run_main("--report", report, script("1 / 0"))
-    assert json.loads(report.read_text()) == {"launches": []}
+    assert json.loads(report.read_text())["launches"] == []
 
 
-def test_report_as_json():
-    launch = LaunchReport("kernel", (1, 2, 3), (128, 1, 1), (1, 1, 1), findings=[Deadlock("stuck")])
-    launch.by_warp[0] = Counter(add=5)
-    (entry,) = command.as_json(command.Report([launch]))["launches"]
-    assert json.loads(json.dumps(entry))["by_warp"] == {"0": {"add": 5}}
-    assert (entry["warp_instructions"], entry["findings"]) == (5, ["stuck"])
+RACY = """
+import sys
+import ptxemu
+from tests.ptxemu.test_watch import RACE
+ptxemu.load(RACE).launch(grid=(1,), block=(64,))
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("flag", ["--check", "--strict"])
+def test_a_finding_makes_a_good_ending_a_bad_one(run_main, script, capsys, flag):
+    path = script(RACY.format(code=0))
+    run_main(path)
+    assert not capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        run_main(flag, path)
+    assert caught.value.code == 1
+    assert "error: race: " in capsys.readouterr().err
+
+
+def test_a_bad_ending_stays_and_findings_are_told(run_main, script, capsys, tmp_path):
+    written = tmp_path / "new" / "findings.json"
+    with pytest.raises(SystemExit) as caught:
+        run_main("--check-json", written, script(RACY.format(code=5)))
+    assert caught.value.code == 5
+    assert "1 error in 1 launch; rules: hardware" in capsys.readouterr().err
+    (launch,) = json.loads(written.read_text())["launches"]
+    assert [finding["check"] for finding in launch["findings"]] == ["race"]
+
+
+def test_a_clean_script_ends_as_it_is(run_main, script, capsys):
+    run_main("--check", script(RACY.format(code=0).replace("64", "32")))
+    assert "no findings in 1 launch; rules: hardware" in capsys.readouterr().err
 
 
 SCRIPT = """

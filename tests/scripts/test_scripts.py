@@ -105,10 +105,15 @@ def test_flags_spell_the_config(monkeypatch, flags, config):
 
 def test_run_fmha_measures(tmp_path):
     report = tmp_path / "rows.json"
-    result = run("run_fmha.py", *TINY, "--backend", "emulate", "--json", report)
+    result = run("run_fmha.py", *TINY, "--check", "--json", report)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "backend: emulate (for the checker)" in result.stdout
+    assert "no findings in 1 launch; rules: hardware" in result.stdout
     assert "all within tolerance" in result.stdout
-    (row,) = json.loads(report.read_text())["rows"]
+    written = json.loads(report.read_text())
+    (launch,) = written["checks"]["launches"]
+    assert launch["roles"] == {"4": "mma", "5": "load", **dict.fromkeys("0123", "softmax")}
+    (row,) = written["rows"]
     assert row["ok"]
     assert row["max_error"] > 0
     assert 0 < row["of_limit"] <= 1
@@ -116,6 +121,15 @@ def test_run_fmha_measures(tmp_path):
     assert set(row["roles"]) == roles
     assert row["config"] == "head_dim 64, bf16"
     assert all(count > 0 for count in row["roles"].values())
+
+
+def test_run_fmha_checks_in_the_emulator_alone(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import run_fmha
+
+    with pytest.raises(ValueError, match="the checker is the emulator's"):
+        run_fmha.pick_backend("cuda", checked=True)
+    assert run_fmha.pick_backend("auto", checked=True)[0] == "emulate"
 
 
 def test_run_fmha_takes_every_kind_of_flag():
@@ -148,8 +162,11 @@ def test_run_fmha_excuses_no_special_value(monkeypatch, value):
 
 
 def test_emulate_writes_the_timeline(tmp_path):
-    result = run("emulate.py", *TINY, "--out", tmp_path / "timeline")
+    findings = tmp_path / "findings.json"
+    result = run("emulate.py", *TINY, "--out", tmp_path / "timeline", "--check-json", findings)
     assert result.returncode == 0, result.stderr
+    assert "no findings in 1 launch; rules: hardware" in result.stdout
+    assert json.loads(findings.read_text())["errors"] == 0
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     agents = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {f"warp {warp}" for warp in range(6)} <= agents

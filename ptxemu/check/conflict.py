@@ -1,0 +1,98 @@
+"""Two accesses in conflict -> a finding that names both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxemu.check.clocks import Component, Stamp
+from ptxemu.report import Access, Finding
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the accesses: [first, last] in bytes, or columns of tensor memory; `known`: the
+    components that its stamp refers to."""
+
+    space: str
+    first: int
+    last: int
+    known: list[Component]
+    stamp: Stamp
+    wrote: bool
+
+
+class Conflicts:
+    """Reports each pair of instructions once, however many cells and CTAs show it."""
+
+    def __init__(self, machine: object) -> None:
+        self.machine = machine
+        self.sites = machine.program.sites
+        self._reported: set[tuple] = set()
+
+    def report(self, before: Side, now: Side, missing: tuple[str, str]) -> None:
+        key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        instr = self.sites[now.stamp.site]
+        earlier, later = self._access(before), self._access(now)
+        finding = Finding(
+            "race",
+            f"{later.role} is not ordered after {earlier.role}",
+            line=instr.line,
+            text=instr.text,
+            source=instr.source,
+            accesses=(earlier, later),
+            missing=missing[0],
+            rule=missing[1],
+        )
+        self.machine.report(finding)
+
+    def with_launch_before(self, address: int, now: Stamp, wrote: bool) -> None:
+        """A dependent launch touches what the launch before it has touched."""
+        if (now.site,) in self._reported:
+            return
+        self._reported.add((now.site,))
+        instr = self.sites[now.site]
+        what = "write" if wrote else "read"
+        finding = Finding(
+            "race",
+            f"{short(instr.opcode)} of a dependent launch is not ordered after the one before",
+            line=instr.line,
+            text=instr.text,
+            source=instr.source,
+            accesses=(
+                Access("the launch before", "", "access", "global memory", address, address),
+                Access("this launch", short(instr.opcode), what, "global memory", address, address,
+                       instr.line, instr.text, instr.source),
+            ),
+            missing="griddepcontrol.wait before it",
+            rule="griddepcontrol",
+        )  # fmt: skip
+        self.machine.report(finding)
+
+    def _access(self, side: Side) -> Access:
+        instr, component = self.sites[side.stamp.site], side.known[side.stamp.component]
+        agent = component.agent
+        if component.kind not in ("warp", "mbarrier"):
+            agent = f"{component.kind} of {agent}"
+        return Access(
+            agent=agent,
+            role=short(instr.opcode),
+            what="write" if side.wrote else "read",
+            space=side.space,
+            first=side.first,
+            last=side.last,
+            line=instr.line,
+            text=instr.text,
+            source=instr.source,
+        )
+
+
+_WORDS = {"cp": 4, "tcgen05": 2, "mbarrier": 2, "barrier": 3, "ld": 2, "st": 2, "atom": 2, "red": 2}
+
+
+def short(opcode: str) -> str:
+    """The opcode without most of its qualifiers; the whole instruction stands beside it."""
+    parts = opcode.split(".")
+    return ".".join(parts[: _WORDS.get(parts[0], 1)])

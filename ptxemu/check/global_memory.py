@@ -1,0 +1,201 @@
+"""Who touched global memory: like `shadow`, but sparse, and across clusters.
+
+Clocks belong to a cluster. What another cluster did is known only by way of global memory itself: a
+release to an address and an acquire from it ("Memory Consistency Model", release and acquire
+patterns). Reads are kept as a log, since most of what a kernel reads nobody writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptxemu.check.agents import foreign_seen
+from ptxemu.check.clocks import Mark
+from ptxemu.check.shadow import Agent, unordered
+
+_CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`nbytes` at each of `starts`, touched by one instruction of a cluster."""
+
+    starts: np.ndarray  # int64 addresses
+    nbytes: int
+    cluster: int
+    mark: Mark
+
+    @property
+    def low(self) -> int:
+        return int(self.starts.min())
+
+    @property
+    def high(self) -> int:
+        return int(self.starts.max()) + self.nbytes
+
+
+OnRace = Callable[[int, int, int, bool], None]  # (stamp, its cluster, address, it was a write)
+
+
+@dataclass
+class _Chunk:
+    last: np.ndarray
+    owner: np.ndarray  # cluster + 1 of the last write
+    low: int = 1 << 62  # what has been written lies in [low, high)
+    high: int = 0
+
+
+@dataclass
+class GlobalShadow:
+    """`grain`: bytes of a cell. `before`: that of the launch before, where this one may overlap
+    it (programmatic dependent launch)."""
+
+    grain: int
+    before: GlobalShadow | None = None
+    chunks: dict[int, _Chunk] = field(default_factory=dict)
+    reads: dict[int, list[tuple[int, int, Piece]]] = field(default_factory=dict)
+    low: int = 1 << 62
+    high: int = 0
+
+    def read(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        low, high = piece.low, piece.high
+        if low < self.high and high > self.low:
+            self._against_writes(piece, by, on_race)
+        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            self.reads.setdefault(chunk, []).append((low, high, piece))
+
+    def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        low, high = piece.low, piece.high
+        if low < self.high and high > self.low:
+            self._against_writes(piece, by, on_race)
+        self._against_reads(piece, by, on_race)
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        cells = self._cells(piece)
+        marks = np.broadcast_to(piece.mark.packed, cells.shape)
+        for chunk, chosen, index in self._parts(cells):
+            found = self.chunks.get(chunk)
+            if found is None:
+                found = self.chunks[chunk] = _Chunk(*self._fresh())
+            found.last[index] = marks[chosen]
+            found.owner[index] = piece.cluster + 1
+            found.low, found.high = min(found.low, low), max(found.high, high)
+
+    def touches(self, piece: Piece, write: bool) -> int | None:
+        """An address of `piece` that was written here, or read where `write`; else None."""
+        low, high = piece.low, piece.high
+        if low < self.high and high > self.low:
+            cells = self._cells(piece)
+            for chunk, chosen, index in self._parts(cells):
+                if chunk in self.chunks and self.chunks[chunk].last[index].any():
+                    return int(cells[chosen].flat[0]) * self.grain
+        if write:
+            for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+                for first, last, read in self.reads.get(chunk, ()):
+                    if first < high and last > low:
+                        both = np.intersect1d(self._cells(piece), self._cells(read))
+                        if len(both):
+                            return int(both[0]) * self.grain
+        return None
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _against_writes(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        cells = self._cells(piece)
+        lanes = np.broadcast_to(piece.mark.lane, cells.shape)
+        for chunk, chosen, index in self._parts(cells):
+            found = self.chunks.get(chunk)
+            if found is None or piece.low >= found.high or piece.high <= found.low:
+                continue
+            old = found.last[index]
+            if not old.any():
+                continue
+            owner = found.owner[index]
+            for cluster in np.unique(owner[old != 0]).tolist():
+                part = (owner == cluster) & (old != 0)
+                seen = self._seen(cluster - 1, piece, by, True)
+                bad = unordered(old[part], *seen, lanes[chosen][part])
+                if bad.any():
+                    where = np.flatnonzero(bad)[0]
+                    address = int(cells[chosen][part][where]) * self.grain
+                    on_race(int(old[part][where]), cluster - 1, address, True)
+
+    def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        low, high = piece.low, piece.high
+        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            for first, last, read in self.reads.get(chunk, ()):
+                if first < high and last > low:
+                    self._against_read(piece, read, by, on_race)
+
+    def _against_read(self, piece: Piece, read: Piece, by: Agent, on_race: OnRace) -> None:
+        mine, its = self._cells(piece), self._cells(read)
+        both, here, there = np.intersect1d(mine, its, return_indices=True)
+        if not len(both):
+            return
+        marks = np.broadcast_to(read.mark.packed, its.shape).ravel()[there]
+        lanes = np.broadcast_to(piece.mark.lane, mine.shape).ravel()[here]
+        seen = self._seen(read.cluster, piece, by, False)
+        bad = unordered(marks, *seen, lanes)
+        if bad.any():
+            where = int(np.flatnonzero(bad)[0])
+            on_race(int(marks[where]), read.cluster, int(both[where]) * self.grain, False)
+
+    def _seen(
+        self, cluster: int, piece: Piece, by: Agent, was_write: bool
+    ) -> tuple[np.ndarray, Agent | None]:
+        """What `by` is ordered after in `cluster`, and `by` where that is its own."""
+        if cluster == piece.cluster:
+            return by.seen(was_write, "global"), by
+        return foreign_seen(by, cluster, was_write), None
+
+    # -- cells --------------------------------------------------------------------------------
+
+    def _cells(self, piece: Piece) -> np.ndarray:
+        count = max(piece.nbytes // self.grain, 1)
+        return piece.starts // self.grain + np.arange(count, dtype=np.int64)[:, None]
+
+    def _parts(self, cells: np.ndarray) -> list[tuple]:
+        """(chunk, which of the cells, their indices in it)."""
+        per_chunk = (1 << _CHUNK_BITS) // self.grain
+        chunks = cells // per_chunk
+        first = int(chunks.flat[0])
+        if (chunks == first).all():
+            return [(first, ..., cells - first * per_chunk)]
+        return [
+            (chunk, chunks == chunk, cells[chunks == chunk] - chunk * per_chunk)
+            for chunk in np.unique(chunks).tolist()
+        ]
+
+    def _fresh(self) -> tuple[np.ndarray, np.ndarray]:
+        count = (1 << _CHUNK_BITS) // self.grain
+        return np.zeros(count, np.int64), np.zeros(count, np.int32)
+
+
+class Flags:
+    """Global and shared addresses that carry synchronisation: what their last release tells."""
+
+    def __init__(self) -> None:
+        self._told: dict[object, dict[int, np.ndarray]] = {}
+
+    def release(self, address: object, told: dict[int, np.ndarray], *, adds: bool) -> None:
+        """`told`: rows by cluster. An atomic adds to what the address tells, a store replaces."""
+        old = self._told.get(address) if adds else None
+        self._told[address] = told if old is None else merged(old, told)
+
+    def acquire(self, address: object) -> dict[int, np.ndarray]:
+        return self._told.get(address, {})
+
+
+def merged(one: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """What both tell, by cluster."""
+    result = dict(one)
+    for cluster, rows in other.items():
+        have = result.get(cluster)
+        if have is not None:
+            wide, slim = (have, rows) if have.shape[1] >= rows.shape[1] else (rows, have)
+            rows = wide.copy()
+            np.maximum(rows[:, : slim.shape[1]], slim, out=rows[:, : slim.shape[1]])
+        result[cluster] = rows
+    return result

@@ -1,0 +1,148 @@
+"""How undefined data moves between registers.
+
+A register's mask has bit l set where its value is undefined in lane l; of a 64-bit register, bit
+32 + l stands for the upper half. Each rule gives the masks of the registers that an instruction
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ptxemu.check.flow import Flow
+from ptxemu.codegen.namespace import bits_mask, mask_bits
+from ptxemu.ops.warp import shuffle_lanes
+
+ALL = 0xFFFFFFFF
+Masks = Mapping[str | None, int]
+
+
+def lanes_of(mask: int) -> int:
+    """Lanes in which any part is undefined."""
+    return (mask | mask >> 32) & ALL
+
+
+def both_halves(lanes: int) -> int:
+    return lanes | lanes << 32
+
+
+def _any(flow: Flow, masks: Masks) -> int:
+    """Lanes in which some source is undefined."""
+    total = 0
+    for name in flow.sources:
+        total |= masks.get(name, 0)
+    return lanes_of(total)
+
+
+def _to_all(flow: Flow, lanes: int) -> list[int]:
+    return [both_halves(lanes) if name in flow.wide else lanes for name in flow.targets]
+
+
+def _values(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """Whatever is computed from undefined data is undefined."""
+    return _to_all(flow, _any(flow, masks))
+
+
+def _halves(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """Moves and packed f32x2: each half from the same halves."""
+    total = 0
+    for name in flow.sources:
+        total |= masks.get(name, 0)
+    return [total if name in flow.wide else lanes_of(total) for name in flow.targets]
+
+
+def _pack(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    if flow.targets[0] not in flow.wide:
+        return [_any(flow, masks)]
+    parts = [lanes_of(masks.get(name, 0)) for name in flow.sources]
+    middle = len(parts) // 2
+    low = high = 0
+    for part in parts[:middle]:
+        low |= part
+    for part in parts[middle:]:
+        high |= part
+    return [low | high << 32]
+
+
+def _unpack(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    whole = masks.get(flow.sources[0], 0)
+    if flow.sources[0] not in flow.wide:
+        return [whole] * len(flow.targets)
+    middle, low, high = len(flow.targets) // 2, whole & ALL, whole >> 32
+    parts = [low if k < middle else high for k in range(len(flow.targets))]
+    return [
+        both_halves(part) if name in flow.wide else part
+        for name, part in zip(flow.targets, parts, strict=True)
+    ]
+
+
+def _where(value: object) -> int:
+    """Lanes in which a predicate holds."""
+    return (ALL if value else 0) if np.ndim(value) == 0 else mask_bits(value)
+
+
+def _select(flow: Flow, masks: Masks, mb: int, predicate: object) -> list[int]:
+    """Undefined only if the side that was chosen is, or the choice."""
+    first, second, choice = (masks.get(name, 0) for name in flow.sources)
+    yes = both_halves(_where(predicate))
+    mask = first & yes | second & ~yes | both_halves(choice)
+    return [mask if name in flow.wide else mask & ALL for name in flow.targets]
+
+
+def _mask(flow: Flow, masks: Masks, mb: int, a: object, b: object) -> list[int]:
+    """`and` with zero is zero, `or` with all ones is all ones, whatever the other operand is."""
+    first, second = (lanes_of(masks.get(name, 0)) for name in flow.sources)
+    if flow.instr.root == "and":
+        fixed = [_where(np.equal(value, 0)) for value in (a, b)]
+    elif flow.instr.type == "pred":
+        fixed = [_where(value) for value in (a, b)]
+    else:
+        ones = (1 << int(flow.instr.type[1:])) - 1
+        fixed = [_where(np.equal(value, ones)) for value in (a, b)]
+    lanes = first & (second | ~fixed[1]) | second & (first | ~fixed[0])
+    return _to_all(flow, lanes & ALL)
+
+
+def _shuffle(flow: Flow, masks: Masks, mb: int, lane: object, clamp: object) -> list[int]:
+    """Each lane has what its source lane has."""
+    mode = next(part for part in flow.instr.parts if part in ("up", "down", "bfly", "idx"))
+    moved, _ = shuffle_lanes(
+        bits_mask(masks.get(flow.sources[0], 0)).astype(np.uint32), mode, lane, clamp, mb
+    )
+    control = 0
+    for name in flow.sources[1:]:
+        control |= masks.get(name, 0)
+    return [mask_bits(moved != 0) | control, control][: len(flow.targets)]
+
+
+def _vote(flow: Flow, masks: Masks, mb: int, predicate: object, members: object) -> list[int]:
+    """A defined lane may decide for all: one that is true for .any, one that is false for .all."""
+    unknown = masks.get(flow.sources[0], 0) & mb
+    if np.ndim(members) == 0:
+        unknown &= members
+        known = members & mb & ~unknown
+        decided = {"any": known & _where(predicate), "all": known & ~_where(predicate)}
+        if any(decided.get(part) for part in flow.instr.parts):
+            return [0]
+    return [mb if unknown else 0]
+
+
+def _group(flow: Flow, masks: Masks, mb: int, members: object) -> list[int]:
+    """Every lane that takes part decides the result of all."""
+    named = members if np.ndim(members) == 0 else ALL
+    return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
+
+
+RULES: dict[str, Callable[..., list[int]]] = {
+    "values": _values,
+    "halves": _halves,
+    "pack": _pack,
+    "unpack": _unpack,
+    "select": _select,
+    "mask": _mask,
+    "shuffle": _shuffle,
+    "vote": _vote,
+    "group": _group,
+}

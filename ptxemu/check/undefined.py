@@ -1,0 +1,164 @@
+"""Which cells of shared, tensor and local memory hold undefined data, and where it comes from.
+
+A code per cell: 0 is defined, NEVER has not been written, any other numbers the origin of undefined
+data that was stored there (`Taint.origins`). Memory is undefined when its CTA starts, tensor memory
+also when it is allocated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from ptxemu.check import footprints
+from ptxemu.check.footprints import GROUPS, TENSOR_CELLS
+from ptxemu.check.shadow import Where
+from ptxemu.machine.operand_format import FORMATS
+from ptxemu.machine.tmem import Tmem
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_words
+
+NEVER = 0xFFFF
+CODE = np.uint16
+_BOTH = np.uint32(0x10001)
+_WORD, _WINDOW = 8, 1024  # bytes that `operand_words` counts, and after which swizzles repeat
+
+
+class SharedCodes:
+    """Shared memory of one CTA. `last`: the race checker's stamps, 0 where nothing was written;
+    undefined data is stored so seldom that its array is made on first use."""
+
+    def __init__(self, last: np.ndarray, grain: int) -> None:
+        self.last = last
+        self.grain = grain
+        self.stored: np.ndarray | None = None
+        self._defined: set[tuple] = set()  # operands that need no further look
+
+    def read(self, where: Where) -> np.ndarray | None:
+        """The codes of cells; None where all are defined."""
+        if self.last[where].all() and (self.stored is None or not self.stored[where].any()):
+            return None
+        codes = np.where(self.last[where] == 0, CODE(NEVER), CODE(0))
+        return codes if self.stored is None else np.maximum(codes, self.stored[where])
+
+    def write(self, where: Where, codes: np.ndarray | int | None) -> None:
+        """None: defined data."""
+        if self.stored is None:
+            if codes is None:
+                return
+            self.stored = np.zeros(len(self.last), CODE)
+        self.stored[where] = 0 if codes is None else codes
+
+    def operand(
+        self, desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool
+    ) -> np.ndarray | None:
+        """The code of each row of an MMA operand; None where all of it is defined."""
+        key = (desc, rows, k, fmt, mn_major)
+        if self.stored is None and key in self._defined:
+            return None
+        if self.read(footprints.operand_cells(desc, rows, k, fmt, mn_major, self.grain)) is None:
+            self._defined.add(key)
+            return None
+        size = FORMATS[fmt].container_bytes
+        shape = (k, rows * size) if mn_major else (rows, k * size)
+        phase = desc.start % _WINDOW
+        words, _ = operand_words(replace(desc, start=phase), shape, mn_major)
+        cells = words[:, :, None] * (_WORD // self.grain) + np.arange(_WORD // self.grain)
+        codes = self.read(cells.reshape(shape[0], -1) + (desc.start - phase) // self.grain)
+        return rescale(codes.max(0)[:, None], rows)[:, 0] if mn_major else codes.max(1)
+
+    def image(self) -> np.ndarray:
+        """A byte that is 1 where shared memory is undefined, for all of it."""
+        return np.repeat(self.read(slice(None)) != 0, self.grain).astype(np.uint8)
+
+
+class TensorCodes(Tmem):
+    """Tensor memory of one CTA: codes where there are cells. `suspects` has a bit per cell of
+    `footprints`, set where a lane of it may be undefined; mostly nothing else is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suspects = (1 << TENSOR_CELLS) - 1
+
+    def _check_mask(self, mask: int) -> None:
+        """Whether columns are allocated is for the memory itself to say."""
+
+    def forget(self, column: int, count: int) -> None:
+        """Columns begin or end."""
+        self.cells[column : column + count] = NEVER
+        self.suspects |= _bits(slice(column * GROUPS, (column + count) * GROUPS))
+
+    def read(self, move: tuple, address: int, warp_in_group: int) -> np.ndarray | None:
+        """tcgen05.ld: codes [register, thread]; None where all are defined."""
+        if not self.suspects & _moved(move, address, warp_in_group):
+            return None
+        shape, number, packed, split = move
+        codes = self.load(shape, number, address, warp_in_group, pack16=packed, half_split=split)
+        codes = np.maximum(codes & NEVER, codes >> 16) if packed else codes & NEVER
+        return codes.astype(CODE) if codes.any() else None
+
+    def write(
+        self, move: tuple, address: int, warp_in_group: int, codes: np.ndarray | None
+    ) -> None:
+        """tcgen05.st; None: defined data."""
+        touched = _moved(move, address, warp_in_group)
+        if codes is None and not self.suspects & touched:
+            return
+        shape, number, unpack, split = move
+        rows = np.uint32(0) if codes is None else codes.astype(np.uint32) * _BOTH
+        self.store(shape, number, address, warp_in_group, rows, unpack16=unpack, half_split=split)
+        self.suspects = self.suspects & ~touched if codes is None else self.suspects | touched
+
+    def operand(self, address: int, instr: InstrDesc) -> np.ndarray | None:
+        """A of an MMA: the code of each row."""
+        touched = footprints.tensor_operand_cells(address, instr)
+        if not self.suspects & _bits(touched):
+            return None
+        columns = slice(touched.start // GROUPS, touched.stop // GROUPS)
+        codes = (self.cells[columns] & NEVER).max(0).astype(CODE)
+        return codes if codes.any() else None
+
+    def suspected(self, address: int, instr: InstrDesc, group: int) -> bool:
+        """Some of D may be undefined."""
+        return self.suspects & _accumulator(address, instr, group) != 0
+
+    def accumulate(
+        self, address: int, instr: InstrDesc, group: int, codes: np.ndarray, kept: np.ndarray
+    ) -> None:
+        """D of an MMA: codes [n, row]; lanes `kept` stay as they are."""
+        d = self.accumulator(address, instr.m, instr.n, group)
+        before = self.cells[:, kept]
+        d[...] = codes.reshape(d.shape)
+        self.cells[:, kept] = before
+        touched = _accumulator(address, instr, group)
+        clean = not (codes.any() or len(kept))
+        self.suspects = self.suspects & ~touched if clean else self.suspects | touched
+
+
+def rescale(codes: np.ndarray, rows: int) -> np.ndarray:
+    """Codes [row, lane] with as many rows as asked for: repeated, or the largest of several."""
+    have = len(codes)
+    if rows >= have:
+        return np.repeat(codes, rows // have, axis=0)
+    return codes.reshape(rows, have // rows, -1).max(1)
+
+
+def _to_bits(cells: np.ndarray | slice) -> int:
+    flags = np.zeros(TENSOR_CELLS, np.bool_)
+    flags[cells] = True
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+def _bits(cells: slice) -> int:
+    return (1 << cells.stop) - (1 << cells.start)
+
+
+@lru_cache(maxsize=4096)
+def _moved(move: tuple, address: int, warp_in_group: int) -> int:
+    return _to_bits(footprints.moved_cells(move, address, warp_in_group))
+
+
+@lru_cache(maxsize=4096)
+def _accumulator(address: int, instr: InstrDesc, group: int) -> int:
+    return _to_bits(footprints.accumulator_cells(address, instr, group))

@@ -1,0 +1,116 @@
+"""The second form of a block, for warps of a checked launch whose registers hold undefined data.
+
+It computes the same, and tells the checker what each instruction does to such data. A block starts
+in it if a register that it reads is undefined; if the first undefined data is read in the middle of
+the ordinary form, that is stopped there, and this one goes on with the results of its steps so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ptxemu.check.flow import MEMORY, Flow, flow_of, names, values_of
+from ptxemu.check.registers import UndefinedRead
+from ptxemu.codegen.blocks import BRANCHES, EXITS, Block, Step
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.values import Node, Value
+from ptxemu.syntax.tree import Instr
+
+ALL = 0xFFFFFFFF
+PARKED = -1
+
+
+class Narrator:
+    """Adds to the nodes of a block, instruction by instruction, what tells the checker of them."""
+
+    def __init__(self, lower: Lower, site_of: dict[int, int], flows: dict[int, Flow]) -> None:
+        self.lower = lower
+        self.site_of = site_of
+        self.flows = flows
+        self.wide = lower.registers.wide
+        self.waiting: list[int] = []  # instructions on registers that are still to be told of
+
+    def tell(self, step: Step) -> None:
+        """Emit an instruction. The values that its rule needs are taken before it changes them."""
+        lower, site = self.lower, self.site_of[id(step.instr)]
+        values = [lower.src(*value) for value in values_of(step.instr)]
+        start = len(lower.nodes)
+        before, lower.defs = lower.defs, set()
+        try:
+            step.match.form.emit(lower, step.instr, step.match)
+        finally:
+            written, lower.defs = lower.defs, before | lower.defs
+        if site not in self.flows:
+            self.flows[site] = flow_of(site, step.instr, written, self.wide)
+        flow = self.flows[site]
+        if flow.kind in MEMORY:
+            lower.nodes[start:start] = [*self._told(), self._node(f"flow_in(w, {site}, <mb>)")]
+            lower.nodes.append(self._node(f"flow_out(w, {site}, <mb>)"))
+        elif values:
+            fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
+            node = self._node(f"flow(w, ({site},), <mb>, {fields})", *values)
+            lower.nodes[start:start] = [*self._told(), node]
+        elif flow.targets:
+            self.waiting.append(site)
+
+    def finish(self, following: Block) -> None:
+        """The end of the block; `following`: the block after it in the text."""
+        guard = self.lower.block.guard
+        self.lower.nodes += self._told()
+        if guard is not None:
+            site = self.site_of[id(_guarded(self.lower.block, following))]
+            self.lower.nodes.append(self._node(f"flow_guard(w, {site}, {names(guard)[0]!r}, <mb>)"))
+
+    def _told(self) -> list[Node]:
+        sites, self.waiting = tuple(self.waiting), []
+        return [self._node(f"flow(w, {sites}, <mb>)")] if sites else []
+
+    def _node(self, text: str, *values: Value) -> Node:
+        return Node(f"w.check.{text}", values, (), instr=self.lower.instr, flow=True)
+
+
+def _guarded(block: Block, following: Block) -> Instr:
+    """The branch at the end of a block, or the instruction that is executed only if it is not
+    taken."""
+    last = block.steps[-1].instr if block.steps else None
+    return last if last and last.root in BRANCHES + EXITS else following.steps[0].instr
+
+
+def switching(program: object, key: tuple, ordinary: Callable) -> Callable:
+    """A block's function that runs the form which the state of the warp asks for."""
+    block = program.blocks[key[0]]
+    live_in = frozenset(block.live_in)
+    live_out = frozenset(block.live_out)
+    passing = live_out - program.defs[block.index]  # registers that it leaves as they are
+
+    def run(w: object, R: list, *lanes: object) -> int:
+        taint = w.taint
+        saved, start = None, 0
+        if not taint.masks or live_in.isdisjoint(taint.masks):
+            try:
+                after = ordinary(w, R, *lanes)
+            except UndefinedRead as stop:
+                saved, start = _stopped(program, stop)
+            else:
+                if taint.masks and after != PARKED:
+                    taint.keep(passing, lanes[1] if lanes else ALL)
+                return after
+        taint.following = True
+        try:
+            after = program.tainted(key)(w, R, *lanes, saved, start)
+        finally:
+            taint.following = False
+        if after != PARKED:
+            taint.keep(live_out, lanes[1] if lanes else ALL)
+        return after
+
+    return run
+
+
+def _stopped(program: object, stop: UndefinedRead) -> tuple[dict, int]:
+    """(local names, number of the step that was not done) of the function that was stopped."""
+    traceback = stop.__traceback__.tb_next
+    code = traceback.tb_frame.f_code
+    return dict(traceback.tb_frame.f_locals), program.steps[code.co_filename][
+        traceback.tb_lineno - 2
+    ]

@@ -1,0 +1,299 @@
+"""Mutation operators and equivalence rules on a few lines of PTX: what they change, and where they
+find nothing to change."""
+
+from __future__ import annotations
+
+import pytest
+
+import ptxemu
+from tests.mutation import classes
+from tests.mutation.classes import CLASSES, mutants
+from tests.mutation.text import Text, statement
+
+HEAD = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry kernel()
+{
+	.reg .pred %p<9>;
+	.reg .b16 %rs<9>;
+	.reg .b32 %r<99>;
+	.reg .b64 %rd<9>;
+	.shared .align 8 .b8 bar[64];
+"""
+WAIT = """
+	{
+	.reg .pred P1;
+	LAB_WAIT:
+	mbarrier.try_wait.parity.shared.b64 P1, [%r1], %r2, 10000000;
+	@P1 bra.uni DONE;
+	bra.uni LAB_WAIT;
+	DONE:
+	}
+"""
+
+
+def module(body: str) -> str:
+    return f"{HEAD}{body}\n\tret;\n}}\n"
+
+
+def changed(body: str, kind: str) -> list[str]:
+    """What becomes of the changed lines in each mutant of the class, without comments."""
+    (chosen,) = (k for k in CLASSES if k.name == kind)
+    found = mutants(Text(module(body)), (chosen,))
+    for mutant in found:
+        assert mutant.ptx.count("\n") == module(body).count("\n")
+        ptxemu.load(mutant.ptx)
+    return [" | ".join(m.change.lines[line] for line in sorted(m.change.lines)) for m in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("remove mbarrier wait", WAIT, ["setp.eq.u32 P1, 0, 0;"]),
+        ("remove named barrier", "@%p1 bar.sync 1, 64;", [""]),
+        ("remove warp barrier", "bar.warp.sync -1;", [""]),
+        ("remove cluster wait", "barrier.cluster.wait;", [""]),
+        ("remove arrival", "mbarrier.arrive.shared.b64 %rd1, [%r1], %r2;", [""]),
+        ("remove arrival", "mbarrier.arrive.expect_tx.shared.b64 %rd1, [%r1], %r2;", []),
+        ("remove arrival with bytes", "mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8;", [""]),
+        (
+            "weaken arrival: relaxed",
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+            ["mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r1];"],
+        ),
+        (
+            "weaken wait: relaxed",
+            "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;",
+            ["mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r1], 0;"],
+        ),
+        ("weaken wait: relaxed", "mbarrier.try_wait.parity.relaxed.cta.b64 %p1, [%rd1], 0;", []),
+        ("weaken scope: cluster to cta", "fence.acq_rel.cluster;", ["fence.acq_rel.cta;"]),
+        ("weaken scope: cluster to cta", "fence.mbarrier_init.release.cluster;", []),
+        (
+            "weaken proxy fence: other space",
+            "fence.proxy.async.shared::cta;",
+            ["fence.proxy.async.global;"],
+        ),
+        (
+            "weaken bulk wait_group: one more",
+            "cp.async.bulk.wait_group.read 1;",
+            ["cp.async.bulk.wait_group.read 2;"],
+        ),
+        (
+            "change parity",
+            WAIT,
+            [
+                "{ .reg .b32 mutant; xor.b32 mutant, %r2, 1; "
+                "mbarrier.try_wait.parity.shared.b64 P1, [%r1], mutant, 10000000; }"
+            ],
+        ),
+        ("change init count -1", "mov.b32 %r2, 1;\nmbarrier.init.shared.b64 [%r1], %r2;", []),
+        (
+            "change expected bytes -16",
+            "mov.b32 %r2, 0;\nmbarrier.arrive.expect_tx.shared.b64 _, [%r1], %r2;",
+            [],
+        ),
+        ("change barrier threads -32", "bar.sync 1, 32;", []),
+        ("change barrier id", "bar.sync 1, 64;", []),
+        ("change barrier id", "bar.sync 0;\nbar.sync 0;", []),
+        ("change init count +1", "mbarrier.init.shared.b64 [%r1], %r2;",
+         ["{ .reg .b32 mutant; add.s32 mutant, %r2, 1; mbarrier.init.shared.b64 [%r1], mutant; }"]),
+        ("change alloc columns",
+         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64;",
+         ["tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;"]),
+        ("repeat arrival", "mbarrier.arrive.shared.b64 _, [%r1];",
+         ["mbarrier.arrive.shared.b64 _, [%r1]; mbarrier.arrive.shared.b64 _, [%r1];"]),
+        ("misdirect wait", "mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], 0;",
+         ["mbarrier.try_wait.parity.shared.b64 %p1, [%r1+0], 0;"]),
+        ("remove wait::st", "// tcgen05.wait::st.sync.aligned;", []),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_an_instruction(kind, before, after):
+    assert changed(before, kind) == after
+
+
+def test_barrier_id_changes_where_others_use_it():
+    body = "bar.sync %r3, 64;\nbar.sync %r3, 64;\nbar.sync %r4, 64;"
+    assert len(changed(body, "change barrier id")) == 2
+
+
+STORE = "st.shared.b32 [%r1], %r2;"
+ARRIVE = "mbarrier.arrive.shared.b64 %rd1, [%r3], %r4;"
+
+
+@pytest.mark.parametrize(
+    ("body", "moves"),
+    [
+        (f"{STORE}\nadd.s32 %r5, %r5, 1;\n{ARRIVE}", True),
+        (f"{STORE}\nadd.s32 %r1, %r1, 4;\n{ARRIVE}", False),  # its address changes
+        (f"{STORE}\n{ARRIVE.replace('%r3', '%r5')}\n{ARRIVE}", True),  # the first of them alone
+        (f"@%p1 bra L;\n{STORE}\nL:\n{ARRIVE}", False),  # not for every lane
+        (f"{STORE}\n@%p1 bra L;\nadd.s32 %r5, %r5, 1;\nL:\n{ARRIVE}", True),
+        (f"L:\n{STORE}\n@%p1 bra L;\n{ARRIVE}", False),  # not as often
+        (f"{STORE}{WAIT}{ARRIVE}", True),
+    ],
+)
+def test_an_access_moves_behind_its_release(body, moves):
+    found = changed(body, "move st.shared behind arrival")
+    assert len(found) == moves
+    if moves:
+        assert found[0].startswith(" | ")
+        assert found[0].endswith(f"; {STORE}")
+
+
+@pytest.mark.parametrize("elected", [True, False])
+def test_an_mma_moves_behind_its_commit_where_the_same_lane_issues_both(elected):
+    choose = "elect.sync %r9|%p1, -1;" if elected else "setp.eq.s32 %p1, %r7, 0;"
+    mma = "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r2, %p3;"
+    commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5];"
+    body = "".join(
+        f"{choose}\nnot.pred %p2, %p1;\n@%p2 bra L{k};\n{what}\nL{k}:\n"
+        for k, what in enumerate((mma, commit))
+    )
+    assert len(changed(body, "move mma behind commit")) == elected
+
+
+LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r9];\ntcgen05.wait::ld.sync.aligned;"
+USE = "add.f32 %r5, %r1, %r2;"
+
+
+@pytest.mark.parametrize(
+    ("after", "equivalent"),
+    [
+        (f"{USE}\n{ARRIVE}", True),
+        (f"{ARRIVE}\n{USE}", False),
+        (f"add.f32 %r5, %r1, %r1;\n{ARRIVE}\n{USE}", False),  # half of it
+        (f"mov.b64 %rd1, {{%r1, %r2}};\n{ARRIVE}\nadd.f32x2 %rd2, %rd1, %rd1;", False),  # no use
+        (f"mov.b64 %rd1, {{%r1, %r2}};\nadd.f32x2 %rd2, %rd1, %rd1;\n{ARRIVE}", True),
+        (f"@%p1 bra L;\n{USE}\nL:\n{ARRIVE}", False),  # not on every path
+        (f"@%p1 bra L;\nadd.s32 %r7, %r7, 1;\nL:\n{USE}\n{ARRIVE}", True),
+        (f"@%p1 bra L;\n{ARRIVE}\nL:\n{USE}", False),
+    ],
+)
+def test_waiting_for_loads_whose_registers_are_used_before_a_signal(after, equivalent):
+    (mutant,) = mutants(Text(module(f"{LOAD}\n{after}")), (_named("remove wait::ld"),))
+    assert bool(mutant.equivalent) == equivalent
+
+
+@pytest.mark.parametrize(
+    ("before", "weakened"),
+    [
+        ("", False),
+        (STORE, True),
+        (f"{STORE}\nbar.sync 0;", False),
+        (f"@%p1 bra L;\n{STORE}\nL:", True),
+        (f"L:\n@%p1 bra M;\n{STORE}\nbra L;\nM:", True),
+    ],
+)
+def test_an_arrival_with_bytes_is_relaxed_where_its_thread_wrote(before, weakened):
+    body = f"{before}\nmbarrier.arrive.expect_tx.shared.b64 _, [%r3], 16;"
+    assert len(changed(body, "weaken arrival with bytes: relaxed")) == weakened
+
+
+@pytest.mark.parametrize(
+    ("between", "moves"),
+    [
+        ("", True),
+        ("add.s32 %r5, %r5, 1;", True),
+        ("add.s32 %r2, %r2, 1;", False),  # its parity changes
+    ],
+)
+def test_a_wait_moves_behind_the_access_that_it_guards(between, moves):
+    found = changed(f"{WAIT}{between}\n{STORE}", "move wait behind access")
+    assert len(found) == moves
+    for change in found:
+        assert change.startswith(f"setp.eq.u32 P1, 0, 0; | {STORE} {{ .reg .pred late; WAIT: ")
+
+
+def test_of_two_waits_the_last_one_guards():
+    assert len(changed(f"{WAIT}{WAIT}{STORE}", "move wait behind access")) == 1
+
+
+FENCE = "fence.proxy.async.shared::cta;"
+
+
+@pytest.mark.parametrize(
+    ("after", "equivalent"),
+    [
+        (f"{FENCE}\n{ARRIVE}", True),
+        (f"{ARRIVE}\n{FENCE}", False),
+        (f"@%p1 bra L;\n{FENCE}\nL:\n{ARRIVE}", False),  # not on every path
+        (f"L:\n@%p1 bra M;\n{STORE}\nbra L;\nM:\n{FENCE}", True),
+        (f"fence.proxy.async.global;\n{ARRIVE}", False),
+        (f"@%p1 {FENCE}\n{ARRIVE}", False),
+        ("", False),  # the end of the thread publishes, too
+    ],
+)
+@pytest.mark.parametrize("kind", ["remove proxy fence", "weaken proxy fence: other space"])
+def test_a_proxy_fence_before_another(after, equivalent, kind):
+    first, *_ = mutants(Text(module(f"{FENCE}\n{after}")), (_named(kind),))
+    assert bool(first.equivalent) == equivalent
+
+
+TEST = "mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], %r2;"
+
+
+@pytest.mark.parametrize(
+    ("between", "equivalent"),
+    [
+        ("", True),
+        ("add.s32 %r5, %r5, 8;", True),
+        ("add.s32 %r2, %r2, 1;", False),  # another parity
+        ("add.s32 %r1, %r1, 8;", False),  # another mbarrier
+        ("@%p2 add.s32 %r1, %r1, 8;", False),
+        ("L:", False),  # from elsewhere without the first wait
+    ],
+)
+@pytest.mark.parametrize("kind", ["remove mbarrier wait", "weaken wait: relaxed"])
+def test_a_wait_behind_the_same_wait(between, equivalent, kind):
+    body = f"@%p3 bra L;\n{TEST}\n{between}\nadd.s32 %r9, %r1, 8;\n"
+    body += TEST.replace("[%r1+8]", "[%r9]") + ("" if between == "L:" else "\nL:")
+    first, second = mutants(Text(module(body)), (_named(kind),))
+    assert not first.equivalent
+    assert bool(second.equivalent) == equivalent
+
+
+@pytest.mark.parametrize(("second", "equivalent"), [("%p3", True), ("%p4", False), ("!%p3", False)])
+def test_a_wait_behind_the_same_wait_under_the_same_condition(second, equivalent):
+    body = f"@%p3 bra L;\n{TEST}\nL:\nadd.s32 %r5, %r5, 8;\n@{second} bra M;\n{TEST}\nM:"
+    *_, last = mutants(Text(module(body)), (_named("remove mbarrier wait"),))
+    assert bool(last.equivalent) == equivalent
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "equivalent"),
+    [
+        (STORE, STORE, True),
+        ("ld.shared.b32 %r7, [%r1];", STORE, False),
+        (STORE, "ld.shared.b32 %r7, [%r1];", False),
+        (STORE, f"{TEST}\nld.shared.b32 %r7, [%r1];", True),
+    ],
+)
+def test_a_warp_barrier_between_writes(before, after, equivalent):
+    body = f"{before}\nbar.warp.sync -1;\n{after}"
+    (mutant,) = mutants(Text(module(body)), (_named("remove warp barrier"),))
+    assert bool(mutant.equivalent) == equivalent
+
+
+def test_a_line_with_two_instructions_is_refused():
+    text = Text(module("bar.sync 0; bar.sync 1;"))
+    with pytest.raises(ValueError, match="is not one instruction"):
+        list(classes.remove(classes.BAR)(text))
+
+
+def test_a_statement_keeps_its_operands():
+    line = "@!%p1 tcgen05.mma.cta_group::1 [%r1+8], %rd1, {%r2, %r3}, !%p2; // and a comment"
+    found = statement(line)
+    assert (found.guard, found.opcode) == ("@!%p1 ", "tcgen05.mma.cta_group::1")
+    assert found.operands == ("[%r1+8]", "%rd1", "{%r2,%r3}", "!%p2")
+
+
+def test_names_of_classes_are_unique():
+    names = [kind.name for kind in CLASSES]
+    assert len(names) == len(set(names))
+
+
+def _named(name):
+    return next(kind for kind in CLASSES if kind.name == name)

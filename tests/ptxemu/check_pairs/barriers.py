@@ -1,0 +1,145 @@
+"""Named barriers of a CTA, and the lanes of a warp."""
+
+from __future__ import annotations
+
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
+
+SCENARIOS = [
+    Scenario(
+        "bar.sync",
+        """
+        // Warp 0 fills a word per lane, warp 1 reads them.
+        warp 0:
+            st.shared.b32 [%mine], %lane; //:fill
+        all:
+            bar.sync 1, 64; //-barrier
+        warp 1:
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {"barrier": Lacks("barrier", "fill", "use")},
+    ),
+    Scenario(
+        "bar.sync, readers first",
+        """
+        // Warp 1 reads what warp 0 overwrites.
+        warp 0:
+            st.shared.b32 [%mine], %lane;
+        all:
+            bar.sync 1, 64;
+        warp 1:
+            ld.shared.b32 %r1, [%mine]; //:use
+        all:
+            bar.sync 1, 64; //-barrier
+        warp 0:
+            st.shared.b32 [%mine], %zero; //:again
+        """,
+        {"barrier": Lacks("barrier", "again", "use")},
+    ),
+    Scenario(
+        "bar.arrive",
+        """
+        // The producer goes on; only the consumer waits.
+        warp 0:
+            st.shared.b32 [%mine], %lane; //:fill
+            bar.arrive 1, 64; //~late: bar.arrive 1, 64; st.shared.b32 [%mine], %lane; //:again
+        warp 1:
+            bar.sync 1, 64; //-wait
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {
+            "wait": Lacks("barrier", "fill", "use"),
+            "late": Lacks("barrier", "again", "use"),
+        },
+    ),
+    Scenario(
+        "bar.red",
+        """
+        // A vote is a barrier, too.
+        warp 0:
+            st.shared.b32 [%mine], %lane; //:fill
+        all:
+            bar.red.or.pred %p1, 1, 64, %first; //-barrier
+        warp 1:
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {"barrier": Lacks("barrier", "fill", "use")},
+    ),
+    Scenario(
+        "barriers of two ids",
+        """
+        // Warp 0 meets warp 1 at barrier 1, warp 2 at barrier 2: that one sees what warp 1 wrote.
+        warp 1:
+            st.shared.b32 [%mine], %lane; //:fill
+            bar.arrive 1, 64;
+        warp 0:
+            bar.sync 1, 64; //-first
+            bar.arrive 2, 64;
+        warp 2:
+            bar.sync 2, 64; //-second
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {
+            "first": Lacks("barrier", "fill", "use"),
+            "second": Lacks("barrier", "fill", "use"),
+        },
+        warps=3,
+    ),
+    Scenario(
+        "bar.warp.sync",
+        """
+        // Each lane reads what its neighbour wrote.
+        all:
+            st.shared.b32 [%mine], %lane; //:fill
+            bar.warp.sync 0xffffffff; //-sync
+            ld.shared.b32 %r1, [%next]; //:use
+        """,
+        {"sync": Lacks("bar.warp.sync", "fill", "use")},
+        warps=1,
+    ),
+    Scenario(
+        "bar.warp.sync, readers first",
+        """
+        // Each lane overwrites what its neighbour reads.
+        all:
+            st.shared.b32 [%mine], %lane;
+            bar.warp.sync 0xffffffff;
+            ld.shared.b32 %r1, [%next]; //:use
+            bar.warp.sync 0xffffffff; //-sync
+            st.shared.b32 [%mine], %zero; //:again
+        """,
+        {"sync": Lacks("bar.warp.sync", "use", "again")},
+        warps=1,
+    ),
+    Scenario(
+        "stmatrix",
+        """
+        // Warp 0 stores a matrix, warp 1 reads its words.
+        warp 0:
+            and.b32 %r2, %lane, 7;
+            mad.lo.u32 %r2, %r2, 16, %zero;
+            mov.u32 %r3, tile;
+            add.u32 %r2, %r2, %r3;
+            stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%lane}; //:fill
+        all:
+            bar.sync 1, 64; //-barrier
+        warp 1:
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {"barrier": Lacks("barrier", "fill", "use")},
+    ),
+    Scenario(
+        "ldmatrix",
+        """
+        // Rows that other lanes of the warp wrote.
+        all:
+            mov.u32 %r3, tile;
+            mad.lo.u32 %r2, %lane, 16, %r3;
+            st.shared.v4.b32 [%r2], {%lane, %lane, %lane, %lane}; //:fill
+            bar.warp.sync 0xffffffff; //-sync
+            xor.b32 %r2, %r2, 128;
+            ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r2]; //:use
+        """,
+        {"sync": Lacks("bar.warp.sync", "fill", "use")},
+        warps=1,
+    ),
+]

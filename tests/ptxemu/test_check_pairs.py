@@ -1,0 +1,91 @@
+"""The race checker, by pairs: a kernel that is right is not reported, the same kernel without one
+of its waits, fences or barriers is, with the lines and the name of what is missing."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu.machine import tensor_map
+from ptxemu.report import Finding, LaunchReport
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
+from tests.ptxemu.ptx_program import POLICIES, aligned_copy
+
+TOPICS = "barriers mbarriers clusters copies bulk tensor tmem memory lifetime".split()
+SCENARIOS = {
+    scenario.name: scenario
+    for topic in TOPICS
+    for scenario in import_module(f"tests.ptxemu.check_pairs.{topic}").SCENARIOS
+}
+PAIRS = [(name, variant) for name, scenario in SCENARIOS.items() for variant in scenario.variants]
+_ROWS, _COLUMNS = 128, 32  # words; a box is one row
+
+
+def _tensor(buffer: np.ndarray) -> bytes:
+    shape, box = (_COLUMNS, _ROWS), (_COLUMNS, 1)
+    return bytes(tensor_map.encode(buffer.ctypes.data, shape, (4 * _COLUMNS,), box, "u32", "none"))
+
+
+def launch(scenario: Scenario, module: ptxemu.Module, policy: str) -> LaunchReport:
+    source, target = (aligned_copy(np.zeros(_ROWS * _COLUMNS, np.uint32)) for _ in range(2))
+    launched = partial(
+        module.launch,
+        grid=(scenario.grid or scenario.cluster,),
+        block=(32 * scenario.warps,),
+        cluster=(scenario.cluster, 1, 1),
+        params=[
+            *(buffer.ctypes.data.to_bytes(8, "little") for buffer in (source, target)),
+            *(_tensor(buffer) for buffer in (source, target)),
+        ],
+        memory=[source, target],
+        options=ptxemu.Options(policy=policy, check=True, limit=20),
+    )
+    report = launched()
+    return launched(dependent=True) if scenario.again else report
+
+
+@cache
+def _loaded(name: str) -> ptxemu.Module:
+    return ptxemu.load(write(SCENARIOS[name]).text)
+
+
+def _shown(findings: list[Finding], kernel: Written) -> str:
+    """For the message of a failed test."""
+    lines = []
+    for found in findings:
+        lines.append(f"{found.check}: {found.message}; missing: {found.missing}")
+        lines += [f"    {a.what} by {a.agent}, line {a.line}: {a.text}" for a in found.accesses]
+    return "\n".join([*lines, f"names: {kernel.names}"])
+
+
+def _says(found: Finding, kernel: Written, lacks: Lacks) -> bool:
+    """The finding names what the variant lacks, and the lines."""
+    lines = [kernel.names[name] for name in (lacks.earlier, lacks.later) if name]
+    named = [access.line for access in found.accesses if access.line] or [found.line]
+    return (
+        found.check == lacks.check
+        and lacks.missing in (found.missing or found.message)
+        and lines in (named, [])
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_right_kernel_is_not_reported(name: str, policy: str) -> None:
+    scenario = SCENARIOS[name]
+    found = launch(scenario, _loaded(name), policy).findings
+    assert not found, _shown(found, write(scenario))
+
+
+@pytest.mark.parametrize(("name", "variant"), PAIRS)
+def test_what_a_variant_lacks_is_named(name: str, variant: str) -> None:
+    """The friendliest schedule is enough: the results are right, most of the time."""
+    scenario = SCENARIOS[name]
+    kernel = write(scenario, variant)
+    assert kernel.text != write(scenario).text
+    found = launch(scenario, ptxemu.load(kernel.text), "round-robin").findings
+    assert any(_says(f, kernel, scenario.variants[variant]) for f in found), _shown(found, kernel)

@@ -1,0 +1,277 @@
+"""Findings as text and as JSON: put together, ordered, with roles, places and what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ptxemu
+from ptxemu.check.roles import describe, roles_of
+from ptxemu.check.text import document, render, verdict
+from ptxemu.report import Access, Finding, LaunchReport, Report
+
+OPCODES = {
+    0: Counter({"tcgen05.ld.sync.aligned.32x32b.x32.b32": 4, "st.global.v4.b32": 2}),
+    4: Counter({"tcgen05.mma.cta_group::1.kind::f16": 8, "mbarrier.try_wait.parity.b64": 3}),
+    5: Counter({"cp.async.bulk.tensor.2d.shared::cta.global.tile": 2}),
+}
+SHARED = "shared memory of cta(0,0,0)"
+WRITE = Access(
+    agent="warp 0 of cta(0,0,0)",
+    role="st.shared.v4.b32",
+    what="write",
+    space=SHARED,
+    first=0x400,
+    last=0x40F,
+    line=40,
+    text="st.shared.v4.b32 [%r3], {%r1, %r2, %r3, %r4};",
+)
+READ = Access(
+    agent="tensor core of warp 4 of cta(0,0,0)",
+    role="tcgen05.mma.cta_group::1.kind::f16",
+    what="read",
+    space=SHARED,
+    first=0x400,
+    last=0x40F,
+    line=55,
+    text="tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd2, %rd3, %r4, %p1;",
+)
+RACE = Finding(
+    "race",
+    "the multiplication is not ordered after the store",
+    line=55,
+    accesses=(WRITE, READ),
+    missing="fence.proxy.async behind the store",
+    rule="PTX ISA, membar",
+)
+
+
+def launch(*findings: Finding, entry: str = "gemm", **options: object) -> LaunchReport:
+    return LaunchReport(
+        entry,
+        (4, 1, 1),
+        (192, 1, 1),
+        (2, 1, 1),
+        by_warp=OPCODES,
+        findings=list(findings),
+        options=ptxemu.Options(check=True, **options),
+    )
+
+
+def by(finding: Finding, **changes: object) -> Finding:
+    """The same with another first access."""
+    first, *rest = finding.accesses
+    return replace(finding, accesses=(replace(first, **changes), *rest))
+
+
+def test_a_finding_tells_all_it_knows():
+    assert render(Report([launch(RACE)])) == (
+        "kernel gemm\n"
+        "  grid (4), block (192), cluster (2)\n"
+        "\n"
+        "error: race: the multiplication is not ordered after the store\n"
+        "  write of shared memory of cta(0,0,0), bytes 0x400 to 0x40f"
+        " by warp 0 (TMEM read, epilogue store)\n"
+        "    PTX line 40: st.shared.v4.b32 [%r3], {%r1, %r2, %r3, %r4};\n"
+        "  read of shared memory of cta(0,0,0), bytes 0x400 to 0x40f"
+        " by tensor core of warp 4 (MMA)\n"
+        "    PTX line 55: tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd2, %rd3, %r4, %p1;\n"
+        "  missing: fence.proxy.async behind the store\n"
+        "  rule: PTX ISA, membar\n"
+        "\n"
+        "1 error in 1 launch; rules: hardware"
+    )
+
+
+def test_warps_and_ctas_with_one_cause_are_one_finding():
+    found = [
+        by(RACE, agent=f"warp {warp} of cta({cta},0,0)", first=16 * warp, last=16 * warp + 15)
+        for cta in range(3)
+        for warp in (0, 1, 2, 7)
+    ]
+    text = render(Report([launch(*found, roles=dict.fromkeys(range(8), "softmax"))]))
+    assert text.count("error: race") == 1
+    assert "seen 12 times, in 3 CTAs\n" in text
+    assert (
+        "write of shared memory of cta(0,0,0), bytes 0x0 to 0xf (and 3 other ranges)"
+        " by warps 0-2, 7 (softmax) of 3 CTAs\n" in text
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RACE, accesses=(WRITE, replace(READ, line=56))),
+        replace(RACE, check="store-source"),
+        replace(RACE, severity="note"),
+        replace(RACE, missing="tcgen05.commit"),
+        by(RACE, line=41),
+        by(RACE, what="read"),
+    ],
+)
+def test_another_cause_is_another_finding(other):
+    assert RACE.place != other.place
+    assert render(Report([launch(RACE, other)])).count("missing: ") == 2
+
+
+def test_the_order_of_the_two_makes_no_other_cause():
+    turned = replace(RACE, line=40, accesses=(READ, replace(WRITE, agent="warp 1 of cta(0,0,0)")))
+    text = render(Report([launch(RACE, turned)]))
+    assert text.endswith("1 error in 1 launch; rules: hardware")
+    assert "write of shared memory of cta(0,0,0), bytes 0x400 to 0x40f by warps 0-1 (" in text
+
+
+def test_one_instruction_in_two_places_is_two_findings():
+    found = [Finding("exited", "too early", line=line, text="exit;") for line in (9, 12, 9)]
+    text = render(Report([launch(*found)]))
+    assert text.endswith("2 errors in 1 launch; rules: hardware")
+    assert "  seen 2 times\n  PTX line 9: exit;" in text
+
+
+def test_an_unrolled_loop_is_one_place():
+    found = [by(RACE, source="loop.py:7", line=40 + copy) for copy in range(3)]
+    text = render(Report([launch(*found, by(RACE, source="loop.py:8"))]))
+    assert text.endswith("2 errors in 1 launch; rules: hardware")
+    assert "    PTX line 40 (and 2 others): st.shared.v4.b32 [" in text
+
+
+def test_who_issued_what_no_warp_does():
+    text = "@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile [%r1], [%rd1];"
+    agent = by(RACE, agent="mbarrier 0x418 of cta(0,0,0)", text=text)
+    assert "by mbarrier 0x418 of cta(0,0,0), issued by warp 5 (TMA load)\n" in render(
+        Report([launch(replace(agent, accesses=(replace(agent.accesses[0], role=""), READ)))])
+    )
+
+
+def test_two_warps_at_one_instruction_stay_two_sides():
+    other = replace(WRITE, agent="warp 1 of cta(0,0,0)")
+    text = render(Report([launch(replace(RACE, accesses=(WRITE, other)))]))
+    assert "by warp 0 (" in text
+    assert "by warp 1\n" in text
+
+
+def test_an_agent_of_another_cta_says_so():
+    assert "by warp 0 (TMEM read, epilogue store) of cta(1,0,0)\n" in render(
+        Report([launch(by(RACE, agent="warp 0 of cta(1,0,0)"))])
+    )
+
+
+def test_findings_without_places_differ_by_their_words():
+    report = Report([launch(Finding("tmem", "32 columns left"), Finding("tmem", "64 left"))])
+    assert verdict(report) == "2 errors in 1 launch; rules: hardware"
+
+
+def test_errors_first_then_races():
+    note = replace(RACE, severity="note", message="only the manual")
+    text = render(Report([launch(note, Finding("tmem", "not freed"), RACE, strict=True)]))
+    order = [text.index(words) for words in ("the multiplication", "not freed", "only the manual")]
+    assert order == sorted(order)
+    assert text.endswith("2 errors, 1 note in 1 launch; rules: hardware, manual")
+
+
+def test_schedules_are_told_where_they_differ():
+    launches = [launch(RACE, policy="random", seed=seed) for seed in (1, 2)]
+    assert "in all 2 launches\n" in render(Report(launches))
+    launches.append(launch())
+    assert "in 2 of 3 launches, under random, seed 1; random, seed 2\n" in render(Report(launches))
+
+
+def test_kernels_stand_apart():
+    text = render(Report([launch(RACE), launch(entry="clean"), launch(RACE, entry="merge")]))
+    assert (text.count("kernel gemm"), text.count("kernel merge")) == (1, 1)
+    assert "kernel clean" not in text
+    assert text.endswith("2 errors in 3 launches; rules: hardware")
+
+
+def test_a_launch_that_stopped_says_why():
+    stopped = replace(launch(RACE), stopped="Deadlock: warp 4 waits")
+    text = render(Report([stopped]))
+    assert "stopped: Deadlock: warp 4 waits" in text
+    assert text.endswith("1 error, 1 launch stopped early in 1 launch; rules: hardware")
+
+
+def test_the_line_of_python_is_quoted(monkeypatch, tmp_path):
+    (tmp_path / "kernel.py").write_text("first = 1\n    gemm(a, b)  # here\n")
+    monkeypatch.chdir(tmp_path)
+    finding = by(RACE, source=f"{tmp_path / 'kernel.py'}:2")
+    assert "    at kernel.py:2: gemm(a, b)  # here\n" in render(Report([launch(finding)]))
+    elsewhere = by(RACE, source=f"{Path('nowhere')}/x.py:3")
+    assert "    at nowhere/x.py:3\n" in render(Report([launch(elsewhere)]))
+
+
+@pytest.mark.parametrize(
+    ("access", "words"),
+    [
+        ({"space": "tensor", "first": 0, "last": 31}, "tensor memory, columns 0 to 31 by"),
+        ({"space": "global", "first": 64, "last": 64}, "global memory, byte 0x40 by"),
+        ({"agent": "the host"}, "by the host\n"),
+        ({"role": "clean-up"}, "by clean-up of warp 0 (TMEM read"),
+    ],
+)
+def test_ranges_and_agents(access, words):
+    assert words in render(Report([launch(by(RACE, **access))]))
+
+
+def test_the_instruction_of_a_finding_is_told_once():
+    assert render(Report([launch(RACE)])).count("PTX line 55") == 1
+    assert "  PTX line 9: exit;" in render(
+        Report([launch(Finding("exited", "too early", line=9, text="exit;"))])
+    )
+
+
+def test_document_is_plain_json():
+    report = Report([launch(RACE, Finding("tmem", "left", severity="note"), policy="random")])
+    values = json.loads(json.dumps(document(report)))
+    assert (values["errors"], values["notes"]) == (1, 1)
+    (entry,) = values["launches"]
+    assert (entry["grid"], entry["cluster"]) == ([4, 1, 1], [2, 1, 1])
+    assert (entry["policy"], entry["seed"], entry["rules"]) == ("random", 0, "hardware")
+    assert entry["roles"]["4"] == "MMA"
+    assert entry["by_warp"]["4"]["tcgen05.mma.cta_group::1.kind::f16"] == 8
+    race, leak = entry["findings"]
+    assert race["missing"] == RACE.missing
+    assert (race["accesses"][1]["warp"], race["accesses"][1]["cta"]) == (4, "cta(0,0,0)")
+    assert (race["accesses"][0]["first"], race["accesses"][0]["line"]) == (0x400, 40)
+    assert (leak["severity"], leak["accesses"]) == ("note", [])
+    assert "by_warp" not in document(report, counts=False)["launches"][0]
+
+
+def test_errors_are_no_notes():
+    report = Report([launch(RACE, replace(RACE, severity="note"))])
+    assert report.errors == [RACE]
+    assert len(report.findings) == 2
+
+
+# ---- roles
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "words"),
+    [
+        ("cp.async.bulk.tensor.4d.shared::cta.global.tile mbarrier.arrive.b64", "TMA load"),
+        ("cp.async.bulk.tensor.2d.global.shared::cta.tile", "TMA store"),
+        ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "bulk load"),
+        ("cp.async.cg.shared.global", "cp.async load"),
+        ("tcgen05.commit.b64 tcgen05.mma.cta_group::2.kind::f16", "MMA"),
+        ("tcgen05.ld.x1 st.global.b32", "TMEM read, epilogue store"),
+        ("tcgen05.ld.x1 cp.async.bulk.tensor.2d.global.shared::cta", "TMEM read, epilogue TMA"),
+        ("ld.global.nc.v4.b32 st.global.b32 ld.param.b64", "load, store"),
+        ("ld.relaxed.gpu.global.b32 atom.global.add.u32", "load, store"),
+        ("st.async.weak.shared::cluster.b32 ld.param.b64", "store to a peer"),
+        ("ld.param.b64 st.shared.b32", "shared memory only"),
+        ("ld.acquire.cluster.shared::cluster.b32", "shared memory only"),
+        ("mbarrier.try_wait.b64 ld.param.b64", "barriers only"),
+        ("mov.b32 ld.param.b64", "registers only"),
+    ],
+)
+def test_a_warp_is_what_it_executes(opcodes, words):
+    assert describe(dict.fromkeys(opcodes.split(), 1)).startswith(words)
+
+
+def test_a_given_role_comes_first():
+    found = roles_of(launch(roles={4: "mma", 9: "idle"}))
+    assert found == {0: "TMEM read, epilogue store", 4: "mma", 5: "TMA load", 9: "idle"}

@@ -1,0 +1,361 @@
+"""Undefined data: each place where it must not get, reached with and without a write before the
+read; and what may be done with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu.machine import tensor_map
+from ptxemu.watch import watched
+from tests.ptxemu import ptx_program
+
+HEADER = """
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 1024 .b8 dynamic[];
+.visible .entry k(.param .u64 out, .param .align 64 .b8 map[128])
+{
+    .local .align 16 .b8 depot[64];
+    .reg .pred %p<8>;
+    .reg .b16 %h<4>;
+    .reg .b32 %r<40>;
+    .reg .b64 %rd<16>;
+    ld.param.u64 %rd0, [out];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, dynamic;
+    shl.b32 %r2, %r0, 2;
+    add.u32 %r3, %r1, %r2;
+    mul.wide.u32 %rd1, %r0, 4;
+    add.u64 %rd1, %rd0, %rd1;
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """PTX in which INIT stands for the instruction that writes what is read; `sink`: what is
+    reported where it is left out."""
+
+    name: str
+    sink: str
+    body: str
+    init: str = "st.shared.b32 [%r3], -1;"  # what a word that nothing wrote happens to hold
+    block: int = 32
+    cluster: int = 1
+
+    def text(self, *, initialised: bool) -> str:
+        return self.body.replace("INIT", self.init if initialised else "").replace(";", ";\n")
+
+
+GLOBAL = "global memory"
+READ = "INIT ld.shared.b32 %r10, [%r3];"
+STORE = "st.global.b32 [%rd1], %r11;"
+ALL_BUT_7 = "setp.ne.u32 %p0, %r0, 7; @%p0 st.shared.b32 [%r3], 0;"
+LOW_HALF = "setp.lt.u32 %p1, %r0, 16;"
+
+SINKS = [
+    Case("st.global", GLOBAL, f"{READ} st.global.b32 [%rd1], %r10;"),
+    Case("generic st", GLOBAL, f"{READ} st.b32 [%rd1], %r10;"),
+    Case("red.global", GLOBAL, f"{READ} red.global.add.u32 [%rd1], %r10;"),
+    Case(
+        "bulk store",
+        GLOBAL,
+        "INIT fence.proxy.async; bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
+        "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r1], 128;"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+    ),
+    Case(
+        "bulk reduction",
+        GLOBAL,
+        "INIT fence.proxy.async; bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
+        "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r1], 128;"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+    ),
+    Case(
+        "tensor store",  # 384 words lie in the tensor, 128 behind its end
+        GLOBAL,
+        "mov.u64 %rd3, map; cvta.param.u64 %rd3, %rd3; mov.u32 %r4, 0; INIT fence.proxy.async;"
+        "bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
+        "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {%r4, %r4}], [%r1];"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+        block=384,
+    ),
+    Case(
+        "address",
+        "an address",
+        f"{READ} mad.lo.u32 %r11, %r10, 0, %r3; ld.shared.b32 %r12, [%r11];",
+    ),
+    Case(
+        "branch",
+        "a branch",
+        f"{READ} setp.ne.u32 %p0, %r10, -1; @%p0 bra D; st.global.b32 [%rd1], %r0; D:",
+    ),
+    Case(
+        "predicate",
+        "the predicate of an instruction",
+        f"{READ} setp.ne.u32 %p0, %r10, 5; @%p0 st.global.b32 [%rd1], %r0;",
+    ),
+    Case("bar.sync", "a barrier operand", f"{READ} add.u32 %r11, %r10, 1; bar.sync %r11;"),
+    Case(
+        "parity",
+        "a barrier operand",
+        f"{READ} add.u32 %r11, %r10, 1; mbarrier.init.shared.b64 [%r1+4096], 1024;"
+        "bar.warp.sync -1; mbarrier.arrive.shared.b64 _, [%r1+4096], 32;"
+        "W: mbarrier.try_wait.parity.shared.b64 %p0, [%r1+4096], %r11; @!%p0 bra W;",
+    ),
+]
+FLOWS = [
+    Case("computed", GLOBAL, f"{READ} mad.lo.u32 %r11, %r10, %r0, 3; {STORE}"),
+    Case(
+        "in later blocks",
+        GLOBAL,
+        f"{READ} mov.u32 %r11, 0; bar.sync 0; add.u32 %r11, %r11, %r10; bar.sync 0; {STORE}",
+    ),
+    Case(
+        "round a loop",
+        GLOBAL,
+        f"{READ} mov.u32 %r11, %r10; mov.u32 %r4, 0; L: add.u32 %r11, %r11, 1;"
+        f"add.u32 %r4, %r4, 1; setp.lt.u32 %p0, %r4, 3; @%p0 bra L; {STORE}",
+    ),
+    Case("one lane", GLOBAL, f"{ALL_BUT_7} {READ} mov.u32 %r11, %r10; {STORE}"),
+    Case("chosen", GLOBAL, f"{READ} {LOW_HALF} selp.b32 %r11, %r10, %r0, %p1; {STORE}"),
+    Case("choice", GLOBAL, f"{READ} setp.eq.u32 %p1, %r10, 3; selp.b32 %r11, 1, 2, %p1; {STORE}"),
+    Case(
+        "shuffled",
+        GLOBAL,
+        f"{ALL_BUT_7} {READ} shfl.sync.idx.b32 %r11, %r10, 7, 31, -1; {STORE}",
+    ),
+    Case(
+        "vote",
+        GLOBAL,
+        f"{READ} setp.eq.u32 %p1, %r10, 3; vote.sync.any.pred %p2, %p1, -1;"
+        f"selp.b32 %r11, 1, 2, %p2; {STORE}",
+    ),
+    Case("reduction", GLOBAL, f"{READ} redux.sync.add.u32 %r11, %r10, -1; {STORE}"),
+    Case(
+        "half of a pair",
+        GLOBAL,
+        f"{READ} mov.b64 %rd2, {{%r0, %r10}}; add.rn.f32x2 %rd2, %rd2, %rd2;"
+        f"mov.b64 {{%r12, %r11}}, %rd2; {STORE}",
+    ),
+    Case(
+        "through shared memory",
+        GLOBAL,
+        f"{READ} st.shared.b32 [%r3+1024], %r10; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+    ),
+    Case(
+        "a byte",
+        GLOBAL,
+        f"add.u32 %r4, %r1, %r0; INIT ld.shared.u8 %r11, [%r4+100]; {STORE}",
+        "st.shared.u8 [%r4+100], %r0;",
+    ),
+    Case("atomic", GLOBAL, f"INIT atom.shared.add.u32 %r11, [%r3], 1; {STORE}"),
+    Case(
+        "reduced in shared memory",
+        GLOBAL,
+        f"INIT red.shared.add.u32 [%r3], 1; ld.shared.b32 %r11, [%r3]; {STORE}",
+    ),
+    Case(
+        "local memory",
+        GLOBAL,
+        f"mov.u64 %rd4, depot; INIT ld.local.b32 %r11, [%rd4+8]; {STORE}",
+        "st.local.b32 [%rd4+8], %r0;",
+    ),
+    Case(
+        "matrices",
+        GLOBAL,
+        "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; INIT bar.warp.sync -1;"
+        "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r10}, [%r4];"
+        "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r4+1024], {%r10};"
+        f"bar.warp.sync -1; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+        "st.shared.v4.b32 [%r4], {%r0, %r0, %r0, %r0};",
+    ),
+    Case(
+        "st.async",
+        GLOBAL,
+        "mbarrier.init.shared.b64 [%r1+4096], 1; setp.eq.u32 %p0, %r0, 0; bar.sync 0;"
+        f"@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], 128; {READ}"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r3+1024], %r10, [%r1+4096];"
+        "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0; @!%p1 bra W;"
+        f"ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+    ),
+    Case(
+        "copied to a peer",
+        GLOBAL,
+        "mbarrier.init.shared.b64 [%r1+4096], 1; fence.mbarrier_init.release.cluster;"
+        "INIT fence.proxy.async; barrier.cluster.arrive; barrier.cluster.wait;"
+        "mov.u32 %r5, %cluster_ctarank; xor.b32 %r5, %r5, 1; setp.eq.u32 %p0, %r0, 0;"
+        "mapa.shared::cluster.u32 %r6, %r1, %r5; add.u32 %r7, %r6, 4096;"
+        "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], 128;"
+        "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+        " [%r6+1024], [%r1], 128, [%r7];"
+        "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0; @!%p1 bra W;"
+        "barrier.cluster.arrive; barrier.cluster.wait;"
+        f"ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+        cluster=2,
+    ),
+    Case(
+        "tensor memory",
+        GLOBAL,
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
+        "ld.shared.b32 %r8, [%r1+4096]; INIT tcgen05.wait::st.sync.aligned;"
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r8];"
+        f"tcgen05.wait::ld.sync.aligned; {STORE}"
+        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;",
+        "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8], {%r0, %r0};",
+    ),
+    Case(
+        "tensor memory again",  # what an earlier allocation held is gone
+        GLOBAL,
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
+        "ld.shared.b32 %r8, [%r1+4096]; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};"
+        "tcgen05.wait::st.sync.aligned; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;"
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
+        "INIT tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8];"
+        f"tcgen05.wait::ld.sync.aligned; {STORE}"
+        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;",
+        "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};",
+    ),
+]
+# What is done with data that no instruction wrote, and does not show.
+HARMLESS = {
+    "never used": "ld.shared.b32 %r10, [%r3];",
+    "dropped lanes": "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1;"
+    "ld.shared.b32 %r10, [%r3]; add.u32 %r11, %r10, 1; @%p0 st.global.b32 [%rd1], %r11;",
+    "not chosen": "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1;"
+    f"ld.shared.b32 %r10, [%r3]; selp.b32 %r11, %r10, 5, %p0; {STORE}",
+    "masked": f"ld.shared.b32 %r10, [%r3]; mov.u32 %r4, 0; and.b32 %r11, %r10, %r4; {STORE}",
+    "false whatever it is": "ld.shared.b32 %r10, [%r3]; setp.eq.u32 %p0, %r10, 3;"
+    "setp.gt.u32 %p1, %r0, 99; and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd1], %r0;",
+    "another lane's": f"{ALL_BUT_7} ld.shared.b32 %r10, [%r3];"
+    f"shfl.sync.idx.b32 %r11, %r10, 3, 31, -1; {STORE}",
+    "outvoted": f"{ALL_BUT_7} ld.shared.b32 %r10, [%r3]; setp.eq.u32 %p1, %r10, 0;"
+    f"vote.sync.any.pred %p2, %p1, -1; selp.b32 %r11, 1, 2, %p2; {STORE}",
+    "the other half": "ld.shared.b32 %r10, [%r3]; mov.b64 %rd2, {%r0, %r10};"
+    f"add.rn.f32x2 %rd2, %rd2, %rd2; mov.b64 {{%r11, %r12}}, %rd2; {STORE}",
+    "overwritten": f"ld.shared.b32 %r11, [%r3]; bar.sync 0; mov.u32 %r11, %r0; {STORE}",
+    "overwritten in memory": "ld.shared.b32 %r10, [%r3]; st.shared.b32 [%r3+1024], %r10;"
+    f"st.shared.b32 [%r3+1024], %r0; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+    "behind the end of a tensor": SINKS[5].text(initialised=True),
+}
+
+
+def launch(
+    body: str, *, block: int = 32, cluster: int = 1, policy: str = "round-robin"
+) -> tuple[ptxemu.LaunchReport, np.ndarray]:
+    """The report, and 1024 words behind `out`; `map` is a tensor of them, 24 rows of 16 words, its
+    box 32 rows."""
+    out = ptx_program.aligned_copy(np.zeros(1024, np.uint32))
+    encoded = tensor_map.encode(out.ctypes.data, (16, 24), (64,), (16, 32), "u32", "none")
+    report = ptxemu.load(f"{HEADER}{body}\n    ret;\n}}\n").launch(
+        grid=(cluster, 1, 1),
+        block=(block, 1, 1),
+        cluster=(cluster, 1, 1),
+        smem_bytes=8192,
+        params=[out.ctypes.data.to_bytes(8, "little"), bytes(encoded)],
+        memory=[out],
+        options=ptxemu.Options(policy=policy, check=True),
+    )
+    return report, out
+
+
+def found(report: ptxemu.LaunchReport) -> list[ptxemu.Finding]:
+    return [finding for finding in report.findings if finding.check == "uninitialised"]
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
+@pytest.mark.parametrize("case", [*SINKS, *FLOWS], ids=lambda case: case.name)
+def test_only_undefined_data_is_reported(case: Case, policy: str) -> None:
+    for initialised in (True, False):
+        report, _ = launch(
+            case.text(initialised=initialised),
+            block=case.block,
+            cluster=case.cluster,
+            policy=policy,
+        )
+        messages = [finding.message.split(" gets ")[0] for finding in found(report)]
+        assert messages == ([] if initialised else [case.sink])
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_not_show_is_not_reported(name: str) -> None:
+    report, _ = launch(HARMLESS[name].replace(";", ";\n"), block=384 if "tensor" in name else 32)
+    assert not found(report)
+
+
+def test_a_finding_names_the_read_and_the_use() -> None:
+    body = "ld.shared.b32 %r10, [%r3];\nadd.u32 %r11, %r10, %r0;\nst.global.b32 [%rd1], %r11;"
+    (finding,) = found(launch(body)[0])
+    read, use = finding.accesses
+    assert (read.role, read.what, read.space) == (
+        "ld.shared.b32", "read", "shared memory of cta(0,0,0)"
+    )  # fmt: skip
+    assert (read.first, read.last) == (1024, 1024 + 127)
+    assert (use.role, use.line) == ("st.global.b32", finding.line)
+    assert use.line == read.line + 2
+    assert "warp 0" in read.agent
+    assert finding.missing
+    assert finding.rule == "ld"
+
+
+def test_steps_before_the_read_happen_once() -> None:
+    """The block that reads undefined data goes on where it was stopped."""
+    body = (
+        "atom.global.add.u32 %r5, [%rd0+2048], 1; ld.shared.b32 %r10, [%r3];"
+        "red.global.add.u32 [%rd0+2052], 1; sub.u32 %r11, %r10, %r10; add.u32 %r11, %r11, %r5;"
+        f"{STORE}"
+    )
+    report, out = launch(body.replace(";", ";\n"))
+    assert len(found(report)) == 1
+    assert out[512] == out[513] == 32
+    assert (out[:32] == np.arange(32)).all()
+
+
+# -- tcgen05.mma ----------------------------------------------------------------------------
+
+_MMA = (ptx_program.FOLDER / "tcgen05_mma.ptx").read_text()
+_FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first of row %tid
+_FIRST_STORE = "    st.global.v4.b32 [%rd1+0]"
+_LAST_STORE = "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    @%p1 exit;"
+MMAS = {
+    "right": ([], []),
+    "a part of B": ([("    st.shared.v4.b32 [%r5+8576]", "    //")], [GLOBAL]),
+    "rows of A": ([(_FILL_A, f"    @!%p2 bra FILLED;\n{_FILL_A}")], [GLOBAL]),
+    "rows of A that are dropped": (
+        [
+            (_FILL_A, f"    @!%p2 bra FILLED;\n{_FILL_A}"),
+            (_FIRST_STORE, f"    @!%p2 bra STORED;\n{_FIRST_STORE}"),
+            (_LAST_STORE, f"STORED:\n{_LAST_STORE}"),
+        ],
+        [],
+    ),
+    "added to nothing": ([("setp.ne.u32 %p3", "setp.eq.u32 %p3")], [GLOBAL]),
+    "enabled by what": (
+        [
+            (
+                "    setp.ne.u32 %p3, %r0, %r0;",
+                "ld.shared.b32 %r4, [%r9+32]; setp.ne.u32 %p3, %r4, -1;",
+            )
+        ],
+        ["an address, descriptor or flag of an MMA"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MMAS)
+def test_products_of_undefined_data(name: str) -> None:
+    program = ptx_program.read(ptx_program.FOLDER / "tcgen05_mma.ptx")
+    changes, expected = MMAS[name]
+    text = _MMA
+    for before, after in changes:
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    with watched(check=True) as reports:
+        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
+    (report,) = reports.launches
+    assert [f.message.split(" gets ")[0] for f in found(report)] == expected

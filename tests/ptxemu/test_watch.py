@@ -1,0 +1,74 @@
+"""Watching launches: each is seen and takes the changes, however it was started."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu.watch import watched
+from tests.ptxemu.test_errors import kernel
+
+NOTHING = kernel("")
+STORE = kernel(
+    "ld.param.u64 %rd0, [x]; mov.u32 %r0, 7; st.global.u32 [%rd0], %r0;", ".param .u64 x"
+)
+HANG = kernel("mov.u32 %r0, %tid.x; setp.gt.u32 %p0, %r0, 31; @%p0 bra END; bar.sync 1, 64; END:")
+
+RACE = kernel(  # warp 1 reads what warp 0 writes
+    """mov.u32 %r0, %tid.x;
+    setp.lt.u32 %p0, %r0, 32;
+    @%p0 st.shared.u32 [cell], %r0;
+    @!%p0 ld.shared.u32 %r1, [cell];""",
+    before=".shared .align 4 .b8 cell[4];\n",
+)
+
+
+def launch(text: str, threads: int = 32, **how: object) -> ptxemu.LaunchReport:
+    return ptxemu.load(text).launch(grid=(1,), block=(threads,), **how)
+
+
+def test_launches_are_seen_in_order_with_changed_options():
+    options = ptxemu.Options(policy="adversarial", seed=3, limit=7.0)
+    with watched(policy="random", check=True) as report:
+        first = launch(NOTHING, options=options)
+        launch(NOTHING)
+    assert [item.options.policy for item in report.launches] == ["random", "random"]
+    assert report.launches[0] is first
+    assert (first.options.seed, first.options.limit, first.options.check) == (3, 7.0, True)
+    launch(NOTHING)
+    assert len(report.launches) == 2
+
+
+def test_the_innermost_watch_decides_and_all_see():
+    with watched(seed=1, strict=True) as outer:
+        with watched(seed=2) as inner:
+            launch(NOTHING)
+        launch(NOTHING)
+    assert [item.options.seed for item in outer.launches] == [2, 1]
+    assert [item.options.strict for item in outer.launches] == [True, True]
+    assert len(inner.launches) == 1
+
+
+def test_a_launch_that_raises_is_seen_with_its_reason():
+    with watched() as report, pytest.raises(ptxemu.Deadlock):
+        launch(HANG, 64)
+    (stopped,) = report.launches
+    assert stopped.stopped.startswith("Deadlock: ")
+    assert (stopped.entry, stopped.block) == ("test", (64, 1, 1))
+
+
+def test_results_stay_what_they_are():
+    x = np.zeros(1, np.uint32)
+    with watched(check=True):
+        launch(STORE, params=[struct.pack("<Q", x.ctypes.data)], memory=[x])
+    assert x[0] == 7
+
+
+def test_changes_are_refused_before_any_launch():
+    with pytest.raises(ValueError, match="policy='lifo'"), watched(policy="lifo"):
+        pass
+    with pytest.raises(TypeError, match="colour"), watched(colour=1):
+        pass
