@@ -11,7 +11,7 @@ from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.machine.machine import Dim3, Machine, Shape
-from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.memory import GlobalMemory, Range
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport
 from ptxemu.syntax.parser import TYPE_BYTES, parse
@@ -88,6 +88,7 @@ class Module:
         memory: list | None = None,
         options: Options | None = None,
         dependent: bool = False,
+        allocated: list[Range] | None = None,
     ) -> LaunchReport:
         """Execute one launch to completion.
 
@@ -95,7 +96,9 @@ class Module:
         params: the raw block of each kernel parameter, in order; pointers in them are host
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
         every mapping of this process. dependent: on hardware it may begin before the launch before
-        it has ended (programmatic dependent launch). Raises the errors of `ptxemu.errors`.
+        it has ended (programmatic dependent launch). allocated: address ranges (start, end,
+        writable); with a checker an access beside them is found, where `memory` is None. Raises the
+        errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
@@ -112,6 +115,8 @@ class Module:
         machine = Machine(program, shape, block_of_params, reachable, options)
         if options.check and dependent:
             machine.checker.memory.before = Module.memory_before
+        if options.check and allocated is not None:
+            reachable.watch(allocated, machine.checker.outside)
         try:
             report = machine.run()
         except PtxEmuError as error:

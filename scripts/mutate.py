@@ -26,7 +26,8 @@ from _common import refuse
 from tests.fmha.mutants import SUBJECTS
 from tests.mutation import campaign
 from tests.mutation.campaign import Record, Records, digest, key_of
-from tests.mutation.classes import CLASSES, Mutant
+from tests.mutation.catalogue import CLASSES
+from tests.mutation.classes import Mutant
 from tests.mutation.table import show, within_contract
 from tests.mutation.verdict import SCHEDULES
 
@@ -66,7 +67,7 @@ def parsed() -> argparse.Namespace:
 
 def print_classes() -> None:
     for kind in CLASSES:
-        reason = f" Equivalent where {kind.reason}." if kind.reason else ""
+        reason = f" Equivalent where {kind.same.reason}." if kind.same.reason else ""
         print(f"{kind.name}: {kind.does} ({kind.section}).{reason}")
 
 

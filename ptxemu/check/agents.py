@@ -44,6 +44,7 @@ class WarpClock:
         self.groups: dict[str, list[int]] = {}
         self.waited: set[int] = set()  # mbarriers that it has used,
         self.signalled: set[int] = set()  # and those that its asynchronous operations have
+        self.commits: set[int] = set()  # those steps of its tensor core that commit to a peer
         self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
         self.woken_at: int | None = None
         self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed

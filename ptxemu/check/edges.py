@@ -46,10 +46,14 @@ class Edges:
     def arrival_of(self, ticket: Ticket, cta: object, barrier: object) -> None:
         """tcgen05.commit: an arrival by operations that completed.
 
-        It comes right behind the operation before it: of two commits to a peer, one after the
-        other, FlashAttention-4's backward pass waits for the first only."""
+        It comes right behind the operation before it: of commits to a peer, one after the other,
+        FlashAttention-4's backward pass waits for the first only."""
         if cta is not ticket.agent.cta:
-            self.reached(cta, ticket.component, ticket.step - 1, ticket.site)
+            before, commits = ticket.step - 1, ticket.agent.commits
+            while before in commits:
+                before -= 1
+            commits.add(ticket.step)
+            self.reached(cta, ticket.component, before, ticket.site)
             self.reached(cta, ticket.own, int(ticket.rows[EXECUTED, ticket.own]), ticket.site)
         self.signalled(ticket, barrier)
 

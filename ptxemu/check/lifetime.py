@@ -45,6 +45,22 @@ class Lifetime:
                 rule="mbarrier.init",
             )
 
+    # -- allocations of global memory ---------------------------------------------------------
+
+    def outside(self, message: str) -> None:
+        """An access to memory of the process that nobody has allocated for the kernel."""
+        instr = self.machine.program.running_instruction()
+        key = ("out-of-bounds", instr and instr.line)
+        if key in self._known:
+            return
+        self._known.add(key)
+        place = {} if instr is None else {
+            "line": instr.line, "text": instr.text, "source": instr.source
+        }  # fmt: skip
+        self.machine.report(
+            Finding("out-of-bounds", message, rule="ld, st: the address is allocated", **place)
+        )
+
     # -- the end of a CTA ---------------------------------------------------------------------
 
     def reached(self, cta: object, component: int, step: int, site: int) -> None:

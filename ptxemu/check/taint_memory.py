@@ -134,7 +134,8 @@ class TaintedMemory(Taint):
 
     def columns(self, w: object, column: int, count: int, *rest: object) -> None:
         super().columns(w, column, count, *rest)
-        w.cta.tensor_codes.forget(column, count)
+        if column in w.cta.tmem.allocations:  # the data stays there until then
+            w.cta.tensor_codes.forget(column, count)
 
     def multiplied(
         self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object, how: tuple

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from ptxemu.host.allocations import live_tensors
 from ptxemu.host.launch_config import LaunchRequest
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
+from ptxemu.watch import adapted
 
 
 class Emulator:
@@ -28,6 +30,7 @@ class Emulator:
             params=list(request.params),
             options=self.options,
             dependent=request.attributes.pdl,
+            allocated=live_tensors() if adapted(self.options).check else None,
         )
         self.report.launches.append(launched)
         return launched

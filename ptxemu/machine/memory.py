@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +59,45 @@ def _merge(ranges: list[Range]) -> list[Range]:
     return joined
 
 
+class Allocations:
+    """The memory that a program is known to have allocated. An access beside it, though to memory
+    of the process, is told to `outside(message)`."""
+
+    def __init__(self, ranges: list[Range], outside: Callable[[str], None]) -> None:
+        self._ranges = sorted(ranges)
+        self._starts = [r[0] for r in self._ranges]
+        self._last = (0, 0, False)
+        self._outside = outside
+
+    def holds(self, low: int, high: int) -> bool:
+        last = self._last
+        if last[0] <= low and high <= last[1]:
+            return True
+        index = bisect.bisect_right(self._starts, low) - 1
+        if index < 0 or high > self._ranges[index][1]:
+            return False
+        self._last = self._ranges[index]
+        return True
+
+    def check(self, low: int, high: int, write: bool) -> None:
+        if self.holds(low, high):
+            return
+        what = "write to" if write else "read of"
+        message = f"{what} {high - low} bytes at {low:#x}, in no allocation"
+        index = bisect.bisect_right(self._starts, low) - 1
+        if index >= 0:
+            start, end, _ = self._ranges[index]
+            message += f"; the one below has {end - start:,} and ends {low - end:,} before"
+        self._outside(message)
+
+
 class GlobalMemory:
     """Bounds-checked access to host memory by address."""
 
     def __init__(self, allowed: list | None = None) -> None:
         self._whole_process = allowed is None
         self._extra: list[Range] = []
+        self.allocations: Allocations | None = None  # where a checker wants to know more
         self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
         space = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
@@ -82,10 +116,19 @@ class GlobalMemory:
         self._extra.append((address, address + nbytes, True))
         self._set(self._ranges)
 
+    def watch(self, ranges: list[Range], outside: Callable[[str], None]) -> None:
+        """Tell `outside` of accesses beside `ranges` and what else was allowed."""
+        self.allocations = Allocations(ranges + self._extra, outside)
+
     # -- checks -----------------------------------------------------------------------------
 
     def check(self, low: int, high: int, write: bool) -> None:
         """Every byte of [low, high) must lie in one allowed range."""
+        self._check_mapped(low, high, write)
+        if self.allocations is not None:
+            self.allocations.check(low, high, write)
+
+    def _check_mapped(self, low: int, high: int, write: bool) -> None:
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
             return
@@ -111,10 +154,13 @@ class GlobalMemory:
         """One check for all where they share a range, else one by one."""
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         try:
-            self.check(low, high, write)
+            self._check_mapped(low, high, write)
+            if self.allocations is None or self.allocations.holds(low, high):
+                return
         except OutOfBounds:
-            for address in addresses.tolist():
-                self.check(address, address + nbytes, write)
+            pass
+        for address in addresses.tolist():
+            self.check(address, address + nbytes, write)
 
     @staticmethod
     def _aligned(address: int, nbytes: int) -> None:

@@ -300,7 +300,11 @@ def bulk_to_peer(
             ticket: object = ticket,
         ) -> None:
             if ticket:
+                w.check.rewrites = lambda: np.array_equal(
+                    cta.smem[offset : offset + size], w.cta.smem[low : low + size]
+                )
                 step = w.check.landed(ticket, [(cta, offset)], size, [found])
+                w.check.rewrites = None
                 w.check.shared_async(ticket, w.cta, w.check.shared_bytes(low, size), step, False)
                 w.check.bytes_copied((w.cta, low), (cta, offset), size)
             cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[

@@ -153,8 +153,7 @@ def tmem_alloc(w: object, target: int, columns: int, pair: bool) -> bool | None:
     w.cta.check(offset, 4)
     w.cta.views[4][offset // 4] = base
     if w.check:
-        w.check.shared(w, w.cta, offset, 4, None, True)
-        w.check.columns(w, base, columns, pair)
+        w.check.columns(w, base, columns, pair, offset)
     return True
 
 

@@ -22,6 +22,7 @@ from ptxemu.host.emulator import Emulator
 from ptxemu.host.launch_config import LaunchRequest
 from tests.fmha import cases
 from tests.fmha.cases import Case, same_bits
+from tests.mutation.catalogue import CLASSES
 from tests.mutation.classes import Mutant, mutants
 from tests.mutation.observe import observe
 from tests.mutation.text import Text
@@ -67,7 +68,7 @@ class Subject:
 
     def mutants(self) -> list[Mutant]:
         text = Text(self.text, observe(self.run))
-        return [mutant for mutant in mutants(text) if self.only in mutant.kind.name]
+        return mutants(text, (kind for kind in CLASSES if self.only in kind.name))
 
     def judge(self, schedules: Sequence[Options] = SCHEDULES) -> Judge:
         return Judge(self.text, self.run_changed, same_bits, schedules)

@@ -1,8 +1,11 @@
-"""Rules that tell, from the text alone, that a mutant means the same as its kernel."""
+"""Rules that tell, from the text or from a run of the kernel, that a mutant means the same as its
+kernel; below, what they argue. Sections are those of the PTX ISA manual.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from ptxemu.syntax.tree import Imm, Instr, Reg, Vec
 from tests.mutation.operators import Change
@@ -14,16 +17,6 @@ Parts = tuple[Reg, ...]  # the loaded registers that a register is a copy or a p
 
 # Where another thread, or the tensor core, may learn that this one is done with a TMEM range.
 _RELEASES = ("mbarrier.arrive", "bar", "tcgen05.commit", "tcgen05.dealloc", "ret", "exit")
-
-
-def always(text: Text, change: Change) -> bool:
-    """Every mutant of the class."""
-    return True
-
-
-def never(text: Text, change: Change) -> bool:
-    """No mutant of the class."""
-    return False
 
 
 def registers_used_before_release(text: Text, change: Change) -> bool:
@@ -197,3 +190,62 @@ def nothing_overwritten(text: Text, change: Change) -> bool:
         item.opcode.startswith(_SHARED_WRITES) and not item.opcode.startswith("st.global")
         for item in to_come
     )
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """`reason` holds for the changes that `rule` finds."""
+
+    rule: Rule
+    reason: str
+
+
+NEVER = Equivalence(lambda text, change: False, "")
+WAITED_BEFORE = Equivalence(
+    waited_before,
+    "the thread has waited for this phase of this mbarrier before (mbarrier.try_wait: what has "
+    "completed stays so until the next phase completes, and that one needs this thread)",
+)
+UNHEARD = Equivalence(
+    unheard,
+    "nobody waits for the phase that it is part of, nor for a later one (mbarrier: a phase shows "
+    "in test_wait and try_wait alone)",
+)
+NOTHING_OVERWRITTEN = Equivalence(
+    nothing_overwritten,
+    "nothing writes shared memory behind it, and copies under way when a CTA exits are completed: "
+    "NVIDIA's tutorial_tma waits for none (cp.async.bulk.wait_group)",
+)
+ORDERS_ONLY_WRITES = Equivalence(
+    orders_only_writes,
+    "the thread reads no memory between the waits before and behind it, so it orders only writes, "
+    "of which each lane has its own (bar.warp.sync: ordering among its lanes)",
+)
+FENCED_AGAIN = Equivalence(
+    done_again,
+    "the thread fences once more before it signals anybody, and the async proxy does nothing for "
+    "it in between (fence.proxy: all prior accesses of the thread)",
+)
+NO_STORE_WAITS = Equivalence(
+    no_store_waits,
+    "the thread has stored nothing to TMEM, or waits once more before it signals anybody "
+    "(tcgen05.wait: all prior tcgen05.st of the thread)",
+)
+REGISTERS_USED = Equivalence(
+    registers_used_before_release,
+    "every loaded register is used before the next signal, and its use waits for the load "
+    "(tcgen05.ld writes registers asynchronously; hardware interlocks them)",
+)
+ORDERED_ANYWAY = Equivalence(
+    lambda text, change: True,
+    "on hardware an mbarrier's arrive and wait order tcgen05 operations by themselves (tcgen05 "
+    "memory consistency model; the strict rules note what its text asks for)",
+)
+ALLOCATES_ONCE = Equivalence(
+    lambda text, change: True,
+    "it lets other CTAs allocate sooner, and this one allocates no more "
+    "(tcgen05.relinquish_alloc_permit)",
+)
+IMPLIED_AT_EXIT = Equivalence(
+    lambda text, change: True, "completion of the grid implies it (griddepcontrol)"
+)

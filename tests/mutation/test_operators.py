@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 import ptxemu
-from tests.mutation import classes
-from tests.mutation.classes import CLASSES, mutants
+from tests.mutation.catalogue import BAR, CLASSES
+from tests.mutation.classes import mutants
+from tests.mutation.operators import remove
 from tests.mutation.text import Text, statement
 
 HEAD = """
@@ -280,7 +281,7 @@ def test_a_warp_barrier_between_writes(before, after, equivalent):
 def test_a_line_with_two_instructions_is_refused():
     text = Text(module("bar.sync 0; bar.sync 1;"))
     with pytest.raises(ValueError, match="is not one instruction"):
-        list(classes.remove(classes.BAR)(text))
+        list(remove(BAR)(text))
 
 
 def test_a_statement_keeps_its_operands():

@@ -30,7 +30,9 @@ def _tensor(buffer: np.ndarray) -> bytes:
     return bytes(tensor_map.encode(buffer.ctypes.data, shape, (4 * _COLUMNS,), box, "u32", "none"))
 
 
-def launch(scenario: Scenario, module: ptxemu.Module, policy: str) -> LaunchReport:
+def launch(
+    scenario: Scenario, module: ptxemu.Module, policy: str, *, dependent: bool = True
+) -> LaunchReport:
     source, target = (aligned_copy(np.zeros(_ROWS * _COLUMNS, np.uint32)) for _ in range(2))
     launched = partial(
         module.launch,
@@ -45,7 +47,7 @@ def launch(scenario: Scenario, module: ptxemu.Module, policy: str) -> LaunchRepo
         options=ptxemu.Options(policy=policy, check=True, limit=20),
     )
     report = launched()
-    return launched(dependent=True) if scenario.again else report
+    return launched(dependent=dependent) if scenario.again else report
 
 
 @cache
@@ -89,3 +91,10 @@ def test_what_a_variant_lacks_is_named(name: str, variant: str) -> None:
     assert kernel.text != write(scenario).text
     found = launch(scenario, ptxemu.load(kernel.text), "round-robin").findings
     assert any(_says(f, kernel, scenario.variants[variant]) for f in found), _shown(found, kernel)
+
+
+def test_a_launch_comes_after_the_one_before_unless_it_is_a_dependent_one() -> None:
+    scenario = SCENARIOS["griddepcontrol.wait"]
+    module = ptxemu.load(write(scenario, "wait").text)
+    assert launch(scenario, module, "round-robin").findings
+    assert not launch(scenario, module, "round-robin", dependent=False).findings

@@ -111,6 +111,39 @@ SCENARIOS = [
         warps=1,
     ),
     Scenario(
+        "generic addresses",
+        """
+        // They reach the same bytes.
+        warp 0:
+            cvt.u64.u32 %d0, %mine;
+            cvta.shared.u64 %d0, %d0;
+            st.b32 [%d0], %lane; //:fill
+        all:
+            bar.sync 1, 64; //-barrier
+        warp 1:
+            ld.shared.b32 %r1, [%mine]; //:use
+        """,
+        {"barrier": Lacks("barrier", "fill", "use")},
+    ),
+    Scenario(
+        "lanes that are off",
+        """
+        // Each warp writes half of the words, by predicate and by branch.
+        warp 0:
+            setp.lt.u32 %p1, %lane, 16; //~all: setp.lt.u32 %p1, %lane, 17;
+            @%p1 st.shared.b32 [%mine], %lane; //:low
+        warp 1:
+            setp.lt.u32 %p1, %lane, 16; //~more: setp.lt.u32 %p1, %lane, 15;
+            @%p1 bra AFTER;
+            st.shared.b32 [%mine], %lane; //:high
+            AFTER:
+        """,
+        {
+            "all": Lacks("barrier", "low", "high"),
+            "more": Lacks("barrier", "low", "high"),
+        },
+    ),
+    Scenario(
         "stmatrix",
         """
         // Warp 0 stores a matrix, warp 1 reads its words.
