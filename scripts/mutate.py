@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -134,6 +135,7 @@ def judge(keys: list, records: Records, options: argparse.Namespace, console: Co
 
 def main() -> int:
     options, console = parsed(), Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the pool, too
     if options.classes:
         print_classes()
         return 0

@@ -227,12 +227,14 @@ class Ticket:
         return self._seen[space]
 
     def told(self) -> np.ndarray:
-        """What its completion tells: that it was issued, what it was itself ordered after, and for
-        an in-order unit that all its operations up to this one are complete."""
+        """What its completion tells: all that its warp knew when it issued it, since between two
+        ordinary accesses it does not matter through which proxy the order came ("Proxy-preserved
+        Base Causality Order"); and of an in-order unit that all up to this one are complete."""
         rows = np.zeros_like(self.rows)
         for row in (EXECUTED, INITIALISED):
             rows[row] = self.rows[row]
-        rows[ORDERED] = rows[ASYNC_SHARED] = self._fenced("shared")
+        rows[ORDERED] = self.rows[ORDERED]
+        rows[ASYNC_SHARED] = self._fenced("shared")
         if self.component:
             if self.component >= rows.shape[1]:
                 rows = join(rows, fresh(self.agent.components))

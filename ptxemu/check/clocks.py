@@ -60,8 +60,9 @@ class Components:
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
     def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: object = None) -> int:
-        """A new component. Of an allocation nothing but its execution matters, which a relaxed
-        barrier orders, too (`executed`)."""
+        """A new component. Of an allocation, and of bytes that have landed in shared memory, nothing
+        but their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
+        tma_multicast.py tells a peer of its tile by barrier.cluster.arrive.relaxed."""
         number = len(self.known)
         self.known.append(Component(kind, agent, asynchronous, owner))
         if number >= self.capacity:
@@ -69,7 +70,7 @@ class Components:
             self.asynchronous = np.concatenate([self.asynchronous, more])
             self.executed = np.concatenate([self.executed, more])
         self.asynchronous[number] = asynchronous
-        self.executed[number] = kind == "tcgen05.alloc"
+        self.executed[number] = kind in ("tcgen05.alloc", "mbarrier")
         return number
 
     @property

@@ -155,21 +155,35 @@ class Edges:
 
     def strong(self, w: object, address: object, how: str, write: bool) -> None:
         """ld.acquire, st.release, atom, red, volatile ("Release and Acquire Patterns"). `how` names
-        the semantics; a relaxed access counts with a fence beside it."""
+        the semantics, and the scope if it is the CTA; a relaxed access, or one of a scope that does
+        not hold both sides, counts with a fence beside it."""
+        near, adds = how.endswith(" cta"), "atomic" in how
         if write:
             releases = "release" in how or "acq_rel" in how
-            told = foreign_told(w.clock)
-            own = told[w.cluster.index] = w.clock.release(relaxed=not releases)
-            asynchronous = w.clock.components.asynchronous[: own.shape[1]]
-            np.copyto(own[ASYNC_GLOBAL], own[ORDERED], where=asynchronous)
-            self.flags.release(address, told, adds="atomic" in how)
+            told = self._flag_told(w, relaxed=not releases, near=True)
+            self.flags.release((address, w.cta), told, adds=adds)
+            if near or not releases:
+                told = self._flag_told(w, relaxed=True, near=False)
+            self.flags.release(address, told, adds=adds)
         else:
             acquires = "acquire" in how or "acq_rel" in how
-            for cluster, rows in self.flags.acquire(address).items():
-                if cluster == w.cluster.index:
-                    w.clock.learn(rows, relaxed=not acquires)
-                else:
-                    w.clock.learn_foreign(cluster, rows, relaxed=not acquires)
+            self._learn_all(w, self.flags.acquire((address, w.cta)), relaxed=not acquires)
+            self._learn_all(w, self.flags.acquire(address), relaxed=not acquires or near)
+
+    def _flag_told(self, w: object, *, relaxed: bool, near: bool) -> dict[int, np.ndarray]:
+        """By cluster."""
+        told = foreign_told(w.clock)
+        own = told[w.cluster.index] = w.clock.release(relaxed=relaxed, near=near)
+        asynchronous = w.clock.components.asynchronous[: own.shape[1]]
+        np.copyto(own[ASYNC_GLOBAL], own[ORDERED], where=asynchronous)
+        return told
+
+    def _learn_all(self, w: object, told: dict[int, np.ndarray], *, relaxed: bool) -> None:
+        for cluster, rows in told.items():
+            if cluster == w.cluster.index:
+                w.clock.learn(rows, relaxed=relaxed)
+            else:
+                w.clock.learn_foreign(cluster, rows, relaxed=relaxed)
 
     def grid_waited(self, w: object) -> None:
         """griddepcontrol.wait: the grids before have completed, their memory is seen."""

@@ -67,8 +67,9 @@ class Lifetime:
         """An operation of a peer, or a load, that will have touched `cta` when `component` has come
         to `step`.
 
-        Commits and stores of the CTA itself may be under way at its exit: the last commit of NVIDIA's fmha.py is
-        waited for by nobody, nor are the last bulk stores of its tutorial_tma."""
+        Commits and stores of the CTA itself may be under way at its exit: the last commit of
+        NVIDIA's fmha.py is waited for by nobody, nor are the last bulk stores of its
+        tutorial_tma."""
         known = cta.reached_until.get(component)
         if known is None or known[0] < step:
             cta.reached_until[component] = (step, site)

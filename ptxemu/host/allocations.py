@@ -13,12 +13,16 @@ def live_tensors() -> list[Range] | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    ranges = set()
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor) and item.device.type == "cpu" and _stored(item):
+    ranges, kinds = set(), _with_subclasses(torch.Tensor)
+    for item in [each for each in gc.get_objects() if type(each) in kinds]:
+        if item.device.type == "cpu" and _stored(item):
             storage = item.untyped_storage()
             ranges.add((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), True))
     return sorted(ranges)
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def _stored(tensor: object) -> bool:

@@ -300,6 +300,7 @@ def bulk_to_peer(
             ticket: object = ticket,
         ) -> None:
             if ticket:
+                # CUTLASS's 01_gemm_split_k_fp16.py: each of four warps issues the same copy.
                 w.check.rewrites = lambda: np.array_equal(
                     cta.smem[offset : offset + size], w.cta.smem[low : low + size]
                 )

@@ -57,7 +57,7 @@ def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]
     """One element."""
     fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
     name = f.pick(*_OPS.split())
-    order = f.pick("acquire", "release", "acq_rel", default="relaxed")
+    order = f.pick("acquire", "release", "acq_rel", default="relaxed") + f" {f.pick('cta')}"
     text = f"atomic(w, '{space_of(f)}', ('{name}', '{f.type}', '{order}'), {{0}}, {fields})"
     out = c.effect(text, address, *values, results=[(values[0].type, False)])
     c.dst(target, out[0])
@@ -82,12 +82,15 @@ _INTEGER = {
 }
 
 
-def combine(name: str, ptx_type: str, old: int, value: int, *, ftz: bool = False) -> int:
-    """The new bits of an atomic on one element. `ftz`: f32 sums flush subnormals, as the manual
-    says of global memory."""
+def combine(name: str, ptx_type: str, old: int, value: int, *, far: bool = False) -> int:
+    """The new bits of an atomic on one element.
+
+    far: in global memory, where f32 sums flush subnormals (the manual says so) and an f64 sum with
+    a NaN is that NaN as it is, even a signalling one (seen on H100).
+    """
     width = TYPE_BITS[ptx_type]
     if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):
-        return _combine_float(name, ptx_type, old, value, ftz)
+        return _combine_float(name, ptx_type, old, value, far)
     if name in ("min", "max"):
         pick = min if name == "min" else max
         if ptx_type[0] == "s":
@@ -96,15 +99,17 @@ def combine(name: str, ptx_type: str, old: int, value: int, *, ftz: bool = False
     return _INTEGER[name](old, value, width)
 
 
-def _combine_float(name: str, ptx_type: str, old: int, value: int, ftz: bool) -> int:
+def _combine_float(name: str, ptx_type: str, old: int, value: int, far: bool) -> int:
     if name == "exch":
         return value
     if name not in ("add", "min", "max") or (name != "add" and ptx_type in ("f32", "f64")):
         raise UnsupportedPtx(f"atomic {name} on {ptx_type}")
     if ptx_type in ("f32", "f64"):
         dtype, bits = (np.float32, np.uint32) if ptx_type == "f32" else (np.float64, np.uint64)
-        function = partial(arith.add_f32, ftz=ftz) if ptx_type == "f32" else arith.add_f64
+        function = partial(arith.add_f32, ftz=far) if ptx_type == "f32" else arith.add_f64
         a, b = (np.array([x], bits).view(dtype) for x in (old, value))
+        if far and ptx_type == "f64" and np.isnan(b[0]):
+            return value
         return int(np.asarray(function(a, b), dtype).view(bits)[0])
     base = ptx_type.removesuffix("x2")
     function = half.add_f16 if base == "f16" else half.add_bf16
@@ -116,9 +121,7 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int, ftz: bool) ->
 
 
 @runtime
-def atomic(
-    w: object, space: str, what: tuple, address: object, *values: object
-) -> np.ndarray:
+def atomic(w: object, space: str, what: tuple, address: object, *values: object) -> np.ndarray:
     """The old values, per lane. what: (operation, type, order)."""
     name, ptx_type, order = what
     w.how = f"atomic {order}"
@@ -133,8 +136,8 @@ def atomic(
         if name == "cas":
             new = columns[1][position] if old == columns[0][position] else old
         else:
-            flush = space == "global" or (space == "generic" and where < access.SHARED_WINDOW)
-            new = combine(name, ptx_type, old, columns[0][position], ftz=flush)
+            far = space == "global" or (space == "generic" and where < access.SHARED_WINDOW)
+            new = combine(name, ptx_type, old, columns[0][position], far=far)
         if new != old:
             w.machine.note_progress()
         else:

@@ -63,7 +63,7 @@ def load(c: Lower, i: Instr, f: Match) -> None:
     address = address_value(c, i.operands[1], space)
     strong = f.pick("volatile", "acquire", "relaxed", "mmio")
     if strong:
-        c.effect(f"w.polled, w.how = True, '{strong}'")
+        c.effect(f"w.polled, w.how = True, '{strong} {f.pick('cta')}'")
     if address.uniform and not _differs_by_lane(c, space):
         text = f"load_scalar(w, '{space}', {{0}}, {size}, {count})"
         values = c.effect(text, address, results=[(type_.replace("s", "u"), True)] * count)
@@ -121,7 +121,7 @@ def store(c: Lower, i: Instr, f: Match) -> None:
             values.append(_narrow(c, c.convert(c.raw(item, max(8 * size, 16)), type_), size))
     strong = f.pick("volatile", "release", "relaxed", "mmio")
     if strong:
-        c.effect(f"w.how = '{strong}'")
+        c.effect(f"w.how = '{strong} {f.pick('cta')}'")
     if address.uniform and not _differs_by_lane(c, space):
         fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
         c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({fields},))", address, *values)

@@ -259,9 +259,7 @@ def mbarrier_test_wait(w: object, address: int, parity: int, how: tuple) -> bool
 
 
 @runtime
-def mbarrier_test_wait_lanes(
-    w: object, address: object, parity: object, how: tuple
-) -> np.ndarray:
+def mbarrier_test_wait_lanes(w: object, address: object, parity: object, how: tuple) -> np.ndarray:
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]

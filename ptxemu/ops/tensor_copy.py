@@ -8,13 +8,22 @@ barrier operand names.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.tensor_map import TensorMap, decode, transaction_bytes
-from ptxemu.machine.tma_tile import box_rows, gather_tile, load_tile, place_tile, store_tile
+from ptxemu.machine.tma_tile import (
+    box_rows,
+    gather_tile,
+    inside,
+    load_tile,
+    place_tile,
+    store_tile,
+)
 from ptxemu.ops.async_copy import bulk_groups, targets_of
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
@@ -184,7 +193,12 @@ def _issue_store(w: object, tm: TensorMap, position: tuple, offset: int) -> None
 
     def write() -> None:
         if ticket:
-            w.check.stored(ticket, box_rows(tm, position))
+            rows = box_rows(tm, position)  # CUTLASS's tma_load_store.py: four warps store one box
+            w.check.rewrites = lambda: np.array_equal(
+                w.machine.memory.read_rows(*rows), inside(tm, position, held[0])
+            )
+            w.check.stored(ticket, rows)
+            w.check.rewrites = None
         store_tile(tm, position, held[0], w.machine.memory)
 
     w.machine.bytes["tma.store"] += tm.box_bytes

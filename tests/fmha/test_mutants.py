@@ -12,7 +12,7 @@ import pytest
 from tests.fmha.mutants import SUBJECTS
 from tests.mutation.verdict import BROKEN
 
-QUICK = {"minimal": 30, "64 base tmem": 12}  # kernel -> mutants in the quick tests
+QUICK = {"minimal": 20, "64 base tmem": 10}  # kernel -> mutants in the quick tests
 IN_MATRIX = 12
 SEED = 4
 

@@ -70,6 +70,7 @@ def _says(found: Finding, kernel: Written, lacks: Lacks) -> bool:
     named = [access.line for access in found.accesses if access.line] or [found.line]
     return (
         found.check == lacks.check
+        and found.severity == "error"
         and lacks.missing in (found.missing or found.message)
         and lines in (named, [])
     )
@@ -91,6 +92,7 @@ def test_what_a_variant_lacks_is_named(name: str, variant: str) -> None:
     assert kernel.text != write(scenario).text
     found = launch(scenario, ptxemu.load(kernel.text), "round-robin").findings
     assert any(_says(f, kernel, scenario.variants[variant]) for f in found), _shown(found, kernel)
+    assert all(f.rule and f.text for f in found if f.check == "race"), "each names the manual"
 
 
 def test_a_launch_comes_after_the_one_before_unless_it_is_a_dependent_one() -> None:

@@ -38,10 +38,12 @@ SCENARIOS = [
             bar.warp.sync 0xffffffff;
             mov.u32 %r1, 1;
             @%first st.release.gpu.global.b32 {_FLAG}, %r1; \
-//~release: @%first st.relaxed.gpu.global.b32 {_FLAG}, %r1;
+//~release: @%first st.relaxed.gpu.global.b32 {_FLAG}, %r1; \
+//~narrow: @%first st.release.cta.global.b32 {_FLAG}, %r1;
         cta 1: {_ADDRESS}
             POLL: ld.acquire.gpu.global.b32 %r1, {_FLAG}; //-poll \
-//~acquire: POLL: ld.relaxed.gpu.global.b32 %r1, {_FLAG};
+//~acquire: POLL: ld.relaxed.gpu.global.b32 %r1, {_FLAG}; \
+//~near: POLL: ld.acquire.cta.global.b32 %r1, {_FLAG};
             setp.eq.u32 %p1, %r1, 0; //-poll
             @%p1 bra POLL; //-poll
             ld.global.b32 %r2, [%d0]; //:use
@@ -49,6 +51,8 @@ SCENARIOS = [
         {
             "release": Lacks("a release", "fill", "use"),
             "acquire": Lacks("an acquire", "fill", "use"),
+            "narrow": Lacks("a release", "fill", "use"),
+            "near": Lacks("an acquire", "fill", "use"),
             "poll": Lacks("an acquire", "fill", "use"),
         },
         warps=1,

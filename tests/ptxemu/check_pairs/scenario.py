@@ -8,7 +8,7 @@ marks:
 
     //:name               the line is called so where the checker is to name it
     //-variant            the variant lacks the line
-    //~variant: other     the variant has `other` in its place, which may be marked, too
+    //~variant: other     the variant has `other` in its place, which may have a name, too
 
 What a body can use is declared in `head`.
 """
@@ -82,7 +82,7 @@ _DEALLOC = """setp.ne.u32 %p0, %warp, 0;
 tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %tmem, {columns};
 FREED:
 """
-_MARK = re.compile(r"\s*//([:~-])(\w+)(?::\s*(.*))?")
+_MARK = re.compile(r"\s*//([:~-])(\w+)(?:: ((?:(?!\s*//~).)*))?")
 _WAIT = re.compile(r"wait(.cluster)? (\w+), (\w+);")
 _SECTION = re.compile(r"(?:cta (\d+))? ?(?:warp (\d+))?:|all:")
 
@@ -178,7 +178,7 @@ def _write_line(written: Written, line: str, variant: str) -> None:
         if word == variant and kind == "-":
             return
         name = word if kind == ":" else name
-        line = line[: mark.start()] + (line[mark.end() :] if kind != "~" else "")
+        line = line[: mark.start()] + line[mark.end() :]
     if not line:
         return
     written.lines.append(_expanded(written, line))

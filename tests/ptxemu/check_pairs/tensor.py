@@ -124,6 +124,53 @@ SCENARIOS = [
         columns=32,
     ),
     Scenario(
+        "tcgen05.commit of whoever issued",
+        f"""
+        // A commit is for the operations of its own thread, a barrier does not change that.
+        warp 0:
+            {_MMA} //:mma
+            {_COMMIT} //-other
+        all:
+            bar.sync 1, 128;
+        warp 1:
+            //~other: {_COMMIT}
+            wait done, 0;
+            {_READ} //:read
+            tcgen05.wait::ld.sync.aligned;
+        all:
+            wait done, 0;
+        """,
+        {"other": Lacks("tcgen05.commit", "mma", "read")},
+        warps=4,
+        barriers={"done": 1},
+        columns=32,
+    ),
+    Scenario(
+        "handed on by a commit",
+        f"""
+        // Warp 1 overwrites what warp 2 has read: it knows by the MMA that waited for warp 2.
+        warp 2:
+            ld.shared.b32 %r1, [%mine]; //:use
+            mbarrier.arrive.shared.b64 _, [free];
+        warp 0:
+            wait free, 0; //-first
+            {_MMA}
+            {_COMMIT}
+        warp 1:
+            wait done, 0; //-second
+            st.shared.b32 [%mine], %lane; //:fill
+        all:
+            wait done, 0;
+        """,
+        {
+            "first": Lacks("an mbarrier arrival and a wait", "fill", "use"),
+            "second": Lacks("an mbarrier arrival and a wait", "fill", "use"),
+        },
+        warps=4,
+        barriers={"free": 32, "done": 1},
+        columns=32,
+    ),
+    Scenario(
         "MMAs of one thread",
         f"""
         // They run in order: one commit behind the last is enough, one between is not.

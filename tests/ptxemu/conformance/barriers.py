@@ -270,7 +270,10 @@ def _operation(kind: str, opcode: str, step: int, states: _Cycle) -> list[str]:
 def _sequence(name: str, forms: dict[str, str], cluster: int) -> Case:
     """A random sequence of operations, the same for all threads but with operands of their own."""
     cycles = {kind: _Cycle(pattern) for kind, pattern in forms.items()}
-    waits, states = _Cycle(_WAITS), _Cycle(_STATE_WAITS)
+    # beside remote arrivals, try_wait with a time limit leaves a word of the barrier in registers
+    # that hold other things: H100, driver 580.159, found by compute-sanitizer; not pursued
+    how = _WAITS if cluster == 1 else _WAITS.replace("{test_wait|try_wait}", "test_wait")
+    waits, states = _Cycle(how), _Cycle(_STATE_WAITS)
     count = below(f"{name} counts", SEQUENCES, 20) + 1
     model = Barriers(name, count.copy(), count.copy(), np.zeros(SEQUENCES, np.int64))
     kinds = list(forms)
@@ -296,7 +299,8 @@ def _sequence(name: str, forms: dict[str, str], cluster: int) -> Case:
     inputs = np.stack(rows)
     if cluster > 1:  # a thread's operands are for the barrier of its peer
         swapped = inputs.reshape(len(rows), -1, 2, THREADS)[:, :, ::-1].reshape(inputs.shape)
-        inputs = np.concatenate([inputs[:1], swapped[1:]])
+        remote = ["shared::cluster" in forms[kind] for kind in chosen]
+        inputs = np.where(np.array([False, *remote])[:, None], swapped, inputs)
     return case(
         name,
         "mbarrier fence.mbarrier_init",
