@@ -19,6 +19,7 @@ from ptxemu.check.clocks import (
 
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
 _POLLED = 8  # a poll repeats what it was told: looked for among so many
+_TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
 
 
@@ -120,6 +121,17 @@ class WarpClock:
         if not near:
             self.rows[FENCED] = self.fenced_near
         self.advance()
+
+    def fence_tensor(self) -> None:
+        """tcgen05.fence::after_thread_sync: of what a relaxed wait has told, tcgen05 operations are
+        ordered. CUTLASS's cute_ext/blackwell/dense_gemm_2sm.py waits so for its accumulators."""
+        if self.heard is None:
+            return
+        kinds = [each.kind in _TENSOR for each in self.components.known]
+        heard = np.zeros_like(self.heard)
+        of_tensor = np.flatnonzero(kinds[: heard.shape[1]])
+        heard[ORDERED, of_tensor] = self.heard[ORDERED, of_tensor]
+        self.rows = join(self.rows, heard)
 
     def fence_proxy(self, spaces: tuple[str, ...]) -> None:
         for space in spaces:

@@ -60,8 +60,8 @@ class Components:
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
     def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: object = None) -> int:
-        """A new component. Of an allocation, and of bytes that have landed in shared memory, nothing
-        but their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
+        """A new component. Of an allocation, and of bytes that landed in shared memory, nothing but
+        their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
         tma_multicast.py tells a peer of its tile by barrier.cluster.arrive.relaxed."""
         number = len(self.known)
         self.known.append(Component(kind, agent, asynchronous, owner))

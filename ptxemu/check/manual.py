@@ -41,7 +41,8 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
 
 
 class Manual:
-    """The part of the checker that goes by the manual alone. Does nothing unless `strict`."""
+    """The part of the checker that goes by the manual alone. Does nothing unless `strict`, but that
+    tcgen05.fence completes a relaxed wait."""
 
     machine: object
     sites: list
@@ -61,6 +62,7 @@ class Manual:
             w.clock.tensor_at = None
         else:
             w.clock.woken_at = None
+            w.clock.fence_tensor()
 
     def told_others(self, w: object) -> None:
         """An arrival of any kind."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ptxemu.check.clocks import (
+    ALL_LANES,
     ATOMIC,
     COMPONENT_SHIFT,
     LANE_MASK,
@@ -81,8 +82,11 @@ class _Check:
 
     def __call__(self, old: np.ndarray) -> None:
         first = int(old.flat[0]) if old.size else 0
-        if not np.ndim(self.lane) and (old == first).all():
-            if first and _unordered_one(first, self.seen, self.by, self.lane):
+        lane = self.lane
+        if isinstance(lane, np.ndarray) and first >> COMPONENT_SHIFT != self.by.own:
+            lane = ALL_LANES  # they differ in what their own warp has done only
+        if not isinstance(lane, np.ndarray) and (old == first).all():
+            if first and _unordered_one(first, self.seen, self.by, lane):
                 self.on_race(first, _cell(self.where, 0))
             return
         bad = unordered(old, self.seen, self.by, self.lane)

@@ -86,12 +86,17 @@ def load_scalar(w: object, space: str, address: int, size: int, count: int) -> i
 def store_scalar(w: object, space: str, address: int, size: int, values: tuple) -> None:
     """Elements to one address: of lanes that disagree, the last active one wins."""
     w.stored = True
+    last = w.frag.mask.bit_length() - 1
+    stored = [value if np.ndim(value) == 0 else value[last] for value in values]
+    if w.check and space == "global":  # as `_check_stores`: dense_gemm_ptr_array.py's tensor maps
+        memory, place = w.machine.memory, np.array([address], np.uint64)
+        w.check.rewrites = lambda: memory.gather(place, size, len(stored))[:, 0].tolist() == stored
     view, index = _place(w, space, address, size, len(values), True)
+    if w.check:
+        w.check.rewrites = None
     if space == "global":
         w.machine.bytes["st.global"] += size * len(values)
-    last = w.frag.mask.bit_length() - 1
-    for k, value in enumerate(values):
-        view[index + k] = value if np.ndim(value) == 0 else value[last]
+    view[index : index + len(stored)] = stored
 
 
 # -- one address per lane -------------------------------------------------------------------

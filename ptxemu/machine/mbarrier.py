@@ -47,8 +47,9 @@ class MBarrier:
         return (self.phase & 1) != parity
 
     def arrive(self, count: int = 1, *, drop: bool = False, by: str = "") -> int:
-        """Count arrivals; returns the phase they belong to (the opaque state of the manual)."""
-        phase = self.phase
+        """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
+        the upper half what was pending before."""
+        state = self.phase & 0xFFFFFFFF | self.pending << 32
         self._stamp(by)
         if count > self.pending:
             raise HardwareRefusal(
@@ -58,7 +59,7 @@ class MBarrier:
             self.expected -= count
         self.pending -= count
         self._complete_if_done()
-        return phase
+        return state
 
     def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False, by: str = "") -> int:
         """The arrivals of several lanes, one after the other: they may complete a phase midway."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Value, constant
-from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
@@ -159,7 +158,9 @@ def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
 
 @op("mbarrier.pending_count", types="b64", section="mbarrier.pending_count")
 def pending(c: Lower, i: Instr, f: Match) -> None:
-    raise UnsupportedPtx("mbarrier.pending_count")
+    """What was pending before the arrival that returned the state."""
+    state = c.src(i.operands[1], "u64")
+    c.dst(i.operands[0], c.convert(c.pure("u64", "({0} >> 32)", "{0} >> 32", state), "u32"))
 
 
 # -- what they do ---------------------------------------------------------------------------

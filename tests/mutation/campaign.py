@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -23,7 +23,8 @@ _AHEAD = 4  # mutants per process that wait in the queue, so that an interrupt i
 
 @dataclass(frozen=True)
 class Record:
-    """One judged mutant. `equivalent`: the reason by which it means the same as its kernel."""
+    """One judged mutant. equivalent: the reason by which it means the same as its kernel; noted:
+    the strict rules tell one that is equivalent from it, all the same."""
 
     subject: str
     kind: str
@@ -35,6 +36,7 @@ class Record:
     how: str
     schedule: str
     seconds: float
+    noted: bool = False
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -103,8 +105,11 @@ def judged(key: tuple[str, str, int], schedules: int) -> Record:
     """The verdict on one mutant, in a process of the pool."""
     judge, mutants = _prepared(key[0], schedules)
     mutant = mutants[key]
+    noted = False
     try:
         verdict = judge.verdict(mutant.ptx)
+        if mutant.equivalent and not verdict.killed:
+            noted = judge.noted(mutant.ptx)
     except Exception as error:  # noqa: BLE001  (a crash is a result, too: it must not end the rest)
         verdict = Verdict(BROKEN, f"{type(error).__name__}: {error}")
     return Record(
@@ -113,6 +118,7 @@ def judged(key: tuple[str, str, int], schedules: int) -> Record:
         equivalent=mutant.equivalent,
         ptx=digest(mutant.text.ptx),
         **asdict(verdict),
+        noted=noted,
     )
 
 
@@ -120,11 +126,14 @@ def run(
     keys: list[tuple[str, str, int]], jobs: int, schedules: int, seen: Callable[[Record], None]
 ) -> None:
     """Judge all under the first `schedules`, and show each record to `seen`."""
+    if jobs == 1:
+        for key in keys:
+            seen(judged(key, schedules))
+        return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         waiting: set = set()
-        todo: Iterator = iter(keys)
         try:
-            for key in todo:
+            for key in keys:
                 waiting.add(pool.submit(judged, key, schedules))
                 if len(waiting) >= jobs * _AHEAD:
                     done, waiting = wait(waiting, return_when=FIRST_COMPLETED)

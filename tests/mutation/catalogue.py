@@ -93,6 +93,8 @@ _WEAKENED = (
     # Where the thread wrote nothing it publishes nothing: the bytes have their own complete_tx.
     ("arrival with bytes: relaxed", "releases nothing", "mbarrier.arrive",
      unless(same.nothing_written_before, relaxed(EXPECT, "mbarrier.arrive.expect_tx"))),
+    ("named barrier: arrival alone", "does not wait", "bar.sync",
+     replaced(BAR, "sync", "arrive", operands=2)),
     ("cluster arrival: relaxed", "releases nothing", "barrier.cluster",
      replaced(CLUSTER_ARRIVE, ".arrive", ".arrive.relaxed", but=".relaxed")),
     ("scope: cluster to cta", "orders threads of the own CTA alone", "Scope",
@@ -113,6 +115,7 @@ _CHANGED = (
     ("parity", "waits for the other phase", "mbarrier.try_wait", flipped(rf"{WAIT}\.parity", 2)),
     ("init count +1", "one arrival too many is expected", "mbarrier.init", count(INIT, 1, 1)),
     ("init count -1", "completes one arrival early", "mbarrier.init", count(INIT, 1, -1, least=1)),
+    ("arrival count +1", "arrives once more than it may", "mbarrier.arrive", count(ARRIVE, -1, 1)),
     ("expected bytes +16", "more than will come", "mbarrier.expect_tx",
      count(EXPECT, -1, 16, nothing_at_0=True)),
     ("expected bytes -16", "less than will come", "mbarrier.expect_tx",

@@ -61,8 +61,8 @@ def count(
     def changes(text: Text) -> Iterator[Change]:
         for instr in text.find(pattern):
             old = text.statement(instr)
-            if not -len(old.operands) <= index < len(old.operands):
-                continue
+            if not -len(old.operands) <= index < len(old.operands) or "[" in old.operands[index]:
+                continue  # it counts one
             value = text.constant(text.places[instr.line], instr.operands[index])
             if value is not None and (value + by < least or (nothing_at_0 and value == 0)):
                 continue
@@ -130,11 +130,16 @@ def relaxed(pattern: str, form: str) -> Operator:
     return rewrite(pattern, new)
 
 
-def replaced(pattern: str, old_text: str, new_text: str, *, but: str = "") -> Operator:
-    """Another word in the opcode. No mutant where the opcode has the word `but` already."""
+def replaced(
+    pattern: str, old_text: str, new_text: str, *, but: str = "", operands: int = 0
+) -> Operator:
+    """Another word in the opcode. No mutant where the opcode has the word `but` already, or the
+    instruction fewer operands."""
 
     def new(old: Statement) -> Statement | None:
-        return None if but and but in old.opcode else old.with_opcode(old_text, new_text)
+        if len(old.operands) < operands or (but and but in old.opcode):
+            return None
+        return old.with_opcode(old_text, new_text)
 
     return rewrite(pattern, new)
 

@@ -11,8 +11,9 @@ from rich.table import Table
 from tests.mutation.campaign import Record
 from tests.mutation.verdict import BROKEN, KILLERS
 
+_TITLE = "mutants, and what tells them from their kernel; noted: equivalent, but for strict rules"
 MAX_EQUIVALENT, MIN_KILLED = 0.15, 0.95
-_COLUMNS = ("mutants", *KILLERS, "equivalent", "survived")
+_COLUMNS = ("mutants", *KILLERS, "equivalent", "noted", "survived")
 
 
 def counts(records: Sequence[Record]) -> Counter:
@@ -20,6 +21,7 @@ def counts(records: Sequence[Record]) -> Counter:
     found = Counter(record.by for record in records if record.killed)
     found["mutants"] = len(records)
     found["equivalent"] = sum(bool(r.equivalent) and not r.killed for r in records)
+    found["noted"] = sum(r.noted for r in records)
     found["survived"] = sum(r.survived for r in records)
     found[BROKEN] = sum(r.by == BROKEN for r in records)
     return found
@@ -42,7 +44,7 @@ def table(records: Sequence[Record]) -> Table:
     """A row for each class in the order of the records, and the sum."""
     kinds = dict.fromkeys(record.kind for record in records)
     columns = [c for c in (*_COLUMNS, BROKEN) if c != BROKEN or counts(records)[BROKEN]]
-    found = Table("class", title="mutants, and what tells them from their kernel")
+    found = Table("class", title=_TITLE)
     for column in columns:
         found.add_column(column, justify="right")
     for kind in kinds:

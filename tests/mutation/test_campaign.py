@@ -31,6 +31,20 @@ def judge(run):
     return Judge("kernel", whole, lambda a, b: a == b, (FIRST, SECOND))
 
 
+def test_the_strict_rules_note_what_others_excuse():
+    note = Finding("order", "no tcgen05.fence", severity="note", line=7)
+
+    def run(ptx, options):
+        findings = [KNOWN] + [note] * (options.strict and ptx == "mutant")
+        errors = [finding for finding in findings if finding.severity == "error"]
+        return (1,), [SimpleNamespace(errors=errors, findings=findings)]
+
+    found = Judge("kernel", run, lambda a, b: a == b, (FIRST,))
+    assert found.verdict("mutant").by == SURVIVED
+    assert found.noted("mutant")
+    assert not found.noted("kernel")
+
+
 def raising(error):
     def run(options):
         raise error

@@ -12,7 +12,7 @@ from ptxemu.errors import LimitExceeded, PtxSyntaxError, UnsupportedPtx
 
 CHECKER, BITS, DEADLOCK, REFUSED = KILLERS = ("checker", "wrong bits", "deadlock", "refused")
 SURVIVED, BROKEN = "", "broken"  # broken: the mutant is no PTX, which says nothing
-LIMIT = 60.0  # seconds of a launch; a mutant may run on for ever
+LIMIT = 120.0  # seconds of a launch; a mutant may run on for ever
 
 # The run that tells most comes first; the others see what is left.
 SCHEDULES: tuple[Options, ...] = (
@@ -20,6 +20,7 @@ SCHEDULES: tuple[Options, ...] = (
     *(Options(policy="adversarial", seed=seed, limit=LIMIT) for seed in range(2)),
     Options(policy="random", limit=LIMIT),
 )
+STRICT = Options(check=True, strict=True, limit=LIMIT)
 
 Results = Sequence[Any]
 # (PTX, options) -> (results, reports of the launches)
@@ -50,10 +51,12 @@ class Judge:
         same: Callable[[Results, Results], bool],
         schedules: Sequence[Options] = SCHEDULES,
     ) -> None:
+        self.ptx = ptx
         self.run = run
         self.same = same
         self.schedules = schedules
         self.known: set[tuple] = set()  # findings that the kernel itself has
+        self._notes: set[tuple] | None = None
         self.expected, launches = run(ptx, schedules[0])
         self._note(launches)
         for options in schedules[1:]:
@@ -74,6 +77,17 @@ class Judge:
             if found.by != SURVIVED:
                 break
         return replace(found, seconds=round(time.perf_counter() - began, 2))
+
+    def noted(self, ptx: str) -> bool:
+        """The strict rules, which go by the text of the manual, note what they do not note of the
+        kernel."""
+        if self._notes is None:
+            self._notes = self._all_findings(self.ptx)
+        return bool(self._all_findings(ptx) - self._notes)
+
+    def _all_findings(self, ptx: str) -> set[tuple]:
+        _, launches = self.run(ptx, STRICT)
+        return {finding.place for launch in launches for finding in launch.findings}
 
     def _under(self, options: Options, ptx: str) -> Verdict:
         try:

@@ -170,11 +170,11 @@ def _special_ints(kind: np.dtype) -> list[int]:
     return [value & (1 << bits) - 1 for value in values]
 
 
-def generate(how: str, name: str, dtype: str, count: int) -> np.ndarray:
+def generate(how: str, name: str, dtype: str, count: int, seed: str = "") -> np.ndarray:
     """arange | zeros | ones | rand (ints: every bit; floats: normal) | small (-4..4 or 0..8) |
-    special (every edge of the type, then rand); the same for the same name, always."""
+    special (every edge of the type, then rand); the same for the same name and seed, always."""
     kind = np.dtype(DTYPES[dtype])
-    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype}".encode()))
+    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype}{seed}".encode()))
     if how in ("arange", "zeros", "ones"):
         return (np.arange(count) if how == "arange" else np.full(count, how == "ones")).astype(kind)
     if how == "small":
@@ -207,14 +207,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def read(path: Path) -> Program:
-    """The program of a `.ptx` file; raises ValueError for a header line that is not understood."""
+def read(path: Path, seed: str = "") -> Program:
+    """The program of a `.ptx` file, on other random inputs for another seed; raises ValueError for a header line that is not understood."""
     program = Program(path.stem, path.read_text())
     expressions: dict[str, str] = {}
     for line in program.text.split("\n")[1:]:
         if not line.startswith("//"):
             break
-        _header_line(program, line[2:].strip(), expressions)
+        _header_line(program, line[2:].strip(), expressions, seed)
     scope = {name: value for name, value in vars(isa_reference).items() if not name.startswith("_")}
     scope |= {"np": np}
     scope |= {
@@ -229,11 +229,11 @@ def read(path: Path) -> Program:
     return program
 
 
-def _header_line(program: Program, line: str, expressions: dict[str, str]) -> None:
+def _header_line(program: Program, line: str, expressions: dict[str, str], seed: str) -> None:
     declared, mapped = _DECLARATION.match(line), _MAP.match(line)
     if declared:
         role, name, dtype, count, how, expression = declared.groups()
-        data = generate(how or "zeros", name, dtype, int(count))
+        data = generate(how or "zeros", name, dtype, int(count), seed)
         program.params.append(Value(name, data) if role == "value" else Buffer(name, data))
         if role in ("out", "inout"):
             expressions[name] = expression

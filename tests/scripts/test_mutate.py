@@ -1,4 +1,4 @@
-"""scripts/mutate.py from outside: the list, the table, and that an interrupted campaign goes on."""
+"""scripts/mutate.py: the list, the table, and that an interrupted campaign goes on."""
 
 from __future__ import annotations
 
@@ -14,47 +14,67 @@ from tests.house.source import ROOT
 COMMITS = ("--subject", "minimal", "--kind", "remove commit", "--jobs", "1")
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Without PYTHONPATH: the script finds the tests by itself."""
-    environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "scripts/mutate.py", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment | {"COLUMNS": "200"}, capture_output=True, text=True
-    )
+@pytest.fixture
+def mutate(monkeypatch):
+    """The command in this process: mutate(*arguments) -> exit code."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import mutate
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mutate.py", *map(str, arguments)])
+        monkeypatch.setattr(mutate.signal, "signal", lambda *_: None)
+        return mutate.main()
+
+    monkeypatch.setenv("COLUMNS", "200")
+    return run
 
 
 def test_classes_say_what_they_do():
-    result = run("--classes")
+    """In a process of its own without PYTHONPATH: the script finds the tests by itself."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "scripts/mutate.py", "--classes"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "remove mbarrier wait: goes on at once (mbarrier.try_wait)." in result.stdout
     assert "Equivalent where every loaded register is used" in result.stdout
 
 
-def test_list_judges_nothing(tmp_path):
-    result = run(*COMMITS, "--list", "--json", tmp_path / "records.json")
-    assert result.returncode == 0, result.stderr
-    assert "minimal: 2 mutants, 0 of them equivalent by rule" in result.stdout
+def test_list_judges_nothing(mutate, tmp_path, capsys):
+    assert mutate(*COMMITS, "--list", "--json", tmp_path / "records.json") == 0
+    assert "minimal: 2 mutants, 0 of them equivalent by rule" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("flags", [("--subject", "nothing"), ("--kind", "nothing")])
-def test_a_choice_of_nothing_is_refused(flags):
-    result = run("--subject", "minimal", *flags[:2]) if flags[0] == "--kind" else run(*flags)
-    assert result.returncode == 2
-    assert "nothing" in result.stderr.splitlines()[-1]
+@pytest.mark.parametrize("flag", ["--subject", "--kind"])
+def test_a_choice_of_nothing_is_refused(mutate, capsys, flag):
+    assert mutate("--subject", "minimal" if flag == "--kind" else "nobody", flag, "nothing") == 2
+    assert "nothing" in capsys.readouterr().err
 
 
-def test_a_campaign_goes_on_where_it_stopped(tmp_path):
+def test_a_sample_is_the_same_for_a_seed(mutate, capsys):
+    samples = []
+    for seed in (1, 1, 2):
+        assert mutate("--subject", "minimal", "--sample", 5, "--seed", seed, "--list") == 0
+        samples.append(capsys.readouterr().out)
+    assert samples[0] == samples[1] != samples[2]
+    assert "minimal: 5 mutants" in samples[0]
+
+
+def test_a_campaign_goes_on_where_it_stopped(mutate, tmp_path, capsys):
     path = tmp_path / "records.json"
-    result = run(*COMMITS, "--json", path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "2 mutants, 0.0% equivalent (limit 15%), of the rest 100.0% killed" in result.stdout
+    assert mutate(*COMMITS, "--json", path) == 0
+    shown = capsys.readouterr().out
+    assert "2 mutants, 0.0% equivalent (limit 15%), of the rest 100.0% killed" in shown
     document = json.loads(path.read_text())
     assert [row["by"] for row in document["mutants"]] == ["deadlock", "deadlock"]
     document["mutants"][0]["how"] = "as told before"  # shows that it is not judged again
     del document["mutants"][1]
     path.write_text(json.dumps(document))
-    assert run(*COMMITS, "--json", path).returncode == 0
+    assert mutate(*COMMITS, "--json", path) == 0
     how = [row["how"] for row in json.loads(path.read_text())["mutants"]]
     assert how[0] == "as told before"
     assert len(how) == 2
+    document["mutants"][0]["ptx"] = "of another kernel"
+    path.write_text(json.dumps(document))
+    assert mutate(*COMMITS, "--json", path) == 0
+    assert "as told before" not in path.read_text()

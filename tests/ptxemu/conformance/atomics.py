@@ -184,6 +184,8 @@ def _addresses() -> Case:
         "getctarank.u64 %r27, %w1; mov.b64 %w26, a; cvta.param.u64 %w27, %w26;",
         "ld.b32 %r28, [%w27]; cvt.u32.u64 %r29, %a; sub.u32 %r28, %r28, %r29;",
         "cvta.to.param.u64 %w28, %w27; ld.param.b32 %r23, [%w28]; sub.u32 %r23, %r23, %r29;",
+        "cvta.param::entry.u64 %w35, %w26; cvta.to.param::entry.u64 %w36, %w35;",
+        "ld.param::entry.b32 %r31, [%w36]; sub.u32 %r31, %r31, %r29; add.u32 %r23, %r23, %r31;",
         "mov.u32 %r30, 0;",
     ]
     for k, pointer in enumerate(pointers.values()):

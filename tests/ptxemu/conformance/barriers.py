@@ -262,7 +262,9 @@ def _operation(kind: str, opcode: str, step: int, states: _Cycle) -> list[str]:
     lines.append(f"@!%p0 bra SKIP{step};")
     lines.append(f"{opcode} {target}{_address(opcode)}{count};")
     if target.startswith("%w0"):
-        lines.append(f"{_wait(states.take(), '%w0')} {_row(step)} shl.b32 %r3, %r3, 4;")
+        lines.append(f"{_wait(states.take(), '%w0')} {_row(step)} shl.b32 %r3, %r3, 31;")
+        if "noComplete" in opcode:
+            lines.append("mbarrier.pending_count.b64 %r5, %w0; add.u32 %r3, %r3, %r5;")
         lines.append("st.global.b32 [%w62], %r3;")
     return [*lines, f"SKIP{step}:"]
 
@@ -294,7 +296,9 @@ def _sequence(name: str, forms: dict[str, str], cluster: int) -> Case:
         rows.append(model.step(kind))
         body += _operation(kind, cycles[kind].take(), step, states)
         body += [meet, *_tests(len(chosen) + step, waits), meet]
-    body += ["mbarrier.inval.shared.b64 [%r10]; mbarrier.init.shared.b64 [%r10], 1;"]
+    for space in (".shared", ".shared::cta", ""):
+        where = "[%w10]" if not space else "[%r10]"
+        body.append(f"mbarrier.inval{space}.b64 {where}; mbarrier.init{space}.b64 {where}, 1;")
     body += _tests(0, waits)
     inputs = np.stack(rows)
     if cluster > 1:  # a thread's operands are for the barrier of its peer

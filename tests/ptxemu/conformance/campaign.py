@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.ptxemu import hw_runner
-from tests.ptxemu.conformance import elementwise
 from tests.ptxemu.conformance.bounds import bounds_of, excess, ulps_apart
-from tests.ptxemu.conformance.case import Case, Output, digest
-from tests.ptxemu.conformance.patterns import Variant
+from tests.ptxemu.conformance.case import Case, Output
 
 _SECONDS = 60  # of one case on the GPU
 _SHOWN = 3  # examples of a difference
@@ -48,7 +46,7 @@ class Tally:
 
 @dataclass
 class Campaign:
-    """Tallies by form, digests of the GPU's outputs by label, and what could not be run."""
+    """Tallies by form, digests of the GPU's outputs by case, and what could not be run."""
 
     forms: dict[str, Tally] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -57,10 +55,10 @@ class Campaign:
 
     def judge(self, case: Case, gpu: Outputs, emulated: Outputs) -> None:
         sources = [b.data for b in case.program.buffers() if b.expected is None]
+        if case.recorded:
+            self.digests[case.name] = case.digest(gpu)
         for name, output in case.outputs.items():
             a, b = _bits(gpu[name]), _bits(emulated[name])
-            if not output.approximate:
-                self.digests[output.label] = digest(a)
             for (forms, x), (_, y) in zip(output.parts(a), output.parts(b), strict=True):
                 for form in forms:
                     self._tally(form, output, sources, (x, y))
@@ -139,17 +137,20 @@ class Device:
         self._pool.shutdown()
 
 
-def refusals(device: Device, variants: list[Variant]) -> dict[int, str]:
-    """Variant index -> why the driver's compiler does not take it for this GPU.
+def refusals(
+    ask: Callable[[str], str], lines: Sequence, question: Callable[[Sequence], tuple[str, int]]
+) -> dict[int, str]:
+    """Index of a line -> why the compiler does not take it.
 
-    A line that is no PTX to it at all stops the compiler, so the rest is asked again without.
+    question(lines): a module with one of them per text line, and the number of the first. A line
+    that is no PTX at all stops the compiler, so the others are asked again without it.
     """
-    left, out = list(range(len(variants))), {}
+    left, out = list(range(len(lines))), {}
     while True:
-        text = elementwise.question(tuple(variants[k] for k in left))
-        said = device.ask(hw_runner.refusal, text)
+        text, first = question([lines[k] for k in left])
+        said = ask(text)
         found = {
-            left[int(number) - elementwise.FIRST_LINE]: reason.strip()
+            left[int(number) - first]: reason.strip()
             for number, reason in reversed(_ERROR.findall(said))
         }
         if said and not found:

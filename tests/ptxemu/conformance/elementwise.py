@@ -8,7 +8,7 @@ its uniform datapath for some of the latter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.ptxemu.conformance.bounds import bounds_of
 from tests.ptxemu.conformance.case import Case, Output
@@ -110,15 +110,12 @@ def cases(variants: list[Variant]) -> Iterator[Case]:
             yield case(group, uniform)
 
 
-def question(variants: tuple[Variant, ...]) -> str:
-    """A module with one variant per line, which an assembler answers line by line; see
-    `refusals`."""
+def question(variants: Sequence[Variant]) -> tuple[str, int]:
+    """A module with one variant per line, and the line of the first; see `campaign.refusals`."""
     body = []
     for variant in variants:
         registers = "".join(_registers((variant,)))
         body.append(f"{{ {registers} {lines((variant,))[0]} }}")
     inside = "\n".join([*body, "ret;"])
-    return f"{HEADER.format(version=VERSION)}.visible .entry test()\n{{\n{inside}\n}}\n"
-
-
-FIRST_LINE = HEADER.count("\n") + 3  # of a question's first variant
+    text = f"{HEADER.format(version=VERSION)}.visible .entry test()\n{{\n{inside}\n}}\n"
+    return text, HEADER.count("\n") + 3

@@ -16,6 +16,7 @@ from tests.ptxemu.conformance.values import random_bytes
 from tests.ptxemu.ptx_program import Buffer, Map, Program, Value
 
 _OPCODE = re.compile(r"(?:^|[;{\n]|:\s|@!?%?\w+)\s*([a-z][\w.:]*\.[\w.:]+)(?=[\s;])")
+_PLAIN = re.compile(r"(?:^|[;{\n])\s*(pmevent|trap|brkpt|exit|ret)(?=[\s;])")
 _PROLOGUE = """.reg .pred %p<16>; .reg .b16 %h<40>; .reg .b32 %r<80>; .reg .b64 %w<80>;
 .reg .b128 %q<8>; .reg .b32 %thread, %lane, %cta, %rank;
 mov.u32 %thread, %tid.x; mov.u32 %lane, %laneid; mov.u32 %cta, %ctaid.x;
@@ -35,9 +36,16 @@ def output(name: str, dtype: str, count: int) -> Buffer:
     return Buffer(name, data, data)
 
 
+def opcodes(text: str) -> tuple[str, ...]:
+    """The instructions of a program, without their operands."""
+    lines = (line.split("//")[0] for line in text.split("\n"))
+    code = "\n".join(lines)
+    return tuple(dict.fromkeys([*_OPCODE.findall(code), *_PLAIN.findall(code)]))
+
+
 def forms_of(text: str, subject: str) -> tuple[str, ...]:
     """The opcodes in a program that are a word of `subject` or begin with one and a dot."""
-    found = dict.fromkeys(_OPCODE.findall(text))
+    found = opcodes(text)
     words = subject.split()
     return tuple(f for f in found if any(f == w or f.startswith(f"{w}.") for w in words))
 

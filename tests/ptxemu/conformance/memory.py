@@ -148,12 +148,24 @@ def _stored(lines: list[str]) -> str:
     return next(stores).split()[0]
 
 
+def _wide_load(space: str, address: str) -> list[str]:
+    lines = [f"ld{space}.b128 %q0, [{address}+16]; mov.b128 {{%w0, %w1}}, %q0;"]
+    return [*lines, "st.global.v2.b64 [%w63], {%w0, %w1};"]
+
+
+def _wide_store(space: str, address: str) -> list[str]:
+    lines = ["ld.global.v2.b64 {%w0, %w1}, [%w60]; mov.b128 %q0, {%w0, %w1};"]
+    lines.append(f"st{space}.b128 [{address}+16], %q0;")
+    return lines if address == "%w63" else [*lines, _copied(space, address, "%w63")]
+
+
 def loads() -> Iterator[Case]:
     for space, (_, address) in _SPACES.items():
         plain = [
             _load_lines(f"ld{space}{form}", address, t, count, width)
             for form, t, count, width in _plain()
         ]
+        plain.append(_wide_load(space, address))
         yield _case(f"loads{space}", "ld", space, plain, False)
         if space in (".local", ".shared::cta", ".shared::cluster"):
             continue
@@ -172,12 +184,12 @@ def loads() -> Iterator[Case]:
         for form, t, count, width in ((".b32", "b32", 1, 32), (".v4.f32", "f32", 4, 32))
     ]
     yield _case("hinted loads", "ld", ".global", hinted, False)
-    whole = [f"ldu.global{form}" for form in (".u8", ".s16", ".b32", ".v4.f32", ".v2.b64", ".f64")]
-    shapes = [("u8", 1, 16), ("s16", 1, 32), ("b32", 1, 32), ("f32", 4, 32), ("b64", 2, 64)]
     bodies = [
-        _load_lines(opcode, "%w60", *shape)
-        for opcode, shape in zip(whole, [*shapes, ("f64", 1, 64)], strict=True)
+        _load_lines(f"ldu{space}{form}", "%w60", t, count, width)
+        for space in (".global", "")
+        for form, t, count, width in _plain()
     ]
+    bodies.append([line.replace("ld.", "ldu.", 1) for line in _wide_load(".global", "%w60")])
     yield _case("uniform loads", "ldu", ".global", bodies, False)
 
 
@@ -204,6 +216,7 @@ def stores() -> Iterator[Case]:
             _store_lines(f"st{space}{form}", space, where, t, count, width)
             for form, t, count, width in _plain()
         ]
+        plain.append(_wide_store(space, where))
         yield _case(f"stores{space}", "st", space, plain, True)
         if space in (".local", ".shared::cta", ".shared::cluster"):
             continue

@@ -259,6 +259,66 @@ def _multicast(size: int, shape: Shape) -> Case:
     )
 
 
+def _edited(space: str, scope: str) -> Case:
+    """A tensor map that is changed on the GPU, in shared or in global memory, and then used."""
+    name = f"tensor map edited in {space} memory, {scope}"
+    shape = Shape("u32", "64B", (40, 24, 6), (16, 4, 2))
+    wider = Shape("u32", "64B", (44, 20, 9), (16, 4, 2))
+    words = _words(shape.footprint)
+    copied = "fence.proxy.tensormap::generic.release"
+    where, state = ("[%r22]", "shared::cta") if space == "shared" else ("[%t]", "global")
+    replace = "tensormap.replace.tile"
+    edits = [f"{replace}.global_address.{state}.b1024.b64 {where}, %b;"]
+    for k, extent in enumerate(wider.dims):
+        edits.append(
+            f"mov.u32 %r9, {extent}; {replace}.global_dim.{state}.b1024.b32 {where}, {k}, %r9;"
+        )
+    for k, stride in enumerate(wider.map("m", "b").strides()):
+        edits.append(f"mov.u64 %w9, {stride};")
+        edits.append(f"{replace}.global_stride.{state}.b1024.b64 {where}, {k}, %w9;")
+    publish = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release"
+    body = [
+        _START,
+        "mov.u32 %r22, edited; setp.lt.u32 %p2, %thread, 32; mul.wide.u32 %w5, %thread, 4;",
+        "add.u64 %w6, %map, %w5; add.u64 %w7, %t, %w5; mad.lo.u32 %r8, %thread, 4, %r22;",
+        "@!%p2 bra READY; ld.b32 %r7, [%w6]; st.shared.b32 [%r8], %r7; st.global.b32 [%w7], %r7;",
+        "bar.warp.sync 0xffffffff; @!%p0 bra EDITED;",
+        *edits,
+        "EDITED: bar.warp.sync 0xffffffff;",
+        f"{publish}.{scope}.sync.aligned [%t], [%r22], 128;" if space == "shared" else "",
+        f"{copied}.{scope}; fence.proxy.tensormap::generic.acquire.{scope} [%t], 128;",
+        "READY: bar.sync 0;",
+    ]
+    for k in range(BOXES):
+        body += [
+            fill(words, value=str(k)),
+            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k}; {_coordinates(k, 3)}",
+            f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
+            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            f" [%r21], {_operand(3, 't')}, [%r20];",
+            f"FOLLOW{k}:",
+            _wait(k),
+            dump(words, row=4 * words * k),
+            "bar.sync 0;",
+        ]
+    return case(
+        name,
+        "tensormap fence.proxy cp.async.bulk",
+        "\n".join(body),
+        [
+            random_buffer("a", name, "u4", shape.words),
+            random_buffer("b", name, "u4", wider.words),
+            Buffer("t", np.zeros(32, np.uint32)),
+            shape.map("map", "a"),
+            Buffer("x", _positions(name, wider, False)),
+            output("d", "u4", BOXES * words),
+        ],
+        inputs=BOXES * shape.bytes // shape.size,
+        declared=f"{_declared(4 * words)} .shared .align 128 .b8 edited[128];",
+        block=(THREADS,),
+    )
+
+
 _REDUCTIONS = {
     "u32": "add min max inc dec and or xor",
     "u64": "add min max and or xor",
@@ -282,6 +342,9 @@ def cases() -> Iterator[Case]:
             rank, swizzle = 1 + (number + k) % 5, _SWIZZLES[k % 4]
             shape = _shape(f"{how} {dtype}", rank, dtype, swizzle)
             yield _store(f"tensor reduce {how} {rank}d {dtype} {swizzle}", shape, how)
+    for scope in ("cta", "cluster", "gpu", "sys"):
+        yield _edited("shared", scope)
+        yield _edited("global", scope)
     for size, rank in ((2, 1), (2, 3), (4, 2)):
         yield _multicast(
             size, _shape(f"multicast {size}", rank, "u16", "128B" if rank > 1 else "none")
