@@ -292,6 +292,8 @@ class PhaseClock:
         self.component = components.add("mbarrier", agent)
         self.gathered = fresh(components)
         self.phases: list[np.ndarray] = []
+        self.landing = False  # bytes are part of the current phase, and of which others they were
+        self.with_bytes: list[bool] = []
         self.from_peers = False  # some arrival was of another CTA
         self.initialised = (0, 0)  # component and step of its mbarrier.init
         self.init_site = 0
@@ -305,10 +307,26 @@ class PhaseClock:
             told = self.gathered = join(told, fresh(self.components))
         told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
         self.phases.append(told.copy())
+        self.with_bytes.append(self.landing)
+        self.landing = False
 
     def told(self, by: WarpClock, parity: int) -> np.ndarray | None:
         """What a successful wait is sure to tell, in any schedule: a phase of this parity behind
         those that `by` already knows of, none if one that it knows is of this parity."""
         known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
+        while known < len(self.phases) and self._made_by_known(known, by):
+            known += 1
         phase = known if (known & 1) != parity else known + 1
         return self.phases[min(phase, len(self.phases)) - 1] if phase else None
+
+    def _made_by_known(self, phase: int, by: WarpClock) -> bool:
+        """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's
+        tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
+        if self.with_bytes[phase]:
+            return False
+        told, known = self.phases[phase][EXECUTED], by.rows[EXECUTED]
+        both = min(len(told), len(known))
+        lacks = told[:both] > known[:both]
+        if self.component < both:
+            lacks[self.component] = False
+        return not lacks.any() and not told[both:].any()

@@ -75,6 +75,7 @@ class Edges:
             if component >= seen.shape[1] or seen[:, component].max() < step:
                 self.unseen_init(ticket.agent.agent, ticket.site, phases)
         phases.arrive(ticket.told())
+        phases.landing |= not ticket.component
 
     def waited(
         self, w: object, cta: object, barrier: object, parity: int, how: tuple[str, ...]

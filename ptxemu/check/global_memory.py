@@ -125,15 +125,18 @@ class GlobalShadow:
     def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
         low, high = piece.low, piece.high
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
-            for first, last, read in self.reads.get(chunk, ()):
-                if first < high and last > low:
-                    self._against_read(piece, read, by, on_race)
+            reads = self.reads.get(chunk, [])
+            met = [each for each in reads if each[0] < high and each[1] > low]
+            over = {id(each) for each in met if self._against_read(piece, each[2], by, on_race)}
+            if over:
+                self.reads[chunk] = [each for each in reads if id(each) not in over]
 
-    def _against_read(self, piece: Piece, read: Piece, by: Agent, on_race: OnRace) -> None:
+    def _against_read(self, piece: Piece, read: Piece, by: Agent, on_race: OnRace) -> bool:
+        """Whether `piece` overwrites all that was read, which is then forgotten."""
         mine, its = self._cells(piece), self._cells(read)
         both, here, there = np.intersect1d(mine, its, return_indices=True)
         if not len(both):
-            return
+            return False
         marks = np.broadcast_to(read.mark.packed, its.shape).ravel()[there]
         lanes = np.broadcast_to(piece.mark.lane, mine.shape).ravel()[here]
         seen = self._seen(read.cluster, piece, by, False)
@@ -141,6 +144,7 @@ class GlobalShadow:
         if bad.any():
             where = int(np.flatnonzero(bad)[0])
             on_race(int(marks[where]), read.cluster, int(both[where]) * self.grain, False)
+        return len(both) == len(np.unique(its))
 
     def _seen(
         self, cluster: int, piece: Piece, by: Agent, was_write: bool

@@ -105,7 +105,7 @@ def place_tile(tm: TensorMap, image: np.ndarray, smem: np.ndarray, offset: int) 
 
 
 def gather_tile(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
-    """Read the dense image, uint8 (rows * smem_row_bytes,), back from `smem`: the inverse of place_tile."""
+    """Read the dense image, uint8 (rows * smem_row_bytes,), back: the inverse of place_tile."""
     if not tm.swizzle.bits:
         return smem[_span(tm, smem, offset)].copy()
     return smem.view(np.uint64)[_swizzled_words(tm, smem, offset)].view(np.uint8)
@@ -144,12 +144,7 @@ _OPERATIONS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 _INTEGERS = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64}
 _FLOATS = {
     "f32": {"add": _viewed(np.float32, arith.add_f32)},
-    # a NaN of the source is the sum as it is, even a signalling one (seen on H100)
-    "f64": {
-        "add": _viewed(
-            np.float64, lambda old, new: np.where(np.isnan(new), new, arith.add_f64(old, new))
-        )
-    },
+    "f64": {"add": _viewed(np.float64, arith.add_f64_in_memory)},
     "f16": {
         "add": _viewed(np.uint16, half.add_f16),
         "min": _viewed(np.uint16, partial(half.minmax_f16, "min")),

@@ -308,6 +308,13 @@ def add_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
     return fma_f64(a, 1.0, b, rounding)
 
 
+def add_f64_in_memory(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """add.f64 as the atomic unit of global memory does it: a NaN operand is the sum as it is, even
+    a signalling one, the new before the old (seen on H100; the manual leaves it open)."""
+    total = add_f64(old, new)
+    return np.where(np.isnan(new), new, np.where(np.isnan(old), old, total))
+
+
 def sub_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
     """Floating Point Instructions: sub.f64."""
     return add_f64(a, np.where(np.isnan(b), b, np.negative(b)), rounding)

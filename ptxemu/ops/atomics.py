@@ -82,15 +82,15 @@ _INTEGER = {
 }
 
 
-def combine(name: str, ptx_type: str, old: int, value: int, *, far: bool = False) -> int:
+def combine(name: str, ptx_type: str, old: int, value: int, unit: str = "shared") -> int:
     """The new bits of an atomic on one element.
 
-    far: in global memory, where f32 sums flush subnormals (the manual says so) and an f64 sum with
-    a NaN is that NaN as it is, even a signalling one (seen on H100).
+    unit: the space whose unit does it. In global memory f32 sums flush subnormals, as the manual
+    says; which NaN an f64 sum keeps is what an H100 keeps.
     """
     width = TYPE_BITS[ptx_type]
     if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):
-        return _combine_float(name, ptx_type, old, value, far)
+        return _combine_float(name, ptx_type, old, value, unit)
     if name in ("min", "max"):
         pick = min if name == "min" else max
         if ptx_type[0] == "s":
@@ -99,17 +99,18 @@ def combine(name: str, ptx_type: str, old: int, value: int, *, far: bool = False
     return _INTEGER[name](old, value, width)
 
 
-def _combine_float(name: str, ptx_type: str, old: int, value: int, far: bool) -> int:
+def _combine_float(name: str, ptx_type: str, old: int, value: int, unit: str) -> int:
     if name == "exch":
         return value
     if name not in ("add", "min", "max") or (name != "add" and ptx_type in ("f32", "f64")):
         raise UnsupportedPtx(f"atomic {name} on {ptx_type}")
     if ptx_type in ("f32", "f64"):
         dtype, bits = (np.float32, np.uint32) if ptx_type == "f32" else (np.float64, np.uint64)
-        function = partial(arith.add_f32, ftz=far) if ptx_type == "f32" else arith.add_f64
+        add_f64 = arith.add_f64_in_memory if unit == "global" else arith.add_f64
+        function = partial(arith.add_f32, ftz=unit == "global") if ptx_type == "f32" else add_f64
         a, b = (np.array([x], bits).view(dtype) for x in (old, value))
-        if far and ptx_type == "f64" and np.isnan(b[0]):
-            return value
+        if unit == "cluster":
+            a, b = b, a
         return int(np.asarray(function(a, b), dtype).view(bits)[0])
     base = ptx_type.removesuffix("x2")
     function = half.add_f16 if base == "f16" else half.add_bf16
@@ -136,8 +137,8 @@ def atomic(w: object, space: str, what: tuple, address: object, *values: object)
         if name == "cas":
             new = columns[1][position] if old == columns[0][position] else old
         else:
-            far = space == "global" or (space == "generic" and where < access.SHARED_WINDOW)
-            new = combine(name, ptx_type, old, columns[0][position], far=far)
+            unit = "global" if space == "generic" and where < access.SHARED_WINDOW else space
+            new = combine(name, ptx_type, old, columns[0][position], unit)
         if new != old:
             w.machine.note_progress()
         else:

@@ -217,6 +217,7 @@ def mbarrier_arrive(w: object, address: object, count: object, drop: bool, how: 
         barrier = find(w, where)
         if w.check:
             w.check.arrival(w, _home(w, where), barrier, how)
+            w.check.counted(w, barrier, lanes, lanes * number)
         states.append(barrier.arrive_each(lanes, number, drop=drop, by=w.label))
     return _states(w, states, address, count)
 

@@ -156,9 +156,10 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
 
         def run(signals: list = signals, ticket: object = ticket) -> None:
             for cta, signal in signals:
-                cta.reached_by(w.cta)
                 if ticket:
                     w.check.arrival_of(ticket, cta, signal)
+                else:
+                    cta.reached_by(w.cta)
                 signal.arrive(by="tensor core")
 
         w.machine.issue(w, Work("tensor core", "commit", run), queue)

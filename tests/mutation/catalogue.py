@@ -150,6 +150,8 @@ _ORDER = "Causality order"
 _MOVED = (
     ("wait behind access", "the first access that it guards comes first", "mbarrier.try_wait",
      late_wait(WAIT, ACCESS), same.WAITED_BEFORE),
+    ("bulk store behind commit_group", "it belongs to no group", _ORDER,
+     late(TMA_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
     *(
         (name, "is executed behind what publishes it", _ORDER, late(earlier, release))
         for name, earlier, release in (
@@ -162,7 +164,6 @@ _MOVED = (
             ("tcgen05.st behind wait::st", r"tcgen05\.st", WAIT_STORES),
             ("tcgen05.ld behind arrival", r"tcgen05\.ld", ARRIVE),
             ("mma behind commit", r"tcgen05\.mma", COMMIT),
-            ("bulk store behind commit_group", TMA_STORE, BULK_COMMIT),
             ("init fence behind barrier", INIT_FENCE, BAR),
         )
     ),

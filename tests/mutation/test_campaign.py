@@ -91,7 +91,13 @@ def test_shares():
     assert within_contract([killed] * 95 + [survivor] * 5 + [equivalent] * 10)
     assert not within_contract([killed] * 95 + [survivor] * 6)
     assert not within_contract([killed] * 80 + [equivalent] * 20)
-    assert counts([killed, killed, equivalent, survivor])[CHECKER] == 2
+    found = counts([killed, killed, equivalent, survivor])
+    assert (found[CHECKER], found["equivalent"], found["survived"], found["mutants"]) == (
+        2,
+        1,
+        1,
+        4,
+    )
 
 
 def test_the_table_lists_what_survives_and_why_others_are_equivalent():

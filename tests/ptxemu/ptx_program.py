@@ -208,7 +208,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def read(path: Path, seed: str = "") -> Program:
-    """The program of a `.ptx` file, on other random inputs for another seed; raises ValueError for a header line that is not understood."""
+    """The program of a `.ptx` file, on other random inputs for another seed.
+
+    Raises ValueError for a header line that is not understood.
+    """
     program = Program(path.stem, path.read_text())
     expressions: dict[str, str] = {}
     for line in program.text.split("\n")[1:]:

@@ -29,7 +29,9 @@ def test_phases_follow_arrivals() -> None:
     assert barrier.done(1)  # the phase before the first counts as complete
     for phase in range(4):
         assert not barrier.done(phase & 1)
-        assert [barrier.arrive() for _ in range(3)] == [phase] * 3
+        states = [barrier.arrive() for _ in range(3)]
+        assert [state & 0xFFFFFFFF for state in states] == [phase] * 3
+        assert [state >> 32 for state in states] == [3, 2, 1]  # what was pending before
         assert barrier.done(phase & 1)
         assert barrier.pending == 3
 

@@ -165,6 +165,12 @@ def _emulate(case: Case) -> Outputs:
     return case.emulated()
 
 
+def emulated(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Outputs]]:
+    """The cases with what ptxemu makes of them, several at a time."""
+    with ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool:
+        yield from zip(cases, pool.map(_emulate, cases, chunksize=4), strict=True)
+
+
 def campaign(
     device: Device, cases: Iterable[Case], result: Campaign, jobs: int
 ) -> Iterator[tuple[str, str]]:

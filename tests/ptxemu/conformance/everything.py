@@ -29,8 +29,6 @@ _STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs)
 EXPLAINED = {
     "fns.b32": "an offset of -2^31: the code that ptxas expands fns to finds bit 0 of any mask that"
     " has it, while the manual's text finds nothing; ptxemu keeps to the text",
-    "tanh.approx.bf16": "the manual's bound is rounded: an H100 is off by up to 1.0001 x 2^-8",
-    "tanh.approx.bf16x2": "the manual's bound is rounded: an H100 is off by up to 1.0001 x 2^-8",
 }
 
 

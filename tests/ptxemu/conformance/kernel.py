@@ -16,7 +16,7 @@ from tests.ptxemu.conformance.values import random_bytes
 from tests.ptxemu.ptx_program import Buffer, Map, Program, Value
 
 _OPCODE = re.compile(r"(?:^|[;{\n]|:\s|@!?%?\w+)\s*([a-z][\w.:]*\.[\w.:]+)(?=[\s;])")
-_PLAIN = re.compile(r"(?:^|[;{\n])\s*(pmevent|trap|brkpt|exit|ret)(?=[\s;])")
+_PLAIN = re.compile(r"(?:^|[;{\n])\s*(?:@!?%?\w+\s+)?(pmevent|trap|brkpt|exit|ret)(?=[\s;])")
 _PROLOGUE = """.reg .pred %p<16>; .reg .b16 %h<40>; .reg .b32 %r<80>; .reg .b64 %w<80>;
 .reg .b128 %q<8>; .reg .b32 %thread, %lane, %cta, %rank;
 mov.u32 %thread, %tid.x; mov.u32 %lane, %laneid; mov.u32 %cta, %ctaid.x;

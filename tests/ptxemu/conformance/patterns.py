@@ -187,7 +187,10 @@ _COMPARED = {
     **dict.fromkeys(("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"), _FLOAT),
 }
 _FLUSHED = ("f16", "f32", "f16x2")
-_ONE_JOINED = "{{ .reg .pred %x, %z; setp.ne.b32 %z, {c}, 0; {op} %x, {a}, {b}, %z; selp.b32 {d}, 1, 0, %x; }}"
+_ONE_JOINED = (
+    "{{ .reg .pred %x, %z; setp.ne.b32 %z, {c}, 0; {op} %x, {a}, {b}, %z;"
+    " selp.b32 {d}, 1, 0, %x; }}"
+)
 
 
 def selection() -> Iterator[Variant]:

@@ -4,6 +4,7 @@ element type and swizzle, boxes over every border, multicast; tensormap.replace.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ from ptxemu.machine import tensor_map
 from tests.ptxemu.conformance.case import Case
 from tests.ptxemu.conformance.copies import dump, fill
 from tests.ptxemu.conformance.kernel import EVICT_FIRST, case, output, random_buffer
-from tests.ptxemu.conformance.patterns import expand
 from tests.ptxemu.conformance.values import below, operands
 from tests.ptxemu.ptx_program import Buffer, Map
 
@@ -74,13 +74,13 @@ def _shape(seed: str, rank: int, dtype: str, swizzle: str) -> Shape:
     return Shape(dtype, swizzle, tuple(dims), tuple(box))
 
 
-def _positions(seed: str, shape: Shape, write: bool) -> np.ndarray:
-    """int32 [BOXES, 5]: boxes inside, over each border and outside; none below 0 to write."""
+def _positions(seed: str, shape: Shape, write: bool, boxes: int = BOXES) -> np.ndarray:
+    """int32 [boxes, 5]: boxes inside, over each border and outside; none below 0 to write."""
     unit = max(16 // shape.size, 1)
-    out = np.zeros((BOXES, 5), np.int32)
+    out = np.zeros((boxes, 5), np.int32)
     for k, (extent, box) in enumerate(zip(shape.dims, shape.box, strict=True)):
         low = 0 if write else -box
-        draws = below(f"{seed} {k}", BOXES, extent - low + 1) + low
+        draws = below(f"{seed} {k}", boxes, extent - low + 1) + low
         out[:, k] = draws if k else draws // unit * unit
     return out.reshape(-1)
 
@@ -122,8 +122,10 @@ def _load(name: str, shape: Shape, space: str) -> Case:
         tile = (".tile", "")[k // 2 % 2]
         body += [
             fill(words, value=str(k)),
-            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k}; {_coordinates(k, rank)}",
-            f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint} {_operand(rank)}{policy};",
+            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k};",
+            _coordinates(k, rank),
+            f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint}"
+            f" {_operand(rank)}{policy};",
             f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
             f"cp.async.bulk.tensor.{rank}d.{space}.global{tile}.mbarrier::complete_tx::bytes{hint}"
             f" [%r21], {_operand(rank)}, [%r20]{policy};",
@@ -173,9 +175,11 @@ def _data(name: str, seed: str, dtype: str, words: int, which: int) -> Buffer:
 def _store(name: str, shape: Shape, reduction: str = "") -> Case:
     """Boxes of random values into the tensor, one after the other."""
     rank, words = len(shape.dims), _words(shape.footprint)
+    elements = shape.bytes // shape.size
+    boxes = max(BOXES, -(-1000 // elements)) if reduction else BOXES
     waits = ("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;")
     body = [_START]
-    for k in range(BOXES):
+    for k in range(boxes):
         hint = ("", ".L2::cache_hint")[k % 2]
         policy = f", {EVICT_FIRST}" if hint else ""
         tile = (".tile", "")[k // 2 % 2]
@@ -185,24 +189,25 @@ def _store(name: str, shape: Shape, reduction: str = "") -> Case:
         ends = f".{reduction}{tile}.bulk_group" if reduction else f"{tile}.bulk_group"
         body += [
             *_brought(words, k),
-            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra NEXT{k}; {_coordinates(k, rank)}",
+            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra NEXT{k};",
+            _coordinates(k, rank),
             f"{copy}.global.shared::cta{ends}{hint} {_operand(rank)}, [%r21]{policy};",
             f"cp.async.bulk.commit_group; {waits[0]} {waits[1]}",
             f"NEXT{k}: bar.sync 0;",
         ]
     if reduction:
         tensor = _data("d", name, shape.dtype, shape.words, 1)
-        data = _data("a", name, shape.dtype, BOXES * words, 0)
+        data = _data("a", name, shape.dtype, boxes * words, 0)
     else:
         tensor = random_buffer("d", name, "u4", shape.words)
-        data = random_buffer("a", name, "u4", BOXES * words)
+        data = random_buffer("a", name, "u4", boxes * words)
     tensor.expected = tensor.data
     return case(
         name,
         _COPIES,
         "\n".join(body),
-        [data, tensor, shape.map("map", "d"), Buffer("x", _positions(name, shape, True))],
-        inputs=BOXES * shape.bytes // shape.size,
+        [data, tensor, shape.map("map", "d"), Buffer("x", _positions(name, shape, True, boxes))],
+        inputs=boxes * elements,
         declared=_declared(4 * words),
         block=(THREADS,),
     )
@@ -223,7 +228,8 @@ def _multicast(size: int, shape: Shape) -> Case:
         "mul.wide.u32 %w7, %cta, 4; add.u64 %w7, %w7, %e; ld.global.b32 %r9, [%w7];",
         "mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], %r9;",
         f"mad.lo.u32 %r10, %cta, {BOXES}, 0; mul.wide.u32 %w8, %r10, 20; add.u64 %x, %x, %w8;",
-        f"mul.wide.u32 %w8, %r10, 2; add.u64 %w8, %w8, %m; mul.lo.u32 %r11, %rank, {BOXES * place};",
+        "mul.wide.u32 %w8, %r10, 2; add.u64 %w8, %w8, %m;",
+        f"mul.lo.u32 %r11, %rank, {BOXES * place};",
         "add.u32 %r21, %r21, %r11;",
     ]
     for k in range(BOXES):
@@ -338,9 +344,9 @@ def cases() -> Iterator[Case]:
                 yield _load(f"tensor load {name}", shape, space)
                 yield _store(f"tensor store {name}", shape)
     for number, (dtype, names) in enumerate(_REDUCTIONS.items()):
-        for k, how in enumerate(names.split()):
-            rank, swizzle = 1 + (number + k) % 5, _SWIZZLES[k % 4]
-            shape = _shape(f"{how} {dtype}", rank, dtype, swizzle)
+        for k, (how, rank) in enumerate(itertools.product(names.split(), range(1, 6))):
+            swizzle = _SWIZZLES[(number + k) % 4]
+            shape = _shape(f"{how} {dtype} {rank}", rank, dtype, swizzle)
             yield _store(f"tensor reduce {how} {rank}d {dtype} {swizzle}", shape, how)
     for scope in ("cta", "cluster", "gpu", "sys"):
         yield _edited("shared", scope)

@@ -1,4 +1,5 @@
-"""Forms that ptxemu takes and sm_90a does not have: one instruction each, for the driver to refuse.
+"""Forms that ptxemu takes and sm_90a does not have: an instruction of each, for the driver to
+refuse.
 
 What refuses them is asked for its reason, so the list cannot claim too much: a form that a driver
 takes is reported as one that should be run.
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from tests.ptxemu.conformance.elementwise import HEADER, VERSION
 from tests.ptxemu.conformance.patterns import expand
 
-_REGISTERS = """.reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %w<16>; .reg .b128 %q<2>;
-.reg .f32 %f<4>;
+_REGISTERS = """.reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %w<16>;
+.reg .b128 %q<2>; .reg .f32 %f<4>;
 """
 _TWO = "{%r0, %r1}"
 _FOUR = "{%r0, %r1, %r2, %r3}"
@@ -70,7 +71,7 @@ def _launch_control() -> list[str]:
 
 def _no_ptx() -> list[str]:
     """What a form's loose list of flags would take and no assembler does."""
-    address, shared = "[%w8]", "[%r0]"
+    address = "[%w8]"
     out = list(expand("{add|sub|mul}.rn.relu.{f16|bf16} %h0, %h1, %h2"))
     out += expand("{add|sub|mul}.rn.relu.{f16x2|bf16x2} %r0, %r1, %r2")
     for flag in ("L1", "L2", "L2::128B", "L2::evict_last", "const", "local", "param", "tensormap"):
@@ -105,6 +106,12 @@ def _no_ptx() -> list[str]:
     out += expand("fence.proxy.async.async.shared::cluster")
     out += expand("fence.proxy.async::shared::{cta|cluster}")
     out += expand("fence.proxy.async.{global|shared::cta}.{async.global|async::global}")
+    return out
+
+
+def _no_memory_access() -> list[str]:
+    """The same of fences, loads and stores."""
+    address, out = "[%w8]", []
     flags = "acq_rel acquire cluster gpu release sc"
     out += [f"membar.{flag}.gl" for flag in flags.split()]
     out += expand("membar.sync_restrict::shared::{cta|cluster|cta::cluster}.gl")
@@ -123,6 +130,12 @@ def _no_ptx() -> list[str]:
     ]
     out += expand("st.{acquire.gpu.global|global.ca|global.cv|global.lu|global.nc}.b32 [%w8], %r0")
     out += ["st.const.b32 [%w8], %r0", "st.global.unified.b32 [%w8], %r0"]
+    return out
+
+
+def _no_barrier() -> list[str]:
+    """The same of mbarriers."""
+    shared, out = "[%r0]", []
     for name in ("arrive", "arrive.expect_tx", "arrive_drop", "arrive_drop.expect_tx"):
         for how in ("acquire.cta", "release.gpu", "release.sys"):
             out.append(f"mbarrier.{name}.{how}.shared.b64 %w0, {shared}, 1")
@@ -137,7 +150,11 @@ def _no_ptx() -> list[str]:
         for how in ("acquire.gpu.shared", "acquire.sys.shared", "release.cta.shared"):
             out.append(f"mbarrier.{name}.parity.{how}.b64 %p0, {shared}, 0")
         out.append(f"mbarrier.{name}.parity.shared::cluster.b64 %p0, {shared}, 0")
-    out += expand("mov.{f16|bf16} %h0, %h1")
+    return out
+
+
+def _no_others() -> list[str]:
+    out = list(expand("mov.{f16|bf16} %h0, %h1"))
     out += expand("mov.{f16x2|bf16x2} %r0, %r1")
     out += expand("red.{acquire|acq_rel}.gpu.global.add.u32 [%w8], %r0")
     out += ["red.global.exch.b32 [%w8], %r0", "red.global.cas.b32 [%w8], %r0, %r1"]
@@ -153,6 +170,7 @@ def _no_ptx() -> list[str]:
 def instructions() -> list[str]:
     """The instructions, each with operands."""
     out = _tensor_core() + _launch_control() + _no_ptx()
+    out += _no_memory_access() + _no_barrier() + _no_others()
     out += expand("redux.sync.{min|max}{|.abs}{|.NaN}.f32 %f0, %f1, 0xffffffff")
     for t in ("b32", "u32", "s32", "f32"):
         out.append(f"ld.global.v8.{t} {_EIGHT}, [%w8]")

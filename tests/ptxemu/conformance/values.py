@@ -159,9 +159,9 @@ def _moderate(kind: str, seed: str, count: int) -> np.ndarray:
 def operands(kinds: tuple[str, ...], seed: str, count: int) -> list[np.ndarray]:
     """One array of bit patterns per operand, in unsigned integers of its width.
 
-    A quarter are edges (the first two operands in all pairs), the rest random bits or moderate
-    values in equal parts, in an order that is shuffled equally for all operands. A kind 'u32<64'
-    is a u32 below 64; 'u32!0' is one that is not zero.
+    A quarter are edges (of 4,096 the first two operands in all pairs), the rest random bits or
+    moderate values in equal parts, in an order that is shuffled equally for all operands. A kind
+    'u32<64' is a u32 below 64; 'u32!0' is one that is not zero.
     """
     order = np.argsort(random_words(f"order {seed}", count), kind="stable")
     out = []
@@ -172,7 +172,10 @@ def operands(kinds: tuple[str, ...], seed: str, count: int) -> list[np.ndarray]:
         mixed = random_words(f"which {name}", count) & np.uint64(1)
         values = np.where(mixed, values, _moderate(base, f"moderate {name}", count))
         number = np.arange(count // 4)
-        index = number >> 5 * place & 31 if place < 2 else below(f"edge {name}", count // 4, EDGES)
+        pairs = place < 2 and count // 4 >= EDGES**2
+        index = number >> 5 * place & 31
+        if not pairs:
+            index = below(f"edge {name}", count // 4, EDGES)
         values[: count // 4] = edges(base)[index]
         if limit:
             values %= np.uint64(int(limit))

@@ -1,0 +1,186 @@
+"""ptxemu against silicon: against results recorded on a GPU, and with --hw against the GPU at hand.
+
+`scripts/conformance.py` runs all cases and writes the results; here every part of the registry must
+be in them, and a sample of the cases must still give what the GPU gave. `make sweep` takes all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxemu import Options
+from tests.ptxemu import hw_runner
+from tests.ptxemu.conformance import bounds, coverage, elementwise, everything, patterns, values
+from tests.ptxemu.conformance.campaign import Campaign, refusals
+from tests.ptxemu.conformance.case import Case
+
+RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
+INPUTS = 1000  # at least, of each form
+SAMPLE, ON_GPU = 97, 12  # every so manieth case
+NAN = 0x7FC00005
+
+
+@cache
+def _record() -> dict:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+@cache
+def _cases() -> tuple[Case, ...]:
+    return tuple(case for case in everything.cases(_record()["refused_for_this_gpu"]))
+
+
+def _unlike_silicon(cases: tuple[Case, ...], options: Options | None = None) -> list[str]:
+    """The recorded cases whose outputs are others than the GPU's, but for explained forms."""
+    explained, wrong = set(_record()["explained"]), []
+    for case in cases:
+        forms = {form for output in case.outputs.values() for form in output.forms}
+        if case.recorded and not forms & explained:
+            if case.digest(case.emulated(options)) != _record()["silicon"][case.name]:
+                wrong.append(case.name)
+    return wrong
+
+
+# -- the record -------------------------------------------------------------------------------
+
+
+def test_every_item_of_the_registry_ran_was_refused_or_has_a_reason() -> None:
+    record = _record()
+    ran = [*record["forms"], *record["approximations"]]
+    left = coverage.missing(ran, record["refused_for_this_gpu"])
+    unexplained = [item for item, why in left.items() if not why]
+    assert not unexplained, f"in no program and in no list: {unexplained[:20]}"
+
+
+def test_a_form_that_no_program_holds_is_noticed() -> None:
+    record = _record()
+    ran = [form for form in record["forms"] if not form.startswith("stmatrix")]
+    left = coverage.missing(ran, record["refused_for_this_gpu"])
+    assert {item[1] for item, why in left.items() if not why} >= {"trans", "x4", "b16"}
+
+
+def test_every_reason_is_needed() -> None:
+    record = _record()
+    ran = [*record["forms"], *record["approximations"]]
+    left = [" ".join(item) for item in coverage.missing(ran, record["refused_for_this_gpu"])]
+    for pattern, why in coverage.UNWITNESSED:
+        assert any(re.fullmatch(pattern, text) for text in left), f"stale: {pattern}: {why}"
+
+
+def test_the_record_is_of_every_case_with_enough_inputs_and_no_open_difference() -> None:
+    record = _record()
+    assert {"gpu", "driver", "date", "ptx", "programs"} <= set(record["setting"])
+    few = [form for form, (inputs, _) in record["forms"].items() if inputs < INPUTS]
+    assert not few
+    differs = {form for form, (inputs, same) in record["forms"].items() if same < inputs}
+    assert differs == set(record["explained"])
+    assert not record["different"]
+    assert not record["failed"]
+    assert set(record["silicon"]) == {case.name for case in _cases() if case.recorded}
+
+
+def test_approximations_are_within_the_bounds_of_the_manual() -> None:
+    for form, row in _record()["approximations"].items():
+        assert max(row["gpu_error"], row["ptxemu_error"]) <= 1, form
+        assert row["inputs"] >= INPUTS
+
+
+# -- ptxemu as it is now ------------------------------------------------------------------------
+
+
+def test_a_sample_still_gives_what_the_gpu_gave() -> None:
+    assert not _unlike_silicon(_cases()[::SAMPLE])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
+def test_all_cases_give_what_the_gpu_gave(policy: str) -> None:
+    assert not _unlike_silicon(_cases(), Options(policy=policy, seed=1, limit=None))
+
+
+@pytest.mark.hw
+def test_the_gpu_at_hand_agrees() -> None:
+    """Every so manieth case, elementwise ones included, bit for bit or within the bound."""
+    found = Campaign()
+    for case in _cases()[::ON_GPU]:
+        found.judge(case, hw_runner.run(case.program), case.emulated())
+    wrong = {form: tally.examples for form, tally in everything.different(found).items()}
+    assert not wrong
+
+
+# -- the tools can fail ---------------------------------------------------------------------------
+
+
+def _small(opcode: str) -> Case:
+    chosen = tuple(v for v in patterns.variants() if v.opcode == opcode)
+    return elementwise.case(chosen[:1], uniform=False)
+
+
+def test_one_wrong_bit_of_one_input_is_a_difference() -> None:
+    case, found = _small("add.rn.f32"), Campaign()
+    right = case.emulated()
+    wrong = {name: data.copy() for name, data in right.items()}
+    wrong["d0"][7] ^= 1
+    found.judge(case, wrong, right)
+    assert found.forms["add.rn.f32"].same == elementwise.INPUTS - 1
+    assert "element" in found.forms["add.rn.f32"].examples[0]
+    assert case.digest(wrong) != case.digest(right)
+
+
+@pytest.mark.parametrize(("opcode", "ulps"), [("ex2.approx.f32", 3), ("rcp.approx.f32", 2)])
+def test_an_approximation_beyond_its_bound_is_a_difference(opcode: str, ulps: int) -> None:
+    case, found = _small(opcode), Campaign()
+    right = case.emulated()
+    found.judge(case, right, right)
+    assert found.forms[opcode].right
+    finite = np.flatnonzero(np.abs(right["d0"].view(np.float32) - 2) < 1)[:1]
+    wrong = {"d0": right["d0"].copy()}
+    wrong["d0"][finite] += ulps
+    found.judge(case, wrong, right)
+    assert not found.forms[opcode].right
+
+
+def test_special_values_of_an_approximation_are_exact() -> None:
+    (bound,) = bounds.bounds_of("rcp.approx.f32")
+    inputs = np.array([0, 1 << 31, 0x7F800000, NAN, 0x3F800000], np.uint32)
+    right = np.array([0x7F800000, 0xFF800000, 0, NAN, 0x3F800000], np.uint32)
+    assert bounds.excess("rcp.approx.f32", bound, [inputs], right).max() <= 1
+    for k in range(4):
+        wrong = right.copy()
+        wrong[k] = 0x3F800000
+        assert bounds.excess("rcp.approx.f32", bound, [inputs], wrong)[k] > 1
+
+
+def test_lines_that_stop_the_compiler_are_asked_about_once() -> None:
+    def compiler(text: str) -> str:
+        lines = text.split("\n")
+        if "nonsense" in lines:
+            return f"line {lines.index('nonsense') + 5}; fatal   : Parsing error"
+        return "".join(
+            f"line {k}; error   : needs more\n" for k, x in enumerate(lines, 5) if x == "new"
+        )
+
+    found = refusals(compiler, ["old", "nonsense", "new", "old"], lambda left: ("\n".join(left), 5))
+    assert found == {1: "Parsing error", 2: "needs more"}
+
+
+def test_programs_are_lowered_to_what_the_driver_takes() -> None:
+    text = elementwise.HEADER.format(version="8.8")
+    assert ".version 8.5" in hw_runner.lowered(text, (9, 0), (8, 5))
+    assert ".target sm_90a" in hw_runner.lowered(text, (9, 0), (8, 5))
+    assert hw_runner.lowered(text, (10, 0), (9, 0)) == text
+
+
+def test_inputs_hold_every_pair_of_edges_and_never_change() -> None:
+    a, b, c = values.operands(("f32", "f32", "u32<32"), "pairs", elementwise.INPUTS)
+    edges = {int(x) for x in values.edges("f32")}
+    pairs = {(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)}
+    assert pairs >= {(x, y) for x in edges for y in edges}
+    assert c.max() < 32
+    assert values.random_words("fixed", 2).tolist() == [1047210667856953657, 6350335401233606281]
