@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from tests.ptxemu.conformance.bounds import bounds_of
 from tests.ptxemu.conformance.case import Case, Output
 from tests.ptxemu.conformance.patterns import Variant
@@ -92,9 +94,7 @@ def case(variants: tuple[Variant, ...], uniform: bool) -> Case:
     params = [Buffer(x, data) for x, data in zip(_LETTERS, sources, strict=False)]
     outputs, kind = {}, "warps" if uniform else "threads"
     for k, variant in enumerate(variants):
-        data = sources[0][:0].astype(f"u{register_bits(variant.target) // 8}")
-        data = data.copy()
-        data.resize(count)
+        data = np.zeros(count, f"u{register_bits(variant.target) // 8}")
         params.append(Buffer(f"d{k}", data, data))
         label = f"{kind} {variant.opcode} {variant.detail}".rstrip()
         approximate = bool(bounds_of(variant.opcode))

@@ -7,6 +7,7 @@ can be compared with an emulation of today.
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -156,12 +157,25 @@ def _moderate(kind: str, seed: str, count: int) -> np.ndarray:
     return sign << np.uint64(bits - 1) | power << np.uint64(mantissa) | fraction
 
 
+def _barely_subnormal(kind: str, place: int, values: np.ndarray) -> np.ndarray:
+    """Factors whose product is so near the smallest normal number that rounding decides."""
+    base, parts = PACKED.get(kind, (kind, 1))
+    if base not in FLOATS:
+        return values[:EDGES]
+    bits, exponent, mantissa = FLOATS[base]
+    step = np.arange(EDGES, dtype=np.uint64) % np.uint64(16) + np.uint64(1)
+    one = np.uint64(((1 << exponent - 1) - 1) << mantissa)
+    factor = one - np.uint64(2) * step if place == 0 else np.uint64(1 << mantissa) + step
+    return sum(factor << np.uint64(k * bits) for k in range(parts))
+
+
+@lru_cache(maxsize=64)
 def operands(kinds: tuple[str, ...], seed: str, count: int) -> list[np.ndarray]:
     """One array of bit patterns per operand, in unsigned integers of its width.
 
     A quarter are edges (of 4,096 the first two operands in all pairs), the rest random bits or
     moderate values in equal parts, in an order that is shuffled equally for all operands. A kind
-    'u32<64' is a u32 below 64; 'u32!0' is one that is not zero.
+    'u32<64' is a u32 below 64; 'u32!0' is one that is not zero. The arrays are shared: read only.
     """
     order = np.argsort(random_words(f"order {seed}", count), kind="stable")
     out = []
@@ -177,9 +191,12 @@ def operands(kinds: tuple[str, ...], seed: str, count: int) -> list[np.ndarray]:
         if not pairs:
             index = below(f"edge {name}", count // 4, EDGES)
         values[: count // 4] = edges(base)[index]
+        if place < 2 and count >= 4 * EDGES:
+            values[count // 4 : count // 4 + EDGES] = _barely_subnormal(base, place, values)
         if limit:
             values %= np.uint64(int(limit))
         if kind.endswith("!0"):
             values[values == 0] = 3
         out.append(values[order].astype(f"u{max(width(base), 16) // 8}"))
+        out[-1].setflags(write=False)
     return out
