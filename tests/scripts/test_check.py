@@ -188,4 +188,5 @@ def test_a_dsl_kernel_is_checked_whichever_way_it_is_launched(tmp_path):
     line = next(n for n, text in enumerate(KERNEL.split("\n"), 1) if "row[63 - i]" in text)
     assert f"at {path}:{line}: x[i] = row[63 - i]" in done.stdout
     assert "in all 4 launches" in done.stdout
-    assert done.stdout.endswith("1 error in 5 launches; rules: hardware\n")
+    assert "uninitialised" in done.stdout  # the first warp reads what the other is yet to write
+    assert done.stdout.endswith("2 errors in 5 launches; rules: hardware\n")
