@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 EVERY_POLICY = tuple(  # the checker listens to the first
     Options(policy=policy, check=policy == POLICIES[0], limit=PATIENCE) for policy in POLICIES
 )
-TWO_POLICIES = (
+TWO_POLICIES = (  # what the checker finds does not depend on the schedule
     Options(policy="round-robin", check=True, limit=PATIENCE),
-    Options(policy="adversarial", seed=1, check=True, limit=PATIENCE),
+    Options(policy="adversarial", seed=1, limit=PATIENCE),
 )
 
 
