@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ptxemu.options import Options
+from ptxemu.syntax.tree import Instr
 
 ERROR, NOTE = "error", "note"
+
+
+def place_of(instr: Instr) -> dict[str, Any]:
+    """Where an instruction stands, in the fields of `Access` and `Finding`."""
+    return {"line": instr.line, "text": instr.text, "source": instr.source}
 
 
 @dataclass(frozen=True)

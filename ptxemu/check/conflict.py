@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxemu.check.clocks import Component, Stamp
-from ptxemu.report import Access, Finding
+from ptxemu.report import Access, Finding, place_of
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ class Conflicts:
         finding = Finding(
             "race",
             f"{later.role} is not ordered after {earlier.role}",
-            line=instr.line,
-            text=instr.text,
-            source=instr.source,
+            **place_of(instr),
             accesses=(earlier, later),
             missing=missing[0],
             rule=missing[1],
@@ -58,13 +56,11 @@ class Conflicts:
         finding = Finding(
             "race",
             f"{short(instr.opcode)} of a dependent launch is not ordered after the one before",
-            line=instr.line,
-            text=instr.text,
-            source=instr.source,
+            **place_of(instr),
             accesses=(
                 Access("the launch before", "", "access", "global memory", address, address),
                 Access("this launch", short(instr.opcode), what, "global memory", address, address,
-                       instr.line, instr.text, instr.source),
+                       **place_of(instr)),
             ),
             missing="griddepcontrol.wait before it",
             rule="griddepcontrol",
@@ -83,9 +79,7 @@ class Conflicts:
             space=side.space,
             first=side.first,
             last=side.last,
-            line=instr.line,
-            text=instr.text,
-            source=instr.source,
+            **place_of(instr),
         )
 
 

@@ -30,7 +30,7 @@ class Edges:
 
     # -- mbarrier -----------------------------------------------------------------------------
 
-    def arrival(self, w: object, cta: object, barrier: object, how: str) -> None:
+    def arrival(self, w: object, cta: object, barrier: object, how: tuple[str, ...]) -> None:
         """mbarrier.arrive: a release ("mbarrier.arrive"). Where no scope is named the manual's is
         .cta; CUTLASS's ClusterBarrier::arrive relies on more at the barrier of a peer."""
         self._used(w, cta, barrier)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxemu.check.agents import foreign_seen
-from ptxemu.check.clocks import Mark
+from ptxemu.check.clocks import Mark, join
 from ptxemu.check.shadow import Agent, unordered
 
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
@@ -197,9 +197,5 @@ def merged(one: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> dict[int
     result = dict(one)
     for cluster, rows in other.items():
         have = result.get(cluster)
-        if have is not None:
-            wide, slim = (have, rows) if have.shape[1] >= rows.shape[1] else (rows, have)
-            rows = wide.copy()
-            np.maximum(rows[:, : slim.shape[1]], slim, out=rows[:, : slim.shape[1]])
-        result[cluster] = rows
+        result[cluster] = rows if have is None else join(have.copy(), rows)
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxemu.check.agents import PhaseClock
 from ptxemu.check.clocks import EXECUTED, join
-from ptxemu.report import NOTE, Access, Finding
+from ptxemu.report import NOTE, Access, Finding, place_of
 
 
 class Lifetime:
@@ -22,9 +22,13 @@ class Lifetime:
     def unseen_init(self, by: str, site: int, phases: PhaseClock) -> None:
         """An mbarrier is used, at `site`, without being ordered after its mbarrier.init."""
         init = Access(
-            phases.agent, "mbarrier.init", "init", "shared memory", **self._place(phases.init_site)
+            phases.agent,
+            "mbarrier.init",
+            "init",
+            "shared memory",
+            **place_of(self.sites[phases.init_site]),
         )
-        use = Access(by, "", "use", "shared memory", **self._place(site))
+        use = Access(by, "", "use", "shared memory", **place_of(self.sites[site]))
         self._lifetime(
             "mbarrier",
             f"{phases.agent} is used by what is not ordered after its initialisation",
@@ -67,9 +71,7 @@ class Lifetime:
         if key in self._known:
             return
         self._known.add(key)
-        place = {} if instr is None else {
-            "line": instr.line, "text": instr.text, "source": instr.source
-        }  # fmt: skip
+        place = {} if instr is None else place_of(instr)
         self.machine.report(
             Finding("out-of-bounds", message, rule="ld, st: the address is allocated", **place)
         )
@@ -145,12 +147,8 @@ class Lifetime:
 
     # -- findings -----------------------------------------------------------------------------
 
-    def _place(self, site: int) -> dict:
-        instr = self.sites[site]
-        return {"line": instr.line, "text": instr.text, "source": getattr(instr, "source", "")}
-
     def _lifetime(self, check: str, message: str, site: int, **more: object) -> None:
         key = (check, site, message if not site else "")
         if key not in self._known:
             self._known.add(key)
-            self.machine.report(Finding(check, message, **self._place(site), **more))
+            self.machine.report(Finding(check, message, **place_of(self.sites[site]), **more))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ptxemu.report import Finding
+from ptxemu.report import Finding, place_of
 
 _NOTES = {  # name -> (what is said, what is missing, manual section)
     "wait::ld": (
@@ -102,9 +102,7 @@ class Manual:
             "manual",
             message,
             severity="note",
-            line=instr.line,
-            text=instr.text,
-            source=instr.source,
+            **place_of(instr),
             missing=missing,
             rule=rule,
         )

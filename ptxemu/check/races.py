@@ -1,7 +1,7 @@
 """Data races: two accesses of one cell, one of them a write, neither ordered after the other.
 
 The order is that of the synchronisation a launch executed, whatever the schedule happened to be: a
-wait tells only what it is sure to tell (`PhaseClock.wait`), so one friendly run is enough to see
+wait tells only what it is sure to tell (`PhaseClock.told`), so one friendly run is enough to see
 that an edge is missing. Rules are those that kernels known right on hardware rely on; each edge is
 named with its manual section in `edges.py`.
 """

@@ -18,7 +18,7 @@ from ptxemu.check.registers import Registers, UndefinedRead
 from ptxemu.check.rules import RULES
 from ptxemu.check.undefined import CODE, NEVER
 from ptxemu.ops import registry
-from ptxemu.report import Access, Finding
+from ptxemu.report import Access, Finding, place_of
 
 _MISSING = "a write of that memory, or a wait for it, before the read"
 _BRANCHES = ("bra", "exit", "ret")
@@ -118,9 +118,7 @@ class Taint(Races):
             Finding(
                 "uninitialised",
                 f"{sink} gets data that {read.role} read and nothing wrote",
-                line=instr.line,
-                text=instr.text,
-                source=instr.source,
+                **place_of(instr),
                 accesses=(read, self._side(site, agent, "use", "")),
                 missing=_MISSING,
                 rule=registry.match(self.sites[read_at]).form.section,
@@ -134,8 +132,6 @@ class Taint(Races):
             instr.opcode,
             what,
             space,
-            line=instr.line,
-            text=instr.text,
-            source=instr.source,
+            **place_of(instr),
             **extent,
         )
