@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ptxemu.check.clocks import (
@@ -49,6 +51,8 @@ class WarpClock:
         self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
         self.woken_at: int | None = None
         self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
+        # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same
+        self.given_up: list[tuple[int, Callable[[], None]]] = []
         self.heard: np.ndarray | None = None  # by relaxed waits, since the last fence
         self.heard_foreign: dict[int, np.ndarray] = {}
         self.fenced_near: np.ndarray | None = None  # as row FENCED, by a fence of any scope
@@ -178,8 +182,15 @@ class WarpClock:
     def complete(self, kind: str, step: int | None = None) -> None:
         """Operations up to `step` (None: all) have completed, and the warp knows."""
         component = self.streams.get(kind)
-        if component is not None:
-            self.know(component, self.issued[kind] if step is None else step)
+        if component is None:
+            return
+        step = self.issued[kind] if step is None else step
+        self.know(component, step)
+        if kind == "tcgen05.ld":
+            used = [report for load, report in self.given_up if load <= step]
+            self.given_up = [each for each in self.given_up if each[0] > step]
+            for report in used:
+                report()
 
     def knows(self, component: int, step: int) -> bool:
         """Whether step `step` of `component` has been waited for."""

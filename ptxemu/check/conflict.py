@@ -20,6 +20,10 @@ class Side:
     stamp: Stamp
     wrote: bool
 
+    @property
+    def component(self) -> Component:
+        return self.known[self.stamp.component]
+
 
 class Conflicts:
     """Reports each pair of instructions once, however many cells and CTAs show it."""
@@ -68,7 +72,7 @@ class Conflicts:
         self.machine.report(finding)
 
     def _access(self, side: Side) -> Access:
-        instr, component = self.sites[side.stamp.site], side.known[side.stamp.component]
+        instr, component = self.sites[side.stamp.site], side.component
         agent = component.agent
         if component.kind not in ("warp", "mbarrier"):
             agent = f"{component.kind} of {agent}"

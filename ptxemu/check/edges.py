@@ -17,6 +17,7 @@ from ptxemu.check.clocks import (
     EXECUTED,
     INITIALISED,
     ORDERED,
+    fresh,
     join,
 )
 
@@ -107,11 +108,19 @@ class Edges:
     def barrier_arrival(self, w: object, barrier: object) -> None:
         """bar.sync, bar.arrive, bar.red: a release to all that wait ("bar / barrier")."""
         self.told_others(w)
+        if barrier.phases and not w.clock.knows(barrier.component, barrier.phases):
+            self.barrier_reused(w, barrier)
         told = w.clock.release()
         barrier.told = told if barrier.told is None else join(barrier.told, told)
 
     def barrier_complete(self, barrier: object, waiters: list) -> None:
-        told, barrier.told = barrier.told, None
+        """Its phases are steps of a component, which whoever waits knows."""
+        components = barrier.cta.cluster.components
+        if not barrier.phases:
+            barrier.component = components.add("named barrier", barrier.cta.name())
+        barrier.phases += 1
+        told, barrier.told = join(barrier.told, fresh(components)), None
+        told[EXECUTED, barrier.component] = barrier.phases
         for warp, fragment in waiters:
             self.heard_others(warp)
             warp.clock.learn(told)

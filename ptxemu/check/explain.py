@@ -52,7 +52,7 @@ def missing(before: Side, by: object) -> tuple[str, str]:
     """(likely missing instruction, manual section) where `by`, a warp or an asynchronous operation
     of one, is not ordered after the access `before` of its cluster."""
     earlier, clock = before.stamp, by.rows
-    component = before.known[earlier.component]
+    component = before.component
     if not _heard(component.owner, component.kind, earlier.step, clock[EXECUTED]):
         return MISSING["warp"]
     if earlier.component >= clock.shape[1]:
@@ -71,7 +71,7 @@ def missing(before: Side, by: object) -> tuple[str, str]:
 
 def missing_abroad(before: Side, by: object, cluster: int) -> tuple[str, str]:
     """The same where `before` is of another cluster."""
-    earlier, component = before.stamp, before.known[before.stamp.component]
+    earlier, component = before.stamp, before.component
     seen = foreign_seen(by, cluster, False)
     if (
         by.asynchronous

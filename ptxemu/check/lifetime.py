@@ -62,6 +62,17 @@ class Lifetime:
                 rule="mbarrier.init, phase of the mbarrier object",
             )
 
+    def barrier_reused(self, w: object, barrier: object) -> None:
+        """A warp arrives at a named barrier without knowing that the phase before is complete: in
+        another schedule it counts in that one, and others go on without those they wait for."""
+        self._lifetime(
+            "barrier",
+            f"{w.label} may arrive at barrier {barrier.ident} while other warps still meet there",
+            w.at,
+            missing="a barrier id of its own, or an order behind the phase before",
+            rule="bar, barrier",
+        )
+
     # -- allocations of global memory ---------------------------------------------------------
 
     def outside(self, message: str) -> None:

@@ -26,34 +26,41 @@ class NamedBarrier:
     """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
     CTA that has not exited."""
 
-    __slots__ = ("cta", "count", "arrived", "votes", "result", "waiters", "time", "told")
+    __slots__ = (
+        "cta", "ident", "count", "arrived", "votes", "result", "waiters", "time", "told",
+        "component", "phases",
+    )  # fmt: skip
 
-    def __init__(self, cta: Cta) -> None:
+    def __init__(self, cta: Cta, ident: int) -> None:
         self.cta = cta
+        self.ident = ident
         self.count = 0
         self.arrived = 0
         self.votes = [0, 0]  # bar.red: threads whose predicate holds, threads that have one
         self.result = (0, 0)  # the votes of the phase that completed last
         self.waiters: list = []
         self.time = 0.0  # nominal time of the latest arrival
-        self.told = None  # what the arrivals of this phase tell, where a checker listens
+        # Where a checker listens: what the arrivals of this phase tell, and its component.
+        self.told = None
+        self.component = 0
+        self.phases = 0  # how many are complete
 
     def vote(self, true: int, threads: int) -> None:
         """bar.red: the predicates of threads that are about to arrive."""
         self.votes = [self.votes[0] + true, self.votes[1] + threads]
 
-    def add(self, threads: int, count: int, ident: int) -> bool:
+    def add(self, threads: int, count: int) -> bool:
         """Count an arrival; True when it completes the barrier."""
         if self.arrived and self.count != count:
             raise HardwareRefusal(
-                f"barrier {ident}: {count} threads expected here, {self.count} by "
+                f"barrier {self.ident}: {count} threads expected here, {self.count} by "
                 "those that arrived before"
             )
         self.count = count
         self.arrived += threads
         if self.arrived > self.expected():
             raise HardwareRefusal(
-                f"barrier {ident}: {self.arrived} threads arrived, {self.expected()} expected"
+                f"barrier {self.ident}: {self.arrived} threads arrived, {self.expected()} expected"
             )
         return self.complete_if_all()
 
@@ -133,7 +140,7 @@ class Cta:
     def barrier(self, ident: int) -> NamedBarrier:
         if not 0 <= ident < MAX_NAMED_BARRIERS:
             raise HardwareRefusal(f"barrier {ident}; must be 0..{MAX_NAMED_BARRIERS - 1}")
-        return self.barriers.setdefault(ident, NamedBarrier(self))
+        return self.barriers.setdefault(ident, NamedBarrier(self, ident))
 
     def check(self, offset: int, nbytes: int) -> None:
         """[offset, offset + nbytes) must lie in this CTA's shared memory."""
@@ -212,7 +219,10 @@ class Cluster:
         self.phase = 0
         self.waiters: list = []
         self.time = 0.0  # nominal time of the latest arrival
-        self.told = None  # what the arrivals of this phase tell, where a checker listens
+        # Where a checker listens: what the arrivals of this phase tell, and its component.
+        self.told = None
+        self.component = 0
+        self.phases = 0  # how many are complete
         self.phases: list = []  # and those of the phases before
 
     def cta(self, rank: int) -> Cta:

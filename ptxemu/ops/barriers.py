@@ -175,7 +175,7 @@ def barrier_wait(w: object, ident: int, count: int, votes: tuple = (0, 0)) -> tu
         barrier.vote(*votes)
         barrier.waiters.append((w, w.frag))
         w.park(BarrierWait(ident, barrier))
-        if barrier.add(32, _checked(w, count), ident):  # wakes this warp too, as the last one
+        if barrier.add(32, _checked(w, count)):  # wakes this warp too, as the last one
             w.machine.note_progress()
         return None
     catch_up(w, barrier, f"barrier {ident}")
@@ -189,7 +189,7 @@ def arrive_barrier(w: object, ident: int, count: int) -> None:
     stamp(w, barrier)
     if w.check:
         w.check.barrier_arrival(w, barrier)
-    if barrier.add(32, _checked(w, count), ident):
+    if barrier.add(32, _checked(w, count)):
         w.machine.note_progress()
 
 

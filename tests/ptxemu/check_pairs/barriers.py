@@ -65,6 +65,40 @@ SCENARIOS = [
         {"barrier": Lacks("barrier", "fill", "use")},
     ),
     Scenario(
+        "one id for two pairs of warps",
+        """
+        // Warps 0 and 1 meet, then warps 2 and 3: these must not be there before the first two.
+        warp 0:
+            bar.sync 1, 64;
+            bar.arrive 2, 96;
+        warp 1:
+            bar.sync 1, 64;
+        warp 2:
+            bar.sync 2, 96; //-order
+            bar.sync 1, 64;
+        warp 3:
+            bar.sync 2, 96; //-order
+            bar.sync 1, 64; //:reused
+        """,
+        {"order": Lacks("barrier id", later="reused", check="barrier")},
+        warps=4,
+    ),
+    Scenario(
+        "bar.arrive twice",
+        """
+        // A warp that does not wait has to know that the phase before is complete.
+        warp 1:
+            bar.arrive 1, 64;
+            bar.sync 2, 64; //-order
+            bar.arrive 1, 64; //:reused
+        warp 0:
+            bar.sync 1, 64;
+            bar.arrive 2, 64; //-order
+            bar.sync 1, 64;
+        """,
+        {"order": Lacks("barrier id", later="reused", check="barrier")},
+    ),
+    Scenario(
         "barriers of two ids",
         """
         // Warp 0 meets warp 1 at barrier 1, warp 2 at barrier 2: that one sees what warp 1 wrote.

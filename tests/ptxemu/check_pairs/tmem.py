@@ -182,6 +182,36 @@ SCENARIOS = [
         bare=True,
     ),
     Scenario(
+        "tcgen05.dealloc under a load that is used later",
+        f"""
+        // A load that is not complete yet matters if its registers are used.
+        warp 0:
+            {_ALLOC}
+            tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+        all:
+            bar.sync 1, 128;
+            ld.shared.b32 %tmem, [slot];
+            shl.b32 %lanes, %warp, 21;
+            add.u32 %lanes, %lanes, %tmem;
+        warp 1:
+            {_READ} //:read
+            setp.eq.u32 %p1, %lane, 32; //~used: setp.ne.u32 %p1, %lane, 32;
+        all:
+            bar.sync 1, 128;
+        warp 0:
+            {_DEALLOC} //:dealloc
+            bar.arrive 2, 64;
+        warp 1:
+            bar.sync 2, 64;
+            @!%p1 bra DONE;
+            st.shared.b32 [%mine], %r1;
+            DONE:
+        """,
+        {"used": Lacks("tcgen05.wait::ld", "read", "dealloc")},
+        warps=4,
+        bare=True,
+    ),
+    Scenario(
         "an MMA to tcgen05.dealloc",
         """
         // The columns are in use until the MMA has completed.
