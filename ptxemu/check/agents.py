@@ -144,8 +144,8 @@ class WarpClock:
         self.advance()
 
     def fence_init(self) -> None:
-        row = self.rows[INITIALISED]
-        np.maximum(row, self.rows[ORDERED], out=row)
+        """fence.mbarrier_init: of the inits that it executed itself."""
+        self.rows[INITIALISED, self.own] = self.now
         self.advance()
 
     # -- streams of asynchronous operations ---------------------------------------------------

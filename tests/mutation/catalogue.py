@@ -18,6 +18,7 @@ from tests.mutation.operators import (
     other_barrier,
     other_space,
     relaxed,
+    relaxed_wait,
     remove,
     repeat,
     replaced,
@@ -87,7 +88,7 @@ _REMOVED = (
 
 _WEAKENED = (
     ("wait: relaxed", "acquires nothing", "mbarrier.try_wait",
-     relaxed(WAIT, "mbarrier.try_wait.parity"), same.WAITED_BEFORE),
+     relaxed_wait(WAIT, "mbarrier.try_wait.parity"), same.WAITED_BEFORE),
     ("arrival: relaxed", "releases nothing", "mbarrier.arrive",
      relaxed(ARRIVE, "mbarrier.arrive"), same.UNHEARD),
     # Where the thread wrote nothing it publishes nothing: the bytes have their own complete_tx.
@@ -140,9 +141,12 @@ _REPEATED = (
 
 _MISDIRECTED = (
     ("wait", "waits for the mbarrier before", "mbarrier.try_wait", astray(WAIT, 1, -8)),
+    ("wait forth", "waits for the next mbarrier", "mbarrier.try_wait", astray(WAIT, 1, 8)),
     ("arrival", "the next mbarrier gets it", "mbarrier.arrive", astray(ARRIVE, -2, 8)),
+    ("arrival back", "the mbarrier before gets it", "mbarrier.arrive", astray(ARRIVE, -2, -8)),
     ("arrival with bytes", "the next mbarrier gets it", "mbarrier.arrive", astray(EXPECT, -2, 8)),
     ("commit", "the next mbarrier gets it", "tcgen05.commit", astray(COMMIT, 0, 8)),
+    ("commit back", "the mbarrier before gets it", "tcgen05.commit", astray(COMMIT, 0, -8)),
     ("TMA load", "the next mbarrier gets its bytes", "cp.async.bulk.tensor",
      astray(TMA_LOAD, 2, 8)),
 )  # fmt: skip

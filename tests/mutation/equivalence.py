@@ -115,8 +115,10 @@ _LOADS = ("ld", "ldmatrix", "atom", "red")
 
 
 def waited_before(text: Text, change: Change) -> bool:
-    """On every path the thread has waited for the same phase of the same mbarrier before, with
-    address and parity as they are now."""
+    """A run has shown that the thread knows all that the wait tells; or on every path it has waited
+    for the same phase of the same mbarrier before, with address and parity as they are now."""
+    if change.instr.line in text.observed.implied:
+        return True
     place = text.places[change.instr.line]
     _, address, parity, *_ = change.instr.operands
     base, offset = _origin(text, address.base, address.offset)
@@ -204,7 +206,8 @@ NEVER = Equivalence(lambda text, change: False, "")
 WAITED_BEFORE = Equivalence(
     waited_before,
     "the thread has waited for this phase of this mbarrier before (mbarrier.try_wait: what has "
-    "completed stays so until the next phase completes, and that one needs this thread)",
+    "completed stays so until the next phase completes, and that one needs this thread), or for "
+    "others that follow from all its arrivals (causality order: base causality is transitive)",
 )
 UNHEARD = Equivalence(
     unheard,

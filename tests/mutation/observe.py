@@ -1,5 +1,5 @@
-"""What a run of the kernel shows and its text does not: signals that nobody waits for, and waits
-behind which a warp does nothing more."""
+"""What a run of the kernel shows and its text does not: signals that nobody waits for, waits that
+tell nothing new, and those behind which a warp does nothing more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from unittest import mock
 
 from ptxemu import Options
+from ptxemu.check.agents import PhaseClock, WarpClock
 from ptxemu.check.checker import Checker
+from ptxemu.check.clocks import fresh, join
 from ptxemu.machine.mbarrier import MBarrier
 from tests.mutation.text import Observed
 
@@ -21,6 +23,8 @@ class _Observer:
     def __init__(self) -> None:
         self.arrivals: list[tuple[int, MBarrier, int]] = []
         self.heard: dict[MBarrier, int] = {}  # mbarrier -> the last phase that a thread waits for
+        self.waits: set[int] = set()  # lines of all waits,
+        self.telling: set[int] = set()  # and of those that tell their warp something
         self.bulk: set[int] = set()  # lines of wait_group and commit_group,
         self.followed: set[int] = set()  # and of those behind which their warp acts
         self.open: dict[object, set[int]] = {}  # warp -> those that it has executed
@@ -32,8 +36,12 @@ class _Observer:
         self.arrivals.append((checker.sites[ticket.site].line, barrier, barrier.phase))
 
     def waited(
-        self, checker: Checker, w: object, cta: object, barrier: MBarrier, parity: int, *_: object
+        self, checker: Checker, w: Any, cta: object, barrier: MBarrier, parity: int, *_: object
     ) -> None:
+        line = checker.sites[w.at].line
+        self.waits.add(line)
+        if _tells(w.clock, barrier.clock_of, parity):
+            self.telling.add(line)
         done = barrier.phase - 1
         phase = done if done & 1 == parity else done - 1
         self.heard[barrier] = max(self.heard.get(barrier, -1), phase)
@@ -51,7 +59,23 @@ class _Observer:
     def observed(self) -> Observed:
         heard = {line for line, at, phase in self.arrivals if phase <= self.heard.get(at, -1)}
         unheard = {line for line, _, _ in self.arrivals} - heard
-        return Observed(frozenset(unheard), frozenset(self.bulk - self.followed))
+        return Observed(
+            frozenset(unheard),
+            frozenset(self.bulk - self.followed),
+            frozenset(self.waits - self.telling),
+        )
+
+
+def _tells(clock: WarpClock, phases: PhaseClock, parity: int) -> bool:
+    """Whether a wait tells more than that the phase is complete."""
+    told = phases.told(clock, parity)
+    if told is None:
+        return False
+    known = join(fresh(clock.components), clock.rows)
+    new = told > known[:, : told.shape[1]]
+    if not any(phases.with_bytes):
+        new[:, phases.component] = False
+    return bool(new.any())
 
 
 def observe(run: Callable[[Options], object]) -> Observed:

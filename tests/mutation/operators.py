@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ptxemu.syntax.tree import Instr
+from tests.mutation.paths import after
 from tests.mutation.text import Statement, Text
 
 
@@ -128,6 +129,23 @@ def relaxed(pattern: str, form: str) -> Operator:
         return Statement(old.guard, plain.replace(form, f"{form}.relaxed.{scope}", 1), old.operands)
 
     return rewrite(pattern, new)
+
+
+def relaxed_wait(pattern: str, form: str) -> Operator:
+    """A wait that orders nothing: relaxed, and without the tcgen05.fence::after_thread_sync behind
+    it, by which the manual's own examples order tcgen05 operations after relaxed waits."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for change in relaxed(pattern, form)(text):
+            to_come = after(text, text.places[change.instr.line], _is_tensor_access)
+            fences = [i.line for i in to_come if i.opcode == "tcgen05.fence::after_thread_sync"]
+            yield Change(change.instr, {**change.lines, **dict.fromkeys(fences, "")})
+
+    return changes
+
+
+def _is_tensor_access(instr: Instr) -> bool:
+    return instr.opcode.startswith(("tcgen05.ld", "tcgen05.st", "tcgen05.mma", "tcgen05.cp"))
 
 
 def replaced(

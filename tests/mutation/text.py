@@ -81,10 +81,12 @@ def statement(line: str) -> Statement:
 class Observed:
     """Lines by what a run has shown of them. unheard: arrivals that are all in a phase of their
     mbarrier behind the last that any thread waits for. last: bulk commit_group and wait_group,
-    behind which the warp writes, signals and issues nothing more."""
+    behind which the warp writes, signals and issues nothing more. implied: mbarrier waits that
+    never tell their warp what it does not know."""
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
+    implied: frozenset[int] = frozenset()
 
 
 class Text:
