@@ -165,7 +165,9 @@ class Races:
             phases = signals[min(number, len(signals) - 1)].clock_of
             step = (phases.component, len(phases.phases) + 1)
             self.reached(cta, *step, ticket.site)
-            self.shared_async(ticket, cta, self.shared_bytes(offset, nbytes), step, True)
+            mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
+            cells = self.shared_bytes(offset, nbytes)
+            self._compare(cta.shared_shadow, cta, cells, ticket, mark, True)
         for barrier in signals:
             self.signalled(ticket, barrier)
         return step

@@ -145,10 +145,14 @@ _MISDIRECTED = (
     ("arrival", "the next mbarrier gets it", "mbarrier.arrive", astray(ARRIVE, -2, 8)),
     ("arrival back", "the mbarrier before gets it", "mbarrier.arrive", astray(ARRIVE, -2, -8)),
     ("arrival with bytes", "the next mbarrier gets it", "mbarrier.arrive", astray(EXPECT, -2, 8)),
+    ("arrival with bytes back", "the mbarrier before gets it", "mbarrier.arrive",
+     astray(EXPECT, -2, -8)),
     ("commit", "the next mbarrier gets it", "tcgen05.commit", astray(COMMIT, 0, 8)),
     ("commit back", "the mbarrier before gets it", "tcgen05.commit", astray(COMMIT, 0, -8)),
     ("TMA load", "the next mbarrier gets its bytes", "cp.async.bulk.tensor",
      astray(TMA_LOAD, 2, 8)),
+    ("TMA load back", "the mbarrier before gets its bytes", "cp.async.bulk.tensor",
+     astray(TMA_LOAD, 2, -8)),
 )  # fmt: skip
 
 _ORDER = "Causality order"
@@ -158,7 +162,7 @@ _MOVED = (
     ("bulk store behind commit_group", "it belongs to no group", _ORDER,
      late(TMA_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
     *(
-        (name, "is executed behind what publishes it", _ORDER, late(earlier, release))
+        (name, "is executed behind what publishes it", _ORDER, late(earlier, release), same.UNHEARD)
         for name, earlier, release in (
             ("st.shared behind arrival", r"st\.shared", ARRIVE),
             ("st.shared behind barrier", r"st\.shared", BAR),
