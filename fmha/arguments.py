@@ -16,10 +16,9 @@ import torch
 
 from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
 from kernelkit import hw
+from kernelkit.log2 import check_factors
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 
-MIN_SCALE = 1e-12
-MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TABLES = (
     "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "sinks", "cos", "sin",
@@ -237,17 +236,7 @@ def _check_window(arguments: Arguments) -> None:
 
 
 def _check_numbers(arguments: Arguments) -> None:
-    scale, softcap = arguments.softmax_scale, arguments.softcap
-    if not MIN_SCALE <= scale <= 1 / MIN_SCALE:
-        raise ValueError(
-            f"scale {scale}: from {MIN_SCALE} to {1 / MIN_SCALE}; above 0, since the row maximum "
-            "is taken before scaling, and well inside fp32"
-        )
-    if softcap and not MIN_SOFTCAP <= softcap <= MAX_SOFTCAP:
-        raise ValueError(
-            f"softcap {softcap}: from {MIN_SOFTCAP} to {MAX_SOFTCAP}, or 0 for none; scores are "
-            "good to 2 ** -23 of it"
-        )
+    check_factors(arguments.softmax_scale, arguments.softcap)
     longest = arguments.max_seqlen_q
     if longest is not None and arguments.cu_seqlens_q is None:
         raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")

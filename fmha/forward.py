@@ -13,7 +13,7 @@ from fmha.config import TUNABLE, AttentionConfig
 from fmha.layout import TILE_M
 from kernelkit import hw
 from kernelkit.launch import Target, choose_target, launch
-from kernelkit.log2 import LOG2_E
+from kernelkit.log2 import exponent_factors
 from kernelkit.tensors import DTYPE_NAMES, require_tma, with_plain_strides, without_broadcast
 
 ARCHS = ("sm_100a",)
@@ -171,15 +171,8 @@ def _tables(arguments: Arguments) -> tuple[torch.Tensor | None, ...]:
 
 
 def _numbers(arguments: Arguments) -> tuple[float, float, int, int, int, int]:
-    """scale_log2, squash_log2, window_left, window_right, sink_tokens, max_q.
-
-    exp2 takes the place of exp, so scales carry log2(e). With softcap c the kernel computes
-    c tanh(x) as 2 c (1/2 - 1 / (1 + exp(2 x))), x = scale q.k / c.
-    """
-    scale_log2, squash_log2 = arguments.softmax_scale * LOG2_E, 0.0
-    if arguments.softcap > 0:
-        squash_log2 = 2.0 * scale_log2 / arguments.softcap
-        scale_log2 = 2.0 * arguments.softcap * LOG2_E
+    """scale_log2, squash_log2, window_left, window_right, sink_tokens, max_q."""
+    scale_log2, squash_log2 = exponent_factors(arguments.softmax_scale, arguments.softcap)
     left, right = (
         min(UNBOUNDED if size is None else size, UNBOUNDED)
         for size in (arguments.window_left, arguments.window_right)

@@ -6,42 +6,15 @@ graph captures the launch. Results are new tensors, nothing is written in place.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 
 from fmha.arguments import Arguments
 from fmha.forward import Results, empty_results, forward
+from kernelkit.schema import operator_schema
 
 NAMESPACE = "blackwell_kernels"
-SCHEMA_TYPES = {
-    "torch.Tensor": "Tensor",
-    "torch.Tensor | None": "Tensor?",
-    "bool": "bool",
-    "bool | None": "bool?",
-    "int": "SymInt",
-    "int | None": "SymInt?",
-    "float": "float",
-    "float | None": "float?",
-    "str": "str",
-    "str | None": "str?",
-    "torch.dtype | None": "ScalarType?",
-}
-
-
-def _schema() -> str:
-    """(q, k, v, ..., *, ...) -> (O, LSE, row_max): the fields of Arguments with their defaults."""
-    parts, only_names = [], False
-    for field in dataclasses.fields(Arguments):
-        if not (only_names or field.type.startswith("torch.Tensor")):  # tensors have positions
-            parts, only_names = [*parts, "*"], True
-        part = f"{SCHEMA_TYPES[field.type]} {field.name}"
-        if field.default is not dataclasses.MISSING:
-            default = f'"{field.default}"' if isinstance(field.default, str) else field.default
-            part += f"={default}"
-        parts.append(part)
-    return f"({', '.join(parts)}) -> (Tensor, Tensor, Tensor)"
 
 
 def _attention(*tensors: torch.Tensor | None, **options: Any) -> Results:
@@ -61,7 +34,7 @@ def _refuse_backward(context: Any, *gradients: Any) -> None:
 
 
 attention = torch.library.custom_op(
-    f"{NAMESPACE}::attention", _attention, mutates_args=(), schema=_schema()
+    f"{NAMESPACE}::attention", _attention, mutates_args=(), schema=operator_schema(Arguments, 3)
 )
 attention.register_fake(_fake_attention)
 attention.register_autograd(_refuse_backward)

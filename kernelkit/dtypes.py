@@ -1,3 +1,3 @@
 """The dtypes that configs are spelt with. Plain data, without torch or the DSL."""
 
-ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}

@@ -15,7 +15,7 @@ import torch
 WARM_UP = 3
 MIN_GRAPH_SECONDS = 2e-3  # shorter graphs would measure the resolution of the events
 MAX_LAUNCHES = 200
-PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python")
+PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python", "triton", "flashinfer-python")
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 

@@ -13,6 +13,7 @@ import sys
 # name -> module beside this file whose main() parses sys.argv
 BENCHMARKS = {
     "fmha": "bench_fmha",
+    "gqa": "bench_gqa",
     "merge": "bench_merge",
     "emulator": "bench_emulator",
 }

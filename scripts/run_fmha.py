@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import sys
 import time
 from pathlib import Path
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from _accuracy import ERRORS, cells, coarser, errors_of, positive, table_of_cases
 from _cases import DTYPES, OUT_DTYPES, Case, attend, check, config_of, instructions_by_role
 from _common import describe, refuse, write_json
 from _flags import add_case_arguments, case_of
 from _timing import setting, why_not_here
 from fmha import reference
-from kernelkit import tolerance
 from kernelkit.launch import BACKENDS
 from ptxemu.check import text
 from ptxemu.host.command_line import add_check_arguments, checking, wanted
 from ptxemu.options import POLICIES, Options
-
-TINY = torch.finfo(torch.float64).tiny  # an output of zeros has no relative error
-ERRORS = ("max abs\nerror", "refer-\nence", "of\nlimit", "relative\nerror", "LSE\nerror")
 
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
 # skipped; decoding with packed heads from pages; packed sequences of a model with softcap.
@@ -95,32 +90,14 @@ def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -
     exact, rounded = (
         judge(*inputs, **options) for judge in (reference.definition, reference.rounded)
     )
-    o, lse = (tensor.cpu().double() for tensor in actual)
-    verdicts = (
-        tolerance.compare_output(o, exact.o, rounded.o, grain(case)),
-        tolerance.compare_lse(lse, exact.lse, rounded.lse),
-    )
-    error = (o - exact.o).abs()
-    return {
-        "max_error": max(error.flatten().tolist(), default=0.0),
-        "reference_error": verdicts[0].reference_error,
-        "of_limit": max(_share(verdict, slack) for verdict in verdicts),
-        "relative": (error.norm() / exact.o.norm().clamp_min(TINY)).item(),
-        "lse_error": verdicts[1].error,
-    }
+    pairs = (exact.o, exact.lse), (rounded.o, rounded.lse)
+    return errors_of(actual, *pairs, grain(case), slack)
 
 
 def grain(case: Case) -> torch.dtype:
     """The coarser of the dtypes that O passes through."""
     dtypes = (DTYPES[case.dtype], OUT_DTYPES.get(case.out_dtype, DTYPES[case.dtype]))
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def _share(verdict: tolerance.Report, slack: float) -> float:
-    """Error over limit; infinite where NaNs or infinities disagree, which no limit excuses."""
-    if verdict.limit == 0.0:
-        return 0.0 if verdict.ok else math.inf
-    return verdict.error / (slack * verdict.limit)
+    return coarser(dtypes)
 
 
 def measure(case: Case, backend: str, options: Options, slack: float) -> Row:
@@ -140,36 +117,19 @@ def measure(case: Case, backend: str, options: Options, slack: float) -> Row:
 
 def accuracy(rows: list[Row]) -> Table:
     """Errors against fp64, for a terminal of 80 columns."""
-    table = _table("\nbackend", *ERRORS, "")
+    table = table_of_cases("\nbackend", *ERRORS, "")
     for row in rows:
-        table.add_row(
-            row.case,
-            row.backend,
-            f"{row.max_error:.1e}",
-            f"{row.reference_error:.1e}",
-            f"{row.of_limit:.0%}" if row.of_limit < 10 else "> 999%",
-            f"{row.relative:.1e}",
-            f"{row.lse_error:.1e}",
-            "[green]ok[/]" if row.ok else "[red]OUT[/]",
-        )
+        table.add_row(row.case, row.backend, *cells(dataclasses.asdict(row)))
     return table
 
 
 def work(rows: list[Row]) -> Table:
     """Seconds, and warp-instructions per role where the emulator counted them."""
     roles = list(dict.fromkeys(role for row in rows for role in row.roles))
-    table = _table(*(f"{role}\nwarp-instr." for role in roles), "\nseconds")
+    table = table_of_cases(*(f"{role}\nwarp-instr." for role in roles), "\nseconds")
     for row in rows:
         counts = (f"{row.roles.get(role, 0):,}" for role in roles)
         table.add_row(row.case, *counts, f"{row.seconds:.1f}")
-    return table
-
-
-def _table(*columns: str) -> Table:
-    """A table with a first column for the case, which is the one that folds where it is narrow."""
-    table = Table("\ncase", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -199,14 +159,6 @@ def document(rows: list[Row], reason: str) -> dict:
         "setting": {**setting(), "backend": reason},
         "rows": [{**dataclasses.asdict(row), "ok": row.ok} for row in rows],
     }
-
-
-def positive(text: str) -> float:
-    """Argument type: a number above 0."""
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -30,6 +30,8 @@ _ROOTS = {
     "vote": "vote",
     "match": "group",
     "redux": "group",
+    "mma": "product",
+    "movmatrix": "transposed",
 }
 
 

@@ -135,6 +135,30 @@ def _group(flow: Flow, masks: Masks, mb: int, members: object) -> list[int]:
     return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
 
 
+def _product(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """mma.sync: an element of A reaches its row of D, one of B its column, one of C itself.
+
+    Lane 4 g + i holds rows g of A and, in every other register, g + 8; column g of B; columns 2 i
+    and 2 i + 1 of D, in one register or, of 32 bits each, in two.
+    """
+    lanes = np.array([bits_mask(masks.get(name, 0) & ALL) for name in flow.sources])
+    d_count = len(flow.targets)
+    b_count = (len(lanes) - d_count) // 3
+    a, b, c = np.split(lanes.reshape(-1, 8, 4), (2 * b_count, 3 * b_count))
+    rows = np.stack([a[0::2], a[1::2]]).any(axis=(1, 3))  # [half, g]
+    columns = b.any(axis=(0, 2)).reshape(4, 2)  # [i, which of the two]
+    reached = rows[:, None, :, None] | columns.T[None, :, None, :]  # [half, which, g, i]
+    if d_count == 2:
+        reached = reached.any(axis=1)
+    return [mask_bits(x.ravel()) for x in reached.reshape(d_count, 8, 4) | c]
+
+
+def _transposed(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """movmatrix: two elements a lane, eight a row."""
+    elements = np.repeat(bits_mask(masks.get(flow.sources[0], 0) & ALL), 2).reshape(8, 8)
+    return [mask_bits(elements.T.reshape(32, 2).any(axis=1))]
+
+
 RULES: dict[str, Callable[..., list[int]]] = {
     "values": _values,
     "halves": _halves,
@@ -145,4 +169,6 @@ RULES: dict[str, Callable[..., list[int]]] = {
     "shuffle": _shuffle,
     "vote": _vote,
     "group": _group,
+    "product": _product,
+    "transposed": _transposed,
 }

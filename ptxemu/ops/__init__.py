@@ -29,4 +29,5 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     tensor_copy,
     tensormap,
     warp,
+    warp_mma,
 )

@@ -122,5 +122,5 @@ def match(instr: Instr) -> Match:
 
 
 def supported() -> list[Form]:
-    """Every registered form, for the generated table of the README."""
+    """Every registered form."""
     return [form for name in sorted(_FORMS) for form in _FORMS[name]]

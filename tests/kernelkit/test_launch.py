@@ -1,11 +1,13 @@
 """kernelkit.launch: the same kernel in the emulator, and natively with `--hw` on a Hopper GPU."""
 
+import ctypes
+
 import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import choose_target
-from tests.kernelkit.scale_kernel import ARCHS, scale
+from kernelkit.launch import PreparedLaunch, as_pointer, choose_target
+from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 
 
 def matrix(device: str, rows: int = 5, columns: int = 260) -> torch.Tensor:
@@ -88,13 +90,56 @@ def test_native_is_captured_in_a_graph():
     assert torch.equal(y, torch.full_like(y, 2.0))
 
 
+def check_prepared(device: str) -> None:
+    """Other tensors of the same sizes, by address alone."""
+    target = choose_target(torch.device(device), "auto", None, ARCHS)
+    x, y = matrix(device), matrix(device)
+    prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.5), target, x.device)
+    for source in (matrix(device), x):
+        result = torch.empty_like(y)
+        prepared([source.data_ptr(), result.data_ptr()])
+        assert torch.equal(result, 2.5 * source)
+    with pytest.raises(ValueError, match="shorter"):
+        prepared([x.data_ptr()])
+
+
+def test_emulated_prepared():
+    check_prepared("cpu")
+
+
+@pytest.mark.hw
+def test_native_prepared():
+    check_prepared("cuda")
+
+
+@pytest.mark.hw
+def test_native_prepared_follows_the_current_stream():
+    target = choose_target(torch.device("cuda"), "auto", None, ARCHS)
+    x, y, side = matrix("cuda"), matrix("cuda"), torch.cuda.Stream()
+    prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.0), target, x.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prepared([x.data_ptr(), y.data_ptr()])
+    x.fill_(3.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        prepared([x.data_ptr(), y.data_ptr()])
+        assert not side.query(), "the launch went to another stream"
+    side.synchronize()
+    assert torch.equal(y, torch.full_like(y, 6.0))
+    x.fill_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, torch.ones_like(y))
+
+
 @pytest.mark.parametrize(
     ("backend", "arch", "error", "words"),
     [
         ("gpu", None, ValueError, "backend 'gpu'"),
         ("cuda", None, ValueError, "needs CUDA tensors"),
         ("auto", "sm_80", NotImplementedError, "arch 'sm_80'"),
-        ("emulate", "sm_90a", NotImplementedError, "the emulator runs sm_100a"),
     ],
 )
 def test_refusals(backend, arch, error, words):
@@ -105,3 +150,11 @@ def test_refusals(backend, arch, error, words):
 def test_unknown_device():
     with pytest.raises(NotImplementedError, match="device meta"):
         choose_target(torch.device("meta"), "auto", None, ARCHS)
+
+
+def test_the_dsl_gives_addresses_of_two_kinds():
+    """An int or a c_void_p: both are what the executor takes without a conversion."""
+    for given in (4096, ctypes.c_void_p(4096)):
+        pointer = as_pointer(given)
+        assert type(pointer) is ctypes.c_void_p
+        assert pointer.value == 4096

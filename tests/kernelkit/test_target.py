@@ -26,6 +26,15 @@ def test_cpu_tensors_are_emulated():
         assert choose_target(CPU, backend, None, ("sm_100a",)) == Target("emulate", "sm_100a")
 
 
+def test_the_emulator_runs_hopper_kernels_on_wish_or_where_there_is_no_other():
+    both = ("sm_90a", "sm_100a")
+    assert choose_target(CPU, "auto", None, both) == Target("emulate", "sm_100a")
+    assert choose_target(CPU, "auto", "sm_90a", both) == Target("emulate", "sm_90a")
+    assert choose_target(CPU, "emulate", None, ("sm_90a",)) == Target("emulate", "sm_90a")
+    with pytest.raises(NotImplementedError, match="the emulator runs"):
+        choose_target(CPU, "auto", None, ("sm_120a",))
+
+
 def test_blackwell_and_hopper_run_natively(capability):
     both = ("sm_100a", "sm_90a")
     capability(10)

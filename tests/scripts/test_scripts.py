@@ -61,6 +61,10 @@ def test_the_readme_of_fmha_shows_the_live_plan():
         ("run_fmha.py", ("--head-dim", "63"), "head_dim 63"),
         ("run_fmha.py", ("--k-stages", "99"), "limit 232448"),
         ("run_fmha.py", ("--window", "5"), "'5' is not L,R"),
+        ("run_gqa.py", ("--D", "96"), "head_dim 96"),
+        ("run_gqa.py", ("--cluster", "3"), "cluster 3"),
+        ("run_gqa.py", ("--kvL", "many"), "'many' is not a list"),
+        ("run_gqa.py", ("--BS", "3", "--kvL", "5,6"), "one length, or as many"),
     ],
 )
 def test_refusals_are_one_line_with_the_value(script, flags, words):

@@ -7,11 +7,13 @@ where the exact value lies beyond the type's range. `.ftz` makes zeros of subnor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from tests.ptxemu import fragments
 from tests.ptxemu.conformance.values import FLOATS, PACKED
 
 
@@ -72,6 +74,9 @@ _NARROW = {
 def bounds_of(opcode: str) -> tuple[Bound, ...]:
     """The bounds of an approximate instruction; none where every bit counts."""
     parts = opcode.split(".")
+    if parts[0] == "mma" and parts[-1] != "s32":
+        exact = functools.partial(fragments.multiplied, opcode)
+        return (Bound("of the sum of magnitudes", fragments.unit(opcode), exact),)
     if "approx" not in parts and "full" not in parts:
         return ()
     base = PACKED.get(parts[-1], (parts[-1], 1))[0]
@@ -115,6 +120,8 @@ def _limits(kind: str) -> tuple[float, float]:
 def excess(opcode: str, bound: Bound, sources: list[np.ndarray], found: np.ndarray) -> np.ndarray:
     """The error of each result in units of the bound: at most 1 is right; inf: a special value
     that is not the manual's; -1: outside the range in which the manual promises something."""
+    if opcode.startswith("mma."):
+        return fragments.excess(opcode, sources, found)
     kind, results = split(opcode.split(".")[-1], found)
     values = [decoded(*split(opcode.split(".")[-1], bits)) for bits in sources]
     result = decoded(kind, results)

@@ -37,11 +37,12 @@ class Tally:
     ulps: int = 0  # the most between the two results, where the form is an approximation
     errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # GPU's, ptxemu's, in bounds
     examples: list[str] = field(default_factory=list)
+    differs: bool = False  # somewhere where every bit counts
 
     @property
     def right(self) -> bool:
         """The same bits, or both within the bound."""
-        return max(self.errors) <= 1 if self.bound else self.same == self.inputs
+        return not self.differs and max(self.errors) <= 1
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Campaign:
         if output.approximate:
             _compare_approximation(tally, form, sources, found)
         elif not same.all():
+            tally.differs = True
             tally.examples += _examples(output.label, sources, *found)
 
 

@@ -11,6 +11,7 @@ from tests.ptxemu.conformance import (
     copies,
     coverage,
     elementwise,
+    matrices,
     memory,
     misc,
     patterns,
@@ -23,7 +24,7 @@ from tests.ptxemu.conformance.campaign import Campaign, Tally
 from tests.ptxemu.conformance.case import Case
 from tests.ptxemu.conformance.patterns import Variant
 
-_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs)
+_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs, matrices)
 
 # a form -> why silicon and ptxemu differ in it
 EXPLAINED = {
@@ -69,7 +70,9 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
             "inputs": sum(tally.inputs for tally in forms.values()),
             "same_bits": sum(tally.same == tally.inputs for tally in forms.values()),
             "within_bounds": sum(tally.right for tally in near.values()),
-            "explained": sum(form in EXPLAINED and not forms[form].right for form in forms),
+            "explained": sum(
+                form in EXPLAINED and not tally.right for form, tally in forms.items()
+            ),
             "different": len(different(result)),
             "failed": len(result.failures),
             "not_witnessed": len(result.refused) + len(listed),
@@ -86,7 +89,9 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
             }
             for form, tally in near.items()
         },
-        "explained": {form: why for form, why in EXPLAINED.items() if not forms[form].right},
+        "explained": {
+            form: why for form, why in EXPLAINED.items() if form in forms and not forms[form].right
+        },
         "different": {form: tally.examples for form, tally in different(result).items()},
         "failed": result.failures,
         "refused_for_this_gpu": dict(sorted(result.refused.items())),

@@ -1,0 +1,130 @@
+"""`decode` and `decode_plan`: the arguments of a user in, the operator or a plan behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gqa_lowlatency import ops
+from gqa_lowlatency.arguments import SCALAR_KINDS, Arguments
+from gqa_lowlatency.config import TUNABLE, DecodeConfig
+from gqa_lowlatency.direct import DecodePlan
+from kernelkit.tensors import require_no_grad, require_scalars, require_types
+
+Scale = float | torch.Tensor
+
+
+def decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    seq_lens: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    max_seq_len: int | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    sink_tokens: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
+    return_lse: bool = False,
+    out_dtype: torch.dtype | None = None,
+    pdl: bool = False,
+    kv_ready_before_pdl: bool = False,
+    batch_invariant: bool = False,
+    backend: str = "auto",
+    arch: str | None = None,
+    config: DecodeConfig | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale Q K^T + mask) V of the newest tokens over a cache of keys and values.
+
+    Shapes. q [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D
+    one of `gqa_lowlatency.config.HEAD_DIMS`. k, v [B, S, Hkv, D] of q's dtype or float8_e4m3fn;
+    query head h reads KV head h // (Hq // Hkv). Pages: k, v [pages, page_size, Hkv, D], page_size
+    a divisor of 128, with page_table, int32 [B, pages of an entry], and seq_lens. The last
+    dimension is contiguous, other strides are multiples of 16 bytes: views are read in place.
+    seq_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
+        seq_lens - T + t. The cache may be longer, what lies behind is never used; None is all of
+        S. An entry may have no keys, or fewer than T.
+    max_seq_len: a bound on seq_lens that decides how many CTAs share the keys of a KV head; None
+        is what the cache can hold. A captured launch is right for all lengths up to S.
+
+    What a token sees. causal: no key behind its own position; False: all keys of the entry.
+    window: keys seen before the own position, None for all. sink_tokens: that many first keys are
+    visible beside a window. Keys and pages that no token sees are not read and may hold NaN.
+
+    Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
+    c tanh(s / c). sinks: fp32 [Hq], for each head a logit whose value is zero. k_scale, v_scale:
+    what e4m3 keys and values are multiplied by, a number or fp32 [1] or [Hkv], 1 by default; only
+    [Hkv] is read in place, the others take a small fill or copy before the kernel.
+
+    Results. O like q in out_dtype (bfloat16, float16, float32; q.dtype by default); with
+    return_lse (O, LSE), LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in natural log, sinks
+    included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its sink.
+
+    How it runs. pdl: programmatic dependent launch: the kernel may begin before the one in front
+    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, seq_lens,
+    page_table and scales, so that they are read at once, and only q waits. batch_invariant: the
+    bits of an entry depend on its own tensors, length and max_seq_len only, whatever else is in
+    the batch. backend, arch: see `kernelkit.launch.choose_target`. config: its tunable fields
+    (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes choose.
+
+    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
+    anything is compiled. The contents of integer tensors are checked on the CPU; on a GPU, where
+    the host does not wait, they are taken as they are. Forward only. torch.compile sees one
+    operator, `blackwell_kernels::decode`; CUDA graphs capture it.
+    """
+    arguments = _arguments(q, k, v, options={
+        "seq_lens": seq_lens, "page_table": page_table, "max_seq_len": max_seq_len,
+        "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
+        "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
+        "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
+        "batch_invariant": batch_invariant, "backend": backend, "arch": arch, "config": config,
+    })  # fmt: skip
+    o, lse = ops.decode(**arguments)
+    return (o, lse) if return_lse else o
+
+
+def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> DecodePlan:
+    """A plan for steps like this one: plan(q, k, v, seq_lens=, page_table=, out=, lse=).
+
+    The tensors and options are those of `decode`, and everything that it checks is checked here,
+    the kernel is compiled here. A call then costs the host some microseconds: it compares shapes,
+    strides, dtypes and devices with those planned, puts the new addresses into arguments that were
+    made here, and launches. Sinks and scales belong to the plan; their contents may change in
+    place. return_lse has no meaning: a call returns (O, LSE).
+    """
+    if "return_lse" in options:
+        raise TypeError("decode_plan takes no return_lse: a call of the plan returns (O, LSE)")
+    return DecodePlan(Arguments(**_arguments(q, k, v, options=options)))
+
+
+def _arguments(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of Arguments by name, types checked."""
+    known = {*SCALAR_KINDS, "seq_lens", "page_table", "sinks", "k_scale", "v_scale", "config"}
+    unknown = set(options) - (known - set(TUNABLE))
+    if unknown:
+        raise TypeError(f"unknown options {sorted(unknown)}")
+    config = options.pop("config", None)
+    if config is not None and not isinstance(config, DecodeConfig):
+        raise TypeError(f"config is {type(config).__name__}, expected DecodeConfig")
+    tensors = {name: value for name, value in options.items() if name not in SCALAR_KINDS}
+    require_types(q=q, k=k, v=v)
+    for name in ("k_scale", "v_scale"):
+        number = tensors.get(name)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            tensors[name] = torch.full((1,), float(number), device=q.device)
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    require_types(**given)
+    require_no_grad(q=q, k=k, v=v, **given)
+    tunable = {} if config is None else {name: getattr(config, name) for name in TUNABLE}
+    scalars = {name: value for name, value in options.items() if name in SCALAR_KINDS} | tunable
+    kinds = {name: kind for name, kind in SCALAR_KINDS.items() if name in scalars}
+    require_scalars(kinds, scalars)
+    return {"q": q, "k": k, "v": v, **tensors, **scalars}

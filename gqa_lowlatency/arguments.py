@@ -1,0 +1,248 @@
+"""One decode problem as the custom op gets it, and every check that needs no config.
+
+Shapes, dtypes and options are checked everywhere. What tensors say (lengths, page numbers) is
+checked on the CPU, where reading it costs nothing; on a GPU that would make the host wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_PAGE_SIZE, MAX_Q_TOKENS
+from gqa_lowlatency.split import reach
+from kernelkit import hw
+from kernelkit.log2 import check_factors
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+
+MAX_POSITION = 1 << 29  # position + window and the like then stay within an int32
+KV_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
+TABLES = ("seq_lens", "page_table", "sinks", "k_scale", "v_scale")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of the op `blackwell_kernels::decode`; `gqa_lowlatency.decode` explains them.
+
+    cluster, owners, max_columns, warps: tunable fields of the config, 0 chooses.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    seq_lens: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    max_seq_len: int | None = None
+    causal: bool = True
+    window: int | None = None
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    scale: float | None = None
+    out_dtype: torch.dtype | None = None
+    pdl: bool = False
+    kv_ready_before_pdl: bool = False
+    batch_invariant: bool = False
+    backend: str = "auto"
+    arch: str | None = None
+    cluster: int = 0
+    owners: int = 0
+    max_columns: int = 0
+    warps: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Batch entries."""
+        return self.q.shape[0]
+
+    @property
+    def q_tokens(self) -> int:
+        """Query tokens of an entry."""
+        return self.q.shape[1] if self.q.ndim == 4 else 1
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[-2]
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads, each read by the same number of query heads."""
+        return self.k.shape[-2]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def capacity(self) -> int:
+        """Keys that an entry can have at most."""
+        if self.page_table is None:
+            return self.k.shape[1]
+        return self.page_table.shape[1] * self.k.shape[1] if self.k.numel() else 0
+
+    @property
+    def longest(self) -> int:
+        """Keys that the launch is laid out for."""
+        return self.capacity if self.max_seq_len is None else self.max_seq_len
+
+    @property
+    def is_fp8(self) -> bool:
+        """K and V are e4m3."""
+        return self.k.dtype == torch.float8_e4m3fn
+
+    @property
+    def o_dtype(self) -> torch.dtype:
+        """dtype of O."""
+        return self.out_dtype or self.q.dtype
+
+    @property
+    def softmax_scale(self) -> float:
+        """What q.k is multiplied by."""
+        return 1.0 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether reading a tensor is free of waiting."""
+        return self.q.device.type == "cpu"
+
+    def present_tables(self) -> dict[str, torch.Tensor]:
+        """Name -> tensor for those beside q, k and v that are there."""
+        tables = {name: getattr(self, name) for name in TABLES}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    def check_devices(self) -> None:
+        """Raise ValueError for tensors on different devices."""
+        require_tensors(q=self.q, k=self.k, v=self.v, **self.present_tables())
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        self.check_devices()
+        _check_tensors(self)
+        _check_heads(self)
+        _check_tables(self)
+        _check_scales(self)
+        _check_window(self)
+        check_factors(self.softmax_scale, self.softcap)
+        if self.on_host:
+            _check_contents(self)
+
+
+SCALAR_KINDS = {
+    field.name: field.type for field in dataclasses.fields(Arguments) if "Tensor" not in field.type
+}
+
+
+def _check_tensors(arguments: Arguments) -> None:
+    q, k, v = arguments.q, arguments.k, arguments.v
+    keys = "[B, S, Hkv, D]" if arguments.page_table is None else "[pages, page_size, Hkv, D]"
+    if q.ndim != 3:
+        require_rank("q", q, "[B, T, Hq, D]")
+    for name, tensor in (("k", k), ("v", v)):
+        require_rank(name, tensor, keys)
+    if k.shape != v.shape or k.dtype != v.dtype:
+        raise ValueError(f"k {k.dtype} {tuple(k.shape)} and v {v.dtype} {tuple(v.shape)} differ")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
+    if DTYPE_NAMES.get(q.dtype) not in IO_DTYPES:
+        raise NotImplementedError(f"dtype {q.dtype} of q: supported are {IO_DTYPES}")
+    if KV_NAMES.get(k.dtype) not in KV_DTYPES:
+        raise NotImplementedError(f"dtype {k.dtype} of k and v: supported are {KV_DTYPES}")
+    if not arguments.is_fp8 and k.dtype != q.dtype:
+        raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is no e4m3")
+    if arguments.o_dtype not in DTYPE_NAMES:
+        raise NotImplementedError(f"out_dtype {arguments.o_dtype}: one of {tuple(DTYPE_NAMES)}")
+    if not 1 <= arguments.q_tokens <= MAX_Q_TOKENS:
+        raise ValueError(f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}")
+    if arguments.page_table is None and k.shape[0] != arguments.batch:
+        raise ValueError(f"q has batch {arguments.batch}, k has {k.shape[0]}")
+    if arguments.page_table is not None and (not k.shape[1] or MAX_PAGE_SIZE % k.shape[1]):
+        raise NotImplementedError(f"pages of {k.shape[1]} rows: a divisor of {MAX_PAGE_SIZE}")
+
+
+def _check_heads(arguments: Arguments) -> None:
+    q_heads, kv_heads = arguments.q_heads, arguments.kv_heads
+    if q_heads == 0 or kv_heads == 0:
+        raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
+    if q_heads % kv_heads:
+        raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} KV heads")
+    if arguments.batch > hw.MAX_GRID_YZ:
+        raise ValueError(f"batch {arguments.batch}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+
+
+def _check_tables(arguments: Arguments) -> None:
+    batch = arguments.batch
+    if arguments.seq_lens is not None:
+        require_table("seq_lens", arguments.seq_lens, torch.int32, (batch,))
+    if arguments.page_table is not None:
+        require_table("page_table", arguments.page_table, torch.int32, (batch, None))
+        if arguments.seq_lens is None:
+            raise ValueError("page_table without seq_lens: nothing says how many keys there are")
+    if arguments.sinks is not None:
+        require_table("sinks", arguments.sinks, torch.float32, (arguments.q_heads,))
+    if arguments.capacity >= MAX_POSITION:
+        raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
+    longest = arguments.max_seq_len
+    if longest is not None and not 0 <= longest <= arguments.capacity:
+        raise ValueError(f"max_seq_len {longest}: from 0 to S = {arguments.capacity}")
+    if arguments.seq_lens is None and arguments.longest < arguments.capacity:
+        raise ValueError(
+            f"max_seq_len {longest} without seq_lens: entries have all {arguments.capacity} keys"
+        )
+
+
+def _check_scales(arguments: Arguments) -> None:
+    """One number, or one for each KV head."""
+    for name in ("k_scale", "v_scale"):
+        scale = getattr(arguments, name)
+        if scale is None:
+            continue
+        if not arguments.is_fp8:
+            raise ValueError(f"{name} with {arguments.k.dtype} keys: only e4m3 is scaled")
+        shapes = ((), (1,), (arguments.kv_heads,))
+        if scale.dtype != torch.float32 or tuple(scale.shape) not in shapes:
+            raise ValueError(
+                f"{name} is {scale.dtype} {tuple(scale.shape)}, expected torch.float32, one number "
+                f"or ({arguments.kv_heads},)"
+            )
+
+
+def _check_window(arguments: Arguments) -> None:
+    window, sink_tokens = arguments.window, arguments.sink_tokens
+    if window is not None and window < 0:
+        raise ValueError(f"window {window}: at least 0 keys, None for unbounded")
+    if sink_tokens < 0:
+        raise ValueError(f"sink_tokens {sink_tokens}: at least 0")
+    if sink_tokens and window is None:
+        raise ValueError(f"sink_tokens {sink_tokens} without a window: the first keys are visible")
+    if arguments.kv_ready_before_pdl and not arguments.pdl:
+        raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+
+
+def _check_contents(arguments: Arguments) -> None:
+    """Values of the tables, on the CPU."""
+    if arguments.seq_lens is None:
+        return
+    for entry, length in enumerate(arguments.seq_lens.tolist()):
+        if not 0 <= length <= arguments.longest:
+            raise ValueError(
+                f"seq_lens {length} of entry {entry}: from 0 to max_seq_len = {arguments.longest}"
+            )
+        if arguments.page_table is not None:
+            _check_pages(arguments, entry, length)
+
+
+def _check_pages(arguments: Arguments, entry: int, length: int) -> None:
+    """Pages with keys that a token sees; others may have been given back to the pool."""
+    pages, page_size = arguments.k.shape[:2]
+    seen = reach(length, arguments.q_tokens, page_size, arguments.window, arguments.sink_tokens)
+    row = arguments.page_table[entry].tolist()
+    used = [row[seen.tile(index)] for index in range(seen.tiles)]
+    if any(not 0 <= page < pages for page in used):
+        raise ValueError(f"page_table {used} of entry {entry}: the pool has pages 0 to {pages - 1}")

@@ -1,0 +1,146 @@
+"""What a decode kernel is compiled for: DecodeConfig and every limit on its fields.
+
+A config is the key of the compile cache. Lengths, heads, batch, strides, window sizes and scales
+are not in it: one compiled kernel serves them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit.dtypes import ITEM_BYTES
+
+HEAD_DIMS = (64, 128, 256)
+IO_DTYPES = ("bf16", "fp16")
+KV_DTYPES = (*IO_DTYPES, "e4m3")
+OUT_DTYPES = (*IO_DTYPES, "fp32")
+CLUSTERS = (1, 2, 4, 8, 16)  # 8 is what every GPU of compute capability 9.0 and 10.0 can launch
+COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
+MAX_Q_TOKENS = 8
+MAX_PAGE_SIZE = 128
+TUNABLE = ("cluster", "owners", "max_columns", "warps")
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """One compiled decode kernel. Fields marked * are tunable, the arguments decide the rest.
+
+    head_dim: columns of Q, K, V and O.
+    group: query heads that read one KV head. q_tokens: query tokens of an entry, the newest keys.
+    dtype: of Q; kv_dtype: of K and V, '' for the same, 'e4m3' for FP8 with scales.
+    out_dtype: of O; '' for `dtype`.
+    causal: query token t of T sees no key of the tokens behind it; without it all see all keys.
+    left: how far a token sees back is bounded; sink_tokens: the first keys stay visible beside.
+    softcap: scores pass through c tanh(s / c).
+    sinks: one learned logit per query head joins the maximum and the denominator.
+    lens: valid keys of each entry from an int32 [B]; without it all keys are valid.
+    page_size: rows of a page of K and V, which a page table then names; 0: not paged.
+    parts: several clusters share a KV head; the last to arrive merges what all have left.
+    pdl: programmatic dependent launch. kv_ready: K, V, lengths and pages were complete before the
+        grid before this one began, so that only Q waits for it.
+    cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory.
+    owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
+    max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
+    warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
+    """
+
+    head_dim: int = 128
+    group: int = 8
+    q_tokens: int = 1
+    dtype: str = "bf16"
+    kv_dtype: str = ""
+    out_dtype: str = ""
+    causal: bool = False
+    left: bool = False
+    sink_tokens: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    lens: bool = False
+    page_size: int = 0
+    parts: bool = False
+    pdl: bool = False
+    kv_ready: bool = False
+    cluster: int = 1
+    owners: int = 0
+    max_columns: int = 0
+    warps: int = 0
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of an element of Q."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def keys_dtype(self) -> str:
+        """dtype of K and V."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def o_dtype(self) -> str:
+        """dtype of O."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def rows(self) -> int:
+        """Query rows that read one KV head: row t group + g is head g of token t."""
+        return self.group * self.q_tokens
+
+    @property
+    def columns(self) -> int:
+        """Query rows of one CTA, padded: the N of its products."""
+        limit = self.max_columns or COLUMNS[-1]
+        return next((n for n in COLUMNS if n >= self.rows or n == limit), limit)
+
+    @property
+    def row_tiles(self) -> int:
+        """CTAs beside each other that read the same keys, each for `columns` rows."""
+        return -(-self.rows // self.columns)
+
+    @property
+    def owner_ctas(self) -> int:
+        """CTAs of a cluster that finish O."""
+        return self.owners or min(self.cluster, self.columns)
+
+    @property
+    def owned_columns(self) -> int:
+        """Columns that each of them finishes."""
+        return self.columns // self.owner_ctas
+
+    def check_values(self) -> None:
+        """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+        _one_of("head_dim", self.head_dim, HEAD_DIMS)
+        _one_of("dtype", self.dtype, IO_DTYPES)
+        _one_of("kv_dtype", self.keys_dtype, KV_DTYPES)
+        _one_of("out_dtype", self.o_dtype, OUT_DTYPES)
+        _one_of("cluster", self.cluster, CLUSTERS)
+        if self.max_columns:
+            _one_of("max_columns", self.max_columns, COLUMNS)
+        if self.keys_dtype not in (self.dtype, "e4m3"):
+            raise NotImplementedError(f"kv_dtype {self.keys_dtype!r} with dtype {self.dtype!r}")
+        if self.group < 1:
+            raise ValueError(f"group {self.group}: at least 1")
+        if not 1 <= self.q_tokens <= MAX_Q_TOKENS:
+            raise ValueError(f"q_tokens {self.q_tokens}: from 1 to {MAX_Q_TOKENS}")
+        if self.page_size and (MAX_PAGE_SIZE % self.page_size or self.page_size < 0):
+            raise NotImplementedError(
+                f"page_size {self.page_size}: a divisor of {MAX_PAGE_SIZE}, 0: none"
+            )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if self.sink_tokens and not self.left:
+            raise ValueError("sink_tokens without a window: every row sees the first keys")
+        if self.page_size and not self.lens:
+            raise ValueError("pages without seq_lens: nothing says how many keys they hold")
+        if self.kv_ready and not self.pdl:
+            raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+        if self.owners < 0 or self.owners > self.cluster or self.columns % self.owner_ctas:
+            raise ValueError(
+                f"owners {self.owners}: at most cluster {self.cluster}, a divisor of "
+                f"{self.columns} columns; 0 chooses"
+            )
+
+
+def _one_of(name: str, value: object, supported: tuple) -> None:
+    if value not in supported:
+        raise NotImplementedError(f"{name} {value!r}: supported are {supported}")

@@ -1,0 +1,95 @@
+"""Which tiles of keys this CTA works on, and what each row sees (device code, see `split.py`)."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device.args import Scalars
+
+
+@dataclass(frozen=True)
+class Share:
+    """Tiles [begin, begin + count) of those that hold visible keys; `active` CTAs have any."""
+
+    n_keys: Int32  # of the entry
+    lowest: Int32  # the first key that any row sees by its window
+    sink_end: Int32  # keys below are seen by all rows, where the config has sink tokens
+    sink_tiles: Int32
+    first: Int32
+    begin: Int32
+    count: Int32
+    active: Int32
+
+
+@cute.jit
+def deal(
+    config: DecodeConfig, n_keys: Int32, scalars: Scalars, place: tuple, tile: cutlass.Constexpr
+) -> Share:
+    """place: (rank, CTAs) among all that share the keys of this KV head and entry."""
+    rank, ctas = place
+    lowest, sink_end, sink_tiles = Int32(0), Int32(0), Int32(0)
+    if cutlass.const_expr(config.left):
+        lowest = cutlass.max(n_keys - config.q_tokens - scalars.left, 0)
+    first = lowest // tile
+    if cutlass.const_expr(config.sink_tokens):
+        sink_end = cutlass.min(scalars.sink_tokens, n_keys)
+        sink_tiles = cutlass.min((sink_end + tile - 1) // tile, first)
+    last = (n_keys + tile - 1) // tile
+    tiles = sink_tiles + cutlass.max(last - first, 0)
+    base = tiles // ctas
+    more = tiles - base * ctas
+    begin = rank * base + cutlass.min(rank, more)
+    count = base + Int32(rank < more)
+    return Share(
+        n_keys, lowest, sink_end, sink_tiles, first, begin, count, cutlass.min(tiles, ctas)
+    )
+
+
+@cute.jit
+def tile_start(share: Share, index: Int32, tile: cutlass.Constexpr) -> Int32:
+    """First key of the index-th tile that holds visible keys."""
+    number = index
+    if index >= share.sink_tiles:
+        number = index - share.sink_tiles + share.first
+    return number * tile
+
+
+@cute.jit
+def any_row_sees(config: DecodeConfig, share: Share, key: Int32) -> Boolean:
+    """Whether a key exists and some row sees it; others may hold anything, NaN too."""
+    seen = key < share.n_keys
+    if cutlass.const_expr(config.left):
+        inside = key >= share.lowest
+        if cutlass.const_expr(config.sink_tokens):
+            inside = inside | (key < share.sink_end)
+        seen = seen & inside
+    return seen
+
+
+@cute.jit
+def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left: Int32) -> Boolean:
+    """Whether query token `token` sees a key."""
+    behind = config.q_tokens - 1 - token  # tokens that are newer
+    end = share.n_keys
+    if cutlass.const_expr(config.causal):
+        end = share.n_keys - behind
+    seen = key < end
+    if cutlass.const_expr(config.left):
+        inside = key >= share.n_keys - 1 - behind - left
+        if cutlass.const_expr(config.sink_tokens):
+            inside = inside | (key < share.sink_end)
+        seen = seen & inside
+    return seen
+
+
+@cute.jit
+def capped(score: Float32, scale_log2: Float32, squash_log2: Float32) -> Float32:
+    """c tanh(s / c) in log2 units, as c - 2 c / (1 + exp(2 s / c)): exact to rounding, unlike tanh.
+
+    scale_log2 is 2 c log2(e), squash_log2 turns q.k into 2 s / c in log2 units.
+    """
+    power = cute.math.exp2(score * squash_log2, fastmath=True)
+    return scale_log2 * (0.5 - cute.arch.rcp_approx(1.0 + power))

@@ -1,0 +1,157 @@
+"""What an owner makes of its mailbox: rows of O and their LSE (device code).
+
+Where several clusters share a KV head each owner leaves its sums in the workspace and counts up;
+the one that finds all others there adds them up in the order of parts, whichever came last, and
+sets the counter back to 0 for the next launch.
+
+    partial [unit][part][owned column][head_dim + 2]: O, then maximum and sum
+    unit = ((entry Hkv + KV head) row_tiles + row tile) owners + owner
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float16, Float32, Int32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device import mailbox
+from gqa_lowlatency.device.args import Place, Tables, Tensors
+from gqa_lowlatency.device.shared_words import load_integer, store_integer
+from kernelkit.log2 import LN_2, LOG2_E
+from kernelkit.online_softmax import finite
+
+OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
+FLAG_OFFSET = 8  # behind the mailbox's mbarrier: how many parts had come before this one
+BARRIER = 7  # of the threads that finish
+
+
+@cute.jit
+def finish(
+    config: DecodeConfig, threads: cutlass.Constexpr, box: mailbox.Mailbox, place: Place,
+    active: Int32, memory: tuple,
+) -> None:  # fmt: skip
+    """By all threads of an owner. active: CTAs that had keys; memory: (Tensors, Tables)."""
+    tensors, tables = memory
+    thread, _, _ = cute.arch.thread_idx()
+    senders = senders_of(config, place, active)
+    vectors = config.head_dim // mailbox.VECTOR
+    turns = -(-config.owned_columns * vectors // threads)
+    unit = unit_of(config, place, tensors)
+    for turn in cutlass.range_constexpr(turns):
+        slot, vector = (thread + turn * threads) // vectors, thread % vectors
+        if slot < config.owned_columns:
+            top, total = mailbox.merged_statistics(config, box, slot, senders)
+            acc = mailbox.merged_o(config, box, (slot, vector), senders, finite(top))
+            if cutlass.const_expr(config.parts):
+                leave(config, tables, (unit, place.part, slot, vector), acc, (top, total))
+            else:
+                write(config, (tensors, tables), place, (slot, vector), acc, (top, total))
+    if cutlass.const_expr(config.parts):
+        all_parts = cutlass.max((active + config.cluster - 1) // config.cluster, 1)
+        if is_last(threads, box, tables, unit, all_parts):
+            for turn in cutlass.range_constexpr(turns):
+                slot, vector = (thread + turn * threads) // vectors, thread % vectors
+                if slot < config.owned_columns:
+                    acc, found = add_parts(config, tables, (unit, slot, vector), all_parts)
+                    write(config, (tensors, tables), place, (slot, vector), acc, found)
+
+
+@cute.jit
+def senders_of(config: DecodeConfig, place: Place, active: Int32) -> Int32:
+    """CTAs of this cluster that have keys; they are the first."""
+    return cutlass.min(cutlass.max(active - place.part * config.cluster, 0), config.cluster)
+
+
+@cute.jit
+def unit_of(config: DecodeConfig, place: Place, tensors: Tensors) -> Int32:
+    """Number of the owner among those of all entries, heads and row tiles."""
+    heads = tensors.k.shape[2]
+    tile = (place.entry * heads + place.head) * config.row_tiles + place.row_tile
+    return tile * config.owner_ctas + place.rank
+
+
+@cute.jit
+def write(
+    config: DecodeConfig, memory: tuple, place: Place, item: tuple, acc: cute.Tensor, found: tuple
+) -> None:
+    """Four elements of a row of O; whoever has the first of them writes the LSE. item: (owned
+    column, vector of the row); found: (maximum, sum). The sink's logit joins here."""
+    tensors, tables = memory
+    slot, vector = item
+    top, total = found
+    row = place.row_tile * config.columns + place.rank * config.owned_columns + slot
+    if row < config.rows:
+        token, head = row // config.group, place.head * config.group + row % config.group
+        shrink = Float32(1.0)
+        if cutlass.const_expr(tables.sinks is not None):
+            sink = tables.sinks[head] * LOG2_E
+            higher = cutlass.max(top, sink)
+            shrink = cute.math.exp2(top - finite(higher), fastmath=True)
+            total = total * shrink + cute.math.exp2(sink - finite(higher), fastmath=True)
+            top = higher
+        norm = Float32(0.0) if total == 0.0 else shrink * cute.arch.rcp_approx(total)
+        if cutlass.const_expr(tables.v_scale is not None):
+            norm *= tables.v_scale[place.head]
+        gO = cute.local_tile(
+            tensors.o[place.entry, token, head, None], (mailbox.VECTOR,), (vector,)
+        )
+        gO.store((acc.load() * norm).to(OUT_TYPES[config.o_dtype]))
+        if vector == 0:
+            log_total = (cute.math.log2(total, fastmath=True) + top) * LN_2
+            tensors.lse[place.entry, head, token] = -Float32.inf if total == 0.0 else log_total
+
+
+@cute.jit
+def leave(
+    config: DecodeConfig, tables: Tables, item: tuple, acc: cute.Tensor, found: tuple
+) -> None:
+    """One part's sums into the workspace; item: (unit, part, owned column, vector)."""
+    unit, part, slot, vector = item
+    line = tables.partial[unit, part, None]
+    begin = slot * (config.head_dim + mailbox.WORDS)
+    for k in cutlass.range_constexpr(mailbox.VECTOR):
+        line[begin + vector * mailbox.VECTOR + k] = acc[k]
+    if vector == 0:
+        for k in cutlass.range_constexpr(mailbox.WORDS):
+            line[begin + config.head_dim + k] = found[k]
+
+
+@cute.jit
+def is_last(
+    threads: cutlass.Constexpr, box: mailbox.Mailbox, tables: Tables, unit: Int32, all_parts: Int32
+) -> Boolean:
+    """Whether all other parts have left their sums; the counter is then 0 again."""
+    thread, _, _ = cute.arch.thread_idx()
+    cute.arch.barrier(barrier_id=BARRIER, number_of_threads=threads)
+    if thread == 0:
+        count = tables.counts.iterator + unit
+        before = cute.arch.atomic_add(count, Int32(1), sem="acq_rel", scope="gpu")
+        if before == all_parts - 1:
+            tables.counts[unit] = Int32(0)
+        store_integer(box.arrived + FLAG_OFFSET, before)
+    cute.arch.barrier(barrier_id=BARRIER, number_of_threads=threads)
+    return load_integer(box.arrived + FLAG_OFFSET) == all_parts - 1
+
+
+@cute.jit
+def add_parts(config: DecodeConfig, tables: Tables, item: tuple, all_parts: Int32) -> tuple:
+    """(four elements, (maximum, sum)) over all parts in their order.
+
+    item: (unit, owned column, vector).
+    """
+    unit, slot, vector = item
+    words = config.head_dim + mailbox.WORDS
+    acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+    acc.fill(0.0)
+    top, total = -Float32.inf, Float32(0.0)
+    for part in cutlass.range(all_parts, unroll=1):
+        line = tables.partial[unit, part, None]
+        own_top = line[slot * words + config.head_dim]
+        higher = cutlass.max(top, own_top)
+        old = cute.math.exp2(top - finite(higher), fastmath=True)
+        new = cute.math.exp2(own_top - finite(higher), fastmath=True)
+        total = total * old + line[slot * words + config.head_dim + 1] * new
+        for k in cutlass.range_constexpr(mailbox.VECTOR):
+            value = line[slot * words + vector * mailbox.VECTOR + k]
+            acc[k] = acc[k] * old + value * new
+        top = higher
+    return acc, (top, total)

@@ -1,0 +1,151 @@
+"""The reduction of a cluster through distributed shared memory (device code).
+
+Owner r of R finishes columns [r n, (r + 1) n), n = columns / R. Every CTA that had keys writes what
+it found in them into its own place of the owner's mailbox, by st.async: of each column the maximum
+and the sum, and its O, not normalised. The owner's mbarrier counts the bytes. Nobody clears a
+mailbox: only the places of CTAs that had keys are read. Maxima are in log2 units.
+
+    statistics [owned column][rank] of (maximum, sum)      O [rank][owned column][head_dim]
+
+Where a single CTA has all keys it fills its own mailbox by ordinary stores.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device.shared_words import load_vector, load_word
+from kernelkit.online_softmax import finite
+
+VECTOR = 4  # fp32 that one thread sends or adds at a time
+WORDS = 2  # of the statistics of a column: maximum and sum
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """Addresses in shared memory, the same in every CTA of the cluster."""
+
+    statistics: Int32
+    o: Int32
+    arrived: Int32
+
+
+def statistics_bytes(config: DecodeConfig) -> int:
+    """Of a mailbox."""
+    return config.owned_columns * config.cluster * WORDS * 4
+
+
+def o_bytes(config: DecodeConfig) -> int:
+    """Of a mailbox."""
+    return config.owned_columns * config.cluster * config.head_dim * 4
+
+
+@cute.jit
+def open_mailbox(config: DecodeConfig, box: Mailbox, rank: Int32, senders: Int32) -> None:
+    """By one thread, before the cluster's barrier: how many bytes are to come."""
+    cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[box.arrived])
+    cute.arch.mbarrier_init_fence()
+    if rank < config.owner_ctas and senders > 0:
+        nbytes = senders * ((statistics_bytes(config) + o_bytes(config)) // config.cluster)
+        cute.arch.inline_ptx(
+            "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
+            read_only_args=[box.arrived, nbytes],
+        )
+
+
+@cute.jit
+def send_statistics(
+    config: DecodeConfig, box: Mailbox, rank: Int32, column: Int32, values: tuple
+) -> None:
+    """(maximum, sum) of a column to its owner."""
+    owner = column // config.owned_columns
+    place = (column % config.owned_columns) * config.cluster + rank
+    _send(config, box, owner, box.statistics + place * WORDS * 4, values)
+
+
+@cute.jit
+def send_o(config: DecodeConfig, box: Mailbox, rank: Int32, place: tuple, values: tuple) -> None:
+    """One, two or four neighbouring elements of O to the owner; place: (column, head dim)."""
+    column, dim = place
+    owner = column // config.owned_columns
+    line = rank * config.owned_columns + column % config.owned_columns
+    _send(config, box, owner, box.o + (line * config.head_dim + dim) * 4, values)
+
+
+@cute.jit
+def _send(config: DecodeConfig, box: Mailbox, owner: Int32, address: Int32, values: tuple) -> None:
+    count = len(values)
+    vector = f".v{count}" if count > 1 else ""
+    words = ", ".join(f"{{$r{1 + k}}}" for k in range(count))
+    words = f"{{{words}}}" if count > 1 else words
+    if cutlass.const_expr(config.cluster == 1):
+        cute.arch.inline_ptx(
+            f"st.shared{vector}.f32 [{{$r0}}], {words};", read_only_args=[address, *values]
+        )
+    else:
+        cute.arch.inline_ptx(
+            "{ .reg .b32 to, box; "
+            f"mapa.shared::cluster.u32 to, {{$r0}}, {{$r{2 + count}}}; "
+            f"mapa.shared::cluster.u32 box, {{$r{1 + count}}}, {{$r{2 + count}}}; "
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+            f"{vector}.f32 [to], {words}, [box]; }}",
+            read_only_args=[address, *values, box.arrived, owner],
+        )
+
+
+@cute.jit
+def wait_for_mail(config: DecodeConfig, box: Mailbox) -> None:
+    """Until all that was announced has come. The writes are of peers: an acquire of the cluster."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; "
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
+        "@done bra DONE; bra WAIT; DONE: }",
+        read_only_args=[box.arrived],
+    )
+
+
+@cute.jit
+def merged_statistics(config: DecodeConfig, box: Mailbox, slot: Int32, senders: Int32) -> tuple:
+    """(maximum, sum) of an owned column over all senders."""
+    top = -Float32.inf
+    for rank in cutlass.range_constexpr(config.cluster):
+        if rank < senders:
+            top = cutlass.max(top, load_word(_statistics(config, box, slot, rank)))
+    total = Float32(0.0)
+    for rank in cutlass.range_constexpr(config.cluster):
+        if rank < senders:
+            address = _statistics(config, box, slot, rank)
+            weight = cute.math.exp2(load_word(address) - finite(top), fastmath=True)
+            total += weight * load_word(address + 4)
+    return top, total
+
+
+@cute.jit
+def merged_o(
+    config: DecodeConfig, box: Mailbox, item: tuple, senders: Int32, base: Float32
+) -> cute.Tensor:
+    """Four neighbouring elements of an owned column, summed in the order of ranks.
+
+    item: (owned column, vector of the row); base: a finite maximum.
+    """
+    slot, vector = item
+    acc = cute.make_rmem_tensor(VECTOR, Float32)
+    acc.fill(0.0)
+    for rank in cutlass.range_constexpr(config.cluster):
+        if rank < senders:
+            top = load_word(_statistics(config, box, slot, rank))
+            weight = cute.math.exp2(top - base, fastmath=True)
+            line = rank * config.owned_columns + slot
+            values = load_vector(box.o + (line * config.head_dim + vector * VECTOR) * 4)
+            for k in cutlass.range_constexpr(VECTOR):
+                acc[k] += weight * values[k]
+    return acc
+
+
+@cute.jit
+def _statistics(config: DecodeConfig, box: Mailbox, slot: Int32, rank: Int32) -> Int32:
+    """Address of what a rank says of an owned column."""
+    return box.statistics + (slot * config.cluster + rank) * WORDS * 4

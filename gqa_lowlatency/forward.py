@@ -1,0 +1,211 @@
+"""`forward`: choose the config, decide empty problems, compile once, launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from gqa_lowlatency.arguments import KV_NAMES, Arguments
+from gqa_lowlatency.config import TUNABLE, DecodeConfig
+from gqa_lowlatency.plan import CoScheduled, choose_cluster, choose_columns, choose_warps
+from kernelkit import hw
+from kernelkit.launch import WRITTEN_FOR, Target, choose_target, clusters_at_once, launch
+from kernelkit.log2 import exponent_factors
+from kernelkit.tensors import DTYPE_NAMES, require_tma, with_plain_strides, without_broadcast
+
+KERNELS = {"sm_100a": "gqa_lowlatency.sm100.compile", "sm_90a": "gqa_lowlatency.sm90.compile"}
+ARCHS = tuple(KERNELS)
+UNBOUNDED = (1 << 30) - 1  # as good as any larger window: positions stay below 2 ** 29
+
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def forward(arguments: Arguments) -> Results:
+    """(O, LSE); one launch or none.
+
+    Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
+    """
+    target, config = prepare(arguments)
+    results = empty_results(arguments)
+    if not has_keys(arguments):
+        return without_keys(arguments, results)
+    compiled = compile_for(config, target.arch)
+    launch(compiled, kernel_arguments(arguments, results), target, arguments.q.device)
+    return results
+
+
+def prepare(arguments: Arguments) -> tuple[Target, DecodeConfig]:
+    """Every check; where to run, and what to compile."""
+    arguments.check()
+    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    config = choose_config(arguments, target)
+    check_config(config, target.arch)
+    tiles = arguments.kv_heads * config.row_tiles
+    if tiles > hw.MAX_GRID_YZ:
+        raise ValueError(f"{tiles} KV heads x row tiles, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    for name in ("q", "k", "v"):
+        require_tma(name, getattr(arguments, name))
+    return target, config
+
+
+@cache
+def check_config(config: DecodeConfig, arch: str) -> None:
+    """Raise ValueError or NotImplementedError for what the kernel of `arch` does not do."""
+    config.check_values()
+    if WRITTEN_FOR.get(arch, arch) == "sm_100a":
+        from gqa_lowlatency.sm100.plan import make_plan
+
+        make_plan(config)
+        return
+    from gqa_lowlatency.sm90.plan import Plan90
+
+    Plan90(config).check()
+
+
+def compile_for(config: DecodeConfig, arch: str) -> Any:
+    """The compiled kernel."""
+    module = import_module(KERNELS[WRITTEN_FOR.get(arch, arch)])
+    return module.compile_decode(config, arch)
+
+
+def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
+    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
+    arch = WRITTEN_FOR.get(target.arch, target.arch)
+    tunable = {name: getattr(arguments, name) for name in TUNABLE}
+    if not tunable["max_columns"]:
+        tunable["max_columns"] = _columns(arch, arguments)
+    config = replace(_plain_config(arguments), **(tunable | {"cluster": tunable["cluster"] or 1}))
+    if tunable["cluster"]:
+        return config
+    cluster = choose_cluster(
+        arch,
+        arguments.longest,
+        arguments.batch * arguments.kv_heads * config.row_tiles,
+        batch_invariant=arguments.batch_invariant,
+        co_scheduled=_co_scheduled(target, config, arguments.q.device),
+    )
+    return _with_warps(arch, arguments, replace(config, cluster=cluster))
+
+
+def _with_warps(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
+    """The number of warps that suits the keys of a CTA, unless it is wished for; with PDL the
+    default, of which CTAs of two grids stand on an SM together."""
+    if config.warps or config.pdl:
+        return config
+    clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
+    ctas = clusters * config.row_tiles * config.cluster
+    keys = arguments.longest // config.cluster
+    return replace(config, warps=choose_warps(arch, keys, ctas, config.columns * config.head_dim))
+
+
+def _columns(arch: str, arguments: Arguments) -> int:
+    """The limit of rows of a CTA, 0 where it changes nothing."""
+    try:
+        columns = choose_columns(arch, arguments.q.shape[-1], arguments.warps)
+    except KeyError:  # a head_dim that config.check_values() will refuse
+        return 0
+    return columns if arguments.group * arguments.q_tokens > columns else 0
+
+
+def _plain_config(arguments: Arguments) -> DecodeConfig:
+    """What the arguments say."""
+    q_dtype, out_dtype = DTYPE_NAMES[arguments.q.dtype], DTYPE_NAMES[arguments.o_dtype]
+    return DecodeConfig(
+        head_dim=arguments.q.shape[-1],
+        group=arguments.group,
+        q_tokens=arguments.q_tokens,
+        dtype=q_dtype,
+        kv_dtype=KV_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
+        out_dtype="" if out_dtype == q_dtype else out_dtype,
+        causal=arguments.causal and arguments.q_tokens > 1,
+        left=arguments.window is not None,
+        sink_tokens=arguments.sink_tokens > 0,
+        softcap=arguments.softcap > 0,
+        sinks=arguments.sinks is not None,
+        lens=arguments.seq_lens is not None,
+        page_size=0 if arguments.page_table is None else arguments.k.shape[1],
+        pdl=arguments.pdl,
+        kv_ready=arguments.kv_ready_before_pdl,
+    )
+
+
+def _co_scheduled(target: Target, config: DecodeConfig, device: torch.device) -> CoScheduled | None:
+    """What the device says; the emulator has no limit."""
+    if target.backend != "cuda":
+        return None
+    return lambda width: (
+        clusters_at_once(device, width) * _residents(replace(config, cluster=width), target.arch)
+    )
+
+
+def _residents(config: DecodeConfig, arch: str) -> int:
+    """CTAs that shared memory lets stand on an SM."""
+    if arch != "sm_90a":
+        return 1
+    from gqa_lowlatency.sm90.plan import Plan90
+
+    needed = Plan90(config).smem_bytes + hw.SMEM_RESERVED_BYTES
+    return max(1, hw.SMEM_BYTES_PER_SM // needed)
+
+
+def empty_results(arguments: Arguments) -> Results:
+    """O and LSE, allocated and not yet written."""
+    q = arguments.q
+    o = q.new_empty(q.shape, dtype=arguments.o_dtype)
+    batch, *tokens, heads, _ = q.shape
+    return o, q.new_empty((batch, heads, *tokens), dtype=torch.float32)
+
+
+def has_keys(arguments: Arguments) -> bool:
+    """Whether there is anything to launch for."""
+    return arguments.batch > 0 and arguments.k.numel() > 0 and arguments.capacity > 0
+
+
+def without_keys(arguments: Arguments, results: Results) -> Results:
+    """O = 0, LSE = -inf; a sink, which needs no key, is then all of the LSE."""
+    o, lse = results
+    lse.fill_(-math.inf)
+    if arguments.sinks is not None:
+        lse.copy_(arguments.sinks.view(-1, *(1,) * (lse.ndim - 2)).expand_as(lse))
+    return o.zero_(), lse
+
+
+def kernel_arguments(arguments: Arguments, results: Results) -> tuple:
+    """(tensors, tables, numbers, parts) as the kernels of all architectures take them; tables is
+    None where all are: a tuple of nothing but None is no argument for the DSL."""
+    q, (o, lse) = arguments.q, results
+    if q.ndim == 3:
+        q, o, lse = q.unsqueeze(1), o.unsqueeze(1), lse.unsqueeze(-1)
+    tensors = (q, arguments.k, arguments.v, o, lse)
+    tables = (
+        *(getattr(arguments, name) for name in ("seq_lens", "page_table", "sinks")),
+        *(_per_head(arguments, name) for name in ("k_scale", "v_scale")),
+        *(None, None),  # the workspace of several clusters per KV head
+    )
+    plain = tuple(
+        None if table is None else with_plain_strides(without_broadcast(table)) for table in tables
+    )
+    given = None if all(table is None for table in plain) else plain
+    return tuple(map(with_plain_strides, tensors)), given, _numbers(arguments), 1
+
+
+def _per_head(arguments: Arguments, name: str) -> torch.Tensor | None:
+    """fp32 [Hkv] where K and V are e4m3, ones where nothing is given."""
+    if not arguments.is_fp8:
+        return None
+    scale, heads = getattr(arguments, name), arguments.kv_heads
+    if scale is None:
+        return arguments.q.new_ones(heads, dtype=torch.float32)
+    return scale.expand(heads) if scale.shape == (heads,) else scale.reshape(1).repeat(heads)
+
+
+def _numbers(arguments: Arguments) -> tuple[float, float, int, int]:
+    """scale_log2, squash_log2, window, sink_tokens."""
+    factors = exponent_factors(arguments.softmax_scale, arguments.softcap)
+    window = UNBOUNDED if arguments.window is None else min(arguments.window, UNBOUNDED)
+    return *factors, window, min(arguments.sink_tokens, UNBOUNDED)

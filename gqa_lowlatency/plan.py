@@ -1,0 +1,103 @@
+"""How many CTAs share the keys of a KV head, and which of its query rows stand in one of them.
+
+Pure functions of sizes, with what was measured as data. What a CTA of one architecture holds where
+is in `sm90/plan.py` and `sm100/plan.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gqa_lowlatency.config import CLUSTERS
+
+TILE = 128  # keys that a CTA takes at a time
+MIN_KEYS_OF_16_WARPS = 512
+MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a launch is laid out for.
+
+    sms: to be filled. widest: the largest cluster worth taking. columns: head_dim -> most query
+    rows of a CTA, by its registers and shared memory.
+    """
+
+    sms: int
+    widest: int
+    columns: dict[int, int]
+
+
+MACHINES = {
+    # Clusters of 16 were slower than of 8 at every length on an H100.
+    "sm_90a": Machine(132, 8, {64: 64, 128: 32, 256: 16}),
+    "sm_100a": Machine(148, 16, {64: 64, 128: 64, 256: 64}),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A measured one: `cluster` for at least min_keys keys and at most max_clusters clusters."""
+
+    min_keys: int
+    max_clusters: int
+    cluster: int
+
+
+# arch -> choices, of which the first that fits counts. What none fits follows the rule.
+MEASURED: dict[str, tuple[Choice, ...]] = {"sm_90a": (), "sm_100a": ()}
+
+CoScheduled = Callable[[int], int]
+
+
+def choose_cluster(
+    arch: str,
+    keys: int,
+    clusters: int,
+    *,
+    batch_invariant: bool = False,
+    co_scheduled: CoScheduled | None = None,
+    measured: Sequence[Choice] | None = None,
+) -> int:
+    """CTAs of a cluster; keys: of the longest entry; clusters: batch x KV heads x tiles of rows.
+
+    As many as find an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
+    two are faster than of four. batch_invariant: as if there was one cluster, so that the choice
+    depends on `keys` alone. co_scheduled: clusters of so many CTAs that run at once; wider ones
+    than that would run one after the other.
+    """
+    machine = MACHINES[arch]
+    clusters = 1 if batch_invariant else max(clusters, 1)
+    possible = [width for width in CLUSTERS if width <= min(machine.widest, -(-keys // TILE))]
+    if not possible:
+        return 1
+    wanted = _measured(MEASURED[arch] if measured is None else measured, keys, clusters)
+    wanted = wanted or machine.sms // clusters
+    width = max((width for width in possible if width <= wanted), default=1)
+    if co_scheduled is not None and not batch_invariant:
+        while width > 1 and clusters > co_scheduled(width):
+            width //= 2
+    return width
+
+
+def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
+    """Most query rows of one CTA; more than 8 warps leave each of them fewer registers."""
+    return MACHINES[arch].columns[head_dim] * 8 // max(warps, 8)
+
+
+def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
+    """Warps of a CTA of the Hopper kernel, 0 for its default; keys: of a CTA; ctas: of the grid;
+    elements: columns x head_dim of O.
+
+    Sixteen keep more copies in flight where a CTA has an SM for itself and enough to read (H100, 8
+    KV heads: 15.3 instead of 15.7 us at 8k keys, 6.1 instead of 4.9 at 1k).
+    """
+    if arch != "sm_90a" or elements > MAX_ELEMENTS_OF_16_WARPS:
+        return 0
+    return 16 if keys >= MIN_KEYS_OF_16_WARPS and ctas <= MACHINES[arch].sms else 0
+
+
+def _measured(choices: Sequence[Choice], keys: int, clusters: int) -> int:
+    fits = (c for c in choices if keys >= c.min_keys and clusters <= c.max_clusters)
+    return next((choice.cluster for choice in fits), 0)

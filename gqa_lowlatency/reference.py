@@ -1,0 +1,161 @@
+"""Decode attention in plain torch: the definition, and the definition with the kernel's roundings.
+
+`definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64. `rounded` rounds
+where the kernel rounds (scores and sums in fp32, P in the dtype of its product, O in the output
+dtype) and nowhere else; the distance between the two is what the kernel may be wrong by
+(`kernelkit.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with them.
+
+e4m3 keys: on sm_90a they become 16 bits wide, exactly, and P is rounded to fp16. On sm_100a the
+products are of e4m3: each row of Q is scaled to 448 and rounded, and P is with a bias of 2^8.
+
+q [B, T, Hq, D] or [B, Hq, D]; k, v [B, S, Hkv, D] or pages [P, page_size, Hkv, D]. O like q, LSE
+[B, Hq, T] or [B, Hq], natural log. What no token sees is never used, NaN or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+E4M3 = torch.float8_e4m3fn
+P_BIAS = 2.0**8  # of P in e4m3, whose largest number is 448
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `gqa_lowlatency.decode` that change its result; and arch, which
+    says what is rounded."""
+
+    seq_lens: Sequence[int] | torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    scale: float | None = None
+    k_scale: float | torch.Tensor | None = None
+    v_scale: float | torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    arch: str = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """o: output; lse: ln of the sum of exp(score), the sink's included."""
+
+    o: torch.Tensor
+    lse: torch.Tensor
+
+
+def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Decoded:
+    """The fp64 definition; `options` are the fields of `Options`."""
+    return _decode(q, k, v, Options(**options), exact=True)
+
+
+def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Decoded:
+    """The same with the rounding points of the kernel."""
+    return _decode(q, k, v, Options(**options), exact=False)
+
+
+def visible_keys(tokens: int, n_keys: int, options: Options) -> torch.Tensor:
+    """bool [tokens, n_keys]: what each token sees."""
+    position = torch.arange(n_keys - tokens, n_keys)[:, None]
+    key = torch.arange(n_keys)[None, :]
+    seen = (key <= position) if options.causal else torch.ones(tokens, n_keys, dtype=torch.bool)
+    if options.window is not None:
+        seen = seen & ((key >= position - options.window) | (key < options.sink_tokens))
+    return seen
+
+
+def _decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, *, exact: bool
+) -> Decoded:
+    if q.ndim == 3:
+        one = _decode(q[:, None], k, v, options, exact=exact)
+        return Decoded(one.o[:, 0], one.lse[..., 0])
+    wide = torch.float64 if exact else torch.float32
+    batch, tokens, heads, _ = q.shape
+    o = torch.zeros(q.shape, dtype=wide, device=q.device)
+    lse = torch.zeros(batch, heads, tokens, dtype=wide, device=q.device)
+    for entry in range(batch):
+        keys, values = (_rows(cache, entry, options) for cache in (k, v))
+        o[entry], lse[entry] = _one_entry(q[entry], keys, values, options, exact=exact)
+    return Decoded(o if exact else o.to(options.out_dtype or q.dtype), lse)
+
+
+def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
+    """The keys or values of an entry, [n_keys, Hkv, D]."""
+    length = None if options.seq_lens is None else int(options.seq_lens[entry])
+    if options.page_table is None:
+        return cache[entry, :length]
+    pages = options.page_table[entry, : -(-length // cache.shape[1])].long()
+    used = pages.clamp(0, len(cache) - 1)  # what stands for a page that nobody sees may be no page
+    return cache[used].flatten(0, 1)[:length]
+
+
+def _one_entry(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, *, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """o [T, Hq, D] before its last rounding, lse [Hq, T]."""
+    wide = torch.float64 if exact else torch.float32
+    fp8 = k.dtype == E4M3
+    products = (torch.float16 if options.arch == "sm_90a" else E4M3) if fp8 else q.dtype
+    (tokens, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
+    group = heads // kv_heads
+    visible = visible_keys(tokens, n_keys, options).to(q.device)
+    anyone = visible.any(dim=0)[:, None, None]
+    # What no token sees may be anything, NaN too: it is not part of the problem.
+    keys, values = (
+        tensor.to(wide).masked_fill(~anyone, 0.0).repeat_interleave(group, dim=1)
+        for tensor in (k, v)
+    )
+    queries = q.to(wide) if exact or products != E4M3 else _quantised(q)
+    scores = torch.einsum("thd,nhd->htn", queries, keys) * _per_head(options.k_scale, heads, wide)
+    scores = _capped(scores, q.shape[-1], options).masked_fill(~visible, -math.inf)
+    top = scores.amax(-1) if n_keys else scores.new_full((heads, tokens), -math.inf)
+    if options.sinks is not None:
+        top = torch.maximum(top, options.sinks.to(wide)[:, None])
+    base = top.masked_fill(top == -math.inf, 0.0)
+    weights = torch.exp(scores - base[..., None])
+    total = weights.sum(-1)
+    if options.sinks is not None:
+        total = total + torch.exp(options.sinks.to(wide)[:, None] - base)
+    if not exact:
+        weights = _rounded_weights(weights, products)
+    o = torch.einsum("htn,nhd->htd", weights, values)
+    o = o / total.masked_fill(total == 0, 1.0)[..., None] * _per_head(options.v_scale, heads, wide)
+    return o.transpose(0, 1), torch.log(total) + base
+
+
+def _quantised(q: torch.Tensor) -> torch.Tensor:
+    """Rows of Q as e4m3 times a scale of their own."""
+    scale = q.float().abs().amax(-1, keepdim=True) / torch.finfo(E4M3).max
+    scale = scale.masked_fill(scale == 0, 1.0)
+    return (q.float() / scale).to(E4M3).float() * scale
+
+
+def _rounded_weights(weights: torch.Tensor, products: torch.dtype) -> torch.Tensor:
+    bias = P_BIAS if products == E4M3 else 1.0
+    return (weights * bias).to(products).to(weights.dtype) / bias
+
+
+def _per_head(
+    scale: float | torch.Tensor | None, heads: int, wide: torch.dtype
+) -> torch.Tensor | float:
+    """A scale of KV heads, for each of their query heads: [Hq, 1, 1]."""
+    if not isinstance(scale, torch.Tensor):
+        return 1.0 if scale is None else scale
+    each = scale.to(wide).reshape(-1)
+    return each.repeat_interleave(heads // len(each))[:, None, None]
+
+
+def _capped(scores: torch.Tensor, head_dim: int, options: Options) -> torch.Tensor:
+    scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
+    if not options.softcap:
+        return scores * scale
+    return options.softcap * torch.tanh(scores * (scale / options.softcap))

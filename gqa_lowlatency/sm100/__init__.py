@@ -1,0 +1,1 @@
+"""The decode kernel of Blackwell (sm_100a)."""

@@ -1,0 +1,72 @@
+"""Bundles that travel between the kernel and its roles.
+
+Frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import Share
+from gqa_lowlatency.device.mailbox import Mailbox
+from kernelkit.pipelines import Event, Ring
+
+
+@dataclass(frozen=True)
+class TmaTensor:
+    """One global tensor that TMA reads box by box."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor  # coordinates (key, column, KV head, batch entry or page)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """On-chip memory of the CTA: addresses of shared memory, or pointers where MMA descriptors and
+    TMA want them."""
+
+    parts: Int32  # fp32 [parity][warp][column]
+    bases: Int32  # fp32 [warp][base or shrink][column]
+    row_scales: Int32  # fp32 [column], with e4m3: what products of a quantised row are to be times
+    q: cute.Pointer
+    p: cute.Pointer
+    ring: cute.Pointer
+    tmem: cute.Pointer
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The edges of the plan as barriers."""
+
+    q: Event
+    kv: Ring
+    s: Event
+    taken: Event
+    p: Event
+    o: Event
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What every role of a CTA may reach."""
+
+    k: TmaTensor
+    v: TmaTensor
+    tensors: Tensors
+    tables: Tables
+    scalars: Scalars
+    place: Place
+    share: Share
+    buffers: Buffers
+    pipes: Pipes
+    box: Mailbox
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A stage of the ring and the parity of one filling of it, as a wait takes them."""
+
+    index: Int32
+    phase: Int32

@@ -1,0 +1,140 @@
+"""The decode kernel of Blackwell: host entry, prologue, dispatch of the warps.
+
+Read `plan.py` first (who, where, who waits for whom), then this file, then `roles/` in the order in
+which data flows: load_q, load_kv, mma, epilogue (mask, columns, correction, deliver). What the
+cluster does together is in `gqa_lowlatency/device/`.
+
+One cluster per batch entry, KV head and tile of query rows; its CTAs share the keys.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import deal
+from gqa_lowlatency.device.finish import senders_of
+from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
+from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope, TmaTensor
+from gqa_lowlatency.sm100.boxes import describe
+from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
+from gqa_lowlatency.sm100.roles.epilogue import Epilogue
+from gqa_lowlatency.sm100.roles.load_kv import LoadKV
+from gqa_lowlatency.sm100.roles.load_q import LoadQ
+from gqa_lowlatency.sm100.roles.mma import Mma
+from kernelkit import hw
+from kernelkit.pipelines import make_pipelines, publish_barriers
+
+
+class DecodeSm100:
+    """Host function and kernel of one config, traced by `cute.compile`."""
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+        self.plan = make_plan(config)
+        self.load_q, self.load_kv = LoadQ(self.plan), LoadKV(self.plan)
+        self.mma, self.epilogue = Mma(self.plan), Epilogue(self.plan)
+
+    @cute.jit
+    def __call__(
+        self, tensors: tuple, tables: tuple | None, numbers: tuple, parts: Int32, stream: CUstream
+    ) -> None:
+        """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
+        all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
+        config = self.config
+        given = () if cutlass.const_expr(tables is None) else tables
+        every = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
+        q, k, v = tensors[:3]
+        self.kernel(describe(self.plan, k), describe(self.plan, v), *every).launch(
+            grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
+            block=(ROLES.threads, 1, 1),
+            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+        )
+
+    @cute.kernel
+    def kernel(
+        self, k: TmaTensor, v: TmaTensor, tensors: Tensors, tables: Tables, scalars: Scalars
+    ) -> None:
+        """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
+        config, plan = self.config, self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        tmem_base = self.buffer(smem, "tmem_base", Int32)
+        pipes = Pipes(**make_pipelines(plan.edges, self.buffer(smem, "barriers", Int64)))
+        # Warp 0 initialises the barriers: other things to prepare fall to other warps.
+        owner = self.epilogue.role.last_warp
+        if warp == owner:
+            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == self.load_kv.role.first_warp:
+            cpasync.prefetch_descriptor(k.atom)
+            cpasync.prefetch_descriptor(v.atom)
+        if cutlass.const_expr(config.pdl and not config.kv_ready):
+            cute.arch.griddepcontrol_wait()
+        place, share = self.locate(tensors, tables, scalars)
+        box = Mailbox(*(self.address(smem, name) for name in ("statistics", "mail", "arrived")))
+        if cutlass.const_expr(config.cluster > 1):
+            if thread == self.load_q.role.first_warp * hw.WARP_THREADS:
+                senders = senders_of(config, place, share.active)
+                open_mailbox(config, box, place.rank, senders)
+            cute.arch.sync_warp()
+            cute.arch.cluster_arrive_relaxed()
+        publish_barriers(plan.edges)
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
+        buffers = self.buffers(smem, tmem)
+        scope = Scope(k, v, tensors, tables, scalars, place, share, buffers, pipes, box)
+
+        if warp <= self.epilogue.role.last_warp:
+            self.epilogue.run(scope)
+            if warp == owner:
+                cute.arch.dealloc_tmem(tmem, plan.tmem.allocated)
+            self.epilogue.finish(scope)
+        elif warp == self.mma.role.first_warp:
+            self.mma.run(scope)
+        elif warp == self.load_kv.role.first_warp:
+            self.load_kv.run(scope)
+        elif warp == self.load_q.role.first_warp:
+            self.load_q.run(scope)
+        if cutlass.const_expr(config.cluster > 1):
+            if warp > self.epilogue.role.last_warp:
+                cute.arch.cluster_wait()
+
+    @cute.jit
+    def locate(self, tensors: Tensors, tables: Tables, scalars: Scalars) -> tuple:
+        """(what this CTA works on, its share of the keys)."""
+        config = self.config
+        cta, head_tile, entry = cute.arch.block_idx()
+        ctas = config.cluster  # a power of two: no division by an unknown number
+        if cutlass.const_expr(config.parts):
+            ctas, _, _ = cute.arch.grid_dim()
+        head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
+        place = Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
+        n_keys = tensors.k.shape[1]
+        if cutlass.const_expr(tables.lens is not None):
+            n_keys = tables.lens[entry]
+        return place, deal(config, n_keys, scalars, (cta, ctas), TILE)
+
+    def address(self, smem: cute.Pointer, name: str) -> Int32:
+        """Of the plan's buffer."""
+        return smem.toint() + self.plan.smem.offsets()[name][0]
+
+    def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
+        """The plan's buffer, where the plan puts it."""
+        begin = self.plan.smem.offsets()[name][0]
+        align = hw.SMEM_SWIZZLE_ALIGN if begin % hw.SMEM_SWIZZLE_ALIGN == 0 else dtype.width // 8
+        return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
+
+    def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
+        """All buffers that roles use."""
+        operand = TYPES[self.config.keys_dtype]
+        q, p, ring = (self.buffer(smem, name, operand) for name in ("sQ", "sP", "ring"))
+        words = (self.address(smem, name) for name in ("parts", "bases", "row_scales"))
+        return Buffers(*words, q, p, ring, tmem)

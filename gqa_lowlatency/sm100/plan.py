@@ -1,0 +1,200 @@
+"""Warps, barriers, shared memory and tensor memory of the Blackwell kernel, as data.
+
+Both products have their operands swapped, so that M is never wasted on few query rows: a tile of
+128 keys gives S (128 keys x N) = K Q^T and O^T (head_dim x N) += V^T P, N = config.columns. K and V
+pass through one ring, in pieces of 128 keys by at most 128 columns of the head, in the order
+K0, (K1, V0), (K2, V1), ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from gqa_lowlatency.config import DecodeConfig
+from kernelkit import hw
+from kernelkit.arrivals import Signal
+from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.edges import Edge, EdgePlan
+from kernelkit.smem_plan import SmemBuffer, SmemPlan
+from kernelkit.tmem_plan import TmemPlan, TmemRange
+from kernelkit.warps import Role, RolePlan
+
+TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
+PIECE = 128  # columns of the head in a piece, and the M of O^T
+LINE_BYTES = 128  # the widest swizzled line
+UNIT_BYTES = 16  # what a swizzle moves as a whole
+P_BIAS_LOG2 = 8  # of weights in e4m3, whose largest number is 448
+MIN_STAGES = 3  # K of the next tile beside K and V of this one
+BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the depth of the ring
+MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
+MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
+
+# Named barriers; 0 is that of the whole CTA.
+COLUMNS_BARRIER = 1  # the epilogue warps: each has left its part of every column
+DONE_BARRIER = 2  # the epilogue warps: tensor memory is read, an own mailbox is filled
+
+ROLES = RolePlan(
+    (
+        Role(
+            "epilogue", 0, 4, "softmax, correction of O, reduction of the cluster: a key a thread"
+        ),
+        Role("mma", 4, 1, "S = K Q^T and O^T += V^T P on the tensor core"),
+        Role("load_kv", 5, 1, "K and V pieces by TMA"),
+        Role("load_q", 6, 1, "rows of Q by cp.async"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Plan100:
+    """Everything about a config that is decided before tracing."""
+
+    config: DecodeConfig
+
+    @property
+    def columns(self) -> int:
+        """N of both products."""
+        return self.config.columns
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of an element of K, V, and of Q and P as operands."""
+        return ITEM_BYTES[self.config.keys_dtype]
+
+    @property
+    def piece_columns(self) -> int:
+        """Columns of the head in a piece, K of a part of S and M of a part of O^T."""
+        return min(self.config.head_dim, PIECE)
+
+    @property
+    def pieces(self) -> int:
+        """Of K and of V in a tile."""
+        return self.config.head_dim // self.piece_columns
+
+    @property
+    def is_fp8(self) -> bool:
+        """All operands are e4m3: Q is quantised here, row by row, and so is P."""
+        return self.config.keys_dtype == "e4m3"
+
+    @property
+    def bias_log2(self) -> int:
+        """What weights are larger by than exp2(score - maximum): e4m3 has few small numbers."""
+        return P_BIAS_LOG2 if self.is_fp8 else 0
+
+    @property
+    def line_bytes(self) -> int:
+        """A swizzled line of Q, K and V: of P it is always LINE_BYTES."""
+        return min(LINE_BYTES, self.piece_columns * self.kv_bytes)
+
+    @property
+    def panel(self) -> int:
+        """Columns of the head in a line."""
+        return self.line_bytes // self.kv_bytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """A stage of the ring."""
+        return TILE * self.piece_columns * self.kv_bytes
+
+    @property
+    def box_rows(self) -> int:
+        """Keys that one TMA copy brings: a tile, or of it what a page holds."""
+        return min(TILE, self.config.page_size or TILE)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether a tile may hold keys that exist in memory and that no row sees."""
+        return self.config.lens or self.config.left
+
+    @property
+    def o_lanes(self) -> int:
+        """Rows of O^T in the 32 lanes of a warp: with M = 64 only the first half of them is used
+        (PTX ISA, tcgen05 data path layout F)."""
+        return self.piece_columns // hw.WARPGROUP_WARPS
+
+    @cached_property
+    def fixed(self) -> tuple[SmemBuffer, ...]:
+        """What lies in shared memory before the ring."""
+        config, warps = self.config, ROLES["epilogue"].warps
+        columns = 4 * self.columns
+        statistics = 8 * config.owned_columns * config.cluster
+        mail = 4 * config.owned_columns * config.cluster * config.head_dim
+        return (
+            SmemBuffer("barriers", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
+            SmemBuffer("arrived", MAILBOX_BARRIER_BYTES, align=hw.MBARRIER_BYTES),
+            SmemBuffer("tmem_base", 4, align=4),
+            SmemBuffer("parts", warps * columns, 2, align=16),  # a stage per parity of the tile
+            SmemBuffer("bases", 2 * columns, warps, align=16),  # each warp its own copy
+            SmemBuffer("row_scales", columns if self.is_fp8 else 0, align=16),
+            SmemBuffer("statistics", statistics, align=16),
+            SmemBuffer("mail", mail, align=16),
+            SmemBuffer("sQ", self.columns * config.head_dim * self.kv_bytes),
+            SmemBuffer("sP", self.columns * TILE * self.kv_bytes),
+        )
+
+    @property
+    def stages(self) -> int:
+        """Depth of the ring: what shared memory has left."""
+        return (hw.SMEM_BYTES_PER_CTA - SmemPlan(self.fixed).bytes) // self.piece_bytes
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory of a CTA, in the order of allocation."""
+        return SmemPlan((*self.fixed, SmemBuffer("ring", self.piece_bytes, self.stages)))
+
+    @cached_property
+    def tmem(self) -> TmemPlan:
+        """Columns of tensor memory: one S, and O^T in parts of at most 128 rows."""
+        columns = self.columns
+        parts = [
+            TmemRange(f"O{part}", (part + 1) * columns, columns, f"rows {part * PIECE}.. of O^T")
+            for part in range(self.pieces)
+        ]
+        return TmemPlan((TmemRange("S", 0, columns, "S of a tile, fp32"), *parts))
+
+    @cached_property
+    def edges(self) -> EdgePlan:
+        """Who waits for whom in a CTA. The epilogue listens to `kv` too, where a tile is ragged."""
+        once, threads = {"freed_by": "exit"}, Signal.THREADS
+        ring = {"signal": Signal.TMA, "release": Signal.UMMA}
+        edges = (
+            Edge("q", "load_q", "mma", 1, threads, "rows of Q", **once),
+            Edge("kv", "load_kv", "mma", self.stages, payload="K or V piece",
+                 tx_bytes=self.piece_bytes, **ring),
+            Edge("s", "mma", "epilogue", 1, Signal.UMMA, "S tile", freed_by="taken"),
+            Edge("taken", "epilogue", "mma", 1, threads, "S in registers", freed_by="s"),
+            Edge("p", "epilogue", "mma", 1, threads, "P, and O to add to", freed_by="o"),
+            Edge("o", "mma", "epilogue", 1, Signal.UMMA, "O with V^T P added", freed_by="p"),
+        )  # fmt: skip
+        return EdgePlan(ROLES, edges)
+
+    def check(self) -> None:
+        """Raise for what cannot run, naming value and limit."""
+        config = self.config
+        if self.box_rows * self.line_bytes < MIN_BOX_BYTES:
+            raise NotImplementedError(
+                f"page_size {config.page_size} on sm_100a with {self.line_bytes} bytes of "
+                f"{config.keys_dtype} a key: at least {MIN_BOX_BYTES} bytes"
+            )
+        if self.stages < MIN_STAGES:
+            raise ValueError(
+                f"a ring of {self.stages} pieces of {self.piece_bytes} bytes beside "
+                f"{SmemPlan(self.fixed).bytes} of Q, P and the mailbox of {config.cluster} CTAs "
+                f"with {config.owner_ctas} owners: at least {MIN_STAGES} in "
+                f"{hw.SMEM_BYTES_PER_CTA}; more owners need less"
+            )
+        if self.edges.barrier_bytes > BARRIER_BYTES:
+            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, room {BARRIER_BYTES}")
+        ROLES.check()
+        self.edges.check()
+        self.smem.check()
+        self.tmem.check()
+
+
+def make_plan(config: DecodeConfig) -> Plan100:
+    """The plan of `config`, checked."""
+    config.check_values()
+    plan = Plan100(config)
+    plan.check()
+    return plan

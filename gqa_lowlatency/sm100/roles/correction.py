@@ -1,0 +1,67 @@
+"""What the epilogue repairs between two products (device code).
+
+`rescale_o` multiplies columns of O whose maximum has moved. `clear_unseen_rows` zeroes rows of V
+that no query row sees: their weight is 0, but 0 * NaN is NaN, and memory that a length or a window
+excludes may hold anything.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from gqa_lowlatency.device.deal import any_row_sees
+from gqa_lowlatency.sm100.args import Fill, Scope
+from gqa_lowlatency.sm100.plan import TILE, UNIT_BYTES, Plan100
+from gqa_lowlatency.sm100.roles.columns import shrinks
+from kernelkit import tmem
+
+CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
+
+
+@cute.jit
+def rescale_o(plan: Plan100, scope: Scope) -> None:
+    """Columns of O *= their shrink. The caller has waited for the product before, and signals the
+    one after: O is at rest."""
+    thread, _, _ = cute.arch.thread_idx()
+    width = min(plan.columns, CHUNK)
+    row = cute.make_rmem_tensor(width, Float32)
+    tmem.order_after_wait()
+    for first in cutlass.range_constexpr(0, plan.columns, width):
+        factors = shrinks(scope.buffers, plan.columns, first, width)
+        for part in cutlass.range_constexpr(plan.pieces):
+            begin = plan.tmem[f"O{part}"].begin + first
+            tile = tmem.tile_at(scope.buffers.tmem, begin, width)
+            tmem.load_row(tile, row, thread)
+            tmem.wait_loads()
+            for k in cutlass.range_constexpr(width):
+                row[k] *= factors[k]
+            tmem.store_row(row, tile, thread)
+    tmem.wait_stores()
+
+
+@cute.jit
+def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) -> None:
+    """Zero rows of V of this tile, before its P is published: the signal of P passes it on.
+
+    The caller fences the stores for the async proxy, through which the tensor core reads.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    share = scope.share
+    # K of the next tile stands between K and V of this one, where there is a next tile.
+    place = (2 * step + 2) * plan.pieces
+    if step == share.count - 1:
+        place -= plan.pieces
+    panels = plan.piece_columns // plan.panel
+    for piece in cutlass.range_constexpr(plan.pieces):
+        number = place + piece
+        stage = number % plan.stages
+        scope.pipes.kv.wait(Fill(stage, number // plan.stages % 2))
+        if not any_row_sees(plan.config, share, first + thread):
+            words = plan.line_bytes // 4
+            zeros = cute.make_rmem_tensor(words, Int32)
+            zeros.fill(0)
+            for panel in cutlass.range_constexpr(panels):
+                # A line of zeros needs no swizzle: it stays within the line.
+                line = ((stage * panels + panel) * TILE + thread) * plan.panel
+                start = cute.recast_ptr((scope.buffers.ring + line).align(UNIT_BYTES), dtype=Int32)
+                cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(words)))

@@ -1,0 +1,175 @@
+"""Epilogue role: four warps, a key of the tile per thread: S -> P, O kept consistent with the
+maxima, and at the end the reduction of the cluster.
+
+Per tile: take S, scale and mask it, agree on the maxima of columns, exponentiate, write P to
+shared memory, rescale O where a maximum moved, signal. The sums come after the signal, each thread
+for its own keys.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from gqa_lowlatency.device import mailbox
+from gqa_lowlatency.device.deal import tile_start
+from gqa_lowlatency.device.finish import finish, senders_of
+from gqa_lowlatency.device.shared_words import load_vector
+from gqa_lowlatency.sm100.args import Scope
+from gqa_lowlatency.sm100.plan import DONE_BARRIER, LINE_BYTES, ROLES, TILE, Plan100
+from gqa_lowlatency.sm100.roles.columns import VECTOR, bases, move_tops, owned, shrinks
+from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
+from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
+from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
+from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
+from gqa_lowlatency.sm100.swizzle import swizzled
+from kernelkit import tmem, warp_mma
+from kernelkit.online_softmax import squash
+from kernelkit.pipelines import draining, filling
+
+
+class Epilogue:
+    """Softmax, correction and reduction."""
+
+    def __init__(self, plan: Plan100) -> None:
+        self.plan = plan
+        self.role = ROLES["epilogue"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """From the first tile to what the owners' mailboxes get."""
+        plan, share = self.plan, scope.share
+        scores = cute.make_rmem_tensor(plan.columns, Float32)
+        sums = cute.make_rmem_tensor(plan.columns, Float32)
+        tops = cute.make_rmem_tensor(owned(plan.columns), Float32)
+        sums.fill(0.0)
+        tops.fill(-Float32.inf)
+        if cutlass.const_expr(plan.is_fp8):
+            if share.count > 0:
+                scope.pipes.q.wait(draining(1))  # for the scales of its rows
+        s_state = draining(1)
+        o_state = filling(1)  # O is taken like a buffer that starts out free
+        for step in cutlass.range(share.count, unroll=1):
+            self.do_tile(scope, (scores, sums, tops), (s_state, o_state), step)
+            s_state.advance()
+            o_state.advance()
+        if cutlass.const_expr(plan.config.cluster > 1):
+            cute.arch.cluster_wait()  # the mailboxes are open
+        if share.count > 0:
+            deliver_statistics(plan, scope, tops, sums, share.count % 2)
+            scope.pipes.o.wait(o_state)
+            deliver_o(plan, scope)
+        cute.arch.barrier(barrier_id=DONE_BARRIER, number_of_threads=self.role.threads)
+
+    @cute.jit
+    def finish(self, scope: Scope) -> None:
+        """What an owner makes of its mailbox."""
+        config, place, active = self.plan.config, scope.place, scope.share.active
+        if cutlass.const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+        senders = senders_of(config, place, active)
+        if place.rank < config.owner_ctas and (senders > 0 or place.part == 0):
+            if cutlass.const_expr(config.cluster > 1):
+                if senders > 0:
+                    mailbox.wait_for_mail(config, scope.box)
+            memory = (scope.tensors, scope.tables)
+            finish(config, self.role.threads, scope.box, place, active, memory)
+
+    @cute.jit
+    def do_tile(self, scope: Scope, state: tuple, states: tuple, step: Int32) -> None:
+        """One tile from S to a published P; states: of the pipelines (S, O), read only."""
+        plan, pipes, share = self.plan, scope.pipes, scope.share
+        scores, sums, tops = state
+        s_state, o_state = states
+        first = tile_start(share, share.begin + step, TILE)
+        pipes.s.wait(s_state)
+        self.take_scores(scope, scores)
+        pipes.taken.signal(0)
+        self.to_log2_units(scope, scores)
+        if some_row_misses(plan.config, share, first, scope.scalars.left):
+            thread, _, _ = cute.arch.thread_idx()
+            hide(plan.config, scope, scores, first + thread)
+        moved = move_tops(scope.buffers, scores, tops, (step % 2, plan.bias_log2))
+        self.exponentiate(scope, scores)
+        pipes.o.wait(o_state)  # the product before has read the one buffer of P
+        self.store_p(scope, scores)
+        if cutlass.const_expr(plan.ragged):
+            if no_row_sees_some(plan.config, share, first):
+                clear_unseen_rows(plan, scope, step, first)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        if moved:
+            if step > 0:
+                rescale_o(plan, scope)
+            self.rescale_sums(scope, sums)
+        tmem.order_before_signal()
+        pipes.p.signal(0)
+        for column in cutlass.range(plan.columns, unroll_full=True):
+            sums[column] += scores[column]
+
+    @cute.jit
+    def take_scores(self, scope: Scope, scores: cute.Tensor) -> None:
+        """S of this thread's key into registers."""
+        thread, _, _ = cute.arch.thread_idx()
+        tmem.order_after_wait()
+        begin = self.plan.tmem["S"].begin
+        tmem.load_row(tmem.tile_at(scope.buffers.tmem, begin, self.plan.columns), scores, thread)
+        tmem.wait_loads()
+        tmem.order_before_signal()
+
+    @cute.jit
+    def to_log2_units(self, scope: Scope, scores: cute.Tensor) -> None:
+        """Products to what exp2 takes, through the softcap if there is one."""
+        scale = scope.scalars.scale_log2
+        if cutlass.const_expr(self.plan.is_fp8):
+            self.scale_rows(scope, scores)
+        shift = Float32(0.0)
+        if cutlass.const_expr(self.plan.config.softcap):
+            squash(scores, scope.scalars.squash_log2)
+            shift = scale * 0.5  # the c that `squash` leaves out
+        for pair in cutlass.range_constexpr(0, self.plan.columns, 2):
+            scores[pair], scores[pair + 1] = cute.arch.fma_packed_f32x2(
+                (scores[pair], scores[pair + 1]), (scale, scale), (shift, shift)
+            )
+
+    @cute.jit
+    def scale_rows(self, scope: Scope, scores: cute.Tensor) -> None:
+        """Products of quantised rows times the scales of Q and K."""
+        for first in cutlass.range_constexpr(0, self.plan.columns, VECTOR):
+            factors = load_vector(scope.buffers.row_scales + first * 4)
+            for k in cutlass.range_constexpr(VECTOR):
+                scores[first + k] *= factors[k]
+
+    @cute.jit
+    def exponentiate(self, scope: Scope, scores: cute.Tensor) -> None:
+        """Scores to weights."""
+        columns = self.plan.columns
+        for first in cutlass.range_constexpr(0, columns, VECTOR):
+            base = bases(scope.buffers, columns, first, VECTOR)
+            for k in cutlass.range_constexpr(VECTOR):
+                scores[first + k] = cute.math.exp2(scores[first + k] - base[k], fastmath=True)
+
+    @cute.jit
+    def rescale_sums(self, scope: Scope, sums: cute.Tensor) -> None:
+        """Older sums to the new maxima."""
+        columns = self.plan.columns
+        for first in cutlass.range_constexpr(0, columns, VECTOR):
+            factors = shrinks(scope.buffers, columns, first, VECTOR)
+            for k in cutlass.range_constexpr(VECTOR):
+                sums[first + k] *= factors[k]
+
+    @cute.jit
+    def store_p(self, scope: Scope, weights: cute.Tensor) -> None:
+        """This key's weights, rounded: a line of shared memory per column, in panels of keys."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        keys, bits = LINE_BYTES // plan.kv_bytes, 8 * plan.kv_bytes
+        panel = thread // keys * (plan.columns * LINE_BYTES) + thread % keys * plan.kv_bytes
+        per_word = 32 // bits
+        for first in cutlass.range_constexpr(0, plan.columns, per_word):
+            part = tuple(weights[first + k] for k in range(per_word))
+            if cutlass.const_expr(plan.is_fp8):
+                word = pack_e4m3(*part)
+            else:
+                word = warp_mma.pack(*part, plan.config.dtype)
+            for k in cutlass.range_constexpr(per_word):
+                offset = swizzled(panel + (first + k) * LINE_BYTES, LINE_BYTES)
+                store_bits(scope.buffers.p.toint() + offset, word >> (bits * k), bits)

@@ -1,0 +1,83 @@
+"""MMA role: one warp issues S of a tile, then O^T of the tile before.
+
+S has one buffer, which is free once the epilogue has taken S of the tile before into registers: so
+the product runs under the softmax. O^T waits for P, which also says that O has been rescaled.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from gqa_lowlatency.sm100.args import Scope
+from gqa_lowlatency.sm100.plan import ROLES, Plan100
+from gqa_lowlatency.sm100.products import (
+    accumulator,
+    issue,
+    keys_operand,
+    make_o_mma,
+    make_s_mma,
+    o_tile,
+    rows_operand,
+    s_tile,
+)
+from kernelkit import tmem
+from kernelkit.pipelines import draining, filling
+
+
+class Mma:
+    """Owns the tensor core."""
+
+    def __init__(self, plan: Plan100) -> None:
+        self.plan = plan
+        self.role = ROLES["mma"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
+        plan, pipes, count = self.plan, scope.pipes, scope.share.count
+        kv_state, p_state, taken_state = draining(plan.stages), draining(1), filling(1)
+        if count > 0:
+            pipes.q.wait(draining(1))
+        for step in cutlass.range(count + 1, unroll=1):
+            if step < count:
+                pipes.taken.wait(taken_state)
+                taken_state.advance()
+                tmem.order_after_wait()
+                for piece in cutlass.range_constexpr(plan.pieces):
+                    pipes.kv.wait(kv_state)
+                    self.add_s(scope, piece, kv_state.index)
+                    pipes.kv.release(kv_state.index)
+                    kv_state.advance()
+                pipes.s.signal(0)
+            if step > 0:
+                pipes.p.wait(p_state)
+                p_state.advance()
+                tmem.order_after_wait()
+                for piece in cutlass.range_constexpr(plan.pieces):
+                    pipes.kv.wait(kv_state)
+                    self.add_o(scope, piece, kv_state.index, step > 1)
+                    pipes.kv.release(kv_state.index)
+                    kv_state.advance()
+                pipes.o.signal(0)
+
+    @cute.jit
+    def add_s(self, scope: Scope, piece: cutlass.Constexpr, stage: Int32) -> None:
+        """S (+)= K Q^T over one piece of the head."""
+        plan, buffers = self.plan, scope.buffers
+        mma, tile = make_s_mma(plan), s_tile(plan)
+        tS = accumulator(mma, tile, buffers.tmem, plan.tmem["S"].begin)
+        tSrK = keys_operand(plan, mma, tile, buffers.ring)[None, None, None, stage]
+        tSrQ = rows_operand(mma, tile, buffers.q, plan.pieces)[None, None, None, piece]
+        issue(mma, tS, tSrK, tSrQ, Boolean(piece > 0))
+
+    @cute.jit
+    def add_o(
+        self, scope: Scope, piece: cutlass.Constexpr, stage: Int32, accumulate: Boolean
+    ) -> None:
+        """A part of O^T (+)= V^T P. The first tile overwrites it."""
+        plan, buffers = self.plan, scope.buffers
+        mma, tile = make_o_mma(plan), o_tile(plan)
+        tO = accumulator(mma, tile, buffers.tmem, plan.tmem[f"O{piece}"].begin)
+        tOrV = keys_operand(plan, mma, tile, buffers.ring)[None, None, None, stage]
+        tOrP = rows_operand(mma, tile, buffers.p, 1)[None, None, None, 0]
+        issue(mma, tO, tOrV, tOrP, accumulate)

@@ -1,0 +1,69 @@
+"""What becomes e4m3 where K and V are: rows of Q, each with a scale of its own (device code)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+
+from gqa_lowlatency.device.shared_words import store_word
+from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.sm100.args import Scope
+from gqa_lowlatency.sm100.plan import Plan100
+from gqa_lowlatency.sm100.swizzle import swizzled
+from kernelkit import hw
+
+LARGEST = 448.0  # e4m3
+SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
+
+
+@cute.jit
+def quantise_row(plan: Plan100, scope: Scope, source: cute.Tensor, item: tuple) -> None:
+    """A row of Q to sQ by a whole warp, and its scale, that of K included, to `row_scales`.
+
+    item: (column, whether there is such a row).
+    """
+    config, (column, valid) = plan.config, item
+    lane, count = cute.arch.lane_idx(), config.head_dim // hw.WARP_THREADS
+    values = cute.make_rmem_tensor(count, TYPES[config.dtype])
+    values.fill(0.0)
+    if valid:
+        part = cute.make_tensor(
+            (source.iterator + lane * count).align(count * config.io_bytes),
+            cute.make_layout(count),
+        )
+        cute.autovec_copy(part, values)
+    numbers = values.load().to(Float32)
+    top = Float32(0.0)
+    for k in cutlass.range_constexpr(count):
+        top = cutlass.max(top, cutlass.max(numbers[k], -numbers[k]))
+    top = cute.arch.warp_redux_sync(top, "fmax", nan=True)
+    factor = LARGEST * cute.arch.rcp_approx(top) if top > SMALLEST else Float32(0.0)
+    offset = lane * count // plan.panel * (plan.columns * plan.line_bytes)
+    offset += column * plan.line_bytes + lane * count % plan.panel
+    target = scope.buffers.q.toint() + swizzled(offset, plan.line_bytes)
+    for first in cutlass.range_constexpr(0, count, 4):
+        scaled = [numbers[first + k] * factor for k in range(min(count, 4))]
+        store_bits(target + first, pack_e4m3(*scaled), 8 * len(scaled))
+    if lane == 0:
+        scale = top * (1.0 / LARGEST) * scope.tables.k_scale[scope.place.head]
+        store_word(scope.buffers.row_scales + column * 4, scale)
+
+
+@cute.jit
+def pack_e4m3(
+    first: Float32, second: Float32, third: Float32 = 0.0, fourth: Float32 = 0.0
+) -> Uint32:
+    """Four numbers rounded to e4m3 in one word, the first lowest."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; "
+        "cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; "
+        "mov.b32 {$w0}, {low, high}; }",
+        write_only_types=[Uint32],
+        read_only_args=[first, second, Float32(third), Float32(fourth)],
+    )
+
+
+@cute.jit
+def store_bits(address: Int32, word: Uint32, bits: cutlass.Constexpr) -> None:
+    """The lowest 8, 16 or 32 bits of a word to shared memory."""
+    cute.arch.inline_ptx(f"st.shared.b{bits} [{{$r0}}], {{$r1}};", read_only_args=[address, word])

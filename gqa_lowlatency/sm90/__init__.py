@@ -1,0 +1,1 @@
+"""The decode kernel of Hopper (sm_90a)."""

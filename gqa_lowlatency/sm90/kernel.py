@@ -1,0 +1,99 @@
+"""The decode kernel of Hopper: each warp streams its own keys through registers of mma.sync.
+
+A CTA takes tiles of keys in turn, each of its warps 16 keys of a tile. A warp copies them to its
+own ring in shared memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has
+no barrier of the CTA. At the end the warps of a CTA add up through shared memory, the CTAs of the
+cluster through the mailboxes of the owners.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32
+from cutlass.memory import SmemAllocator
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device import mailbox
+from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import deal
+from gqa_lowlatency.device.finish import finish, senders_of
+from gqa_lowlatency.sm90.merge_warps import leave_partial, send_sum
+from gqa_lowlatency.sm90.plan import Plan90
+from gqa_lowlatency.sm90.stream import Stream, stream_keys
+
+
+class DecodeSm90:
+    """Host function and kernel of one config."""
+
+    def __init__(self, config: DecodeConfig) -> None:
+        self.config = config
+        self.plan = Plan90(config)
+
+    @cute.jit
+    def __call__(
+        self, tensors: tuple, tables: tuple | None, numbers: tuple, parts: Int32, stream: CUstream
+    ) -> None:
+        """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
+        all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
+        config = self.config
+        given = () if cutlass.const_expr(tables is None) else tables
+        args = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
+        q, k = tensors[0], tensors[1]
+        self.kernel(*args).launch(
+            grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
+            block=(self.plan.threads, 1, 1),
+            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+        )
+
+    @cute.kernel
+    def kernel(self, tensors: Tensors, tables: Tables, scalars: Scalars) -> None:
+        """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
+        config, plan = self.config, self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        cta, head_tile, entry = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        place = Place(
+            entry, head_tile // config.row_tiles, head_tile % config.row_tiles,
+            cta // config.cluster, cta % config.cluster,
+        )  # fmt: skip
+        if cutlass.const_expr(config.pdl and config.kv_ready):
+            cute.arch.griddepcontrol_launch_dependents()
+        elif cutlass.const_expr(config.pdl):
+            cute.arch.griddepcontrol_wait()
+        n_keys = tensors.k.shape[1]
+        if cutlass.const_expr(tables.lens is not None):
+            n_keys = tables.lens[entry]
+        share = deal(config, n_keys, scalars, (cta, ctas), plan.tile)
+        senders = senders_of(config, place, share.active)
+        smem = SmemAllocator().allocate(plan.smem_bytes, byte_alignment=128).toint()
+        box = mailbox.Mailbox(
+            smem + plan.statistics_offset, smem + plan.o_offset, smem + plan.barrier_offset
+        )
+        if cutlass.const_expr(config.cluster > 1):
+            if thread == 0:
+                mailbox.open_mailbox(config, box, place.rank, senders)
+            cute.arch.sync_warp()
+            cute.arch.cluster_arrive_relaxed()
+        if share.count > 0:
+            ring = smem + (thread // 32) * plan.ring_bytes
+            work = Stream(ring, smem + plan.queries_offset, place, tensors, tables, scalars)
+            leave_partial(plan, ring, stream_keys(plan, work, share))
+        if cutlass.const_expr(config.pdl and not config.kv_ready):
+            # Not before: CTAs that can only wait would take places beside this grid's own.
+            cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(config.cluster > 1):
+            cute.arch.cluster_wait()
+        if share.count > 0:
+            cute.arch.sync_threads()
+            send_sum(plan, smem, box, place.rank)
+        if cutlass.const_expr(config.pdl and config.kv_ready):
+            if share.count == 0:  # it has not waited before it read Q
+                cute.arch.griddepcontrol_wait()
+        if place.rank < config.owner_ctas and (senders > 0 or place.part == 0):
+            if cutlass.const_expr(config.cluster == 1):
+                cute.arch.sync_threads()
+            elif senders > 0:
+                mailbox.wait_for_mail(config, box)
+            finish(config, plan.threads, box, place, share.active, (tensors, tables))

@@ -1,0 +1,74 @@
+"""The warps of a CTA add up what they found, and send it to the owners (device code)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from gqa_lowlatency.device import mailbox
+from gqa_lowlatency.device.shared_words import load_vector, load_word, store_word
+from gqa_lowlatency.sm90.plan import PAD, Plan90
+from gqa_lowlatency.sm90.products import dims_of
+from gqa_lowlatency.sm90.stream import Found
+from kernelkit.online_softmax import finite
+
+
+@cute.jit
+def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
+    """Over the warp's own ring: O [column][head_dim + PAD], then (maximum, sum) of each column."""
+    config = plan.config
+    lane = cute.arch.lane_idx()
+    cute.arch.cp_async_wait_group(0)
+    cute.arch.sync_warp()
+    line = (config.head_dim + PAD) * 4
+    statistics = ring + config.columns * line
+    for tile in cutlass.range_constexpr(config.columns // 8):
+        for column in cutlass.range_constexpr(2):
+            place = tile * 8 + (lane % 4) * 2 + column
+            total = found.total[column, tile]
+            for distance in cutlass.range_constexpr(3):
+                total += cute.arch.shuffle_sync_bfly(total, offset=4 << distance)
+            if lane < 4:
+                store_word(statistics + place * 8, found.top[column, tile])
+                store_word(statistics + place * 8 + 4, total)
+            for step in cutlass.range_constexpr(config.head_dim // 16):
+                for half in cutlass.range_constexpr(2):
+                    dim = dims_of(config, step, half)
+                    store_word(
+                        ring + place * line + dim * 4, found.o[column + 2 * half, tile, step]
+                    )
+
+
+@cute.jit
+def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> None:
+    """Add the partial results in the order of warps; four elements of O a thread and turn."""
+    config = plan.config
+    thread, _, _ = cute.arch.thread_idx()
+    line = (config.head_dim + PAD) * 4
+    vectors = config.head_dim // mailbox.VECTOR
+    for turn in cutlass.range_constexpr(-(-config.columns * vectors // plan.threads)):
+        item = thread + turn * plan.threads
+        if item < config.columns * vectors:
+            column, dim = item // vectors, (item % vectors) * mailbox.VECTOR
+            tops = [
+                load_word(smem + warp * plan.ring_bytes + config.columns * line + column * 8)
+                for warp in range(plan.warps)
+            ]
+            top = tops[0]
+            for warp in cutlass.range_constexpr(1, plan.warps):
+                top = cutlass.max(top, tops[warp])
+            base = finite(top)
+            total = Float32(0.0)
+            acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+            acc.fill(0.0)
+            for warp in cutlass.range_constexpr(plan.warps):
+                ring = smem + warp * plan.ring_bytes
+                weight = cute.math.exp2(tops[warp] - base, fastmath=True)
+                total += weight * load_word(ring + config.columns * line + column * 8 + 4)
+                values = load_vector(ring + column * line + dim * 4)
+                for k in cutlass.range_constexpr(mailbox.VECTOR):
+                    acc[k] += weight * values[k]
+            mailbox.send_o(
+                config, box, rank, (column, dim), tuple(acc[k] for k in range(mailbox.VECTOR))
+            )
+            if item % vectors == 0:
+                mailbox.send_statistics(config, box, rank, column, (top, total))

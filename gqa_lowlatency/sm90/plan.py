@@ -1,0 +1,134 @@
+"""Warps and shared memory of the Hopper kernel, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gqa_lowlatency.config import COLUMNS, DecodeConfig
+from kernelkit import hw
+from kernelkit.dtypes import ITEM_BYTES
+
+KEYS = 16  # keys of a warp at a time: the M of its products
+WARPS = 8
+WARP_COUNTS = (4, 8, 16)
+MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
+SMEM_BYTES = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
+MAX_SLOTS = 8
+PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
+
+
+@dataclass(frozen=True)
+class Plan90:
+    """Ring of each warp: slots of 16 keys, K and V in turn; what the warp found lies over it.
+
+    The mailbox has memory of its own: peers may fill it while this CTA still works.
+    """
+
+    config: DecodeConfig
+
+    @property
+    def warps(self) -> int:
+        """Of a CTA."""
+        return self.config.warps or WARPS
+
+    @property
+    def p_dtype(self) -> str:
+        """Of P and V in the second product: fp16 holds every e4m3, and P better than bf16."""
+        return "fp16" if self.config.keys_dtype == "e4m3" else self.config.dtype
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def tile(self) -> int:
+        """Keys that a CTA takes at a time."""
+        return KEYS * self.warps
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one key."""
+        return self.config.head_dim * ITEM_BYTES[self.config.keys_dtype]
+
+    @property
+    def slot_bytes(self) -> int:
+        """K or V of one step of a warp."""
+        return KEYS * self.row_bytes
+
+    @property
+    def slots(self) -> int:
+        """Of a warp's ring, in which K and V take turns."""
+        left = SMEM_BYTES - self.mailbox_bytes - 16
+        return max(2, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Of the mailbox, so that O begins at a multiple of 16."""
+        return -(-self.config.owned_columns * self.config.cluster * 8 // 16) * 16
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """Statistics and O of every CTA."""
+        o = self.config.owned_columns * self.config.cluster * 4 * self.config.head_dim
+        return self.statistics_bytes + o
+
+    @property
+    def partial_words(self) -> int:
+        """fp32 of what one warp found: columns of O, then a maximum and a sum of each."""
+        return self.config.columns * (self.config.head_dim + PAD + 2)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of one warp, and room for what it found."""
+        return max(self.slots * self.slot_bytes, 4 * self.partial_words)
+
+    @property
+    def queries_in_smem(self) -> bool:
+        """Fragments of Q that registers do not hold beside O are read again for every 16 keys."""
+        return self.config.columns * self.config.head_dim > MAX_ELEMENTS // 2
+
+    @property
+    def queries_offset(self) -> int:
+        """Of the fragments of Q: behind the rings."""
+        return self.warps * self.ring_bytes
+
+    @property
+    def statistics_offset(self) -> int:
+        """Of the mailbox, from the start of shared memory."""
+        queries = self.config.columns * self.config.head_dim * 2
+        return self.queries_offset + (queries if self.queries_in_smem else 0)
+
+    @property
+    def o_offset(self) -> int:
+        """Of O in the mailbox."""
+        return self.statistics_offset + self.statistics_bytes
+
+    @property
+    def barrier_offset(self) -> int:
+        """Of the mailbox's mbarrier."""
+        return self.statistics_offset + self.mailbox_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """In all."""
+        return self.barrier_offset + 16
+
+    def check(self) -> None:
+        """Raise ValueError or NotImplementedError for what no CTA can hold."""
+        if self.config.max_columns not in (0, *COLUMNS):
+            raise NotImplementedError(f"max_columns {self.config.max_columns}: one of {COLUMNS}")
+        if self.warps not in WARP_COUNTS:
+            raise NotImplementedError(
+                f"warps {self.config.warps}: one of {WARP_COUNTS}, 0: {WARPS}"
+            )
+        limit = MAX_ELEMENTS * 8 // max(self.warps, 8)
+        if self.config.columns * self.config.head_dim > limit:
+            raise NotImplementedError(
+                f"{self.config.columns} columns of head_dim {self.config.head_dim} with "
+                f"{self.warps} warps: O of a warp is at most {limit} elements (registers)"
+            )
+        if self.smem_bytes > hw.SMEM_BYTES_PER_CTA:
+            raise ValueError(
+                f"{self.smem_bytes} bytes of shared memory, limit {hw.SMEM_BYTES_PER_CTA}"
+            )

@@ -1,0 +1,241 @@
+"""One warp's walk over its keys: S^T = K Q^T, the online softmax, O^T += V^T P (device code).
+
+Lane 4 g + i. Columns are query rows. An accumulator of S^T holds keys g and g + 8 of columns 2 i
+and 2 i + 1 of each 8 columns, so that a lane keeps the statistics of its own two columns of each.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import Share, any_row_sees, capped, row_sees, tile_start
+from gqa_lowlatency.device.shared_words import store_pair
+from gqa_lowlatency.sm90.plan import KEYS, Plan90
+from gqa_lowlatency.sm90.products import (
+    accumulate,
+    query_address,
+    query_words,
+    score,
+    swizzled,
+)
+from kernelkit import warp_mma
+from kernelkit.online_softmax import finite
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a warp works on, and where its ring is."""
+
+    ring: Int32
+    queries: Int32  # fragments of Q in shared memory
+    place: Place
+    tensors: Tensors
+    tables: Tables
+    scalars: Scalars
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the keys of a warp gave: per lane, tensors in registers."""
+
+    o: cute.Tensor  # (4, columns / 8, head_dim / 16): accumulators of O^T
+    top: cute.Tensor  # (2, columns / 8): maxima, in log2 units
+    total: cute.Tensor  # (2, columns / 8): sums of weights, of this lane's keys alone
+
+
+@cute.jit
+def load_queries(plan: Plan90, work: Stream) -> cute.Tensor | None:
+    """B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros where there is no row; or
+    the warps of the CTA share the work and leave them in shared memory, for all."""
+    config = plan.config
+    if cutlass.const_expr(config.pdl and config.kv_ready):
+        cute.arch.griddepcontrol_wait()
+    lane, place = cute.arch.lane_idx(), work.place
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    words = None
+    if cutlass.const_expr(not plan.queries_in_smem):
+        words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
+        words.fill(0)
+    for tile in cutlass.range_constexpr(config.columns // 8):
+        row = place.row_tile * config.columns + tile * 8 + lane // 4
+        exists = row < config.rows
+        token, head = row // config.group, place.head * config.group + row % config.group
+        token, head = (token, head) if exists else (Int32(0), Int32(0))
+        line = cute.recast_tensor(work.tensors.q[place.entry, token, head, None], Uint32)
+        for step in cutlass.range_constexpr(config.head_dim // 16):
+            low, high = query_words(config, step, lane)
+            if cutlass.const_expr(plan.queries_in_smem):
+                if warp == step % plan.warps:
+                    pair = (line[low], line[high]) if exists else (Uint32(0), Uint32(0))
+                    store_pair(query_address(plan, work.queries, step, tile), pair)
+            elif exists:
+                words[0, step, tile] = line[low]
+                words[1, step, tile] = line[high]
+    if cutlass.const_expr(plan.queries_in_smem):
+        cute.arch.sync_threads()
+    return words
+
+
+@cute.jit
+def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
+    """All keys of this warp."""
+    config, slots = plan.config, plan.slots
+    tiles = config.columns // 8
+    found = Found(
+        cute.make_rmem_tensor((4, tiles, config.head_dim // 16), Float32),
+        cute.make_rmem_tensor((2, tiles), Float32),
+        cute.make_rmem_tensor((2, tiles), Float32),
+    )
+    found.o.fill(0.0)
+    found.top.fill(-Float32.inf)
+    found.total.fill(0.0)
+    ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
+    for unit in cutlass.range_constexpr(slots - 1):
+        page = page_of(plan, work, share, Int32(unit // 2))
+        fetch(plan, work, share, Int32(unit // 2), (unit % 2, Int32(unit), page))
+    page_before = page_of(plan, work, share, Int32(ahead[0]))
+    page_behind = page_of(plan, work, share, Int32(ahead[1]))
+    queries = load_queries(plan, work)
+    slot = Int32(0)
+    for step in cutlass.range(share.count, unroll=1):
+        # K of this step has landed; the slot of the last V is free.
+        cute.arch.cp_async_wait_group(slots - 2)
+        cute.arch.sync_warp()
+        target = ((slots - 1) % 2, previous(plan, slot), page_before)
+        fetch(plan, work, share, step + ahead[0], target)
+        page_before = page_of(plan, work, share, step + ahead[0] + 1)
+        scores = cute.make_rmem_tensor((4, tiles), Float32)
+        score(plan, work.ring + slot * plan.slot_bytes, (queries, work.queries), scores)
+        cute.arch.sync_warp()  # its slot is free
+        fetch(plan, work, share, step + ahead[1], (slots % 2, slot, page_behind))
+        page_behind = page_of(plan, work, share, step + ahead[1] + 1)
+        weigh(plan, work, (share, first_key(plan, share, step)), scores, found)
+        cute.arch.cp_async_wait_group(slots - 1)
+        cute.arch.sync_warp()
+        slot = following(plan, slot)
+        accumulate(plan, work.ring + slot * plan.slot_bytes, scores, found.o)
+        slot = following(plan, slot)
+    return found
+
+
+@cute.jit
+def first_key(plan: Plan90, share: Share, step: Int32) -> Int32:
+    """Of this warp's 16 keys in its step-th tile."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    return tile_start(share, share.begin + step, plan.tile) + warp * KEYS
+
+
+@cute.jit
+def following(plan: Plan90, slot: Int32) -> Int32:
+    """The slot behind."""
+    return Int32(0) if slot == plan.slots - 1 else slot + 1
+
+
+@cute.jit
+def previous(plan: Plan90, slot: Int32) -> Int32:
+    """The slot before."""
+    return Int32(plan.slots - 1) if slot == 0 else slot - 1
+
+
+@cute.jit
+def fetch(plan: Plan90, work: Stream, share: Share, step: Int32, target: tuple) -> None:
+    """Begin to copy K or V of a step, one group; zeros for keys that no row sees or past the end.
+
+    target: (0 for K or 1 for V, slot, page).
+    """
+    index, slot, page = target
+    if step < share.count:
+        base = work.ring + slot * plan.slot_bytes
+        key = first_key(plan, share, step)
+        chunks = plan.row_bytes // warp_mma.CHUNK_BYTES
+        lane = cute.arch.lane_idx()
+        chunk = lane % chunks
+        for part in cutlass.range_constexpr(KEYS * chunks // 32):
+            row = part * (32 // chunks) + lane // chunks
+            valid = any_row_sees(plan.config, share, key + row)
+            source = key + row if valid else Int32(0)
+            begin = line_of(plan.config, work, index, source, page)
+            warp_mma.copy_chunk(
+                base + swizzled(plan, row, chunk),
+                begin + Int64(chunk * warp_mma.CHUNK_BYTES),
+                valid,
+            )
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
+    """The page that holds a step's keys, looked up a step before it is needed."""
+    page, pages = Int32(0), work.tables.pages
+    if cutlass.const_expr(pages is not None and plan.config.page_size >= KEYS):
+        if step < share.count:
+            key = first_key(plan, share, step)
+            if key < share.n_keys:
+                page = pages[work.place.entry, key // plan.config.page_size]
+    return page
+
+
+@cute.jit
+def line_of(
+    config: DecodeConfig, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
+) -> Int64:
+    """Address of a key of this head; index: 0 for K, 1 for V."""
+    memory = work.tensors.v if index else work.tensors.k
+    entry, row, pages = work.place.entry, key, work.tables.pages
+    if cutlass.const_expr(pages is not None):
+        entry, row = page, key % config.page_size
+        if cutlass.const_expr(config.page_size < KEYS):
+            entry = pages[work.place.entry, key // config.page_size]
+    return memory[entry, row, work.place.head, None].iterator.toint()
+
+
+@cute.jit
+def weigh(plan: Plan90, work: Stream, keys: tuple, scores: cute.Tensor, found: Found) -> None:
+    """scores become weights; the statistics, and O with them, move to the new maxima.
+
+    keys: (share, the first of the 16).
+    """
+    config, scalars = plan.config, work.scalars
+    share, key = keys
+    scale_log2, squash_log2 = scalars.scale_log2, scalars.squash_log2
+    if cutlass.const_expr(work.tables.k_scale is not None):
+        k_scale = work.tables.k_scale[work.place.head]
+        if cutlass.const_expr(config.softcap):
+            squash_log2 *= k_scale
+        else:
+            scale_log2 *= k_scale
+    top, total, o = found.top, found.total, found.o
+    lane = cute.arch.lane_idx()
+    for tile in cutlass.range_constexpr(config.columns // 8):
+        for column in cutlass.range_constexpr(2):
+            row = work.place.row_tile * config.columns + tile * 8 + (lane % 4) * 2 + column
+            token = row // config.group
+            for half in cutlass.range_constexpr(2):
+                place = column + 2 * half
+                sees = row_sees(config, share, key + lane // 4 + 8 * half, token, scalars.left)
+                value = scores[place, tile] * scale_log2
+                if cutlass.const_expr(config.softcap):
+                    value = capped(scores[place, tile], scale_log2, squash_log2)
+                scores[place, tile] = value if sees else -Float32.inf
+            highest = cutlass.max(scores[column, tile], scores[column + 2, tile])
+            for distance in cutlass.range_constexpr(3):
+                other = cute.arch.shuffle_sync_bfly(highest, offset=4 << distance)
+                highest = cutlass.max(highest, other)
+            new_top = cutlass.max(top[column, tile], highest)
+            base = finite(new_top)
+            shrink = cute.math.exp2(top[column, tile] - base, fastmath=True)
+            top[column, tile] = new_top
+            sums = Float32(0.0)
+            for half in cutlass.range_constexpr(2):
+                place = column + 2 * half
+                weight = cute.math.exp2(scores[place, tile] - base, fastmath=True)
+                scores[place, tile] = weight
+                sums += weight
+            total[column, tile] = total[column, tile] * shrink + sums
+            for step in cutlass.range_constexpr(config.head_dim // 16):
+                o[column, tile, step] *= shrink
+                o[column + 2, tile, step] *= shrink

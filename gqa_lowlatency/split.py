@@ -1,0 +1,53 @@
+"""Which tiles of keys a CTA works on, as host arithmetic; `device/deal.py` is its twin.
+
+The keys that any query token sees are [0, sink_tokens) and [begin, n_keys). They are cut into
+tiles, those of the first range before those of the second and none twice, and dealt to the CTAs in
+order: contiguous shares, the remainder to the low ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Tiles that hold visible keys: [0, sink_tiles) and [first, last)."""
+
+    sink_tiles: int
+    first: int
+    last: int
+
+    @property
+    def tiles(self) -> int:
+        """How many they are."""
+        return self.sink_tiles + self.last - self.first
+
+    def tile(self, index: int) -> int:
+        """The index-th of them."""
+        return index if index < self.sink_tiles else index - self.sink_tiles + self.first
+
+
+def reach(
+    n_keys: int, q_tokens: int, tile: int, left: int | None = None, sink_tokens: int = 0
+) -> Reach:
+    """Tiles of `tile` keys that the query tokens of one entry see.
+
+    The tokens are the newest of n_keys; each sees `left` keys before its own, None for all, and
+    the first sink_tokens.
+    """
+    begin = 0 if left is None else max(0, n_keys - q_tokens - left)
+    first, last = begin // tile, -(-n_keys // tile)
+    sink_tiles = min(-(-min(sink_tokens, n_keys) // tile), first)
+    return Reach(sink_tiles, min(first, last), last)
+
+
+def share(tiles: int, ctas: int, rank: int) -> tuple[int, int]:
+    """(first, number) of the tiles of CTA `rank` of `ctas`."""
+    base, more = divmod(tiles, ctas)
+    return rank * base + min(rank, more), base + (rank < more)
+
+
+def active(tiles: int, ctas: int) -> int:
+    """CTAs that have any tile; they are the first ones."""
+    return min(tiles, ctas)

@@ -1,0 +1,34 @@
+"""The schema of a torch operator whose arguments are the fields of a dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor",
+    "torch.Tensor | None": "Tensor?",
+    "bool": "bool",
+    "bool | None": "bool?",
+    "int": "SymInt",
+    "int | None": "SymInt?",
+    "float": "float",
+    "float | None": "float?",
+    "str": "str",
+    "str | None": "str?",
+    "torch.dtype | None": "ScalarType?",
+}
+
+
+def operator_schema(arguments: type, results: int) -> str:
+    """'(Tensor q, ..., *, bool causal=False, ...) -> (Tensor, ...)': the fields of the dataclass
+    `arguments` with their defaults, tensors by position and the others by name."""
+    parts, only_names = [], False
+    for field in dataclasses.fields(arguments):
+        if not (only_names or field.type.startswith("torch.Tensor")):
+            parts, only_names = [*parts, "*"], True
+        part = f"{SCHEMA_TYPES[field.type]} {field.name}"
+        if field.default is not dataclasses.MISSING:
+            default = f'"{field.default}"' if isinstance(field.default, str) else field.default
+            part += f"={default}"
+        parts.append(part)
+    return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * results)})"

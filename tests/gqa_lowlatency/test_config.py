@@ -1,0 +1,157 @@
+"""DecodeConfig refuses by value and limit; the choice of the cluster follows its rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
+from gqa_lowlatency.forward import check_config
+from gqa_lowlatency.plan import (
+    MACHINES,
+    MEASURED,
+    TILE,
+    Choice,
+    choose_cluster,
+    choose_columns,
+    choose_warps,
+)
+
+quietly = settings(max_examples=300, derandomize=True, database=None, deadline=None)
+ARCHS = st.sampled_from(sorted(MACHINES))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"head_dim": 96}, NotImplementedError, ("96", "64", "256")),
+        ({"dtype": "fp32"}, NotImplementedError, ("fp32", "bf16")),
+        ({"kv_dtype": "e5m2"}, NotImplementedError, ("e5m2", "e4m3")),
+        ({"kv_dtype": "fp16"}, NotImplementedError, ("fp16", "bf16")),
+        ({"out_dtype": "fp64"}, NotImplementedError, ("fp64", "fp32")),
+        ({"cluster": 3}, NotImplementedError, ("cluster 3", "16")),
+        ({"cluster": 32}, NotImplementedError, ("cluster 32", "16")),
+        ({"max_columns": 24}, NotImplementedError, ("24", "32")),
+        ({"group": 0}, ValueError, ("group 0", "1")),
+        ({"q_tokens": 9}, ValueError, ("9", "8")),
+        ({"q_tokens": 0}, ValueError, ("0", "8")),
+        ({"page_size": 48, "lens": True}, NotImplementedError, ("48", "128")),
+        ({"page_size": 256, "lens": True}, NotImplementedError, ("256", "128")),
+        ({"page_size": 16}, ValueError, ("pages without seq_lens",)),
+        ({"sink_tokens": True}, ValueError, ("without a window",)),
+        ({"kv_ready": True}, ValueError, ("without pdl",)),
+        ({"owners": 4, "cluster": 2}, ValueError, ("owners 4", "cluster 2")),
+        ({"owners": 3, "cluster": 4}, ValueError, ("owners 3", "8 columns")),
+        ({"owners": -1, "cluster": 4}, ValueError, ("owners -1",)),
+    ],
+)
+def test_refusals_name_value_and_limit(change, error, words):
+    with pytest.raises(error) as raised:
+        replace(DecodeConfig(), **change).check_values()
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_too_many_rows_for_a_cta_of_hopper_are_refused():
+    config = DecodeConfig(head_dim=256, group=64, max_columns=64)
+    with pytest.raises(NotImplementedError, match="64 columns of head_dim 256 with 8 warps"):
+        check_config(config, "sm_90a")
+    config = DecodeConfig(head_dim=64, group=64, cluster=16, owners=1)
+    with pytest.raises(ValueError, match="bytes of shared memory, limit 232448"):
+        check_config(config, "sm_90a")
+
+
+@quietly
+@given(st.integers(1, 300), st.integers(1, MAX_Q_TOKENS), st.sampled_from((0, *COLUMNS)))
+def test_rows_stand_in_as_few_columns_as_hold_them(group, tokens, limit):
+    config = DecodeConfig(group=group, q_tokens=tokens, max_columns=limit)
+    columns, rows = config.columns, config.rows
+    assert columns in COLUMNS
+    assert columns <= (limit or COLUMNS[-1])
+    assert config.row_tiles * columns >= rows
+    assert (config.row_tiles - 1) * columns < rows
+    smaller = [n for n in COLUMNS if n < columns]
+    assert not smaller or smaller[-1] < min(rows, limit or rows) or config.row_tiles > 1
+
+
+@quietly
+@given(ARCHS, st.integers(0, 300_000), st.integers(0, 5000), st.booleans(), st.integers(1, 200))
+def test_the_choice_of_a_cluster(arch, keys, clusters, invariant, at_once):
+    machine = MACHINES[arch]
+    width = choose_cluster(
+        arch,
+        keys,
+        clusters,
+        batch_invariant=invariant,
+        co_scheduled=lambda width: at_once // width,
+    )
+    assert width in CLUSTERS
+    assert width <= machine.widest
+    assert width == 1 or width * TILE < keys + TILE, "more CTAs than tiles"
+    assert invariant or width == 1 or clusters <= at_once // width
+    assert invariant or width == 1 or clusters * width <= machine.sms, "more CTAs than SMs"
+    if invariant:
+        assert width == choose_cluster(arch, keys, clusters + 7, batch_invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "clusters", "expected"),
+    [
+        ("sm_90a", 8192, 8, 8),  # 8 KV heads of one entry: 64 CTAs, wider is slower
+        ("sm_90a", 8192, 64, 2),
+        ("sm_90a", 8192, 132, 1),
+        ("sm_90a", 300, 1, 2),  # 3 tiles
+        ("sm_90a", 0, 1, 1),
+        ("sm_100a", 8192, 8, 16),
+        ("sm_100a", 8192, 64, 2),
+    ],
+)
+def test_choices_without_a_measurement(arch, keys, clusters, expected):
+    assert choose_cluster(arch, keys, clusters, measured=()) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "ctas", "elements", "warps"),
+    [(1024, 64, 1024, 16), (511, 64, 1024, 0), (1024, 133, 1024, 0), (1024, 64, 2048, 0)],
+)
+def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
+    assert choose_warps("sm_90a", keys, ctas, elements) == warps
+    assert choose_warps("sm_100a", keys, ctas, elements) == 0
+
+
+@pytest.mark.parametrize(("clusters", "expected"), [(15, 8), (16, 4), (30, 4), (31, 2), (61, 1)])
+def test_no_wider_than_what_runs_at_once(clusters, expected):
+    """On a GPU that holds 120 CTAs."""
+    found = choose_cluster("sm_90a", 8192, clusters, co_scheduled=lambda width: 120 // width)
+    unbounded = choose_cluster("sm_90a", 8192, clusters)
+    assert found == expected
+    assert unbounded >= found
+    # Bits that must not depend on the batch depend on no limit of it either.
+    wide = {"co_scheduled": lambda width: 0, "batch_invariant": True}
+    assert choose_cluster("sm_90a", 8192, clusters, **wide) == 8
+
+
+def test_a_measured_choice_comes_first_but_holds_no_more_than_fits():
+    table = (Choice(4096, 16, 4), Choice(1024, 200, 2))
+    choices = [choose_cluster("sm_90a", *sizes, measured=table) for sizes in (
+        (8192, 16), (8192, 17), (2000, 1), (512, 1), (8192, 201),
+    )]  # fmt: skip
+    assert choices == [4, 2, 2, 4, 1]
+    for arch, rows in MEASURED.items():
+        assert all(row.cluster <= MACHINES[arch].widest for row in rows)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("warps", [0, 4, 8, 16])
+def test_the_chosen_columns_fit_a_cta_of_hopper(head_dim, cluster, warps):
+    columns = choose_columns("sm_90a", head_dim, warps)
+    tuning = {"cluster": cluster, "max_columns": columns, "warps": warps}
+    if (head_dim, warps) == (256, 16):  # two slots of K and V for each of 16 warps are too much
+        with pytest.raises(ValueError, match="bytes of shared memory"):
+            check_config(DecodeConfig(head_dim, group=1, **tuning), "sm_90a")
+        return
+    for rows in range(1, columns + 1):
+        check_config(DecodeConfig(head_dim, group=rows, **tuning), "sm_90a")

@@ -1,0 +1,215 @@
+"""The kernels, through the API and the emulator, against the fp64 definition.
+
+One list of problems for every architecture. The checker listens, the bits must not depend on the
+schedule, and what the kernel leaves unwritten would be NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from gqa_lowlatency import decode, decode_plan, reference
+from gqa_lowlatency.forward import ARCHS
+from gqa_lowlatency.plan import MACHINES
+from kernelkit import tolerance
+from kernelkit.launch import emulation
+from ptxemu import Options
+from ptxemu.check.text import render
+from tests.gqa_lowlatency import cases
+from tests.gqa_lowlatency.cases import PATIENCE, Case
+from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
+ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
+BOTH = Options(policy="adversarial", seed=2, check=True, limit=PATIENCE)
+
+
+def on_every_arch(chosen: tuple[Case, ...]) -> list:
+    """(arch, case) with ids; those that share a compiled kernel share a worker."""
+    return [
+        pytest.param(
+            arch, case, id=f"{arch}-{case}",
+            marks=pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
+        )
+        for arch in ARCHS
+        for case in chosen
+    ]  # fmt: skip
+
+
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+
+def check(case: Case, arch: str) -> None:
+    results = check_once(case, arch, CHECKED)
+    assert cases.same_bits(results, cases.run(case, arch, ADVERSARIAL)), "the schedule shows"
+
+
+def check_once(case: Case, arch: str, options: Options = BOTH) -> tuple[torch.Tensor, ...]:
+    results = cases.run(case, arch, options)
+    for report in cases.judge(case, arch, results):
+        assert report.ok, str(report)
+    return results
+
+
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK))
+def test_every_value_of_many_factors(arch, case):
+    check(case, arch)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(MATRIX))
+def test_every_pair_of_values(arch, case):
+    check(case, arch)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(SECOND))
+def test_another_problem_for_each_kernel(arch, case):
+    check_once(case, arch)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(GROUPS))
+def test_rows_of_a_kv_head(arch, case):
+    check(case, arch)
+
+
+@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[:4], *EDGES[:4])))
+def test_borders_of_tiles_and_edges_of_masks(arch, case):
+    check_once(case, arch)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[4:], *EDGES[4:])))
+def test_more_borders_and_edges(arch, case):
+    check_once(case, arch)
+
+
+STEADY = Case((700, 130, 0), (8, 2), 2, head_dim=64, cluster=4, sinks=True, window=300)
+
+
+@each_arch
+@pytest.mark.parametrize("policy", ["random", "adversarial"])
+def test_the_same_bits_every_time(arch, policy):
+    results = [cases.run(STEADY, arch, policy, seed) for seed in (3, 3, 4)]
+    assert cases.same_bits(results[0], results[1])
+    assert cases.same_bits(results[0], results[2])
+
+
+INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant=True)
+
+
+@each_arch
+def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
+    """Alone, in another order, beside longer ones: the bits are the same at one max_seq_len."""
+    small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
+    monkeypatch.setitem(MACHINES, arch, small)
+    q, k, v = INVARIANT.inputs()
+    options = INVARIANT.options() | INVARIANT.launch_options(arch) | {"max_seq_len": 730}
+    lens = options.pop("seq_lens")
+
+    def step(*entries, **changes):
+        chosen = torch.tensor(entries)
+        tensors = (tensor[chosen] for tensor in (q, k, v))
+        return decode(*tensors, seq_lens=lens[chosen], return_lse=True, **(options | changes))
+
+    o, lse = step(0, 1, 2, 3, 4)
+    for entries in ((0,), (1,), (3,), (4, 2), (2, 1, 0)):
+        expected = (o[list(entries)], lse[list(entries)])
+        assert cases.same_bits(step(*entries), expected), entries
+    others, _ = step(0, 1, 2, 3, 4, batch_invariant=False)
+    assert not torch.equal(others, o), "the batch makes no difference, so this shows nothing"
+
+
+@pytest.mark.matrix
+@each_arch
+def test_the_cluster_changes_rounding_alone(arch):
+    """Every number of CTAs and owners finds the same answer, and all of them all of it."""
+    for cluster, owners in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 4)):
+        tuning = (("owners", owners),)
+        check(dataclasses.replace(STEADY, cluster=cluster, tuning=tuning), arch)
+
+
+@each_arch
+@pytest.mark.parametrize("sink", [-math.inf, -200.0, 90.0])
+def test_extreme_sinks(arch, sink):
+    """-inf is no sink at all; a sink far above every score leaves O its relative precision."""
+    sinks = torch.full((8,), 0.5)
+    sinks[3] = sink
+    o, lse = cases.run(STEADY, arch, sinks=sinks)
+    inputs, options = STEADY.inputs(), STEADY.options() | {"sinks": sinks}
+    exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
+    for report in (
+        tolerance.compare_output(o, exact.o, rounded.o, STEADY.io),
+        tolerance.compare_lse(lse, exact.lse, rounded.lse),
+    ):
+        assert report.ok, str(report)
+
+
+@each_arch
+def test_keys_may_be_values_and_heads_may_come_last(arch):
+    """One tensor for K and V, its tokens in front of its heads; q is a slice of a wider one."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn((2, 3, 24, 64), generator=generator).bfloat16()
+    cache = torch.randn((2, 200, 2, 64), generator=generator).bfloat16()
+    q = wide[:, :, 8:16]
+    o, lse = decode(q, cache, cache, arch=arch, return_lse=True)
+    exact, rounded = (f(q, cache, cache) for f in (reference.definition, reference.rounded))
+    for report in (
+        tolerance.compare_output(o, exact.o, rounded.o, q.dtype),
+        tolerance.compare_lse(lse, exact.lse, rounded.lse),
+    ):
+        assert report.ok, str(report)
+
+
+JUDGED = Case(
+    (300, 140), (8, 2), 3, head_dim=64, window=60, sink_tokens=5, softcap=5.0, sinks=True,
+    kv_dtype="e4m3", scales="heads",
+)  # fmt: skip
+WRONG = {
+    "window by one": {"window": 59},
+    "sink tokens by one": {"sink_tokens": 4},
+    "length by one": {"seq_lens": torch.tensor([300, 139])},
+    "not causal": {"causal": False},
+    "no softcap": {"softcap": 0.0},
+    "softcap of another size": {"softcap": 5.5},
+    "no sinks": {"sinks": None},
+    "scale": {"scale": 0.16},
+    "scales of the wrong head": {"k_scale": torch.tensor([1.5, 0.5])},
+    "values not scaled": {"v_scale": None},
+}
+
+
+@each_arch
+@pytest.mark.parametrize("name", WRONG)
+def test_the_judge_tells_another_problem_from_this_one(arch, name):
+    """What a kernel with one mistake would return, judged; nothing is compiled."""
+    q, k, v = JUDGED.inputs()
+    k, v = (torch.where(t.float().isnan(), torch.zeros(()), t.float()).to(t.dtype) for t in (k, v))
+    for change, expected in (({}, True), (WRONG[name], False)):
+        options = JUDGED.options() | change | {"arch": arch}
+        result = reference.rounded(q, k, v, **options)
+        reports = cases.judge(JUDGED, arch, (result.o, result.lse))
+        assert all(report.ok for report in reports) == expected
+
+
+@each_arch
+@pytest.mark.parametrize("pdl", ["pdl", "ready"])
+def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl):
+    """Two steps into the same outputs: what has no keys to wait for waits all the same."""
+    case = Case((40, 0), (8, 1), head_dim=64, pdl=pdl, cluster=2)
+    tensors, options = case.inputs(), case.options() | case.launch_options(arch)
+    plan, moving = decode_plan(*tensors, **options), {"seq_lens": options["seq_lens"]}
+    out, lse = plan(*tensors, **moving)
+    with emulation(CHECKED) as active:
+        for _ in range(2):
+            plan(*tensors, **moving, out=out, lse=lse)
+    for report in active.reports:
+        assert not report.findings, render(report)
+    assert all(report.ok for report in cases.judge(case, arch, (out, lse)))

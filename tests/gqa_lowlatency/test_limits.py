@@ -1,0 +1,97 @@
+"""Where a check draws a line, the machine draws it too: on one side a config runs, on the other,
+forced past the check, ptxemu or the DSL refuses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gqa_lowlatency.forward
+from gqa_lowlatency import DecodeConfig, decode
+from gqa_lowlatency.forward import check_config
+from ptxemu.errors import HardwareRefusal
+from tests.gqa_lowlatency import cases
+from tests.gqa_lowlatency.cases import Case
+from tests.gqa_lowlatency.test_kernel import each_arch
+
+HOPPER = "sm_90a"
+# 64 columns of O for each of 16 CTAs: their mailboxes grow as owners become fewer.
+WIDE = Case((40,), (64, 1), head_dim=64, cluster=16, tuning=(("owners", 4),))
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """From here on nothing refuses a config."""
+    monkeypatch.setattr(gqa_lowlatency.forward, "check_config", lambda config, arch: None)
+
+
+def attend(case: Case, arch: str) -> None:
+    """The result has to be right."""
+    for report in cases.judge(case, arch, cases.run(case, arch)):
+        assert report.ok, str(report)
+
+
+@pytest.mark.matrix
+def test_shared_memory_just_inside():
+    attend(WIDE, HOPPER)
+
+
+@pytest.mark.matrix
+def test_shared_memory_just_outside(forced):
+    config = DecodeConfig(64, group=64, cluster=16, owners=2, lens=True)
+    with pytest.raises(ValueError, match="limit 232448"):
+        check_config(config, HOPPER)
+    with pytest.raises(HardwareRefusal, match="at most 232448"):
+        attend(replace(WIDE, tuning=(("owners", 2),)), HOPPER)
+
+
+@each_arch
+def test_clusters_of_more_than_16(arch, forced, monkeypatch):
+    monkeypatch.setattr("gqa_lowlatency.config.CLUSTERS", (1, 2, 4, 8, 16, 32))
+    with pytest.raises((HardwareRefusal, ValueError), match="cluster"):
+        attend(Case((40,), (8, 1), head_dim=64, cluster=32), arch)
+
+
+@pytest.mark.matrix
+@each_arch
+def test_the_smallest_pages(arch):
+    """A line a page; where a kernel has a limit of its own, it says so."""
+    for size in (1, 2, 4, 8):
+        case = Case((37, 0, 20), (4, 2), head_dim=64, keys=size)
+        if arch == HOPPER or size == 8:
+            attend(case, arch)
+            continue
+        with pytest.raises(NotImplementedError, match=f"page_size {size}"):
+            attend(case, arch)
+
+
+@pytest.mark.matrix
+@each_arch
+def test_more_query_rows_than_a_cta_holds(arch):
+    """All heads on one KV head, 8 tokens: 256 rows, which take CTAs beside each other."""
+    attend(Case((130, 9), (32, 1), 8, head_dim=128), arch)
+
+
+@each_arch
+def test_a_launch_serves_any_length_up_to_the_capacity(arch):
+    """max_seq_len chooses the cluster; tiles are dealt by the lengths that the device reads."""
+    case = Case((700, 1, 130), (4, 2), head_dim=64)
+    for bound in (700, 737):
+        results = cases.run(case, arch, max_seq_len=bound)
+        assert all(report.ok for report in cases.judge(case, arch, results))
+
+
+@each_arch
+def test_strides_beyond_two_gigabytes(arch):
+    """A view of few keys, far apart: addresses take 64 bits."""
+    far = 3 << 29  # elements of 2 bytes
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn((2, 1, 2, 64), generator=generator).half()
+    storage = torch.empty(far + 40 * 64, dtype=torch.float16)  # untouched pages cost nothing
+    cache = storage.as_strided((2, 40, 1, 64), (far, 64, 64, 1))
+    cache.copy_(torch.randn((2, 40, 1, 64), generator=generator))
+    near = cache.contiguous()
+    assert torch.equal(decode(q, cache, cache, arch=arch), decode(q, near, near, arch=arch))

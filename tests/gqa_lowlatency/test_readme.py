@@ -1,0 +1,45 @@
+"""gqa_lowlatency/README.md tells the truth: its examples run and are right, its command works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gqa_lowlatency import DecodeConfig, reference
+from gqa_lowlatency.config import COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, TUNABLE
+from gqa_lowlatency.sm90.plan import Plan90
+from tests.house.source import ROOT
+
+README = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.matrix
+def test_examples_run_and_the_last_one_merges():
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names: dict = {}
+    torch.manual_seed(0)
+    exec(program, names)
+    exact = reference.definition(names["q"], names["k"], names["v"])
+    torch.testing.assert_close(names["o"].double(), exact.o, rtol=0, atol=0.02)
+    torch.testing.assert_close(names["lse"].double(), exact.lse, rtol=0, atol=2e-3)
+
+
+def test_the_command_is_spelt_as_the_script_takes_it():
+    (command,) = re.findall(r"^    python (scripts/run_gqa.*)$", README, re.MULTILINE)
+    script, *flags = shlex.split(command)
+    asked = [sys.executable, script, *flags, "--D", "96"]  # refused before anything is emulated
+    result = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    assert result.stderr.startswith("refused: head_dim 96")
+
+
+def test_numbers_of_the_text():
+    assert f"{', '.join(map(str, HEAD_DIMS[:-1]))}, {HEAD_DIMS[-1]}; bfloat16" in README
+    assert f"1 to {MAX_Q_TOKENS} query tokens" in README
+    assert f"{', '.join(map(str, COLUMNS[:-1]))} or {COLUMNS[-1]} columns" in README
+    assert f"`config=DecodeConfig({', '.join(f'{name}=' for name in TUNABLE)})`" in README
+    assert f"{Plan90(DecodeConfig()).warps}, each streams 16 keys" in README

@@ -1,0 +1,133 @@
+"""The reference against a sum that visits key by key, and its rounding points."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gqa_lowlatency import reference
+
+E4M3 = torch.float8_e4m3fn
+
+
+def inputs(batch=2, tokens=3, keys=11, heads=(4, 2), dim=16, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((batch, tokens, heads[0], dim), *(((batch, keys, heads[1], dim),) * 2))
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def by_key(q, k, v, b, h, t, **options):
+    """(o, lse) of one row, one visible key after the other."""
+    tokens, n_keys = q.shape[1], k.shape[1]
+    n_keys = int(options.get("seq_lens", [n_keys] * (b + 1))[b])
+    position, window = n_keys - tokens + t, options.get("window")
+    head = h // (q.shape[2] // k.shape[2])
+    scale, cap = options.get("scale", q.shape[-1] ** -0.5), options.get("softcap", 0.0)
+    k_scale, v_scale = (options.get(name, torch.ones(2)) for name in ("k_scale", "v_scale"))
+    k_scale, v_scale = (s if s.ndim and len(s) > 1 else s.expand(2) for s in (k_scale, v_scale))
+    weighted = []
+    for c in range(n_keys):
+        if options.get("causal", True) and c > position:
+            continue
+        if window is not None and c < position - window and c >= options.get("sink_tokens", 0):
+            continue
+        logit = scale * k_scale[head].item() * (q[b, t, h].double() @ k[b, c, head].double()).item()
+        value = v[b, c, head].double() * v_scale[head].double()
+        weighted.append((cap * math.tanh(logit / cap) if cap else logit, value))
+    if "sinks" in options:
+        weighted.append((options["sinks"][h].item(), torch.zeros(v.shape[-1]).double()))
+    if not weighted:
+        return torch.zeros(v.shape[-1]).double(), -math.inf
+    top = max(logit for logit, _ in weighted)
+    total = sum(math.exp(logit - top) for logit, _ in weighted)
+    return sum(math.exp(logit - top) / total * value for logit, value in weighted), (
+        top + math.log(total)
+    )
+
+
+SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0])
+OPTIONS = {
+    "causal": {},
+    "full": {"causal": False},
+    "scale": {"scale": 0.3},
+    "window": {"window": 3},
+    "window, full": {"window": 2, "causal": False},
+    "own key": {"window": 0},
+    "sink tokens": {"window": 2, "sink_tokens": 3},
+    "more sink tokens than keys": {"window": 1, "sink_tokens": 30, "causal": False},
+    "sinks": {"sinks": SINKS},
+    "softcap": {"softcap": 2.0, "scale": 1.0},
+    "lengths": {"seq_lens": torch.tensor([7, 2])},
+    "no keys, sinks": {"seq_lens": torch.tensor([0, 1]), "sinks": SINKS},
+    "scales": {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0])},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_key_by_key(options):
+    q, k, v = inputs()
+    ours = reference.definition(q, k, v, **options)
+    for b in range(2):
+        for h in range(4):
+            for t in range(3):
+                o, lse = by_key(q, k, v, b, h, t, **options)
+                assert torch.allclose(ours.o[b, t, h], o, rtol=0, atol=1e-12), (b, h, t)
+                assert ours.lse[b, h, t].item() == pytest.approx(lse, abs=1e-12)
+
+
+@pytest.mark.parametrize("attend", [reference.definition, reference.rounded])
+def test_pages_and_flat_queries_are_the_same_problem(attend):
+    q, k, v = inputs(tokens=1)
+    lens = torch.tensor([11, 6], dtype=torch.int32)
+    dense = attend(q, k, v, seq_lens=lens)
+    pool_k, pool_v = (torch.full((6, 4, 2, 16), math.nan).to(k.dtype) for _ in range(2))
+    table = torch.tensor([[4, 2, 0, -1], [5, 1, 99, 1 << 30]])
+    for entry, length in enumerate(lens.tolist()):
+        for index, start in enumerate(range(0, length, 4)):
+            rows = slice(start, min(start + 4, length))
+            for pool, cache in ((pool_k, k), (pool_v, v)):
+                pool[table[entry, index], : rows.stop - start] = cache[entry, rows]
+    paged = attend(q[:, 0], pool_k, pool_v, seq_lens=lens, page_table=table)
+    assert torch.equal(paged.o, dense.o[:, 0])
+    assert torch.equal(paged.lse, dense.lse[..., 0])
+
+
+def test_what_no_token_sees_does_not_count():
+    q, k, v = inputs()
+    options = {"window": 2, "sink_tokens": 1, "seq_lens": torch.tensor([9, 8])}
+    expected = reference.definition(q, k, v, **options)
+    for entry, length in enumerate((9, 8)):
+        for cache in (k, v):
+            cache[entry, 1 : length - 3 - 2] = cache[entry, length:] = math.nan
+    ours = reference.definition(q, k, v, **options)
+    assert torch.equal(ours.o, expected.o)
+    assert torch.equal(ours.lse, expected.lse)
+
+
+def test_rounding_points_cost_what_the_dtype_costs():
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = inputs(keys=64, dtype=dtype)
+        exact, rounded = (f(q, k, v) for f in (reference.definition, reference.rounded))
+        error = (rounded.o.double() - exact.o).abs().max().item()
+        assert rounded.o.dtype == dtype
+        assert 0 < error <= 2 * torch.finfo(dtype).eps * v.double().abs().max().item()
+        assert (rounded.lse - exact.lse).abs().max() < 1e-5
+    wide = reference.rounded(q, k, v, out_dtype=torch.float32)
+    assert wide.o.dtype == torch.float32
+
+
+def test_products_of_e4m3_round_q_and_p():
+    """On sm_90a P is fp16; on sm_100a P and Q have 3 bits of mantissa."""
+    q, k, v = inputs(keys=64)
+    k, v = k.to(E4M3), v.to(E4M3)
+    exact = reference.definition(q, k, v)
+
+    def error(arch):
+        return (reference.rounded(q, k, v, arch=arch).o.double() - exact.o).abs().max().item()
+
+    assert error("sm_90a") < 0.02
+    assert 2 * error("sm_90a") < error("sm_100a") < 0.3
+    one = torch.tensor([0.5, 1.0])  # 2 ** 8 of them are exact in e4m3
+    assert torch.equal(reference._rounded_weights(one, E4M3), one)

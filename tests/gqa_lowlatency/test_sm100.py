@@ -1,0 +1,159 @@
+"""The Blackwell kernel by itself: schedules, the traps of its design, and the corners of its plan.
+
+What it computes is in `test_kernel.py`, for all architectures. A trap is a test that takes a cure
+out of a copy of the source and expects that somebody notices: the numbers, or the checker.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from pathlib import Path
+
+import pytest
+
+import kernelkit.compile
+from gqa_lowlatency.sm100 import kernel
+from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
+from ptxemu import Options, PtxEmuError
+from tests.gqa_lowlatency import cases
+from tests.gqa_lowlatency.cases import PATIENCE, Case
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+ARCH = "sm_100a"
+SCHEDULES = (
+    Options(policy="round-robin", check=True, limit=PATIENCE),
+    Options(policy="adversarial", seed=0, check=True, limit=PATIENCE),
+    Options(policy="adversarial", seed=1, check=True, limit=PATIENCE),
+    Options(policy="random", seed=2, limit=PATIENCE),
+)
+# Maxima move from tile to tile, tiles are ragged at both ends; in the long one the ring goes round.
+MOVING = Case((400,), (3, 1), 2, window=250, head_dim=128, amplitude=4.0, cluster=1)
+LONG = Case((660,), (3, 1), 2, window=500, head_dim=128, amplitude=4.0, cluster=1)
+QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
+_serial = itertools.count()
+
+
+def check(case: Case, schedules: tuple[Options, ...] = SCHEDULES) -> None:
+    results = cases.run(case, ARCH, schedules[0])
+    for report in cases.judge(case, ARCH, results):
+        assert report.ok, str(report)
+    for schedule in schedules[1:]:
+        other = cases.run(case, ARCH, schedule)
+        assert cases.same_bits(results, other), f"{schedule.policy} changes bits"
+
+
+SHAPES = (LONG, Case((130, 0, 200), (5, 1), head_dim=64, cluster=2))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in SHAPES])
+def test_no_schedule_shows(case):
+    check(case)
+
+
+WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of three pieces
+    Case((400,), (64, 1), head_dim=64, cluster=2, amplitude=4.0),
+    Case((300,), (12, 1), 8, head_dim=128, cluster=1, dtype="fp16"),
+    Case((500,), (64, 1), head_dim=256, cluster=1, amplitude=4.0),
+    Case((300,), (16, 1), head_dim=256, keys=32, kv_dtype="e4m3", cluster=2),
+    Case((2049,), (4, 1), 2, window=2000, sink_tokens=3, cluster=16),
+    Case((300, 3), (20, 1), 2, head_dim=128, cluster=2, tuning=(("max_columns", 16),)),
+    Case((900,), (8, 1), head_dim=256, keys=32, cluster=2),
+    Case((130, 0, 700), (24, 1), head_dim=64, cluster=4, tuning=(("owners", 2),)),
+    Case((300,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1),
+    # Pages smaller than a swizzle atom, and more of them in a tile than lanes in a warp.
+    *(Case((300, 1), (10, 2), window=150, sink_tokens=3, keys=n, cluster=2) for n in (1, 4)),
+    Case((300,), (5, 1), kv_dtype="e4m3", head_dim=64, keys=2, cluster=1),
+)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in WIDE])
+def test_no_schedule_shows_at_the_edges_of_the_plan(case):
+    check(case)
+
+
+@pytest.fixture
+def changed(monkeypatch, tmp_path):
+    """changed(module, users, name, old, new): each of `users` gets the `name` of a copy of `module`
+    in which the text `old`, which stands there once, is `new`."""
+
+    def change(module, users, name, old, new):
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        assert source.count(old) == 1, f"the cure is not where it was: {old}"
+        path = tmp_path / f"changed_{next(_serial)}.py"  # the DSL reads functions from their files
+        path.write_text(source.replace(old, new), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        for user in users:
+            monkeypatch.setattr(user, name, getattr(copy, name))
+        monkeypatch.setattr(kernelkit.compile, "_compiled", {})
+
+    return change
+
+
+def noticed(case: Case) -> bool:
+    """Whether a schedule gives a wrong result, no result, or a finding."""
+    try:
+        check(case, SCHEDULES[:3])
+    except (AssertionError, PtxEmuError):
+        return True
+    return False
+
+
+TRAPS = {
+    "rows of V that nobody sees stay": (
+        correction, (epilogue,), "clear_unseen_rows", MOVING,
+        "if not any_row_sees(plan.config, share, first + thread):", "if first + thread < 0:",
+    ),
+    "zeros are written before V has landed": (
+        correction, (epilogue,), "clear_unseen_rows", MOVING,
+        "scope.pipes.kv.wait(Fill(stage, number // plan.stages % 2))", "pass",
+    ),
+    "V of the last tile is not where it is thought": (
+        correction, (epilogue,), "clear_unseen_rows", MOVING, "place -= plan.pieces", "pass",
+    ),
+    "O is not rescaled": (
+        epilogue, (kernel,), "Epilogue", MOVING, "rescale_o(plan, scope)", "pass",
+    ),
+    "O is rescaled without an end": (
+        correction, (epilogue,), "rescale_o", MOVING, "    tmem.wait_stores()\n", "",
+    ),
+    "S is overwritten while it is read": (
+        mma, (kernel,), "Mma", MOVING, "pipes.taken.wait(taken_state)", "pass",
+    ),
+    "P is overwritten while it is read": (
+        epilogue, (kernel,), "Epilogue", MOVING,
+        "pipes.o.wait(o_state)  # the product before has read the one buffer of P", "pass",
+    ),
+    "P is not fenced for the tensor core": (
+        epilogue, (kernel,), "Epilogue", MOVING,
+        'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
+    ),
+    "Q is not fenced for the tensor core": (
+        load_q, (kernel,), "LoadQ", QUANTISED,
+        'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
+    ),
+    "maxima of two tiles share a place": (
+        epilogue, (kernel,), "Epilogue", MOVING, "(step % 2, plan.bias_log2)", "(Int32(0), 0)",
+    ),
+    "warps do not meet for the maxima": (
+        columns, (epilogue, deliver), "move_tops", MOVING,
+        "begin = meet(buffers, columns, parity)\n    mine",
+        "begin = part_of(buffers, columns, parity, Int32(0)) + own_column(columns) * 4\n    mine",
+    ),
+    "the bias of P is not in the statistics": (
+        deliver, (epilogue,), "deliver_statistics", QUANTISED,
+        "tops[k] - plan.bias_log2", "tops[k]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_each_cure_is_for(changed, trap):
+    module, users, name, case, old, new = TRAPS[trap]
+    users = [user for user in users if hasattr(user, name)]
+    changed(module, users, name, old, new)
+    assert noticed(case)

@@ -1,0 +1,92 @@
+"""The plan of the Blackwell kernel against numbers derived by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gqa_lowlatency import DecodeConfig
+from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, KV_DTYPES
+from gqa_lowlatency.sm100.plan import MIN_STAGES, ROLES, TILE, make_plan
+from kernelkit import hw
+
+KIB = 1024
+
+
+def config_of(head_dim: int, columns: int, cluster: int, kv_dtype: str = "") -> DecodeConfig:
+    return DecodeConfig(head_dim=head_dim, group=columns, cluster=cluster, kv_dtype=kv_dtype)
+
+
+def test_epilogue_warps_reach_all_lanes():
+    # Warp w of a CTA reaches lanes 32 (w mod 4) .. of tensor memory: warp w holds keys 32 w ...
+    epilogue = ROLES["epilogue"]
+    assert epilogue.first_warp % hw.WARPGROUP_WARPS == 0
+    assert epilogue.threads == TILE == hw.TMEM_LANES
+    assert ROLES.warps == 7
+    assert ROLES.threads * hw.REGISTERS_PER_THREAD <= hw.REGISTERS_PER_SM
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "columns", "cluster", "stages", "tmem"),
+    [  # by hand: (227 KiB - Q - P - mail - 4 KiB and less) / piece
+        (64, 8, 8, 13, 32),  # 227 - 1 - 2 - 2 -> 222 / 16
+        (128, 8, 1, 6, 32),  # 227 - 2 - 2 - 4 -> 219 / 32
+        (128, 8, 16, 6, 32),  # 227 - 2 - 2 - 8 -> 215 / 32
+        (128, 64, 8, 4, 128),  # 227 - 16 - 16 - 32 -> 163 / 32
+        (256, 8, 8, 6, 32),  # 227 - 4 - 2 - 8 -> 213 / 32
+        (256, 64, 8, 3, 256),  # 227 - 32 - 16 - 64 -> 115 / 32
+    ],
+)
+def test_depth_of_the_ring_is_what_is_left(head_dim, columns, cluster, stages, tmem):
+    plan = make_plan(config_of(head_dim, columns, cluster))
+    assert plan.stages == stages
+    assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA < plan.smem.bytes + plan.piece_bytes
+    assert plan.tmem.allocated == tmem
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_default_fits(head_dim, kv_dtype):
+    dtype = "" if kv_dtype == "fp16" else kv_dtype
+    for columns in COLUMNS:
+        for cluster in CLUSTERS:
+            plan = make_plan(config_of(head_dim, columns, cluster, dtype))
+            assert plan.stages >= MIN_STAGES
+            offsets = plan.smem.offsets()
+            for name in ("sQ", "sP", "ring"):
+                assert offsets[name][0] % hw.SMEM_SWIZZLE_ALIGN == 0
+            # finish() keeps a flag behind the mbarrier of the mailbox.
+            assert offsets["arrived"][1] - offsets["arrived"][0] == 2 * hw.MBARRIER_BYTES
+
+
+def test_arrivals():
+    edges = make_plan(DecodeConfig()).edges
+    assert {edge.name: edges.full_arrivals(edge.name) for edge in edges.edges} == {
+        "q": 32, "kv": 1, "s": 1, "taken": 128, "p": 128, "o": 1,
+    }  # fmt: skip
+    assert edges.empty_arrivals("kv") == 1
+    assert edges["kv"].tx_bytes == 32 * KIB
+
+
+def test_few_owners_need_much_mail():
+    # One owner keeps the columns of all CTAs: 64 x 16 x 256 x 4 bytes are 1 MiB.
+    config = DecodeConfig(head_dim=256, group=64, cluster=16, owners=1)
+    with pytest.raises(ValueError, match=r"at least 3 .* more owners need less"):
+        make_plan(config)
+
+
+def test_a_box_of_tma_has_128_bytes():
+    # A key of 64 e4m3 has 64 bytes: one of them is no box, two are.
+    config = DecodeConfig(head_dim=64, kv_dtype="e4m3", page_size=1, lens=True)
+    with pytest.raises(NotImplementedError, match="page_size 1 on sm_100a with 64 bytes of e4m3"):
+        make_plan(config)
+    assert make_plan(dataclasses.replace(config, page_size=2)).box_rows == 2
+    assert make_plan(DecodeConfig(head_dim=64, page_size=1, lens=True)).box_rows == 1
+
+
+def test_e4m3_halves_a_piece():
+    plan = make_plan(config_of(64, 8, 8, "e4m3"))
+    assert (plan.line_bytes, plan.panel, plan.piece_bytes) == (64, 64, 8 * KIB)
+    plan = make_plan(config_of(128, 8, 8, "e4m3"))
+    assert (plan.line_bytes, plan.panel, plan.piece_bytes) == (128, 128, 16 * KIB)
