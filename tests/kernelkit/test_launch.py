@@ -1,12 +1,15 @@
 """kernelkit.launch: the same kernel in the emulator, and natively with `--hw` on a Hopper GPU."""
 
 import ctypes
+import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import PreparedLaunch, as_pointer, choose_target
+from kernelkit.launch import PreparedLaunch, Target, as_pointer, choose_target
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 
 
@@ -105,6 +108,42 @@ def check_prepared(device: str) -> None:
 
 def test_emulated_prepared():
     check_prepared("cpu")
+
+
+class Recorded:
+    """A compiled function whose native launches only say what their pointers lead to."""
+
+    def __init__(self, compiled):
+        self.execution_args, self.calls = compiled.execution_args, []
+
+    def to(self, device):
+        return self
+
+    def generate_execution_args(self, *arguments):
+        return self.execution_args.generate_execution_args(arguments, {})
+
+    def run_compiled_program(self, pointers):
+        assert all(type(pointer) is ctypes.c_void_p for pointer in pointers)
+        kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64)
+        pairs = zip(kinds, pointers, strict=True)
+        self.calls.append([kind.from_address(pointer.value).value for kind, pointer in pairs])
+
+
+def test_what_a_prepared_native_launch_hands_over(monkeypatch):
+    """Addresses and stream of each call, the number of the first."""
+    streams = iter((1234, 77))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=next(streams))
+    )
+    compiled, x, y = Recorded(compile_scale("sm_90a")), matrix("cpu"), matrix("cpu")
+    target = Target("cuda", "sm_90a")
+    prepared = PreparedLaunch(compiled, (x, y, 2.5), target, torch.device("cuda", 0))
+    gc.collect()
+    for addresses in ([x.data_ptr(), y.data_ptr()], [4096, 8192]):
+        prepared(addresses)
+    assert compiled.calls == [[x.data_ptr(), y.data_ptr(), 2.5, 1234], [4096, 8192, 2.5, 77]]
 
 
 @pytest.mark.hw
