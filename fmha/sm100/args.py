@@ -8,15 +8,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from kernelkit.boxes import TmaTensor
 from kernelkit.pipelines import Event, Ring
-
-
-@dataclass(frozen=True)
-class TmaTensor:
-    """One global tensor that TMA reads or writes box by box."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page)
 
 
 @dataclass(frozen=True)

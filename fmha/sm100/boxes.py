@@ -6,41 +6,18 @@ time, by their row: with 128-byte lines by row mod 8, with 64-byte lines by (row
 ISA, "Swizzling modes"). Boxes of one buffer follow each other without gaps.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
-from cutlass.cute.nvgpu import tcgen05
 
 from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Row
-from fmha.sm100.products import IO_TYPES, OUT_TYPES, shared
+from fmha.sm100.products import IO_TYPES, OUT_TYPES
 from kernelkit import tmem
+from kernelkit.boxes import Box
 
 UNIT_BYTES = 16  # what a swizzle moves as a whole, and the widest shared-memory store
 UNITS_PER_STEP = 8  # a swizzle moves units by the number of whole 128 bytes before their line
-
-
-@dataclass(frozen=True)
-class Box:
-    """`rows` lines of `columns` elements."""
-
-    rows: int
-    columns: int
-    element: type[cutlass.Numeric]
-
-    def layout(self) -> cute.ComposedLayout:
-        """(rows, columns) as TMA and the tensor core swizzle them."""
-        wide = self.columns * self.element.width == 1024
-        kind = tcgen05.SmemLayoutAtomKind.K_SW128 if wide else tcgen05.SmemLayoutAtomKind.K_SW64
-        atom = tcgen05.make_smem_layout_atom(kind, self.element)
-        return cute.tile_to_shape(atom, (self.rows, self.columns), (0, 1))
-
-    def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
-        """Box `index` of a buffer, (rows, columns)."""
-        return shared(buffer + index * (self.rows * self.columns), self.layout())
 
 
 def q_box(plan: AttentionPlan) -> Box:

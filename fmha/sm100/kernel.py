@@ -23,10 +23,9 @@ from fmha.sm100.args import (
     Scalars,
     Scope,
     Tables,
-    TmaTensor,
     TmaTensors,
 )
-from fmha.sm100.boxes import Box, k_box, o_box, q_box, v_box
+from fmha.sm100.boxes import k_box, o_box, q_box, v_box
 from fmha.sm100.products import IO_TYPES, OUT_TYPES
 from fmha.sm100.roles.correction import Correction
 from fmha.sm100.roles.gather import gather_q
@@ -35,6 +34,7 @@ from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
 from fmha.sm100.walk import locate, plan_walk
 from kernelkit import hw
+from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.pipelines import (
     make_pipelines,
     meet_before_exit,
@@ -42,8 +42,6 @@ from kernelkit.pipelines import (
     tma_group,
 )
 from kernelkit.warps import Role, RolePlan
-
-ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand where B does
 
 
 class AttentionForward:
@@ -199,16 +197,3 @@ def set_registers(roles: RolePlan, role: Role) -> None:
             cute.arch.setmaxregister_increase(role.registers)
         else:
             cute.arch.setmaxregister_decrease(role.registers)
-
-
-def describe(operation: object, tensor: cute.Tensor, box: Box) -> TmaTensor:
-    """The copy of boxes of `tensor`, modes (row, column, head, batch entry or page)."""
-    tile = (box.rows, box.columns)
-    atom, coordinates = cpasync.make_tiled_tma_atom(operation, tensor, box.layout(), tile)
-    return TmaTensor(atom, coordinates)
-
-
-@cute.jit
-def reorder(tensor: cute.Tensor, modes: cutlass.Constexpr) -> cute.Tensor:
-    """The same memory with its modes in another order."""
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))

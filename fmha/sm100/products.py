@@ -7,13 +7,14 @@ A TiledMma is built anew wherever it is used: passed through a loop it stops bei
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
 from fmha.layout import S_STAGES, TILE_M, TILE_N
 from fmha.plan import AttentionPlan
 from kernelkit.pipelines import cta_group
+from kernelkit.umma import shared
 
 IO_TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 OUT_TYPES = IO_TYPES | {"fp32": Float32}
@@ -46,13 +47,6 @@ def make_pv_mma(plan: AttentionPlan) -> cute.TiledMma:
     source = tcgen05.OperandSource.SMEM if in_smem else tcgen05.OperandSource.TMEM
     return sm100.make_trivial_tiled_mma(
         io, io, *major, Float32, cta_group(plan.edges), pv_tile(plan)[:2], source
-    )
-
-
-def shared(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    """The buffer at `pointer` as TMA and the tensor core see it, swizzled as `layout` says."""
-    return cute.make_tensor(
-        cute.recast_ptr(pointer, layout.inner, dtype=pointer.value_type), layout.outer
     )
 
 
@@ -100,21 +94,3 @@ def p_operand(
     stages = cute.make_layout(S_STAGES, stride=stage_columns * Float32.width // io.width)
     pointer = cute.recast_ptr(tmem + plan.tmem["P0"].begin, dtype=io)
     return cute.make_tensor(pointer, cute.append(one.layout, stages))
-
-
-def accumulator(
-    mma: cute.TiledMma, tile: tuple[int, int, int], base: cute.Pointer, column: Int32
-) -> cute.Tensor:
-    """The fp32 accumulator (MMA, 1, 1) of `tile` that starts at TMEM column `column`."""
-    fragment = mma.make_fragment_C(mma.partition_shape_C(tile[:2]))
-    return cute.make_tensor(base + column, fragment.layout)
-
-
-@cute.jit
-def issue(
-    mma: cute.TiledMma, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: Boolean
-) -> None:
-    """Issue D = A B, or D += A B, k block by k block; a commit announces the end of it."""
-    for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
-        mma.set(tcgen05.Field.ACCUMULATE, accumulate if k_block == 0 else True)
-        cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)

@@ -11,15 +11,8 @@ from cutlass import Int32
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
 from gqa_lowlatency.device.deal import Share
 from gqa_lowlatency.device.mailbox import Mailbox
+from kernelkit.boxes import TmaTensor
 from kernelkit.pipelines import Event, Ring
-
-
-@dataclass(frozen=True)
-class TmaTensor:
-    """One global tensor that TMA reads box by box."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor  # coordinates (key, column, KV head, batch entry or page)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,15 @@ from gqa_lowlatency.device.deal import deal
 from gqa_lowlatency.device.finish import senders_of
 from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
 from gqa_lowlatency.device.signature import TYPES
-from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope, TmaTensor
-from gqa_lowlatency.sm100.boxes import describe
+from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
+from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
 from gqa_lowlatency.sm100.roles.epilogue import Epilogue
 from gqa_lowlatency.sm100.roles.load_kv import LoadKV
 from gqa_lowlatency.sm100.roles.load_q import LoadQ
 from gqa_lowlatency.sm100.roles.mma import Mma
 from kernelkit import hw
+from kernelkit.boxes import ROWS_FIRST, TmaTensor, describe, reorder
 from kernelkit.pipelines import make_pipelines, publish_barriers
 
 
@@ -50,7 +51,9 @@ class DecodeSm100:
         given = () if cutlass.const_expr(tables is None) else tables
         every = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
         q, k, v = tensors[:3]
-        self.kernel(describe(self.plan, k), describe(self.plan, v), *every).launch(
+        box, fetch = kv_box(self.plan), cpasync.CopyBulkTensorTileG2SOp()
+        copies = (describe(fetch, reorder(tensor, ROWS_FIRST), box) for tensor in (k, v))
+        self.kernel(*copies, *every).launch(
             grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
             block=(ROLES.threads, 1, 1),
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,

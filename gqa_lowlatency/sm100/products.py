@@ -6,14 +6,14 @@ stored [column, key], K-major. All operands lie in shared memory. A TiledMma is 
 it is used: passed through a loop it stops being a constant.
 """
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
 from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.plan import TILE, Plan100
+from kernelkit.umma import shared
 
 
 def s_tile(plan: Plan100) -> tuple[int, int, int]:
@@ -43,13 +43,6 @@ def _make(plan: Plan100, major: OperandMajorMode, tile: tuple[int, int, int]) ->
     )
 
 
-def shared(pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-    """The buffer at `pointer` as TMA and the tensor core see it, swizzled as `layout` says."""
-    return cute.make_tensor(
-        cute.recast_ptr(pointer, layout.inner, dtype=pointer.value_type), layout.outer
-    )
-
-
 def keys_operand(
     plan: Plan100, mma: cute.TiledMma, tile: tuple[int, int, int], ring: cute.Pointer
 ) -> cute.Tensor:
@@ -64,21 +57,3 @@ def rows_operand(
     """Q or P as the B operand, (MMA, 1, K / 16, piece): panels stand in the order of pieces."""
     layout = sm100.make_smem_layout_b(mma, tile, pointer.value_type, count)
     return mma.make_fragment_B(shared(pointer, layout))
-
-
-def accumulator(
-    mma: cute.TiledMma, tile: tuple[int, int, int], base: cute.Pointer, column: Int32
-) -> cute.Tensor:
-    """The fp32 accumulator (MMA, 1, 1) of `tile` that starts at TMEM column `column`."""
-    fragment = mma.make_fragment_C(mma.partition_shape_C(tile[:2]))
-    return cute.make_tensor(base + column, fragment.layout)
-
-
-@cute.jit
-def issue(
-    mma: cute.TiledMma, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: Boolean
-) -> None:
-    """Issue D = A B, or D += A B, k block by k block; a commit announces the end of it."""
-    for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
-        mma.set(tcgen05.Field.ACCUMULATE, accumulate if k_block == 0 else True)
-        cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)

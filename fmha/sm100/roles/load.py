@@ -12,9 +12,10 @@ from cutlass.cute.nvgpu import cpasync
 
 from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Scope, TmaTensor, TmaTensors, Walk, Work
-from fmha.sm100.boxes import Box, k_box, o_box, q_box, v_box
+from fmha.sm100.args import Scope, TmaTensors, Walk, Work
+from fmha.sm100.boxes import k_box, o_box, q_box, v_box
 from fmha.sm100.walk import entry_of_q, first_row, stored_by_tma, tile_of
+from kernelkit.boxes import copy_in, copy_out
 from kernelkit.pipelines import draining, filling
 
 
@@ -171,34 +172,3 @@ def descriptors(tma: TmaTensors) -> list[cute.CopyAtom]:
     """The copies that this config makes."""
     every = (tma.q, tma.k, tma.v, tma.tail, tma.o)
     return [copy.atom for copy in every if copy is not None]
-
-
-@cute.jit
-def copy_in(
-    source: TmaTensor, box: Box, position: tuple, target: cute.Tensor, barrier: cute.Pointer
-) -> None:
-    """Start one box from global to shared memory; `barrier` counts its bytes."""
-    shared, tensor = partition(source, box, position, target)
-    cute.copy(source.atom, tensor, shared, tma_bar_ptr=barrier)
-
-
-@cute.jit
-def copy_out(target: TmaTensor, box: Box, position: tuple, source: cute.Tensor) -> None:
-    """Start one box from shared to global memory."""
-    shared, tensor = partition(target, box, position, source)
-    cute.copy(target.atom, shared, tensor)
-
-
-@cute.jit
-def partition(tma: TmaTensor, box: Box, position: tuple, shared: cute.Tensor) -> tuple:
-    """(shared, global) views of one box at (row, column, head, entry)."""
-    row, column, head, entry = position
-    moved = cute.domain_offset((row, column, 0, 0), tma.tensor)
-    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, head, entry))
-    return cpasync.tma_partition(
-        tma.atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(shared, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )

@@ -15,8 +15,6 @@ from cutlass import Boolean
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Scope, Walk
 from fmha.sm100.products import (
-    accumulator,
-    issue,
     k_operand,
     make_pv_mma,
     make_qk_mma,
@@ -28,6 +26,7 @@ from fmha.sm100.products import (
 )
 from kernelkit import tmem
 from kernelkit.pipelines import draining
+from kernelkit.umma import accumulator, issue
 
 
 class Mma:

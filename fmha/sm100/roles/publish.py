@@ -12,9 +12,10 @@ from cutlass import Float32, Int32
 from fmha.layout import LINE_BYTES, TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane
-from fmha.sm100.boxes import Box, store_part
+from fmha.sm100.boxes import store_part
 from fmha.sm100.products import IO_TYPES
 from kernelkit import tmem
+from kernelkit.boxes import Box
 from kernelkit.online_softmax import CHUNK
 
 

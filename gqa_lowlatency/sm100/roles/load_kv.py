@@ -7,10 +7,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from gqa_lowlatency.device.deal import tile_start
-from gqa_lowlatency.sm100.args import Scope, TmaTensor
-from gqa_lowlatency.sm100.boxes import copy_in, kv_box
+from gqa_lowlatency.sm100.args import Scope
+from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
 from kernelkit import hw
+from kernelkit.boxes import TmaTensor, copy_in
 from kernelkit.pipelines import filling
 
 

@@ -11,8 +11,6 @@ from cutlass import Boolean, Int32
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import ROLES, Plan100
 from gqa_lowlatency.sm100.products import (
-    accumulator,
-    issue,
     keys_operand,
     make_o_mma,
     make_s_mma,
@@ -22,6 +20,7 @@ from gqa_lowlatency.sm100.products import (
 )
 from kernelkit import tmem
 from kernelkit.pipelines import draining, filling
+from kernelkit.umma import accumulator, issue
 
 
 class Mma:

@@ -1,0 +1,95 @@
+"""What TMA moves at a time: rows by one swizzled line of at most 128 bytes (device code).
+
+Boxes of one buffer follow each other without gaps. Tensors have modes (row, column, head, batch
+entry or page); rows and pages beyond them arrive as zeros.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from kernelkit.umma import shared
+
+ATOM_ROWS = 8
+ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand where B does
+
+
+@dataclass(frozen=True)
+class TmaTensor:
+    """One global tensor that TMA reads or writes box by box."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page)
+
+
+@dataclass(frozen=True)
+class Box:
+    """`rows` lines of `columns` elements."""
+
+    rows: int
+    columns: int
+    element: type[cutlass.Numeric]
+
+    def layout(self) -> cute.ComposedLayout:
+        """(rows, columns) as TMA and the tensor core swizzle them."""
+        wide = self.columns * self.element.width == 1024
+        kind = tcgen05.SmemLayoutAtomKind.K_SW128 if wide else tcgen05.SmemLayoutAtomKind.K_SW64
+        atom = tcgen05.make_smem_layout_atom(kind, self.element)
+        if self.rows % ATOM_ROWS == 0:
+            return cute.tile_to_shape(atom, (self.rows, self.columns), (0, 1))
+        # Pages smaller than an atom. Lines follow each other in it, and what moves 16 bytes is
+        # their address: several boxes make up an atom.
+        lines = cute.make_layout((self.rows, self.columns), stride=(self.columns, 1))
+        return cute.make_composed_layout(atom.inner, 0, lines)
+
+    def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+        """Box `index` of a buffer, (rows, columns)."""
+        return shared(buffer + index * (self.rows * self.columns), self.layout())
+
+
+@cute.jit
+def reorder(tensor: cute.Tensor, modes: cutlass.Constexpr) -> cute.Tensor:
+    """The same memory with its modes in another order."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+
+
+@cute.jit
+def describe(operation: object, tensor: cute.Tensor, box: Box) -> TmaTensor:
+    """The copy of boxes of `tensor`, modes (row, column, head, batch entry or page)."""
+    tile = (box.rows, box.columns)
+    atom, coordinates = cpasync.make_tiled_tma_atom(operation, tensor, box.layout(), tile)
+    return TmaTensor(atom, coordinates)
+
+
+@cute.jit
+def copy_in(
+    source: TmaTensor, box: Box, position: tuple, target: cute.Tensor, barrier: cute.Pointer
+) -> None:
+    """Start one box from global to shared memory; `barrier` counts its bytes."""
+    to_shared, from_global = partition(source, box, position, target)
+    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def copy_out(target: TmaTensor, box: Box, position: tuple, source: cute.Tensor) -> None:
+    """Start one box from shared to global memory."""
+    from_shared, to_global = partition(target, box, position, source)
+    cute.copy(target.atom, from_shared, to_global)
+
+
+@cute.jit
+def partition(tma: TmaTensor, box: Box, position: tuple, held: cute.Tensor) -> tuple:
+    """(shared, global) views of one box at (row, column, head, entry)."""
+    row, column, head, entry = position
+    moved = cute.domain_offset((row, column, 0, 0), tma.tensor)
+    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, head, entry))
+    return cpasync.tma_partition(
+        tma.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(held, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
