@@ -91,11 +91,11 @@ def test_pages_that_divide_no_tile_are_refused(forced, monkeypatch):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
-def test_pages_of_half_a_swizzle_atom_are_refused(forced, monkeypatch):
-    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (4,))
-    q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(9, 4, 1, 64).half()
-    table, lens = torch.arange(9).int()[None], torch.tensor([33], dtype=torch.int32)
-    with pytest.raises(Exception, match="SMEM layout"):
+def test_pages_of_one_key_meet_the_alignment_of_tma(forced, monkeypatch):
+    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (1,))
+    q, pool = torch.zeros(1, 5, 1, 96).half(), torch.zeros(33, 1, 1, 96).half()
+    table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
+    with pytest.raises(HardwareRefusal, match="128-byte aligned"):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
