@@ -89,6 +89,7 @@ class Module:
         options: Options | None = None,
         dependent: bool = False,
         allocated: list[Range] | None = None,
+        freed: Sequence[Range] = (),
     ) -> LaunchReport:
         """Execute one launch to completion.
 
@@ -97,8 +98,9 @@ class Module:
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
         every mapping of this process. dependent: on hardware it may begin before the launch before
         it has ended (programmatic dependent launch). allocated: address ranges (start, end,
-        writable); with a checker an access beside them is found, where `memory` is None. Raises the
-        errors of `ptxemu.errors`.
+        writable); with a checker an access beside them is found, where `memory` is None. freed: of
+        those of the launch before the ones that are gone; what lies there now it has not touched.
+        Raises the errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
@@ -113,8 +115,11 @@ class Module:
         for buffer in self._buffers.values():
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
         machine = Machine(program, shape, block_of_params, reachable, options)
-        if options.check and dependent:
-            machine.checker.memory.before = Module.memory_before
+        before, Module.memory_before = Module.memory_before, None
+        if options.check and dependent and before is not None:
+            machine.checker.memory.before = before
+            for low, high, _ in freed:
+                before.forget(low, high)
         if options.check and allocated is not None:
             reachable.watch(allocated, machine.checker.outside)
         try:

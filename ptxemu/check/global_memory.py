@@ -100,6 +100,16 @@ class GlobalShadow:
                             return int(both[0]) * self.grain
         return None
 
+    def forget(self, low: int, high: int) -> None:
+        """What lies in [low, high) is another allocation now."""
+        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            start = chunk << _CHUNK_BITS
+            if chunk in self.chunks:
+                first, last = max(low - start, 0), min(high - start, 1 << _CHUNK_BITS)
+                self.chunks[chunk].last[first // self.grain : -(-last // self.grain)] = 0
+            kept = [r for r in self.reads.get(chunk, ()) if r[0] < low or r[1] > high]
+            self.reads[chunk] = kept
+
     # -- checks -------------------------------------------------------------------------------
 
     def _against_writes(self, piece: Piece, by: Agent, on_race: OnRace) -> None:

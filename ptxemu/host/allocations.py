@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 from ptxemu.machine.memory import Range
 
 
-def live_tensors() -> list[Range] | None:
-    """The storage of every CPU tensor that is alive; None without torch."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    ranges, kinds = set(), _with_subclasses(torch.Tensor)
-    for item in [each for each in gc.get_objects() if type(each) in kinds]:
-        if item.device.type == "cpu" and _stored(item):
-            storage = item.untyped_storage()
-            ranges.add((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), True))
-    return sorted(ranges)
+class LiveTensors:
+    """The storages of CPU tensors, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Range, Any] = {}  # range -> a weak reference to its storage
+
+    def look(self) -> tuple[list[Range] | None, list[Range]]:
+        """(ranges that are alive, None without torch; ranges freed since the last look)."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return None, []
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        freed = [range_ for range_, storage in self._seen.items() if storage.expired()]
+        self._seen, kinds = {}, _with_subclasses(torch.Tensor)
+        for item in [each for each in gc.get_objects() if type(each) in kinds]:
+            if item.device.type == "cpu" and _stored(item):
+                storage = item.untyped_storage()
+                range_ = (storage.data_ptr(), storage.data_ptr() + storage.nbytes(), True)
+                self._seen[range_] = StorageWeakRef(storage)
+        return sorted(self._seen), freed
 
 
 def _with_subclasses(kind: type) -> set[type]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ptxemu.host.allocations import live_tensors
+from ptxemu.host.allocations import LiveTensors
 from ptxemu.host.launch_config import LaunchRequest
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
+
+_live = LiveTensors()
 
 
 class Emulator:
@@ -21,6 +23,7 @@ class Emulator:
 
     def __call__(self, request: LaunchRequest) -> LaunchReport:
         """Run one launch to its end; raises what `Module.launch` raises."""
+        allocated, freed = _live.look() if adapted(self.options).check else (None, [])
         launched = _module(request.ptx).launch(
             request.entry,
             grid=request.grid,
@@ -30,7 +33,8 @@ class Emulator:
             params=list(request.params),
             options=self.options,
             dependent=request.attributes.pdl,
-            allocated=live_tensors() if adapted(self.options).check else None,
+            allocated=allocated,
+            freed=freed,
         )
         self.report.launches.append(launched)
         return launched

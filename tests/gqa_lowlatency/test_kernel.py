@@ -62,25 +62,24 @@ def test_every_value_of_many_factors(arch, case):
     check(case, arch)
 
 
-# Swept for now, not part of the matrix: one run of two had three failures that did not come again.
 def check_in_matrix(case: Case, arch: str, number: int) -> None:
     """Round-robin shows the checker what it needs; adversarial costs up to fifty times that."""
     (check if number % SAMPLED == 0 else check_once)(case, arch)
 
 
-@pytest.mark.sweep
+@pytest.mark.matrix
 @pytest.mark.parametrize(("arch", "case"), on_every_arch(MATRIX))
 def test_every_pair_of_values(arch, case):
     check_in_matrix(case, arch, MATRIX.index(case))
 
 
-@pytest.mark.sweep
+@pytest.mark.matrix
 @pytest.mark.parametrize(("arch", "case"), on_every_arch(SECOND))
 def test_another_problem_for_each_kernel(arch, case):
     check_once(case, arch)
 
 
-@pytest.mark.sweep
+@pytest.mark.matrix
 @pytest.mark.parametrize(("arch", "case"), on_every_arch(GROUPS))
 def test_rows_of_a_kv_head(arch, case):
     check_in_matrix(case, arch, GROUPS.index(case))
@@ -91,7 +90,7 @@ def test_borders_of_tiles_and_edges_of_masks(arch, case):
     check_once(case, arch)
 
 
-@pytest.mark.sweep
+@pytest.mark.matrix
 @pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[4:], *EDGES[4:])))
 def test_more_borders_and_edges(arch, case):
     check_once(case, arch)

@@ -31,8 +31,15 @@ def _tensor(buffer: np.ndarray) -> bytes:
 
 
 def launch(
-    scenario: Scenario, module: ptxemu.Module, policy: str, *, dependent: bool = True
+    scenario: Scenario,
+    module: ptxemu.Module,
+    policy: str,
+    *,
+    dependent: bool = True,
+    freed: slice = slice(0),
+    check: bool = True,
 ) -> LaunchReport:
+    """freed: which of the two buffers are said to be new when the second launch begins."""
     source, target = (aligned_copy(np.zeros(_ROWS * _COLUMNS, np.uint32)) for _ in range(2))
     launched = partial(
         module.launch,
@@ -44,10 +51,13 @@ def launch(
             *(_tensor(buffer) for buffer in (source, target)),
         ],
         memory=[source, target],
-        options=ptxemu.Options(policy=policy, check=True, limit=20),
+        options=ptxemu.Options(policy=policy, check=check, limit=20),
     )
     report = launched()
-    return launched(dependent=dependent) if scenario.again else report
+    if not scenario.again:
+        return report
+    ranges = [(b.ctypes.data, b.ctypes.data + b.nbytes, True) for b in (source, target)]
+    return launched(dependent=dependent, freed=ranges[freed])
 
 
 @cache
@@ -100,3 +110,20 @@ def test_a_launch_comes_after_the_one_before_unless_it_is_a_dependent_one() -> N
     module = ptxemu.load(write(scenario, "wait").text)
     assert launch(scenario, module, "round-robin").findings
     assert not launch(scenario, module, "round-robin", dependent=False).findings
+
+
+def test_memory_that_was_freed_is_not_what_the_launch_before_has_touched() -> None:
+    scenario = SCENARIOS["griddepcontrol.wait"]
+    module = ptxemu.load(write(scenario, "wait").text)
+    source, target = slice(0, 1), slice(1, 2)  # of which the kernel touches the latter
+    assert launch(scenario, module, "round-robin", freed=source).findings
+    assert not launch(scenario, module, "round-robin", freed=target).findings
+
+
+def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
+    """What it has touched nobody knows; what was touched before it has long been there."""
+    scenario = SCENARIOS["griddepcontrol.wait"]
+    launch(scenario, _loaded(scenario.name), "round-robin")
+    assert ptxemu.Module.memory_before is not None
+    launch(scenario, _loaded(scenario.name), "round-robin", check=False)
+    assert ptxemu.Module.memory_before is None
