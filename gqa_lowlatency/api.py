@@ -36,6 +36,7 @@ def decode(
     pdl: bool = False,
     kv_ready_before_pdl: bool = False,
     batch_invariant: bool = False,
+    parts: int = 0,
     backend: str = "auto",
     arch: str | None = None,
     config: DecodeConfig | None = None,
@@ -70,8 +71,10 @@ def decode(
     of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, seq_lens,
     page_table and scales, so that they are read at once, and only q waits. batch_invariant: the
     bits of an entry depend on its own tensors, length and max_seq_len only, whatever else is in
-    the batch. backend, arch: see `kernelkit.launch.choose_target`. config: its tunable fields
-    (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes choose.
+    the batch. parts: clusters that share a KV head and merge through a workspace in global memory;
+    0 chooses, 1 unless there are few KV heads and many keys. backend, arch: see
+    `kernelkit.launch.choose_target`. config: its tunable fields (`gqa_lowlatency.config.TUNABLE`)
+    instead of those that sizes choose.
 
     Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
     anything is compiled. The contents of integer tensors are checked on the CPU; on a GPU, where
@@ -83,7 +86,8 @@ def decode(
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
         "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
         "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
-        "batch_invariant": batch_invariant, "backend": backend, "arch": arch, "config": config,
+        "batch_invariant": batch_invariant, "parts": parts, "backend": backend, "arch": arch,
+        "config": config,
     })  # fmt: skip
     o, lse = ops.decode(**arguments)
     return (o, lse) if return_lse else o

@@ -19,6 +19,7 @@ from kernelkit.log2 import check_factors
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 
 MAX_POSITION = 1 << 29  # position + window and the like then stay within an int32
+MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
 KV_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
 TABLES = ("seq_lens", "page_table", "sinks", "k_scale", "v_scale")
 
@@ -27,7 +28,8 @@ TABLES = ("seq_lens", "page_table", "sinks", "k_scale", "v_scale")
 class Arguments:
     """Arguments of the op `blackwell_kernels::decode`; `gqa_lowlatency.decode` explains them.
 
-    cluster, owners, max_columns, warps: tunable fields of the config, 0 chooses.
+    parts: clusters that share a KV head; cluster, owners, max_columns, warps: tunable fields of the
+    config. 0 chooses.
     """
 
     q: torch.Tensor
@@ -50,6 +52,7 @@ class Arguments:
     batch_invariant: bool = False
     backend: str = "auto"
     arch: str | None = None
+    parts: int = 0
     cluster: int = 0
     owners: int = 0
     max_columns: int = 0
@@ -189,6 +192,8 @@ def _check_tables(arguments: Arguments) -> None:
     if arguments.capacity >= MAX_POSITION:
         raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
     longest = arguments.max_seq_len
+    if not 0 <= arguments.parts <= MAX_PARTS:
+        raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 chooses")
     if longest is not None and not 0 <= longest <= arguments.capacity:
         raise ValueError(f"max_seq_len {longest}: from 0 to S = {arguments.capacity}")
     if arguments.seq_lens is None and arguments.longest < arguments.capacity:

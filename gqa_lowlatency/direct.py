@@ -38,7 +38,7 @@ class DecodePlan:
         results = empty_results(arguments)
         if has_keys(arguments):
             compiled = compile_for(self.config, target.arch)
-            given = kernel_arguments(arguments, results)
+            given = kernel_arguments(arguments, results, self.config, target)
             self._launch = PreparedLaunch(compiled, given, target, arguments.q.device)
             # Sinks and scales stay where they are: what the launch holds of them keeps them alive.
             self._fixed = [t.data_ptr() for t in (given[1] or ())[2:] if t is not None]

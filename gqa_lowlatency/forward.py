@@ -12,7 +12,13 @@ import torch
 
 from gqa_lowlatency.arguments import KV_NAMES, Arguments
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
-from gqa_lowlatency.plan import CoScheduled, choose_cluster, choose_columns, choose_warps
+from gqa_lowlatency.plan import (
+    CoScheduled,
+    choose_cluster,
+    choose_columns,
+    choose_parts,
+    choose_warps,
+)
 from kernelkit import hw
 from kernelkit.launch import WRITTEN_FOR, Target, choose_target, clusters_at_once, launch
 from kernelkit.log2 import exponent_factors
@@ -35,7 +41,8 @@ def forward(arguments: Arguments) -> Results:
     if not has_keys(arguments):
         return without_keys(arguments, results)
     compiled = compile_for(config, target.arch)
-    launch(compiled, kernel_arguments(arguments, results), target, arguments.q.device)
+    given = kernel_arguments(arguments, results, config, target)
+    launch(compiled, given, target, arguments.q.device)
     return results
 
 
@@ -81,7 +88,7 @@ def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
         tunable["max_columns"] = _columns(arch, arguments)
     config = replace(_plain_config(arguments), **(tunable | {"cluster": tunable["cluster"] or 1}))
     if tunable["cluster"]:
-        return config
+        return replace(config, parts=arguments.parts > 1)
     cluster = choose_cluster(
         arch,
         arguments.longest,
@@ -89,7 +96,18 @@ def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
         batch_invariant=arguments.batch_invariant,
         co_scheduled=_co_scheduled(target, config, arguments.q.device),
     )
-    return _with_warps(arch, arguments, replace(config, cluster=cluster))
+    config = replace(config, cluster=cluster)
+    config = replace(config, parts=_parts(arch, arguments, config) > 1)
+    return _with_warps(arch, arguments, config)
+
+
+def _parts(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
+    """Clusters that share a KV head."""
+    if arguments.parts:
+        return arguments.parts
+    clusters = arguments.batch * arguments.kv_heads * config.row_tiles
+    fixed = {"batch_invariant": arguments.batch_invariant}
+    return choose_parts(arch, arguments.longest, max(clusters, 1), config.cluster, **fixed)
 
 
 def _with_warps(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
@@ -98,8 +116,9 @@ def _with_warps(arch: str, arguments: Arguments, config: DecodeConfig) -> Decode
     if config.warps or config.pdl:
         return config
     clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
-    ctas = clusters * config.row_tiles * config.cluster
-    keys = arguments.longest // config.cluster
+    sharing = config.cluster * (_parts(arch, arguments, config) if config.parts else 1)
+    ctas = clusters * config.row_tiles * sharing
+    keys = arguments.longest // sharing
     return replace(config, warps=choose_warps(arch, keys, ctas, config.columns * config.head_dim))
 
 
@@ -175,23 +194,40 @@ def without_keys(arguments: Arguments, results: Results) -> Results:
     return o.zero_(), lse
 
 
-def kernel_arguments(arguments: Arguments, results: Results) -> tuple:
+def kernel_arguments(
+    arguments: Arguments, results: Results, config: DecodeConfig, target: Target
+) -> tuple:
     """(tensors, tables, numbers, parts) as the kernels of all architectures take them; tables is
     None where all are: a tuple of nothing but None is no argument for the DSL."""
     q, (o, lse) = arguments.q, results
     if q.ndim == 3:
         q, o, lse = q.unsqueeze(1), o.unsqueeze(1), lse.unsqueeze(-1)
     tensors = (q, arguments.k, arguments.v, o, lse)
+    parts, workspace = 1, (None, None)
+    if config.parts:
+        parts = _parts(WRITTEN_FOR.get(target.arch, target.arch), arguments, config)
+        workspace = make_workspace(arguments, config, parts)
     tables = (
         *(getattr(arguments, name) for name in ("seq_lens", "page_table", "sinks")),
         *(_per_head(arguments, name) for name in ("k_scale", "v_scale")),
-        *(None, None),  # the workspace of several clusters per KV head
+        *workspace,
     )
     plain = tuple(
         None if table is None else with_plain_strides(without_broadcast(table)) for table in tables
     )
     given = None if all(table is None for table in plain) else plain
-    return tuple(map(with_plain_strides, tensors)), given, _numbers(arguments), 1
+    return tuple(map(with_plain_strides, tensors)), given, _numbers(arguments), parts
+
+
+def make_workspace(
+    arguments: Arguments, config: DecodeConfig, parts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What clusters that share a KV head leave for the last of them: fp32 [units, parts, words],
+    int32 [units] of zeros, which every launch leaves behind as zeros; see `device/finish.py`."""
+    units = arguments.batch * arguments.kv_heads * config.row_tiles * config.owner_ctas
+    words = config.owned_columns * (config.head_dim + 2)
+    partial = arguments.q.new_empty((units, parts, words), dtype=torch.float32)
+    return partial, arguments.q.new_zeros(units, dtype=torch.int32)
 
 
 def _per_head(arguments: Arguments, name: str) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ class Tensors:
 class Tables:
     """None where the config has no use for it.
 
-    partial and counts: the workspace of `device/parts.py`.
+    partial and counts: the workspace of `device/finish.py`.
     """
 
     lens: cute.Tensor | None = None  # int32 (B,)

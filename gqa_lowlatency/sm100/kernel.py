@@ -47,7 +47,7 @@ class DecodeSm100:
     ) -> None:
         """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
         all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
-        config = self.config
+        config, beside = self.config, self.plan.ctas_per_sm > 1
         given = () if cutlass.const_expr(tables is None) else tables
         every = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
         q, k, v = tensors[:3]
@@ -59,6 +59,8 @@ class DecodeSm100:
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
             stream=stream,
             use_pdl=config.pdl,
+            min_blocks_per_mp=2 if beside else 0,  # bounds the registers of a thread
+            preferred_smem_carveout=100 if beside else None,  # percent of what an SM has
         )
 
     @cute.kernel
@@ -75,6 +77,7 @@ class DecodeSm100:
         # Warp 0 initialises the barriers: other things to prepare fall to other warps.
         owner = self.epilogue.role.last_warp
         if warp == owner:
+            # This waits for columns of a grid before this one, which waits for nothing of this one.
             cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
             cute.arch.relinquish_tmem_alloc_permit()
         if warp == self.load_kv.role.first_warp:

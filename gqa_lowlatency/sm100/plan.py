@@ -26,6 +26,8 @@ LINE_BYTES = 128  # the widest swizzled line
 UNIT_BYTES = 16  # what a swizzle moves as a whole
 P_BIAS_LOG2 = 8  # of weights in e4m3, whose largest number is 448
 MIN_STAGES = 3  # K of the next tile beside K and V of this one
+IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 us of latency
+BESIDE_COLUMNS = 32  # scores and sums of 64 fill the 128 registers that a thread of two CTAs has
 BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the depth of the ring
 MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
 MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
@@ -133,10 +135,35 @@ class Plan100:
             SmemBuffer("sP", self.columns * TILE * self.kv_bytes),
         )
 
+    def stages_of(self, ctas: int) -> int:
+        """Of the ring that shared memory has left where so many CTAs share an SM."""
+        room = hw.SMEM_BYTES_PER_SM // ctas - hw.SMEM_RESERVED_BYTES
+        return (room - SmemPlan(self.fixed).bytes) // self.piece_bytes
+
+    @property
+    def enough_stages(self) -> int:
+        """To read at full speed: what is in flight, beside a stage that the tensor core reads."""
+        return 1 + -(-IN_FLIGHT_BYTES // self.piece_bytes)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """With PDL two where possible: one of the next grid then fetches under this one's last steps.
+
+        Two that share an SM may be of one cluster, in which each waits for the other with its
+        columns of tensor memory held: there must be enough of them for both.
+        """
+        two = (
+            self.config.pdl
+            and self.columns <= BESIDE_COLUMNS
+            and self.stages_of(2) >= self.enough_stages
+            and 2 * self.tmem.allocated <= hw.TMEM_COLUMNS
+        )
+        return 2 if two else 1
+
     @property
     def stages(self) -> int:
-        """Depth of the ring: what shared memory has left."""
-        return (hw.SMEM_BYTES_PER_CTA - SmemPlan(self.fixed).bytes) // self.piece_bytes
+        """Depth of the ring."""
+        return self.stages_of(self.ctas_per_sm)
 
     @cached_property
     def smem(self) -> SmemPlan:

@@ -39,8 +39,8 @@ class Case:
     keys: 'dense', every entry has the first length; 'lens', a longer cache with NaN behind each
     length; a number, pages of so many rows, shuffled, in a pool with spare ones. Keys that no token
     sees are NaN, too. kv_dtype '': dtype, 'e4m3': with one scale or, `scales` 'heads', one for each
-    KV head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. cluster 0: chosen;
-    tuning: other tunable fields of the config.
+    KV head. flat: q without the dimension of tokens. pdl: '', 'pdl', 'ready'. parts, cluster: 0 is
+    chosen; tuning: other tunable fields of the config.
     """
 
     lens: tuple[int, ...]
@@ -62,6 +62,7 @@ class Case:
     flat: bool = False
     pdl: str = ""
     batch_invariant: bool = False
+    parts: int = 0
     cluster: int = 0
     tuning: tuple[tuple[str, int], ...] = ()
 
@@ -74,6 +75,7 @@ class Case:
         parts += [f"cap{self.softcap:g}"] * bool(self.softcap) + ["sinks"] * self.sinks
         parts += [f"page{self.keys}" if isinstance(self.keys, int) else str(self.keys)]
         parts += [".".join(map(str, self.lens)), f"c{self.cluster}"]
+        parts += [f"parts{self.parts}"] * bool(self.parts)
         parts += [f"{name}{value}" for name, value in self.tuning]
         parts += [f"scale{self.scale}"] * (self.scale is not None) + [self.pdl] * bool(self.pdl)
         parts += ["invariant"] * self.batch_invariant
@@ -85,7 +87,7 @@ class Case:
         static = replace(
             self, lens=(), heads=(self.heads[0] // self.heads[1], 1), scales="", amplitude=1.0,
             window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
-            softcap=float(self.softcap > 0), scale=None,
+            softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
@@ -182,13 +184,13 @@ class Case:
         assert {name for name, _ in self.tuning} <= set(TUNABLE)
         return {
             "pdl": self.pdl != "", "kv_ready_before_pdl": self.pdl == "ready", "arch": arch,
-            "batch_invariant": self.batch_invariant, "config": config,
+            "batch_invariant": self.batch_invariant, "parts": self.parts, "config": config,
         }  # fmt: skip
 
     @property
     def seed(self) -> int:
         """The same in every process, unlike hash(), and for all that differs in tuning alone."""
-        return zlib.crc32(str(replace(self, cluster=0, tuning=(), pdl="")).encode())
+        return zlib.crc32(str(replace(self, parts=0, cluster=0, tuning=(), pdl="")).encode())
 
 
 def _nan_view(rows: tuple[int, int], heads: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -58,6 +58,7 @@ FACTORS = {
     "keys": ("dense", "lens", 8, 16, 64, 128),
     "size": tuple(SIZES),
     "cluster": (0, 1, 2, 4, 8, 16),
+    "parts": (0, 3),
     "pdl": ("", "pdl", "ready"),
     "batch_invariant": (False, True),
     "amplitude": (1.0, 4.0),
@@ -91,6 +92,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
         amplitude=row["amplitude"],
         pdl=row["pdl"],
         batch_invariant=row["batch_invariant"],
+        parts=row["parts"],
         cluster=row["cluster"],
         **MASKS[row["mask"]],
     )

@@ -17,6 +17,7 @@ from gqa_lowlatency.plan import (
     Choice,
     choose_cluster,
     choose_columns,
+    choose_parts,
     choose_warps,
 )
 
@@ -110,6 +111,23 @@ def test_the_choice_of_a_cluster(arch, keys, clusters, invariant, at_once):
 )
 def test_choices_without_a_measurement(arch, keys, clusters, expected):
     assert choose_cluster(arch, keys, clusters, measured=()) == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "clusters", "cluster", "expected"),
+    [
+        ("sm_90a", 8192, 1, 8, 4),  # 16 of 64 tiles a part, two for each of its CTAs
+        ("sm_90a", 65536, 1, 8, 16),  # 128 of 132 SMs
+        ("sm_90a", 65536, 4, 8, 4),
+        ("sm_90a", 65536, 8, 8, 1),  # half of the SMs have work already
+        ("sm_90a", 8191, 1, 8, 1),
+        ("sm_90a", 65536, 1, 4, 1),  # a narrower cluster was wished for
+        ("sm_100a", 65536, 1, 16, 9),
+    ],
+)
+def test_few_heads_with_many_keys_take_several_clusters(arch, keys, clusters, cluster, expected):
+    assert choose_parts(arch, keys, clusters, cluster) == expected
+    assert choose_parts(arch, keys, clusters, cluster, batch_invariant=True) == 1
 
 
 @pytest.mark.parametrize(

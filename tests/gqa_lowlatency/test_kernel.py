@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from gqa_lowlatency import decode, decode_plan, reference
+from gqa_lowlatency import decode, decode_plan, forward, reference
 from gqa_lowlatency.forward import ARCHS
 from gqa_lowlatency.plan import MACHINES
 from kernelkit import tolerance
@@ -139,6 +139,36 @@ def test_the_cluster_changes_rounding_alone(arch):
     for cluster, owners in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 4)):
         tuning = (("owners", owners),)
         check(dataclasses.replace(STEADY, cluster=cluster, tuning=tuning), arch)
+
+
+SHARED = Case((1300, 130, 0), (8, 2), 2, head_dim=64, cluster=2, sinks=True, parts=3)
+
+
+@each_arch
+def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch, monkeypatch):
+    """Entries with fewer tiles than parts, or none; the same bits at every launch."""
+    made = []
+
+    def remembered(*given):
+        made.append(make_workspace(*given))
+        return made[-1]
+
+    make_workspace = forward.make_workspace
+    monkeypatch.setattr(forward, "make_workspace", remembered)
+    tensors, options = SHARED.inputs(), SHARED.options() | SHARED.launch_options(arch)
+    plan, moving = decode_plan(*tensors, **options), {"seq_lens": options["seq_lens"]}
+    ((partial, counts),) = made
+    assert partial.shape[1] == SHARED.parts
+    results = []
+    for schedule in (CHECKED, CHECKED, ADVERSARIAL):
+        with emulation(schedule) as active:
+            results.append(plan(*tensors, **moving))
+        for report in active.reports:
+            assert not report.findings, render(report)
+        assert not counts.any()
+    for result in results:
+        assert cases.same_bits(result, results[0])
+        assert all(report.ok for report in cases.judge(SHARED, arch, result))
 
 
 @each_arch
