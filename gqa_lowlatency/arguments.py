@@ -28,8 +28,8 @@ TABLES = ("seq_lens", "page_table", "sinks", "k_scale", "v_scale")
 class Arguments:
     """Arguments of the op `blackwell_kernels::decode`; `gqa_lowlatency.decode` explains them.
 
-    parts: clusters that share a KV head; cluster, owners, max_columns, warps: tunable fields of the
-    config. 0 chooses.
+    parts: clusters that share a KV head; cluster and what follows: tunable fields of the config. 0
+    chooses.
     """
 
     q: torch.Tensor
@@ -57,6 +57,7 @@ class Arguments:
     owners: int = 0
     max_columns: int = 0
     warps: int = 0
+    stages: int = 0
 
     @property
     def batch(self) -> int:

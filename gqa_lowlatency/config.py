@@ -18,7 +18,7 @@ CLUSTERS = (1, 2, 4, 8, 16)  # 8 is what every GPU of compute capability 9.0 and
 COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
 MAX_Q_TOKENS = 8
 MAX_PAGE_SIZE = 128
-TUNABLE = ("cluster", "owners", "max_columns", "warps")
+TUNABLE = ("cluster", "owners", "max_columns", "warps", "stages")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class DecodeConfig:
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
     warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
+    stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows,
+        on Hopper of two CTAs on an SM.
     """
 
     head_dim: int = 128
@@ -64,6 +66,7 @@ class DecodeConfig:
     owners: int = 0
     max_columns: int = 0
     warps: int = 0
+    stages: int = 0
 
     @property
     def io_bytes(self) -> int:
@@ -130,6 +133,8 @@ class DecodeConfig:
     def _check_options(self) -> None:
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: every row sees the first keys")
+        if self.stages < 0:
+            raise ValueError(f"stages {self.stages}: at least 0, which chooses")
         if self.page_size and not self.lens:
             raise ValueError("pages without seq_lens: nothing says how many keys they hold")
         if self.kv_ready and not self.pdl:

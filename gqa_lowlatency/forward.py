@@ -18,6 +18,7 @@ from gqa_lowlatency.plan import (
     choose_columns,
     choose_parts,
     choose_warps,
+    one_to_an_sm,
 )
 from kernelkit import hw
 from kernelkit.launch import WRITTEN_FOR, Target, choose_target, clusters_at_once, launch
@@ -97,11 +98,11 @@ def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
         co_scheduled=_co_scheduled(target, config, arguments.q.device),
     )
     config = replace(config, cluster=cluster)
-    config = replace(config, parts=_parts(arch, arguments, config) > 1)
-    return _with_warps(arch, arguments, config)
+    config = replace(config, parts=clusters_per_head(arch, arguments, config) > 1)
+    return _for_shares(arch, arguments, config)
 
 
-def _parts(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
+def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
     if arguments.parts:
         return arguments.parts
@@ -110,16 +111,25 @@ def _parts(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     return choose_parts(arch, arguments.longest, max(clusters, 1), config.cluster, **fixed)
 
 
-def _with_warps(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
-    """The number of warps that suits the keys of a CTA, unless it is wished for; with PDL the
-    default, of which CTAs of two grids stand on an SM together."""
-    if config.warps or config.pdl:
+def _for_shares(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
+    """Warps of the Hopper kernel and their rings, as suits the keys of a CTA, unless wished for.
+
+    With PDL the defaults, of which CTAs of two grids stand on an SM together.
+    """
+    if config.pdl or arch != "sm_90a":
         return config
     clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
-    sharing = config.cluster * (_parts(arch, arguments, config) if config.parts else 1)
+    sharing = config.cluster * (clusters_per_head(arch, arguments, config) if config.parts else 1)
     ctas = clusters * config.row_tiles * sharing
     keys = arguments.longest // sharing
-    return replace(config, warps=choose_warps(arch, keys, ctas, config.columns * config.head_dim))
+    if not config.warps:
+        warps = choose_warps(arch, keys, ctas, config.columns * config.head_dim)
+        config = replace(config, warps=warps)
+    if not config.stages and one_to_an_sm(arch, keys, ctas):
+        from gqa_lowlatency.sm90.plan import SMEM_OF_ONE, Plan90
+
+        config = replace(config, stages=Plan90(config).slots_within(SMEM_OF_ONE))
+    return config
 
 
 def _columns(arch: str, arguments: Arguments) -> int:
@@ -205,7 +215,8 @@ def kernel_arguments(
     tensors = (q, arguments.k, arguments.v, o, lse)
     parts, workspace = 1, (None, None)
     if config.parts:
-        parts = _parts(WRITTEN_FOR.get(target.arch, target.arch), arguments, config)
+        arch = WRITTEN_FOR.get(target.arch, target.arch)
+        parts = clusters_per_head(arch, arguments, config)
         workspace = make_workspace(arguments, config, parts)
     tables = (
         *(getattr(arguments, name) for name in ("seq_lens", "page_table", "sinks")),

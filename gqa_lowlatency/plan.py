@@ -13,6 +13,7 @@ from gqa_lowlatency.config import CLUSTERS
 
 TILE = 128  # keys that a CTA takes at a time
 MIN_KEYS_OF_16_WARPS = 512
+MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps with deep rings read faster than 16
 MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
 MIN_KEYS_OF_PARTS = 8192  # from which the merge of several clusters costs less than it saves,
 MIN_TILES_OF_PARTS = 2  # for each CTA,
@@ -109,11 +110,23 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
     elements: columns x head_dim of O.
 
     Sixteen keep more copies in flight where a CTA has an SM for itself and enough to read (H100, 8
-    KV heads: 15.3 instead of 15.7 us at 8k keys, 6.1 instead of 4.9 at 1k).
+    KV heads: 15.3 instead of 15.7 us at 8k keys, but 6.1 instead of 4.9 at 1k).
     """
     if arch != "sm_90a" or elements > MAX_ELEMENTS_OF_16_WARPS:
         return 0
-    return 16 if keys >= MIN_KEYS_OF_16_WARPS and ctas <= MACHINES[arch].sms else 0
+    medium = MIN_KEYS_OF_16_WARPS <= keys < MIN_KEYS_OF_LONG_SHARES
+    return 16 if medium and ctas <= MACHINES[arch].sms else 0
+
+
+def one_to_an_sm(arch: str, keys: int, ctas: int) -> bool:
+    """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
+
+    Two start and end in each other's shadow, which counts where shares are short. One with 32 KB
+    more of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of
+    699 (64 entries of 8k, more CTAs than SMs).
+    """
+    alone = ctas <= MACHINES[arch].sms and keys >= MIN_KEYS_OF_16_WARPS
+    return alone or keys >= MIN_KEYS_OF_LONG_SHARES
 
 
 def _measured(choices: Sequence[Choice], keys: int, clusters: int) -> int:

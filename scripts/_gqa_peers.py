@@ -109,15 +109,12 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def planned(**options: Any) -> Peer:
-    """A `decode_plan` with these options; cluster: of its config."""
+    """A `decode_plan` with these options."""
 
     def make(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
-        from gqa_lowlatency import DecodeConfig, decode_plan
+        from gqa_lowlatency import decode_plan
 
-        wanted = dict(options)
-        if "cluster" in wanted:
-            wanted["config"] = DecodeConfig(cluster=wanted.pop("cluster"))
-        plan = decode_plan(*sets[0], **wanted)
+        plan = decode_plan(*sets[0], **options)
 
         def launch_of(inputs: Inputs) -> Launch:
             q = inputs[0]
@@ -125,6 +122,18 @@ def planned(**options: Any) -> Peer:
             return lambda: plan(*inputs, out=out, lse=lse)[0]
 
         return [launch_of(inputs) for inputs in sets]
+
+    return make
+
+
+def tuned(*, parts: int = 0, **fields: int) -> Peer:
+    """A `decode_plan` with these tunable fields of its config; what is not named is chosen."""
+
+    def make(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
+        from gqa_lowlatency import DecodeConfig
+
+        config = DecodeConfig(**({"cluster": 0} | fields))
+        return planned(parts=parts, config=config)(problem, sets)
 
     return make
 

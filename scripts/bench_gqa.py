@@ -36,8 +36,8 @@ from _gqa_peers import (
     Peer,
     Problem,
     error_of,
-    planned,
     reference,
+    tuned,
 )
 from _timing import MAX_LAUNCHES, MIN_GRAPH_SECONDS, capture, elapsed, setting
 
@@ -208,11 +208,13 @@ def host_rows(problem: Problem) -> list[dict]:
 def static_row(problem: Problem, arch: str) -> dict:
     """What sizes say of a launch on `arch`."""
     from gqa_lowlatency.arguments import Arguments
-    from gqa_lowlatency.forward import choose_config
+    from gqa_lowlatency.forward import choose_config, clusters_per_head
     from kernelkit.launch import Target
 
     gpu, bandwidth, source = MACHINES[arch]
-    config = choose_config(Arguments(*problem.inputs("meta")), Target("emulate", arch))
+    arguments = Arguments(*problem.inputs("meta"))
+    config = choose_config(arguments, Target("emulate", arch))
+    parts = clusters_per_head(arch, arguments, config)
     if arch == "sm_90a":
         from gqa_lowlatency.sm90.plan import Plan90
 
@@ -225,7 +227,7 @@ def static_row(problem: Problem, arch: str) -> dict:
         **dataclasses.asdict(problem),
         "arch": arch,
         "cluster": config.cluster,
-        "ctas": config.cluster * problem.batch * problem.kv_heads * config.row_tiles,
+        "ctas": config.cluster * parts * problem.batch * problem.kv_heads * config.row_tiles,
         "smem_bytes": smem,
         "nbytes": problem.nbytes,
         "floor_us": problem.nbytes / bandwidth * 1e6,
@@ -370,6 +372,19 @@ def length(text: str) -> int:
     return value * 1024 if kilo else value
 
 
+def tuning(text: str) -> dict[str, int]:
+    """Argument type: 'cluster=8,warps=16'."""
+    from gqa_lowlatency.config import TUNABLE
+
+    known, fields = (*TUNABLE, "parts"), {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in known or not number.isdecimal():
+            raise argparse.ArgumentTypeError(f"{part!r}: a number for one of {', '.join(known)}")
+        fields[name] = int(number)
+    return fields
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -384,8 +399,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="e4m3: of K and V")
     known = ", ".join(PEERS)
     parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="NAME", help=f"of {known}")
-    clusters = "time decode in clusters of these sizes, too"
-    parser.add_argument("--cluster", type=int, default=(), help=clusters, **many)
+    tuned = "time decode tuned like this, too: cluster=8,warps=16,stages=2,parts=1"
+    parser.add_argument("--tune", nargs="+", type=tuning, default=(), metavar="X=N", help=tuned)
     parser.add_argument("--host", action="store_true", help="the host's cost of eager calls alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, a line per row")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw latency, with matplotlib")
@@ -415,7 +430,8 @@ def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[di
         show(*host_table(rows))
         return {}, [{"kind": "host", **row} for row in rows]
     peers = {name: PEERS[name] for name in options.peers or PEERS}
-    peers |= {f"decode cluster {n}": planned(cluster=n) for n in options.cluster}
+    for wanted in options.tune:
+        peers["decode " + ",".join(f"{name}={n}" for name, n in wanted.items())] = tuned(**wanted)
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth * 1e-12:.2f} TB/s")
     rows = time_all(problems, peers, bandwidth, show)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.args import Scalars
+from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,28 @@ class Share:
     begin: Int32
     count: Int32
     active: Int32
+
+
+@cute.jit
+def locate(
+    config: DecodeConfig,
+    tensors: Tensors,
+    tables: Tables,
+    scalars: Scalars,
+    tile: cutlass.Constexpr,
+) -> tuple:
+    """(Place of this CTA, its Share) in a grid (CTAs of all clusters of a KV head, KV heads x tiles
+    of rows, entries)."""
+    cta, head_tile, entry = cute.arch.block_idx()
+    ctas = config.cluster  # a power of two: no division by an unknown number
+    if cutlass.const_expr(config.parts):
+        ctas, _, _ = cute.arch.grid_dim()
+    head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
+    place = Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
+    n_keys = tensors.k.shape[1]
+    if cutlass.const_expr(tables.lens is not None):
+        n_keys = tables.lens[entry]
+    return place, deal(config, n_keys, scalars, (cta, ctas), tile)
 
 
 @cute.jit

@@ -14,8 +14,8 @@ from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import deal
+from gqa_lowlatency.device.args import Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import finish, senders_of
 from gqa_lowlatency.sm90.merge_warps import leave_partial, send_sum
 from gqa_lowlatency.sm90.plan import Plan90
@@ -52,20 +52,11 @@ class DecodeSm90:
         """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
         config, plan = self.config, self.plan
         thread, _, _ = cute.arch.thread_idx()
-        cta, head_tile, entry = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
-        place = Place(
-            entry, head_tile // config.row_tiles, head_tile % config.row_tiles,
-            cta // config.cluster, cta % config.cluster,
-        )  # fmt: skip
         if cutlass.const_expr(config.pdl and config.kv_ready):
             cute.arch.griddepcontrol_launch_dependents()
         elif cutlass.const_expr(config.pdl):
             cute.arch.griddepcontrol_wait()
-        n_keys = tensors.k.shape[1]
-        if cutlass.const_expr(tables.lens is not None):
-            n_keys = tables.lens[entry]
-        share = deal(config, n_keys, scalars, (cta, ctas), plan.tile)
+        place, share = locate(config, tensors, tables, scalars, plan.tile)
         senders = senders_of(config, place, share.active)
         smem = SmemAllocator().allocate(plan.smem_bytes, byte_alignment=128).toint()
         box = mailbox.Mailbox(

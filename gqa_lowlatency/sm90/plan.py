@@ -12,8 +12,9 @@ KEYS = 16  # keys of a warp at a time: the M of its products
 WARPS = 8
 WARP_COUNTS = (4, 8, 16)
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
-SMEM_BYTES = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
-MAX_SLOTS = 8
+SMEM_OF_TWO = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
+SMEM_OF_ONE = 150 * 1024  # more was not faster
+MIN_SLOTS, MAX_SLOTS = 2, 8
 PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
 
 
@@ -59,8 +60,12 @@ class Plan90:
     @property
     def slots(self) -> int:
         """Of a warp's ring, in which K and V take turns."""
-        left = SMEM_BYTES - self.mailbox_bytes - 16
-        return max(2, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
+        return self.config.stages or self.slots_within(SMEM_OF_TWO)
+
+    def slots_within(self, smem_bytes: int) -> int:
+        """As many as fit into so much shared memory of a CTA, or the least that it takes."""
+        left = smem_bytes - self.mailbox_bytes - 16
+        return max(MIN_SLOTS, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
 
     @property
     def statistics_bytes(self) -> int:
@@ -122,6 +127,8 @@ class Plan90:
             raise NotImplementedError(
                 f"warps {self.config.warps}: one of {WARP_COUNTS}, 0: {WARPS}"
             )
+        if self.slots < MIN_SLOTS:
+            raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, K and V of a step")
         limit = MAX_ELEMENTS * 8 // max(self.warps, 8)
         if self.config.columns * self.config.head_dim > limit:
             raise NotImplementedError(

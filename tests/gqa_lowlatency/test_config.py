@@ -19,7 +19,9 @@ from gqa_lowlatency.plan import (
     choose_columns,
     choose_parts,
     choose_warps,
+    one_to_an_sm,
 )
+from gqa_lowlatency.sm90.plan import Plan90
 
 quietly = settings(max_examples=300, derandomize=True, database=None, deadline=None)
 ARCHS = st.sampled_from(sorted(MACHINES))
@@ -132,11 +134,37 @@ def test_few_heads_with_many_keys_take_several_clusters(arch, keys, clusters, cl
 
 @pytest.mark.parametrize(
     ("keys", "ctas", "elements", "warps"),
-    [(1024, 64, 1024, 16), (511, 64, 1024, 0), (1024, 133, 1024, 0), (1024, 64, 2048, 0)],
+    [
+        (1024, 64, 1024, 16),
+        (511, 64, 1024, 0),
+        (8192, 64, 1024, 0),
+        (1024, 133, 1024, 0),
+        (1024, 64, 2048, 0),
+    ],
 )
 def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
     assert choose_warps("sm_90a", keys, ctas, elements) == warps
     assert choose_warps("sm_100a", keys, ctas, elements) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "ctas", "alone"),
+    [(511, 64, False), (512, 132, True), (512, 133, False), (8192, 512, True)],
+)
+def test_deep_rings_where_a_second_cta_would_not_help(keys, ctas, alone):
+    assert one_to_an_sm("sm_90a", keys, ctas) == alone
+
+
+def test_the_depth_of_a_ring_of_hopper():
+    """bf16 of 128 columns: 4 KB for 16 keys of K or V; 8 columns of 8 CTAs are 4 KB of mailbox."""
+    config = DecodeConfig(cluster=8)
+    assert [Plan90(replace(config, warps=w)).slots for w in (4, 8, 16)] == [6, 3, 2]
+    assert Plan90(config).slots_within(150 * 1024) == 4
+    assert Plan90(replace(config, stages=5)).slots == 5
+    with pytest.raises(ValueError, match="stages 1: at least 2"):
+        check_config(replace(config, stages=1), "sm_90a")
+    with pytest.raises(ValueError, match="bytes of shared memory, limit 232448"):
+        check_config(replace(config, stages=8, warps=16), "sm_90a")
 
 
 @pytest.mark.parametrize(("clusters", "expected"), [(15, 8), (16, 4), (30, 4), (31, 2), (61, 1)])

@@ -379,6 +379,13 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
     assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.02e6)
 
 
+@pytest.mark.parametrize("wrong", ["wraps=4", "warps=x", "cluster"])
+def test_what_cannot_be_tuned_is_refused(wrong):
+    result = run("scripts/bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
+    assert result.returncode != 0
+    assert f"'{wrong}': a number for one of cluster, " in result.stderr
+
+
 def test_sizes_that_are_no_problem_are_refused():
     result = run("scripts/bench.py", "gqa", "--qH", 12, "--kvH", 8)
     assert result.returncode != 0
