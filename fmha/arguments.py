@@ -7,7 +7,6 @@ wait, so there the kernel clamps it. No check makes a copy.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,9 +14,16 @@ from itertools import pairwise
 import torch
 
 from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
-from kernelkit import hw
 from kernelkit.log2 import check_factors
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_grid,
+    require_pages,
+    require_rank,
+    require_table,
+    require_tensors,
+    scalar_kinds,
+)
 
 MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TABLES = (
@@ -129,9 +135,7 @@ class Arguments:
             _check_contents(self)
 
 
-SCALAR_KINDS = {
-    field.name: field.type for field in dataclasses.fields(Arguments) if "Tensor" not in field.type
-}
+SCALAR_KINDS = scalar_kinds(Arguments)
 
 
 def token_layouts(arguments: Arguments) -> dict[str, str]:
@@ -171,8 +175,7 @@ def _check_heads(arguments: Arguments) -> None:
         raise ValueError(f"{q_heads} query and {kv_heads} key heads: at least 1 of each")
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} key heads")
-    if q_heads > hw.MAX_GRID_YZ:
-        raise ValueError(f"heads {q_heads}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    require_grid(heads=q_heads)
 
 
 def _check_batch(arguments: Arguments) -> None:
@@ -184,8 +187,7 @@ def _check_batch(arguments: Arguments) -> None:
             if starts.shape[0] == 0:
                 raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
     batch = arguments.batch
-    if batch > hw.MAX_GRID_YZ:
-        raise ValueError(f"batch {batch}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    require_grid(batch=batch)
     if arguments.page_table is not None:
         require_table("page_table", arguments.page_table, torch.int32, (batch, None))
         if arguments.kv_lens is None:
@@ -287,11 +289,7 @@ def _check_pages(arguments: Arguments, kv_lens: list[int]) -> None:
         return
     pages, page_size = arguments.k.shape[:2]
     for entry, (row, length) in enumerate(zip(arguments.page_table, kv_lens, strict=True)):
-        used = row[: -(-length // page_size)]
-        if ((used < 0) | (used >= pages)).any():
-            raise ValueError(
-                f"page_table {used.tolist()} of entry {entry}: the pool has pages 0 to {pages - 1}"
-            )
+        require_pages(entry, row[: -(-length // page_size)].tolist(), pages)
 
 
 def _check_positions(arguments: Arguments, q_lens: list[int], kv_lens: list[int]) -> None:

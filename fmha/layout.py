@@ -24,7 +24,6 @@ from kernelkit.tmem_plan import TmemPlan, TmemRange
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
 TILE_N = 128  # keys of a tile
 S_STAGES = 2  # Q K^T of tile i + 1 runs under the softmax of tile i
-LINE_BYTES = 128  # widest swizzled line
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 # Slots of a row: halves of a row meet once per tile, and two of them save a barrier; the softmax
 # warps of the ping-pong schedule pass (shrink), and at the end (sum, maximum), of two query tiles.
@@ -95,13 +94,13 @@ class Layout:
 
     def panel(self, columns: int) -> int:
         """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
-        line = LINE_BYTES // self.config.io_bytes
+        line = hw.SMEM_LINE_BYTES // self.config.io_bytes
         return line if columns % line == 0 else line // 2
 
     @property
     def o_panel(self) -> int:
         """Columns of O in one line of the panels that TMA stores."""
-        line = LINE_BYTES // self.config.out_bytes
+        line = hw.SMEM_LINE_BYTES // self.config.out_bytes
         return line if self.v_columns % line == 0 else line // 2
 
     @property

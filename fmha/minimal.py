@@ -24,6 +24,7 @@ from cutlass.memory import SmemAllocator
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
+from kernelkit.boxes import reorder
 from kernelkit.compile import compile_once
 from kernelkit.log2 import LOG2_E
 
@@ -220,12 +221,6 @@ def tmem_operands(qk_mma: cute.TiledMma, pv_mma: cute.TiledMma, base: cute.Point
         cute.make_tensor(base + TMEM_O, tO.layout),
         cute.make_tensor(p_base, tOrP.layout)[None, None, None, 0],
     )
-
-
-@cute.jit
-def reorder(tensor: cute.Tensor, order: cutlass.Constexpr) -> cute.Tensor:
-    """The same memory with its modes in another order."""
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
 
 
 @cute.jit

@@ -12,9 +12,7 @@ import torch
 
 from fmha.arguments import Arguments
 from fmha.forward import Results, empty_results, forward
-from kernelkit.schema import operator_schema
-
-NAMESPACE = "blackwell_kernels"
+from kernelkit.schema import operator_schema, register_operator
 
 
 def _attention(*tensors: torch.Tensor | None, **options: Any) -> Results:
@@ -29,12 +27,6 @@ def _fake_attention(*tensors: torch.Tensor | None, **options: Any) -> Results:
     return empty_results(arguments)
 
 
-def _refuse_backward(context: Any, *gradients: Any) -> None:
-    raise NotImplementedError(f"{NAMESPACE}::attention has no backward; use no_grad()")
-
-
-attention = torch.library.custom_op(
-    f"{NAMESPACE}::attention", _attention, mutates_args=(), schema=operator_schema(Arguments, 3)
+attention = register_operator(
+    "attention", operator_schema(Arguments, 3), _attention, _fake_attention
 )
-attention.register_fake(_fake_attention)
-attention.register_autograd(_refuse_backward)

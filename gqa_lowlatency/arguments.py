@@ -6,7 +6,6 @@ checked on the CPU, where reading it costs nothing; on a GPU that would make the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -14,9 +13,16 @@ import torch
 
 from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_PAGE_SIZE, MAX_Q_TOKENS
 from gqa_lowlatency.split import reach
-from kernelkit import hw
 from kernelkit.log2 import check_factors
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_grid,
+    require_pages,
+    require_rank,
+    require_table,
+    require_tensors,
+    scalar_kinds,
+)
 
 MAX_POSITION = 1 << 29  # position + window and the like then stay within an int32
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
@@ -138,9 +144,7 @@ class Arguments:
             _check_contents(self)
 
 
-SCALAR_KINDS = {
-    field.name: field.type for field in dataclasses.fields(Arguments) if "Tensor" not in field.type
-}
+SCALAR_KINDS = scalar_kinds(Arguments)
 
 
 def _check_tensors(arguments: Arguments) -> None:
@@ -176,8 +180,7 @@ def _check_heads(arguments: Arguments) -> None:
         raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
     if q_heads % kv_heads:
         raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} KV heads")
-    if arguments.batch > hw.MAX_GRID_YZ:
-        raise ValueError(f"batch {arguments.batch}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    require_grid(batch=arguments.batch)
 
 
 def _check_tables(arguments: Arguments) -> None:
@@ -249,6 +252,4 @@ def _check_pages(arguments: Arguments, entry: int, length: int) -> None:
     pages, page_size = arguments.k.shape[:2]
     seen = reach(length, arguments.q_tokens, page_size, arguments.window, arguments.sink_tokens)
     row = arguments.page_table[entry].tolist()
-    used = [row[seen.tile(index)] for index in range(seen.tiles)]
-    if any(not 0 <= page < pages for page in used):
-        raise ValueError(f"page_table {used} of entry {entry}: the pool has pages 0 to {pages - 1}")
+    require_pages(entry, [row[seen.tile(index)] for index in range(seen.tiles)], pages)

@@ -42,8 +42,8 @@ class DecodeConfig:
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
     warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
-    stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows,
-        on Hopper of two CTAs on an SM.
+    stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
+        two CTAs on an SM with PDL (where that is deep enough) and on Hopper.
     """
 
     head_dim: int = 128

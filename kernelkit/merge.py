@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kernelkit.merge_forward import NAMES, Part, merge_parts
+from kernelkit.schema import register_operator
 from kernelkit.tensors import require_no_grad, require_types
 
 Tensors = Sequence[torch.Tensor]
@@ -112,12 +113,4 @@ def _fake_merge(
     )
 
 
-def _refuse_backward(context: Any, *gradients: Any) -> None:
-    raise NotImplementedError("blackwell_kernels::merge has no backward; use no_grad()")
-
-
-merge_op = torch.library.custom_op(
-    "blackwell_kernels::merge", _merge, mutates_args=(), schema=SCHEMA
-)
-merge_op.register_fake(_fake_merge)
-merge_op.register_autograd(_refuse_backward)
+merge_op = register_operator("merge", SCHEMA, _merge, _fake_merge)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit import hw, merge_plan
+from kernelkit import merge_plan
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.merge_plan import MergeConfig
-from kernelkit.tensors import DTYPE_NAMES, require_tensors, require_tma
+from kernelkit.tensors import DTYPE_NAMES, require_grid, require_tensors, require_tma
 
 ARCHS = ("sm_90a", "sm_100a")
 MAX_STRIDE = 1 << 31  # the kernel multiplies 32-bit indices by 32-bit strides
@@ -139,8 +139,7 @@ def _check_sizes(sizes: dict[str, int]) -> None:
     head_dim, step, limit = sizes["d"], merge_plan.HEAD_DIM_STEP, merge_plan.MAX_HEAD_DIM
     if head_dim % step or not 0 < head_dim <= limit:
         raise NotImplementedError(f"head_dim {head_dim}: a multiple of {step} up to {limit}")
-    if sizes["b"] > hw.MAX_GRID_YZ:
-        raise ValueError(f"batch {sizes['b']}, limit {hw.MAX_GRID_YZ} (grid dimension)")
+    require_grid(batch=sizes["b"])
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, shape: list[int], is_o: bool) -> None:

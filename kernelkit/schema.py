@@ -1,9 +1,16 @@
-"""The schema of a torch operator whose arguments are the fields of a dataclass."""
+"""Torch operators: their registration, and the schema of one whose arguments are the fields of a
+dataclass.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+import torch
+
+NAMESPACE = "blackwell_kernels"
 SCHEMA_TYPES = {
     "torch.Tensor": "Tensor",
     "torch.Tensor | None": "Tensor?",
@@ -32,3 +39,19 @@ def operator_schema(arguments: type, results: int) -> str:
             part += f"={default}"
         parts.append(part)
     return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * results)})"
+
+
+def register_operator(name: str, schema: str, run: Callable, fake: Callable) -> Any:
+    """The operator `blackwell_kernels::name`, which returns new tensors and has no backward.
+
+    fake: makes the results that `run` would return, for tracers: sizes may be symbols.
+    """
+    qualified = f"{NAMESPACE}::{name}"
+
+    def refuse_backward(context: Any, *gradients: Any) -> None:
+        raise NotImplementedError(f"{qualified} has no backward; use no_grad()")
+
+    operator = torch.library.custom_op(qualified, run, mutates_args=(), schema=schema)
+    operator.register_fake(fake)
+    operator.register_autograd(refuse_backward)
+    return operator

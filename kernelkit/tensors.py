@@ -6,6 +6,8 @@ are multiples of 16 bytes: views and slices need no copy, broadcasts (stride 0) 
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from kernelkit import hw
@@ -26,6 +28,12 @@ def require_types(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+
+
+def scalar_kinds(arguments: type) -> dict[str, str]:
+    """Kinds, as `require_scalars` takes them, of the fields of a dataclass that are no tensors."""
+    fields = dataclasses.fields(arguments)
+    return {field.name: field.type for field in fields if "Tensor" not in field.type}
 
 
 def require_scalars(kinds: dict[str, str], values: dict[str, object]) -> None:
@@ -78,6 +86,19 @@ def require_table(
         )
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name} has last stride {tensor.stride(-1)}, expected 1 (contiguous)")
+
+
+def require_pages(entry: int, pages: list[int], size: int) -> None:
+    """ValueError for an entry of the batch whose pages are not all in a pool of `size`."""
+    if any(not 0 <= page < size for page in pages):
+        raise ValueError(f"page_table {pages} of entry {entry}: the pool has pages 0 to {size - 1}")
+
+
+def require_grid(**sizes: int) -> None:
+    """ValueError for a size that is no dimension of a grid, behind the first."""
+    for name, size in sizes.items():
+        if size > hw.MAX_GRID_YZ:
+            raise ValueError(f"{name} {size}, limit {hw.MAX_GRID_YZ} (grid dimension)")
 
 
 def require_tma(name: str, tensor: torch.Tensor) -> None:

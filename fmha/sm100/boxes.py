@@ -1,9 +1,8 @@
 """What TMA moves at a time: rows by one panel of a tile, and the layout it has in shared memory
 (device code).
 
-A panel is at most 128 bytes of every row. Its lines are swizzled inside themselves, 16 bytes at a
-time, by their row: with 128-byte lines by row mod 8, with 64-byte lines by (row / 2) mod 4 (PTX
-ISA, "Swizzling modes"). Boxes of one buffer follow each other without gaps.
+A panel is at most 128 bytes of every row. Its lines are swizzled inside themselves (see
+`kernelkit.swizzle`). Boxes of one buffer follow each other without gaps.
 """
 
 import cutlass
@@ -13,11 +12,9 @@ from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Row
 from fmha.sm100.products import IO_TYPES, OUT_TYPES
-from kernelkit import tmem
+from kernelkit import hw, tmem
 from kernelkit.boxes import Box
-
-UNIT_BYTES = 16  # what a swizzle moves as a whole, and the widest shared-memory store
-UNITS_PER_STEP = 8  # a swizzle moves units by the number of whole 128 bytes before their line
+from kernelkit.swizzle import turn
 
 
 def q_box(plan: AttentionPlan) -> Box:
@@ -72,14 +69,14 @@ def store_line(box: Box, buffer: cute.Pointer, place: tuple, values: cute.Tensor
     swizzle is spelled out because a copy through `Box.at` becomes single elements.
     """
     index, row, first = place
-    unit = UNIT_BYTES * 8 // values.element_type.width
+    unit = hw.SMEM_UNIT_BYTES * 8 // values.element_type.width
     units = box.columns // unit
     line = buffer + (index * box.rows + row) * box.columns
-    moved = row * units // UNITS_PER_STEP % units
+    moved = turn(row, units * hw.SMEM_UNIT_BYTES)
     layout = cute.make_layout(unit)
     for part in cutlass.range_constexpr(cute.size(values) // unit):
         target = line + ((first // unit + part) ^ moved) * unit
         cute.autovec_copy(
             tmem.columns_of(values, part * unit, unit),
-            cute.make_tensor(target.align(UNIT_BYTES), layout),
+            cute.make_tensor(target.align(hw.SMEM_UNIT_BYTES), layout),
         )

@@ -15,8 +15,8 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import deal
+from gqa_lowlatency.device.args import Scalars, Tables, Tensors
+from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import senders_of
 from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
 from gqa_lowlatency.device.signature import TYPES
@@ -85,7 +85,7 @@ class DecodeSm100:
             cpasync.prefetch_descriptor(v.atom)
         if cutlass.const_expr(config.pdl and not config.kv_ready):
             cute.arch.griddepcontrol_wait()
-        place, share = self.locate(tensors, tables, scalars)
+        place, share = locate(config, tensors, tables, scalars, TILE)
         box = Mailbox(*(self.address(smem, name) for name in ("statistics", "mail", "arrived")))
         if cutlass.const_expr(config.cluster > 1):
             if thread == self.load_q.role.first_warp * hw.WARP_THREADS:
@@ -112,21 +112,6 @@ class DecodeSm100:
         if cutlass.const_expr(config.cluster > 1):
             if warp > self.epilogue.role.last_warp:
                 cute.arch.cluster_wait()
-
-    @cute.jit
-    def locate(self, tensors: Tensors, tables: Tables, scalars: Scalars) -> tuple:
-        """(what this CTA works on, its share of the keys)."""
-        config = self.config
-        cta, head_tile, entry = cute.arch.block_idx()
-        ctas = config.cluster  # a power of two: no division by an unknown number
-        if cutlass.const_expr(config.parts):
-            ctas, _, _ = cute.arch.grid_dim()
-        head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
-        place = Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
-        n_keys = tensors.k.shape[1]
-        if cutlass.const_expr(tables.lens is not None):
-            n_keys = tables.lens[entry]
-        return place, deal(config, n_keys, scalars, (cta, ctas), TILE)
 
     def address(self, smem: cute.Pointer, name: str) -> Int32:
         """Of the plan's buffer."""

@@ -22,8 +22,6 @@ from kernelkit.warps import Role, RolePlan
 
 TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T
-LINE_BYTES = 128  # the widest swizzled line
-UNIT_BYTES = 16  # what a swizzle moves as a whole
 P_BIAS_LOG2 = 8  # of weights in e4m3, whose largest number is 448
 MIN_STAGES = 3  # K of the next tile beside K and V of this one
 IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 us of latency
@@ -86,8 +84,8 @@ class Plan100:
 
     @property
     def line_bytes(self) -> int:
-        """A swizzled line of Q, K and V: of P it is always LINE_BYTES."""
-        return min(LINE_BYTES, self.piece_columns * self.kv_bytes)
+        """A swizzled line of Q, K and V: of P it is always the widest."""
+        return min(hw.SMEM_LINE_BYTES, self.piece_columns * self.kv_bytes)
 
     @property
     def panel(self) -> int:
@@ -142,28 +140,20 @@ class Plan100:
 
     @property
     def enough_stages(self) -> int:
-        """To read at full speed: what is in flight, beside a stage that the tensor core reads."""
+        """To read at full speed: what is in flight, beside one that the tensor core reads."""
         return 1 + -(-IN_FLIGHT_BYTES // self.piece_bytes)
 
     @property
     def ctas_per_sm(self) -> int:
-        """With PDL two where possible: one of the next grid then fetches under this one's last steps.
-
-        Two that share an SM may be of one cluster, in which each waits for the other with its
-        columns of tensor memory held: there must be enough of them for both.
-        """
-        two = (
-            self.config.pdl
-            and self.columns <= BESIDE_COLUMNS
-            and self.stages_of(2) >= self.enough_stages
-            and 2 * self.tmem.allocated <= hw.TMEM_COLUMNS
-        )
-        return 2 if two else 1
+        """With PDL two where possible: one of the next grid then fetches beside one of this."""
+        depth = self.config.stages or self.enough_stages
+        few = self.columns <= BESIDE_COLUMNS
+        return 2 if self.config.pdl and few and depth <= self.stages_of(2) else 1
 
     @property
     def stages(self) -> int:
         """Depth of the ring."""
-        return self.stages_of(self.ctas_per_sm)
+        return self.config.stages or self.stages_of(self.ctas_per_sm)
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -217,6 +207,17 @@ class Plan100:
         self.edges.check()
         self.smem.check()
         self.tmem.check()
+        self.check_neighbours()
+
+    def check_neighbours(self) -> None:
+        """CTAs of a cluster that meet on an SM wait for each other with their columns of tensor
+        memory held: all that find room in shared memory must get theirs."""
+        ctas = hw.SMEM_BYTES_PER_SM // (self.smem.bytes + hw.SMEM_RESERVED_BYTES)
+        if ctas * self.tmem.allocated > hw.TMEM_COLUMNS:
+            raise ValueError(
+                f"{ctas} CTAs of {self.smem.bytes} bytes find room on an SM, and each allocates "
+                f"{self.tmem.allocated} TMEM columns of {hw.TMEM_COLUMNS}"
+            )
 
 
 def make_plan(config: DecodeConfig) -> Plan100:

@@ -13,7 +13,8 @@ from cutlass import Int32, Uint32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.shared_words import load_pair
 from gqa_lowlatency.sm90.plan import Plan90
-from kernelkit import warp_mma
+from kernelkit import hw, warp_mma
+from kernelkit.swizzle import turn
 
 EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3
 
@@ -38,10 +39,8 @@ def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constex
 @cute.jit
 def swizzled(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
     """Where a chunk of 16 bytes of a key lies in its slot: eight rows touch all banks."""
-    turn = row & 7
-    if cutlass.const_expr(plan.row_bytes < 8 * warp_mma.CHUNK_BYTES):
-        turn = (row // 2) & 3
-    return row * plan.row_bytes + (chunk ^ turn) * warp_mma.CHUNK_BYTES
+    moved = turn(row, min(plan.row_bytes, hw.SMEM_LINE_BYTES))
+    return row * plan.row_bytes + (chunk ^ moved) * warp_mma.CHUNK_BYTES
 
 
 @cute.jit

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import kernelkit.compile
+from gqa_lowlatency import DecodeConfig
 from gqa_lowlatency.sm100 import kernel
+from gqa_lowlatency.sm100.compile import compile_decode
 from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
@@ -44,7 +47,11 @@ def check(case: Case, schedules: tuple[Options, ...] = SCHEDULES) -> None:
         assert cases.same_bits(results, other), f"{schedule.policy} changes bits"
 
 
-SHAPES = (LONG, Case((130, 0, 200), (5, 1), head_dim=64, cluster=2))
+SHAPES = (
+    LONG,
+    replace(LONG, pdl="ready"),  # the ring of three pieces
+    Case((130, 0, 200), (5, 1), head_dim=64, cluster=2),
+)
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in SHAPES])
@@ -65,6 +72,8 @@ WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of th
     # Pages smaller than a swizzle atom, and more of them in a tile than lanes in a warp.
     *(Case((300, 1), (10, 2), window=150, sink_tokens=3, keys=n, cluster=2) for n in (1, 4)),
     Case((300,), (5, 1), kv_dtype="e4m3", head_dim=64, keys=2, cluster=1),
+    Case((900,), (8, 1), head_dim=256, keys=32, cluster=2, pdl="pdl"),
+    Case((900,), (8, 1), head_dim=64, cluster=1, tuning=(("stages", 4),)),
 )
 
 
@@ -72,6 +81,12 @@ WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of th
 @pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in WIDE])
 def test_no_schedule_shows_at_the_edges_of_the_plan(case):
     check(case)
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_two_ctas_get_their_registers_with_pdl(pdl):
+    ptx = compile_decode(DecodeConfig(head_dim=64, group=32, pdl=pdl)).artifacts.PTX
+    assert (".minnctapersm 2" in ptx) == pdl
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -45,13 +46,79 @@ def test_depth_of_the_ring_is_what_is_left(head_dim, columns, cluster, stages, t
     assert plan.tmem.allocated == tmem
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "columns", "cluster", "kv_dtype", "stages"),
+    [  # by hand: half of 228 KiB less 1 are 113; less Q, P, mail and barriers; by the piece
+        (64, 8, 8, "", 6),  # 113 - 1 - 2 - 2 - 2 -> 106 / 16, 5 are enough: 1 + 54 / 16
+        (64, 32, 8, "", 5),  # 113 - 4 - 8 - 8 - 3 -> 90 / 16
+        (64, 8, 8, "e4m3", 13),  # 113 - 0.5 - 1 - 2 - 2.5 -> 107 / 8, 8 are enough
+        (128, 8, 1, "", 3),  # 113 - 2 - 2 - 4 - 2 -> 103 / 32, 3 are enough
+        (128, 8, 16, "", 3),  # 113 - 2 - 2 - 8 - 2 -> 99 / 32
+        (128, 32, 8, "e4m3", 5),  # 113 - 4 - 4 - 16 - 3 -> 86 / 16
+        (256, 8, 8, "", 3),  # 113 - 4 - 2 - 8 - 2 -> 97 / 32
+        (256, 16, 8, "e4m3", 5),  # 113 - 4 - 2 - 16 - 2 -> 89 / 16
+    ],
+)
+def test_with_pdl_half_an_sm_is_left(head_dim, columns, cluster, kv_dtype, stages):
+    config = config_of(head_dim, columns, cluster, kv_dtype)
+    plan = make_plan(dataclasses.replace(config, pdl=True))
+    assert (plan.ctas_per_sm, plan.stages) == (2, stages)
+    half = hw.SMEM_BYTES_PER_SM // 2 - hw.SMEM_RESERVED_BYTES
+    assert half == 113 * KIB
+    assert plan.smem.bytes <= half < plan.smem.bytes + plan.piece_bytes
+    # A stage that is read, and 54 KB in flight: 8 TB/s for 1 us by 148 SMs.
+    assert (plan.stages - 1) * plan.piece_bytes >= 54_000
+    assert make_plan(config).stages > plan.stages
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "columns", "kv_dtype"),
+    [
+        (128, 16, ""),  # 113 - 4 - 4 - 8 - 2 -> 95 / 32: two pieces are no ring
+        (256, 32, "e4m3"),  # 113 - 8 - 4 - 32 - 3 -> 66 / 16: four pieces, of 5 that are enough
+        (64, 64, ""),  # 113 - 8 - 16 - 16 - 6 -> 67 / 16: four, and 64 scores and sums a thread
+        (64, 64, "e4m3"),  # nine pieces of 8 KiB are enough, 128 registers a thread are not
+    ],
+)
+def test_with_pdl_a_ring_that_would_be_too_short_stays_long(head_dim, columns, kv_dtype):
+    config = config_of(head_dim, columns, 8, kv_dtype)
+    plan = make_plan(dataclasses.replace(config, pdl=True))
+    assert (plan.ctas_per_sm, plan.stages) == (1, make_plan(config).stages)
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_a_wish_for_a_depth_is_kept(pdl):
+    # Of pieces of 16 KiB six fit beside a neighbour, 13 alone.
+    config = dataclasses.replace(config_of(64, 8, 8), pdl=pdl)
+    for stages, ctas in ((3, 2), (6, 2), (7, 1), (13, 1)):
+        plan = make_plan(dataclasses.replace(config, stages=stages))
+        assert (plan.stages, plan.ctas_per_sm) == (stages, ctas if pdl else 1)
+    with pytest.raises(ValueError, match=r"bytes of shared memory .*ring 14 x 16384"):
+        make_plan(dataclasses.replace(config, stages=14))
+    with pytest.raises(ValueError, match="a ring of 2 pieces"):
+        make_plan(dataclasses.replace(config, stages=2))
+
+
+def test_neighbours_on_an_sm_get_their_tensor_memory(monkeypatch):
+    # Two with PDL, in 105 KiB each; a short ring leaves room for four, in 55 KiB.
+    config = dataclasses.replace(config_of(64, 8, 8), pdl=True)
+    short = dataclasses.replace(config, pdl=False, stages=3)
+    for wanted, ctas in ((config, 2), (short, 4)):
+        monkeypatch.setattr(hw, "TMEM_COLUMNS", 32 * ctas)
+        make_plan(wanted)
+        monkeypatch.setattr(hw, "TMEM_COLUMNS", 32 * ctas - 1)
+        with pytest.raises(ValueError, match=f"{ctas} CTAs of .* each allocates 32 TMEM columns"):
+            make_plan(wanted)
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_default_fits(head_dim, kv_dtype):
     dtype = "" if kv_dtype == "fp16" else kv_dtype
     for columns in COLUMNS:
-        for cluster in CLUSTERS:
-            plan = make_plan(config_of(head_dim, columns, cluster, dtype))
+        for cluster, pdl in itertools.product(CLUSTERS, (False, True)):
+            config = config_of(head_dim, columns, cluster, dtype)
+            plan = make_plan(dataclasses.replace(config, pdl=pdl))
             assert plan.stages >= MIN_STAGES
             offsets = plan.smem.offsets()
             for name in ("sQ", "sP", "ring"):

@@ -9,12 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.layout import LINE_BYTES, TILE_N
+from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane
 from fmha.sm100.boxes import store_part
 from fmha.sm100.products import IO_TYPES
-from kernelkit import tmem
+from kernelkit import hw, tmem
 from kernelkit.boxes import Box
 from kernelkit.online_softmax import CHUNK
 
@@ -32,7 +32,7 @@ def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
         rounded = cute.recast_tensor(packed, io)
         rounded.store(tmem.columns_of(lane.scores, column, CHUNK).load().to(io))
         if cutlass.const_expr(plan.config.p_in_smem):
-            box = Box(plan.layout.rows, LINE_BYTES // plan.config.io_bytes, io)
+            box = Box(plan.layout.rows, hw.SMEM_LINE_BYTES // plan.config.io_bytes, io)
             columns = (plan.layout.lane_columns, TILE_N)
             store_part(box, lane.buffers.p, lane.row, rounded, column, columns)
         else:

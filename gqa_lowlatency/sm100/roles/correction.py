@@ -11,9 +11,9 @@ from cutlass import Float32, Int32
 
 from gqa_lowlatency.device.deal import any_row_sees
 from gqa_lowlatency.sm100.args import Fill, Scope
-from gqa_lowlatency.sm100.plan import TILE, UNIT_BYTES, Plan100
+from gqa_lowlatency.sm100.plan import TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import shrinks
-from kernelkit import tmem
+from kernelkit import hw, tmem
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
 
@@ -63,5 +63,7 @@ def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) ->
             for panel in cutlass.range_constexpr(panels):
                 # A line of zeros needs no swizzle: it stays within the line.
                 line = ((stage * panels + panel) * TILE + thread) * plan.panel
-                start = cute.recast_ptr((scope.buffers.ring + line).align(UNIT_BYTES), dtype=Int32)
+                start = cute.recast_ptr(
+                    (scope.buffers.ring + line).align(hw.SMEM_UNIT_BYTES), dtype=Int32
+                )
                 cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(words)))

@@ -15,16 +15,16 @@ from gqa_lowlatency.device.deal import tile_start
 from gqa_lowlatency.device.finish import finish, senders_of
 from gqa_lowlatency.device.shared_words import load_vector
 from gqa_lowlatency.sm100.args import Scope
-from gqa_lowlatency.sm100.plan import DONE_BARRIER, LINE_BYTES, ROLES, TILE, Plan100
+from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import VECTOR, bases, move_tops, owned, shrinks
 from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
 from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
 from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
 from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
-from gqa_lowlatency.sm100.swizzle import swizzled
-from kernelkit import tmem, warp_mma
+from kernelkit import hw, tmem, warp_mma
 from kernelkit.online_softmax import squash
 from kernelkit.pipelines import draining, filling
+from kernelkit.swizzle import swizzled
 
 
 class Epilogue:
@@ -161,8 +161,9 @@ class Epilogue:
         """This key's weights, rounded: a line of shared memory per column, in panels of keys."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
-        keys, bits = LINE_BYTES // plan.kv_bytes, 8 * plan.kv_bytes
-        panel = thread // keys * (plan.columns * LINE_BYTES) + thread % keys * plan.kv_bytes
+        line, bits = hw.SMEM_LINE_BYTES, 8 * plan.kv_bytes
+        keys = line // plan.kv_bytes
+        panel = thread // keys * (plan.columns * line) + thread % keys * plan.kv_bytes
         per_word = 32 // bits
         for first in cutlass.range_constexpr(0, plan.columns, per_word):
             part = tuple(weights[first + k] for k in range(per_word))
@@ -171,5 +172,5 @@ class Epilogue:
             else:
                 word = warp_mma.pack(*part, plan.config.dtype)
             for k in cutlass.range_constexpr(per_word):
-                offset = swizzled(panel + (first + k) * LINE_BYTES, LINE_BYTES)
+                offset = swizzled(panel + (first + k) * line, line)
                 store_bits(scope.buffers.p.toint() + offset, word >> (bits * k), bits)

@@ -9,10 +9,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from gqa_lowlatency.sm100.args import Scope
-from gqa_lowlatency.sm100.plan import LINE_BYTES, ROLES, UNIT_BYTES, Plan100
+from gqa_lowlatency.sm100.plan import ROLES, Plan100
 from gqa_lowlatency.sm100.roles.quantise import quantise_row
-from gqa_lowlatency.sm100.swizzle import swizzled
 from kernelkit import hw, warp_mma
+from kernelkit.swizzle import swizzled
 
 
 class LoadQ:
@@ -41,17 +41,18 @@ class LoadQ:
     def copy_rows(self, scope: Scope) -> None:
         """Neighbouring lanes take neighbouring 16 bytes of a row."""
         plan, config = self.plan, self.plan.config
-        per_row = config.head_dim * config.io_bytes // UNIT_BYTES
-        per_line = LINE_BYTES // UNIT_BYTES
+        line_bytes, unit_bytes = hw.SMEM_LINE_BYTES, hw.SMEM_UNIT_BYTES
+        per_row = config.head_dim * config.io_bytes // unit_bytes
+        per_line = line_bytes // unit_bytes
         for turn in cutlass.range(plan.columns * per_row // hw.WARP_THREADS, unroll=4):
             index = turn * hw.WARP_THREADS + cute.arch.lane_idx()
             column, unit = index // per_row, index % per_row
             row, valid = self.row_of(scope, column)
             panel, place = unit // per_line, unit % per_line
-            offset = (panel * plan.columns + column) * LINE_BYTES + place * UNIT_BYTES
+            offset = (panel * plan.columns + column) * line_bytes + place * unit_bytes
             warp_mma.copy_chunk(
-                scope.buffers.q.toint() + swizzled(offset, LINE_BYTES),
-                row.iterator.toint() + Int64(unit * UNIT_BYTES),
+                scope.buffers.q.toint() + swizzled(offset, line_bytes),
+                row.iterator.toint() + Int64(unit * unit_bytes),
                 valid,
             )
         cute.arch.cp_async_commit_group()

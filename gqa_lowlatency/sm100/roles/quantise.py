@@ -8,8 +8,8 @@ from gqa_lowlatency.device.shared_words import store_word
 from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
-from gqa_lowlatency.sm100.swizzle import swizzled
 from kernelkit import hw
+from kernelkit.swizzle import swizzled
 
 LARGEST = 448.0  # e4m3
 SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
