@@ -1,7 +1,8 @@
 """torch as if it had a CUDA device whose memory is the host's.
 
 Devices named 'cuda' become 'cpu' wherever a torch function takes one, `torch.cuda` answers for one
-idle B200, and new tensors are aligned to 256 bytes as CUDA allocations are.
+idle B200, and new tensors have blocks as torch's CUDA allocator hands them out, multiples of 512
+bytes: what a kernel reads behind a tensor but inside its block is no other's memory on a GPU.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS
 from ptxemu.host.patching import patched
 
-ALIGNMENT = 256  # of cudaMalloc; torch aligns CPU memory to 64
+BLOCK_BYTES = 512  # of torch's CUDA allocator; CPU memory comes in multiples of nothing
 
 # Functions whose results share memory with something that is not a tensor argument.
 _SHARING = set("from_numpy frombuffer from_dlpack from_file as_tensor asarray __get__".split())
@@ -128,14 +131,14 @@ def _mode() -> Any:
 
 
 def _call(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """One torch call with devices rewritten, transfers made copies, and new tensors aligned."""
+    """One torch call with devices rewritten, transfers made copies, new tensors in blocks."""
     import torch
 
     rewritten = tuple("cpu" if _is_cuda(argument) else argument for argument in args)
     keywords = {k: "cpu" if k == "device" and _is_cuda(v, True) else v for k, v in kwargs.items()}
     keywords.pop("pin_memory", None)
     if function is torch.Tensor.cuda:
-        return _aligned(args[0].clone())
+        return _in_a_block(args[0].clone())
     result = function(*rewritten, **keywords)
     moved = function is torch.Tensor.cpu or (
         function is torch.Tensor.to and (rewritten, keywords) != (args, kwargs)
@@ -143,7 +146,7 @@ def _call(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if moved and result.data_ptr() == args[0].data_ptr():
         result = result.clone()
     if getattr(function, "__name__", "") not in _SHARING:
-        _align_new(result, _storages([*args, *kwargs.values()]))
+        _move_new(result, _storages([*args, *kwargs.values()]))
     return result
 
 
@@ -177,29 +180,29 @@ def _has_storage(tensor: Any) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _align_new(result: Any, existing: set[int]) -> None:
-    """Align the tensors of a result that share no memory with the arguments."""
+def _move_new(result: Any, existing: set[int]) -> None:
+    """Give blocks to the tensors of a result that share no memory with the arguments."""
     for tensor in _tensors(result):
         if not _has_storage(tensor) or tensor.grad_fn is not None:
             continue
         if tensor.untyped_storage().data_ptr() not in existing:
-            _aligned(tensor)
+            _in_a_block(tensor)
 
 
-def _aligned(tensor: Any) -> Any:
-    """Move the storage of a tensor to aligned memory, in place."""
+def _in_a_block(tensor: Any) -> Any:
+    """Move the storage of a tensor to a block of its own, in place."""
     import torch
 
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
-    if not nbytes or storage.data_ptr() % ALIGNMENT == 0:
+    if not nbytes or (storage.data_ptr() | nbytes) % BLOCK_BYTES == 0:
         return tensor
-    buffer = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
-    start = -buffer.data_ptr() % ALIGNMENT
-    old = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,))
-    buffer[start : start + nbytes].copy_(old)
-    offset = start // tensor.element_size() + tensor.storage_offset()
+    size = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    memory = np.empty(size + BLOCK_BYTES, np.uint8)
+    start = -memory.ctypes.data % BLOCK_BYTES
+    block = torch.frombuffer(memory[start : start + size], dtype=torch.uint8)
+    block[:nbytes].copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,)))
     tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
-        buffer.untyped_storage(), offset, tensor.size(), tensor.stride()
+        block.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
     return tensor

@@ -12,7 +12,7 @@ import torch
 
 from ptxemu.host.cuda_stubs import CAPABILITY, stubbed_cuda
 from ptxemu.host.patching import environment, patched
-from ptxemu.host.torch_shim import ALIGNMENT, torch_without_gpu
+from ptxemu.host.torch_shim import BLOCK_BYTES, torch_without_gpu
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ class TestDevices:
 
 
 @pytest.mark.usefixtures("gpu")
-class TestAlignment:
+class TestBlocks:
     @pytest.mark.parametrize(
         "make",
         [
@@ -73,9 +73,10 @@ class TestAlignment:
             lambda: torch.zeros(9).cuda(),
         ],
     )
-    def test_new_tensors_are_aligned(self, make):
+    def test_new_tensors_are_whole_blocks(self, make):
         tensors = [make() for _ in range(8)]
-        assert {tensor.data_ptr() % ALIGNMENT for tensor in tensors} == {0}
+        assert {tensor.data_ptr() % BLOCK_BYTES for tensor in tensors} == {0}
+        assert {tensor.untyped_storage().nbytes() for tensor in tensors} == {BLOCK_BYTES}
 
     def test_values_and_strides_survive(self):
         tensor = torch.arange(12).reshape(3, 4)
@@ -102,7 +103,7 @@ def test_cuda_answers():
     warp_size = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_WARP_SIZE
     assert driver.cuDeviceGetAttribute(warp_size, 0) == (success, 32)
     _, address = runtime.cudaMalloc(100)
-    assert address % ALIGNMENT == 0
+    assert address % 256 == 0
     assert runtime.cudaFree(address) == (runtime.cudaError_t.cudaSuccess,)
     assert utils.HardwareInfo().get_max_active_clusters(2) == 74
     assert cute.testing.benchmark(None) == cutlass.testing.benchmark(None) > 0
