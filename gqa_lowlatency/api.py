@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from gqa_lowlatency import ops
-from gqa_lowlatency.arguments import SCALAR_KINDS, Arguments
+from gqa_lowlatency.arguments import SCALAR_KINDS, TABLES, Arguments
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.direct import DecodePlan
 from kernelkit.tensors import require_no_grad, require_scalars, require_types
 
 Scale = float | torch.Tensor
+SCALES = ("k_scale", "v_scale")
 
 
 def decode(
@@ -61,7 +62,7 @@ def decode(
     Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
     c tanh(s / c). sinks: fp32 [Hq], for each head a logit whose value is zero. k_scale, v_scale:
     what e4m3 keys and values are multiplied by, a number or fp32 [1] or [Hkv], 1 by default; only
-    [Hkv] is read in place, the others take a small fill or copy before the kernel.
+    [Hkv] is read in place: a number takes a small fill before the kernel, [1] a copy.
 
     Results. O like q in out_dtype (bfloat16, float16, float32; q.dtype by default); with
     return_lse (O, LSE), LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in natural log, sinks
@@ -78,19 +79,25 @@ def decode(
 
     Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
     anything is compiled. The contents of integer tensors are checked on the CPU; on a GPU, where
-    the host does not wait, they are taken as they are. Forward only. torch.compile sees one
-    operator, `blackwell_kernels::decode`; CUDA graphs capture it.
+    the host does not wait, they are taken as they are. There, a call whose layouts and options are
+    those of one of the last 64 of its thread costs the host a tenth of the first. Forward only.
+    torch.compile sees one operator, `blackwell_kernels::decode`; CUDA graphs capture it.
     """
-    arguments = _arguments(q, k, v, options={
+    options = {
         "seq_lens": seq_lens, "page_table": page_table, "max_seq_len": max_seq_len,
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
         "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
         "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
         "batch_invariant": batch_invariant, "parts": parts, "backend": backend, "arch": arch,
         "config": config,
-    })  # fmt: skip
-    o, lse = ops.decode(**arguments)
+    }  # fmt: skip
+    # An operator parses every argument that it is given: those of a plain call are three.
+    given = {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
+    o, lse = ops.decode(q, k, v, **_arguments(q, k, v, given))
     return (o, lse) if return_lse else o
+
+
+_DEFAULTS = dict(decode.__kwdefaults__)
 
 
 def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> DecodePlan:
@@ -100,35 +107,47 @@ def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
     the kernel is compiled here. A call then costs the host some microseconds: it compares shapes,
     strides, dtypes and devices with those planned, puts the new addresses into arguments that were
     made here, and launches. Sinks and scales belong to the plan; their contents may change in
-    place. return_lse has no meaning: a call returns (O, LSE).
+    place, but those of a number. return_lse has no meaning: a call returns (O, LSE).
     """
     if "return_lse" in options:
         raise TypeError("decode_plan takes no return_lse: a call of the plan returns (O, LSE)")
-    return DecodePlan(Arguments(**_arguments(q, k, v, options=options)))
+    return DecodePlan(Arguments(q, k, v, **_arguments(q, k, v, options)))
 
 
 def _arguments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, options: dict[str, Any]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The fields of Arguments by name, types checked."""
-    known = {*SCALAR_KINDS, "seq_lens", "page_table", "sinks", "k_scale", "v_scale", "config"}
-    unknown = set(options) - (known - set(TUNABLE))
-    if unknown:
-        raise TypeError(f"unknown options {sorted(unknown)}")
-    config = options.pop("config", None)
-    if config is not None and not isinstance(config, DecodeConfig):
-        raise TypeError(f"config is {type(config).__name__}, expected DecodeConfig")
-    tensors = {name: value for name, value in options.items() if name not in SCALAR_KINDS}
+    """The fields of Arguments behind q, k and v by name, types checked; only those given."""
     require_types(q=q, k=k, v=v)
-    for name in ("k_scale", "v_scale"):
-        number = tensors.get(name)
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            tensors[name] = torch.full((1,), float(number), device=q.device)
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    require_types(**given)
-    require_no_grad(q=q, k=k, v=v, **given)
-    tunable = {} if config is None else {name: getattr(config, name) for name in TUNABLE}
-    scalars = {name: value for name, value in options.items() if name in SCALAR_KINDS} | tunable
-    kinds = {name: kind for name, kind in SCALAR_KINDS.items() if name in scalars}
-    require_scalars(kinds, scalars)
-    return {"q": q, "k": k, "v": v, **tensors, **scalars}
+    tensors, scalars = {}, {}
+    for name, value in options.items():
+        if name in TABLES:
+            if value is not None:
+                tensors[name] = _scale(value, k) if name in SCALES else value
+        elif name == "config":
+            scalars |= _tunable(value)
+        elif name in SCALAR_KINDS and name not in TUNABLE:
+            scalars[name] = value
+        else:
+            raise TypeError(f"unknown option {name}")
+    require_types(**tensors)
+    require_no_grad(q=q, k=k, v=v, **tensors)
+    require_scalars({name: SCALAR_KINDS[name] for name in scalars}, scalars)
+    return tensors | scalars
+
+
+def _scale(scale: Scale, k: torch.Tensor) -> Scale:
+    """A number becomes a tensor with an element for each head, which the kernel reads in place."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        return scale
+    return torch.full(k.shape[-2:-1], float(scale), device=k.device)
+
+
+def _tunable(config: DecodeConfig | None) -> dict[str, int]:
+    """The tunable fields of `config` that do not leave the choice to us."""
+    if config is None:
+        return {}
+    if not isinstance(config, DecodeConfig):
+        raise TypeError(f"config is {type(config).__name__}, expected DecodeConfig")
+    fields = {name: getattr(config, name) for name in TUNABLE}
+    return {name: value for name, value in fields.items() if value}

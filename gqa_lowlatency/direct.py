@@ -1,10 +1,20 @@
-"""`DecodePlan`: a problem that is checked, compiled and described once, and launched many times."""
+"""`Step` and `DecodePlan`: a problem that is checked, compiled and described once, and launched
+many times."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
+
 import torch
 
-from gqa_lowlatency.arguments import Arguments
+# What torch compares tensors with before it enters a compiled graph: a quarter of the time that
+# reading shapes and strides into Python objects takes. Private, there is nothing public like it.
+from torch._C._dynamo.guards import TensorGuards
+
+from gqa_lowlatency.arguments import TABLES, Arguments
+from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.forward import (
     Results,
     compile_for,
@@ -15,7 +25,91 @@ from gqa_lowlatency.forward import (
     without_keys,
 )
 from kernelkit import hw
-from kernelkit.launch import PreparedLaunch
+from kernelkit.launch import PreparedLaunch, Target
+
+# All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
+_kind = attrgetter("shape", "dtype", "device")
+_strides = torch.Tensor.stride
+_address = torch.Tensor.data_ptr
+
+
+def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
+    """What a launch depends on besides addresses, to be compared and hashed."""
+    return tuple(map(_kind, tensors)), tuple(map(_strides, tensors))
+
+
+def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
+    """check(*tensors) is true for tensors of these layouts; it may be false for them as well,
+    since it also looks at what autograd and inference mode make of a tensor."""
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+# What the kernel reads or writes besides tensors of the user, and how it begins.
+_OWN = {"k_scale": torch.ones, "v_scale": torch.ones, "partial": torch.empty, "counts": torch.zeros}
+
+
+class Step:
+    """A problem with keys, checked and described: what is left of a call is addresses and a launch.
+
+    It keeps no tensor, neither those of the arguments, which may be most of the GPU's memory, nor
+    any of its own: what is allocated while torch captures or warms up belongs to a graph. One
+    thread at a time.
+    """
+
+    def __init__(self, arguments: Arguments, target: Target, config: DecodeConfig) -> None:
+        results, device = empty_results(arguments), arguments.q.device
+        given = kernel_arguments(arguments, results, config, target)
+        tables = dict(zip((*TABLES, "partial", "counts"), given[1] or (), strict=False))
+        users = arguments.present_tables()
+        own = {n: t for n, t in tables.items() if t is not None and n not in users}
+        self._own = [
+            partial(_OWN[name], table.shape, dtype=table.dtype, device=device)
+            for name, table in own.items()
+        ]
+        self._results = [
+            partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=device)
+            for t in results
+        ]
+        # The kernel cannot read a broadcast, nor one number for all heads: each launch copies them.
+        self._copies = [
+            (place, tables[name].shape)
+            for place, (name, table) in enumerate(users.items(), len(given[0]))
+            if tables[name].data_ptr() != table.data_ptr()
+        ]
+        compiled = compile_for(config, target.arch)
+        self._prepared = PreparedLaunch(compiled, given, target, device, last=list(own.values()))
+        self._addresses: list[int] = []
+
+    def results(self) -> Results:
+        """O and LSE, allocated and not yet written."""
+        make_o, make_lse = self._results
+        return make_o(), make_lse()
+
+    def own(self) -> list[torch.Tensor]:
+        """What a launch takes besides: scales of one, workspace, which launches that follow each
+        other on a stream may share."""
+        return [make() for make in self._own]
+
+    def launch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """tensors: q, k, v, O, LSE and the tables in order, laid out as those of the arguments, and
+        what `own` made.
+
+        ValueError for an address that a kernel cannot take; nothing else is checked.
+        """
+        for place, shape in self._copies:
+            tensors = list(tensors)
+            tensors[place] = tensors[place].expand(shape).contiguous()
+        addresses = list(map(_address, tensors))
+        if addresses != self._addresses:  # often they are those of the call before
+            self._move(addresses)
+        self._prepared.launch()
+
+    def _move(self, addresses: list[int]) -> None:
+        q, k, v, o = addresses[:4]
+        if (q | k | v | o) % hw.TMA_ALIGN_BYTES:
+            raise ValueError(f"q, k, v and out at {addresses[:4]}: multiples of 16 bytes")
+        self._prepared.move(addresses)
+        self._addresses = addresses
 
 
 class DecodePlan:
@@ -24,30 +118,21 @@ class DecodePlan:
     config: what was compiled. Calls go past torch's dispatcher, and the only checks left are that
     every tensor has the shape, strides, dtype and device of the one it was planned with, and a
     16-byte address. What lengths and page numbers say is not looked at, on the CPU neither. One
-    thread at a time; the launch goes to the current stream; CUDA graphs capture it.
+    thread and one stream at a time; launches go to the current stream; CUDA graphs capture them.
     """
 
     def __init__(self, arguments: Arguments) -> None:
         target, self.config = prepare(arguments)
-        for name in ("seq_lens", "page_table"):
-            table = getattr(arguments, name)
-            if table is not None and 0 in table.stride() and table.numel() > 1:
-                raise ValueError(f"{name} has strides {table.stride()}: a plan reads it in place")
-        self._arguments = arguments
-        self._launch = None
-        results = empty_results(arguments)
-        if has_keys(arguments):
-            compiled = compile_for(self.config, target.arch)
-            given = kernel_arguments(arguments, results, self.config, target)
-            self._launch = PreparedLaunch(compiled, given, target, arguments.q.device)
-            # Sinks and scales stay where they are: what the launch holds of them keeps them alive.
-            self._fixed = [t.data_ptr() for t in (given[1] or ())[2:] if t is not None]
-            self._kept = given
-        moving = (arguments.q, arguments.k, arguments.v, *results)
-        tables = (arguments.seq_lens, arguments.page_table)
-        self._layouts = [_layout(t) for t in (*moving, *(t for t in tables if t is not None))]
-        self._names = ["q", "k", "v", "out", "lse"]
-        self._names += [n for n in ("seq_lens", "page_table") if getattr(arguments, n) is not None]
+        planned = has_keys(arguments)
+        self._step = Step(arguments, target, self.config) if planned else None
+        self._empty = None if planned else arguments
+        tables = arguments.present_tables()
+        moving = {name: tables.pop(name) for name in ("seq_lens", "page_table") if name in tables}
+        self._held = [*tables.values(), *(self._step.own() if planned else ())]
+        self._names = ["q", "k", "v", "out", "lse", *moving]
+        inputs = arguments.q, arguments.k, arguments.v
+        tensors = [*inputs, *empty_results(arguments), *moving.values()]
+        self._layouts, self._guards = layouts(tensors), _guards(tensors)
 
     def __call__(
         self,
@@ -66,30 +151,26 @@ class DecodePlan:
         tensor that is laid out differently.
         """
         if out is None or lse is None:
-            made = empty_results(self._arguments)
+            made = empty_results(self._empty) if self._step is None else self._step.results()
             out, lse = made[0] if out is None else out, made[1] if lse is None else lse
         tensors = [q, k, v, out, lse]
         if seq_lens is not None:
             tensors.append(seq_lens)
         if page_table is not None:
             tensors.append(page_table)
-        if [(t.shape, t.stride(), t.dtype, t.device) for t in tensors] != self._layouts:
-            self._refuse(tensors)
-        if self._launch is None:
-            return without_keys(self._arguments, (out, lse))
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % hw.TMA_ALIGN_BYTES:
-            raise ValueError(f"q, k, v and out at {addresses[:4]}: multiples of 16 bytes")
-        self._launch(addresses + self._fixed)
+        if len(tensors) != len(self._names) or not self._guards.check(*tensors):
+            self._compare(tensors)
+        if self._step is None:
+            return without_keys(self._empty, (out, lse))
+        self._step.launch(tensors + self._held)
         return out, lse
 
-    def _refuse(self, tensors: list[torch.Tensor]) -> None:
+    def _compare(self, tensors: list[torch.Tensor]) -> None:
+        """Refuse tensors of other layouts, and know the next ones like these sooner."""
         if len(tensors) != len(self._names):
             raise ValueError(f"{len(tensors)} tensors, planned with {', '.join(self._names)}")
-        for name, tensor, planned in zip(self._names, tensors, self._layouts, strict=True):
-            if _layout(tensor) != planned:
-                raise ValueError(f"{name} is {_layout(tensor)}, planned was {planned}")
-
-
-def _layout(tensor: torch.Tensor) -> tuple:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        each = zip(self._names, *layouts(tensors), *self._layouts, strict=True)
+        for name, kind, strides, *planned in each:
+            if [kind, strides] != planned:
+                raise ValueError(f"{name} is {kind} {strides}, planned was {planned}")
+        self._guards = _guards(tensors)

@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
+from gqa_lowlatency import recent
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.forward import Results, empty_results, forward
-from kernelkit.schema import operator_schema
-
-NAMESPACE = "blackwell_kernels"
+from gqa_lowlatency.forward import Results, empty_results
+from kernelkit.schema import operator_schema, register_operator
 
 
 def _decode(*tensors: torch.Tensor | None, **options: Any) -> Results:
     """(O, LSE) as `gqa_lowlatency.decode` describes them."""
-    return forward(Arguments(*tensors, **options))
+    return recent.decode(tensors, options)
 
 
 def _fake_decode(*tensors: torch.Tensor | None, **options: Any) -> Results:
@@ -29,12 +28,4 @@ def _fake_decode(*tensors: torch.Tensor | None, **options: Any) -> Results:
     return empty_results(arguments)
 
 
-def _refuse_backward(context: Any, *gradients: Any) -> None:
-    raise NotImplementedError(f"{NAMESPACE}::decode has no backward; use no_grad()")
-
-
-decode = torch.library.custom_op(
-    f"{NAMESPACE}::decode", _decode, mutates_args=(), schema=operator_schema(Arguments, 2)
-)
-decode.register_fake(_fake_decode)
-decode.register_autograd(_refuse_backward)
+decode = register_operator("decode", operator_schema(Arguments, 2), _decode, _fake_decode)

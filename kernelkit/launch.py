@@ -7,11 +7,11 @@ cannot run raises and says why: nothing falls back to another implementation.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -120,56 +120,85 @@ def launch(compiled: Any, arguments: Sequence[Any], target: Target, device: torc
     _emulate(compiled, converted)
 
 
-class PreparedLaunch:
-    """A launch with its arguments converted beforehand; a call only says where tensors lie now.
+def current_stream(index: int) -> int:
+    """The handle of torch's current stream on CUDA device `index`.
 
-    The DSL describes a tensor by its address and, behind it, sizes and strides. A call overwrites
-    the addresses and launches: a few microseconds of host work instead of a hundred. One thread at
-    a time.
+    torch.cuda.current_stream() would make a Stream object around it, at every launch.
+    """
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
+class PreparedLaunch:
+    """A launch with its arguments converted beforehand: `move` says where tensors lie now, `launch`
+    launches.
+
+    The DSL describes a tensor by its address and, behind it, sizes and strides. Only addresses are
+    overwritten: a few microseconds of host work instead of hundreds. Natively the descriptions are
+    kept, and no tensor. One thread at a time.
+
+    last: tensors among the arguments whose addresses come behind those of the others.
     """
 
     def __init__(
-        self, compiled: Any, arguments: Sequence[Any], target: Target, device: torch.device
+        self,
+        compiled: Any,
+        arguments: Sequence[Any],
+        target: Target,
+        device: torch.device,
+        *,
+        last: Sequence[torch.Tensor] = (),
     ) -> None:
-        from cuda.bindings.driver import CUstream
-
-        self._compiled, self._target, self._device = compiled, target, device
-        self._converted = [_argument(item) for item in arguments]
-        pairs = zip(_leaves(arguments), _leaves(self._converted), strict=True)
-        self._addresses = [
-            _address_of(*pair) for pair in pairs if isinstance(pair[0], torch.Tensor)
-        ]
+        converted = [_argument(item) for item in arguments]
+        pairs = list(zip(_leaves(arguments), _leaves(converted), strict=True))
+        tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+        behind = {id(tensor) for tensor in last}
+        ordered = sorted(tensors, key=lambda pair: id(pair[0]) in behind)  # stable
+        self._addresses = [_address_of(*pair) for pair in ordered]
         if target.backend == "cuda":
             with torch.cuda.device(device):
-                self._index = torch.cuda.current_device()
-                self._executor = compiled.to(None)
-                self._stream = CUstream(0)
-                pointers, self._adapted = self._executor.generate_execution_args(
-                    *self._converted, self._stream
-                )
-            self._pointers = [as_pointer(pointer) for pointer in pointers]
-            self._stream_word = ctypes.c_uint64.from_address(self._stream.getPtr())
+                self.launch = _NativeCall(compiled, converted)
+            # They outlive the DSL's tensors, and with those the memory that they describe.
+            self._descriptions = [description._memref_desc for _, description in tensors]
+        else:
+            self.launch = partial(_emulate, compiled, converted)
 
-    def __call__(self, addresses: Sequence[int]) -> None:
+    def move(self, addresses: Iterable[int]) -> None:
         """addresses: of all tensors among the arguments, in their order."""
         for word, address in zip(self._addresses, addresses, strict=True):
             word.value = address
-        if self._target.backend != "cuda":
-            _emulate(self._compiled, self._converted)
-        elif torch.cuda.current_device() == self._index:
-            self._enqueue()
-        else:
+
+
+class _NativeCall:
+    """A compiled host function and the array of pointers that it takes, on the current device.
+
+    The DSL's executor fills such an array at every call; this one is filled once.
+    """
+
+    def __init__(self, compiled: Any, converted: Sequence[Any]) -> None:
+        from cuda.bindings.driver import CUstream
+
+        self._index = torch.cuda.current_device()
+        executor, stream = compiled.to(None), CUstream(0)
+        pointers, _ = executor.generate_execution_args(*converted, stream)
+        self._packed = executor._get_invoke_packed_args(pointers)
+        self._function, self._result = executor.capi_func, executor.cuda_result
+        self._stream_word = ctypes.c_uint64.from_address(stream.getPtr())
+        self._kept = executor, pointers, stream
+
+    def __call__(self) -> None:
+        if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
-                self._enqueue()
+                return self()
+        self._stream_word.value = current_stream(self._index)
+        self._function(self._packed)
+        if self._result.value:
+            raise RuntimeError(f"the launch failed: {_cuda_error(self._result.value)}")
 
-    def _enqueue(self) -> None:
-        self._stream_word.value = torch.cuda.current_stream(self._index).cuda_stream
-        self._executor.run_compiled_program(self._pointers)
 
+def _cuda_error(code: int) -> str:
+    from cuda.bindings import runtime
 
-def as_pointer(pointer: int | ctypes.c_void_p) -> ctypes.c_void_p:
-    """The DSL gives either; the former it would convert at every call."""
-    return pointer if isinstance(pointer, ctypes.c_void_p) else ctypes.c_void_p(pointer)
+    return f"{runtime.cudaError_t(code)!r}"
 
 
 def _emulate(compiled: Any, converted: Sequence[Any]) -> None:

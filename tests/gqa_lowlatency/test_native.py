@@ -75,6 +75,22 @@ def test_a_plan_gives_the_same_bits():
     assert cases.same_bits((o, lse), expected)
 
 
+def test_a_kept_step_follows_streams_and_tensors():
+    inputs, options = on_gpu(STEP.inputs()), options_of(STEP)
+    expected = decode(*inputs, return_lse=True, **options)
+    others = tuple(moved(tensor.clone()) for tensor in STEP.inputs())
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for wait in (False, True):  # the second call finds the step of the first
+        with torch.cuda.stream(side):
+            if wait:
+                torch.cuda._sleep(50_000_000)
+            o, lse = decode(*others, return_lse=True, **options)
+            assert not wait or not side.query(), "the launch went to another stream, or waited"
+        side.synchronize()
+        assert cases.same_bits((o, lse), expected)
+
+
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_graph_replays_at_any_length(planned):
     inputs, options = on_gpu(STEP.inputs()), options_of(STEP)

@@ -2,14 +2,15 @@
 
 import ctypes
 import gc
-from contextlib import nullcontext
-from types import SimpleNamespace
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import PreparedLaunch, Target, as_pointer, choose_target
+from kernelkit.launch import PreparedLaunch, Target, choose_target
+from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 
 
@@ -93,6 +94,11 @@ def test_native_is_captured_in_a_graph():
     assert torch.equal(y, torch.full_like(y, 2.0))
 
 
+def at(prepared: PreparedLaunch, addresses: list[int]) -> None:
+    prepared.move(addresses)
+    prepared.launch()
+
+
 def check_prepared(device: str) -> None:
     """Other tensors of the same sizes, by address alone."""
     target = choose_target(torch.device(device), "auto", None, ARCHS)
@@ -100,50 +106,84 @@ def check_prepared(device: str) -> None:
     prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.5), target, x.device)
     for source in (matrix(device), x):
         result = torch.empty_like(y)
-        prepared([source.data_ptr(), result.data_ptr()])
+        at(prepared, [source.data_ptr(), result.data_ptr()])
         assert torch.equal(result, 2.5 * source)
     with pytest.raises(ValueError, match="shorter"):
-        prepared([x.data_ptr()])
+        at(prepared, [x.data_ptr()])
 
 
 def test_emulated_prepared():
     check_prepared("cpu")
 
 
-class Recorded:
-    """A compiled function whose native launches only say what their pointers lead to."""
+WORD = ctypes.c_uint64
+DESCRIPTION = WORD * 3  # address, sizes as two int32, stride of the rows
 
-    def __init__(self, compiled):
-        self.execution_args, self.calls = compiled.execution_args, []
 
-    def to(self, device):
-        return self
+def recorded(first: type = WORD) -> Recorded:
+    """The launch of `scale`: x, y, factor, stream."""
+    return Recorded(compile_scale("sm_90a"), (first, WORD, ctypes.c_float, WORD))
 
-    def generate_execution_args(self, *arguments):
-        return self.execution_args.generate_execution_args(arguments, {})
 
-    def run_compiled_program(self, pointers):
-        assert all(type(pointer) is ctypes.c_void_p for pointer in pointers)
-        kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64)
-        pairs = zip(kinds, pointers, strict=True)
-        self.calls.append([kind.from_address(pointer.value).value for kind, pointer in pairs])
+def prepare(compiled: Recorded, *tensors: torch.Tensor, **options) -> PreparedLaunch:
+    target = Target("cuda", "sm_90a")
+    return PreparedLaunch(compiled, (*tensors, 2.5), target, torch.device("cuda", 0), **options)
 
 
 def test_what_a_prepared_native_launch_hands_over(monkeypatch):
     """Addresses and stream of each call, the number of the first."""
-    streams = iter((1234, 77))
-    monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=next(streams))
-    )
-    compiled, x, y = Recorded(compile_scale("sm_90a")), matrix("cpu"), matrix("cpu")
-    target = Target("cuda", "sm_90a")
-    prepared = PreparedLaunch(compiled, (x, y, 2.5), target, torch.device("cuda", 0))
+    gpu, compiled, x, y = Gpu(monkeypatch), recorded(), matrix("cpu"), matrix("cpu")
+    prepared = prepare(compiled, x, y)
     gc.collect()
-    for addresses in ([x.data_ptr(), y.data_ptr()], [4096, 8192]):
-        prepared(addresses)
+    junk = [ctypes.c_float(7.0) for _ in range(1000)]
+    for gpu.stream, addresses in ((1234, [x.data_ptr(), y.data_ptr()]), (77, [4096, 8192])):
+        at(prepared, addresses)
     assert compiled.calls == [[x.data_ptr(), y.data_ptr(), 2.5, 1234], [4096, 8192, 2.5, 77]]
+    assert len(junk) == 1000
+
+
+def test_addresses_of_some_come_last(monkeypatch):
+    Gpu(monkeypatch)
+    compiled, x, y = recorded(), matrix("cpu"), matrix("cpu")
+    for last, expected in ((), [4096, 8192]), ([x], [8192, 4096]), ([x, y], [4096, 8192]):
+        at(prepare(compiled, x, y, last=last), [4096, 8192])
+        assert compiled.calls.pop()[:2] == expected
+
+
+def test_a_prepared_launch_goes_to_its_device(monkeypatch):
+    gpu, compiled, x, y = Gpu(monkeypatch), recorded(), matrix("cpu"), matrix("cpu")
+    prepared = prepare(compiled, x, y)
+    gpu.entered.clear()
+    at(prepared, [0, 0])
+    assert gpu.entered == []
+    gpu.index = 1
+    at(prepared, [0, 0])
+    assert gpu.entered == [0]
+    assert len(compiled.calls) == 2
+
+
+def test_a_launch_that_fails_raises(monkeypatch):
+    Gpu(monkeypatch)
+    compiled, x, y = recorded(), matrix("cpu"), matrix("cpu")
+    prepared = prepare(compiled, x, y)
+    compiled.code = 701
+    with pytest.raises(RuntimeError, match="cudaErrorLaunchOutOfResources"):
+        at(prepared, [0, 0])
+
+
+def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
+    """A cache may be tens of gigabytes; of it only the description stays, and stays right."""
+    Gpu(monkeypatch)
+    compiled, memory = recorded(DESCRIPTION), np.zeros((5, 260), np.float32)
+    alive, x = weakref.ref(memory), torch.from_numpy(memory)[:, :256]
+    prepared = prepare(compiled, x, matrix("cpu"))
+    del memory, x
+    gc.collect()
+    assert alive() is None
+    junk = [prepare(recorded(), matrix("cpu", 3, 64), matrix("cpu")) for _ in range(20)]
+    at(prepared, [4096, 8192])
+    assert compiled.calls[0][0] == [4096, 256 << 32 | 5, 260]
+    assert len(junk) == 20
 
 
 @pytest.mark.hw
@@ -158,12 +198,12 @@ def test_native_prepared_follows_the_current_stream():
     prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.0), target, x.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        prepared([x.data_ptr(), y.data_ptr()])
+        at(prepared, [x.data_ptr(), y.data_ptr()])
     x.fill_(3.0)
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
-        prepared([x.data_ptr(), y.data_ptr()])
+        at(prepared, [x.data_ptr(), y.data_ptr()])
         assert not side.query(), "the launch went to another stream"
     side.synchronize()
     assert torch.equal(y, torch.full_like(y, 6.0))
@@ -189,11 +229,3 @@ def test_refusals(backend, arch, error, words):
 def test_unknown_device():
     with pytest.raises(NotImplementedError, match="device meta"):
         choose_target(torch.device("meta"), "auto", None, ARCHS)
-
-
-def test_the_dsl_gives_addresses_of_two_kinds():
-    """An int or a c_void_p: both are what the executor takes without a conversion."""
-    for given in (4096, ctypes.c_void_p(4096)):
-        pointer = as_pointer(given)
-        assert type(pointer) is ctypes.c_void_p
-        assert pointer.value == 4096
