@@ -69,8 +69,8 @@ def decode(
     included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its sink.
 
     How it runs. pdl: programmatic dependent launch: the kernel may begin before the one in front
-    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, seq_lens,
-    page_table and scales, so that they are read at once, and only q waits. batch_invariant: the
+    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, seq_lens
+    and page_table, so that they are read at once; all the others wait. batch_invariant: the
     bits of an entry depend on its own tensors, length and max_seq_len only, whatever else is in
     the batch. parts: clusters that share a KV head and merge through a workspace in global memory;
     0 chooses, 1 unless there are few KV heads and many keys. backend, arch: see

@@ -16,6 +16,7 @@ from gqa_lowlatency.split import reach
 from kernelkit.log2 import check_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
+    is_broadcast,
     require_grid,
     require_pages,
     require_rank,
@@ -232,6 +233,12 @@ def _check_window(arguments: Arguments) -> None:
         raise ValueError(f"sink_tokens {sink_tokens} without a window: the first keys are visible")
     if arguments.kv_ready_before_pdl and not arguments.pdl:
         raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+    table = arguments.page_table if arguments.kv_ready_before_pdl else None
+    if table is not None and is_broadcast(table):
+        raise ValueError(
+            f"kv_ready_before_pdl with page_table of strides {table.stride()}: it is copied first, "
+            "by a kernel that nothing would wait for"
+        )
 
 
 def _check_contents(arguments: Arguments) -> None:

@@ -27,7 +27,8 @@ class DecodeConfig:
 
     head_dim: columns of Q, K, V and O.
     group: query heads that read one KV head. q_tokens: query tokens of an entry, the newest keys.
-    dtype: of Q; kv_dtype: of K and V, '' for the same, 'e4m3' for FP8 with scales.
+    dtype: of Q; kv_dtype: of K and V, '' for the same, 'e4m3' for FP8.
+    k_scale, v_scale: fp32 [Hkv] that K and V in e4m3 are multiplied by.
     out_dtype: of O; '' for `dtype`.
     causal: query token t of T sees no key of the tokens behind it; without it all see all keys.
     left: how far a token sees back is bounded; sink_tokens: the first keys stay visible beside.
@@ -51,6 +52,8 @@ class DecodeConfig:
     q_tokens: int = 1
     dtype: str = "bf16"
     kv_dtype: str = ""
+    k_scale: bool = False
+    v_scale: bool = False
     out_dtype: str = ""
     causal: bool = False
     left: bool = False
@@ -131,6 +134,8 @@ class DecodeConfig:
         self._check_options()
 
     def _check_options(self) -> None:
+        if (self.k_scale or self.v_scale) and self.keys_dtype != "e4m3":
+            raise ValueError(f"scales with kv_dtype {self.keys_dtype!r}: only e4m3 is scaled")
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: every row sees the first keys")
         if self.stages < 0:

@@ -45,7 +45,7 @@ def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
 
 
 # What the kernel reads or writes besides tensors of the user, and how it begins.
-_OWN = {"k_scale": torch.ones, "v_scale": torch.ones, "partial": torch.empty, "counts": torch.zeros}
+_OWN = {"partial": torch.empty, "counts": torch.zeros}
 
 
 class Step:
@@ -86,8 +86,7 @@ class Step:
         return make_o(), make_lse()
 
     def own(self) -> list[torch.Tensor]:
-        """What a launch takes besides: scales of one, workspace, which launches that follow each
-        other on a stream may share."""
+        """Workspace, which launches that follow each other on a stream may share."""
         return [make() for make in self._own]
 
     def launch(self, tensors: Sequence[torch.Tensor]) -> None:

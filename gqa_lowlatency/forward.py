@@ -150,6 +150,8 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
         q_tokens=arguments.q_tokens,
         dtype=q_dtype,
         kv_dtype=KV_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
+        k_scale=arguments.k_scale is not None,
+        v_scale=arguments.v_scale is not None,
         out_dtype="" if out_dtype == q_dtype else out_dtype,
         causal=arguments.causal and arguments.q_tokens > 1,
         left=arguments.window is not None,
@@ -242,13 +244,11 @@ def make_workspace(
 
 
 def _per_head(arguments: Arguments, name: str) -> torch.Tensor | None:
-    """fp32 [Hkv] where K and V are e4m3, ones where nothing is given."""
-    if not arguments.is_fp8:
-        return None
+    """A scale as the kernel reads it, one for each head; a copy where it is laid out otherwise."""
     scale, heads = getattr(arguments, name), arguments.kv_heads
     if scale is None:
-        return arguments.q.new_ones(heads, dtype=torch.float32)
-    return scale.expand(heads) if scale.shape == (heads,) else scale.reshape(1).repeat(heads)
+        return None
+    return scale.contiguous() if scale.shape == (heads,) else scale.reshape(1).repeat(heads)
 
 
 def _numbers(arguments: Arguments) -> tuple[float, float, int, int]:

@@ -132,10 +132,13 @@ def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(tensor.shape, (*strides, 1))
 
 
+def is_broadcast(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory by a stride of 0."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sizes)
+
+
 def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
     """The same values; a dimension of stride 0 is written out, since the DSL takes that stride for
     a constant. For tables: what is large is read in place or refused (`require_tma`)."""
-    spread = any(
-        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.contiguous() if spread else tensor
+    return tensor.contiguous() if is_broadcast(tensor) else tensor

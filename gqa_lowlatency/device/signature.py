@@ -44,14 +44,13 @@ def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> tuple | None:
         strides = (*(cute.sym_int64() for _ in size[1:]), 1)
         return make_fake_tensor(dtype, size, strides) if wanted else None
 
-    scaled = config.keys_dtype == "e4m3"
     sizes = tuple(cute.sym_int32() for _ in range(4))
     tables = (
         array(config.lens, Int32, sizes[0]),
         array(config.page_size > 0, Int32, sizes[0], sizes[1]),
         array(config.sinks, Float32, q_heads),
-        array(scaled, Float32, kv_heads),
-        array(scaled, Float32, kv_heads),
+        array(config.k_scale, Float32, kv_heads),
+        array(config.v_scale, Float32, kv_heads),
         array(config.parts, Float32, sizes[2], sizes[3], cute.sym_int32()),
         array(config.parts, Int32, sizes[2]),
     )

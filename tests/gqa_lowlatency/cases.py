@@ -38,8 +38,8 @@ class Case:
 
     keys: 'dense', every entry has the first length; 'lens', a longer cache with NaN behind each
     length; a number, pages of so many rows, shuffled, in a pool with spare ones. Keys that no token
-    sees are NaN, too. kv_dtype '': dtype, 'e4m3': with one scale or, `scales` 'heads', one for each
-    KV head. flat: q without the dimension of tokens. pdl: '', 'pdl', 'ready'. parts, cluster: 0 is
+    sees are NaN, too. kv_dtype '': dtype, 'e4m3': scales 'none', 'one', or 'heads', one for each KV
+    head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. parts, cluster: 0 is
     chosen; tuning: other tunable fields of the config.
     """
 
@@ -172,7 +172,7 @@ class Case:
             options["page_table"] = self.page_table()
         if self.sinks:
             options["sinks"] = torch.roll(torch.linspace(-2.0, 4.0, self.heads[0]), 1)
-        if self.kv_dtype:
+        if self.kv_dtype and self.scales != "none":
             count = self.heads[1] if self.scales == "heads" else 1
             options["k_scale"] = torch.linspace(0.5, 1.5, count)
             options["v_scale"] = torch.linspace(3.0, 0.25, count)

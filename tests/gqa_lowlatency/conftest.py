@@ -31,7 +31,7 @@ def launched(monkeypatch):
     numbers = [*[ctypes.c_float] * 2, *[ctypes.c_int32] * 3]
 
     def compile_for(config, arch):
-        tables = config.lens + config.sinks + 2 * (config.kv_dtype == "e4m3") + 2 * config.parts
+        tables = config.lens + config.sinks + config.k_scale + config.v_scale + 2 * config.parts
         kinds = [*[word] * (5 + tables), *numbers, word]
         made.append(Recorded(forward.compile_for(config, arch), kinds))
         return made[-1]

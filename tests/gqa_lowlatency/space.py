@@ -42,6 +42,7 @@ KV = {  # name -> (kv_dtype, scales)
     "same": ("", "one"),
     "e4m3": ("e4m3", "one"),
     "e4m3, heads": ("e4m3", "heads"),
+    "e4m3, none": ("e4m3", "none"),
 }
 
 FACTORS = {

@@ -115,6 +115,14 @@ REFUSED = {
     "bound without lengths": (tensors(), {"max_seq_len": 4}, ValueError, "without seq_lens"),
     "bound of floats": (tensors(), {"max_seq_len": 4.0}, TypeError, "max_seq_len is 4.0"),
     "kv ready alone": (tensors(), {"kv_ready_before_pdl": True}, ValueError, "without pdl"),
+    "kv ready of a copy": (
+        (torch.zeros(2, 1, 4, 64).to(BF16), *pages([0])[0][1:]),
+        {
+            "pdl": True, "kv_ready_before_pdl": True, **lens(8, 8),
+            "page_table": torch.tensor([[0]]).int().expand(2, 1),
+        },
+        ValueError, "kv_ready_before_pdl with page_table of strides (0, 1)",
+    ),
     "page": (*pages([4]), ValueError, "pages 0 to 3"),
     "page negative": (*pages([0, -1], lengths=(17,)), ValueError, "[0, -1]"),
     "page size": (*pages([0], page_size=24), NotImplementedError, "pages of 24 rows"),
@@ -254,3 +262,16 @@ def test_entries_may_share_a_page_table(problem):
     shared = decode(q, k, v, page_table=table, seq_lens=tables["seq_lens"], **ARCH)
     copied = decode(q, k, v, page_table=table.contiguous(), seq_lens=tables["seq_lens"], **ARCH)
     assert torch.equal(shared, copied)
+
+
+def test_scales_may_lie_anywhere():
+    q, k, v = (torch.randn_like(t.float()) for t in tensors())
+    inputs = q.to(BF16), k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    scales = torch.tensor([[0.5, 9.0], [2.0, 9.0]])[:, 0]
+    results = [
+        decode(*inputs, k_scale=scale, v_scale=scale, arch="sm_90a")
+        for scale in (scales, scales.contiguous(), scales.flip(0), None)
+    ]
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], results[3])

@@ -140,9 +140,9 @@ def test_the_host_never_waits_for_the_gpu(kind, kv_dtype, launches):
     ((config, (tensors, arrays, numbers, parts), _target, device),) = launches
     assert device.type == "cuda"
     assert [t.ndim for t in tensors] == [4, 4, 4, 4, 3]
-    scaled = kv_dtype == E4M3
+    scaled = kv_dtype == E4M3  # by k_scale alone
     assert [t is not None for t in arrays] == [
-        config.lens, config.page_size > 0, True, scaled, scaled, False, False,
+        config.lens, config.page_size > 0, True, scaled, False, False, False,
     ]  # fmt: skip
     assert all(t.device.type == "cuda" for t in (*tensors, *arrays) if t is not None)
     assert (numbers[2:], parts) == ((5, 0), 1)
@@ -166,5 +166,7 @@ def test_nothing_is_allocated_beside_the_results(launches):
         assert made == ["aten.new_empty.default"] * 2
         made.clear()
         with Allocations():
-            gqa_lowlatency.forward.forward(Arguments(*inputs, **tables))
+            one = {"v_scale": torch.empty((), device="cuda")}
+            made.clear()
+            gqa_lowlatency.forward.forward(Arguments(*inputs, **tables, **one))
         assert len(made) > 2

@@ -44,7 +44,9 @@ def quantise_row(plan: Plan100, scope: Scope, source: cute.Tensor, item: tuple) 
         scaled = [numbers[first + k] * factor for k in range(min(count, 4))]
         store_bits(target + first, pack_e4m3(*scaled), 8 * len(scaled))
     if lane == 0:
-        scale = top * (1.0 / LARGEST) * scope.tables.k_scale[scope.place.head]
+        scale = top * (1.0 / LARGEST)
+        if cutlass.const_expr(scope.tables.k_scale is not None):
+            scale *= scope.tables.k_scale[scope.place.head]
         store_word(scope.buffers.row_scales + column * 4, scale)
 
 
