@@ -51,6 +51,11 @@ def prepare(arguments: Arguments) -> tuple[Target, DecodeConfig]:
     """Every check; where to run, and what to compile."""
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    return target, checked_config(arguments, target)
+
+
+def checked_config(arguments: Arguments, target: Target) -> DecodeConfig:
+    """What to compile for arguments that are checked; every check that needs it."""
     config = choose_config(arguments, target)
     check_config(config, target.arch)
     tiles = arguments.kv_heads * config.row_tiles
@@ -58,7 +63,7 @@ def prepare(arguments: Arguments) -> tuple[Target, DecodeConfig]:
         raise ValueError(f"{tiles} KV heads x row tiles, limit {hw.MAX_GRID_YZ} (grid dimension)")
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
-    return target, config
+    return config
 
 
 @cache

@@ -140,6 +140,11 @@ class Function:
                     bodies.setdefault(head, {head}).update(self._reaching(tail, head))
         return {head: frozenset(body) for head, body in bodies.items()}
 
+    def innermost(self, heads: Iterable[int]) -> list[int]:
+        """Those of these loops that have none of the others inside."""
+        heads = list(heads)
+        return [h for h in heads if not any(o != h and o in self.loops[h] for o in heads)]
+
     def _reaching(self, tail: int, head: int) -> set[int]:
         """Blocks from which `tail` can be reached without passing `head`."""
         found, stack = {head, tail}, [tail]
@@ -258,6 +263,15 @@ def resources(cubin: Path) -> list[Resources]:
     """Resources of every kernel in the file."""
     usage = _output("cuobjdump", "--dump-resource-usage", cubin)
     return [Resources(*map(int, match)) for match in RESOURCES.findall(usage)]
+
+
+def ptxas_version(cubin: Path) -> str:
+    """Of the ptxas that wrote the file: '12.9.83', or '12.9' where it leaves no note."""
+    elf = _output("cuobjdump", "--dump-elf", cubin)
+    if note := re.search(r"Tool Version:.* V([\d.]+)", elf):
+        return note[1]
+    toolkit = re.search(r"\btoolkit=(\d\d)\.?(\d)", elf)
+    return f"{toolkit[1]}.{toolkit[2]}" if toolkit else "unknown"
 
 
 def _output(tool: str, *arguments: object) -> str:

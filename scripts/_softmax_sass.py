@@ -171,7 +171,7 @@ def static(cubin: Path) -> Static:
 def softmax_loops(function: Function) -> list[SoftmaxLoop]:
     """The innermost loops with exponentials, by address."""
     heads = [head for head, body in function.loops.items() if _exponentials(function, body)]
-    inner = [h for h in heads if not any(o != h and o in function.loops[h] for o in heads)]
+    inner = function.innermost(heads)
     return sorted((_softmax_loop(function, h) for h in inner), key=lambda loop: loop.address)
 
 

@@ -31,7 +31,7 @@ from _flags import SHAPE, shape
 from _sass import HOW_TO_GET_TOOLS, tools_found
 from _softmax_sass import static
 from _timing import measure, setting, why_not_here
-from dump import compile_to, span
+from dump_fmha import compile_to, span
 from fmha import AttentionConfig, attention
 from fmha.config import HEAD_DIMS, P_PATHS, SCHEDULES
 

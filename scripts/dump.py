@@ -1,159 +1,17 @@
-"""What the compiler made of an attention config: PTX, and registers, spills and SASS where it can.
+"""What the compiler made of a kernel: `python scripts/dump.py gqa`; fmha without a name.
 
-Registers and SASS need NVIDIA's cuobjdump and nvdisasm, which `pip install '.[sass]'` brings.
+Behind the name stand the flags that spell a case. PTX needs no GPU; registers and SASS need
+NVIDIA's cuobjdump and nvdisasm, which `pip install '.[sass]'` brings.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import re
 import sys
-from collections import Counter
-from pathlib import Path
 
-from _cases import config_of
-from _common import describe, refuse, write_json
-from _flags import PLAIN_SHAPE, add_case_arguments, case_of
-from _sass import HOW_TO_GET_TOOLS, Kinds, disassemble, kind_of, tools_found
-from _softmax_sass import SOFTMAX_KINDS, SPILLS, SoftmaxLoop, Static, static
-from fmha import AttentionConfig
-from fmha.sm100.compile import compile_attention
+from _common import main_of
 
-PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
-SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-
-PTX_KINDS: Kinds = {
-    "tensor core": ("tcgen05.mma", "tcgen05.cp"),
-    "tensor memory": ("tcgen05.",),
-    "TMA and bulk copies": ("cp.async.bulk", "cp.reduce"),
-    "barriers and fences": ("mbarrier", "bar.", "barrier", "fence", "membar"),
-    "memory": ("ld.", "st.", "atom", "red."),
-    "special functions": ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "sin", "cos"),
-    "conversions": ("cvt",),
-    "floating point": ("fma", "add.f", "add.rn", "sub.f", "mul.f", "mul.rn", "max.", "min."),
-    "control and selection": ("bra", "setp", "selp", "ret", "elect", "vote", "shfl"),
-    "integer and moves": ("",),
-}
-SASS_KINDS: Kinds = {
-    "tensor core": ("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCMMA", "UTCCP"),
-    "tensor memory": ("LDTM", "STTM", "UTCATOMSWS", "UTCBAR", "UTC"),
-    "TMA and bulk copies": ("UTMA", "UBLKCP", "UBLKRED"),
-    "barriers and fences": ("SYNCS", "BAR", "FENCE", "MEMBAR", "WARPSYNC", "UCGABAR", "DEPBAR"),
-    "spills": SPILLS,
-    "memory": ("LDG", "STG", "LDS", "STS", "LDC", "ULDC", "ATOM", "RED"),
-    "special functions": ("MUFU",),
-    "conversions": ("F2F", "I2F", "F2I"),
-    "floating point": ("FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "FSET", "HFMA", "HADD", "HMUL"),
-    "control and selection": ("BRA", "EXIT", "BSSY", "BSYNC", "ISETP", "SEL", "PLOP", "VOTE"),
-    "integer and moves": ("",),
-}
-
-
-def count_kinds(text: str, instruction: re.Pattern, kinds: Kinds) -> Counter:
-    """Instructions of a listing by kind, in the order of `kinds`."""
-    opcodes = Counter(match[1] for match in map(instruction.match, text.splitlines()) if match)
-    counts = Counter(dict.fromkeys(kinds, 0))
-    for opcode, count in opcodes.items():
-        counts[kind_of(opcode, kinds)] += count
-    return counts
-
-
-def compile_to(folder: Path, config: AttentionConfig, arch: str) -> tuple[Path, Path]:
-    """Compile and write (PTX, cubin), named after the config."""
-    artifacts = compile_attention(config, arch).artifacts
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"[^\w.]+", "_", f"fmha_{arch}_{describe(config)}")
-    ptx, cubin = folder / f"{stem}.ptx", folder / f"{stem}.cubin"
-    ptx.write_text(artifacts.PTX, encoding="utf-8")
-    cubin.write_bytes(artifacts.CUBIN)
-    return ptx, cubin
-
-
-def print_counts(title: str, counts: Counter) -> None:
-    print(f"\n{title}: {sum(counts.values())} instructions")
-    for kind, count in counts.items():
-        if count:
-            print(f"  {kind:<22}{count:>6}")
-
-
-def print_static(static: Static) -> None:
-    """Resources, and a column per softmax loop."""
-    print(f"\n{static.registers} registers, {static.stack} bytes of stack, {static.spills} spills")
-    if static.parked:
-        print(f"{static.parked} moves that keep uniform registers in others")
-    if static.outside:
-        print(f"{static.outside} exponentials in straight code: ptxas sees one such tile at most")
-    for address, words in static.others.items():
-        print(f"other loop at {address:#x}: {words}")
-    if not static.loops:
-        return
-    rows = loop_rows(static.loops)
-    width = max(len(row[0]) for row in rows)
-    print("\nSoftmax loops, per warp and tile")
-    for name, *cells in rows:
-        print(f"  {name:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
-
-
-def loop_rows(loops: tuple[SoftmaxLoop, ...]) -> list[tuple[str, ...]]:
-    """A name and a cell per loop: instructions by kind, the correction, positions in the body."""
-    kinds = [loop.kinds() for loop in loops]
-    places = [loop.publishes() for loop in loops]
-    used = [kind for kind in SOFTMAX_KINDS if any(counts[kind] for counts in kinds)]
-    return [
-        ("loop at", *(f"{loop.address:#x}" for loop in loops)),
-        ("", *("masked" if loop.masked else "unmasked" for loop in loops)),
-        ("instructions", *(f"{loop.total:g}" for loop in loops)),
-        *((f"  {kind}", *(f"{counts[kind]:g}" for counts in kinds)) for kind in used),
-        ("correction, beside", *(str(len(loop.correction)) for loop in loops)),
-        ("loops inside", *(str(len(loop.nested)) for loop in loops)),
-        ("S loaded at", *(span(place.load) for place in places)),
-        ("statistics stored at", *(span(place.statistics) for place in places)),
-        ("P stored at", *(span(place.p) for place in places)),
-        ("P ready at", *(span(place.ready) for place in places)),
-        ("row sum behind it", *(f"{place.adds_after} FADD2" for place in places)),
-    ]
-
-
-def span(place: float | tuple[float, float] | None) -> str:
-    """One position or two in percent of the body."""
-    if place is None:
-        return "-"
-    shares = place if isinstance(place, tuple) else (place,)
-    return "-".join(f"{share:.0%}".rstrip("%") for share in shares) + " %"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", default="sm_100a", help="default: sm_100a")
-    parser.add_argument("--out", type=Path, default=Path("out/dump"), help="default: out/dump")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    add_case_arguments(parser, PLAIN_SHAPE)
-    options = parser.parse_args()
-    config = config_of(case_of(options))
-    try:
-        config.check()
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print(f"fmha forward for {options.arch}: {describe(config)}")
-    ptx, cubin = compile_to(options.out, config, options.arch)
-    figures = {"config": dataclasses.asdict(config), "arch": options.arch}
-    figures["ptx"] = count_kinds(ptx.read_text(encoding="utf-8"), PTX_INSTRUCTION, PTX_KINDS)
-    print_counts(f"PTX ({ptx})", figures["ptx"])
-    if tools_found():
-        listing = cubin.with_suffix(".sass")
-        listing.write_text(disassemble(cubin), encoding="utf-8")
-        figures["sass"] = count_kinds(listing.read_text(), SASS_INSTRUCTION, SASS_KINDS)
-        print_counts(f"SASS ({listing})", figures["sass"])
-        of_cubin = static(cubin)
-        print_static(of_cubin)
-        figures |= of_cubin.as_dict()
-    else:
-        print(f"\n{HOW_TO_GET_TOOLS}")
-    if options.json:
-        write_json(options.json, figures)
-    return 0
-
+# name -> module beside this file whose main() parses sys.argv
+KERNELS = {"fmha": "dump_fmha", "gqa": "dump_gqa"}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(KERNELS, __doc__))

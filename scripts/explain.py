@@ -1,138 +1,16 @@
-"""The plan of an attention case as text: roles, edges, and the maps of shared and tensor memory.
+"""The plan of a kernel as text: `python scripts/explain.py gqa`; fmha without a name.
 
-The flags are those of run_fmha.py. Nothing is compiled: the plan is data. The figures of
-fmha/README.md are copies of this output.
+Behind the name stand the flags that spell a case. Nothing is compiled: a plan is data.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator
 
-from _cases import plan_of
-from _common import describe, refuse
-from _flags import PLAIN_SHAPE, add_case_arguments, case_of
-from fmha.plan import AttentionPlan
-from kernelkit import hw
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
-from kernelkit.warps import RolePlan
+from _common import main_of
 
-RULER_CELLS = 32  # characters that stand for the TMEM columns
-
-Section = tuple[str, list[tuple[str, ...]]]  # title, rows of cells
-
-
-def explain(plan: AttentionPlan) -> Iterator[str]:
-    """The whole plan, line by line."""
-    pair = ", by a pair of CTAs that share each tile" if plan.config.ctas == 2 else ""
-    yield f"fmha forward: {describe(plan.config)}{pair}"
-    for title, rows in (
-        roles(plan.roles),
-        edges(plan.edges),
-        shared_memory(plan.smem),
-        tensor_memory(plan.tmem),
-    ):
-        yield f"\n{title}"
-        yield from _aligned(rows)
-
-
-def roles(plan: RolePlan) -> Section:
-    """A row per role: its warps, its registers, its duty."""
-    rows = []
-    for role in plan.roles:
-        last = f"-{role.last_warp}" if role.warps > 1 else ""
-        registers = f"{role.registers} registers" if role.registers else "registers as compiled"
-        rows.append((role.name, f"warp {role.first_warp}{last}", registers, role.duty))
-    return f"Roles: {plan.warps} warps, {plan.threads} threads", rows
-
-
-def edges(plan: EdgePlan) -> Section:
-    """A row per edge: payload, stages, what fills a stage, what frees it."""
-    rows = [
-        (
-            edge.name,
-            f"{edge.producer} -> {edge.consumer}",
-            f"{edge.stages} x {edge.payload}",
-            f"full: {_full(plan, edge)}",
-            f"free: {_freed(plan, edge)}",
-        )
-        for edge in plan.edges
-    ]
-    return f"Edges: {sum(edge.barriers for edge in plan.edges)} mbarriers", rows
-
-
-def shared_memory(plan: SmemPlan) -> Section:
-    """A row per buffer with its byte range."""
-    offsets = plan.offsets()
-    rows = [
-        (
-            "[{:>7,}, {:>7,})".format(*offsets[buffer.name]),
-            buffer.name,
-            f"{buffer.stages} x {buffer.stage_bytes:,} bytes",
-            f"over {buffer.over}" if buffer.over else f"aligned to {buffer.align}",
-        )
-        for buffer in plan.buffers
-    ]
-    return f"Shared memory: {plan.bytes:,} of {hw.SMEM_BYTES_PER_CTA:,} bytes", rows
-
-
-def tensor_memory(plan: TmemPlan) -> Section:
-    """A row per column range, drawn over the allocated columns."""
-    rows = [
-        (
-            f"[{item.begin:>3}, {item.end:>3})",
-            item.name,
-            _bar(item, plan.allocated),
-            item.payload + (f", over {item.over}" if item.over else ""),
-        )
-        for item in plan.ranges
-    ]
-    return f"Tensor memory: {plan.allocated} of {hw.TMEM_COLUMNS} columns, 128 lanes", rows
-
-
-def _full(plan: EdgePlan, edge: Edge) -> str:
-    arrivals = _arrivals(plan.full_arrivals(edge.name), edge.signal)
-    return arrivals + (f", {edge.tx_bytes:,} bytes" if edge.tx_bytes else "")
-
-
-def _freed(plan: EdgePlan, edge: Edge) -> str:
-    if edge.release:
-        return _arrivals(plan.empty_arrivals(edge.name), edge.release)
-    return "never, filled once" if edge.freed_by == "exit" else f"edge {edge.freed_by} answers"
-
-
-def _arrivals(count: int, signal: Signal) -> str:
-    return f"{count} arrival{'s' if count > 1 else ''} by {signal.value}"
-
-
-def _bar(item: TmemRange, allocated: int) -> str:
-    cell = allocated / RULER_CELLS
-    begin, end = round(item.begin / cell), round(item.end / cell)
-    return ("." * begin + "#" * (end - begin)).ljust(RULER_CELLS, ".")
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with every column padded to its widest cell."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_case_arguments(parser, PLAIN_SHAPE)
-    try:
-        plan = plan_of(case_of(parser.parse_args()))
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print("\n".join(explain(plan)))
-    return 0
-
+# name -> module beside this file whose main() parses sys.argv
+KERNELS = {"fmha": "explain_fmha", "gqa": "explain_gqa"}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of(KERNELS, __doc__))

@@ -1,0 +1,224 @@
+"""One decode problem and the flags that spell it: what the gqa scripts share."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.config import HEAD_DIMS, TUNABLE, DecodeConfig
+from gqa_lowlatency.forward import ARCHS, checked_config
+from gqa_lowlatency.sm90.plan import Plan90
+from gqa_lowlatency.sm100 import plan as sm100
+from kernelkit.launch import ARCH_OF_CAPABILITY, WRITTEN_FOR, Target
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+OUT_DTYPES = DTYPES | {"fp32": torch.float32}
+KV_DTYPES = DTYPES | {"e4m3": torch.float8_e4m3fn}
+SEED = 0
+SPARE_PAGES = 1  # pages of the pool that belong to no entry
+
+# Flags that are fields of Case, and those that are options of `decode`, by their names there.
+FIELDS = (
+    *("BS", "kvL", "kvH", "qH", "qL", "head_dim", "dtype", "kv_dtype", "page_size", "sinks"),
+    *("scales", "arch"),
+)
+OPTIONS = (
+    *("window", "sink_tokens", "softcap", "batch_invariant", "parts", "pdl"),
+    "kv_ready_before_pdl",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What the flags spell, by their names; kvL has one length or one for each entry."""
+
+    BS: int
+    kvL: tuple[int, ...]
+    kvH: int
+    qH: int
+    qL: int
+    head_dim: int
+    dtype: str
+    kv_dtype: str
+    page_size: int
+    sinks: bool
+    scales: bool
+    arch: str
+    options: dict[str, Any]
+    tuning: dict[str, int]
+
+    def __str__(self) -> str:
+        lengths = ",".join(map(str, self.kvL))
+        words = [f"BS{self.BS} kvL{lengths} kvH{self.kvH} qH{self.qH} qL{self.qL}"]
+        words += [f"d{self.head_dim} {self.dtype}" + f"/{self.kv_dtype}" * bool(self.kv_dtype)]
+        words += [f"pages({self.page_size})"] * bool(self.page_size) + ["sinks"] * self.sinks
+        words += ["scales"] * self.scales + ["full"] * (not self.options["causal"])
+        plain = {**self.options, **self.tuning, "causal": None}
+        words += [f"{name}({value})" for name, value in plain.items() if value]
+        return " ".join(words)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Keys of each entry."""
+        return self.kvL * self.BS if len(self.kvL) == 1 else self.kvL
+
+    @property
+    def pages(self) -> int:
+        """Of an entry."""
+        return -(-max(self.lengths, default=0) // self.page_size)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of q, and of k and v."""
+        rows: tuple[int, ...] = (self.BS, max(self.lengths, default=0))
+        if self.page_size:
+            rows = (self.BS * self.pages + SPARE_PAGES, self.page_size)
+        return (self.BS, self.qL, self.qH, self.head_dim), (*rows, self.kvH, self.head_dim)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of q, and of k and v."""
+        return DTYPES[self.dtype], KV_DTYPES[self.kv_dtype or self.dtype]
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v, standard normal."""
+        generator = torch.Generator().manual_seed(SEED)
+        (q, kv), (q_dtype, kv_dtype) = self.shapes, self.dtypes
+        queries = torch.randn(q, generator=generator)
+        k, v = (torch.randn(kv, generator=generator).to(kv_dtype) for _ in range(2))
+        return queries.to(q_dtype), k, v
+
+    @cached_property
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Lengths, page numbers, sinks and scales, by the names of `decode`."""
+        generator = torch.Generator().manual_seed(SEED)
+        found = {}
+        if self.page_size or len(self.kvL) > 1:
+            found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32)
+        if self.page_size:
+            order = torch.randperm(self.BS * self.pages, generator=generator)
+            found["page_table"] = order.view(self.BS, self.pages).int()
+        if self.sinks:
+            found["sinks"] = torch.randn(self.qH, generator=generator)
+        for name in ("k_scale", "v_scale") if self.scales else ():
+            found[name] = torch.rand(self.kvH, generator=generator) + 0.5
+        return found
+
+    def without_memory(self) -> Arguments:
+        """What `decode` gets, tensors without contents: enough to be checked and planned for."""
+        q, k = (
+            torch.empty(shape, dtype=dtype, device="meta")
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+        tables = {name: table.to("meta") for name, table in self.tables.items()}
+        return Arguments(q, k, k, **tables, **self.options, **self.tuning)
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Argument type: '8192' for all entries or '100,7,0'."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts") from error
+    if min(found) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: lengths are at least 0")
+    return found
+
+
+def add_case_arguments(parser: argparse.ArgumentParser, **of_arch: str) -> None:
+    """All flags of a case; of_arch: default and help of --arch."""
+    group = parser.add_argument_group("problem")
+    group.add_argument("--BS", type=int, default=1, metavar="N", help="batch entries; 1")
+    group.add_argument(
+        "--kvL", type=lengths, default=(1024,), metavar="N,...", help="keys, of all or each; 1024"
+    )
+    for flag, value, words in (
+        ("--kvH", 2, "KV heads"), ("--qH", 16, "query heads"), ("--qL", 1, "query tokens"),
+    ):  # fmt: skip
+        group.add_argument(flag, type=int, default=value, metavar="N", help=f"{words}; {value}")
+    group.add_argument("--D", dest="head_dim", type=int, default=128, help=f"one of {HEAD_DIMS}")
+    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="of q, k and v; bf16")
+    group.add_argument("--kv-dtype", choices=KV_DTYPES, default="", help="of k and v alone")
+    group.add_argument("--scales", action="store_true", help="of e4m3 k and v, one per KV head")
+    group.add_argument("--out-dtype", choices=OUT_DTYPES, default="", help="of O")
+    group.add_argument("--page-size", type=int, default=0, metavar="ROWS", help="0: no pages")
+    group.add_argument("--full", action="store_true", help="tokens see those behind them")
+    group.add_argument("--window", type=int, metavar="N", help="keys seen before the own one")
+    group.add_argument("--sink-tokens", type=int, default=0, metavar="N", help="beside the window")
+    group.add_argument("--softcap", type=float, default=0.0, metavar="C", help="c tanh(s / c)")
+    group.add_argument("--sinks", action="store_true", help="a learned logit per query head")
+    _add_kernel_arguments(parser.add_argument_group("kernel"), of_arch)
+
+
+def _add_kernel_arguments(group: argparse._ArgumentGroup, of_arch: dict[str, str]) -> None:
+    for name in TUNABLE:
+        words = "of the config; chosen by sizes"
+        group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=words)
+    group.add_argument(
+        "--parts", type=int, default=0, metavar="N", help="clusters of a KV head; chosen by sizes"
+    )
+    group.add_argument("--batch-invariant", action="store_true", help="bits ignore the batch")
+    group.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
+    group.add_argument(
+        "--kv-ready-before-pdl", action="store_true", help="only q waits for the kernel in front"
+    )
+    group.add_argument("--arch", choices=ARCHS, **of_arch)
+
+
+def case_of(arguments: argparse.Namespace) -> Case:
+    """The case that the flags spell; ValueError for lengths that do not fit the batch."""
+    options = {name: getattr(arguments, name) for name in OPTIONS}
+    options["out_dtype"] = OUT_DTYPES.get(arguments.out_dtype)
+    tuning = {name: getattr(arguments, name) for name in TUNABLE}
+    case = Case(
+        **{name: getattr(arguments, name) for name in FIELDS},
+        options=options | {"causal": not arguments.full},
+        tuning={name: value for name, value in tuning.items() if value is not None},
+    )
+    if len(case.lengths) != case.BS:
+        raise ValueError(f"--kvL {case.kvL} for --BS {case.BS} entries: one length, or as many")
+    return case
+
+
+def native_arch() -> str | None:
+    """What kernels for the GPU of this machine are compiled for; None where nothing is."""
+    if not torch.cuda.is_available():
+        return None
+    return ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability())
+
+
+def settled(case: Case) -> tuple[Arguments, DecodeConfig]:
+    """The problem, and what is compiled for it: on this machine, where its GPU is of case.arch.
+
+    Raises what `decode` raises, without a look at the contents of tensors.
+    """
+    arguments, native = case.without_memory(), native_arch()
+    arguments.check()
+    backend = "cuda" if case.arch == WRITTEN_FOR.get(native, native) else "emulate"
+    return arguments, checked_config(arguments, Target(backend, case.arch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cta:
+    """What a CTA is and takes, on either architecture; tile: keys that it takes at a time."""
+
+    plan: Plan90 | sm100.Plan100
+    tile: int
+    threads: int
+    stages: int
+    smem_bytes: int
+
+
+def cta_of(config: DecodeConfig, arch: str) -> Cta:
+    """Of the kernel for `arch`."""
+    if arch == "sm_90a":
+        plan = Plan90(config)
+        return Cta(plan, plan.tile, plan.threads, plan.slots, plan.smem_bytes)
+    plan = sm100.Plan100(config)
+    return Cta(plan, sm100.TILE, sm100.ROLES.threads, plan.stages, plan.smem.bytes)
