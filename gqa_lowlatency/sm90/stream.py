@@ -152,18 +152,22 @@ def fetch(plan: Plan90, work: Stream, share: Share, step: Int32, target: tuple) 
         base = work.ring + slot * plan.slot_bytes
         key = first_key(plan, share, step)
         chunks = plan.row_bytes // warp_mma.CHUNK_BYTES
+        rows = 32 // chunks  # that a warp copies at a time
         lane = cute.arch.lane_idx()
-        chunk = lane % chunks
-        for part in cutlass.range_constexpr(KEYS * chunks // 32):
-            row = part * (32 // chunks) + lane // chunks
+        chunk, own_row = lane % chunks, lane // chunks
+        small = 0 < plan.config.page_size < KEYS  # a page for each row, not one for all
+        line, stride = line_of(plan.config, work, index, (key, page))
+        source = line + Int64(own_row) * stride + Int64(chunk * warp_mma.CHUNK_BYTES)
+        for part in cutlass.range_constexpr(KEYS // rows):
+            row = part * rows + own_row
             valid = any_row_sees(plan.config, share, key + row)
-            source = key + row if valid else Int32(0)
-            begin = line_of(plan.config, work, index, source, page)
-            warp_mma.copy_chunk(
-                base + swizzled(plan, row, chunk),
-                begin + Int64(chunk * warp_mma.CHUNK_BYTES),
-                valid,
-            )
+            if cutlass.const_expr(small):
+                seen = key + row if valid else Int32(0)
+                own_page = work.tables.pages[work.place.entry, seen // plan.config.page_size]
+                source, _ = line_of(plan.config, work, index, (seen, own_page))
+                source += Int64(chunk * warp_mma.CHUNK_BYTES)
+            warp_mma.copy_chunk(base + swizzled(plan, row, chunk), source, valid)
+            source += rows * stride
     cute.arch.cp_async_commit_group()
 
 
@@ -180,17 +184,18 @@ def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
 
 
 @cute.jit
-def line_of(
-    config: DecodeConfig, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
-) -> Int64:
-    """Address of a key of this head; index: 0 for K, 1 for V."""
+def line_of(config: DecodeConfig, work: Stream, index: cutlass.Constexpr, place: tuple) -> tuple:
+    """(address of a key of this head, bytes to the key behind it); index: 0 for K, 1 for V.
+
+    place: (key, its page). It may lie behind the cache: what no row sees is not read.
+    """
+    key, page = place
     memory = work.tensors.v if index else work.tensors.k
-    entry, row, pages = work.place.entry, key, work.tables.pages
-    if cutlass.const_expr(pages is not None):
+    entry, row = work.place.entry, key
+    if cutlass.const_expr(config.page_size > 0):
         entry, row = page, key % config.page_size
-        if cutlass.const_expr(config.page_size < KEYS):
-            entry = pages[work.place.entry, key // config.page_size]
-    return memory[entry, row, work.place.head, None].iterator.toint()
+    line = memory[entry, row, work.place.head, None].iterator.toint()
+    return line, Int64(memory.stride[1]) * (memory.element_type.width // 8)
 
 
 @cute.jit
