@@ -104,6 +104,13 @@ class Arguments:
         return self.capacity if self.max_seq_len is None else self.max_seq_len
 
     @property
+    def most_seen(self) -> int:
+        """Keys that the tokens of an entry see at most."""
+        if self.window is None:
+            return self.longest
+        return min(self.longest, self.window + self.q_tokens + self.sink_tokens)
+
+    @property
     def is_fp8(self) -> bool:
         """K and V are e4m3."""
         return self.k.dtype == torch.float8_e4m3fn

@@ -97,7 +97,7 @@ def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
         return replace(config, parts=arguments.parts > 1)
     cluster = choose_cluster(
         arch,
-        arguments.longest,
+        arguments.most_seen,
         arguments.batch * arguments.kv_heads * config.row_tiles,
         batch_invariant=arguments.batch_invariant,
         co_scheduled=_co_scheduled(target, config, arguments.q.device),
@@ -113,7 +113,7 @@ def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> 
         return arguments.parts
     clusters = arguments.batch * arguments.kv_heads * config.row_tiles
     fixed = {"batch_invariant": arguments.batch_invariant}
-    return choose_parts(arch, arguments.longest, max(clusters, 1), config.cluster, **fixed)
+    return choose_parts(arch, arguments.most_seen, max(clusters, 1), config.cluster, **fixed)
 
 
 def _for_shares(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
@@ -126,7 +126,7 @@ def _for_shares(arch: str, arguments: Arguments, config: DecodeConfig) -> Decode
     clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
     sharing = config.cluster * (clusters_per_head(arch, arguments, config) if config.parts else 1)
     ctas = clusters * config.row_tiles * sharing
-    keys = arguments.longest // sharing
+    keys = arguments.most_seen // sharing
     if not config.warps:
         warps = choose_warps(arch, keys, ctas, config.columns * config.head_dim)
         config = replace(config, warps=warps)

@@ -142,7 +142,7 @@ def limits(launch: Launch) -> str:
     machine, wider = MACHINES[arch], 2 * config.cluster
     clusters = arguments.batch * arguments.kv_heads * config.row_tiles
     clusters = 1 if arguments.batch_invariant else clusters
-    tiles = -(-arguments.longest // TILE)
+    tiles = -(-arguments.most_seen // TILE)
     apart = choose_config(arguments, Target("emulate", arch)).cluster
     reasons = {
         f"{machine.widest} CTAs are the most worth taking": wider > machine.widest,
@@ -224,7 +224,7 @@ def residents(cta: Cta) -> str:
 
 def invariance(arguments: Arguments) -> str:
     if arguments.batch_invariant:
-        return f"on: the cluster follows from max_seq_len {arguments.longest} alone"
+        return f"on: the cluster follows from the {arguments.most_seen} keys seen at most alone"
     return "off: cluster, and so the bits, depend on the batch"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
-from gqa_lowlatency.forward import check_config
+from gqa_lowlatency.forward import check_config, choose_config
 from gqa_lowlatency.plan import (
     MACHINES,
     MEASURED,
@@ -22,6 +24,7 @@ from gqa_lowlatency.plan import (
     one_to_an_sm,
 )
 from gqa_lowlatency.sm90.plan import Plan90
+from kernelkit.launch import Target
 
 quietly = settings(max_examples=300, derandomize=True, database=None, deadline=None)
 ARCHS = st.sampled_from(sorted(MACHINES))
@@ -201,3 +204,20 @@ def test_the_chosen_columns_fit_a_cta_of_hopper(head_dim, cluster, warps):
         return
     for rows in range(1, columns + 1):
         check_config(DecodeConfig(head_dim, group=rows, **tuning), "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("options", "cluster"),
+    [
+        ({}, 8),
+        ({"window": 300}, 2),
+        ({"window": 300, "sink_tokens": 200}, 4),
+        ({"window": 8190}, 8),
+    ],
+)
+def test_a_window_takes_the_ctas_that_it_keeps_busy(options, cluster):
+    """301 keys are three tiles, 501 are four; 8 KV heads leave room for clusters of 16."""
+    q, k = torch.empty(1, 64, 128), torch.empty(1, 8192, 8, 128)
+    inputs = (tensor.to("meta", torch.bfloat16) for tensor in (q, k, k))
+    config = choose_config(Arguments(*inputs, **options), Target("emulate", "sm_90a"))
+    assert config.cluster == cluster
