@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
-SAMPLED = 10  # every so manieth case of the matrix runs under the adversarial schedule, too
+SAMPLED = 17  # every so manieth case of the matrix runs under the adversarial schedule, too
 
 
 def on_every_arch(chosen: tuple[Case, ...]) -> list:
@@ -73,9 +73,22 @@ def test_every_pair_of_values(arch, case):
     check_in_matrix(case, arch, MATRIX.index(case))
 
 
+SECONDS = on_every_arch(SECOND)  # by architecture, which take turns in the matrix
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize(("arch", "case"), on_every_arch(SECOND))
+@pytest.mark.parametrize(
+    ("arch", "case"), [*SECONDS[: len(SECOND) : 2], *SECONDS[len(SECOND) + 1 :: 2]]
+)
 def test_another_problem_for_each_kernel(arch, case):
+    check_once(case, arch)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("arch", "case"), [*SECONDS[1 : len(SECOND) : 2], *SECONDS[len(SECOND) :: 2]]
+)
+def test_another_problem_on_the_other_architecture(arch, case):
     check_once(case, arch)
 
 
