@@ -21,7 +21,7 @@ from gqa_lowlatency.plan import (
     one_to_an_sm,
 )
 from kernelkit import hw
-from kernelkit.launch import WRITTEN_FOR, Target, choose_target, clusters_at_once, launch
+from kernelkit.launch import Target, choose_target, clusters_at_once, launch, written_for
 from kernelkit.log2 import exponent_factors
 from kernelkit.tensors import DTYPE_NAMES, require_tma, with_plain_strides, without_broadcast
 
@@ -70,7 +70,7 @@ def checked_config(arguments: Arguments, target: Target) -> DecodeConfig:
 def check_config(config: DecodeConfig, arch: str) -> None:
     """Raise ValueError or NotImplementedError for what the kernel of `arch` does not do."""
     config.check_values()
-    if WRITTEN_FOR.get(arch, arch) == "sm_100a":
+    if written_for(arch) == "sm_100a":
         from gqa_lowlatency.sm100.plan import make_plan
 
         make_plan(config)
@@ -82,13 +82,13 @@ def check_config(config: DecodeConfig, arch: str) -> None:
 
 def compile_for(config: DecodeConfig, arch: str) -> Any:
     """The compiled kernel."""
-    module = import_module(KERNELS[WRITTEN_FOR.get(arch, arch)])
+    module = import_module(KERNELS[written_for(arch)])
     return module.compile_decode(config, arch)
 
 
 def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
     """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
-    arch = WRITTEN_FOR.get(target.arch, target.arch)
+    arch = written_for(target.arch)
     tunable = {name: getattr(arguments, name) for name in TUNABLE}
     if not tunable["max_columns"]:
         tunable["max_columns"] = _columns(arch, arguments)
@@ -222,7 +222,7 @@ def kernel_arguments(
     tensors = (q, arguments.k, arguments.v, o, lse)
     parts, workspace = 1, (None, None)
     if config.parts:
-        arch = WRITTEN_FOR.get(target.arch, target.arch)
+        arch = written_for(target.arch)
         parts = clusters_per_head(arch, arguments, config)
         workspace = make_workspace(arguments, config, parts)
     tables = (

@@ -24,6 +24,11 @@ WRITTEN_FOR = {"sm_103a": "sm_100a"}
 EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
 
 
+def written_for(arch: str | None) -> str | None:
+    """The architecture whose kernels serve `arch`, None for none."""
+    return WRITTEN_FOR.get(arch, arch)
+
+
 @dataclass(frozen=True)
 class Target:
     """backend: 'cuda' or 'emulate'; arch: what to compile for."""
@@ -74,7 +79,7 @@ def choose_target(
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
     capability = torch.cuda.get_device_capability(device)
     native = ARCH_OF_CAPABILITY.get(capability)
-    if WRITTEN_FOR.get(native, native) not in archs:
+    if written_for(native) not in archs:
         raise NotImplementedError(
             f"{device} has compute capability {capability[0]}.{capability[1]}; "
             f"this kernel is written for {tuple(archs)}"

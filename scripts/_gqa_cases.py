@@ -14,7 +14,7 @@ from gqa_lowlatency.config import HEAD_DIMS, TUNABLE, DecodeConfig
 from gqa_lowlatency.forward import ARCHS, checked_config
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100 import plan as sm100
-from kernelkit.launch import ARCH_OF_CAPABILITY, WRITTEN_FOR, Target
+from kernelkit.launch import ARCH_OF_CAPABILITY, Target, written_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OUT_DTYPES = DTYPES | {"fp32": torch.float32}
@@ -200,7 +200,7 @@ def settled(case: Case) -> tuple[Arguments, DecodeConfig]:
     """
     arguments, native = case.without_memory(), native_arch()
     arguments.check()
-    backend = "cuda" if case.arch == WRITTEN_FOR.get(native, native) else "emulate"
+    backend = "cuda" if case.arch == written_for(native) else "emulate"
     return arguments, checked_config(arguments, Target(backend, case.arch))
 
 

@@ -27,7 +27,7 @@ from _common import refuse, write_json
 from _gqa_cases import DTYPES, Case, add_case_arguments, case_of, native_arch
 from _timing import measure, setting
 from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
-from kernelkit.launch import BACKENDS, WRITTEN_FOR, emulation
+from kernelkit.launch import BACKENDS, emulation, written_for
 from ptxemu.check import text
 from ptxemu.host.command_line import add_check_arguments, checking, wanted
 from ptxemu.options import POLICIES, Options
@@ -81,7 +81,7 @@ def judged(case: Case, backend: str, options: Options, slack: float) -> dict[str
     found = run(case, backend, options)
     result = found.pop("results")
     changes = {name: value for name, value in case.options.items() if name in REFERENCE_KNOWS}
-    given = case.tables | changes | {"arch": WRITTEN_FOR.get(case.arch, case.arch)}
+    given = case.tables | changes | {"arch": written_for(case.arch)}
     exact, rounded = (
         judge(*case.tensors, **given) for judge in (reference.definition, reference.rounded)
     )
@@ -132,7 +132,7 @@ def choose_place(arguments: argparse.Namespace) -> None:
     """Backend and arch for 'auto' and none: the GPU's where there is one, else the emulator."""
     native = native_arch()
     if arguments.backend == "auto":
-        asked = wanted(arguments) or arguments.arch not in (None, WRITTEN_FOR.get(native, native))
+        asked = wanted(arguments) or arguments.arch not in (None, written_for(native))
         arguments.backend = "emulate" if asked or native is None else "cuda"
     if arguments.backend == "cuda":
         if native is None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gqa_lowlatency import decode, decode_plan
-from kernelkit.launch import ARCH_OF_CAPABILITY, WRITTEN_FOR
+from kernelkit.launch import ARCH_OF_CAPABILITY, written_for
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX
@@ -38,7 +38,7 @@ def moved(value):
 
 def arch_here() -> str:
     native = ARCH_OF_CAPABILITY[torch.cuda.get_device_capability()]
-    return WRITTEN_FOR.get(native, native)
+    return written_for(native)
 
 
 def check(case: Case, results) -> None:
