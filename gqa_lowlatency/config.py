@@ -39,12 +39,14 @@ class DecodeConfig:
     parts: several clusters share a KV head; the last to arrive merges what all have left.
     pdl: programmatic dependent launch. kv_ready: K, V, lengths and pages were complete before the
         grid before this one began, so that only Q waits for it.
+    alone: no CTA beside another on an SM, and rings as deep as that allows. early: on Hopper the
+        next grid begins with this one, to fetch beside it, instead of when this one has fetched.
     cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory.
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
     warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
     stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
-        two CTAs on an SM with PDL (where that is deep enough) and on Hopper.
+        two CTAs on an SM with PDL (where that is deep enough) and on Hopper, unless `alone`.
     """
 
     head_dim: int = 128
@@ -65,6 +67,8 @@ class DecodeConfig:
     parts: bool = False
     pdl: bool = False
     kv_ready: bool = False
+    alone: bool = False
+    early: bool = False
     cluster: int = 1
     owners: int = 0
     max_columns: int = 0
@@ -144,6 +148,8 @@ class DecodeConfig:
             raise ValueError("pages without seq_lens: nothing says how many keys they hold")
         if self.kv_ready and not self.pdl:
             raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+        if self.early and not self.kv_ready:
+            raise ValueError("early without kv_ready: a grid that fetches nothing only takes room")
         if self.owners < 0 or self.owners > self.cluster or self.columns % self.owner_ctas:
             raise ValueError(
                 f"owners {self.owners}: at most cluster {self.cluster}, a divisor of "

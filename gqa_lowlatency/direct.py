@@ -3,15 +3,16 @@ many times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 
 import torch
 
-# What torch compares tensors with before it enters a compiled graph: a quarter of the time that
-# reading shapes and strides into Python objects takes. Private, there is nothing public like it.
-from torch._C._dynamo.guards import TensorGuards
+# What torch's own compiled graphs compare and allocate tensors with: a quarter of the time that
+# reading shapes and strides into Python objects takes, and of torch.empty_strided. Private, there
+# is nothing public like them.
+from torch._C._dynamo.guards import TensorGuards, _empty_strided_cuda
 
 from gqa_lowlatency.arguments import TABLES, Arguments
 from gqa_lowlatency.config import DecodeConfig
@@ -44,6 +45,14 @@ def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
+def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Allocates one like `tensor`; on the current device, if that is a GPU."""
+    layout = tuple(tensor.shape), tensor.stride()
+    if tensor.is_cuda:
+        return partial(_empty_strided_cuda, *layout, tensor.dtype)
+    return partial(torch.empty_strided, *layout, dtype=tensor.dtype, device=tensor.device)
+
+
 # What the kernel reads or writes besides tensors of the user, and how it begins.
 _OWN = {"partial": torch.empty, "counts": torch.zeros}
 
@@ -66,10 +75,8 @@ class Step:
             partial(_OWN[name], table.shape, dtype=table.dtype, device=device)
             for name, table in own.items()
         ]
-        self._results = [
-            partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=device)
-            for t in results
-        ]
+        self._device = device
+        self._results = [_maker(tensor) for tensor in results]
         # The kernel cannot read a broadcast, nor one number for all heads: each launch copies them.
         self._copies = [
             (place, tables[name].shape)
@@ -83,6 +90,9 @@ class Step:
     def results(self) -> Results:
         """O and LSE, allocated and not yet written."""
         make_o, make_lse = self._results
+        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
+            with torch.cuda.device(self._device):
+                return make_o(), make_lse()
         return make_o(), make_lse()
 
     def own(self) -> list[torch.Tensor]:

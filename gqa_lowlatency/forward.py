@@ -18,6 +18,7 @@ from gqa_lowlatency.plan import (
     choose_columns,
     choose_parts,
     choose_warps,
+    most_sms,
     one_to_an_sm,
 )
 from kernelkit import hw
@@ -117,24 +118,18 @@ def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> 
 
 
 def _for_shares(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
-    """Warps of the Hopper kernel and their rings, as suits the keys of a CTA, unless wished for.
-
-    With PDL the defaults, of which CTAs of two grids stand on an SM together.
+    """What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
+    Hopper kernel, when the next grid begins. What is wished for stays.
     """
-    if config.pdl or arch != "sm_90a":
-        return config
     clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
     sharing = config.cluster * (clusters_per_head(arch, arguments, config) if config.parts else 1)
     ctas = clusters * config.row_tiles * sharing
     keys = arguments.most_seen // sharing
-    if not config.warps:
+    if not config.warps and not config.pdl:
         warps = choose_warps(arch, keys, ctas, config.columns * config.head_dim)
         config = replace(config, warps=warps)
-    if not config.stages and one_to_an_sm(arch, keys, ctas):
-        from gqa_lowlatency.sm90.plan import SMEM_OF_ONE, Plan90
-
-        config = replace(config, stages=Plan90(config).slots_within(SMEM_OF_ONE))
-    return config
+    early = config.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
+    return replace(config, alone=one_to_an_sm(arch, keys, ctas, pdl=config.pdl), early=early)
 
 
 def _columns(arch: str, arguments: Arguments) -> int:

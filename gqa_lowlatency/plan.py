@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from gqa_lowlatency.config import CLUSTERS
 
+MANY = 1 << 30
 TILE = 128  # keys that a CTA takes at a time
 MIN_KEYS_OF_16_WARPS = 512
-MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps with deep rings read faster than 16
+MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps read faster than 16
+MIN_KEYS_OF_DEEP_RINGS = 4096  # that are worth more than a second CTA where there are many
 MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
 MIN_KEYS_OF_PARTS = 8192  # from which the merge of several clusters costs less than it saves,
 MIN_TILES_OF_PARTS = 2  # for each CTA,
@@ -42,15 +44,20 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A measured one: `cluster` for at least min_keys keys and at most max_clusters clusters."""
+    """A measured one: `cluster` for at least min_keys keys and so many clusters."""
 
     min_keys: int
-    max_clusters: int
+    clusters: range
     cluster: int
 
 
 # arch -> choices, of which the first that fits counts. What none fits follows the rule.
-MEASURED: dict[str, tuple[Choice, ...]] = {"sm_90a": (), "sm_100a": ()}
+MEASURED: dict[str, tuple[Choice, ...]] = {
+    # More clusters than SMs, of shorter CTAs: the last of them end closer together. 64 entries of
+    # 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
+    "sm_90a": (Choice(8192, range(133, MANY), 2),),
+    "sm_100a": (),
+}
 
 CoScheduled = Callable[[int], int]
 
@@ -69,7 +76,7 @@ def choose_cluster(
     As many as find an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
     two are faster than of four. batch_invariant: as if there was one cluster, so that the choice
     depends on `keys` alone. co_scheduled: clusters of so many CTAs that run at once; wider ones
-    than that would run one after the other.
+    than that would run one after the other, as they do anyway where there are more than SMs.
     """
     machine = MACHINES[arch]
     clusters = 1 if batch_invariant else max(clusters, 1)
@@ -80,7 +87,8 @@ def choose_cluster(
     wanted = wanted or machine.sms // clusters
     width = max((width for width in possible if width <= wanted), default=1)
     if co_scheduled is not None and not batch_invariant:
-        while width > 1 and clusters > co_scheduled(width):
+        at_once = clusters if clusters <= machine.sms else 1
+        while width > 1 and at_once > co_scheduled(width):
             width //= 2
     return width
 
@@ -118,17 +126,33 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
     return 16 if medium and ctas <= MACHINES[arch].sms else 0
 
 
-def one_to_an_sm(arch: str, keys: int, ctas: int) -> bool:
+def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
     """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
 
     Two start and end in each other's shadow, which counts where shares are short. One with 32 KB
     more of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of
-    699 (64 entries of 8k, more CTAs than SMs).
+    699 (64 entries of 8k, more CTAs than SMs). pdl: two are of two grids, and the second grid
+    doubles up before it reaches SMs that are still busy; where each of its CTAs could have had one
+    that costs a tenth (98.6 instead of 89.5 us, eight entries of 8k, 128 CTAs).
     """
+    if pdl:
+        return most_sms(arch, ctas) and ctas <= MACHINES[arch].sms
+    if arch != "sm_90a":
+        return False
     alone = ctas <= MACHINES[arch].sms and keys >= MIN_KEYS_OF_16_WARPS
-    return alone or keys >= MIN_KEYS_OF_LONG_SHARES
+    return alone or keys >= MIN_KEYS_OF_DEEP_RINGS
+
+
+def most_sms(arch: str, ctas: int) -> bool:
+    """Whether a grid leaves no room for another one beside it.
+
+    Then the grid behind it, with K and V ready, had better begin at once: 12.1 instead of 13.2 us
+    (H100, eight entries of 1k keys). Else its CTAs wait where those of a third could fetch: 16.7
+    instead of 13.3 us (one entry of 8k keys, 64 CTAs).
+    """
+    return 2 * ctas > MACHINES[arch].sms
 
 
 def _measured(choices: Sequence[Choice], keys: int, clusters: int) -> int:
-    fits = (c for c in choices if keys >= c.min_keys and clusters <= c.max_clusters)
+    fits = (c for c in choices if keys >= c.min_keys and clusters in c.clusters)
     return next((choice.cluster for choice in fits), 0)

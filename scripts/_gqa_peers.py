@@ -108,8 +108,8 @@ def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
 # -- ours -----------------------------------------------------------------------------------------
 
 
-def planned(**options: Any) -> Peer:
-    """A `decode_plan` with these options."""
+def planned(*, allocates: bool = False, **options: Any) -> Peer:
+    """A `decode_plan` with these options; its outputs exist before it is called, or not."""
 
     def make(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
         from gqa_lowlatency import decode_plan
@@ -117,6 +117,8 @@ def planned(**options: Any) -> Peer:
         plan = decode_plan(*sets[0], **options)
 
         def launch_of(inputs: Inputs) -> Launch:
+            if allocates:
+                return lambda: plan(*inputs)[0]
             q = inputs[0]
             out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
             return lambda: plan(*inputs, out=out, lse=lse)[0]
@@ -265,7 +267,8 @@ PEERS: dict[str, Peer] = {
 # of an eager call on the host
 CALLS: dict[str, Peer] = {
     "decode()": called,
-    "decode_plan": planned(),
+    "decode_plan": planned(allocates=True),
+    "decode_plan, out=": planned(),
     "torch cudnn": PEERS["torch cudnn"],
     "torch flash": PEERS["torch flash"],
 }

@@ -2,11 +2,12 @@
 
     python scripts/bench.py gqa [--BS 1 8 64] [--kvL 1k 8k 64k] [--peers decode "torch cudnn"]
     python scripts/bench.py gqa --host                    what an eager call costs the host
+    python scripts/bench.py gqa --show results/gqa_h100.json [--markdown]     of an earlier run
 
 Latency is the median of CUDA graph replays, per launch. Cold: launches rotate over buffers of more
 than twice the L2 cache. Warm: all launches read the same buffers. Every peer is timed in the same
 run on the same tensors, after its result has been compared with an fp32 reference. The floor is
-the bytes of a launch at the bandwidth of a copy, which is measured first.
+the bytes of a launch at the bandwidth of a large read (torch.amax), which is measured first.
 """
 
 from __future__ import annotations
@@ -39,24 +40,28 @@ from _gqa_peers import (
     reference,
     tuned,
 )
+from _gqa_tables import draw, host_table, latency_table, markdown, show, static_table
 from _timing import MAX_LAUNCHES, MIN_GRAPH_SECONDS, capture, elapsed, setting
 
 BATCHES = (1, 8, 64)
 KV_LENS = (1024, 8192, 65536)
 REPEATS = 21
-COPY_BYTES = 1 << 30  # that a copy of the bandwidth measurement reads, and writes
+READ_BYTES = 1 << 30  # of the bandwidth measurement
 MEMORY_SHARE = 0.85  # of what is free, for buffers
-HOST_CALLS, HOST_BLOCKS = 100, 21
+HOST_CALLS = 100
 WHEN = ("cold", "warm")
 # arch -> (GPU, bytes per second, where that is from), for floors without a GPU
 MACHINES = {
-    "sm_90a": ("H100 SXM", 3.02e12, "a copy, measured"),
+    "sm_90a": ("H100 SXM", 3.08e12, "a read, measured"),
     "sm_100a": ("B200", 8.0e12, "its data sheet"),
 }
 NO_GPU = """\
 No CUDA GPU here. Not done: latency of decode and of its peers (cold, warm, with programmatic
-dependent launch), the bandwidth of a copy, the cost of a call on the host, comparison with the
+dependent launch), the bandwidth of a read, the cost of a call on the host, comparison with the
 reference. Below is what follows from sizes alone; the floors take bandwidths of other machines."""
+
+
+Sample = Callable[[], float]  # microseconds of one launch, measured once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +72,23 @@ class Spread:
     spread: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """A sample of a captured graph, which holds what its launches write to and read."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    launches: Sequence[Launch]
+
+    def __call__(self) -> float:
+        return elapsed(self.graph) / self.count * 1e6
+
+
 # -- time -----------------------------------------------------------------------------------------
 
 
-def timed(launches: Sequence[Launch]) -> Spread:
-    """Of graphs in which the launches take turns, each equally often."""
+def replay(launches: Sequence[Launch]) -> Sample:
+    """Of a graph in which the launches take turns, each equally often."""
     turn = itertools.cycle(launches)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -85,32 +102,38 @@ def timed(launches: Sequence[Launch]) -> Spread:
         count = rounds * len(launches)
         many = capture(lambda: next(turn)(), count)
         elapsed(many)
-        samples = [elapsed(many) / count * 1e6 for _ in range(REPEATS)]
     stream.synchronize()
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return Spread(middle, (high - low) / middle)
+    return Replay(many, count, launches)
 
 
-def copy_bandwidth() -> float:
-    """Bytes per second, those read and those written, of a large copy."""
-    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
-    return 2 * COPY_BYTES / timed([lambda: target.copy_(source)]).median * 1e6
+def calls(launch: Launch) -> Sample:
+    """Of eager calls that do not wait for the GPU: what they cost the host."""
 
-
-def host_us(launch: Launch) -> Spread:
-    """Of eager calls that do not wait for the GPU."""
-    samples = []
-    for block in range(HOST_BLOCKS + 2):
+    def sample() -> float:
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(HOST_CALLS):
             launch()
-        taken = time.perf_counter() - begin
-        if block >= 2:
-            samples.append(taken / HOST_CALLS * 1e6)
-    torch.cuda.synchronize()
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return Spread(middle, (high - low) / middle)
+        return (time.perf_counter() - begin) / HOST_CALLS * 1e6
+
+    return sample
+
+
+def spreads(samples: Sequence[Sample]) -> list[Spread]:
+    """Of each. They take turns, so that what changes in time, clocks and heat, befalls all."""
+    rounds = [[sample() for sample in samples] for _ in range(REPEATS + 1)][1:]
+    found = []
+    for taken in zip(*rounds, strict=True):
+        low, middle, high = statistics.quantiles(taken, n=4)
+        found.append(Spread(middle, (high - low) / middle))
+    return found
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of a large read: the maximum of 64-bit integers was the fastest reduction of
+    torch on an H100, 3.08 TB/s where a copy read and wrote 2.43."""
+    source = torch.zeros(READ_BYTES // 8, dtype=torch.int64, device="cuda")
+    return READ_BYTES / spreads([replay([source.amax])])[0].median * 1e6
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -137,40 +160,44 @@ def checked(launches: Sequence[Launch], expected: Sequence[torch.Tensor], limit:
 def rows_of(
     problem: Problem,
     peers: dict[str, Peer],
-    measure: Callable[[list[Launch]], dict],
+    samples_of: Callable[[list[Launch]], dict[str, Sample]],
     *,
     sets: Sequence[Inputs],
 ) -> list[dict]:
-    """A row per peer: what `measure` says of its launches, or why there is nothing to say."""
+    """A row per peer: the microseconds of each of its samples, or why there is nothing to say."""
     expected = [reference(sets[0]), reference(sets[-1])]
-    rows = []
+    rows, samples = [], {}
     for name, make in peers.items():
         row = {**dataclasses.asdict(problem), "nbytes": problem.nbytes, "sets": len(sets)}
         row |= {"peer": name, "inputs": INPUTS}
+        rows.append(row)
         try:
             launches = make(problem, sets)
             row["error"] = checked(launches, expected, MAX_ERROR[problem.dtype])
-            row |= measure(launches)
+            found = samples_of(launches)
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
             reason = str(refusal).strip().partition("\n")[0]
             row["refused"] = f"{type(refusal).__name__}: {reason}"
-        rows.append(row)
+        else:
+            samples |= {(len(rows) - 1, what): sample for what, sample in found.items()}
+    gc.collect()
+    for (place, what), spread in zip(samples, spreads([*samples.values()]), strict=True):
+        rows[place] |= {f"{what}_us": spread.median, f"{what}_spread": spread.spread}
     return rows
 
 
-def latency(problem: Problem, bandwidth: float) -> Callable[[list[Launch]], dict]:
-    """Measures launches cold and warm, beside the floor of the problem."""
-    floor = problem.nbytes / bandwidth * 1e6
+def latency_samples(launches: list[Launch]) -> dict[str, Sample]:
+    """Launches that rotate over all buffers, and one again and again."""
+    return {"cold": replay(launches), "warm": replay(launches[:1])}
 
-    def measure(launches: list[Launch]) -> dict:
-        found = {"floor_us": floor}
-        for when, chosen in zip(WHEN, (launches, launches[:1]), strict=True):
-            spread = timed(chosen)
-            found |= {f"{when}_us": spread.median, f"{when}_spread": spread.spread}
-            found[f"{when}_tbs"] = problem.nbytes / spread.median * 1e-6
-        return found
 
-    return measure
+def with_bandwidth(row: dict, bandwidth: float) -> dict:
+    """The row of a latency, beside the floor of its problem."""
+    row["floor_us"] = row["nbytes"] / bandwidth * 1e6
+    for when in WHEN:
+        if f"{when}_us" in row:
+            row[f"{when}_tbs"] = row["nbytes"] / row[f"{when}_us"] * 1e-6
+    return row
 
 
 def time_all(
@@ -188,7 +215,8 @@ def time_all(
             sizes = dataclasses.asdict(problem)
             rows += [{**sizes, "peer": name, "refused": str(refusal)} for name in peers]
             continue
-        found = rows_of(problem, peers, latency(problem, bandwidth), sets=sets)
+        found = rows_of(problem, peers, latency_samples, sets=sets)
+        found = [with_bandwidth(row, bandwidth) for row in found]
         del sets
         console(*latency_table(found))
         rows += found
@@ -197,12 +225,8 @@ def time_all(
 
 def host_rows(problem: Problem) -> list[dict]:
     """What eager calls cost the host; the GPU's own time is short for this problem."""
-
-    def measure(launches: list[Launch]) -> dict:
-        spread = host_us(launches[0])
-        return {"host_us": spread.median, "host_spread": spread.spread}
-
-    return rows_of(problem, CALLS, measure, sets=[problem.inputs("cuda")])
+    inputs = [problem.inputs("cuda")]
+    return rows_of(problem, CALLS, lambda launches: {"host": calls(launches[0])}, sets=inputs)
 
 
 def static_row(problem: Problem, arch: str) -> dict:
@@ -247,121 +271,6 @@ def static_rows(problems: Iterable[Problem]) -> list[dict]:
     return rows
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
-Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
-
-
-def title_of(row: dict) -> str:
-    heads = f"{row['q_heads']} query heads, {row['kv_heads']} KV heads of {row['head_dim']}"
-    return f"batch {row['batch']}, {row['kv_len']} keys, {heads}, {row['dtype']}"
-
-
-def latency_table(rows: Sequence[dict]) -> Table:
-    """Of one problem; the fastest cold one is marked."""
-    heads = ["peer", "cold us", "TB/s", "x floor", "warm us", "TB/s", "spread", "error"]
-    best = min((row["cold_us"] for row in rows if "cold_us" in row), default=0)
-    cells = []
-    for row in rows:
-        if "refused" in row:
-            cells.append([row["peer"], "-", "", "", "-", "", "", row["refused"][:60]])
-            continue
-        mark = " *" if row["cold_us"] == best else ""
-        cells.append(
-            [
-                row["peer"] + mark,
-                *(f"{row['cold_us']:.2f}", f"{row['cold_tbs']:.2f}"),
-                f"{row['cold_us'] / row['floor_us']:.2f}",
-                *(f"{row['warm_us']:.2f}", f"{row['warm_tbs']:.2f}"),
-                f"{max(row['cold_spread'], row['warm_spread']):.1%}",
-                f"{row['error']:.1e}",
-            ]
-        )
-    floors = {row["floor_us"] for row in rows if "floor_us" in row}
-    floor = f"; floor {floors.pop():.2f} us" if floors else ""
-    return title_of(rows[0]) + floor, heads, cells
-
-
-def host_table(rows: Sequence[dict]) -> Table:
-    cells = [
-        [row["peer"], "-", "", row["refused"][:60]]
-        if "refused" in row
-        else [row["peer"], f"{row['host_us']:.2f}", f"{row['host_spread']:.1%}", ""]
-        for row in rows
-    ]
-    return f"host, {title_of(rows[0])}", ["call", "us", "spread", ""], cells
-
-
-def static_table(rows: Sequence[dict]) -> Table:
-    heads = ["batch", "keys", "arch", "cluster", "CTAs", "SMEM KB", "MB", "floor us", "floor of"]
-    cells = []
-    for row in rows:
-        cell = [str(row["batch"]), str(row["kv_len"]), row["arch"]]
-        if "refused" in row:
-            cells.append([*cell, "-", "", "", "", "", row["refused"][:60]])
-            continue
-        cell += [str(row["cluster"]), str(row["ctas"]), f"{row['smem_bytes'] / 1024:.1f}"]
-        cell += [f"{row['nbytes'] / 1e6:.1f}", f"{row['floor_us']:.2f}", row["floor_of"]]
-        cells.append(cell)
-    return "static figures", heads, cells
-
-
-def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """On the terminal, with rich where it is installed."""
-    try:
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table as RichTable
-        from rich.text import Text
-    except ImportError:
-        columns = zip(heads, *cells, strict=True)
-        widths = [max(map(len, column)) for column in columns]
-        print(title)
-        for line in (heads, *cells):
-            print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-        return
-    table = RichTable(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k > 0 else "left", no_wrap=True)
-    for line in cells:
-        table.add_row(*map(Text, line))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
-
-
-def draw(path: Path, rows: Sequence[dict]) -> None:
-    """Latency against KV length, one picture per batch: cold lines, warm dots, the floor."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    timed_rows = [row for row in rows if "cold_us" in row]
-    batches = sorted({row["batch"] for row in timed_rows})
-    names = list(dict.fromkeys(row["peer"] for row in timed_rows))
-    colours = {name: f"C{k % 10}" for k, name in enumerate(names)}
-    figure, axes = pyplot.subplots(
-        1, max(1, len(batches)), squeeze=False, figsize=(5 * max(1, len(batches)), 5)
-    )
-    for axis, batch in zip(axes[0], batches, strict=False):
-        chosen = [row for row in timed_rows if row["batch"] == batch]
-        floor = dict(sorted((row["kv_len"], row["floor_us"]) for row in chosen))
-        axis.plot(floor.keys(), floor.values(), "k--", label="read floor")
-        for name in names:
-            line = sorted(
-                (r["kv_len"], r["cold_us"], r["warm_us"]) for r in chosen if r["peer"] == name
-            )
-            lengths = [x for x, *_ in line]
-            axis.plot(lengths, [y for _, y, _ in line], "-o", color=colours[name], label=name)
-            axis.plot(lengths, [y for *_, y in line], "x:", color=colours[name], alpha=0.6)
-        axis.set(xscale="log", yscale="log", title=f"batch {batch}", xlabel="keys", ylabel="us")
-        axis.set_xticks(list(floor), [str(length) for length in floor])
-        axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=7, title="cold lines, warm crosses", title_fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
-
-
 # -- command line ---------------------------------------------------------------------------------
 
 
@@ -402,7 +311,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     tuned = "time decode tuned like this, too: cluster=8,warps=16,stages=2,parts=1"
     parser.add_argument("--tune", nargs="+", type=tuning, default=(), metavar="X=N", help=tuned)
     parser.add_argument("--host", action="store_true", help="the host's cost of eager calls alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, a line per row")
+    shown = "tables (and --plot) of an earlier run's file, nothing is measured"
+    parser.add_argument("--show", type=Path, metavar="FILE", help=shown)
+    parser.add_argument("--markdown", action="store_true", help="with --show: one table for a page")
+    every = "every figure, a line per row; an array if the name ends in .json"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=every)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw latency, with matplotlib")
     return parser.parse_args(arguments)
 
@@ -417,35 +330,65 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def write_lines(path: Path, lines: Iterable[dict]) -> None:
-    """JSON, a line per entry."""
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    """JSON, a line per row; an array of them in a .json."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    lines = [json.dumps(row) for row in rows]
+    text = "[\n" + ",\n".join(lines) + "\n]" if path.suffix == ".json" else "\n".join(lines)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict]:
+    """What `write_rows` wrote."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text) if path.suffix == ".json" else [*map(json.loads, text.splitlines())]
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """Tables of the file of an earlier run."""
+    found = read_rows(options.show)
+    gpu = found[0].get("gpu", {}).get("name", "no GPU")
+    print(f"{gpu}, {found[0]['date']}, cold / warm microseconds")
+    rows = [row for row in found if row["kind"] == "latency"]
+    rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
+    if options.markdown:
+        print(markdown(rows, list(dict.fromkeys(row["peer"] for row in rows))))
+    else:
+        for _, group in itertools.groupby(rows, key=lambda row: (row["batch"], row["kv_len"])):
+            show(*latency_table(list(group)))
+    if options.plot:
+        draw(options.plot, rows)
 
 
 def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[dict, list[dict]]:
     """(what was found out of the machine, rows)."""
+    everything = not (options.peers or options.tune)
+    host = host_rows(problems[0]) if options.host or everything else []
+    if host:
+        show(*host_table(host))
+    called = [{"kind": "host", **row} for row in host]
     if options.host:
-        rows = host_rows(problems[0])
-        show(*host_table(rows))
-        return {}, [{"kind": "host", **row} for row in rows]
+        return {}, called
     peers = {name: PEERS[name] for name in options.peers or PEERS}
     for wanted in options.tune:
         peers["decode " + ",".join(f"{name}={n}" for name, n in wanted.items())] = tuned(**wanted)
-    bandwidth = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth * 1e-12:.2f} TB/s")
+    bandwidth = read_bandwidth()
+    print(f"{torch.cuda.get_device_name()}: a read moves {bandwidth * 1e-12:.2f} TB/s")
     rows = time_all(problems, peers, bandwidth, show)
     if options.plot:
         draw(options.plot, rows)
     machine = {
-        "copy_tbs": bandwidth * 1e-12,
+        "read_tbs": bandwidth * 1e-12,
         "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,
     }
-    return machine, [{"kind": "latency", **row} for row in rows]
+    return machine, [*({"kind": "latency", **row} for row in rows), *called]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
+    if options.show:
+        show_again(options)
+        return 0
     try:
         problems = problems_of(options)
     except ValueError as error:
@@ -461,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [{"kind": "static", **row} for row in static_rows(problems)]
         show(*static_table(rows))
     if options.json:
-        write_lines(options.json, [head, *rows])
+        write_rows(options.json, [head, *rows])
     return 0
 
 

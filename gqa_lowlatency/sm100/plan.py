@@ -148,7 +148,8 @@ class Plan100:
         """With PDL two where possible: one of the next grid then fetches beside one of this."""
         depth = self.config.stages or self.enough_stages
         few = self.columns <= BESIDE_COLUMNS
-        return 2 if self.config.pdl and few and depth <= self.stages_of(2) else 1
+        beside = self.config.pdl and not self.config.alone
+        return 2 if beside and few and depth <= self.stages_of(2) else 1
 
     @property
     def stages(self) -> int:

@@ -52,10 +52,10 @@ class DecodeSm90:
         """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
         config, plan = self.config, self.plan
         thread, _, _ = cute.arch.thread_idx()
-        if cutlass.const_expr(config.pdl and config.kv_ready):
-            cute.arch.griddepcontrol_launch_dependents()
-        elif cutlass.const_expr(config.pdl):
+        if cutlass.const_expr(config.pdl and not config.kv_ready):
             cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(config.early):
+            cute.arch.griddepcontrol_launch_dependents()
         place, share = locate(config, tensors, tables, scalars, plan.tile)
         senders = senders_of(config, place, share.active)
         smem = SmemAllocator().allocate(plan.smem_bytes, byte_alignment=128).toint()
@@ -71,8 +71,8 @@ class DecodeSm90:
             ring = smem + (thread // 32) * plan.ring_bytes
             work = Stream(ring, smem + plan.queries_offset, place, tensors, tables, scalars)
             leave_partial(plan, ring, stream_keys(plan, work, share))
-        if cutlass.const_expr(config.pdl and not config.kv_ready):
-            # Not before: CTAs that can only wait would take places beside this grid's own.
+        if cutlass.const_expr(config.pdl and not config.early):
+            # Not before: CTAs that soon can only wait would take places of a grid behind theirs.
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_wait()

@@ -60,7 +60,8 @@ class Plan90:
     @property
     def slots(self) -> int:
         """Of a warp's ring, in which K and V take turns."""
-        return self.config.stages or self.slots_within(SMEM_OF_TWO)
+        wide = self.config.alone
+        return self.config.stages or self.slots_within(SMEM_OF_ONE if wide else SMEM_OF_TWO)
 
     def slots_within(self, smem_bytes: int) -> int:
         """As many as fit into so much shared memory of a CTA, or the least that it takes."""
@@ -116,8 +117,9 @@ class Plan90:
 
     @property
     def smem_bytes(self) -> int:
-        """In all."""
-        return self.barrier_offset + 16
+        """In all; with PDL and `alone` more than half of what an SM has."""
+        least = SMEM_OF_TWO + 16 if self.config.pdl and self.config.alone else 0
+        return max(self.barrier_offset + 16, least)
 
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for what no CTA can hold."""

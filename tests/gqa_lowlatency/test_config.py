@@ -21,6 +21,7 @@ from gqa_lowlatency.plan import (
     choose_columns,
     choose_parts,
     choose_warps,
+    most_sms,
     one_to_an_sm,
 )
 from gqa_lowlatency.sm90.plan import Plan90
@@ -49,6 +50,7 @@ ARCHS = st.sampled_from(sorted(MACHINES))
         ({"page_size": 16}, ValueError, ("pages without seq_lens",)),
         ({"sink_tokens": True}, ValueError, ("without a window",)),
         ({"kv_ready": True}, ValueError, ("without pdl",)),
+        ({"early": True, "pdl": True}, ValueError, ("early without kv_ready",)),
         ({"owners": 4, "cluster": 2}, ValueError, ("owners 4", "cluster 2")),
         ({"owners": 3, "cluster": 4}, ValueError, ("owners 3", "8 columns")),
         ({"owners": -1, "cluster": 4}, ValueError, ("owners -1",)),
@@ -96,8 +98,10 @@ def test_the_choice_of_a_cluster(arch, keys, clusters, invariant, at_once):
     assert width in CLUSTERS
     assert width <= machine.widest
     assert width == 1 or width * TILE < keys + TILE, "more CTAs than tiles"
-    assert invariant or width == 1 or clusters <= at_once // width
-    assert invariant or width == 1 or clusters * width <= machine.sms, "more CTAs than SMs"
+    few = width > 1 and not invariant and clusters <= machine.sms
+    assert not few or clusters <= at_once // width
+    assert not few or clusters * width <= machine.sms, "more CTAs than SMs"
+    assert width == 1 or invariant or at_once >= width
     if invariant:
         assert width == choose_cluster(arch, keys, clusters + 7, batch_invariant=True)
 
@@ -152,17 +156,45 @@ def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
 
 @pytest.mark.parametrize(
     ("keys", "ctas", "alone"),
-    [(511, 64, False), (512, 132, True), (512, 133, False), (8192, 512, True)],
+    [(511, 64, False), (512, 132, True), (4095, 133, False), (4096, 512, True)],
 )
 def test_deep_rings_where_a_second_cta_would_not_help(keys, ctas, alone):
     assert one_to_an_sm("sm_90a", keys, ctas) == alone
+    assert not one_to_an_sm("sm_100a", keys, ctas)
+
+
+@pytest.mark.parametrize(
+    ("arch", "ctas", "most", "alone"),
+    [
+        ("sm_90a", 66, False, False),
+        ("sm_90a", 67, True, True),
+        ("sm_90a", 132, True, True),
+        ("sm_90a", 133, True, False),
+        ("sm_100a", 74, False, False),
+        ("sm_100a", 148, True, True),
+    ],
+)
+def test_two_grids_share_sms_where_one_leaves_half_of_them(arch, ctas, most, alone):
+    assert most_sms(arch, ctas) == most
+    assert one_to_an_sm(arch, 8192, ctas, pdl=True) == alone
+    q, k = torch.zeros(ctas, 1, 64), torch.zeros(ctas, 128, 1, 64)
+    arguments = Arguments(
+        q.bfloat16(), k.bfloat16(), k.bfloat16(), pdl=True, kv_ready_before_pdl=True
+    )
+    config = choose_config(arguments, Target("emulate", arch))
+    assert (config.cluster, config.alone) == (1, alone)
+    assert config.early == (most and arch == "sm_90a")
 
 
 def test_the_depth_of_a_ring_of_hopper():
     """bf16 of 128 columns: 4 KB for 16 keys of K or V; 8 columns of 8 CTAs are 4 KB of mailbox."""
     config = DecodeConfig(cluster=8)
     assert [Plan90(replace(config, warps=w)).slots for w in (4, 8, 16)] == [6, 3, 2]
-    assert Plan90(config).slots_within(150 * 1024) == 4
+    wide = replace(config, alone=True)
+    assert [Plan90(replace(wide, warps=w)).slots for w in (4, 8, 16)] == [8, 4, 2]
+    shallow = replace(wide, stages=2, pdl=True)  # deep enough or not, no two are on an SM
+    assert 113 * 1024 < Plan90(shallow).smem_bytes <= 114 * 1024
+    assert Plan90(replace(shallow, pdl=False)).smem_bytes < 80 * 1024
     assert Plan90(replace(config, stages=5)).slots == 5
     with pytest.raises(ValueError, match="stages 1: at least 2"):
         check_config(replace(config, stages=1), "sm_90a")
@@ -182,8 +214,17 @@ def test_no_wider_than_what_runs_at_once(clusters, expected):
     assert choose_cluster("sm_90a", 8192, clusters, **wide) == 8
 
 
+def test_many_clusters_of_long_shares_are_cut_in_two():
+    assert [choose_cluster("sm_90a", 8192, n, co_scheduled=lambda w: 132 // w) for n in (
+        132, 133, 512,
+    )] == [1, 2, 2]  # fmt: skip
+    assert choose_cluster("sm_90a", 8191, 512) == 1
+    assert choose_cluster("sm_90a", 8192, 512, co_scheduled=lambda width: 0) == 1
+    assert one_to_an_sm("sm_90a", 4096, 1024)
+
+
 def test_a_measured_choice_comes_first_but_holds_no_more_than_fits():
-    table = (Choice(4096, 16, 4), Choice(1024, 200, 2))
+    table = (Choice(4096, range(17), 4), Choice(1024, range(201), 2))
     choices = [choose_cluster("sm_90a", *sizes, measured=table) for sizes in (
         (8192, 16), (8192, 17), (2000, 1), (512, 1), (8192, 201),
     )]  # fmt: skip

@@ -248,12 +248,18 @@ def test_the_judge_tells_another_problem_from_this_one(arch, name):
 
 
 @each_arch
-@pytest.mark.parametrize("pdl", ["pdl", "ready"])
-def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl):
-    """Two steps into the same outputs: what has no keys to wait for waits all the same."""
-    case = Case((40, 0), (8, 1), head_dim=64, pdl=pdl, cluster=2)
+@pytest.mark.parametrize(("pdl", "full"), [("pdl", False), ("ready", False), ("ready", True)])
+def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl, full, monkeypatch):
+    """Two steps into the same outputs: what has no keys to wait for waits all the same.
+
+    full: launched as if the grid took most SMs.
+    """
+    monkeypatch.setattr(forward, "most_sms", lambda arch, ctas: full)
+    case = Case((140, 0), (8, 1), head_dim=64, pdl=pdl)
     tensors, options = case.inputs(), case.options() | case.launch_options(arch)
     plan, moving = decode_plan(*tensors, **options), {"seq_lens": options["seq_lens"]}
+    assert plan.config.cluster == 2
+    assert plan.config.early == (full and arch == "sm_90a")
     out, lse = plan(*tensors, **moving)
     with emulation(CHECKED) as active:
         for _ in range(2):

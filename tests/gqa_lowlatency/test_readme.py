@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -43,3 +44,22 @@ def test_numbers_of_the_text():
     assert f"{', '.join(map(str, COLUMNS[:-1]))} or {COLUMNS[-1]} columns" in README
     assert f"`config=DecodeConfig({', '.join(f'{name}=' for name in TUNABLE)})`" in README
     assert f"{Plan90(DecodeConfig()).warps}, each streams 16 keys" in README
+
+
+def test_the_table_is_that_of_the_results():
+    (table,) = re.findall(r"^\| batch x keys .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    peers = [cell.strip() for cell in table.splitlines()[0].split("|")[3:-1]]
+    shown = ["scripts/bench.py", "gqa", "--show", "results/gqa_h100.json", "--markdown", "--peers"]
+    asked = [sys.executable, *shown, *peers]
+    result = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    title, printed = result.stdout.split("\n", 1)
+    assert printed.strip() == table.strip()
+    assert title.split(", ")[1] in README
+
+
+def test_the_host_figures_are_those_of_the_results():
+    rows = json.loads((ROOT / "results" / "gqa_h100.json").read_text())
+    host = {row["peer"]: row["host_us"] for row in rows if row["kind"] == "host"}
+    call, plan, bare = (host[n] for n in ("decode()", "decode_plan", "decode_plan, out="))
+    assert f"`decode` {call:.0f} us, a plan {plan:.1f}" in " ".join(README.split())
+    assert f"`out` and `lse` {bare:.1f}" in " ".join(README.split())

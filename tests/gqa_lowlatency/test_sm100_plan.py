@@ -69,6 +69,8 @@ def test_with_pdl_half_an_sm_is_left(head_dim, columns, cluster, kv_dtype, stage
     # A stage that is read, and 54 KB in flight: 8 TB/s for 1 us by 148 SMs.
     assert (plan.stages - 1) * plan.piece_bytes >= 54_000
     assert make_plan(config).stages > plan.stages
+    alone = make_plan(dataclasses.replace(config, pdl=True, alone=True))
+    assert (alone.ctas_per_sm, alone.stages) == (1, make_plan(config).stages)
 
 
 @pytest.mark.parametrize(

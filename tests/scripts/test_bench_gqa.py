@@ -97,10 +97,10 @@ def test_what_does_not_fit_is_refused(problem):
 
 
 def rows(problem, sets, **peers):
-    """Rows of peers, each measured as one microsecond."""
+    """Rows of peers: as many microseconds as there are launches."""
     from bench_gqa import rows_of
 
-    return rows_of(problem, peers, lambda launches: {"n": len(launches)}, sets=sets)
+    return rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
 
 def answers(change=lambda k, o: o):
@@ -129,7 +129,7 @@ def test_only_right_results_are_measured(problem, sets):
         nothing=answers(lambda k, o: torch.full_like(o, math.nan)),
         another_set=answers(lambda k, o: o if k == 0 else -o),
     )
-    measured = {row["peer"]: row.get("n") for row in found}
+    measured = {row["peer"]: row.get("n_us") for row in found}
     assert measured == {
         "right": 2,
         "with_a_dimension": 2,
@@ -157,7 +157,7 @@ def test_torch_is_right_on_the_cpu(problem, sets):
     from _gqa_peers import PEERS
 
     (row,) = rows(problem, sets, torch=PEERS["torch flash"])
-    assert row["n"] == 2
+    assert row["n_us"] == 2
 
 
 def test_decode_is_right_in_the_emulator():
@@ -166,7 +166,7 @@ def test_decode_is_right_in_the_emulator():
     small = Problem(1, 200, 8, 1, 64, "bf16")
     peers = {"plan": OURS["decode pdl kv-ready"], "call": CALLS["decode()"]}
     found = rows(small, [small.inputs("cpu")], **peers)
-    assert [row.get("n") for row in found] == [1, 1], found
+    assert [row.get("n_us") for row in found] == [1, 1], found
 
 
 def paged(q, pages_k, pages_v, table):
@@ -211,7 +211,7 @@ def test_flashinfer_gets_pages_of_the_same_memory(problem, sets, monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", library)
     monkeypatch.setitem(sys.modules, "flashinfer.decode", decode)
     found = rows(problem, sets, fa2=PEERS["flashinfer fa2"], xqa=PEERS["flashinfer xqa"])
-    assert [row.get("n") for row in found] == [2, 2], found
+    assert [row.get("n_us") for row in found] == [2, 2], found
     ragged = SimpleNamespace(**{**vars(problem), "kv_len": 100})
     with pytest.raises(NotImplementedError, match="pages of 64"):
         PEERS["flashinfer xqa"](ragged, sets)[0]()
@@ -259,6 +259,42 @@ def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
     assert len({len(line) for line in lines[1:]}) == 1
 
 
+def test_samples_take_turns():
+    from bench_gqa import REPEATS, spreads
+
+    order = []
+
+    def sample(name, clock):
+        return lambda: order.append(name) or next(clock)
+
+    # The clock of the machine goes slower all the time, for both alike.
+    slow = iter(range(1, 1000))
+    found = spreads([sample("a", slow), sample("b", slow)])
+    assert order == ["a", "b"] * (REPEATS + 1)
+    assert found[1].median - found[0].median == 1
+    assert found[0].median == REPEATS + 2  # the first round is a warm-up
+
+
+def test_a_file_is_shown_again(problem, tmp_path, capsys):
+    from bench_gqa import main, read_rows, write_rows
+
+    rows = [{"kind": "latency", **row} for row in latencies(problem)]
+    head = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
+    for name in ("gqa.json", "gqa.jsonl"):
+        write_rows(tmp_path / name, [head, *rows])
+        assert read_rows(tmp_path / name) == [head, *rows]
+        assert not main(["--show", str(tmp_path / name), "--plot", str(tmp_path / "a.png")])
+        assert "torch cudnn" in capsys.readouterr().out
+        assert (tmp_path / "a.png").exists()
+    json.loads((tmp_path / "gqa.json").read_text())
+    main(["--show", str(tmp_path / "gqa.json"), "--markdown", "--peers", "decode", "flex"])
+    title, heads, _, first, *others = capsys.readouterr().out.splitlines()
+    assert "a GPU, 2026-11-21" in title
+    assert heads == "| batch x keys | floor | decode | flex |"
+    assert first == "| 1 x 1k | 0.34 | 1.02 / 0.51 | - |"
+    assert len(others) == 3
+
+
 def test_a_picture_of_latency_against_length(problem, tmp_path):
     from bench_gqa import draw
 
@@ -267,7 +303,7 @@ def test_a_picture_of_latency_against_length(problem, tmp_path):
 
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
-    """`timed` with a clock of its own instead of a GPU."""
+    """`replay` with a clock of its own instead of a GPU."""
     import bench_gqa
 
     calls, graphs = [0, 0, 0], []
@@ -292,7 +328,8 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
 
     monkeypatch.setattr(bench_gqa, "capture", capture)
     monkeypatch.setattr(bench_gqa, "elapsed", lambda graph: graph * 10e-6)
-    found = bench_gqa.timed([lambda k=k: launch(k) for k in range(3)])
+    sample = bench_gqa.replay([lambda k=k: launch(k) for k in range(3)])
+    (found,) = bench_gqa.spreads([sample])
     assert found.median == pytest.approx(10.0)
     assert found.spread == pytest.approx(0.0)
     assert graphs[-1] * 10e-6 > 0.9 * bench_gqa.MIN_GRAPH_SECONDS
@@ -306,10 +343,9 @@ def pretended(monkeypatch):
 
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
-    spread = bench_gqa.Spread(4.0, 0.01)
     for name, fake in {
-        "timed": lambda launches: spread,
-        "copy_bandwidth": lambda: 2e12,
+        "replay": lambda launches: lambda: 4.0,
+        "read_bandwidth": lambda: 2e12,
         "setting": lambda: {"gpu": {"name": "pretended"}},
         "CALLS": {"torch flash": PEERS["torch flash"]},
         "HOST_CALLS": 2,
@@ -330,11 +366,11 @@ SMALL = ("--BS", "1", "--kvL", "128", "--qH", "4", "--kvH", "2", "--dH", "64")
 
 
 def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
-    report, picture = tmp_path / "gqa.json", tmp_path / "gqa.png"
+    report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
     flags = (*SMALL, "--kvL", "128", "64k", "--peers", "torch flash")
     assert not pretended.main([*flags, "--json", str(report), "--plot", str(picture)])
     head, first, large, after = map(json.loads, report.read_text().splitlines())
-    assert (head["copy_tbs"], head["l2_bytes"]) == (2.0, 1 << 16)
+    assert (head["read_tbs"], head["l2_bytes"]) == (2.0, 1 << 16)
     assert first["floor_us"] == pytest.approx(first["nbytes"] / 2e6)
     assert first["cold_us"] == first["warm_us"] == 4.0
     assert first["cold_tbs"] == pytest.approx(first["nbytes"] / 4e6)
@@ -348,7 +384,7 @@ def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
 
 
 def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
-    report = tmp_path / "gqa.json"
+    report = tmp_path / "gqa.jsonl"
     assert not pretended.main([*SMALL, "--host", "--json", str(report)])
     _, row, _ = map(json.loads, report.read_text().splitlines())
     assert (row["kind"], row["peer"]) == ("host", "torch flash")
@@ -360,7 +396,7 @@ def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
 
 
 def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
-    report = tmp_path / "gqa.json"
+    report = tmp_path / "gqa.jsonl"
     flags = ("--BS", 1, "--kvL", "8k", 100, "--json", report)
     result = run("scripts/bench.py", "gqa", *flags, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stderr
@@ -376,7 +412,7 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
         assert row["ctas"] == 8 * row["cluster"]
         assert 16 << 10 < row["smem_bytes"] <= 227 << 10
         assert f"{row['floor_us']:.2f}" in result.stdout
-    assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.02e6)
+    assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.08e6)
 
 
 @pytest.mark.parametrize("wrong", ["wraps=4", "warps=x", "cluster"])
@@ -396,13 +432,13 @@ def test_sizes_that_are_no_problem_are_refused():
 def test_peers_are_timed_on_a_gpu(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    report, picture = tmp_path / "gqa.json", tmp_path / "gqa.png"
+    report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
     peers = ("--peers", "decode", "decode pdl kv-ready", "torch cudnn", "torch flash")
     flags = ("--BS", 1, "--kvL", "1k", *peers, "--json", report, "--plot", picture)
     result = run("scripts/bench.py", "gqa", *flags)
     assert result.returncode == 0, result.stderr
     head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
-    assert head["copy_tbs"] > 0.1
+    assert head["read_tbs"] > 0.1
     assert lines[-1]["kind"] == "after"
     timed = {row["peer"]: row for row in lines[:-1] if "cold_us" in row}
     assert "torch flash" in timed
