@@ -60,7 +60,9 @@ def sharing(printed: str) -> dict[str, str]:
 
 def test_eight_heads_of_a_kv_head_on_hopper(explain):
     printed = explain(LLAMA)
-    assert printed.startswith("gqa_lowlatency for sm_90a: head_dim 128, bf16, cluster 8, warps 16")
+    assert printed.startswith(
+        "gqa_lowlatency for sm_90a: head_dim 128, bf16, alone, cluster 8, warps 16"
+    )
     assert "\nfor BS1 kvL8192 kvH8 qH64 qL1 d128 bf16\n" in printed
     rows = sharing(printed)
     assert rows["grid"].startswith("8 x 8 x 1 = 64 CTAs for 132 SMs: ")
