@@ -1,7 +1,7 @@
 """Which cells an instruction touches, in the grain of the shadows.
 
-Shared memory: `grain` bytes to a cell. Tensor memory: 16 lanes of a column to a cell, since no
-instruction separates the lanes of such a group; cell = column * 8 + lane / 16.
+Shared memory: `grain` bytes to a cell. Tensor memory: 16 lanes of a column to a cell, since only
+tcgen05.cp.4x256b separates the lanes of such a group; cell = column * 8 + lane / 16.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from ptxemu.machine.operand_format import FORMATS
+from ptxemu.machine.operand_format import line_bytes
+from ptxemu.machine.scale_factors import columns_of
 from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, register_map
-from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_words
+from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 
 GROUPS = LANES // 16  # of lanes in a column
 TENSOR_CELLS = COLUMNS * GROUPS
@@ -53,8 +55,21 @@ def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice |
 def tensor_operand_cells(address: int, idesc: InstrDesc) -> slice:
     """A in tensor memory: all lanes."""
     column = address & 0xFFFF
-    columns = idesc.k * FORMATS[idesc.a_format].container_bytes // 4
+    columns = line_bytes(idesc.a_format, idesc.k) // 4
     return slice(column * GROUPS, (column + columns) * GROUPS)
+
+
+def scale_cells(address: int, rows: int) -> slice:
+    """Scale factors of so many rows of A or B: all lanes."""
+    return column_cells(*columns_of(address, rows))
+
+
+def filled_cells(address: int, shape: Fill) -> np.ndarray:
+    """What tcgen05.cp writes."""
+    column, first = address & 0xFFFF, address >> 16
+    groups = np.unique((first + shape.lanes()) // 16)
+    columns = np.arange(column, column + shape.nbytes // 4)
+    return (columns[:, None] * GROUPS + groups).ravel()
 
 
 def column_cells(column: int, columns: int) -> slice:
@@ -74,8 +89,13 @@ def operand_cells(
     desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool, grain: int
 ) -> np.ndarray:
     """An operand of an MMA in shared memory."""
-    element_bytes = FORMATS[fmt].container_bytes
-    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    return matrix_cells(desc, operand_shape(rows, k, fmt, mn_major), grain, mn_major=mn_major)
+
+
+def matrix_cells(
+    desc: SmemDesc, shape: tuple[int, int], grain: int, *, mn_major: bool = False
+) -> np.ndarray:
+    """A matrix of (lines, bytes of a line) in shared memory."""
     phase = desc.start % _WINDOW
     base = (desc.start - phase) // grain
     return _operand(replace(desc, start=phase), shape, mn_major, grain) + base

@@ -205,9 +205,10 @@ class Races:
         self._compare(cta.shared_shadow, cta, where, ticket, own, True)
 
     def multiply(self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object) -> None:
-        """tcgen05.mma; operands: A (descriptor or address in tensor memory) and B. D is written,
-        and what a write needs is all that reading it would need."""
-        a, b = operands
+        """tcgen05.mma; operands: A (descriptor or address in tensor memory), B, and where the scale
+        factors are, None without. D is written, and what a write needs is all that reading it would
+        need."""
+        a, b, scales = operands
         step = (ticket.component, ticket.step)
         group = len(ctas)
         for cta in ctas:
@@ -223,8 +224,20 @@ class Races:
                     a, instr.m // group, instr.k, instr.a_format, instr.a_mn_major, self.grain
                 )
                 self.shared_async(ticket, cta, a_cells, step, False)
+            if scales:
+                for address, rows in ((scales.a, instr.m // group), (scales.b, instr.n)):
+                    cells = footprints.scale_cells(address, rows)
+                    self.tensor_async(ticket, cta, cells, step, False)
             cells = footprints.accumulator_cells(d, instr, group)
             self.tensor_async(ticket, cta, cells, step, True)
+
+    def fill(self, ticket: Ticket, ctas: list, address: int, desc: object, shape: object) -> None:
+        """tcgen05.cp: a matrix of shared memory goes to tensor memory, in every CTA."""
+        step = (ticket.component, ticket.step)
+        for cta in ctas:
+            source = footprints.matrix_cells(desc, shape.matrix, self.grain)
+            self.shared_async(ticket, cta, source, step, False)
+            self.tensor_async(ticket, cta, footprints.filled_cells(address, shape), step, True)
 
     # -- tensor memory ------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from ptxemu.check.taint import Taint
 from ptxemu.check.undefined import CODE, NEVER, SharedCodes, TensorCodes, rescale
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.mma import disabled_lanes
+from ptxemu.machine.operand_format import line_bytes
+from ptxemu.machine.scale_factors import columns_of
 from ptxemu.machine.tma_tile import gather_tile, inside
 
 _ATOMICS = ("atom", "red")
@@ -141,32 +143,64 @@ class TaintedMemory(Taint):
         self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object, how: tuple
     ) -> None:
         """tcgen05.mma, as `multiply`; how: whether D is read, and the words of its disabled lanes.
-        A row of D is undefined where one of A is, a column where a row of B is."""
-        a, b = operands
+        A row of D is undefined where one of A or of its scale factors is, a column where a row of B
+        is."""
+        a, b, scales = operands
         group, n, m = len(ctas), instr.n // len(ctas), instr.m // len(ctas)
         b_shape = (n, instr.k, instr.b_format, instr.b_mn_major)
-        a_shape = (m, instr.k, instr.a_format, instr.a_mn_major)
-        columns = [self._operand(ticket, cta, b, b_shape) for cta in ctas]
+        b_codes = [self._operand(ticket, cta, b, b_shape) for cta in ctas]
         kept = disabled_lanes(how[1], group) or [_NO_LANES] * group
         for rank, cta in enumerate(ctas):
             memory = cta.tensor_codes
-            tensor = isinstance(a, int)
-            rows = memory.operand(a, instr) if tensor else self._operand(ticket, cta, a, a_shape)
-            clean = rows is None and all(part is None for part in columns)
+            rows, columns = [self._operand_a(ticket, cta, a, instr, m)], [_joined(b_codes, n)]
+            if scales:
+                rows.append(self._scales(ticket, cta, scales.a, m))
+                columns.append(self._scales(ticket, cta, scales.b, instr.n))
+            clean = all(part is None for part in rows + columns)
             if clean and not memory.suspected(d, instr, group):
                 continue
             codes = np.zeros((instr.n, m), CODE)
             if how[0]:
                 before = memory.accumulator(d, instr.m, instr.n, group).reshape(instr.n, m)
-                codes = (before & NEVER).astype(CODE)
-            for first, part in zip(range(0, instr.n, n), columns, strict=True):
-                if part is not None:
-                    codes[first : first + n] = np.maximum(codes[first : first + n], part[:, None])
-            if rows is not None:
-                codes = np.maximum(codes, rows)
-            extent = _columns(cta, d, instr.n)
-            codes = self._named(codes, ticket.site, ticket.agent.agent, extent)
+                codes = self._named_columns(ticket, cta, before & NEVER, (d, instr.n))
+            for part in (part for part in rows if part is not None):
+                codes = np.maximum(codes, part)
+            for part in (part for part in columns if part is not None):
+                codes = np.maximum(codes, part[:, None])
             memory.accumulate(d, instr, group, codes, kept[rank])
+
+    def filled(self, ticket: Ticket, ctas: list, address: int, desc: object, shape: object) -> None:
+        """tcgen05.cp, as `fill`."""
+        for cta in ctas:
+            codes = cta.shared_codes.words(desc, shape.matrix)
+            if codes is not None:
+                extent = self._extent(cta, footprints.matrix_cells(desc, shape.matrix, self.grain))
+                codes = self._named(codes, ticket.site, ticket.agent.agent, extent)
+            cta.tensor_codes.fill(address, shape, codes)
+
+    def _operand_a(
+        self, ticket: Ticket, cta: object, a: object, instr: object, rows: int
+    ) -> np.ndarray | None:
+        """The code of each row of A, in shared or tensor memory."""
+        if not isinstance(a, int):
+            shape = (rows, instr.k, instr.a_format, instr.a_mn_major)
+            return self._operand(ticket, cta, a, shape)
+        codes = cta.tensor_codes.operand(a, instr)
+        count = line_bytes(instr.a_format, instr.k) // 4
+        return None if codes is None else self._named_columns(ticket, cta, codes, (a, count))
+
+    def _scales(self, ticket: Ticket, cta: object, address: int, rows: int) -> np.ndarray | None:
+        """The code of the scale factors of each row of A or B."""
+        codes = cta.tensor_codes.scales(address, rows)
+        where = columns_of(address, rows)
+        return None if codes is None else self._named_columns(ticket, cta, codes, where)
+
+    def _named_columns(
+        self, ticket: Ticket, cta: object, codes: np.ndarray, where: tuple[int, int]
+    ) -> np.ndarray:
+        """Codes that a unit has read in tensor memory; where: address, number of columns."""
+        extent = _columns(cta, *where)
+        return self._named(codes.astype(CODE), ticket.site, ticket.agent.agent, extent)
 
     def _operand(
         self, ticket: Ticket, cta: object, desc: object, shape: tuple
@@ -217,6 +251,13 @@ class TaintedMemory(Taint):
         """A bulk copy between CTAs, each (CTA, offset)."""
         codes = source[0].shared_codes.read(self.shared_bytes(source[1], nbytes))
         target[0].shared_codes.write(self.shared_bytes(target[1], nbytes), codes)
+
+
+def _joined(parts: list[np.ndarray | None], rows: int) -> np.ndarray | None:
+    """The codes of the CTAs' parts of B, of so many rows each."""
+    if all(part is None for part in parts):
+        return None
+    return np.concatenate([np.zeros(rows, CODE) if part is None else part for part in parts])
 
 
 def _columns(cta: object, address: int, count: int) -> tuple[str, int, int]:

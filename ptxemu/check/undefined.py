@@ -15,9 +15,10 @@ import numpy as np
 from ptxemu.check import footprints
 from ptxemu.check.footprints import GROUPS, TENSOR_CELLS
 from ptxemu.check.shadow import Where
-from ptxemu.machine.operand_format import FORMATS
+from ptxemu.machine.scale_factors import QUARTER, columns_of
 from ptxemu.machine.tmem import Tmem
-from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_words
+from ptxemu.machine.tmem_fill import Fill, fill
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 
 NEVER = 0xFFFF
 CODE = np.uint16
@@ -60,13 +61,21 @@ class SharedCodes:
         if self.read(footprints.operand_cells(desc, rows, k, fmt, mn_major, self.grain)) is None:
             self._defined.add(key)
             return None
-        size = FORMATS[fmt].container_bytes
-        shape = (k, rows * size) if mn_major else (rows, k * size)
+        codes = self._matrix(desc, operand_shape(rows, k, fmt, mn_major), mn_major)
+        return rescale(codes.max(0)[:, None], rows)[:, 0] if mn_major else codes.max(1)
+
+    def words(self, desc: SmemDesc, shape: tuple[int, int]) -> np.ndarray | None:
+        """The code of each 32-bit word of a matrix of (rows, bytes of a row)."""
+        if self.read(footprints.matrix_cells(desc, shape, self.grain)) is None:
+            return None
+        return rescale(self._matrix(desc, shape, False).T, shape[1] // 4).T
+
+    def _matrix(self, desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> np.ndarray:
+        """The codes [line, cell] of a matrix of which some are not 0."""
         phase = desc.start % _WINDOW
         words, _ = operand_words(replace(desc, start=phase), shape, mn_major)
         cells = words[:, :, None] * (_WORD // self.grain) + np.arange(_WORD // self.grain)
-        codes = self.read(cells.reshape(shape[0], -1) + (desc.start - phase) // self.grain)
-        return rescale(codes.max(0)[:, None], rows)[:, 0] if mn_major else codes.max(1)
+        return self.read(cells.reshape(shape[0], -1) + (desc.start - phase) // self.grain)
 
     def image(self) -> np.ndarray:
         """A byte that is 1 where shared memory is undefined, for all of it."""
@@ -118,6 +127,25 @@ class TensorCodes(Tmem):
         columns = slice(touched.start // GROUPS, touched.stop // GROUPS)
         codes = (self.cells[columns] & NEVER).max(0).astype(CODE)
         return codes if codes.any() else None
+
+    def scales(self, address: int, rows: int) -> np.ndarray | None:
+        """Scale factors of an MMA: the code of each row."""
+        column, columns = columns_of(address, rows)
+        if not self.suspects & _bits(footprints.column_cells(column, columns)):
+            return None
+        cells = (self.cells[column : column + columns] & NEVER).reshape(columns, -1, QUARTER)
+        codes = cells.max(1).reshape(-1)[:rows].astype(CODE)
+        return codes if codes.any() else None
+
+    def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
+        """tcgen05.cp; codes [row, word], None: defined data."""
+        touched = _to_bits(footprints.filled_cells(address, shape))
+        if codes is None and not self.suspects & touched:
+            return
+        words = np.zeros((shape.rows, shape.nbytes // 4), np.uint32) if codes is None else codes
+        fill(self, address, shape, words)
+        undefined = (self.cells & NEVER).reshape(TENSOR_CELLS, -1).any(1)  # other lanes may be, too
+        self.suspects = self.suspects & ~touched | _to_bits(undefined) & touched
 
     def suspected(self, address: int, instr: InstrDesc, group: int) -> bool:
         """Some of D may be undefined."""

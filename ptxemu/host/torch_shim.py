@@ -16,6 +16,7 @@ import numpy as np
 
 from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS
 from ptxemu.host.patching import patched
+from ptxemu.host.scaled_mm import substitute
 
 BLOCK_BYTES = 512  # of torch's CUDA allocator; CPU memory comes in multiples of nothing
 
@@ -31,6 +32,10 @@ def torch_without_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patched(torch.cuda, _CUDA))
         stack.enter_context(patched(torch.Tensor, _TENSOR))
+        stack.enter_context(patched(torch.profiler, {"profile": _Profile}))
+        stack.enter_context(
+            patched(torch.library, {"custom_op": _for_any_device(torch.library.custom_op)})
+        )
         stack.enter_context(_mode())
         yield
 
@@ -64,6 +69,36 @@ class _Stream:
 
     def elapsed_time(self, _: Any) -> float:
         return MEANINGLESS_TIME
+
+
+class _Profile:
+    """torch.profiler.profile of a device that there is nothing to tell of."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Profile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self) -> None:
+        pass
+
+    def key_averages(self, *_: Any, **__: Any) -> Any:
+        from torch.autograd.profiler_util import EventList
+
+        return EventList()
+
+
+def _for_any_device(custom_op: Any) -> Any:
+    """torch.library.custom_op: the tensors of an operator for CUDA devices are on the CPU here."""
+
+    def for_any_device(*args: Any, device_types: Any = None, **kwargs: Any) -> Any:
+        return custom_op(*args, device_types=None, **kwargs)
+
+    return for_any_device
 
 
 def _constantly(value: Any) -> Any:
@@ -139,7 +174,10 @@ def _call(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     keywords.pop("pin_memory", None)
     if function is torch.Tensor.cuda:
         return _in_a_block(args[0].clone())
-    result = function(*rewritten, **keywords)
+    instead = substitute(function)
+    result = instead(*rewritten, **keywords) if instead else NotImplemented
+    if result is NotImplemented:
+        result = function(*rewritten, **keywords)
     moved = function is torch.Tensor.cpu or (
         function is torch.Tensor.to and (rewritten, keywords) != (args, kwargs)
     )

@@ -1,9 +1,9 @@
-"""Dense tcgen05.mma: D = A B, or D + A B, on tensor memory, for one CTA or a pair.
+"""tcgen05.mma: D = A B, or D + A B, on tensor memory, for one CTA or a pair.
 
 A (M x K) and B (N x K) come as float32 from their descriptors; D stays in tensor memory as
 [column, lane], that is transposed, so one product B A^T lands where D lies. The order of the fp32
 accumulation is free on hardware and here is the BLAS's; integers are exact.
-Source: PTX ISA, tcgen05.mma. Not here: block scaling, sparsity, .ws, .ashift.
+Source: PTX ISA, tcgen05.mma. Not here: sparsity, .ws, .ashift.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.operand_format import FORMATS, decode
+from ptxemu.machine.operand_format import FORMATS, decode, line_bytes
+from ptxemu.machine.scale_factors import Scales, read_scales, require_scales, scaled
 from ptxemu.machine.tmem import UPPER_POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, read_operand, require_shape
 from ptxemu.numerics import formats
@@ -39,30 +40,33 @@ def mma(
     *,
     disable_lanes: Sequence[int] = (),
     scale_input_d: int = 0,
+    scales: Scales | None = None,
 ) -> None:
-    """Execute one dense MMA of kind f16, tf32, f8f6f4 or i8 at once.
+    """Execute one MMA at once.
 
     ctas: the issuing CTA, or the pair in rank order (even first) for cta_group::2. Each CTA brings
     its M / len(ctas) rows of A and N / len(ctas) rows of B and keeps its rows of D; descriptors and
     addresses apply in every CTA alike. a: descriptor, or TMEM address. accumulate: enable-input-d;
     when false D is not read. disable_lanes: 4 words per CTA, bit i of word w keeps lane 32 w + i as
-    it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32).
+    it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32). scales:
+    where the scale factors of a block-scaled kind are.
     Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
-    for block-scaled kinds and for the placements of A in tensor memory that are not known.
+    for placements of A and of scale factors in tensor memory that are not known.
     """
-    if idesc.scale_format is not None:
-        raise UnsupportedPtx(f"tcgen05.mma.kind::{idesc.kind}")
     cta_group = len(ctas)
     require_shape(idesc, cta_group)
+    require_scales(idesc, scales, cta_group)
     scale = _scale(idesc, accumulate, scale_input_d)
     protected = disabled_lanes(disable_lanes, cta_group)
     b = _read_operand_b(ctas, b_desc, idesc)
     for rank, cta in enumerate(ctas):
-        a_t = _read_operand_a(cta, a, idesc, cta_group).T
+        own_a, own_b = _read_operand_a(cta, a, idesc, cta_group), b
+        if scales is not None:
+            own_a, own_b = _scale_operands(cta.tmem, own_a, b, idesc, scales)
         d = cta.tmem.accumulator(d_address, idesc.m, idesc.n, cta_group)
         saved = None if protected is None else cta.tmem.cells[:, protected[rank]]
         with np.errstate(all="ignore"):
-            _UPDATES[idesc.d_format](d, b, a_t, scale, idesc.saturate)
+            _UPDATES[idesc.d_format](d, own_b, own_a.T, scale, idesc.saturate)
         if saved is not None:
             cta.tmem.cells[:, protected[rank]] = saved
 
@@ -88,8 +92,17 @@ def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group:
         raise HardwareRefusal("MMA with MN-major A in TMEM")
     if fmt.chunked:
         raise UnsupportedPtx(f"MMA with A of {idesc.a_format} in TMEM")
-    nbytes = idesc.k * fmt.container_bytes
+    nbytes = line_bytes(idesc.a_format, idesc.k)
     return decode(idesc.a_format, cta.tmem.operand_image(a, idesc.m, cta_group, nbytes))
+
+
+def _scale_operands(
+    tmem: Tmem, a: np.ndarray, b: np.ndarray, idesc: InstrDesc, scales: Scales
+) -> tuple[np.ndarray, np.ndarray]:
+    """A and B times their scale factors."""
+    of_a = read_scales(tmem, scales.a, len(a), scales.blocks, idesc.a_scale_id, idesc.scale_format)
+    of_b = read_scales(tmem, scales.b, len(b), scales.blocks, idesc.b_scale_id, idesc.scale_format)
+    return scaled(a, of_a), scaled(b, of_b)
 
 
 def _update_f32(

@@ -15,7 +15,7 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import swizzle as swizzles
-from ptxemu.machine.operand_format import FORMATS, decode
+from ptxemu.machine.operand_format import decode, line_bytes
 from ptxemu.machine.swizzle import Swizzle
 
 _WINDOW = 1024  # bytes: a multiple of every swizzle period
@@ -63,7 +63,7 @@ def smem_desc(value: int) -> SmemDesc:
 
 
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
-_E2M1 = {1: "e2m1"}
+_E2M1 = {1: "packed e2m1"}
 
 # kind: (K of a dense MMA, formats of A and B by code, formats of D by code)
 _KINDS: dict[str, tuple[int, dict[int, str], dict[int, str]]] = {
@@ -168,9 +168,9 @@ def _require_consistent(desc: InstrDesc, value: int) -> None:
         "saturation of a floating-point kind": desc.saturate and desc.kind != "i8",
         "negation of integers": desc.kind == "i8" and (desc.a_negate or desc.b_negate),
         "MN-major A of a format that has none": desc.a_mn_major
-        and (desc.a_format not in _MN_MAJOR_FORMATS or desc.k == 64),
+        and desc.a_format not in _MN_MAJOR_FORMATS,
         "MN-major B of a format that has none": desc.b_mn_major
-        and (desc.b_format not in _MN_MAJOR_FORMATS or desc.k == 64),
+        and desc.b_format not in _MN_MAJOR_FORMATS,
     }
     for what, is_wrong in wrong.items():
         if is_wrong:
@@ -216,9 +216,15 @@ def read_operand(
     fmt: key of operand_format.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
     transpose of a C-contiguous array if MN-major. Raises HardwareRefusal past the end of smem.
     """
-    element_bytes = FORMATS[fmt].container_bytes
-    _require_layout(desc, element_bytes, mn_major)
-    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    _require_layout(desc, line_bytes(fmt, 1), mn_major)
+    values = decode(fmt, matrix_bytes(smem, desc, operand_shape(rows, k, fmt, mn_major), mn_major))
+    return values.T if mn_major else values
+
+
+def matrix_bytes(
+    smem: np.ndarray, desc: SmemDesc, shape: tuple[int, int], mn_major: bool = False
+) -> np.ndarray:
+    """The bytes of a matrix, uint8 `shape`: (lines, bytes of a line)."""
     phase = desc.start % _WINDOW
     index, words = operand_words(replace(desc, start=phase), shape, mn_major)
     base = (desc.start - phase) // _WORD
@@ -226,8 +232,12 @@ def read_operand(
         raise HardwareRefusal(
             f"MMA operand ends at SMEM offset {(base + words) * _WORD:#x}, limit is {len(smem):#x}"
         )
-    values = decode(fmt, smem.view(np.uint64).take(index + base).view(np.uint8))
-    return values.T if mn_major else values
+    return smem.view(np.uint64).take(index + base).view(np.uint8)
+
+
+def operand_shape(rows: int, k: int, fmt: str, mn_major: bool) -> tuple[int, int]:
+    """(lines, bytes of a line) of an operand in shared memory."""
+    return (k, line_bytes(fmt, rows)) if mn_major else (rows, line_bytes(fmt, k))
 
 
 @lru_cache(maxsize=4096)

@@ -25,6 +25,7 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     move,
     reduce_copy,
     tcgen05_copy,
+    tcgen05_cp,
     tcgen05_mma,
     tensor_copy,
     tensormap,

@@ -1,4 +1,4 @@
-"""tcgen05.mma (dense kinds) and tcgen05.commit: PTX ISA "tcgen05.mma", "tcgen05.commit".
+"""tcgen05.mma and tcgen05.commit: PTX ISA "tcgen05.mma", "tcgen05.commit".
 
 MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
 """
@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Value, constant
+from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, AsyncView
 from ptxemu.machine.mma import mma
+from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.umma_desc import instr_desc, smem_desc
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
@@ -19,6 +21,8 @@ from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 
 _GROUPS = "cta_group::1 cta_group::2"
 _KINDS = "kind::f16 kind::tf32 kind::f8f6f4 kind::i8"
+_SCALED_KINDS = "kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4"
+_BLOCKS = "block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X"
 _COLLECTOR = "collector::a::fill collector::a::use collector::a::lastuse collector::a::discard"
 
 
@@ -49,6 +53,43 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
         f"({fields}{',' if lanes else ''}))",
         *values,
     )
+
+
+@op(
+    "tcgen05.mma",
+    flags=f"{_GROUPS} {_SCALED_KINDS} block_scale {_BLOCKS} {_COLLECTOR}",
+    section="tcgen05.mma",
+)
+def multiply_scaled(c: Lower, i: Instr, f: Match) -> None:
+    """[d], a-desc | [a], b-desc, idesc, [scale-A], [scale-B], enable-input-d."""
+    if "block_scale" not in f.flags:
+        raise UnsupportedPtx("tcgen05.mma of a block-scaled kind without .block_scale")
+    target, a, b, idesc, scale_a, scale_b, enable = i.operands
+    kind = f.pick(*_SCALED_KINDS.split()).removeprefix("kind::")
+    form = Form(kind, int(f.pick(*_GROUPS.split())[-1]), isinstance(a, Addr), 0, _blocks(kind, f))
+    c.effect(
+        f"issue_mma(w, {tuple(form)}, ({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}), ())",
+        c.address(target, 32),
+        c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
+        c.src(b, "u64"),
+        c.src(idesc, "u32"),
+        _enable(c, enable),
+        c.address(scale_a, 32),
+        c.address(scale_b, 32),
+    )
+
+
+def _blocks(kind: str, f: Match) -> int:
+    """Scale factors of a row along K of one MMA: by .block16 and .block32, which say how many
+    elements have one in common, by .scale_vec, which says it itself, or what the kind implies."""
+    name = f.pick(*_BLOCKS.split())
+    if not name:
+        if kind == "mxf4nvf4":
+            raise UnsupportedPtx("tcgen05.mma.kind::mxf4nvf4 without a block size")
+        return 1 if kind == "mxf8f6f4" else 2
+    if name.startswith("scale_vec"):
+        return int(name[-2])
+    return (32 if kind == "mxf8f6f4" else 64) // int(name.removeprefix("block"))
 
 
 def _enable(c: Lower, operand: object) -> Value:
@@ -88,39 +129,42 @@ def pipe(w: object, group: int) -> tuple[list, WorkQueue]:
 
 
 class Form(NamedTuple):
-    """The static part of an MMA; `scale_d` is the scale-input-d immediate."""
+    """The static part of an MMA; `scale_d` is the scale-input-d immediate, `blocks` the number of
+    scale factors of a row, 0 without."""
 
     kind: str
     group: int
     a_in_tmem: bool
     scale_d: int
+    blocks: int = 0
 
 
 @runtime
 def issue_mma(w: object, form: tuple, operands: tuple, lanes: tuple) -> None:
-    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d;
-    lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its
-    own."""
+    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d and,
+    of a block-scaled kind, the addresses of the scale factors; lanes: the words of
+    disable-output-lane. One MMA per active lane, as each lane issues its own."""
     words = [w.lane_values(word)[0] for word in lanes]
     for values in w.each_lane(*operands):
         _issue_one(w, Form(*form), values, words)
 
 
 def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
-    d, a, b, description, accumulate = values
+    d, a, b, description, accumulate, *scale_addresses = values
     ctas, queue = pipe(w, form.group)
     instr = instr_desc(form.kind, description)
     a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
-
+    scales = Scales(*scale_addresses, form.blocks) if form.blocks else None
     ticket = w.ticket("tensor core")
 
     def run() -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
         if ticket:
-            w.check.multiply(ticket, ctas, d, (a_operand, b_operand), instr)
+            operands = (a_operand, b_operand, scales)
+            w.check.multiply(ticket, ctas, d, operands, instr)
             how = (bool(accumulate), words)
-            w.check.multiplied(ticket, ctas, d, (a_operand, b_operand), instr, how)
+            w.check.multiplied(ticket, ctas, d, operands, instr, how)
         views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
         mma(
             views,
@@ -131,6 +175,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
             bool(accumulate),
             disable_lanes=words,
             scale_input_d=form.scale_d,
+            scales=scales,
         )
 
     flops = 2 * instr.m * instr.n * instr.k

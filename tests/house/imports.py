@@ -26,7 +26,10 @@ MAY_IMPORT = {
     "moe": {"kernelkit"},
 }
 LAUNCHER = PurePosixPath("kernelkit/launch.py")
-WITHOUT_DSL = {"config.py", "plan.py", "reference.py"}
+WITHOUT_DSL = {
+    *("config.py", "plan.py", "reference.py", "reference_routing.py"),
+    *("formats.py", "quantized.py", "packing.py", "checkpoint.py"),
+}
 DSL = {"cutlass", "cuda", "tvm_ffi"}
 
 

@@ -322,6 +322,25 @@ def tmem_16x256b(a: np.ndarray) -> np.ndarray:
     return out
 
 
+def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(128, 32) of e2m1 with a ue4m3 scale factor for every 16 along K = 128, of codes up to 8.
+
+    a, b: [step of 64, half of it, row, 16 bytes]; s: [step, A or B, row % 32, row / 32, block].
+    """
+    magnitude = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = np.concatenate([magnitude, -magnitude])
+    factors = s.reshape(2, 2, 32, 4, 4).swapaxes(2, 3).reshape(2, 2, 128, 4) * 2.0**-9
+    total = np.zeros((128, 32))
+    for step in range(2):
+        scaled = []
+        for which, codes in enumerate((a.reshape(2, 2, 128, 16), b.reshape(2, 2, 32, 16))):
+            packed = np.concatenate([*codes[step]], axis=1)
+            nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), 64)
+            scaled.append(values[nibbles] * factors[step, which, : len(packed)].repeat(16, 1))
+        total += scaled[0] @ scaled[1].T
+    return total
+
+
 def param_values(v: np.ndarray, w: np.ndarray) -> np.ndarray:
     scalars = [
         v[0],

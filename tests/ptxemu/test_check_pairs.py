@@ -15,7 +15,9 @@ from ptxemu.report import Finding, LaunchReport
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
 from tests.ptxemu.ptx_program import POLICIES, aligned_copy
 
-TOPICS = "barriers mbarriers clusters copies bulk tensor tmem memory lifetime known_right".split()
+TOPICS = (
+    "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime known_right"
+).split()
 SCENARIOS = {
     scenario.name: scenario
     for topic in TOPICS

@@ -278,7 +278,11 @@ PACKED = [
         "{{ .reg .b8 %x; cvt.rn.satfinite.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}",
         "u16 f32 f32",
         lambda a, b: _e2m1(b) | _e2m1(a) << 4,
-        "rand",
+    ),
+    Row(
+        "{{ .reg .b8 %x; cvt.rn.satfinite.relu.e2m1x2.f32 %x, {a}, {b}; mov.b16 {d}, {{%x, 0}}; }}",
+        "u16 f32 f32",
+        lambda a, b: _e2m1(b, relu=True) | _e2m1(a, relu=True) << 4,
     ),
     Row(
         "{{ .reg .b8 %x, %y; mov.b16 {{%x, %y}}, {a}; cvt.rn.f16x2.e2m1x2 {d}, %x; }}",
@@ -303,8 +307,10 @@ PACKED = [
 ]
 
 
-def _e2m1(values: np.ndarray) -> np.ndarray:
-    return code_of("e2m1")(narrow("e2m1", satfinite=True)(values))
+def _e2m1(values: np.ndarray, *, relu: bool = False) -> np.ndarray:
+    """f32 -> e2m1, which has no NaN: the largest value stands for it."""
+    whole = np.where(np.isnan(values), np.inf, values)
+    return code_of("e2m1")(narrow("e2m1", satfinite=True, relu=relu)(whole))
 
 
 def _scale(values: np.ndarray, up: bool) -> np.ndarray:

@@ -56,6 +56,21 @@ class TestDevices:
             start.record()
             assert start.elapsed_time(end) > 0
 
+    def test_operators_for_cuda_devices(self):
+        def half(x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+        operator = torch.library.custom_op(
+            "ptxemu_tests::half", half, mutates_args=(), device_types="cuda"
+        )
+        assert operator(torch.ones(2)).tolist() == [0.5, 0.5]
+
+    def test_there_is_nothing_to_profile(self):
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            profiler.step()
+        assert profiler.key_averages().table(sort_by="cuda_time_total", row_limit=3) == ""
+
     def test_gradients(self):
         x = torch.ones(3, device="cuda", requires_grad=True)
         (x.cuda() * 2).sum().backward()
@@ -110,7 +125,16 @@ def test_cuda_answers():
 
 
 def test_nothing_stays():
-    owners = (torch.cuda, torch.Tensor, driver, runtime, cutlass.testing, utils.HardwareInfo)
+    owners = (
+        torch.cuda,
+        torch.library,
+        torch.profiler,
+        torch.Tensor,
+        driver,
+        runtime,
+        cutlass.testing,
+        utils.HardwareInfo,
+    )
     before = [dict(vars(owner)) for owner in owners]
     with pytest.raises(KeyError), torch_without_gpu(), stubbed_cuda():
         raise KeyError

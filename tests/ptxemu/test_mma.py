@@ -269,9 +269,3 @@ def test_refusals(changes, options, error):
     case = Case(**changes)
     with pytest.raises(error):
         case.run(**options)
-
-
-def test_block_scaled_kinds_are_not_here():
-    case = Case()
-    with pytest.raises(UnsupportedPtx, match="mxf4nvf4"):
-        mma(case.group, D_AT, case.a, case.b, instr_desc("mxf4nvf4", 0x08400480), False)

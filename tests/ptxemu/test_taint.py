@@ -372,6 +372,35 @@ def test_products_of_undefined_data(name: str) -> None:
     assert [f.message.split(" gets ")[0] for f in found(report)] == expected
 
 
+_SCALED = (ptx_program.FOLDER / "block_scaled_mma.ptx").read_text()
+_COPY_A = "    tcgen05.cp.cta_group::1.32x128b.warpx4 [%r14]"
+_COPY_B = "    tcgen05.cp.cta_group::1.32x128b.warpx4 [%r15]"
+_STORE = "    st.shared.v4.b32 [%r4+10240]"
+_TENSOR, _SHARED_MEMORY = "tensor memory of cta(0,0,0)", "shared memory of cta(0,0,0)"
+# what is left out -> where the undefined data comes from: memory, its columns or bytes
+SCALED = {
+    _COPY_A: (_TENSOR, range(32, 36)),
+    _COPY_B: (_TENSOR, range(36, 37)),
+    _STORE: (_SHARED_MEMORY, range(1024 + 10240, 1024 + 12288)),
+}
+
+
+@pytest.mark.parametrize("line", ["", *SCALED])
+def test_undefined_scale_factors(line: str) -> None:
+    program = ptx_program.read(ptx_program.FOLDER / "block_scaled_mma.ptx")
+    assert line in _SCALED
+    text = _SCALED.replace(line, f"//{line}") if line else _SCALED
+    with watched(check=True) as reports:
+        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
+    findings = found(reports.launches[0])
+    assert bool(findings) == bool(line)
+    for finding in findings:
+        read, (space, extent) = finding.accesses[0], SCALED[line]
+        assert read.space == space
+        assert read.first in extent
+        assert read.last in extent
+
+
 # -- random programs ------------------------------------------------------------------------
 
 _SHARED = ".shared .align 4 .b8 words[256];\n"

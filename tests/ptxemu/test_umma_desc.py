@@ -81,7 +81,8 @@ def test_instr_desc_of_hand_derived_words():
 def test_instr_desc_of_block_scaled_kinds():
     desc = instr_desc("mxf4nvf4", 0x08400480)  # e2m1 both, UE4M3, M = 128, N = 256
     assert (desc.m, desc.n, desc.k, desc.d_format) == (128, 256, 64, "f32")
-    assert (desc.a_format, desc.b_format, desc.scale_format) == ("e2m1", "e2m1", "ue4m3")
+    assert desc.a_format == desc.b_format == "packed e2m1"
+    assert desc.scale_format == "ue4m3"
     word = 2 << 4 | 1 << 7 | 5 << 10 | 16 << 17 | 1 << 23 | 2 << 27 | 3 << 29
     desc = instr_desc("mxf8f6f4", word)
     assert (desc.m, desc.n, desc.k) == (256, 128, 32)
@@ -107,6 +108,10 @@ def test_instr_desc_of_block_scaled_kinds():
         ("i8", F16_WORD, HardwareRefusal),  # D of f32
         ("i8", F16_WORD + 0x10 | 1 << 13, HardwareRefusal),  # negated integers
         ("mxf4", 0x08400480 | 1 << 31, HardwareRefusal),  # K = 96
+        ("mxf4", 0x08400480 | 1 << 15, HardwareRefusal),  # MN-major packed e2m1
+        ("mxf4nvf4", 0x08400480 | 1 << 16, HardwareRefusal),
+        ("mxf4", 0x08401480, HardwareRefusal),  # B format 5, which is e2m1 of mxf8f6f4
+        ("mxf8f6f4", 0x08400000 | 1 << 6, HardwareRefusal),
     ],
 )
 def test_instr_desc_refusals(kind, word, error):
@@ -203,6 +208,16 @@ def test_read_operand_of_mn_major_tf32():
         read_operand(smem, desc, 64, 8, "tf32", False)
     with pytest.raises(UnsupportedPtx, match="MN-major tf32"):
         read_operand(smem, smem_desc(smem_desc_word(0, 0, 1024, "128B")), 64, 8, "tf32", True)
+
+
+@pytest.mark.parametrize("swizzle", SWIZZLES)
+def test_read_operand_of_packed_pairs(swizzle):
+    codes = np.random.default_rng(0).integers(0, 16, (24, 64), dtype=np.uint8)
+    smem = np.zeros(8192, np.uint8)
+    image = codes[:, ::2] | codes[:, 1::2] << 4  # the lower nibble first
+    desc = smem_desc(put_operand(smem, 0x480, image, swizzle, False))
+    values = read_operand(smem, desc, 24, 64, "packed e2m1", False)
+    np.testing.assert_array_equal(values, values_of("e2m1", codes).astype(np.float32))
 
 
 @pytest.mark.parametrize(("fmt", "bits"), [("e2m1", 4), ("e2m3", 6), ("e3m2", 6)])

@@ -51,7 +51,22 @@ def _tensor_core() -> list[str]:
         out.append(f"tcgen05.mma.cta_group::1.kind::{kind} {_MMA}")
         out.append(f"tcgen05.mma.cta_group::2.kind::{kind} {_PAIR_MMA}")
     uses = expand("tcgen05.mma.cta_group::1.kind::f16.collector::a::{fill|use|lastuse|discard}")
-    return [*out, *(f"{opcode} {_MMA}" for opcode in uses)]
+    return [*out, *(f"{opcode} {_MMA}" for opcode in uses), *_block_scaled()]
+
+
+def _block_scaled() -> list[str]:
+    """MMAs with scale factors, and the copies that bring them."""
+    forms = (
+        "mxf8f6f4.block_scale{|.scale_vec::1X|.block32}",
+        "mxf4.block_scale{|.scale_vec::2X|.block32}",
+        "mxf4nvf4.block_scale.{scale_vec::2X|scale_vec::4X|block16|block32}",
+    )
+    operands = "[%r0], %w0, %w1, %r1, [%r2], [%r3], %p0"
+    out = []
+    for form in forms:
+        out += expand(f"tcgen05.mma.{_GROUPS}.kind::{form} {operands}")
+    shapes = "{128x256b|4x256b|128x128b|64x128b.warpx2::02_13|64x128b.warpx2::01_23|32x128b.warpx4}"
+    return [*out, *expand(f"tcgen05.cp.{_GROUPS}.{shapes} [%r0], %w0")]
 
 
 def _launch_control() -> list[str]:

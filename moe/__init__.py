@@ -1,0 +1,31 @@
+"""Mixture of experts in block-scaled formats, from router logits to the combined output."""
+
+from moe.formats import FORMATS, BlockFormat
+from moe.grouped import Activation, grouped_gemm
+from moe.layer import Router, Scales, SwiGLU, fused_moe
+from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
+from moe.quantiser.forward import quantise
+from moe.quantized import Quantized
+from moe.routing import Permutation, combine, permutation, route
+
+__all__ = [
+    "FORMATS",
+    "Activation",
+    "BlockFormat",
+    "CheckpointWeight",
+    "PackedExperts",
+    "Permutation",
+    "Quantized",
+    "Router",
+    "Scales",
+    "SwiGLU",
+    "combine",
+    "fused_moe",
+    "grouped_gemm",
+    "pack",
+    "pack_quantised",
+    "permutation",
+    "quantise",
+    "route",
+    "unpack",
+]

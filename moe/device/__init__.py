@@ -1,0 +1,1 @@
+"""Device code that kernels of several files and architectures share."""

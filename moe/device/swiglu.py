@@ -1,0 +1,33 @@
+"""SwiGLU of columns in registers (device code): h = (up + beta) gate sigmoid(alpha gate)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+LOG2_E = 1.4426950408889634
+
+
+@cute.jit
+def swiglu(config: cutlass.Constexpr, numbers: object, values: cute.Tensor) -> cute.Tensor:
+    """fp32 (N,) of gate and up, config.granularity columns of each in turn, to fp32 (N / 2,).
+
+    Gate is clamped above only, up on both sides (the form of gpt-oss and DeepSeek-V4).
+    """
+    width = config.granularity
+    result = cute.make_rmem_tensor(cute.size(values) // 2, Float32)
+    for index in cutlass.range_constexpr(cute.size(result)):
+        pair, inside = divmod(index, width)
+        gate = values[2 * pair * width + inside]
+        up = values[(2 * pair + 1) * width + inside]
+        if cutlass.const_expr(config.limit):
+            gate = cute.arch.fmin(gate, numbers.limit, nan=True)
+            up = cute.arch.fmin(up, numbers.limit, nan=True)
+            up = cute.arch.fmax(up, -numbers.limit, nan=True)
+        result[index] = (up + numbers.beta) * gate * sigmoid(numbers.alpha * gate)
+    return result
+
+
+@cute.jit
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + exp(-x))."""
+    return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -LOG2_E, fastmath=True))

@@ -1,0 +1,99 @@
+"""The block-scaled number formats, and where the scale factor of a block lies. Plain data.
+
+A block is `block` consecutive elements of a row, along K; one scale factor belongs to it. With R
+rows and C = K / block columns of scale factors, one byte each, they are stored in atoms of 128 rows
+and 4 columns, 512 bytes that tcgen05.cp moves into tensor memory as they are ("128x4", the layout
+of CUTLASS and of cuBLAS's VEC16_UE4M3 and VEC32_UE8M0):
+
+    byte of (row, column) = (row / 128) ceil(C / 4) 512 + (column / 4) 512
+                          + (row % 32) 16 + (row % 128 / 32) 4 + column % 4
+
+Bytes of no row or of no column are 0, which is no NaN in either scale format. The atoms beside each
+other are a block of 128 rows. Of rows sorted by expert, every expert begins at a fresh block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCALE_ROWS = 128  # of an atom
+SCALE_COLUMNS = 4
+SCALE_ATOM_BYTES = SCALE_ROWS * SCALE_COLUMNS
+
+E2M1_LARGEST = 6.0
+E4M3_LARGEST = 448.0
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """value = element * scale, divided by the global scale where there is one.
+
+    element: 'e2m1' (two per byte along K, the even one in the low 4 bits) or 'e4m3'.
+    block: elements that share a scale factor. scale: 'e4m3' (never negative) or 'ue8m0'.
+    largest: the largest element. has_global: fp32 factors beside, of a tensor, row or expert.
+    """
+
+    name: str
+    element: str
+    block: int
+    scale: str
+    largest: float
+    has_global: bool
+
+    @property
+    def per_byte(self) -> int:
+        """Elements of a byte."""
+        return 2 if self.element == "e2m1" else 1
+
+    @property
+    def amax_target(self) -> float:
+        """What the largest magnitude of a tensor becomes times its global scale: 2688 of NVFP4."""
+        if not self.has_global:
+            raise ValueError(f"{self.name} has no global scale")
+        return self.largest * E4M3_LARGEST
+
+    def columns(self, k: int) -> int:
+        """Scale factors of a row of k elements. ValueError unless blocks divide the row."""
+        if k < self.block or k % self.block:
+            raise ValueError(f"K = {k} in {self.name}: a positive multiple of {self.block}")
+        return k // self.block
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        BlockFormat("nvfp4", "e2m1", 16, "e4m3", E2M1_LARGEST, has_global=True),
+        BlockFormat("mxfp4", "e2m1", 32, "ue8m0", E2M1_LARGEST, has_global=False),
+        BlockFormat("mxfp8", "e4m3", 32, "ue8m0", E4M3_LARGEST, has_global=False),
+    )
+}
+
+
+def format_of(name: str) -> BlockFormat:
+    """The format of this name, or ValueError."""
+    if name not in FORMATS:
+        raise ValueError(f"format {name!r}: one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def scale_atoms(columns: int) -> int:
+    """Atoms beside each other that hold `columns` scale factors of a row."""
+    return -(-columns // SCALE_COLUMNS)
+
+
+def scale_bytes(blocks: int, columns: int) -> int:
+    """Bytes of the scale factors of `blocks` blocks of 128 rows."""
+    return blocks * scale_atoms(columns) * SCALE_ATOM_BYTES
+
+
+def row_blocks(rows: int) -> int:
+    """Blocks of 128 rows that hold `rows` rows."""
+    return -(-rows // SCALE_ROWS)
+
+
+def scale_blocks(rows: int, experts: int) -> int:
+    """Blocks of 128 rows that always suffice for `rows` rows sorted by expert, whatever the counts.
+
+    Every expert adds at most one that is not full, so that nobody reads the counts to allocate.
+    """
+    return rows // SCALE_ROWS + experts

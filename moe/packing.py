@@ -1,0 +1,321 @@
+"""Expert weights as the kernels read them, packed once when a model is loaded.
+
+A layer has w13 [E, 2I, H], gate and up of its first product, and w2 [E, H, I]. Packed, both are in
+a block-scaled format with one global scale per expert where the format has one, their scale factors
+are swizzled, every expert from a fresh 128 rows on (`moe.formats`), and the rows of w13 alternate,
+so that a tile of the first product holds gate and up of the same columns:
+
+    [gate 0 .. g - 1, up 0 .. g - 1, gate g .. 2g - 1, ...]    g: the granularity
+
+`pack` takes bf16, fp16 or fp32, `pack_quantised` what a checkpoint holds in the same format. Both
+look at the values (on a GPU the host waits) and refuse what no kernel could multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit import hw
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from moe.config import GRANULARITIES
+from moe.formats import BlockFormat, format_of
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
+
+DEFAULT_GRANULARITY = 32
+# Rows of w13 as it is given: all of gate first, all of up first, or one of each in turn (gpt-oss).
+ORDERS = ("gate_up", "up_gate", "alternating")
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExperts:
+    """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both."""
+
+    w13: Quantized
+    w2: Quantized
+    granularity: int = DEFAULT_GRANULARITY
+
+    def __post_init__(self) -> None:
+        for name, w in {"w13": self.w13, "w2": self.w2}.items():
+            require_rank(f"{name}.data", w.data, "[E, rows, K]")
+            if w.format.has_global and len(w.encode_scale) != len(w.data):
+                raise ValueError(
+                    f"{name} has {len(w.encode_scale)} global scales for {len(w.data)} experts"
+                )
+        require_tensors(w13=self.w13.data, w2=self.w2.data)
+        if self.w13.fmt != self.w2.fmt:
+            raise ValueError(f"w13 is in {self.w13.fmt}, w2 in {self.w2.fmt}: one format for both")
+        _check_sizes(_logical_shape(self.w13), _logical_shape(self.w2), self.w13.format)
+        _check_granularity(self.granularity, self.intermediate)
+
+    @property
+    def fmt(self) -> str:
+        """The format of both."""
+        return self.w13.fmt
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.w2.data.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.w13.k
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.w2.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.w13.nbytes + self.w2.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointWeight:
+    """A weight [E, N, K] that somebody else quantised: nothing interleaved, nothing swizzled.
+
+    data: its elements as they are packed here, in their own dtype or as bytes: uint8 [E, N, K / 2]
+    of e2m1, the even element in the low bits; e4m3 [E, N, K].
+    scales: [E, N, K / block] in their own dtype or as bytes.
+    decode_scale: fp32 [E], what values are multiplied by (`weight_scale_2` of ModelOpt), or
+    encode_scale, its reciprocal (`weight_global_scale` of compressed-tensors); of w13 also [E, 2],
+    one for gate and one for up, which have to agree.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    encode_scale: torch.Tensor | None = None
+    decode_scale: torch.Tensor | None = None
+
+
+def pack(
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    fmt: str = "nvfp4",
+    *,
+    granularity: int = DEFAULT_GRANULARITY,
+    order: str = "gate_up",
+    encode_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> PackedExperts:
+    """w13 [E, 2I, H] and w2 [E, H, I] in bf16, fp16 or fp32, quantised expert by expert.
+
+    granularity: 8, 16, 32 or 64, a divisor of I. order: of the rows of w13, one of ORDERS.
+    encode_scales: the global scales of w13 and of w2, fp32 [E]; by default each maps the largest
+    magnitude of its expert to the largest number of the format.
+
+    Raises TypeError or ValueError, naming the value and the limit, for sizes that no kernel takes
+    and for weights that are not finite.
+    """
+    form = format_of(fmt)
+    require_tensors(w13=w13, w2=w2)
+    for name, w in {"w13": w13, "w2": w2}.items():
+        require_rank(name, w, "[E, N, K]")
+        if w.dtype not in DTYPE_NAMES:
+            raise ValueError(f"{name} is {w.dtype}, expected bf16, fp16 or fp32")
+    _check_sizes(w13.shape, w2.shape, form)
+    rows = interleaved_rows(w2.shape[2], granularity, order).to(w13.device)
+    encode13, encode2 = encode_scales or (None, None)
+    return PackedExperts(
+        _quantised("w13", w13, form, encode13, rows),
+        _quantised("w2", w2, form, encode2, slice(None)),
+        granularity,
+    )
+
+
+def pack_quantised(
+    w13: CheckpointWeight,
+    w2: CheckpointWeight,
+    fmt: str = "nvfp4",
+    *,
+    granularity: int = DEFAULT_GRANULARITY,
+    order: str = "gate_up",
+) -> PackedExperts:
+    """What a checkpoint holds in the format `fmt`, laid out anew: no value changes.
+
+    granularity and order: as of `pack`. Raises TypeError or ValueError, naming the value and the
+    limit, for sizes that no kernel takes and for codes and global scales that are no numbers.
+    """
+    form = format_of(fmt)
+    for name, w in {"w13": w13, "w2": w2}.items():
+        _check_checkpoint(name, w, form)
+    shape13, shape2 = ((*w.data.shape[:2], w.data.shape[2] * form.per_byte) for w in (w13, w2))
+    _check_sizes(shape13, shape2, form)
+    rows = interleaved_rows(shape2[2], granularity, order).to(w13.data.device)
+    return PackedExperts(
+        _laid_out("w13", w13, form, rows), _laid_out("w2", w2, form, slice(None)), granularity
+    )
+
+
+def unpack(
+    packed: PackedExperts, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
+    rows = interleaved_rows(packed.intermediate, packed.granularity)
+    w13 = dequantise(packed.w13, dtype=dtype)
+    return w13[:, rows.argsort().to(w13.device)], dequantise(packed.w2, dtype=dtype)
+
+
+def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up") -> torch.Tensor:
+    """int64 [2I]: which row of w13, in this order, each packed row is."""
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)}")
+    _check_granularity(granularity, intermediate)
+    row = torch.arange(2 * intermediate)
+    gate, up = (row[::2], row[1::2]) if order == "alternating" else row.chunk(2)
+    if order == "up_gate":
+        gate, up = up, gate
+    groups = (half.unflatten(0, (-1, granularity)) for half in (gate, up))
+    return torch.stack(tuple(groups), dim=1).flatten()
+
+
+def _quantised(
+    name: str,
+    w: torch.Tensor,
+    form: BlockFormat,
+    encode: torch.Tensor | None,
+    rows: torch.Tensor | slice,
+) -> Quantized:
+    """`rows` of every expert of w [E, N, K], one expert at a time: of fp32 there is never more."""
+    amax = torch.stack([each.abs().amax() for each in w]).float()
+    _require_each(name, "largest magnitude", amax, amax.isfinite(), "finite")
+    if form.has_global:
+        encode = encode_scale(amax, form.name) if encode is None else encode
+        require_tensors(**{name: w, f"encode scale of {name}": encode})
+        _require_global_scale(f"encode scale of {name}", encode, len(w))
+    elif encode is not None:
+        raise ValueError(f"encode_scales with {form.name}, which has none")
+    data, scales = [], []
+    for expert, each in enumerate(w):
+        g = None if encode is None else encode[expert : expert + 1]
+        packed, codes = quantise_blocks(each[rows].float(), form, g)
+        data.append(packed.view(torch.uint8))
+        scales.append(swizzle_scales(codes).view(torch.uint8))
+    return _assembled(torch.stack(data), torch.cat(scales), form, encode)
+
+
+def _laid_out(
+    name: str, w: CheckpointWeight, form: BlockFormat, rows: torch.Tensor | slice
+) -> Quantized:
+    """`rows` of every expert of w, as they are."""
+    data = w.data.view(torch.uint8)[:, rows].contiguous()
+    codes = w.scales.view(torch.uint8)[:, rows]
+    _check_codes(f"{name}.scales", codes, NAN_CODE[form.scale] - 1)
+    if form.element == "e4m3":
+        _check_codes(f"{name}.data", data & 0x7F, NAN_CODE["e4m3"] - 1)
+    scales = torch.cat([swizzle_scales(each) for each in codes])
+    if not form.has_global:
+        return _assembled(data, scales, form, None)
+    encode, decode = (
+        None if scale is None else _one_per_expert(name, scale, len(data))
+        for scale in (w.encode_scale, w.decode_scale)
+    )
+    encode = decode.reciprocal() if encode is None else encode
+    return _assembled(data, scales, form, encode, decode)
+
+
+def _assembled(
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    form: BlockFormat,
+    encode: torch.Tensor | None,
+    decode: torch.Tensor | None = None,
+) -> Quantized:
+    """Bytes as what they are; the decode scale is 1 / encode scale unless it is known."""
+    if decode is None and encode is not None:
+        decode = encode.reciprocal()
+    return Quantized(
+        data.view(ELEMENT_DTYPES[form.element]),
+        scales.view(SCALE_DTYPES[form.scale]),
+        encode,
+        decode,
+        form.name,
+    )
+
+
+def _one_per_expert(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:
+    """fp32 [E] of global scales [E], or [E, 2] of gate and up that agree."""
+    if scale.ndim == 2 and scale.shape[1] == 2:
+        agree = scale[:, 0] == scale[:, 1]
+        _require_each(name, "global scales of gate and up", scale, agree, "equal")
+        scale = scale[:, 0].contiguous()
+    _require_global_scale(f"global scale of {name}", scale, experts)
+    return scale
+
+
+def _require_global_scale(name: str, scale: torch.Tensor, experts: int) -> None:
+    require_table(name, scale, torch.float32, (experts,))
+    usable = scale.isfinite() & (scale > 0)
+    _require_each(name, "value", scale, usable, "positive and finite")
+
+
+def _require_each(
+    name: str, what: str, values: torch.Tensor, good: torch.Tensor, wanted: str
+) -> None:
+    """ValueError for the first expert that is not good, with its values."""
+    bad = (~good).nonzero()
+    if len(bad):
+        expert = int(bad[0, 0])
+        raise ValueError(f"{name}, expert {expert}: {what} {values[expert].tolist()}, not {wanted}")
+
+
+def _check_checkpoint(name: str, w: CheckpointWeight, form: BlockFormat) -> None:
+    """dtypes and shapes of one weight; codes and global scales are checked where they are read."""
+    given = {"data": w.data, "scales": w.scales}
+    one = {"encode_scale": w.encode_scale, "decode_scale": w.decode_scale}
+    one = {field: scale for field, scale in one.items() if scale is not None}
+    if len(one) != int(form.has_global):
+        wanted = "one of encode_scale and decode_scale" if form.has_global else "no global scale"
+        raise ValueError(
+            f"{name} has {', '.join(one) or 'no global scale'}: {form.name} has {wanted}"
+        )
+    require_tensors(**{f"{name}.{field}": tensor for field, tensor in (given | one).items()})
+    dtypes = {"data": ELEMENT_DTYPES[form.element], "scales": SCALE_DTYPES[form.scale]}
+    for field, tensor in given.items():
+        require_rank(f"{name}.{field}", tensor, "[E, N, bytes]")
+        if tensor.dtype not in (torch.uint8, dtypes[field]):
+            raise ValueError(
+                f"{name}.{field} is {tensor.dtype}, expected torch.uint8 or {dtypes[field]}"
+            )
+    expected = (*w.data.shape[:2], form.columns(w.data.shape[2] * form.per_byte))
+    if w.scales.shape != expected:
+        raise ValueError(f"{name}.scales has shape {tuple(w.scales.shape)}, expected {expected}")
+
+
+def _check_codes(name: str, codes: torch.Tensor, largest: int) -> None:
+    """ValueError for a NaN and, of scale factors in e4m3, for a sign: the MMA takes none."""
+    for expert, top in enumerate(codes.flatten(1).amax(1).tolist()):
+        if top > largest:
+            raise ValueError(f"{name}, expert {expert}: code {top:#x}, at most {largest:#x}")
+
+
+def _logical_shape(w: Quantized) -> tuple[int, int, int]:
+    return (*w.data.shape[:2], w.k)
+
+
+def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> None:
+    """ValueError unless they are [E, 2I, H] and [E, H, I], and TMA can read rows of both."""
+    experts, hidden, intermediate = w2
+    if tuple(w13) != (experts, 2 * intermediate, hidden) or experts < 1:
+        raise ValueError(f"w13 {tuple(w13)} with w2 {tuple(w2)}: [E, 2I, H] and [E, H, I]")
+    for name, k in {"H": hidden, "I": intermediate}.items():
+        form.columns(k)
+        row_bytes = k // form.per_byte
+        if row_bytes % hw.TMA_ALIGN_BYTES:
+            raise ValueError(
+                f"{name} = {k}: rows of {row_bytes} bytes in {form.name}, expected a multiple of "
+                f"{hw.TMA_ALIGN_BYTES}"
+            )
+
+
+def _check_granularity(granularity: int, intermediate: int) -> None:
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity {granularity}: one of {GRANULARITIES}")
+    if intermediate % granularity:
+        raise ValueError(f"I = {intermediate}: a multiple of granularity {granularity}")

@@ -1,0 +1,92 @@
+"""The largest magnitude of a tensor or of each of its rows, NaN where there is one (device code).
+
+The maximum does not depend on the order, and the bits of fp32 numbers that are not negative are in
+the order of the numbers, NaN last: CTAs that share a tensor meet in an atomic maximum of integers.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.cute.runtime import make_fake_tensor
+from cutlass.memory import SmemAllocator
+
+from kernelkit import hw
+from kernelkit.compile import compile_once
+from moe.device.quantise import bits_of, largest_magnitude
+from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
+from moe.quantiser.kernel import TYPES
+
+
+class Amax:
+    """Host function and kernel of one AmaxConfig."""
+
+    def __init__(self, config: AmaxConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, amax: cute.Tensor, ctas: Int32, stream: CUstream) -> None:
+        """x: [T, K]. amax: the bits of fp32 as int32, [T], or [1] that is 0 before."""
+        self.kernel(x, amax).launch(
+            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, amax: cute.Tensor) -> None:
+        """Rows cta, cta + ctas, ... of x; see `__call__`."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        smem = SmemAllocator()
+        warps = config.threads // hw.WARP_THREADS
+        sTop = smem.allocate_tensor(Int32, cute.make_layout(warps))
+        top = Float32(0.0)
+        for row in cutlass.range(cta, x.shape[0], ctas, unroll=1):
+            top = self.of_row(x, row, thread, top)
+        bits = cute.arch.warp_redux_sync(Int32(bits_of(top)), "max")
+        if thread % hw.WARP_THREADS == 0:
+            sTop[thread // hw.WARP_THREADS] = bits
+        cute.arch.sync_threads()
+        if thread == 0:
+            for warp in cutlass.range_constexpr(1, warps):
+                bits = cutlass.max(bits, sTop[warp])
+            if cutlass.const_expr(config.per_token):
+                amax[cta] = bits
+            else:
+                cute.arch.atomic_max(amax.iterator, bits, sem="relaxed", scope="gpu")
+
+    @cute.jit
+    def of_row(self, x: cute.Tensor, row: Int32, thread: Int32, top: Float32) -> Float32:
+        """The largest of `top` and the vectors of a thread."""
+        config = self.config
+        vectors = x.shape[1] // config.vector
+        step = config.threads * config.unrolled
+        for first in cutlass.range(thread, vectors, step, unroll=1):
+            values = cute.make_rmem_tensor((config.vector, config.unrolled), TYPES[config.dtype])
+            values.fill(0.0)
+            for index in cutlass.range_constexpr(config.unrolled):
+                here = first + index * config.threads
+                if here < vectors:
+                    source = cute.local_tile(x[row, None], (config.vector,), (here,))
+                    cute.autovec_copy(source, values[None, index])
+            numbers = cute.make_rmem_tensor(cute.size(values), Float32)
+            numbers.store(values.load().to(Float32).reshape(numbers.shape))
+            top = cute.arch.fmax(top, largest_magnitude(numbers), nan=True)
+        return top
+
+
+def compile_amax(config: AmaxConfig, arch: str) -> Any:
+    """The compiled `Amax.__call__` of `config`; compiled once per process."""
+    return compile_once(config, arch, lambda: (Amax(config), *_arguments(config)))
+
+
+def _arguments(config: AmaxConfig) -> tuple:
+    tokens, k, sizes = (cute.sym_int32() for _ in range(3))
+    stride = cute.sym_int64(divisibility=config.vector)
+    dtype = TYPES[config.dtype]
+    x = make_fake_tensor(dtype, (tokens, k), (stride, 1), assumed_align=VECTOR_BYTES)
+    amax = make_fake_tensor(Int32, (sizes,), (1,))
+    return x, amax, Int32(0), CUstream(0)

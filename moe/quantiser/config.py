@@ -1,0 +1,99 @@
+"""What the kernels of the quantiser are compiled for, and which thread does what, as data.
+
+The quantising kernel works on tiles of 128 rows and as many columns as `unrolled` atoms of scale
+factors have (see moe.formats). A thread takes one of 4 neighbouring scale factors of a row in each
+atom, with its elements. A warp has 8 rows, two neighbours in each quarter of the tile: the words
+that it gathers from 4 neighbours are 32 consecutive bytes. `parts` CTAs share a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit import hw
+from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
+
+VECTOR_BYTES = 16  # of a load: what rows are aligned to
+ELEMENTS = 32  # of a thread
+QUARTERS = 4  # of the rows of a tile
+
+
+@dataclass(frozen=True)
+class QuantiseConfig:
+    """Static fields; sizes and strides are arguments.
+
+    fmt: a name of moe.formats.FORMATS; dtype: of the input, 'bf16' or 'fp16'. gathered: rows come
+    by index; grouped: rows are sorted by expert, see `moe.formats`. scaling: where the global scale
+    comes from, '' in a format without: the amax of the 'tensor' or of each 'token' of the input,
+    one that is 'given', or one for each of the result's ('given rows').
+    """
+
+    fmt: str
+    dtype: str
+    gathered: bool = False
+    grouped: bool = False
+    scaling: str = ""
+    threads: int = 128
+
+    @property
+    def unrolled(self) -> int:
+        """Atoms of a tile: a thread has loads of 64 bytes in flight."""
+        return ELEMENTS // self.format.block
+
+    @property
+    def format(self) -> BlockFormat:
+        """What `fmt` names."""
+        return FORMATS[self.fmt]
+
+    @property
+    def words(self) -> int:
+        """32-bit words of the elements of a block."""
+        return self.format.block // self.format.per_byte // 4
+
+    @property
+    def vector(self) -> int:
+        """Elements of a load."""
+        return VECTOR_BYTES // 2
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a tile."""
+        return SCALE_ROWS * SCALE_COLUMNS // self.threads
+
+    @property
+    def columns(self) -> int:
+        """Scale factors of a row in a tile."""
+        return SCALE_COLUMNS * self.unrolled
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether every row of the result has a global scale of its own."""
+        return self.scaling in ("token", "given rows")
+
+
+@dataclass(frozen=True)
+class AmaxConfig:
+    """The kernel that finds the largest magnitude of a tensor or, per_token, of each of its rows.
+
+    unrolled: vectors that a thread has in flight. A row belongs to one CTA.
+    """
+
+    dtype: str
+    per_token: bool
+    threads: int = 128
+    unrolled: int = 4
+
+    @property
+    def vector(self) -> int:
+        """Elements of a load."""
+        return VECTOR_BYTES // 2
+
+
+CTAS_OF_AMAX = hw.SMS * 16  # of a tensor: each ends in one atomic on the same word
+CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
+
+
+def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
+    """CTAs that take turns at the tiles of a block, of k columns."""
+    tiles = -(-k // (config.format.block * config.columns))
+    return min(tiles, -(-CTAS // (blocks * config.parts)))

@@ -1,0 +1,102 @@
+"""A quantised tensor: packed elements, swizzled scale factors, global scales.
+
+torch has no arithmetic on these dtypes, and of float4_e2m1fn_x2 little but `view`: make such a
+tensor from bytes by `.view(torch.float4_e2m1fn_x2)`, read it by `.view(torch.uint8)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit.tensors import require_tensors
+from moe.formats import BlockFormat, format_of, row_blocks, scale_bytes
+
+ELEMENT_DTYPES = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn}
+SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "ue8m0": torch.float8_e8m0fnu}
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """value = element * scale factor * decode_scale.
+
+    data: [rows, K] or [E, rows, K]; of e2m1 two elements per byte, so that K / 2 is its last size.
+    scales: 1-D, swizzled as `moe.formats` says; every expert begins at a fresh 128 rows.
+    encode_scale: fp32 [1], [rows] or [E], what the values were multiplied by before; None in a
+    format without. decode_scale: 1 / encode_scale, rounded once, so that no kernel divides again.
+    fmt: a key of `moe.formats.FORMATS`.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    encode_scale: torch.Tensor | None
+    decode_scale: torch.Tensor | None
+    fmt: str
+
+    def __post_init__(self) -> None:
+        form = self.format
+        global_scales = self._global_scales(form)
+        require_tensors(data=self.data, scales=self.scales, **global_scales)
+        _require_dtype("data", self.data, ELEMENT_DTYPES[form.element])
+        _require_dtype("scales", self.scales, SCALE_DTYPES[form.scale])
+        if self.data.ndim not in (2, 3):
+            raise ValueError(f"data has shape {tuple(self.data.shape)}: [rows, K] or [E, rows, K]")
+        self._check_scales(scale_bytes(1, form.columns(self.k)))
+        sizes = {1, self.data.shape[0]}
+        for name, scale in global_scales.items():
+            _require_dtype(name, scale, torch.float32)
+            if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(self.encode_scale):
+                raise ValueError(
+                    f"{name} has shape {tuple(scale.shape)}, expected [1] or "
+                    f"[{self.data.shape[0]}], like encode_scale {tuple(self.encode_scale.shape)}"
+                )
+
+    def _global_scales(self, form: BlockFormat) -> dict[str, torch.Tensor | None]:
+        """The global scales by name, both of them or none, as the format has it."""
+        scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
+        given = [name for name, scale in scales.items() if scale is not None]
+        if len(given) != (len(scales) if form.has_global else 0):
+            wanted = "both global scales" if form.has_global else "no global scale"
+            raise ValueError(f"{form.name} has {wanted}, not {' and '.join(given) or 'none'}")
+        return scales if form.has_global else {}
+
+    def _check_scales(self, block_bytes: int) -> None:
+        """ValueError unless the scale factors are whole blocks of 128 rows and enough of them."""
+        of_experts = self.data.ndim == 3
+        matrices = self.data.shape[0] if of_experts else 1
+        least = matrices * row_blocks(self.rows) * block_bytes
+        size = self.scales.numel()
+        # Rows sorted by expert may have more blocks, matrices of experts have what they need.
+        fits = size == least if of_experts else size >= least and size % block_bytes == 0
+        if self.scales.ndim != 1 or not fits:
+            raise ValueError(
+                f"scales have shape {tuple(self.scales.shape)}: 1-D, {least} bytes for data of "
+                f"{tuple(self.data.shape)}, {block_bytes} for every 128 rows of K = {self.k}"
+            )
+
+    @property
+    def format(self) -> BlockFormat:
+        """What `fmt` names."""
+        return format_of(self.fmt)
+
+    @property
+    def rows(self) -> int:
+        """Rows, of each expert where there are experts."""
+        return self.data.shape[-2]
+
+    @property
+    def k(self) -> int:
+        """Elements of a row."""
+        return self.data.shape[-1] * self.format.per_byte
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is stored."""
+        tensors = (self.data, self.scales, self.encode_scale, self.decode_scale)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def _require_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype}")

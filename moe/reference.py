@@ -1,0 +1,295 @@
+"""The layer and its numbers in plain torch: the definition that every kernel of `moe` agrees with.
+
+Quantising is defined to the bit, in IEEE fp32 without flushed subnormals or fused operations. With
+a block of elements x, amax = max |x| and the tensor's (row's, expert's) global scale g:
+
+    nvfp4         s = e4m3((amax fp32(1/6)) g)        inv = min(g / s, FLT_MAX), 0 where s = 0
+    mxfp4, mxfp8  s = ue8m0(amax fp32(1/6 or 1/448))  inv = 1 / s, exactly
+    element       q = e2m1 or e4m3 (x inv)
+
+e4m3 and e2m1 round to nearest even and saturate, infinities too; ue8m0 is the smallest power of two
+that is not below, within 2^-127 .. 2^127 (cvt.rp.satfinite.ue8m0x2.f32). One NaN makes its block
+NaN: the scale factor is the NaN of its format (0x7f, 0xff), inv is NaN, and every element becomes
+what cvt makes of NaN (e2m1 0x7, e4m3 0x7f). An infinity becomes the largest element with the
+largest scale factor; a g computed from one is 0, and then 1 / g and all values are not finite.
+Zeros keep their sign.
+
+The functions run on any device, and read values back on the host only where they say so.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from moe.formats import (
+    E4M3_LARGEST,
+    SCALE_ATOM_BYTES,
+    SCALE_COLUMNS,
+    SCALE_ROWS,
+    BlockFormat,
+    format_of,
+    row_blocks,
+    scale_atoms,
+    scale_blocks,
+    scale_bytes,
+)
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.reference_routing import combine, permutation
+
+FLT_MAX = torch.finfo(torch.float32).max
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_SIGN = 8
+NAN_CODE = {"e2m1": 0x07, "e4m3": 0x7F, "ue8m0": 0xFF}
+
+
+def quantise(
+    x: torch.Tensor,
+    fmt: str,
+    *,
+    global_scale: str | torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+) -> Quantized:
+    """x [T, K] of any float dtype in the format `fmt`.
+
+    global_scale: g as fp32 [1] or [rows of the result], or what to compute it from: 'tensor' (the
+    default where the format has one) or 'token', one for each row of x.
+    rows: int [R], result row r is row rows[r] of x. offsets: int [E + 1], result rows are sorted by
+    expert and the scale factors lie as `moe.formats` says, with room for `scale_blocks`.
+    """
+    form = format_of(fmt)
+    encode = _encode_scale_of(x, form, global_scale)
+    x = x.float()
+    if rows is not None:
+        x = x[rows.long()]
+        if global_scale == "token":
+            encode = encode[rows.long()]
+    data, codes = quantise_blocks(x, form, encode)
+    return Quantized(
+        data,
+        swizzle_scales(codes, offsets),
+        encode,
+        None if encode is None else encode.reciprocal(),
+        fmt,
+    )
+
+
+def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
+    """fp32 g = min(2688 / amax, FLT_MAX), 1 where amax is 0: it maps amax to the largest number."""
+    target = torch.full_like(amax, format_of(fmt).amax_target, dtype=torch.float32)
+    g = (target / amax.float()).clamp(max=FLT_MAX)
+    return torch.where(amax == 0, 1.0, g)
+
+
+def quantise_blocks(
+    x: torch.Tensor, form: BlockFormat, encode: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed elements of x fp32 [rows, K], and scale factors [rows, K / block] not yet swizzled."""
+    blocks = x.reshape(len(x), form.columns(x.shape[-1]), form.block)
+    wanted = blocks.abs().amax(-1) * (1 / form.largest)
+    if form.scale == "e4m3":
+        g = encode[:, None]
+        scale = _to_e4m3(wanted * g)
+        inverse = torch.where(scale.float() == 0, 0.0, (g / scale.float()).clamp(max=FLT_MAX))
+    else:
+        scale = _to_ue8m0(wanted)
+        inverse = scale.float().reciprocal()
+    elements = (blocks * inverse[..., None]).reshape(x.shape)
+    data = _to_e4m3(elements) if form.element == "e4m3" else pack_e2m1(_to_e2m1(elements))
+    return data, scale
+
+
+def dequantise(
+    quantized: Quantized,
+    *,
+    offsets: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """The values of `data`, [rows, K] or [E, rows, K]: exact in fp64, then rounded to `dtype`.
+
+    offsets: those that the rows were quantised with.
+    """
+    form, data = quantized.format, quantized.data
+    columns = form.columns(quantized.k)
+    if data.ndim == 3:
+        per_expert = quantized.scales.reshape(len(data), -1)
+        scale = torch.stack([unswizzle_scales(s, quantized.rows, columns) for s in per_expert])
+    else:
+        scale = unswizzle_scales(quantized.scales, quantized.rows, columns, offsets)
+    elements = unpack_e2m1(data) if form.element == "e2m1" else data.float()
+    values = elements.double().unflatten(-1, (columns, form.block)) * scale.float()[..., None]
+    values = values.flatten(-2)
+    if quantized.decode_scale is not None:
+        decode = quantized.decode_scale.double()
+        values = values * decode.reshape(-1, *[1] * (data.ndim - 1))
+    return values.to(dtype)
+
+
+def swiglu(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+) -> torch.Tensor:
+    """(u + beta) g sigmoid(alpha g) with g = min(gate, limit), u = up within -limit .. limit.
+
+    In the dtype of gate and up. Plain: (1, 0, None); DeepSeek-V4: (1, 0, 10); gpt-oss: (1.702, 1,
+    7). A NaN stays one.
+    """
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + beta) * gate * torch.sigmoid(alpha * gate)
+
+
+def grouped_gemm(
+    x: torch.Tensor | Quantized, w: torch.Tensor | Quantized, offsets: torch.Tensor
+) -> torch.Tensor:
+    """fp64 [R, N]: rows x [R, K], sorted by expert, times the transposed matrix of w [E, N, K].
+
+    offsets: int [E + 1], read on the host. Experts may have no rows.
+    """
+    x = dequantise(x, offsets=offsets) if isinstance(x, Quantized) else x.double()
+    w = dequantise(w) if isinstance(w, Quantized) else w.double()
+    starts = offsets.tolist()
+    return torch.cat([x[a:b] @ w[e].T for e, (a, b) in enumerate(pairwise(starts))])
+
+
+def layer(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    routed: tuple[torch.Tensor, torch.Tensor],
+    *,
+    fmt: str | None = None,
+    x_scale: str | torch.Tensor | None = None,
+    h_scale: str | torch.Tensor | None = None,
+    **activation: float | None,
+) -> torch.Tensor:
+    """A whole MoE layer, [T, H]: x [T, H], routed = (ids, weights) [T, k].
+
+    w13 [E, 2I, H], gate rows first; w2 [E, H, I]; plain or dequantised, as the kernels see them.
+    fmt None: the definition, in fp64. Otherwise rounded where the kernels round: x and h = swiglu
+    (fp32) to fmt with global scales x_scale and h_scale (as `quantise` takes them), the rows of
+    both products to fp32, those of the second to the dtype of x, and y after a sum in fp32.
+    activation: keywords of `swiglu`.
+    """
+    ids, weights = routed
+    rows = permutation(ids, len(w13))
+    exact = fmt is None
+    inner = torch.float64 if exact else torch.float32
+    values = x.double() if exact else dequantise(quantise(x, fmt, global_scale=x_scale))
+    values = values[rows.slot_of_row.long() // ids.shape[1]]
+    gate, up = grouped_gemm(values, w13, rows.offsets).to(inner).chunk(2, dim=-1)
+    h = swiglu(gate, up, **activation)
+    h = h if exact else dequantise(quantise(h, fmt, global_scale=h_scale))
+    y = grouped_gemm(h, w2, rows.offsets)
+    if exact:
+        return combine(y, weights, rows.row_of_slot, dtype=torch.float64)
+    return combine(y.float().to(x.dtype), weights, rows.row_of_slot).to(x.dtype)
+
+
+def swizzle_scales(codes: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+    """Scale factors [rows, columns] of one byte in the layout of `moe.formats`, 1-D, padded with 0.
+
+    offsets: int [E + 1] of rows sorted by expert; every expert begins at a fresh 128 rows.
+    """
+    rows, columns = codes.shape
+    blocks = row_blocks(rows) if offsets is None else scale_blocks(rows, len(offsets) - 1)
+    swizzled = torch.zeros(scale_bytes(blocks, columns), dtype=torch.uint8, device=codes.device)
+    swizzled[_scale_index(codes.shape, offsets, codes.device)] = codes.view(torch.uint8)
+    return swizzled.view(codes.dtype)
+
+
+def unswizzle_scales(
+    scales: torch.Tensor, rows: int, columns: int, offsets: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The inverse of `swizzle_scales`: [rows, columns]."""
+    index = _scale_index((rows, columns), offsets, scales.device)
+    return scales.view(torch.uint8)[index].view(scales.dtype)
+
+
+def expert_of_row(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+    """int64 [rows]: the expert whose rows offsets[e] .. offsets[e + 1] - 1 hold each row."""
+    row = torch.arange(rows, device=offsets.device)
+    return torch.searchsorted(offsets[1:].long(), row, right=True)
+
+
+def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Codes uint8 [..., K] as float4_e2m1fn_x2 [..., K / 2], the even element in the low bits."""
+    packed = codes[..., ::2] | codes[..., 1::2] << 4
+    return packed.contiguous().view(torch.float4_e2m1fn_x2)
+
+
+def unpack_e2m1(data: torch.Tensor) -> torch.Tensor:
+    """fp32 values [..., K] of float4_e2m1fn_x2 [..., K / 2]."""
+    table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)])
+    packed = data.view(torch.uint8)
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+    return table.to(data.device)[codes.long()]
+
+
+def _encode_scale_of(
+    x: torch.Tensor, form: BlockFormat, global_scale: str | torch.Tensor | None
+) -> torch.Tensor | None:
+    if not form.has_global:
+        if global_scale is not None:
+            raise ValueError(f"global_scale with {form.name}, which has none")
+        return None
+    if isinstance(global_scale, torch.Tensor):
+        return global_scale.float()
+    magnitude = x.float().abs()
+    if global_scale in (None, "tensor"):
+        amax = magnitude.amax().reshape(1) if x.numel() else magnitude.new_zeros(1)
+    elif global_scale == "token":
+        amax = magnitude.amax(-1)
+    else:
+        raise ValueError(f"global_scale {global_scale!r}: 'tensor', 'token' or a tensor")
+    return encode_scale(amax, form.name)
+
+
+def _scale_index(
+    shape: tuple[int, int], offsets: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """int64 [rows, columns]: where the byte of each scale factor lies."""
+    rows, columns = shape
+    row = torch.arange(rows, device=device)
+    column = torch.arange(columns, device=device)
+    if offsets is not None:
+        expert, offsets = expert_of_row(offsets, rows), offsets.long()
+        blocks = -(-offsets.diff() // SCALE_ROWS)
+        row = (blocks.cumsum(0) - blocks)[expert] * SCALE_ROWS + row - offsets[expert]
+    atom = row // SCALE_ROWS * scale_atoms(columns)
+    in_atom = row % 32 * 16 + row % SCALE_ROWS // 32 * SCALE_COLUMNS
+    of_row = atom * SCALE_ATOM_BYTES + in_atom
+    of_column = column // SCALE_COLUMNS * SCALE_ATOM_BYTES + column % SCALE_COLUMNS
+    return of_row[:, None] + of_column
+
+
+def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """cvt.rn.satfinite.e4m3x2.f32."""
+    codes = x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(ELEMENT_DTYPES["e4m3"]).view(torch.uint8)
+    return codes.masked_fill(x.isnan(), NAN_CODE["e4m3"]).view(ELEMENT_DTYPES["e4m3"])
+
+
+def _to_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """cvt.rn.satfinite.e2m1x2.f32, a code in each byte: as many as there are values below |x|."""
+    midpoints = [(low + high) / 2 for low, high in pairwise(E2M1_VALUES)]
+    middle = torch.tensor(midpoints, dtype=torch.float32, device=x.device)
+    # A tie goes to the even code, so that the midpoint below an even code counts as above it.
+    middle[1::2] = torch.nextafter(middle[1::2], torch.zeros_like(middle[1::2]))
+    code = torch.bucketize(x.abs().contiguous(), middle, out_int32=True).to(torch.uint8)
+    code = code | torch.signbit(x).to(torch.uint8) * E2M1_SIGN
+    return code.masked_fill(x.isnan(), NAN_CODE["e2m1"])
+
+
+def _to_ue8m0(x: torch.Tensor) -> torch.Tensor:
+    """cvt.rp.satfinite.ue8m0x2.f32 of x >= 0: its exponent, one more where a mantissa follows."""
+    bits = x.view(torch.int32).long()
+    code = (bits + 0x7FFFFF >> 23).clamp(max=254)
+    code = torch.where(bits <= 0x400000, 0, code)  # 2^-127 and below
+    code = torch.where(x.isnan(), NAN_CODE["ue8m0"], code)
+    return code.to(torch.uint8).view(SCALE_DTYPES["ue8m0"])

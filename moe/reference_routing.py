@@ -1,0 +1,125 @@
+"""Routing in plain torch: which experts a token goes to, where its rows lie, how they are added.
+
+T tokens choose k of E experts each, in R = T k slots: slot token k + j is choice j of a token. Rows
+are the slots sorted by expert, those of an expert in the order of slots.
+
+The functions run on any device and read nothing back on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+SCORING = ("softmax", "sigmoid")
+LARGEST_LOGIT = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1.
+    slot_of_row, row_of_slot: int32 [R], inverse to each other."""
+
+    offsets: torch.Tensor
+    slot_of_row: torch.Tensor
+    row_of_slot: torch.Tensor
+
+
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
+
+    logits [T, E] in any float dtype become scores in fp32. Experts are chosen by score plus bias
+    (fp32 [E]), the highest first and of equal ones that with the lower index. They come from the
+    topk_group best of n_group groups of E / n_group neighbours; a group is as good as its two best
+    experts together (DeepSeek-V3). Weights are the scores without bias, over their sum if
+    `renormalize` (over 1 if that is 0), times scale. Softmax over the chosen experts alone
+    (gpt-oss) is 'softmax' with renormalize.
+
+    A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
+    """
+    _check_route(logits.shape[1], top_k, scoring, n_group, topk_group)
+    scores = _scores(logits.float(), scoring)
+    chosen_by = scores if bias is None else scores + bias.float()
+    order = chosen_by.argsort(dim=-1, descending=True, stable=True)
+    closed = _closed_groups(chosen_by, n_group, topk_group).gather(-1, order)
+    order = order.gather(-1, closed.int().argsort(dim=-1, stable=True))
+    ids = order[:, :top_k]
+    weights = scores.gather(-1, ids)
+    if renormalize:
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / total.masked_fill(total == 0, 1.0)
+    return ids.int(), weights * scale
+
+
+def permutation(ids: torch.Tensor, num_experts: int) -> Permutation:
+    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1."""
+    expert = ids.flatten().long()
+    slot_of_row = expert.argsort(stable=True)
+    row_of_slot = torch.empty_like(slot_of_row)
+    row_of_slot[slot_of_row] = torch.arange(len(expert), device=ids.device)
+    edges = torch.arange(num_experts + 1, device=ids.device)
+    offsets = torch.searchsorted(expert[slot_of_row], edges)
+    return Permutation(offsets.int(), slot_of_row.int(), row_of_slot.int())
+
+
+def combine(
+    y: torch.Tensor,
+    weights: torch.Tensor | None,
+    row_of_slot: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """sum over j of weights[t, j] y[row_of_slot[t, j]], [T, H]: j by j, rounded to `dtype`.
+
+    y [R, H]; weights [T, k], None for 1; row_of_slot int [T, k], or [T k] with weights.
+    """
+    row = row_of_slot.long().reshape((row_of_slot if weights is None else weights).shape)
+    total = torch.zeros(len(row), y.shape[1], dtype=dtype, device=y.device)
+    for j in range(row.shape[1]):
+        part = y[row[:, j]].to(dtype)
+        total = total + (part if weights is None else weights[:, j, None].to(dtype) * part)
+    return total
+
+
+def _check_route(experts: int, top_k: int, scoring: str, n_group: int, topk_group: int) -> None:
+    if scoring not in SCORING:
+        raise ValueError(f"scoring {scoring!r}: one of {', '.join(SCORING)}")
+    if n_group < 1 or experts % n_group:
+        raise ValueError(f"n_group {n_group}: a divisor of {experts} experts")
+    if not 1 <= topk_group <= n_group:
+        raise ValueError(f"topk_group {topk_group}: from 1 to n_group = {n_group}")
+    eligible = experts // n_group * topk_group
+    if not 1 <= top_k <= eligible:
+        raise ValueError(f"top_k {top_k}: from 1 to {eligible}, the experts of {topk_group} groups")
+
+
+def _scores(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
+    if scoring == "sigmoid":
+        return torch.sigmoid(logits)
+    top = logits.amax(-1, keepdim=True)
+    weights = torch.exp(logits - top.masked_fill(top == -math.inf, 0.0))
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1.0)
+
+
+def _closed_groups(chosen_by: torch.Tensor, n_group: int, topk_group: int) -> torch.Tensor:
+    """bool [T, E]: experts of the groups that are not among the best."""
+    in_groups = chosen_by.unflatten(-1, (n_group, -1))
+    best = in_groups.topk(min(2, in_groups.shape[-1]), dim=-1).values.sum(-1)
+    order = best.argsort(dim=-1, descending=True, stable=True)
+    closed = torch.ones_like(best, dtype=torch.bool)
+    closed.scatter_(-1, order[:, :topk_group], False)
+    return closed[..., None].expand_as(in_groups).flatten(-2)

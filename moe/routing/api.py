@@ -1,0 +1,148 @@
+"""The functions of routing, and the torch operators behind them, which tracers see whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernelkit.schema import register_operator
+from kernelkit.tensors import require_no_grad, require_rank, require_scalars, require_types
+from moe.reference_routing import Permutation
+from moe.routing.forward import run_combine, run_permutation, run_route
+
+PLACE = "str backend='auto', str? arch=None"
+ROUTE = (
+    "(Tensor logits, Tensor? bias, *, int top_k, str scoring, int n_group, int topk_group, "
+    f"bool renormalize, float scale, {PLACE}) -> (Tensor, Tensor)"
+)
+PERMUTATION = f"(Tensor ids, int num_experts, *, {PLACE}) -> (Tensor, Tensor, Tensor)"
+COMBINE = (
+    f"(Tensor y, Tensor? weights, Tensor row_of_slot, *, ScalarType out_dtype, {PLACE}) -> Tensor"
+)
+
+
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    n_group: int = 1,
+    topk_group: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
+
+    logits: [T, E] bfloat16, float16 or float32, E up to 512, rows in one piece with any stride.
+    top_k: up to 16. scoring: 'softmax' or 'sigmoid', in fp32.
+    bias: fp32 [E], added to the scores by which experts are chosen and not to the weights.
+    n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those of
+        the topk_group best groups are chosen; a group is as good as the sum of its two best.
+    renormalize: weights are divided by their sum (0 stays 0). scale: multiplies them afterwards.
+    backend, arch: see `kernelkit.launch.choose_target`.
+
+    The best expert comes first; of equal ones, and of equal groups, that with the lower index. NaN
+    counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0. Scores are
+    good to a few units in the last place of fp32 (exp2 to 2 ** -22 and its argument rounded, so
+    softmax loses 2 ** -24 per unit of distance from the top): experts whose scores are closer than
+    that may change places against another implementation.
+
+    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
+    anything is compiled. Forward only; one launch, deterministic, safe in a CUDA graph.
+    """
+    given = {"logits": logits} | ({} if bias is None else {"bias": bias})
+    require_types(**given)
+    require_no_grad(**given)
+    options = {
+        "top_k": top_k, "n_group": n_group, "topk_group": topk_group, "scoring": scoring,
+        "renormalize": renormalize, "scale": scale,
+    }  # fmt: skip
+    kinds = dict(zip(options, ("int", "int", "int", "str", "bool", "float"), strict=True))
+    require_scalars(kinds, options)
+    return route_op(logits, bias, **options, backend=backend, arch=arch)
+
+
+def permutation(
+    ids: torch.Tensor, num_experts: int, *, backend: str = "auto", arch: str | None = None
+) -> Permutation:
+    """Rows sorted by expert, those of an expert in the order of their slots.
+
+    ids: int32 [T, k], experts of each token, 0 to num_experts - 1; copied if not contiguous. What
+        is out of range raises on the CPU; on a GPU, where nothing is read back, it counts as the
+        last expert.
+    num_experts: up to 512.
+
+    Returns (offsets, slot_of_row, row_of_slot), int32, see `Permutation`. The same for every run;
+    one launch up to 4096 slots, two above; safe in a CUDA graph.
+    """
+    require_types(ids=ids)
+    require_scalars({"num_experts": "int"}, {"num_experts": num_experts})
+    return Permutation(*permutation_op(ids, num_experts, backend=backend, arch=arch))
+
+
+def combine(
+    y: torch.Tensor,
+    weights: torch.Tensor | None,
+    row_of_slot: torch.Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> torch.Tensor:
+    """[T, H]: sum over j = 0, 1, ... of weights[t, j] * y[row_of_slot[t, j]], fp32, in this order.
+
+    y: [R, H] bfloat16, float16 or float32, H a multiple of 8 (of 4 if all is float32), rows in one
+        piece, 16-byte aligned with strides of multiples of 16 bytes. R is not limited by T * k.
+    weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
+    row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None. A row that y
+        does not have raises on the CPU; on a GPU nothing checks it.
+    out_dtype: of the result, by default that of y.
+
+    One launch, the same bits for every run, safe in a CUDA graph. Forward only.
+    """
+    given = {"y": y, "row_of_slot": row_of_slot} | ({} if weights is None else {"weights": weights})
+    require_types(**given)
+    require_no_grad(**given)
+    if weights is not None:
+        require_rank("weights", weights, "[T, k]")
+        if row_of_slot.numel() != weights.numel():
+            raise ValueError(
+                f"row_of_slot has {row_of_slot.numel()} slots, weights {tuple(weights.shape)}"
+            )
+        row_of_slot = row_of_slot.reshape(weights.shape)
+    require_rank("row_of_slot", row_of_slot, "[T, k]")
+    dtype = y.dtype if out_dtype is None else out_dtype
+    return combine_op(y, weights, row_of_slot, out_dtype=dtype, backend=backend, arch=arch)
+
+
+def _fake_route(
+    logits: torch.Tensor, bias: torch.Tensor | None, *, top_k: int, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (logits.shape[0], top_k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
+
+
+def _fake_permutation(ids: torch.Tensor, num_experts: int, **options: Any) -> tuple:
+    return tuple(ids.new_empty(size) for size in (num_experts + 1, ids.numel(), ids.numel()))
+
+
+def _fake_combine(
+    y: torch.Tensor,
+    weights: torch.Tensor | None,
+    row_of_slot: torch.Tensor,
+    *,
+    out_dtype: torch.dtype,
+    **options: Any,
+) -> torch.Tensor:
+    return y.new_empty((row_of_slot.shape[0], y.shape[1]), dtype=out_dtype)
+
+
+route_op = register_operator("moe_route", ROUTE, run_route, _fake_route)
+permutation_op = register_operator(
+    "moe_permutation", PERMUTATION, run_permutation, _fake_permutation
+)
+combine_op = register_operator("moe_combine", COMBINE, run_combine, _fake_combine)

@@ -1,0 +1,102 @@
+"""The combination: every token's weighted rows, added in the order of its choices (device code)."""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.cute.runtime import make_fake_tensor
+
+from kernelkit.compile import compile_once
+from moe.routing.config import COMBINE_THREADS, VECTOR_BYTES, CombineConfig
+
+TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
+
+
+class Combine:
+    """Host function and kernel of one CombineConfig."""
+
+    def __init__(self, config: CombineConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple,
+        weights: cute.Tensor | None,
+        row_of_slot: cute.Tensor,
+        columns: Int32,
+        stream: CUstream,
+    ) -> None:
+        """tensors: Y (rows, H) and the result (T, H); weights fp32 and row_of_slot int32, (T, k);
+        columns: CTAs that share a token."""
+        tokens, _ = row_of_slot.shape
+        self.kernel(tensors, weights, row_of_slot).launch(
+            grid=(tokens, columns, 1), block=(COMBINE_THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, tensors: tuple, weights: cute.Tensor | None, row_of_slot: cute.Tensor) -> None:
+        """Grid (tokens, CTAs of a token); see `__call__`."""
+        config = self.config
+        mY, mOut = tensors
+        token, column, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        _, columns, _ = cute.arch.grid_dim()
+        _, hidden = mY.shape
+        rows, shares = [], []
+        for choice in cutlass.range_constexpr(config.top_k):
+            rows.append(row_of_slot[token, choice])
+            if cutlass.const_expr(config.weighted):
+                shares.append(weights[token, choice])
+        first = column * COMBINE_THREADS + thread
+        step = columns * COMBINE_THREADS
+        for vector in cutlass.range(first, hidden // config.vector, step, unroll=1):
+            loaded = []
+            for choice in cutlass.range_constexpr(config.top_k):
+                loaded.append(self.read(mY[rows[choice], None], vector))
+            acc = cute.make_rmem_tensor(config.vector, Float32)
+            acc.fill(0.0)
+            for choice in cutlass.range_constexpr(config.top_k):
+                y = loaded[choice].load().to(Float32)
+                for element in cutlass.range_constexpr(config.vector):
+                    if cutlass.const_expr(config.weighted):
+                        # Said here, so that every architecture rounds alike.
+                        acc[element] = cute.math.fma(y[element], shares[choice], acc[element])
+                    else:
+                        acc[element] += y[element]
+            out = cute.make_rmem_tensor(config.vector, TYPES[config.out_dtype])
+            out.store(acc.load().to(TYPES[config.out_dtype]))
+            gOut = cute.local_tile(mOut[token, None], (config.vector,), (vector,))
+            cute.autovec_copy(out, gOut)
+
+    @cute.jit
+    def read(self, row: cute.Tensor, vector: Int32) -> cute.Tensor:
+        """A vector of a row of Y, in registers."""
+        gY = cute.local_tile(row, (self.config.vector,), (vector,))
+        registers = cute.make_rmem_tensor(self.config.vector, TYPES[self.config.dtype])
+        cute.autovec_copy(gY, registers)
+        return registers
+
+
+def compile_combine(config: CombineConfig, arch: str) -> Any:
+    """The compiled `Combine.__call__` of `config`; compiled once per process."""
+    return compile_once(config, arch, lambda: (Combine(config), *_arguments(config)))
+
+
+def _arguments(config: CombineConfig) -> tuple:
+    rows, tokens = cute.sym_int32(), cute.sym_int32()
+    hidden = cute.sym_int32(divisibility=config.vector)
+
+    def matrix(name: str, rows: Any) -> Any:
+        dtype = TYPES[name]
+        stride = cute.sym_int64(divisibility=VECTOR_BYTES * 8 // dtype.width)
+        return make_fake_tensor(dtype, (rows, hidden), (stride, 1), assumed_align=VECTOR_BYTES)
+
+    def table(dtype: type[cutlass.Numeric]) -> Any:
+        return make_fake_tensor(dtype, (tokens, config.top_k), (cute.sym_int64(), 1))
+
+    tensors = matrix(config.dtype, rows), matrix(config.out_dtype, tokens)
+    weights = table(Float32) if config.weighted else None
+    return tensors, weights, table(Int32), Int32(0), CUstream(0)

@@ -1,0 +1,147 @@
+"""What the routing kernels are compiled for, and how much work a CTA of each takes. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.hw import WARP_THREADS
+
+MAX_EXPERTS = 512  # a lane holds 16 of them
+MAX_TOP_K = 16
+MAX_GROUPS = WARP_THREADS  # a lane holds the score of one
+SCORINGS = ("softmax", "sigmoid")
+
+ROUTE_WARPS = 4  # of a CTA; a warp routes one token
+
+MAX_ROWS = 1 << 30  # slots are counted in 32 bits, behind the last one too
+FEW_ROWS = 256  # up to here a CTA of FEW_WARPS takes one slot per thread
+FEW_WARPS = 8
+MANY_WARPS = 32
+# Up to here one CTA is faster than a second launch; above, CTAs share the slots.
+ROWS_OF_ONE_CTA = 4096
+MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
+
+VECTOR_BYTES = 16
+COMBINE_THREADS = 128
+# With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
+TOKENS_THAT_FILL = 2048
+
+
+@dataclass(frozen=True)
+class RouteConfig:
+    """Static fields of the router; the number of tokens, strides and the scale are arguments."""
+
+    experts: int
+    top_k: int
+    dtype: str
+    scoring: str
+    bias: bool
+    n_group: int
+    topk_group: int
+    renormalize: bool
+
+    @property
+    def per_lane(self) -> int:
+        """Experts of a lane: lane, lane + 32, ..."""
+        return -(-self.experts // WARP_THREADS)
+
+    @property
+    def group_size(self) -> int:
+        """Experts of a group, which are neighbours."""
+        return self.experts // self.n_group
+
+    def check(self) -> None:
+        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        if self.scoring not in SCORINGS:
+            raise ValueError(f"scoring {self.scoring!r}: one of {SCORINGS}")
+        if not 1 <= self.experts <= MAX_EXPERTS:
+            raise NotImplementedError(f"{self.experts} experts: from 1 to {MAX_EXPERTS}")
+        if not 1 <= self.top_k <= MAX_TOP_K:
+            raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
+        if not 1 <= self.n_group <= MAX_GROUPS or self.experts % self.n_group:
+            raise ValueError(
+                f"n_group {self.n_group}: from 1 to {MAX_GROUPS}, "
+                f"a divisor of {self.experts} experts"
+            )
+        if not 1 <= self.topk_group <= self.n_group:
+            raise ValueError(f"topk_group {self.topk_group}: from 1 to n_group {self.n_group}")
+        if self.top_k > self.topk_group * self.group_size:
+            raise ValueError(
+                f"top_k {self.top_k} of {self.topk_group} groups "
+                f"with {self.group_size} experts each"
+            )
+
+    def may_hold(self, index: int, group: int) -> bool:
+        """Whether experts 32 * index ... 32 * index + 31 have one of a group."""
+        first = index * WARP_THREADS
+        begin = group * self.group_size
+        return begin < first + WARP_THREADS and first < begin + self.group_size
+
+
+@dataclass(frozen=True)
+class PermutationConfig:
+    """chunked: several CTAs share the slots, and know from a first launch what each of them has."""
+
+    experts: int
+    warps: int
+    chunked: bool
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.warps * WARP_THREADS
+
+    @property
+    def parts(self) -> int:
+        """Parts of the chunks whose counts threads add up side by side: a thread per expert and
+        part, at least two parts with 32 warps."""
+        return min(self.threads // self.experts, self.warps)
+
+
+@dataclass(frozen=True)
+class PermutationPlan:
+    """Chunk c is slots c * slots ... of CTA c, and each of its warps has `turns` * 32 of them."""
+
+    config: PermutationConfig
+    chunks: int
+    turns: int
+
+
+def plan_permutation(rows: int, experts: int) -> PermutationPlan:
+    """How CTAs and warps share `rows` slots, at least one."""
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise NotImplementedError(f"{experts} experts: from 1 to {MAX_EXPERTS}")
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} slots, limit {MAX_ROWS}")
+    chunked = rows > ROWS_OF_ONE_CTA
+    warps = FEW_WARPS if rows <= FEW_ROWS else MANY_WARPS
+    threads = warps * WARP_THREADS
+    turns = -(-rows // (threads * (MAX_CHUNKS if chunked else 1)))
+    chunks = -(-rows // (threads * turns))
+    return PermutationPlan(PermutationConfig(experts, warps, chunked), chunks, turns)
+
+
+@dataclass(frozen=True)
+class CombineConfig:
+    """Static fields of the combination; tokens, hidden size and strides are arguments."""
+
+    top_k: int
+    dtype: str
+    out_dtype: str
+    weighted: bool
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread takes at a time: loads and stores of 16 bytes, or two of them."""
+        return VECTOR_BYTES // min(ITEM_BYTES[name] for name in (self.dtype, self.out_dtype))
+
+    def check(self) -> None:
+        """NotImplementedError, naming value and limit."""
+        if not 1 <= self.top_k <= MAX_TOP_K:
+            raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
+
+
+def combine_columns(tokens: int, vectors: int) -> int:
+    """CTAs that share the vectors of a token."""
+    return 1 if tokens >= TOKENS_THAT_FILL else -(-vectors // COMBINE_THREADS)

@@ -1,0 +1,1 @@
+"""The grouped GEMM of compute capability 10.x."""

@@ -1,0 +1,41 @@
+"""What TMA moves at a time (device code): lines of K of A and B, swizzled, and atoms of scale
+factors as they are."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32, Uint8, Uint16
+
+from kernelkit.boxes import Box
+from moe.formats import SCALE_ATOM_BYTES
+from moe.sm100.plan import LINE, TILE_M, GroupedPlan
+
+ATOM_WORDS = SCALE_ATOM_BYTES // 2
+
+
+@dataclass(frozen=True)
+class PlainBox(Box):
+    """Lines behind each other, without a swizzle."""
+
+    def layout(self) -> cute.Layout:
+        """(rows, columns)."""
+        return cute.make_layout((self.rows, self.columns), stride=(self.columns, 1))
+
+    def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+        """Box `index` of a buffer, (rows, columns)."""
+        return cute.make_tensor(buffer + index * (self.rows * self.columns), self.layout())
+
+
+def a_box(plan: GroupedPlan) -> Box:
+    """A stage of A, in bytes."""
+    return Box(TILE_M, LINE, Uint8)
+
+
+def b_box(plan: GroupedPlan) -> Box:
+    """A stage of B, in bytes."""
+    return Box(plan.config.tile_n, LINE, Uint8)
+
+
+def scale_box(plan: GroupedPlan) -> PlainBox:
+    """The atoms of a stage for 128 rows, in 16-bit words: a line of a box has at most 256."""
+    return PlainBox(plan.atoms, ATOM_WORDS, Uint16)

@@ -1,0 +1,104 @@
+"""Scale factors of block-scaled MMAs: one byte for every block of a row along K, in tensor memory.
+
+Row r of A or B has its bytes in lane r % 32 of column r / 32: the scale id names the first of them,
+and there are as many as blocks along the K of one MMA. Every quarter of the lanes holds a copy.
+Each CTA of a pair has those of its own rows of A, and of all rows of B.
+Sources: PTX ISA, tcgen05 "Block Scaling"; CUTLASS's `tmem_sf_frg` (cute/atom/mma_traits_sm100.hpp)
+and its block-scaled kernels for which lane and column a row has, and for pairs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.tmem import LANES, Tmem
+from ptxemu.machine.umma_desc import InstrDesc
+from ptxemu.numerics import formats
+
+QUARTER = 32  # lanes of one copy
+_ADDRESS_BITS = 0x3FFF_FFFF  # CUTLASS keeps the scale id in the two bits above them
+_LARGE = 2.0**64  # an element times a scale factor beyond this may be too large for float32
+_DECODE = {"ue8m0": formats.ue8m0_to_f32, "ue4m3": lambda code: formats.e4m3_to_f32(code & 0x7F)}
+# (kind, blocks along K) -> formats of the scale factors
+_FORMATS = {
+    ("mxf8f6f4", 1): ("ue8m0",),
+    ("mxf4", 2): ("ue8m0",),
+    ("mxf4nvf4", 2): ("ue8m0",),
+    ("mxf4nvf4", 4): ("ue8m0", "ue4m3"),
+}
+
+
+class Scales(NamedTuple):
+    """a, b: TMEM addresses of the scale factors; blocks: of a row, along K of one MMA."""
+
+    a: int
+    b: int
+    blocks: int
+
+
+def columns_of(address: int, rows: int) -> tuple[int, int]:
+    """(first column, number of columns) that hold the scale factors of so many rows."""
+    address &= _ADDRESS_BITS
+    if address >> 16:
+        raise HardwareRefusal(f"scale factors at TMEM lane {address >> 16}, must be 0")
+    return address & 0xFFFF, -(-rows // QUARTER)
+
+
+def require_scales(idesc: InstrDesc, scales: Scales | None, cta_group: int) -> None:
+    """Refuse block sizes, formats and scale ids that a kind does not have.
+
+    Raises UnsupportedPtx for M=128 by a pair, where the two halves of the lanes have those of
+    different rows of B.
+    """
+    if (scales is None) != (idesc.scale_format is None):
+        has = "without" if scales is None else "with"
+        raise HardwareRefusal(f"kind::{idesc.kind} {has} scale factors")
+    if scales is None:
+        return
+    if idesc.m // cta_group != LANES:
+        raise UnsupportedPtx(f"scale factors of M={idesc.m} cta_group::{cta_group}")
+    allowed = _FORMATS.get((idesc.kind, scales.blocks))
+    if allowed is None:
+        raise HardwareRefusal(f"kind::{idesc.kind} with {scales.blocks} scale factors a row")
+    if idesc.scale_format not in allowed:
+        raise HardwareRefusal(
+            f"kind::{idesc.kind} with {scales.blocks} scale factors a row of {idesc.scale_format},"
+            f" must be of {allowed}"
+        )
+    for name, first in (("A", idesc.a_scale_id), ("B", idesc.b_scale_id)):
+        if first % scales.blocks:
+            raise HardwareRefusal(
+                f"scale id {first} of {name} with {scales.blocks} scale factors a row"
+            )
+
+
+def read_scales(
+    tmem: Tmem, address: int, rows: int, blocks: int, first: int, fmt: str
+) -> np.ndarray:
+    """float32 (rows, blocks); first: byte of the first one.
+
+    Raises UnsupportedPtx where the quarters of the lanes differ: which MMA reads which of them is
+    not known.
+    """
+    column, columns = columns_of(address, rows)
+    tmem.check(column, columns)
+    cells = tmem.cells[column : column + columns].reshape(columns, LANES // QUARTER, QUARTER)
+    copies = cells.transpose(1, 0, 2).reshape(LANES // QUARTER, -1)[:, :rows]
+    if (copies != copies[0]).any():
+        raise UnsupportedPtx(
+            f"scale factors in TMEM column {column:#x} differ between the quarters of the lanes"
+        )
+    codes = np.ascontiguousarray(copies[0]).view(np.uint8).reshape(rows, 4)
+    return _DECODE[fmt](codes[:, first : first + blocks])
+
+
+def scaled(operand: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """(rows, k): every block of a row times its scale factor, exact. float32, or float64 where
+    that may be too large: the other operand's scale factor can make up for it."""
+    rows, blocks = scales.shape
+    if (scales > _LARGE).any():
+        scales = scales.astype(np.float64)
+    return (operand.reshape(rows, blocks, -1) * scales[:, :, None]).reshape(operand.shape)

@@ -1,0 +1,68 @@
+"""tcgen05.cp: a matrix in shared memory goes to tensor memory, to some quarters of the lanes.
+
+Sources: PTX ISA, tcgen05.cp; CUTLASS's copy traits (cute/atom/copy_traits_sm100.hpp, UTCCP) say
+which lanes the rows of a shape reach.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.tmem import LANES, Tmem
+from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
+
+
+class Fill(NamedTuple):
+    """rows of nbytes each; row r goes to lane r // run * stride + r % run and, for each of copies,
+    so many lanes behind."""
+
+    rows: int
+    nbytes: int
+    run: int
+    stride: int
+    copies: tuple[int, ...] = (0,)
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """In shared memory: (lines, bytes of a line)."""
+        return self.rows, self.nbytes
+
+    def lanes(self) -> np.ndarray:
+        """Of each copy and row, intp."""
+        row = np.arange(self.rows, dtype=np.intp)
+        first = row // self.run * self.stride + row % self.run
+        return np.array(self.copies, np.intp)[:, None] + first
+
+
+# (shape, multicast) of the instruction
+SHAPES: dict[tuple[str, str], Fill] = {
+    ("128x256b", ""): Fill(128, 32, 128, 0),
+    ("128x128b", ""): Fill(128, 16, 128, 0),
+    ("4x256b", ""): Fill(4, 32, 1, 32),
+    ("64x128b", "warpx2::02_13"): Fill(64, 16, 64, 0, (0, 64)),
+    ("64x128b", "warpx2::01_23"): Fill(64, 16, 32, 64, (0, 32)),
+    ("32x128b", "warpx4"): Fill(32, 16, 32, 0, (0, 32, 64, 96)),
+}
+
+
+def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
+    """uint32 (rows, nbytes / 4)."""
+    return matrix_bytes(smem, desc, shape.matrix).view(np.uint32)
+
+
+def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
+    """words, uint32 (rows, nbytes / 4), to the columns from the address on.
+
+    Raises HardwareRefusal for columns that are not allocated, and past the last lane.
+    """
+    column, first = address & 0xFFFF, address >> 16
+    columns = shape.nbytes // 4
+    lanes = first + shape.lanes()
+    if lanes.max() >= LANES:
+        raise HardwareRefusal(f"tcgen05.cp of {shape.rows} rows to TMEM lane {first}")
+    tmem.check(column, columns)
+    for copy in lanes:
+        tmem.cells[column : column + columns, copy] = words.T

@@ -1,0 +1,1 @@
+"""Tests of the mixture-of-experts kernels and of what they agree on."""

@@ -1,0 +1,251 @@
+"""Inputs for the routing kernels that are hostile by default, and what must come out of them.
+
+Ids are compared exactly, so that scores which an expert is chosen by are apart or equal: tokens
+where two of them are closer than GAP, without being equal, are drawn again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelkit.launch import emulation
+from kernelkit.tolerance import compare_output
+from moe import reference_routing as reference
+from moe.routing import combine, permutation, route
+from ptxemu import Options
+from ptxemu.check.text import render
+from tests.kernelkit.merge_cases import EXP2_BITS
+
+CHECKED = Options(policy="round-robin", check=True, limit=None)
+ADVERSARIAL = Options(policy="adversarial", seed=1, limit=None)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+STEP = 2.0**-6  # logits are multiples of it, so that many are equal and none almost
+CALIBRATING = 64  # tokens
+GAP = 1e-5  # between what is chosen by, relative
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of `route`; hostile: the first tokens have NaN, infinities, or equal logits."""
+
+    tokens: int
+    experts: int
+    top_k: int
+    dtype: str = "fp32"
+    scoring: str = "softmax"
+    bias: bool = False
+    groups: tuple[int, int] = (1, 1)
+    renormalize: bool = True
+    scale: float = 1.0
+    hostile: bool = True
+    seed: int = 0
+
+    def __str__(self) -> str:
+        flags = "-bias" * self.bias + "-plain" * (not self.renormalize)
+        groups = "" if self.groups == (1, 1) else f"-groups{self.groups[1]}of{self.groups[0]}"
+        sizes = f"{self.tokens}x{self.experts}-k{self.top_k}"
+        return f"{sizes}-{self.dtype}-{self.scoring}{groups}{flags}"
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments but `scoring` and `bias`."""
+        n_group, topk_group = self.groups
+        given = {"renormalize": self.renormalize, "scale": self.scale}
+        return given | {"n_group": n_group, "topk_group": topk_group}
+
+
+def emulated(run: Any, options: Options = CHECKED) -> Any:
+    """run() in the emulator, where the checker finds nothing."""
+    with emulation(options) as active:
+        results = run()
+    for report in active.reports:
+        assert not report.findings, render(report)
+    return results
+
+
+def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(logits amid NaN, bias)."""
+    generator = torch.Generator().manual_seed(case.seed)
+    bias = torch.rand(case.experts, generator=generator) / 4 if case.bias else None
+    logits = _draw(case, case.tokens, generator)
+    while len(close := (~_apart(case, logits, bias)).nonzero()[:, 0]):
+        logits[close] = _draw(case, len(close), generator)
+    if case.hostile:
+        _add_specials(logits)
+    wide = torch.full((case.tokens, case.experts + 5), math.nan, dtype=logits.dtype)
+    wide[:, 3 : 3 + case.experts] = logits
+    wide = wide.to(device)
+    return wide[:, 3 : 3 + case.experts], None if bias is None else bias.to(device)
+
+
+def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:
+    """Ids exactly, weights within the calibrated tolerance."""
+    logits, bias = build(case, device)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        return route(
+            logits, case.top_k, scoring=case.scoring, bias=bias, arch=arch, **case.options()
+        )
+
+    ids, weights = run() if device == "cuda" else emulated(run)
+    assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
+    # Rounding errors are measured on more tokens: a single one may be exact by chance.
+    more = _draw(case, CALIBRATING, torch.Generator().manual_seed(case.seed)).to(device)
+    logits = torch.cat((logits, more))
+    chosen, _ = reference.route(
+        logits, case.top_k, scoring=case.scoring, bias=bias, **case.options()
+    )
+    assert torch.equal(ids, chosen[: case.tokens]), "ids"
+    exact = _weights(case, _scores(case, logits.double()), chosen)
+    rounded = _weights(case, _rounded_scores(case, logits.float()), chosen)
+    weights = torch.cat((weights, rounded[case.tokens :]))
+    report = compare_output(weights, exact, rounded, torch.float32)
+    assert report.ok, str(report)
+
+
+def check_permutation(
+    ids: torch.Tensor, experts: int, arch: str | None = None, options: Options = CHECKED
+) -> None:
+    """All three tensors exactly."""
+
+    def run() -> reference.Permutation:
+        return permutation(ids, experts, arch=arch)
+
+    got = run() if ids.is_cuda else emulated(run, options)
+    expected = reference.permutation(ids, experts)
+    for name in ("offsets", "slot_of_row", "row_of_slot"):
+        assert getattr(got, name).dtype == torch.int32
+        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A call of `combine`."""
+
+    tokens: int
+    top_k: int
+    hidden: int
+    dtype: str = "bf16"
+    out_dtype: str = "bf16"
+    weighted: bool = True
+    seed: int = 0
+
+    def __str__(self) -> str:
+        flags = "-plain" * (not self.weighted)
+        return f"{self.tokens}x{self.hidden}-k{self.top_k}-{self.dtype}-{self.out_dtype}{flags}"
+
+    def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(y amid NaN, with a row that nobody asks for; weights amid NaN; row_of_slot)."""
+        generator = torch.Generator(device).manual_seed(self.seed)
+        rows = self.tokens * self.top_k + 1
+        y = torch.randn(rows, self.hidden, generator=generator, device=device)
+        wide = torch.full((rows, self.hidden + 16), math.nan, device=device)
+        wide[1:, 8:-8] = y[1:]
+        weights = torch.full((self.tokens, self.top_k + 1), math.nan, device=device)
+        weights[:, :-1].uniform_(generator=generator)
+        order = torch.randperm(rows - 1, generator=generator, device=device).int() + 1
+        return wide.to(DTYPES[self.dtype])[:, 8:-8], weights[:, :-1], order
+
+
+def check_combine(case: Sum, arch: str | None = None, device: str = "cpu") -> None:
+    """Bit for bit: one fused multiplication and addition after the other, then one rounding."""
+    y, weights, row_of_slot = case.inputs(device)
+    if not case.weighted:
+        weights, row_of_slot = None, row_of_slot.view(case.tokens, case.top_k)
+
+    def run() -> torch.Tensor:
+        return combine(y, weights, row_of_slot, out_dtype=DTYPES[case.out_dtype], arch=arch)
+
+    got = run() if device == "cuda" else emulated(run)
+    expected = one_by_one(y, weights, row_of_slot.view(case.tokens, case.top_k))
+    assert torch.equal(got, expected.to(DTYPES[case.out_dtype]))
+
+
+def one_by_one(
+    y: torch.Tensor, weights: torch.Tensor | None, row_of_slot: torch.Tensor
+) -> torch.Tensor:
+    """fp32 sums in the order of choices; a product of two fp32 numbers is exact in fp64."""
+    total = torch.zeros(len(row_of_slot), y.shape[1], device=y.device)
+    for choice in range(row_of_slot.shape[1]):
+        term = y[row_of_slot[:, choice].long()].double()
+        if weights is not None:
+            term = term * weights[:, choice, None].double()
+        total = (total.double() + term).float()
+    return total
+
+
+def _draw(case: Case, tokens: int, generator: torch.Generator) -> torch.Tensor:
+    logits = torch.randn(tokens, case.experts, generator=generator).clamp(-2, 2) * 2
+    return ((logits / STEP).round() * STEP).to(DTYPES[case.dtype])
+
+
+def _add_specials(logits: torch.Tensor) -> None:
+    """To the first tokens, as many as there are."""
+    specials = (
+        lambda row: row.fill_(1.5),
+        lambda row: row[::2].fill_(-math.inf),
+        lambda row: row[1::2].fill_(math.nan),
+        lambda row: row.fill_(-math.inf),
+        lambda row: row[-2:].fill_(math.inf),
+        lambda row: row.fill_(math.nan),
+    )
+    for row, special in zip(logits[1:], specials, strict=False):
+        special(row)
+
+
+def _apart(case: Case, logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
+    chosen_by = _scores(case, logits.double())
+    chosen_by = chosen_by if bias is None else chosen_by + bias.double()
+    if case.groups == (1, 1):
+        return _distinct(chosen_by.topk(min(case.top_k + 1, case.experts), dim=-1).values)
+    groups = chosen_by.unflatten(-1, (case.groups[0], -1))
+    best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1)
+    return _distinct(chosen_by) & _distinct(best)
+
+
+def _distinct(values: torch.Tensor) -> torch.Tensor:
+    """bool [T]: no two values of a row are almost equal."""
+    falling = values.sort(dim=-1, descending=True).values
+    high, low = falling[:, :-1], falling[:, 1:]
+    return ((high == low) | (high - low > GAP * high.abs())).all(-1)
+
+
+def _scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
+    """The definition, in the dtype of the logits."""
+    largest = torch.finfo(torch.float32).max
+    logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
+    if case.scoring == "sigmoid":
+        return logits.sigmoid()
+    top = logits.amax(-1, keepdim=True)
+    powers = (logits - torch.where(top == -math.inf, 0.0, top)).exp()
+    total = powers.sum(-1, keepdim=True)
+    return powers / torch.where(total == 0, 1.0, total)
+
+
+def _rounded_scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
+    """As the kernel rounds: powers of two of a rounded exponent, each good to EXP2_BITS."""
+    largest = torch.finfo(torch.float32).max
+    logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
+    if case.scoring == "sigmoid":
+        return 1.0 / (1.0 + _power(logits * -math.log2(math.e)))
+    top = logits.amax(-1, keepdim=True)
+    powers = _power((logits - torch.where(top == -math.inf, 0.0, top)) * math.log2(math.e))
+    total = powers.sum(-1, keepdim=True)
+    return powers * torch.where(total == 0, 0.0, 1.0 / total)
+
+
+def _power(exponent: torch.Tensor) -> torch.Tensor:
+    mantissa, binary = torch.frexp(torch.exp2(exponent))
+    return torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)
+
+
+def _weights(case: Case, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    weights = scores.gather(-1, ids.long())
+    if case.renormalize:
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / torch.where(total == 0, 1.0, total)
+    return weights * case.scale

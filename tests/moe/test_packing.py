@@ -1,0 +1,361 @@
+"""Packed weights: their values, their layout, what checkpoints bring, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+
+from moe import checkpoint
+from moe.config import GRANULARITIES
+from moe.formats import FORMATS, row_blocks, scale_bytes
+from moe.packing import CheckpointWeight, interleaved_rows, pack, pack_quantised, unpack
+from moe.quantized import Quantized
+from moe.reference import dequantise, quantise, quantise_blocks, swizzle_scales
+
+EXPERTS, HIDDEN, INTERMEDIATE = 3, 96, 192  # 2I is three blocks of 128 rows, H less than one
+
+
+def weights(dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    w13 = torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=generator)
+    w2 = torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, generator=generator)
+    size = torch.tensor([1.0, 30.0, 0.01])[:, None, None]  # experts differ, so their scales do
+    return (w13 * size).to(dtype), (w2 * size).to(dtype)
+
+
+def same(first, second):
+    """Whether two Quantized hold the same bytes."""
+    pairs = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
+    return all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if torch.is_tensor(a) else a == b
+        for a, b in pairs
+    )
+
+
+def test_rows_alternate_by_granularity():
+    rows = interleaved_rows(16, 8).tolist()
+    assert rows == [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]
+    up_first = interleaved_rows(16, 8, "up_gate").tolist()
+    assert up_first == [*range(16, 24), *range(8), *range(24, 32), *range(8, 16)]
+    in_turn = interleaved_rows(16, 8, "alternating").tolist()
+    assert in_turn == [*range(0, 16, 2), *range(1, 16, 2), *range(16, 32, 2), *range(17, 32, 2)]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_packed_row_by_the_formula(granularity):
+    intermediate = 2 * 64
+    for r, row in enumerate(interleaved_rows(intermediate, granularity).tolist()):
+        pair, within = divmod(r, 2 * granularity)
+        gate = within < granularity
+        base = pair * granularity + within
+        assert row == (base if gate else intermediate + base - granularity)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values_are_those_of_the_quantiser(fmt, dtype):
+    """Whatever the granularity, expert by expert."""
+    w13, w2 = weights(dtype)
+    for granularity in GRANULARITIES:
+        packed = pack(w13, w2, fmt, granularity=granularity)
+        ours = unpack(packed)
+        for plain, values in zip((w13, w2), ours, strict=True):
+            for expert in range(EXPERTS):
+                assert torch.equal(values[expert], dequantise(quantise(plain[expert], fmt)))
+    assert (packed.fmt, packed.experts) == (fmt, EXPERTS)
+    assert (packed.hidden, packed.intermediate) == (HIDDEN, INTERMEDIATE)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_experts_lie_behind_each_other(fmt):
+    """An expert's bytes are those of its matrix alone, its rows in the packed order."""
+    w13, w2 = weights()
+    packed = pack(w13, w2, fmt, granularity=16)
+    rows = interleaved_rows(INTERMEDIATE, 16)
+    for matrix, plain in ((packed.w13, w13[:, rows]), (packed.w2, w2)):
+        size = scale_bytes(row_blocks(plain.shape[1]), plain.shape[2] // FORMATS[fmt].block)
+        assert matrix.scales.numel() == EXPERTS * size
+        for expert in range(EXPERTS):
+            alone = quantise(plain[expert], fmt)
+            mine = matrix.scales[expert * size : (expert + 1) * size]
+            globals_ = (
+                None if s is None else s[expert : expert + 1]
+                for s in (matrix.encode_scale, matrix.decode_scale)
+            )
+            assert same(Quantized(matrix.data[expert], mine, *globals_, fmt), alone)
+
+
+def test_orders_say_where_gate_is():
+    w13, w2 = weights()
+    gate, up = w13.chunk(2, dim=1)
+    expected = pack(w13, w2)
+    swapped = pack(torch.cat((up, gate), dim=1), w2, order="up_gate")
+    in_turn = pack(torch.stack((gate, up), dim=2).flatten(1, 2), w2, order="alternating")
+    assert same(swapped.w13, expected.w13)
+    assert same(in_turn.w13, expected.w13)
+
+
+def test_weights_may_be_strided():
+    w13, w2 = weights()
+    strided = pack(w13.mT.contiguous().mT, w2.mT.contiguous().mT)
+    assert same(strided.w13, pack(w13, w2).w13)
+    assert same(strided.w2, pack(w13, w2).w2)
+
+
+def test_given_global_scales():
+    w13, w2 = weights()
+    given = torch.tensor([1.0, 2.0, 1000.0]), torch.tensor([3.0, 4.0, 5.0])
+    packed = pack(w13, w2, encode_scales=given)
+    assert torch.equal(packed.w13.encode_scale, given[0])
+    assert torch.equal(packed.w2.decode_scale, 1 / given[1])
+    expected = dequantise(quantise(w2[1], "nvfp4", global_scale=given[1][1:2]))
+    assert torch.equal(unpack(packed)[1][1], expected)
+
+
+def test_an_expert_of_zeros():
+    w13, w2 = (torch.zeros_like(w) for w in weights())
+    packed = pack(w13, w2)
+    assert packed.w13.encode_scale.tolist() == [1] * EXPERTS
+    assert not any(values.any() for values in unpack(packed))
+
+
+def from_checkpoint(w, fmt, as_bytes=True):
+    """A weight [E, N, K] quantised as checkpoints hold it."""
+    form = FORMATS[fmt]
+    parts = [quantise(each, fmt) for each in w]
+    encode = None if not form.has_global else torch.cat([part.encode_scale for part in parts])
+    blocks = [
+        quantise_blocks(each.float(), form, None if encode is None else encode[e : e + 1])
+        for e, each in enumerate(w)
+    ]
+    data, scales = (
+        torch.stack([t.view(torch.uint8) for t in tensors]) for tensors in zip(*blocks, strict=True)
+    )
+    if not as_bytes:
+        data, scales = data.view(blocks[0][0].dtype), scales.view(blocks[0][1].dtype)
+    return CheckpointWeight(data, scales, encode_scale=encode)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_checkpoint_in_the_format_packs_alike(fmt, as_bytes):
+    w13, w2 = weights()
+    imported = pack_quantised(
+        *(from_checkpoint(w, fmt, as_bytes) for w in (w13, w2)), fmt, granularity=8
+    )
+    packed = pack(w13, w2, fmt, granularity=8)
+    assert same(imported.w13, packed.w13)
+    assert same(imported.w2, packed.w2)
+
+
+def test_checkpoint_order():
+    w13, w2 = weights()
+    gate, up = w13.chunk(2, dim=1)
+    swapped = from_checkpoint(torch.cat((up, gate), dim=1), "nvfp4")
+    imported = pack_quantised(swapped, from_checkpoint(w2, "nvfp4"), order="up_gate")
+    assert same(imported.w13, pack(w13, w2).w13)
+
+
+def test_decode_scales_of_a_checkpoint_are_kept():
+    """1 / (1 / s) is not always s: what the checkpoint says is what multiplies."""
+    w13, w2 = (from_checkpoint(w, "nvfp4") for w in weights())
+    decode = torch.tensor([0.1, 0.7, 3.0]) / 49
+    assert not torch.equal(1 / (1 / decode), decode)
+    w13 = dataclasses.replace(w13, encode_scale=None, decode_scale=torch.stack([decode] * 2, 1))
+    imported = pack_quantised(w13, w2)
+    assert torch.equal(imported.w13.decode_scale, decode)
+    assert torch.equal(imported.w13.encode_scale, 1 / decode)
+
+
+def changed(w, *index, value):
+    """A copy with another value in one place."""
+    w = w.clone()
+    w[index] = value
+    return w
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: (a[0], b), r"w13 has shape \(384, 96\), rank 2; expected \[E, N, K\]"),
+        (lambda a, b: (a.double(), b), "w13 is torch.float64, expected bf16, fp16 or fp32"),
+        (lambda a, b: (a[:2], b), r"w13 \(2, 384, 96\) with w2 \(3, 96, 192\)"),
+        (lambda a, b: (a[:, :-2], b), r"w13 \(3, 382, 96\) with w2"),
+        (lambda a, b: (a[..., :64], b), r"w13 \(3, 384, 64\) with w2"),
+        (lambda a, b: (a[:0], b[:0]), r"w13 \(0, 384, 96\)"),
+        (lambda a, b: (a[..., :24], b[:, :24]), "K = 24 in nvfp4: a positive multiple of 16"),
+        (lambda a, b: (a[..., :48], b[:, :48]), "H = 48: rows of 24 bytes in nvfp4, .* of 16"),
+        (
+            lambda a, b: (a[:, :96], b[..., :48]),
+            "I = 48: rows of 24 bytes in nvfp4, .* of 16",
+        ),
+        (
+            lambda a, b: (changed(a, 1, 5, 7, value=float("nan")), b),
+            "w13, expert 1: largest magnitude nan, not finite",
+        ),
+        (
+            lambda a, b: (a, changed(b, 2, 0, 0, value=float("-inf"))),
+            "w2, expert 2: largest magnitude inf, not finite",
+        ),
+    ],
+)
+def test_pack_refuses(change, message):
+    with pytest.raises(ValueError, match=message):
+        pack(*change(*weights()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fmt": "int4"}, "format 'int4'"),
+        ({"granularity": 12}, r"granularity 12: one of \(8, 16, 32, 64\)"),
+        ({"order": "gate"}, "order 'gate': one of gate_up, up_gate, alternating"),
+        ({"encode_scales": (torch.ones(3), torch.ones(2))}, r"encode scale of w2 is .* \(2,\)"),
+        (
+            {"encode_scales": (torch.tensor([1.0, 0.0, 1.0]), torch.ones(3))},
+            "encode scale of w13, expert 1: value 0.0, not positive and finite",
+        ),
+        (
+            {"encode_scales": (torch.ones(3), torch.ones(3)), "fmt": "mxfp4"},
+            "encode_scales with mxfp4, which has none",
+        ),
+    ],
+)
+def test_options_that_pack_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        pack(*weights(), **options)
+
+
+def test_granularity_divides_the_intermediate_size():
+    w13, w2 = weights()
+    with pytest.raises(ValueError, match="I = 96: a multiple of granularity 64"):
+        pack(w13[:, :192], w2[..., :96], granularity=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: {"encode_scale": None}, "w13 has no global scale: nvfp4 has one of"),
+        (
+            lambda w: {"decode_scale": w.encode_scale},
+            "w13 has encode_scale, decode_scale: nvfp4 has one of",
+        ),
+        (lambda w: {"data": w.data.int()}, "w13.data is torch.int32, expected torch.uint8 or"),
+        (lambda w: {"scales": w.scales.half()}, "w13.scales is torch.float16"),
+        (lambda w: {"data": w.data[0]}, r"w13.data has shape \(384, 48\)"),
+        (lambda w: {"scales": w.scales[..., :5]}, r"\(3, 384, 5\), expected \(3, 384, 6\)"),
+        (
+            lambda w: {"scales": changed(w.scales, 1, 3, 2, value=0x7F)},
+            "w13.scales, expert 1: code 0x7f, at most 0x7e",
+        ),
+        (
+            lambda w: {"scales": changed(w.scales, 2, 3, 2, value=0x81)},
+            "w13.scales, expert 2: code 0x81, at most 0x7e",
+        ),
+        (
+            lambda w: {"encode_scale": torch.ones(2)},
+            r"global scale of w13 is torch.float32 \(2,\), expected torch.float32 \(3\)",
+        ),
+        (
+            lambda w: {"encode_scale": changed(torch.ones(3, 2), 1, 1, value=2.0)},
+            r"w13, expert 1: global scales of gate and up \[1.0, 2.0\], not equal",
+        ),
+        (
+            lambda w: {"encode_scale": changed(torch.ones(3), 2, value=float("nan"))},
+            "global scale of w13, expert 2: value nan, not positive and finite",
+        ),
+    ],
+)
+def test_pack_quantised_refuses(change, message):
+    w13, w2 = (from_checkpoint(w, "nvfp4") for w in weights())
+    with pytest.raises(ValueError, match=message):
+        pack_quantised(dataclasses.replace(w13, **change(w13)), w2)
+
+
+def test_pack_quantised_refuses_numbers_that_are_none():
+    w13, w2 = (from_checkpoint(w, "mxfp8") for w in weights())
+    broken = dataclasses.replace(w2, data=changed(w2.data, 1, 0, 0, value=0xFF))
+    with pytest.raises(ValueError, match=r"w2\.data, expert 1: code 0x7f, at most 0x7e"):
+        pack_quantised(w13, broken, "mxfp8")
+    broken = dataclasses.replace(w2, scales=changed(w2.scales, 0, 0, 0, value=0xFF))
+    with pytest.raises(ValueError, match=r"w2\.scales, expert 0: code 0xff, at most 0xfe"):
+        pack_quantised(w13, broken, "mxfp8")
+
+
+def test_packed_experts_fit_each_other():
+    w13, w2 = weights()
+    packed, other = pack(w13, w2), pack(w13, w2, "mxfp4")
+    with pytest.raises(ValueError, match="w13 is in nvfp4, w2 in mxfp4"):
+        dataclasses.replace(packed, w2=other.w2)
+    with pytest.raises(ValueError, match=r"w13 \(3, 96, 192\) with w2"):
+        dataclasses.replace(packed, w13=packed.w2)
+    with pytest.raises(ValueError, match="granularity 5"):
+        dataclasses.replace(packed, granularity=5)
+    shared = dataclasses.replace(packed.w13, encode_scale=torch.ones(1), decode_scale=torch.ones(1))
+    with pytest.raises(ValueError, match="w13 has 1 global scales for 3 experts"):
+        dataclasses.replace(packed, w13=shared)
+
+
+def assert_same_experts(first, second):
+    assert first.granularity == second.granularity
+    assert same(first.w13, second.w13)
+    assert same(first.w2, second.w2)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_state_dict_round_trip(fmt, tmp_path):
+    packed = pack(*weights(), fmt, granularity=64)
+    torch.save(checkpoint.state_dict(packed, "layers.3."), tmp_path / "layer.pt")
+    tensors = torch.load(tmp_path / "layer.pt", weights_only=True)
+    assert all(name.startswith("layers.3.") for name in tensors)
+    assert_same_experts(checkpoint.from_state_dict(tensors, "layers.3."), packed)
+
+
+def test_state_dict_shares_memory():
+    packed = pack(*weights())
+    tensors = checkpoint.state_dict(packed)
+    assert tensors["w13.data"].data_ptr() == packed.w13.data.data_ptr()
+    assert checkpoint.from_state_dict(tensors).w2.scales.data_ptr() == packed.w2.scales.data_ptr()
+
+
+def test_state_dicts_that_are_refused():
+    tensors = checkpoint.state_dict(pack(*weights()))
+    with pytest.raises(ValueError, match=r"no tensor 'a\.layout'"):
+        checkpoint.from_state_dict(tensors, "a.")
+    with pytest.raises(ValueError, match=r"no tensor 'w2\.decode_scale'"):
+        checkpoint.from_state_dict({k: t for k, t in tensors.items() if k != "w2.decode_scale"})
+    text = bytes(tensors["layout"].tolist()).replace(b'"version": 1', b'"version": 9')
+    with pytest.raises(ValueError, match="layout has version 9, expected 1"):
+        checkpoint.from_state_dict(tensors | {"layout": torch.tensor(list(text)).byte()})
+
+
+def test_safetensors_round_trip(tmp_path):
+    pytest.importorskip("safetensors")
+    layers = {
+        "model.layers.0.mlp": pack(*weights()),
+        "model.layers.1.mlp": pack(*weights(), "mxfp8", granularity=8),
+    }
+    checkpoint.save(tmp_path / "experts.safetensors", layers)
+    loaded = checkpoint.load(tmp_path / "experts.safetensors")
+    assert loaded.keys() == layers.keys()
+    for name, packed in layers.items():
+        assert_same_experts(loaded[name], packed)
+
+
+def test_files_without_safetensors(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        checkpoint.load(tmp_path / "experts.safetensors")
+
+
+def test_bytes_of_a_packed_layer():
+    """4.5 bits an element: elements, scale factors padded to 128 rows, two global scales."""
+    packed = pack(*weights())
+    elements = 3 * HIDDEN * INTERMEDIATE * EXPERTS // 2
+    scales = EXPERTS * (scale_bytes(3, HIDDEN // 16) + scale_bytes(1, INTERMEDIATE // 16))
+    assert packed.nbytes == elements + scales + 2 * 2 * EXPERTS * 4
+    assert swizzle_scales(torch.zeros(1, 1).byte()).numel() == 512

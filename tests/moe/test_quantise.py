@@ -1,0 +1,229 @@
+"""moe.quantiser in the emulator, under its checker: bit for bit the reference, on either arch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kernelkit import compile as kernel_compile
+from kernelkit.launch import emulation
+from moe import reference
+from moe.formats import FORMATS, BlockFormat, format_of
+from moe.quantiser.config import AmaxConfig, QuantiseConfig
+from moe.quantiser.forward import ARCHS, quantise
+from moe.quantiser.kernel import compile_quantise
+from ptxemu import Options
+from ptxemu.check.text import render
+from ptxemu.numerics import formats
+from tests.moe.block_kernel import run_blocks
+from tests.moe.quantise_cases import Case, check, random_case, used_bytes
+
+CHECKED = Options(check=True, limit=600.0)
+ADVERSARIAL = Options(policy="adversarial", seed=1, limit=600.0)
+
+CASES = [
+    Case("nvfp4", 1, 16, scaling="tensor"),
+    Case("nvfp4", 0, 64, scaling="tensor"),
+    Case("nvfp4", 129, 64, "fp16", scaling="tensor", calm=True),
+    Case("nvfp4", 2, 1440, scaling="token"),
+    Case("nvfp4", 5, 256, scaling="token", counts=(1, 0, 129, 3), gathered=True),
+    Case("nvfp4", 130, 80, "fp16", scaling="rows", counts=(0, 2, 128, 0)),
+    Case("nvfp4", 5, 32, scaling="rows", counts=(*(0,) * 32, 130, 1, 129, 0, 3), gathered=True),
+    Case("mxfp4", 127, 32),
+    Case("mxfp4", 3, 288, "fp16", counts=(0, 127, 0, 1, 0), gathered=True),
+    Case("mxfp8", 131, 224, "fp16", counts=(130, 1)),
+]
+MATRIX = [
+    *(Case(fmt, tokens, k, scaling="token" if fmt == "nvfp4" else "")
+      for fmt in FORMATS for tokens, k in ((1, 1440), (127, 64), (128, 256), (129, 32))),
+    Case("nvfp4", 128, 144, scaling="given"),
+    *(random_case(seed, most=1 << 17) for seed in range(24)),
+]  # fmt: skip
+
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """torch.empty hands out NaN: what a kernel does not write is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def no_compiles(monkeypatch):
+    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+
+
+def check_emulated(case: Case, arch: str, options: Options = CHECKED) -> None:
+    with emulation(options) as active:
+        check(case, arch=arch)
+    for report in active.reports:
+        assert not report.findings, render(report)
+
+
+@each_arch
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits(case, arch):
+    check_emulated(case, arch)
+
+
+@pytest.mark.matrix
+@each_arch
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_matrix(case, arch):
+    check_emulated(case, arch)
+
+
+@each_arch
+def test_adversarial_schedule(arch):
+    """CTAs meet in one word, warps of the amax in shared memory: any order gives the same."""
+    check_emulated(Case("nvfp4", 40, 1040, scaling="tensor", calm=True), arch, ADVERSARIAL)
+
+
+def test_behind_the_last_expert_nothing_is_written():
+    case = Case("nvfp4", 3, 64, scaling="token", counts=(2, 0, 1))
+    x, options = case.build()
+    scales = quantise(x, "nvfp4", **options).scales.view(torch.int32)
+    used = used_bytes(case) // 4
+    assert len(scales) > used
+    assert (scales[used:] == torch.iinfo(torch.int32).max).all()
+    assert (scales[:used] != torch.iinfo(torch.int32).max).all()
+
+
+@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.parametrize("scaling", ["token", "given", "rows"])
+def test_no_rows(scaling):
+    """Nothing is launched; a global scale that is given is there, and its inverse."""
+    for case in (Case("nvfp4", 0, 64, scaling=scaling), Case("nvfp4", 0, 64, "fp16", scaling)):
+        check(case)
+    x, empty = torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int32)
+    got = quantise(x, "mxfp8", rows=empty[:0], offsets=empty)
+    assert got.data.shape == (0, 64)
+
+
+def patterns() -> torch.Tensor:
+    """fp32 of all signs, exponents and upper mantissas, with what lies about ties below them."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0xFFFF], dtype=np.uint32)
+    return torch.from_numpy((upper[:, None] | lower).reshape(-1).view(np.float32))
+
+
+@each_arch
+@pytest.mark.parametrize(
+    ("fmt", "convert"), [("nvfp4", formats.f32_to_e2m1), ("mxfp8", formats.f32_to_e4m3)]
+)
+def test_every_conversion(arch, fmt, convert):
+    """What is arithmetic on Hopper has the bits of the conversions that Blackwell has."""
+    values = patterns()
+    blocks = values.reshape(-1, format_of(fmt).block)
+    got = run_blocks(blocks, torch.ones(len(blocks)), fmt, arch, only_convert=True)[0].flatten()
+    if fmt == "nvfp4":
+        got = torch.stack((got & 0xF, got >> 4), dim=-1).flatten()
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(got.numpy(), convert(values.numpy()))
+
+
+def amaxes(form: BlockFormat) -> torch.Tensor:
+    """Of blocks: all magnitudes and some NaN, and what is next to a change of the scale factor."""
+    exponents = torch.arange(-150, 130)
+    scales = torch.ldexp(torch.full(exponents.shape, form.largest), exponents)
+    edges = [torch.nextafter(scales, torch.full_like(scales, to)) for to in (0.0, math.inf)]
+    return torch.cat((patterns()[::37], scales, *edges))
+
+
+@each_arch
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_blocks_of_fp32(arch, fmt):
+    """Scale factors of every magnitude, with elements about all ties; global scales of many."""
+    form, generator = format_of(fmt), torch.Generator().manual_seed(0)
+    tops = amaxes(form)
+    blocks = torch.randn(len(tops), form.block, generator=generator)
+    blocks = blocks / blocks.abs().amax(-1, keepdim=True) * tops[:, None]
+    blocks[:, 0], blocks[::2, 1] = tops, 0.0
+    encode = torch.exp2(torch.randint(-40, 40, (len(tops),), generator=generator).float())
+    encode *= 1.0 + torch.rand(len(tops), generator=generator)
+    encode[::3] = 2.0**127  # the inverse of a scale factor below 1 would be infinite
+    data, codes = reference.quantise_blocks(blocks, form, encode if form.has_global else None)
+    got_data, got_codes = run_blocks(blocks, encode, fmt, arch)
+    assert torch.equal(got_codes, codes.view(torch.uint8).flatten())
+    assert torch.equal(got_data, data.view(torch.uint8))
+
+
+@each_arch
+def test_global_scale_of_extremes(arch):
+    """Zeros, subnormals, infinities and NaN somewhere: encode and decode as the reference has."""
+    x = torch.zeros(6, 528, dtype=torch.bfloat16)
+    x[1, 7], x[2, 527], x[3, 512], x[4, 511], x[5, 1] = 1e-39, -3e38, math.inf, math.nan, -5.0
+    for global_scale in ("tensor", "token"):
+        for rows in ([0], [1, 0], [0, 2], [5, 3, 2], [5, 4]):
+            part = x[rows]
+            got = quantise(part, "nvfp4", global_scale=global_scale, arch=arch)
+            expected = reference.quantise(part, "nvfp4", global_scale=global_scale)
+            for name in ("encode_scale", "decode_scale"):
+                torch.testing.assert_close(
+                    getattr(got, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True
+                )
+
+
+def test_sizes_share_a_kernel(request):
+    check(Case("nvfp4", 130, 64, scaling="tensor", calm=True))
+    request.getfixturevalue("no_compiles")
+    for tokens, k in ((1, 16), (140, 288), (17, 1040)):
+        check(Case("nvfp4", tokens, k, scaling="tensor", calm=True))
+
+
+X = torch.zeros(4, 64, dtype=torch.bfloat16)
+INT = torch.int32
+REFUSED = [
+    ((X, "nvfp8"), {}, ValueError, "format 'nvfp8'"),
+    ((X.float(), "nvfp4"), {}, NotImplementedError, "x is torch.float32"),
+    ((X[0], "nvfp4"), {}, ValueError, "rank 1; expected"),
+    ((X[:, :24], "mxfp8"), {}, ValueError, "K = 24 in mxfp8"),
+    ((X[:, 1:33], "nvfp4"), {}, ValueError, "not a multiple of 16 bytes"),
+    ((X.T.contiguous().T, "nvfp4"), {}, ValueError, "last stride 4"),
+    ((X[:1].expand(4, 64), "nvfp4"), {}, ValueError, "stride of 0 bytes"),
+    ((X.clone().requires_grad_(), "nvfp4"), {}, NotImplementedError, "requires grad"),
+    ((X, "mxfp8"), {"global_scale": "tensor"}, ValueError, "mxfp8, which has none"),
+    ((X, "nvfp4"), {"global_scale": "row"}, ValueError, "global_scale 'row'"),
+    ((X, "nvfp4"), {"global_scale": 2.0}, TypeError, "global_scale is float"),
+    ((X, "nvfp4"), {"global_scale": torch.ones(3)}, ValueError, "3 elements, expected 1 or 4"),
+    ((X, "nvfp4"), {"rows": torch.zeros(3)}, ValueError, "rows is torch.float32"),
+    ((X, "nvfp4"), {"offsets": torch.zeros(1, dtype=INT)}, ValueError, "1 elements, expected"),
+    ((X, "nvfp4"), {"offsets": torch.zeros(2, 2, dtype=INT)}, ValueError, "offsets is"),
+    ((X[:0], "nvfp4"), {"rows": torch.zeros(3, dtype=INT)}, ValueError, "3 rows of x"),
+    ((X, "nvfp4"), {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
+    ((X, "nvfp4"), {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
+]
+
+
+@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.parametrize(("arguments", "options", "error", "words"), REFUSED)
+def test_refusals(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        quantise(*arguments, **options)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
+def test_what_is_compiled(arch):
+    """16-byte loads, no local memory; e2m1 by conversion where there is one."""
+    ptx = compile_quantise(QuantiseConfig("nvfp4", "bf16", scaling="tensor"), arch).artifacts.PTX
+    loads = {line.split()[0] for line in ptx.splitlines() if line.strip().startswith("ld.global")}
+    assert f".target {arch}" in ptx
+    assert loads == {"ld.global.v4.b32", "ld.global.b32"}
+    assert ("e2m1x2" in ptx) == (arch != "sm_90a")
+    assert ".local" not in ptx
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_threads_of_a_tile(fmt):
+    """A warp has two rows of each quarter; CTAs share a tile evenly, a thread has 64 bytes."""
+    config = QuantiseConfig(fmt, "bf16")
+    assert config.threads * config.parts == 128 * 4
+    assert config.unrolled * config.format.block * 2 == 64
+    assert config.words * 4 * config.format.per_byte == config.format.block
+    assert AmaxConfig("bf16", per_token=True).threads % 32 == 0

@@ -1,0 +1,81 @@
+"""The quantiser on the GPU itself: bits of the reference, sizes that count, captured graphs.
+
+`python -m pytest --hw -m hw tests/moe/test_quantise_hw.py`
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moe import reference
+from moe.formats import FORMATS
+from moe.quantiser.forward import quantise
+from tests.moe.quantise_cases import Case, assert_equal, check, random_case, used_bytes
+
+pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("quantise-hw")]
+
+LARGE = (4096, 7168)
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """torch.empty hands out NaN: what a kernel does not write is seen."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_native(seed):
+    check(random_case(seed), "cuda")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_large(fmt, dtype):
+    tokens, k = LARGE
+    check(Case(fmt, tokens, k, dtype, "tensor" if fmt == "nvfp4" else "", calm=True), "cuda")
+
+
+def test_more_than_two_to_the_31_elements():
+    """The last rows of a tensor that 32 bits do not address, against them alone."""
+    rows, k = (1 << 31) // 7168 + 256, 7168
+    x = torch.zeros(rows, k, dtype=torch.bfloat16, device="cuda")
+    x[-256:] = torch.randn(256, k, device="cuda")
+    g = torch.ones(1, device="cuda")
+    got = quantise(x, "nvfp4", global_scale=g)
+    expected = quantise(x[-256:].clone(), "nvfp4", global_scale=g)
+    assert torch.equal(got.data[-256:].view(torch.uint8), expected.data.view(torch.uint8))
+    codes = reference.unswizzle_scales(got.scales, rows, k // 16)[-256:].view(torch.uint8)
+    assert torch.equal(
+        codes, reference.unswizzle_scales(expected.scales, 256, k // 16).view(torch.uint8)
+    )
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "token", "rows"])
+def test_is_captured_in_a_graph(scaling):
+    """Captured once, replayed on other values, rows and counts: nothing came from the host."""
+    case = Case("nvfp4", 300, 2880, scaling=scaling, counts=(0, 130, 2, 128), gathered=True)
+    later = Case("nvfp4", 300, 2880, scaling=scaling, counts=(257, 3, 0, 0), gathered=True)
+    (x, options), (new_x, new_options) = case.build("cuda"), later.build("cuda")
+    quantise(x, "nvfp4", **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = quantise(x, "nvfp4", **options)
+    x.copy_(new_x)
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor):
+            value.copy_(new_options[name])
+    graph.replay()
+    assert_equal(captured, quantise(new_x, "nvfp4", **new_options), used_bytes(later))
+
+
+def test_equal_bits_every_time():
+    x = torch.randn(*LARGE, device="cuda").bfloat16()
+    first = quantise(x, "nvfp4")
+    for _ in range(20):
+        again = quantise(x, "nvfp4")
+        assert torch.equal(again.encode_scale, first.encode_scale)
+        assert torch.equal(again.data.view(torch.uint8), first.data.view(torch.uint8))
+        assert torch.equal(again.scales.view(torch.uint8), first.scales.view(torch.uint8))

@@ -1,0 +1,382 @@
+"""The reference: its quantiser against exact arithmetic, its layout, SwiGLU, products and layer."""
+
+from __future__ import annotations
+
+import math
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from moe import reference
+from moe.formats import FORMATS, format_of
+from moe.reference import (
+    dequantise,
+    encode_scale,
+    grouped_gemm,
+    quantise,
+    quantise_blocks,
+    swiglu,
+    swizzle_scales,
+    unswizzle_scales,
+)
+from moe.reference_routing import combine, permutation
+from ptxemu.numerics import formats as numerics
+from tests.moe import scalar
+
+INF, NAN = math.inf, math.nan
+FLT_MAX = scalar.FLT_MAX
+TINY = 2.0**-149
+BF16_MAX = float(torch.finfo(torch.bfloat16).max)
+# Magnitudes at the ends of fp32, at both ends of ue8m0, and around the largest elements.
+MAGNITUDES = (
+    *(TINY, 3 * TINY, 2.0**-128, 2.0**-127, 2.0**-126, 6 * 2.0**-127, 448 * 2.0**-127, 1e-30),
+    *(2.0**-12, 2.0**-10, 0.3, 0.5, 1.0, 2.9, 5.0, 6.0, 7.0, 447.0, 448.0, 464.0, 2688.0, 65504.0),
+    *(1e30, 2.0**126, 6 * 2.0**124, BF16_MAX, FLT_MAX, INF),
+    float.fromhex("0x1.c7fffep-2"),  # divided by 6 its e4m3 is another than times fp32(1/6)
+)
+SCALES = (0.0, TINY, 1e-30, 2.0**-10, 1 / 3, 1.0, 2688.0, 2.0**20, 3e38, FLT_MAX, NAN)
+
+
+def neighbours(value):
+    """fp32 numbers just below and above."""
+    here, ends = torch.tensor([value, value]), torch.tensor([-INF, INF])
+    return torch.nextafter(here, ends).tolist()
+
+
+def with_bits(generator, size):
+    """fp32 numbers of random bits: every exponent, infinities and NaNs."""
+    words = torch.randint(-(2**31), 2**31, (size,), generator=generator)
+    return words.to(torch.int32).view(torch.float32)
+
+
+def adversarial_blocks(form):
+    """fp32 [cases, block]."""
+    size, generator = form.block, torch.Generator().manual_seed(0)
+    blocks = [[0.0] * size, [-0.0] * size, [0.0, -0.0] * (size // 2)]
+    for index, magnitude in enumerate(MAGNITUDES):
+        signed = magnitude * (-1) ** index
+        blocks.append([0.0] * (index % size) + [signed] + [0.0] * (size - 1 - index % size))
+        blocks.append([signed] * size)
+        blocks.append([magnitude * float(f) for f in torch.rand(size, generator=generator)])
+        blocks.append([TINY * (-1) ** i for i in range(size - 1)] + [magnitude])
+        blocks += [[value] + [value / 3] * (size - 1) for value in neighbours(magnitude)]
+    # With a scale factor of 1, elements are rounded as they are: ties and their neighbours.
+    values = scalar.E2M1 if form.element == "e2m1" else scalar.E4M3
+    ties = [float(low + high) / 2 for low, high in pairwise(values)]
+    close = [v * sign for tie in ties for v in (tie, *neighbours(tie)) for sign in (1, -1)]
+    for start in range(0, len(close), size - 1):
+        part = close[start : start + size - 1]
+        blocks.append([form.largest, *part, *[0.5] * (size - 1 - len(part))])
+    blocks += [[NAN] + [1.0] * (size - 1), [1.0] * (size - 1) + [-NAN], [0.0] * (size - 1) + [NAN]]
+    blocks += [[NAN, INF] + [0.0] * (size - 2), [INF, -INF] + [-3.0] * (size - 2)]
+    exact = torch.tensor(blocks, dtype=torch.float64).float()
+    scaled = torch.randn(40, size, generator=generator) * torch.logspace(-30, 30, 40)[:, None]
+    return torch.cat((exact, with_bits(generator, 60 * size).reshape(-1, size), scaled))
+
+
+def codes_of(data, form):
+    packed = data.view(torch.uint8)
+    if form.element == "e4m3":
+        return packed
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def assert_like_scalar(x, form, encode):
+    """Every block of x fp32 [blocks, block], one to a row, has the codes of exact arithmetic."""
+    data, scales = quantise_blocks(x, form, encode)
+    codes, scales = codes_of(data, form).tolist(), scales.view(torch.uint8).flatten().tolist()
+    for row, values in enumerate(x.tolist()):
+        g = None if encode is None else encode[row].item()
+        expected = scalar.block(values, form.name, g)
+        assert (codes[row], scales[row]) == expected, (values, g)
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_blocks_with_power_of_two_scales_are_exact(fmt):
+    form = format_of(fmt)
+    assert_like_scalar(adversarial_blocks(form), form, None)
+
+
+@pytest.mark.parametrize("g", [*SCALES, "own"])
+def test_blocks_of_nvfp4_are_exact(g):
+    form = format_of("nvfp4")
+    x = adversarial_blocks(form)
+    if g == "own":
+        encode = encode_scale(x.abs().amax(-1), "nvfp4")
+    else:
+        encode = torch.full((len(x),), g)
+    assert_like_scalar(x, form, encode)
+
+
+def test_elements_of_every_fp16_number():
+    """In a block with a scale factor of 1, against the emulator's conversion."""
+    every = torch.arange(2**16).to(torch.uint16).view(torch.float16).float()
+    for form, convert in (
+        (FORMATS["mxfp4"], numerics.f32_to_e2m1),
+        (FORMATS["mxfp8"], numerics.f32_to_e4m3),
+    ):
+        x = every[every.abs() <= form.largest]
+        count = len(x) // (form.block - 1) * (form.block - 1)
+        blocks = x[:count].reshape(-1, form.block - 1)
+        blocks = torch.cat((blocks, torch.full((len(blocks), 1), form.largest)), dim=1)
+        data, scales = quantise_blocks(blocks, form, None)
+        assert (scales.view(torch.uint8) == 127).all()
+        assert np.array_equal(codes_of(data, form).numpy(), convert(blocks.numpy()))
+
+
+def test_scale_factors_of_random_bits():
+    """Against the emulator's conversions; one element that is not 0 in a block."""
+    x = torch.zeros(20000, 32)
+    x[:, 7] = with_bits(torch.Generator().manual_seed(1), len(x))
+    amax = x[:, 7].abs().numpy()
+    _, power = quantise_blocks(x, FORMATS["mxfp4"], None)
+    with np.errstate(all="ignore"):
+        wanted = amax * np.float32(1 / 6)
+    expected = numerics.f32_to_ue8m0(wanted, "rp", satfinite=True)
+    assert np.array_equal(power.view(torch.uint8)[:, 0].numpy(), expected)
+    _, e4m3 = quantise_blocks(x, FORMATS["nvfp4"], torch.full((len(x),), 3.0))
+    with np.errstate(all="ignore"):
+        expected = numerics.f32_to_e4m3(wanted * np.float32(3))
+    assert np.array_equal(e4m3.view(torch.uint8)[:, 0].numpy(), expected)
+
+
+@pytest.mark.parametrize("amax", [0.0, *MAGNITUDES])
+def test_global_scale_is_rounded_once(amax):
+    g = encode_scale(torch.tensor([amax]), "nvfp4").item()
+    assert g == scalar.global_scale(struct.unpack("f", struct.pack("f", amax))[0])
+    assert math.isfinite(g)
+
+
+def test_where_global_scales_come_from():
+    x = torch.tensor([[1.0] * 16, [0.0] * 16, [-4.0] * 16])
+    assert quantise(x, "nvfp4").encode_scale.tolist() == [672]
+    assert quantise(x, "nvfp4", global_scale="tensor").encode_scale.tolist() == [672]
+    per_token = quantise(x, "nvfp4", global_scale="token", rows=torch.tensor([2, 2, 1, 0]))
+    assert per_token.encode_scale.tolist() == [672, 672, 1, 2688]
+    given = quantise(x, "nvfp4", global_scale=torch.tensor([3.0]))
+    assert given.decode_scale.tolist() == torch.tensor([1 / 3]).tolist()
+    assert quantise(torch.zeros(0, 16), "nvfp4").encode_scale.tolist() == [1]
+    assert quantise(torch.zeros(1, 32), "mxfp8").decode_scale is None
+
+
+def test_a_nan_or_an_infinity_is_seen_in_the_values():
+    x = torch.full((3, 64), 6.0)
+    x[0, 3], x[1, 3] = NAN, INF
+    for fmt, form in FORMATS.items():
+        scale = torch.ones(1) if form.has_global else None
+        values = dequantise(quantise(x, fmt, global_scale=scale)).float()
+        assert values[0, : form.block].isnan().all()
+        assert values[1, 3] == form.largest * (448 if form.scale == "e4m3" else 2.0**127)
+        assert values[0, form.block :].eq(6).all()
+        assert values[2].eq(6).all()
+
+
+def test_values_are_elements_times_scales():
+    """By the tables of exact arithmetic, element by element."""
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0))
+    for fmt, (table, _, sign, _) in scalar.FORMATS.items():
+        form = format_of(fmt)
+        quantised = quantise(x, fmt, global_scale="token" if form.has_global else None)
+        codes = codes_of(quantised.data, form)
+        scales = unswizzle_scales(quantised.scales, 5, 96 // form.block).view(torch.uint8)
+        values = dequantise(quantised)
+        for (row, k), value in np.ndenumerate(values.numpy()):
+            negative, code = divmod(int(codes[row, k]), sign)
+            scale = (scalar.UE8M0 if form.scale == "ue8m0" else scalar.E4M3)[
+                scales[row, k // form.block]
+            ]
+            exact = float(table[code] * scale) * (-1) ** negative
+            if form.has_global:
+                exact *= quantised.decode_scale[row].item()
+            assert value == exact
+
+
+@pytest.mark.parametrize(
+    ("fmt", "limit"), [("nvfp4", 2**-2 * 1.07), ("mxfp4", 2**-2), ("mxfp8", 2**-4)]
+)
+def test_elements_are_off_by_half_a_step_at_most(fmt, limit):
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    blocks = x.unflatten(-1, (-1, FORMATS[fmt].block))
+    error = (dequantise(quantise(x, fmt)) - x).reshape(blocks.shape).abs()
+    assert (error <= limit * blocks.abs().amax(-1, keepdim=True)).all()
+    assert error.max() > 0
+
+
+def test_quantise_refuses():
+    x = torch.ones(2, 32)
+    with pytest.raises(ValueError, match="global_scale with mxfp4"):
+        quantise(x, "mxfp4", global_scale="token")
+    with pytest.raises(ValueError, match="'expert': 'tensor', 'token' or a tensor"):
+        quantise(x, "nvfp4", global_scale="expert")
+    with pytest.raises(ValueError, match="K = 24"):
+        quantise(x[:, :24], "nvfp4")
+
+
+def swizzled_by_views(codes):
+    """Rows padded to 128 and columns to 4, then 32 rows of 4 groups beside each other."""
+    rows, columns = codes.shape
+    padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 4) * 4, dtype=torch.uint8)
+    padded[:rows, :columns] = codes
+    atoms = padded.reshape(-1, 4, 32, padded.shape[1] // 4, 4)
+    return atoms.permute(0, 3, 2, 1, 4).flatten()
+
+
+def random_codes(rows, columns):
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randint(1, 256, (rows, columns), generator=generator).to(torch.uint8)
+
+
+SHAPES = [(1, 1), (31, 4), (128, 5), (129, 3), (300, 12)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layout_of_scale_factors(shape):
+    codes = random_codes(*shape)
+    swizzled = swizzle_scales(codes)
+    assert torch.equal(swizzled, swizzled_by_views(codes))
+    assert torch.equal(unswizzle_scales(swizzled, *shape), codes)
+
+
+def test_place_of_one_scale_factor():
+    codes = torch.zeros(300, 12, dtype=torch.uint8)
+    codes[170, 6] = 255
+    assert swizzle_scales(codes).argmax() == 1 * 3 * 512 + 1 * 512 + 10 * 16 + 1 * 4 + 2
+
+
+def starts(counts):
+    return torch.tensor([0, *counts]).cumsum(0).int()
+
+
+@pytest.mark.parametrize(
+    "counts", [[0], [3], [0, 1, 0], [127, 128, 129], [0, 0, 257, 0, 1, 0], [0, 130]]
+)
+def test_layout_by_expert(counts):
+    codes, offsets = random_codes(sum(counts), 6), starts(counts)
+    swizzled = swizzle_scales(codes, offsets)
+    parts = [swizzled_by_views(part) for part in codes.split(counts)]
+    used = torch.cat(parts)
+    assert torch.equal(swizzled[: len(used)], used)
+    assert not swizzled[len(used) :].any()
+    assert len(swizzled) == (sum(counts) // 128 + len(counts)) * 2 * 512
+    assert torch.equal(unswizzle_scales(swizzled, sum(counts), 6, offsets), codes)
+
+
+def test_gathered_rows_by_expert_keep_their_values():
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    rows, offsets = torch.randint(0, 9, (300,)).int(), starts([0, 130, 1, 169])
+    for fmt in FORMATS:
+        gathered = quantise(x, fmt, rows=rows, offsets=offsets)
+        values = dequantise(gathered, offsets=offsets)
+        assert torch.equal(values, dequantise(quantise(x, fmt))[rows.long()])
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"limit": 10.0}, {"alpha": 1.702, "beta": 1.0, "limit": 7.0}], ids=str
+)
+def test_swiglu_number_by_number(form):
+    alpha, beta = form.get("alpha", 1.0), form.get("beta", 0.0)
+    limit = form.get("limit", INF)
+    points = [-1e4, -11.0, -7.5, -1.0, 0.0, 0.3, 6.9, 7.1, 9.9, 10.1, 500.0]
+    for gate in points:
+        for up in points:
+            g, u = min(gate, limit), max(min(up, limit), -limit)
+            sigmoid = 1 / (1 + math.exp(-alpha * g)) if alpha * g > -700 else 0.0
+            pair = torch.tensor([gate, up], dtype=torch.float64)
+            assert swiglu(*pair, **form).item() == pytest.approx((u + beta) * g * sigmoid)
+
+
+def test_swiglu_keeps_nan_and_the_dtype():
+    for pair in ((NAN, 1.0), (1.0, NAN)):
+        assert swiglu(*torch.tensor(pair), limit=7.0).isnan()
+    assert swiglu(*torch.ones(2)).dtype == torch.float32
+
+
+COUNTS = [3, 0, 1, 130, 0]
+
+
+def test_grouped_gemm_row_by_row():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(COUNTS), 64, generator=generator)
+    w = torch.randn(len(COUNTS), 24, 64, generator=generator)
+    offsets = starts(COUNTS)
+    y = grouped_gemm(x, w, offsets)
+    assert y.dtype == torch.float64
+    expert_of = [e for e, count in enumerate(COUNTS) for _ in range(count)]
+    for row, expert in enumerate(expert_of):
+        assert torch.allclose(y[row], w[expert].double() @ x[row].double(), rtol=1e-12)
+
+
+def test_grouped_gemm_of_quantised_operands():
+    x = torch.randn(sum(COUNTS), 64)
+    offsets = starts(COUNTS)
+    quantised = quantise(x, "nvfp4", global_scale="token", offsets=offsets)
+    w = torch.eye(64).expand(len(COUNTS), 64, 64)
+    assert torch.equal(grouped_gemm(quantised, w, offsets), dequantise(quantised, offsets=offsets))
+
+
+def layer_inputs(tokens=9, experts=5, top_k=2, hidden=64, intermediate=32):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, hidden, generator=generator).bfloat16()
+    w13 = torch.randn(experts, 2 * intermediate, hidden, generator=generator) / 8
+    w2 = torch.randn(experts, hidden, intermediate, generator=generator) / 6
+    ids = torch.rand(tokens, experts, generator=generator).argsort(-1)[:, :top_k].int()
+    return x, w13, w2, (ids, torch.rand(tokens, top_k, generator=generator))
+
+
+def test_layer_token_by_token():
+    x, w13, w2, (ids, weights) = layer_inputs()
+    y = reference.layer(x, w13, w2, (ids, weights), limit=1.0, alpha=1.702, beta=1.0)
+    for token, row in enumerate(x.double()):
+        expected = torch.zeros(len(row), dtype=torch.float64)
+        for expert, weight in zip(ids[token].tolist(), weights[token].double(), strict=True):
+            gate, up = (w13[expert].double() @ row).chunk(2)
+            gate, up = gate.clamp(max=1), up.clamp(-1, 1)
+            h = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
+            expected += weight * (w2[expert].double() @ h)
+        assert torch.allclose(y[token], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("fmt", "error"), [("nvfp4", 0.2), ("mxfp4", 0.25), ("mxfp8", 0.08)])
+def test_layer_rounds_what_kernels_round(fmt, error):
+    x, w13, w2, routed = layer_inputs()
+    exact = reference.layer(x, w13, w2, routed)
+    rounded = reference.layer(x, w13, w2, routed, fmt=fmt)
+    assert rounded.dtype == torch.bfloat16
+    assert 0.01 < (rounded - exact).norm() / exact.norm() < error
+
+
+def test_layer_takes_global_scales():
+    """Those of x and of h, step by step with the functions that the layer is made of."""
+    x, w13, w2, (ids, weights) = layer_inputs()
+    scales = torch.tensor([700.0]), torch.tensor([900.0])
+    layer = reference.layer(
+        x, w13, w2, (ids, weights), fmt="nvfp4", x_scale=scales[0], h_scale=scales[1]
+    )
+    rows = permutation(ids, len(w13))
+    token = rows.slot_of_row // ids.shape[1]
+    first = quantise(x, "nvfp4", global_scale=scales[0], rows=token, offsets=rows.offsets)
+    h = swiglu(*grouped_gemm(first, w13, rows.offsets).float().chunk(2, dim=-1))
+    second = quantise(h, "nvfp4", global_scale=scales[1], offsets=rows.offsets)
+    y = grouped_gemm(second, w2, rows.offsets).float().bfloat16()
+    assert torch.equal(layer, combine(y, weights, rows.row_of_slot).bfloat16())
+
+
+@pytest.mark.hw
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_gpu_agrees_to_the_bit(fmt):
+    form = format_of(fmt)
+    x = adversarial_blocks(form)
+    for g in SCALES if form.has_global else (None,):
+        encode = None if g is None else torch.full((len(x),), g)
+        here = quantise_blocks(x, form, encode)
+        there = quantise_blocks(x.cuda(), form, None if encode is None else encode.cuda())
+        for a, b in zip(here, there, strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8).cpu())
+    offsets = starts([1, 0, len(x) - 1])
+    here = dequantise(quantise(x, fmt, offsets=offsets), offsets=offsets)
+    there = quantise(x.cuda(), fmt, offsets=offsets.cuda())
+    there = dequantise(there, offsets=offsets.cuda()).cpu()
+    assert torch.equal(here.nan_to_num(), there.nan_to_num())

@@ -1,0 +1,295 @@
+"""The router and the permutation in the emulator: values, ties, sizes, layouts, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernelkit import compile as kernel_compile
+from kernelkit.launch import emulation
+from moe import reference_routing as reference
+from moe.routing import config, permutation, route
+from moe.routing.forward import ARCHS
+from tests.moe import routing_cases as cases
+from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
+
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+CASES = [
+    Case(1, 1, 1, hostile=False),
+    Case(2, 2, 2, "bf16", "sigmoid", renormalize=False),
+    Case(129, 8, 2, "bf16"),
+    Case(30, 257, 5, "fp16", bias=True, scale=2.5),
+    Case(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
+    Case(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
+    Case(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
+]
+MATRIX = [
+    *(Case(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
+    *(Case(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
+    Case(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
+    Case(1030, 64, 8, "bf16"),
+    Case(1000, 128, 4, "fp32", "sigmoid", bias=True),
+    Case(50, 60, 6, groups=(20, 3), bias=True),
+    Case(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
+    Case(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
+    Case(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
+]
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """torch.empty hands out NaN and large integers: what no kernel writes is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def no_compiles(monkeypatch):
+    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+
+
+@each_arch
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_route(case, arch):
+    check_route(case, arch)
+
+
+@pytest.mark.matrix
+@each_arch
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_route_more(case, arch):
+    check_route(case, arch)
+
+
+@each_arch
+def test_ties_go_to_the_lower_index(arch):
+    """Within a lane, between lanes, and where a bias makes up for a score."""
+    logits = torch.zeros(3, 64)
+    logits[1, [3, 35, 4, 63]] = 1.0
+    logits[2, :32] = -math.inf
+    ids, weights = emulated(lambda: route(logits, 5, arch=arch))
+    assert ids.tolist() == [[0, 1, 2, 3, 4], [3, 4, 35, 63, 0], [32, 33, 34, 35, 36]]
+    assert torch.equal(weights[0], torch.full((5,), weights[0, 0].item()))
+    bias = torch.zeros(64)
+    bias[40] = 0.5
+    logits[0, 40] = -math.inf  # a score of 0 + 0.5, as much as that of the others
+    given = {"scoring": "sigmoid", "bias": bias, "arch": arch}
+    ids, weights = emulated(lambda: route(logits[:1], 16, **given))
+    assert ids[0].tolist() == list(range(16))
+    bias[40] = 0.6
+    ids, weights = emulated(lambda: route(logits[:1], 16, **given))
+    assert ids[0].tolist() == [40, *range(15)]
+    assert weights[0, 0] == 0
+
+
+@each_arch
+def test_equal_groups(arch):
+    """The group with the lower index; two equal experts of a group both count."""
+    logits = torch.full((2, 32), -5.0)
+    logits[0, [9, 17, 18]] = torch.tensor([3.0, 2.0, 2.0])
+    logits[1, [0, 31]] = 1.0
+    options = {"scoring": "sigmoid", "n_group": 4, "topk_group": 1, "arch": arch}
+    ids, _ = emulated(lambda: route(logits, 3, **options))
+    assert ids.tolist() == [[17, 18, 16], [0, 1, 2]]
+
+
+@each_arch
+def test_tokens_without_a_logit(arch):
+    """All -inf or NaN: scores of 0, so the first experts, and weights of 0."""
+    logits = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
+    for scoring in config.SCORINGS:
+        ids, weights = emulated(lambda s=scoring: route(logits, 3, scoring=s, arch=arch))
+        assert ids.tolist() == [[0, 1, 2]] * 2
+        assert torch.equal(weights, torch.zeros(2, 3))
+
+
+@each_arch
+def test_softmax_over_the_chosen(arch):
+    """What gpt-oss does: a softmax over k logits."""
+    logits, _ = cases.build(Case(20, 32, 4, hostile=False))
+    ids, weights = emulated(lambda: route(logits, 4, arch=arch))
+    expected = logits.gather(1, ids.long()).softmax(-1)
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
+
+
+def random_ids(tokens: int, top_k: int, experts: int, kind: str = "any", seed: int = 0):
+    """kind: 'any', 'one' (all of them on one expert), 'last', 'few' (of many experts)."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(experts, (tokens, top_k), generator=draw, dtype=torch.int32)
+    kinds = {
+        "any": lambda: ids,
+        "one": lambda: torch.full_like(ids, experts // 2),
+        "last": lambda: torch.full_like(ids, experts - 1),
+        "few": lambda: ids % min(experts, 3) * max(1, experts // 3),
+    }
+    return kinds[kind]().clamp_max(experts - 1)
+
+
+PERMUTATIONS = [
+    (1, 8, 256, "any"),
+    (2, 1, 1, "any"),
+    (127, 2, 8, "one"),
+    (128, 2, 257, "few"),
+    (129, 8, 64, "any"),
+]
+MORE_PERMUTATIONS = [
+    (tokens, top_k, experts, kind)
+    for tokens, top_k in ((1, 1), (33, 8), (100, 16))
+    for experts, kind in ((2, "any"), (8, "one"), (384, "any"), (512, "last"), (512, "few"))
+]
+IN_CHUNKS = [(107, 10, 1, "any"), (128, 8, 512, "any"), (129, 16, 33, "one")]
+
+
+@each_arch
+@pytest.mark.parametrize("shape", PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
+def test_permutation(shape, arch):
+    check_permutation(random_ids(*shape), shape[2], arch)
+
+
+@pytest.mark.matrix
+@each_arch
+@pytest.mark.parametrize("shape", MORE_PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
+def test_permutation_more(shape, arch):
+    check_permutation(random_ids(*shape), shape[2], arch)
+
+
+@each_arch
+def test_two_launches(arch, monkeypatch):
+    """Chunks of several CTAs, the last one not full."""
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
+    assert config.plan_permutation(1070, 40).chunks == 2
+    check_permutation(random_ids(107, 10, 40), 40, arch)
+
+
+@pytest.mark.matrix
+@each_arch
+@pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
+def test_two_launches_more(shape, arch, monkeypatch):
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
+    check_permutation(random_ids(*shape), shape[2], arch)
+
+
+@pytest.mark.matrix
+@each_arch
+def test_long_runs(arch, monkeypatch):
+    """Warps that take several turns, in one CTA and in three."""
+    ids = random_ids(1000, 8, 100)
+    monkeypatch.setattr(config, "MAX_CHUNKS", 3)
+    assert config.plan_permutation(8000, 100).turns == 3
+    check_permutation(ids, 100, arch)
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 8000)
+    assert config.plan_permutation(8000, 100).chunks == 1
+    check_permutation(ids, 100, arch)
+
+
+def test_schedule_does_not_show():
+    for tokens in (40, 600):
+        check_permutation(random_ids(tokens, 8, 16), 16, options=ADVERSARIAL)
+
+
+def test_ids_with_strides():
+    wide = random_ids(20, 8, 16)
+    check_permutation(wide[:, 2:5], 16)
+    check_permutation(wide[:1].expand(20, 8), 16)
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(8, 1), (4096, 1), (4104, 2)])
+def test_launches(rows, launches):
+    with emulation() as active:
+        permutation(random_ids(rows // 8, 8, 64), 64)
+    assert len(active.reports) == launches
+
+
+def test_nothing_to_do_launches_nothing(no_compiles):
+    ids, weights = route(torch.empty(0, 8), 2)
+    assert (ids.shape, weights.shape) == ((0, 2), (0, 2))
+    found = permutation(ids, 8)
+    assert torch.equal(found.offsets, torch.zeros(9, dtype=torch.int32))
+    assert len(found.row_of_slot) == len(found.slot_of_row) == 0
+
+
+@given(st.integers(0, 30).flatmap(lambda bits: st.integers(1, 1 << bits)))
+def test_plan_covers_the_slots(rows):
+    """Every slot belongs to a warp, no chunk is empty, and chunks fit the GPU."""
+    plan = config.plan_permutation(rows, 8)
+    slots = plan.config.threads * plan.turns
+    assert (plan.chunks - 1) * slots < rows <= plan.chunks * slots
+    assert plan.chunks <= config.MAX_CHUNKS
+    assert plan.config.chunked or plan.chunks == 1
+
+
+def test_tracers_see_shapes():
+    with FakeTensorMode():
+        ids, weights = route(torch.empty(5, 64, dtype=torch.bfloat16), 4)
+        found = permutation(ids, 64)
+    assert (ids.shape, ids.dtype) == ((5, 4), torch.int32)
+    assert (weights.shape, weights.dtype) == ((5, 4), torch.float32)
+    sizes = [len(t) for t in (found.offsets, found.slot_of_row, found.row_of_slot)]
+    assert sizes == [65, 20, 20]
+
+
+LOGITS = torch.zeros(4, 8)
+REFUSED = [
+    (LOGITS[0], {}, ValueError, "rank 1; expected"),
+    (LOGITS.double(), {}, NotImplementedError, "logits is torch.float64"),
+    (LOGITS.T.contiguous().T, {}, ValueError, "last stride 4"),
+    (torch.zeros(4, 513), {}, NotImplementedError, "513 experts"),
+    (torch.zeros(4, 0), {}, NotImplementedError, "0 experts"),
+    (LOGITS, {"top_k": 0}, NotImplementedError, "top_k 0"),
+    (torch.zeros(4, 64), {"top_k": 17}, NotImplementedError, "top_k 17"),
+    (LOGITS, {"top_k": 9}, ValueError, "top_k 9 of 1 groups with 8 experts"),
+    (LOGITS, {"top_k": 2.0}, TypeError, "top_k is 2.0"),
+    (LOGITS, {"n_group": 3}, ValueError, "n_group 3"),
+    (LOGITS, {"n_group": 4, "topk_group": 5}, ValueError, "topk_group 5"),
+    (LOGITS, {"n_group": 8}, ValueError, "top_k 2 of 1 groups with 1 experts"),
+    (LOGITS, {"scoring": "relu"}, ValueError, "scoring 'relu'"),
+    (LOGITS, {"bias": torch.zeros(7)}, ValueError, "bias is torch.float32"),
+    (LOGITS, {"bias": torch.zeros(8).half()}, ValueError, "bias is torch.float16"),
+    (LOGITS, {"bias": [0.0] * 8}, TypeError, "bias is list"),
+    (LOGITS, {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
+    (LOGITS, {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
+    (torch.zeros(4, 8, requires_grad=True), {}, NotImplementedError, "requires grad"),
+]
+
+
+@pytest.mark.parametrize(("logits", "options", "error", "words"), REFUSED)
+def test_route_refuses(no_compiles, logits, options, error, words):
+    with pytest.raises(error, match=words):
+        route(logits, **{"top_k": 2, **options})
+
+
+IDS = torch.zeros(4, 2, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("ids", "experts", "error", "words"),
+    [
+        (IDS.long(), 8, NotImplementedError, "ids is torch.int64"),
+        (IDS[0], 8, ValueError, "rank 1"),
+        (IDS, 0, NotImplementedError, "0 experts"),
+        (IDS, 513, NotImplementedError, "513 experts"),
+        (IDS + 8, 8, ValueError, "ids has values from 8 to 8, but experts 0 to 7"),
+        (IDS - 1, 8, ValueError, "ids has values from -1 to -1"),
+    ],
+)
+def test_permutation_refuses(no_compiles, ids, experts, error, words):
+    with pytest.raises(error, match=words):
+        permutation(ids, experts)
+
+
+def test_broken_ids_stay_inside(monkeypatch):
+    """Where nobody reads ids back, one out of range counts as the last expert."""
+    monkeypatch.setattr("moe.routing.forward._check_range", lambda *_: None)
+    ids = torch.tensor([[0, -1], [7, 2**31 - 1]], dtype=torch.int32)
+    found = emulated(lambda: permutation(ids, 4))
+    expected = reference.permutation(torch.tensor([[0, 3], [3, 3]]), 4)
+    assert torch.equal(found.offsets, expected.offsets)
+    assert torch.equal(found.slot_of_row, expected.slot_of_row)

@@ -1,0 +1,111 @@
+"""Routing on the GPU itself: random problems of any size, captured graphs, equal bits.
+
+`python -m pytest --hw -m hw tests/moe/test_routing_hw.py` on compute capability 9.0 or 10.x.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from moe import reference_routing as reference
+from moe.routing import combine, permutation, route
+from tests.moe.routing_cases import (
+    DTYPES,
+    Case,
+    Sum,
+    build,
+    check_combine,
+    check_permutation,
+    check_route,
+)
+
+pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("moe-routing-hw")]
+
+TOKENS = (1, 2, 127, 128, 129, 1000, 5000, 40_000)
+
+
+def random_case(seed: int) -> Case:
+    """Anything that `route` takes."""
+    draw = random.Random(seed)
+    n_group = draw.choice((1, 1, 4, 8))
+    experts = draw.choice((1, 2, 8, 64, 257, 384, 512) if n_group == 1 else (16, 64, 256, 384))
+    topk_group = draw.randint(1, n_group)
+    return Case(
+        tokens=draw.choice(TOKENS[:-1] if n_group == 1 else TOKENS[:6]),
+        experts=experts,
+        top_k=draw.randint(1, min(16, experts // n_group * topk_group)),
+        dtype=draw.choice(sorted(DTYPES)),
+        scoring=draw.choice(("softmax", "sigmoid")),
+        bias=draw.random() < 0.5,
+        groups=(n_group, topk_group),
+        renormalize=draw.random() < 0.5,
+        scale=draw.choice((1.0, 2.5)),
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_route(seed):
+    check_route(random_case(seed), device="cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_permutation(seed):
+    draw = random.Random(seed)
+    experts = draw.choice((1, 2, 8, 64, 257, 384, 512))
+    shape = (draw.choice((*TOKENS, 65_536)), draw.randint(1, 16))
+    torch.manual_seed(seed)
+    ids = torch.randint(experts, shape, device="cuda", dtype=torch.int32)
+    if draw.random() < 0.3:
+        ids.fill_(draw.randrange(experts))
+    check_permutation(ids, experts)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_combine(seed):
+    draw = random.Random(seed)
+    dtypes = draw.choices(sorted(DTYPES), k=2)
+    hidden = 8 * draw.choice((1, 9, 128, 360, 896))
+    tokens = draw.choice(TOKENS[:6] if hidden > 1000 else TOKENS[:-1])
+    case = Sum(tokens, draw.randint(1, 16), hidden, *dtypes, draw.random() < 0.8, seed)
+    check_combine(case, device="cuda")
+
+
+def test_rows_behind_two_gigabytes():
+    """Elements of y that 32 bits do not count."""
+    rows, hidden = 330_000, 7168
+    y = torch.zeros(rows, hidden, dtype=torch.bfloat16, device="cuda")
+    y[-1] = 3.0
+    where = torch.tensor([[rows - 1, 0]], dtype=torch.int32, device="cuda")
+    got = combine(y, torch.tensor([[2.0, 1.0]], device="cuda"), where)
+    assert torch.equal(got, torch.full_like(got, 6.0))
+
+
+@pytest.mark.parametrize("tokens", [4, 3000])
+def test_captured_in_a_graph(tokens):
+    """Logits to combined rows; captured once, replayed on new contents, the same bits as before."""
+    logits, _ = build(Case(tokens, 256, 8, "bf16", hostile=False), "cuda")
+    y = torch.randn(tokens * 8, 512, device="cuda").bfloat16()
+
+    def run() -> tuple[torch.Tensor, ...]:
+        ids, weights = route(logits, 8)
+        found = permutation(ids, 256)
+        out = combine(y, weights, found.row_of_slot)
+        return ids, weights, found.offsets, found.slot_of_row, found.row_of_slot, out
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    for seed in (1, 2, 3):
+        logits.copy_(build(Case(tokens, 256, 8, "bf16", hostile=False, seed=seed))[0])
+        graph.replay()
+        for _ in range(10):
+            for got, again in zip(captured, run(), strict=True):
+                assert torch.equal(got, again)
+        expected = reference.permutation(captured[0], 256)
+        assert torch.equal(captured[2], expected.offsets)
+        assert torch.equal(captured[4], expected.row_of_slot)

@@ -1,0 +1,317 @@
+"""Block-scaled tcgen05.mma against a float64 product of decoded operands and scale factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.mma import mma
+from ptxemu.machine.scale_factors import Scales
+from ptxemu.machine.tmem import POISON, Tmem
+from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
+
+from . import ptx_program
+from .test_mma import Cta
+from .umma_operands import put_operand, random_codes, values_of
+
+A_AT, B_AT = 0x400, 0x10480  # in shared memory
+D_AT, SFA_AT, SFB_AT = 0, 300, 320  # in tensor memory
+_BITS = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4}
+_CODES = {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}
+_K = {"mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
+# kind, scale factors of a row, their format, their scale ids
+VARIANTS = [
+    ("mxf8f6f4", 1, "ue8m0", (0, 1, 2, 3)),
+    ("mxf4", 2, "ue8m0", (0, 2)),
+    ("mxf4nvf4", 2, "ue8m0", (0, 2)),
+    ("mxf4nvf4", 4, "ue8m0", (0,)),
+    ("mxf4nvf4", 4, "ue4m3", (0,)),
+]
+IDS = [(*v[:3], a, b) for v in VARIANTS for a, b in product(v[3], v[3])]
+SHAPES = [(1, n) for n in (8, 24, 40, 64, 128, 192, 256)] + [(2, n) for n in (16, 48, 80, 128, 256)]
+
+
+def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
+    """The bytes of codes (rows, k) as the tensor core finds them, uint8 (rows, bytes)."""
+    bits, rows = _BITS[fmt], len(codes)
+    if bits == 8:
+        return codes
+    stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
+    if kind != "mxf8f6f4":
+        return np.packbits(stream.reshape(rows, -1), axis=-1, bitorder="little")
+    chunks = np.full((rows, codes.shape[1] // 16, 16), 0xA5, np.uint8)  # the rest is padding
+    data = np.packbits(stream.reshape(rows, -1, 16 * bits), axis=-1, bitorder="little")
+    chunks[..., : 2 * bits] = data
+    return chunks.reshape(rows, -1)
+
+
+def codes_of(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> np.ndarray:
+    return random_codes(rng, fmt, shape) & np.uint8((1 << _BITS[fmt]) - 1)
+
+
+def factors_of(fmt: str, codes: np.ndarray) -> np.ndarray:
+    """float64 values of scale factors."""
+    if fmt == "ue4m3":
+        return values_of("e4m3", codes & 0x7F)
+    return np.where(codes == 0xFF, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+
+
+def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int) -> None:
+    """Codes (rows, blocks) to byte `first` and up of their words, in every quarter of the lanes."""
+    words = np.full((len(codes), 4), 0x5A, np.uint8)
+    words[:, first : first + codes.shape[1]] = codes
+    for row, word in enumerate(words.view(np.uint32)[:, 0]):
+        tmem.cells[column + row // 32, row % 32 :: 32] = word
+
+
+@dataclass
+class Case:
+    """One MMA: random operands in shared memory, random scale factors in tensor memory."""
+
+    kind: str = "mxf4nvf4"
+    blocks: int = 4
+    scale_format: str = "ue4m3"
+    a_id: int = 0
+    b_id: int = 0
+    a_format: str = "e2m1"
+    b_format: str = "e2m1"
+    ctas: int = 1
+    n: int = 64
+    mn_major: bool = False
+    flags: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.n)
+        self.m, k = 128 * self.ctas, _K[self.kind]
+        self.group = [Cta() for _ in range(self.ctas)]
+        self.a_codes = codes_of(rng, self.a_format, (self.m, k))
+        self.b_codes = codes_of(rng, self.b_format, (self.n, k))
+        low, high = (0x28, 0x50) if self.scale_format == "ue4m3" else (121, 134)
+        self.sfa = rng.integers(low, high, (self.m, self.blocks), dtype=np.uint8)
+        self.sfb = rng.integers(low, high, (self.n, self.blocks), dtype=np.uint8)
+        self.place()
+
+    def place(self) -> None:
+        a = image_of(self.kind, self.a_format, self.a_codes)
+        b = image_of(self.kind, self.b_format, self.b_codes)
+        parts = (np.split(whole, self.ctas) for whole in (a, b, self.sfa))
+        for cta, a_part, b_part, sfa in zip(self.group, *parts, strict=True):
+            a_word = put_operand(cta.smem, A_AT, a_part, "128B", self.mn_major)
+            b_word = put_operand(cta.smem, B_AT, b_part, "32B", self.mn_major)
+            put_factors(cta.tmem, SFA_AT, sfa, self.a_id)
+            put_factors(cta.tmem, SFB_AT, self.sfb, self.b_id)
+        self.a, self.b = smem_desc(a_word), smem_desc(b_word)
+
+    def idesc(self) -> InstrDesc:
+        packed = self.kind != "mxf8f6f4"
+        a, b = (1 if packed else _CODES[fmt] for fmt in (self.a_format, self.b_format))
+        word = self.b_id << 4 | a << 7 | b << 10 | self.mn_major * (3 << 15) | self.n >> 3 << 17
+        word |= (self.scale_format == "ue8m0") << 23 | self.m >> 7 << 27 | self.a_id << 29
+        return instr_desc(self.kind, word | self.flags)
+
+    def run(self, accumulate: bool = False, scales: Scales | None = None, **options) -> None:
+        addresses = SFA_AT | self.a_id << 30, SFB_AT | self.b_id << 30
+        where = scales or Scales(*addresses, self.blocks)
+        a = options.pop("a", self.a)
+        mma(self.group, D_AT, a, self.b, self.idesc(), accumulate, scales=where, **options)
+
+    def operands(self) -> Iterator[np.ndarray]:
+        """A and B times their scale factors, float64."""
+        both = (
+            (self.a_format, self.a_codes, self.sfa),
+            (self.b_format, self.b_codes, self.sfb),
+        )
+        for fmt, codes, factors in both:
+            block = codes.shape[1] // self.blocks
+            yield values_of(fmt, codes) * factors_of(self.scale_format, factors).repeat(block, 1)
+
+    def d(self) -> np.ndarray:
+        parts = [cta.tmem.cells[D_AT : D_AT + self.n].view(np.float32).T for cta in self.group]
+        return np.concatenate(parts)
+
+
+def compare(case: Case, times: int = 1) -> None:
+    """D is `times` A B, but for the roundings of a float32 sum."""
+    a, b = case.operands()
+    assert (np.abs(case.d() - times * (a @ b.T)) <= 1e-6 * (np.abs(a) @ np.abs(b).T)).all()
+
+
+def check(case: Case, sign: int = 1) -> None:
+    """D = A B over poison, then D += A B."""
+    case.run()
+    compare(case, sign)
+    case.run(accumulate=True)
+    compare(case, 2 * sign)
+
+
+@pytest.mark.parametrize(("kind", "blocks", "scale_format", "a_id", "b_id"), IDS)
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_scale_ids(kind, blocks, scale_format, a_id, b_id, ctas):
+    check(Case(kind, blocks, scale_format, a_id, b_id, ctas=ctas))
+
+
+@pytest.mark.parametrize(("ctas", "n"), SHAPES)
+@pytest.mark.parametrize(("kind", "blocks", "scale_format"), [v[:3] for v in VARIANTS])
+def test_shapes(kind, blocks, scale_format, ctas, n):
+    check(Case(kind, blocks, scale_format, ctas=ctas, n=n))
+
+
+@pytest.mark.parametrize(("a_format", "b_format"), [*product(_BITS, _BITS)])
+def test_element_formats(a_format, b_format):
+    check(Case("mxf8f6f4", 1, "ue8m0", 1, 2, a_format, b_format))
+
+
+@pytest.mark.parametrize(("flags", "sign"), [(1 << 13, -1), (1 << 14, -1), (3 << 13, 1)])
+@pytest.mark.parametrize("variant", [("mxf8f6f4", 1, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
+def test_negation(variant, flags, sign):
+    check(Case(*variant, flags=flags), sign)
+
+
+def test_operands_may_be_mn_major():
+    check(Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e5m2", n=128, mn_major=True))
+
+
+@pytest.mark.parametrize("variant", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_a_from_tensor_memory(variant, ctas):
+    case = Case(*variant, ctas=ctas)
+    rows = image_of(case.kind, "e2m1", case.a_codes).view(np.uint32)
+    for cta, part in zip(case.group, np.split(rows, ctas), strict=True):
+        cta.tmem.cells[400 : 400 + part.shape[1]] = part.T
+        cta.smem[A_AT:B_AT] = 0xFF
+    case.run(a=400)
+    compare(case)
+
+
+@pytest.mark.parametrize(("scale_format", "nan"), [("ue8m0", 0xFF), ("ue4m3", 0x7F)])
+def test_a_scale_factor_that_is_no_number(scale_format, nan):
+    case = Case(scale_format=scale_format)
+    case.sfa[5, 3] = nan
+    case.place()
+    case.run()
+    assert np.isnan(case.d()[5]).all()
+    assert not np.isnan(np.delete(case.d(), 5, 0)).any()
+
+
+def test_the_upper_bit_of_ue4m3_is_none():
+    case = Case()
+    case.sfb |= 0x80
+    case.place()
+    check(case)
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(254, 0), (0, 254), (253, 2)])
+def test_scale_factors_make_up_for_one_another(of_a, of_b):
+    """2^127 times 448 is no float32, the product is."""
+    case = Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e4m3")
+    case.a_codes[:], case.b_codes[:] = 0x7E, 0x01  # 448 and 2^-9
+    if of_b > of_a:
+        case.a_codes, case.b_codes = np.full_like(case.a_codes, 1), np.full_like(case.b_codes, 0x7E)
+    case.sfa[:], case.sfb[:] = of_a, of_b
+    case.place()
+    check(case)
+    assert case.d()[0, 0] == 64 * 448 * 2.0 ** (of_a + of_b - 254 - 9)
+
+
+def test_scale_factors_of_rows_that_there_are_not_do_not_matter():
+    case = Case(n=40)
+    cells = case.group[0].tmem.cells
+    columns = cells[SFB_AT + 1].reshape(4, 32)
+    columns[:, 8:] = np.arange(4)[:, None]
+    cells[SFB_AT + 2 :] = POISON
+    check(case)
+
+
+REFUSED = [
+    ("mxf4nvf4", {}, {"blocks": 1}, "kind::mxf4nvf4 with 1 scale factors a row"),
+    ("mxf4", {"blocks": 2, "scale_format": "ue8m0"}, {"blocks": 4}, "mxf4 with 4 scale factors"),
+    ("mxf8f6f4", {"blocks": 1, "scale_format": "ue8m0"}, {"blocks": 2}, "mxf8f6f4 with 2 scale"),
+    ("mxf8f6f4", {"blocks": 1}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
+    ("mxf4", {"blocks": 2}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
+    ("mxf4nvf4", {"blocks": 2}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
+    ("mxf4nvf4", {}, {"a": SFA_AT | 32 << 16}, "scale factors at TMEM lane 32, must be 0"),
+    ("mxf4nvf4", {}, {"b": SFB_AT | 1 << 16}, "scale factors at TMEM lane 1, must be 0"),
+    ("mxf4nvf4", {"n": 128}, {"b": 509}, "TMEM not allocated: column 0x200"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "scales", "message"), REFUSED)
+def test_refusals(kind, changes, scales, message):
+    case = Case(kind, **changes)
+    with pytest.raises(HardwareRefusal, match=message):
+        case.run(scales=Scales(SFA_AT, SFB_AT, case.blocks)._replace(**scales))
+
+
+@pytest.mark.parametrize(
+    ("variant", "a_id", "b_id", "message"),
+    [
+        (VARIANTS[1], 1, 0, "scale id 1 of A with 2 scale factors a row"),
+        (VARIANTS[2], 0, 3, "scale id 3 of B with 2 scale factors a row"),
+        (VARIANTS[3], 2, 0, "scale id 2 of A with 4 scale factors a row"),
+    ],
+)
+def test_scale_ids_that_a_kind_does_not_have(variant, a_id, b_id, message):
+    case = Case(*variant[:3])
+    case.a_id, case.b_id = a_id, b_id
+    with pytest.raises(HardwareRefusal, match=message):
+        case.run()
+
+
+def test_the_quarters_of_the_lanes_have_to_agree():
+    case = Case()
+    case.group[0].tmem.cells[SFA_AT + 1, 64 + 9] ^= 1
+    with pytest.raises(UnsupportedPtx, match="TMEM column 0x12c differ between the quarters"):
+        case.run()
+
+
+def test_half_of_the_lanes_is_not_known():
+    case = Case(ctas=2)
+    case.m = 128
+    with pytest.raises(UnsupportedPtx, match="scale factors of M=128 cta_group::2"):
+        case.run()
+
+
+@pytest.mark.parametrize("m", [64, 256])
+def test_rows_that_one_cta_does_not_have(m):
+    case = Case()
+    case.m = m
+    with pytest.raises(HardwareRefusal, match=f"of M={m & ~127} N=64"):
+        case.run()
+
+
+def test_scale_factors_belong_to_their_kinds():
+    case = Case()
+    with pytest.raises(HardwareRefusal, match="kind::mxf4nvf4 without scale factors"):
+        mma(case.group, D_AT, case.a, case.b, case.idesc(), False)
+    dense = instr_desc("f16", 0x08100010)
+    with pytest.raises(HardwareRefusal, match="kind::f16 with scale factors"):
+        mma(case.group, D_AT, case.a, case.b, dense, False, scales=Scales(SFA_AT, SFB_AT, 1))
+
+
+# -- programs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "error", "message"),
+    [
+        ("mxf4nvf4.block_scale", UnsupportedPtx, "kind::mxf4nvf4 without a block size"),
+        ("mxf4nvf4.scale_vec::4X", UnsupportedPtx, "without .block_scale"),
+        ("mxf4nvf4.block_scale.block32", HardwareRefusal, "with 2 scale factors a row of ue4m3"),
+        ("mxf4nvf4.block_scale.scale_vec::1X", HardwareRefusal, "with 1 scale factors a row"),
+        ("mxf4.block_scale", HardwareRefusal, "kind::mxf4 with 2 scale factors a row of ue4m3"),
+        ("mxf4.block_scale.block16", HardwareRefusal, "kind::mxf4 with 4 scale factors a row"),
+    ],
+)
+def test_block_sizes_of_an_instruction(form, error, message):
+    program = ptx_program.read(ptx_program.FOLDER / "block_scaled_mma.ptx")
+    own = "mxf4nvf4.block_scale.scale_vec::4X"
+    assert own in program.text
+    module = ptxemu.load(program.text.replace(own, form))
+    with pytest.raises(error, match=message):
+        ptx_program.emulate(program, module, ptxemu.Options(limit=20))
