@@ -74,10 +74,8 @@ def fused_moe(
     chosen = {name: value for name, value in vars(router).items() if name != "top_k"}
     ids, weights = route(router_logits, router.top_k, **chosen, **where)
     rows = permutation(ids, experts.experts, **where)
-    tokens = rows.slot_of_row // router.top_k
-    operand = quantise(
-        x, experts.fmt, global_scale=scales.x, rows=tokens, offsets=rows.offsets, **where
-    )
+    gather = {"rows": rows.slot_of_row, "choices": router.top_k, "offsets": rows.offsets}
+    operand = quantise(x, experts.fmt, global_scale=scales.x, **gather, **where)
     hidden = _first(operand, experts, rows.offsets, (activation, scales, x.dtype), where)
     y = grouped_gemm(hidden, experts.w2, rows.offsets, out=x.dtype, **where)
     return combine(y, weights, rows.row_of_slot, **where)

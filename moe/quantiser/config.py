@@ -23,9 +23,10 @@ class QuantiseConfig:
     """Static fields; sizes and strides are arguments.
 
     fmt: a name of moe.formats.FORMATS; dtype: of the input, 'bf16' or 'fp16'. gathered: rows come
-    by index; grouped: rows are sorted by expert, see `moe.formats`. scaling: where the global scale
-    comes from, '' in a format without: the amax of the 'tensor' or of each 'token' of the input,
-    one that is 'given', or one for each of the result's ('given rows').
+    by index, of which `choices` neighbours mean one row: slots of a token; grouped: rows are sorted
+    by expert, see `moe.formats`. scaling: where the global scale comes from, '' in a format
+    without: the amax of the 'tensor' or of each 'token' of the input, one that is 'given', or one
+    for each of the result's ('given rows').
     """
 
     fmt: str
@@ -33,6 +34,7 @@ class QuantiseConfig:
     gathered: bool = False
     grouped: bool = False
     scaling: str = ""
+    choices: int = 1
     threads: int = 128
 
     @property

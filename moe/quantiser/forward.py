@@ -28,6 +28,7 @@ def quantise(
     *,
     global_scale: str | torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
+    choices: int = 1,
     offsets: torch.Tensor | None = None,
     backend: str = "auto",
     arch: str | None = None,
@@ -39,7 +40,8 @@ def quantise(
     fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
     global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
         compute it from, the largest magnitude of the 'tensor' x (the default) or of each 'token'.
-    rows: int32 [R], row r of the result is row rows[r] of x, from 0 to T - 1; without it R = T.
+    rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1; without
+        it R = T. choices: of a token, where rows are slots (`Permutation.slot_of_row`).
     offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong to
         expert e, whose scale factors begin at a fresh block of 128 rows. There is room for any
         counts; what lies behind the last block of the last expert is not written.
@@ -51,6 +53,8 @@ def quantise(
     """
     form = format_of(fmt)
     _check(x, form, global_scale, rows, offsets)
+    if choices < 1 or (rows is None and choices > 1):
+        raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
     target = choose_target(x.device, backend, arch, ARCHS)
     count = len(x) if rows is None else len(rows)
     columns = form.columns(x.shape[1])
@@ -59,7 +63,9 @@ def quantise(
     data = x.new_empty((count, columns * form.block // form.per_byte // 4), dtype=torch.int32)
     scales = x.new_empty(scale_bytes(blocks, columns) // 4, dtype=torch.int32)
     scaling, given = _given_scale(x, form, global_scale, target)
-    config = QuantiseConfig(fmt, DTYPES[x.dtype], rows is not None, offsets is not None, scaling)
+    config = QuantiseConfig(
+        fmt, DTYPES[x.dtype], rows is not None, offsets is not None, scaling, choices
+    )
     encode = decode = None
     if scaling:
         encode, decode = x.new_empty((2, count if config.of_rows else 1), dtype=torch.float32)

@@ -66,7 +66,7 @@ class Quantise:
             is_row = row < end
             source = row
             if cutlass.const_expr(config.gathered):
-                source = rows[row] if is_row else Int32(0)
+                source = rows[row] // config.choices if is_row else Int32(0)
             neighbour = lane % SCALE_COLUMNS
             item = (row, source, is_row)
             g = self.global_scale(scaling, cta == 0 and neighbour == 0, item)

@@ -95,6 +95,19 @@ def test_behind_the_last_expert_nothing_is_written():
     assert (scales[:used] != torch.iinfo(torch.int32).max).all()
 
 
+def test_slots_of_a_token_are_its_rows():
+    x = torch.randn(4, 64).bfloat16()
+    slots, offsets = torch.tensor([1, 6, 7, 0, 11]).int(), torch.tensor([0, 2, 5]).int()
+    mine = quantise(x, "nvfp4", global_scale="token", rows=slots, choices=3, offsets=offsets)
+    other = quantise(x, "nvfp4", global_scale="token", rows=slots // 3, offsets=offsets)
+    assert torch.equal(mine.data.view(torch.uint8), other.data.view(torch.uint8))
+    assert torch.equal(mine.encode_scale, other.encode_scale)
+    with pytest.raises(ValueError, match="choices 0"):
+        quantise(x, "nvfp4", rows=slots, choices=0)
+    with pytest.raises(ValueError, match="choices 2"):
+        quantise(x, "nvfp4", choices=2)
+
+
 @pytest.mark.usefixtures("no_compiles")
 @pytest.mark.parametrize("scaling", ["token", "given", "rows"])
 def test_no_rows(scaling):
