@@ -79,26 +79,29 @@ def store_codes(
     exists: Boolean,
     codes: cute.Tensor,
 ) -> None:
-    """The scale factors of a tile: neighbours in an atom, or a part of it.
+    """The scale factors of a tile, those of an atom together, or of the part that the tile has.
 
     Columns behind the last one were computed from zeros, so that their codes are 0, as they have to
     be where they share an atom.
     """
     form = config.out_format
-    count = config.tile_outputs // form.block
+    in_tile = config.tile_outputs // form.block
+    count = min(in_tile, SCALE_COLUMNS)
     columns = cute.size(tensors.out, mode=[1]) * form.per_byte // form.block
     atoms = (columns + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-    column = place.column // form.block
-    word = Uint32(0)
-    for index in cutlass.range_constexpr(count):
-        word |= codes[index] << (8 * index)
     line = place.line % hw.WARP_THREADS * 16 + place.line // hw.WARP_THREADS * SCALE_COLUMNS
-    atom = place.block * atoms + column // SCALE_COLUMNS
-    offset = atom * SCALE_ATOM_BYTES + line + column % SCALE_COLUMNS
-    if exists & (column < atoms * SCALE_COLUMNS):
-        start = (tensors.out_scales.iterator + offset).align(count)
-        target = cute.make_tensor(cute.recast_ptr(start, dtype=WORDS[count]), cute.make_layout(1))
-        target[0] = WORDS[count](word)
+    for first in cutlass.range_constexpr(0, in_tile, count):
+        column = place.column // form.block + first
+        word = Uint32(0)
+        for index in cutlass.range_constexpr(count):
+            word |= codes[first + index] << (8 * index)
+        atom = place.block * atoms + column // SCALE_COLUMNS
+        offset = atom * SCALE_ATOM_BYTES + line + column % SCALE_COLUMNS
+        if exists & (column < atoms * SCALE_COLUMNS):
+            start = cute.recast_ptr(
+                (tensors.out_scales.iterator + offset).align(count), dtype=WORDS[count]
+            )
+            cute.make_tensor(start, cute.make_layout(1))[0] = WORDS[count](word)
 
 
 @cute.jit
