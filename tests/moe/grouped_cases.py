@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ptxemu.check.text import render
 PATIENCE = 600.0  # seconds of a launch; a busy machine is no reason to fail
 CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+K_BLOCK = 32
 SAME_BYTES = 0.999  # of a quantised output: the others stood at a tie, and sigmoid is approximated
 
 
@@ -117,15 +119,33 @@ def run(case: Case, options: Options = CHECKED, **changes: Any) -> tuple:
 
 
 def definition(case: Case, dtype: torch.dtype) -> torch.Tensor:
-    """[R, columns] in fp64, or with the product rounded to fp32 and SwiGLU in it."""
+    """[R, columns] in fp64, or with what the kernel computes in fp32: sums, block by block of K,
+    and SwiGLU."""
     x, w = case.inputs()
-    product = reference.grouped_gemm(x, w, case.offsets).to(dtype)
+    product = reference.grouped_gemm(x, w, case.offsets)
+    if dtype == torch.float32:
+        product = _summed(
+            reference.dequantise(x, offsets=case.offsets), reference.dequantise(w), case
+        )
     if case.form is None:
         return product
     pairs = product.unflatten(1, (-1, 2, case.granularity))
     gate, up = (pairs[:, :, index].flatten(1) for index in range(2))
     alpha, beta, limit = case.form
     return reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit)
+
+
+def _summed(x: torch.Tensor, w: torch.Tensor, case: Case) -> torch.Tensor:
+    """fp32 [R, N]: an MMA adds the products of K_BLOCK elements to what is there."""
+    starts, rows = case.offsets.tolist(), []
+    for expert, (begin, end) in enumerate(pairwise(starts)):
+        total = torch.zeros(end - begin, w.shape[1])
+        for own, other in zip(
+            x[begin:end].split(K_BLOCK, 1), w[expert].split(K_BLOCK, 1), strict=True
+        ):
+            total = (total + own @ other.T).float()
+        rows.append(total)
+    return torch.cat(rows)
 
 
 def judge(case: Case, result: torch.Tensor | Quantized) -> tolerance.Report:
