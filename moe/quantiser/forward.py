@@ -47,14 +47,12 @@ def quantise(
         counts; what lies behind the last block of the last expert is not written.
     backend, arch: see `kernelkit.launch.choose_target`.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. One launch, another and a fill for a scale that is computed; no copy, no
-    wait, so that a CUDA graph can capture it.
+    Raises TypeError, ValueError or NotImplementedError before anything is compiled. One launch,
+    another and a fill for a scale that is computed; no wait: a CUDA graph can capture it.
     """
     form = format_of(fmt)
     _check(x, form, global_scale, rows, offsets)
-    if choices < 1 or (rows is None and choices > 1):
-        raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
+    _check_choices(choices, rows)
     target = choose_target(x.device, backend, arch, ARCHS)
     count = len(x) if rows is None else len(rows)
     columns = form.columns(x.shape[1])
@@ -63,9 +61,8 @@ def quantise(
     data = x.new_empty((count, columns * form.block // form.per_byte // 4), dtype=torch.int32)
     scales = x.new_empty(scale_bytes(blocks, columns) // 4, dtype=torch.int32)
     scaling, given = _given_scale(x, form, global_scale, target)
-    config = QuantiseConfig(
-        fmt, DTYPES[x.dtype], rows is not None, offsets is not None, scaling, choices
-    )
+    gathered, grouped = rows is not None, offsets is not None
+    config = QuantiseConfig(fmt, DTYPES[x.dtype], gathered, grouped, scaling, choices)
     encode = decode = None
     if scaling:
         encode, decode = x.new_empty((2, count if config.of_rows else 1), dtype=torch.float32)
@@ -150,6 +147,11 @@ def _check(
     if offsets is not None and len(offsets) < 2:
         raise ValueError(f"offsets has {len(offsets)} elements, expected experts + 1, at least 2")
     _check_global_scale(form, global_scale, count)
+
+
+def _check_choices(choices: int, rows: torch.Tensor | None) -> None:
+    if choices < 1 or (rows is None and choices > 1):
+        raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
 
 
 def _check_global_scale(
