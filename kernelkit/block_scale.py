@@ -10,8 +10,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
-ATOM_BYTES = 512
-ATOM_COLUMNS = 4
 # Of a matrix descriptor: version 1, no swizzle, 8 rows of 16 bytes every 128 bytes.
 _DESCRIPTOR = (1 << 46) | (128 >> 4 << 32)
 

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit import hw
+from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.launch import Target, choose_target, launch, written_for
 from kernelkit.tensors import DTYPE_NAMES, require_table, require_tensors, with_plain_strides
 from moe.config import GroupedConfig
-from moe.formats import FORMATS, SCALE_ATOM_BYTES, scale_atoms, scale_blocks, scale_bytes
+from moe.formats import (
+    FORMATS,
+    SCALE_ATOM_BYTES,
+    row_blocks,
+    scale_atoms,
+    scale_blocks,
+    scale_bytes,
+)
 from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
 
 ARCHS = ("sm_100a",)
-TILE_M = 128
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def _check_columns(n: int, config: GroupedConfig) -> None:
     if form is not None:
         unit, what = hw.TMA_ALIGN_BYTES * form.per_byte, form.name
     else:
-        unit = hw.TMA_ALIGN_BYTES // {"fp32": 4}.get(config.out, 2)
+        unit = hw.TMA_ALIGN_BYTES // ITEM_BYTES[config.out]
         what = config.out
     if columns % unit:
         raise NotImplementedError(
@@ -206,7 +213,7 @@ def _run(
         _lines(x.data[None]),
         _lines(w.data),
         _atoms(x.scales, 1, blocks, x),
-        _atoms(w.scales, experts, math.ceil(w.rows / TILE_M), w),
+        _atoms(w.scales, experts, row_blocks(w.rows), w),
     )
     tensors = (offsets, data, x.decode_scale, w.decode_scale, scales, encode_scale, amax)
     act = activation or Activation(0)

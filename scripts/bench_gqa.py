@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from _common import write_rows
 from _gqa_peers import (
     CALLS,
     DTYPES,
@@ -330,16 +331,17 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def write_rows(path: Path, rows: Sequence[dict]) -> None:
+def save_rows(path: Path, rows: list[dict]) -> None:
     """JSON, a line per row; an array of them in a .json."""
+    if path.suffix == ".json":
+        write_rows(path, rows)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row) for row in rows]
-    text = "[\n" + ",\n".join(lines) + "\n]" if path.suffix == ".json" else "\n".join(lines)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict]:
-    """What `write_rows` wrote."""
+    """What `save_rows` wrote."""
     text = path.read_text(encoding="utf-8")
     return json.loads(text) if path.suffix == ".json" else [*map(json.loads, text.splitlines())]
 
@@ -404,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [{"kind": "static", **row} for row in static_rows(problems)]
         show(*static_table(rows))
     if options.json:
-        write_rows(options.json, [head, *rows])
+        save_rows(options.json, [head, *rows])
     return 0
 
 

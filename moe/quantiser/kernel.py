@@ -16,6 +16,7 @@ from kernelkit import hw
 from kernelkit.compile import compile_once
 from kernelkit.launch import written_for
 from moe.device.quantise import encode_scale_of, quantise_block
+from moe.device.warp import sum_below
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.config import QUARTERS, VECTOR_BYTES, QuantiseConfig
 
@@ -181,11 +182,7 @@ def rows_of_block(offsets: cute.Tensor, block: Int32) -> tuple:
     mine = Int32(0)
     for expert in cutlass.range(begin, end):
         mine += _ceil_div(offsets[expert + 1] - offsets[expert], SCALE_ROWS)
-    before = Int32(mine)
-    for step in cutlass.range_constexpr(5):
-        other = cute.arch.shuffle_sync_up(before, 1 << step)
-        before += other if lane >= 1 << step else Int32(0)
-    before -= mine
+    before = sum_below(mine, lane)
     first, last = Int32(NO_ROWS), Int32(NO_ROWS)
     if before <= block and block < before + mine:
         for expert in cutlass.range(begin, end):

@@ -21,8 +21,9 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
+from moe.device.warp import sum_below
 from moe.routing.config import PermutationConfig
-from moe.routing.warp import is_first, lanes_alike, lanes_below, sum_below
+from moe.routing.warp import is_first, lanes_alike, lanes_below
 
 LOADS_IN_FLIGHT = 8
 

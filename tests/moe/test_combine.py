@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelkit import compile as kernel_compile
 from moe.routing import combine, config
 from moe.routing.combine_kernel import compile_combine
 from moe.routing.config import CombineConfig
 from moe.routing.forward import ARCHS
 from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
+
+pytestmark = pytest.mark.usefixtures("poison")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -30,20 +31,6 @@ MATRIX = [
     *(Sum(tokens, 2, 128, "fp16", "fp16") for tokens in (1, 2, 127, 128, 129, 1000)),
     *(Sum(9, 6, 2880, *dtypes) for dtypes in product(DTYPES, repeat=2)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def poison():
-    """torch.empty hands out NaN: what the kernel does not write is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture
-def no_compiles(monkeypatch):
-    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
 
 
 @each_arch

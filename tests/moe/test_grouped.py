@@ -18,20 +18,13 @@ from tests.moe import grouped_cases as cases
 from tests.moe.grouped_cases import CHECKED, PATIENCE, Case
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK
 
+pytestmark = pytest.mark.usefixtures("poison")
+
 
 @pytest.fixture(autouse=True)
 def three_ctas(monkeypatch):
     """Each takes several tiles, of several experts."""
     monkeypatch.setattr(grouped, "_sms", lambda device: 3)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_outputs():
-    """torch.empty returns NaN, so that what the kernel leaves unwritten is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def check(case: Case, options: Options = CHECKED) -> tuple:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from kernelkit import compile as kernel_compile
 from kernelkit.launch import emulation
 from moe import reference
 from moe.formats import FORMATS, BlockFormat, format_of
@@ -52,11 +51,6 @@ def poison():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def no_compiles(monkeypatch):
-    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
 
 
 def check_emulated(case: Case, arch: str, options: Options = CHECKED) -> None:

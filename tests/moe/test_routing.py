@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelkit import compile as kernel_compile
 from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.forward import ARCHS
 from tests.moe import routing_cases as cases
 from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
+
+pytestmark = pytest.mark.usefixtures("poison")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -40,20 +41,6 @@ MATRIX = [
     Case(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
     Case(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
 ]
-
-
-@pytest.fixture(autouse=True)
-def poison():
-    """torch.empty hands out NaN and large integers: what no kernel writes is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture
-def no_compiles(monkeypatch):
-    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
 
 
 @each_arch

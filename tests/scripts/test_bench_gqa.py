@@ -276,12 +276,12 @@ def test_samples_take_turns():
 
 
 def test_a_file_is_shown_again(problem, tmp_path, capsys):
-    from bench_gqa import main, read_rows, write_rows
+    from bench_gqa import main, read_rows, save_rows
 
     rows = [{"kind": "latency", **row} for row in latencies(problem)]
     head = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
     for name in ("gqa.json", "gqa.jsonl"):
-        write_rows(tmp_path / name, [head, *rows])
+        save_rows(tmp_path / name, [head, *rows])
         assert read_rows(tmp_path / name) == [head, *rows]
         assert not main(["--show", str(tmp_path / name), "--plot", str(tmp_path / "a.png")])
         assert "torch cudnn" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from cutlass import Int32
 
 from kernelkit import hw
 from kernelkit.pipelines import filling
+from moe.device.warp import sum_below
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_M, TILE_STAGES, GroupedPlan
 
@@ -34,7 +35,7 @@ class Scheduler:
         chunk, before = Int32(0), Int32(0)  # experts 32 chunk .., row blocks before them
         first, rows = self.expert_rows(scope, lane)
         blocks = -(-rows // TILE_M)
-        last = inclusive_sum(blocks)
+        last = sum_below(blocks, lane) + blocks
         in_chunk = cute.arch.shuffle_sync(last, hw.WARP_THREADS - 1)
         going = Int32(1)
         while going > 0:
@@ -46,7 +47,7 @@ class Scheduler:
                 chunk += 1
                 first, rows = self.expert_rows(scope, chunk * hw.WARP_THREADS + lane)
                 blocks = -(-rows // TILE_M)
-                last = inclusive_sum(blocks)
+                last = sum_below(blocks, lane) + blocks
                 in_chunk = cute.arch.shuffle_sync(last, hw.WARP_THREADS - 1)
                 more = (number >= (before + in_chunk) * sizes.n_tiles) & (
                     (chunk + 1) * hw.WARP_THREADS < sizes.experts
@@ -89,17 +90,6 @@ class Scheduler:
             first = scope.tensors.offsets[expert]
             rows = scope.tensors.offsets[expert + 1] - first
         return first, rows
-
-
-@cute.jit
-def inclusive_sum(value: Int32) -> Int32:
-    """Of this lane and those before it."""
-    lane = cute.arch.lane_idx()
-    for power in cutlass.range_constexpr(5):
-        distance = 1 << power
-        other = cute.arch.shuffle_sync_up(value, distance)
-        value += other if lane >= distance else Int32(0)
-    return value
 
 
 @cute.jit
