@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from ptxemu.machine.operand_format import line_bytes
-from ptxemu.machine.scale_factors import columns_of
+from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, register_map
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
@@ -59,9 +59,9 @@ def tensor_operand_cells(address: int, idesc: InstrDesc) -> slice:
     return slice(column * GROUPS, (column + columns) * GROUPS)
 
 
-def scale_cells(address: int, rows: int) -> slice:
-    """Scale factors of so many rows of A or B: all lanes."""
-    return column_cells(*columns_of(address, rows))
+def scale_cells(where: Placement) -> slice:
+    """Scale factors of A or B: all lanes."""
+    return column_cells(*where.columns())
 
 
 def filled_cells(address: int, shape: Fill) -> np.ndarray:

@@ -205,10 +205,10 @@ class Races:
         self._compare(cta.shared_shadow, cta, where, ticket, own, True)
 
     def multiply(self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object) -> None:
-        """tcgen05.mma; operands: A (descriptor or address in tensor memory), B, and where the scale
-        factors are, None without. D is written, and what a write needs is all that reading it would
-        need."""
-        a, b, scales = operands
+        """tcgen05.mma; operands: A (descriptor or address in tensor memory), B, where the scale
+        factors are, None without, and whether A's rows move. D is written, and what a write needs
+        is all that reading it would need."""
+        a, b, scales, shifted = operands
         step = (ticket.component, ticket.step)
         group = len(ctas)
         for cta in ctas:
@@ -218,15 +218,15 @@ class Races:
             self.shared_async(ticket, cta, b_cells, step, False)
             if isinstance(a, int):
                 a_cells = footprints.tensor_operand_cells(a, instr)
-                self.tensor_async(ticket, cta, a_cells, step, False)
+                self.tensor_async(ticket, cta, a_cells, step, shifted)
             else:
                 a_cells = footprints.operand_cells(
                     a, instr.m // group, instr.k, instr.a_format, instr.a_mn_major, self.grain
                 )
                 self.shared_async(ticket, cta, a_cells, step, False)
             if scales:
-                for address, rows in ((scales.a, instr.m // group), (scales.b, instr.n)):
-                    cells = footprints.scale_cells(address, rows)
+                for where in scales.placements(instr, group):
+                    cells = footprints.scale_cells(where)
                     self.tensor_async(ticket, cta, cells, step, False)
             cells = footprints.accumulator_cells(d, instr, group)
             self.tensor_async(ticket, cta, cells, step, True)

@@ -108,7 +108,9 @@ class Registers:
             rows += [bits_mask(half & mb) * CODE(origin) for half in halves[:parts]]
         codes = np.array(rows, CODE)
         if flow.kind == "store matrix":
-            return _to_matrix(codes, "trans" in flow.instr.parts)
+            parts = flow.instr.parts
+            elements = _bytes_stored(codes) if "b8" in parts else _stored(codes, "trans" in parts)
+            return _to_rows(elements)
         if flow.kind == "atomic":
             codes[:] = codes.max()  # lanes act one after the other, maybe on one word
         return codes
@@ -130,11 +132,20 @@ def _from_matrix(codes: np.ndarray, count: int, transposed: bool) -> np.ndarray:
     return elements.reshape(count, 32, 2).max(2)
 
 
-def _to_matrix(codes: np.ndarray, transposed: bool) -> np.ndarray:
-    """stmatrix: codes of registers [matrix, lane] -> of rows [element, matrix and row]."""
+def _stored(codes: np.ndarray, transposed: bool) -> np.ndarray:
+    """stmatrix: codes of registers [matrix, lane] -> of elements [matrix, row, element]."""
     elements = np.repeat(codes, 2, axis=1).reshape(len(codes), 8, 8)
-    if transposed:
-        elements = elements.transpose(0, 2, 1)
+    return elements.transpose(0, 2, 1) if transposed else elements
+
+
+def _bytes_stored(codes: np.ndarray) -> np.ndarray:
+    """The same of b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r / 2."""
+    pairs = codes.reshape(-1, 4, 2, 4).max(2)  # [matrix, pair of them, lane % 4]
+    return np.tile(np.repeat(pairs.transpose(0, 2, 1), 2, axis=1), (1, 1, 2))
+
+
+def _to_rows(elements: np.ndarray) -> np.ndarray:
+    """[element, matrix and row]."""
     out = np.zeros((8, 32), CODE)
-    out[:, : 8 * len(codes)] = elements.reshape(-1, 8).T
+    out[:, : 8 * len(elements)] = elements.reshape(-1, 8).T
     return out

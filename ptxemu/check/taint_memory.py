@@ -12,7 +12,7 @@ from ptxemu.check.undefined import CODE, NEVER, SharedCodes, TensorCodes, rescal
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.mma import disabled_lanes
 from ptxemu.machine.operand_format import line_bytes
-from ptxemu.machine.scale_factors import columns_of
+from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tma_tile import gather_tile, inside
 
 _ATOMICS = ("atom", "red")
@@ -145,17 +145,21 @@ class TaintedMemory(Taint):
         """tcgen05.mma, as `multiply`; how: whether D is read, and the words of its disabled lanes.
         A row of D is undefined where one of A or of its scale factors is, a column where a row of B
         is."""
-        a, b, scales = operands
+        a, b, scales, shifted = operands
         group, n, m = len(ctas), instr.n // len(ctas), instr.m // len(ctas)
         b_shape = (n, instr.k, instr.b_format, instr.b_mn_major)
         b_codes = [self._operand(ticket, cta, b, b_shape) for cta in ctas]
+        a_codes = [self._operand_a(ticket, cta, a, instr, m) for cta in ctas]
+        for cta in ctas if shifted else ():
+            cta.tensor_codes.shift(a, instr, group)
         kept = disabled_lanes(how[1], group) or [_NO_LANES] * group
         for rank, cta in enumerate(ctas):
             memory = cta.tensor_codes
-            rows, columns = [self._operand_a(ticket, cta, a, instr, m)], [_joined(b_codes, n)]
+            rows, columns = [a_codes[rank]], [_joined(b_codes, n)]
             if scales:
-                rows.append(self._scales(ticket, cta, scales.a, m))
-                columns.append(self._scales(ticket, cta, scales.b, instr.n))
+                of_a, of_b = scales.placements(instr, group)
+                rows.append(self._scales(ticket, cta, of_a))
+                columns.append(self._scales(ticket, cta, of_b))
             clean = all(part is None for part in rows + columns)
             if clean and not memory.suspected(d, instr, group):
                 continue
@@ -172,7 +176,7 @@ class TaintedMemory(Taint):
     def filled(self, ticket: Ticket, ctas: list, address: int, desc: object, shape: object) -> None:
         """tcgen05.cp, as `fill`."""
         for cta in ctas:
-            codes = cta.shared_codes.words(desc, shape.matrix)
+            codes = shape.sources(cta.shared_codes.words(desc, shape.matrix))
             if codes is not None:
                 extent = self._extent(cta, footprints.matrix_cells(desc, shape.matrix, self.grain))
                 codes = self._named(codes, ticket.site, ticket.agent.agent, extent)
@@ -185,15 +189,14 @@ class TaintedMemory(Taint):
         if not isinstance(a, int):
             shape = (rows, instr.k, instr.a_format, instr.a_mn_major)
             return self._operand(ticket, cta, a, shape)
-        codes = cta.tensor_codes.operand(a, instr)
+        codes = cta.tensor_codes.operand(a, instr, rows)
         count = line_bytes(instr.a_format, instr.k) // 4
         return None if codes is None else self._named_columns(ticket, cta, codes, (a, count))
 
-    def _scales(self, ticket: Ticket, cta: object, address: int, rows: int) -> np.ndarray | None:
+    def _scales(self, ticket: Ticket, cta: object, where: Placement) -> np.ndarray | None:
         """The code of the scale factors of each row of A or B."""
-        codes = cta.tensor_codes.scales(address, rows)
-        where = columns_of(address, rows)
-        return None if codes is None else self._named_columns(ticket, cta, codes, where)
+        codes = cta.tensor_codes.scales(where)
+        return None if codes is None else self._named_columns(ticket, cta, codes, where.columns())
 
     def _named_columns(
         self, ticket: Ticket, cta: object, codes: np.ndarray, where: tuple[int, int]

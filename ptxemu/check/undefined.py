@@ -15,7 +15,8 @@ import numpy as np
 from ptxemu.check import footprints
 from ptxemu.check.footprints import GROUPS, TENSOR_CELLS
 from ptxemu.check.shadow import Where
-from ptxemu.machine.scale_factors import QUARTER, columns_of
+from ptxemu.machine.operand_format import CHUNK, data_bytes, line_bytes
+from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tmem import Tmem
 from ptxemu.machine.tmem_fill import Fill, fill
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
@@ -54,7 +55,8 @@ class SharedCodes:
     def operand(
         self, desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool
     ) -> np.ndarray | None:
-        """The code of each row of an MMA operand; None where all of it is defined."""
+        """The code of each row of an MMA operand; None where all of it is defined, but for the
+        padding between its elements."""
         key = (desc, rows, k, fmt, mn_major)
         if self.stored is None and key in self._defined:
             return None
@@ -62,7 +64,11 @@ class SharedCodes:
             self._defined.add(key)
             return None
         codes = self._matrix(desc, operand_shape(rows, k, fmt, mn_major), mn_major)
-        return rescale(codes.max(0)[:, None], rows)[:, 0] if mn_major else codes.max(1)
+        if mn_major:
+            return rescale(codes.max(0)[:, None], rows)[:, 0]
+        chunks = codes.reshape(rows, -1, CHUNK // self.grain)
+        found = chunks[:, :, : -(-data_bytes(fmt) // self.grain)].max((1, 2))
+        return found if found.any() else None
 
     def words(self, desc: SmemDesc, shape: tuple[int, int]) -> np.ndarray | None:
         """The code of each 32-bit word of a matrix of (rows, bytes of a row)."""
@@ -119,22 +125,22 @@ class TensorCodes(Tmem):
         self.store(shape, number, address, warp_in_group, rows, unpack16=unpack, half_split=split)
         self.suspects = self.suspects & ~touched if codes is None else self.suspects | touched
 
-    def operand(self, address: int, instr: InstrDesc) -> np.ndarray | None:
-        """A of an MMA: the code of each row."""
+    def operand(self, address: int, instr: InstrDesc, rows: int) -> np.ndarray | None:
+        """A of an MMA: the code of each row, over all lanes that hold it."""
         touched = footprints.tensor_operand_cells(address, instr)
         if not self.suspects & _bits(touched):
             return None
         columns = slice(touched.start // GROUPS, touched.stop // GROUPS)
-        codes = (self.cells[columns] & NEVER).max(0).astype(CODE)
+        codes = (self.cells[columns] & NEVER).max(0).reshape(-1, rows).max(0).astype(CODE)
         return codes if codes.any() else None
 
-    def scales(self, address: int, rows: int) -> np.ndarray | None:
-        """Scale factors of an MMA: the code of each row."""
-        column, columns = columns_of(address, rows)
+    def scales(self, where: Placement) -> np.ndarray | None:
+        """Scale factors of an MMA: the code of each row, over all of its copies."""
+        column, columns = where.columns()
         if not self.suspects & _bits(footprints.column_cells(column, columns)):
             return None
-        cells = (self.cells[column : column + columns] & NEVER).reshape(columns, -1, QUARTER)
-        codes = cells.max(1).reshape(-1)[:rows].astype(CODE)
+        copies = where.copies(self.cells[column : column + columns] & NEVER)
+        codes = copies.max(0).astype(CODE)
         return codes if codes.any() else None
 
     def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
@@ -144,7 +150,19 @@ class TensorCodes(Tmem):
             return
         words = np.zeros((shape.rows, shape.nbytes // 4), np.uint32) if codes is None else codes
         fill(self, address, shape, words)
-        undefined = (self.cells & NEVER).reshape(TENSOR_CELLS, -1).any(1)  # other lanes may be, too
+        self._look_at(touched)
+
+    def shift(self, address: int, instr: InstrDesc, group: int) -> None:
+        """A of an MMA with .ashift."""
+        touched = _bits(footprints.tensor_operand_cells(address, instr))
+        if self.suspects & touched:
+            nbytes = line_bytes(instr.a_format, instr.k)
+            self.shift_operand(address, instr.m, group, nbytes)
+            self._look_at(touched)
+
+    def _look_at(self, touched: int) -> None:
+        """Of a cell of `footprints` some lanes may have changed, and others be undefined."""
+        undefined = (self.cells & NEVER).reshape(TENSOR_CELLS, -1).any(1)
         self.suspects = self.suspects & ~touched | _to_bits(undefined) & touched
 
     def suspected(self, address: int, instr: InstrDesc, group: int) -> bool:

@@ -23,6 +23,7 @@ _DTYPES = {
     11: "tf32",
     13: "16u4_align8b",
     14: "16u4_align16b",
+    15: "16u6_align16b",
 }
 _SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B", 4: "128B_ATOM_32B"}  # CUtensorMapSwizzle
 

@@ -3,7 +3,7 @@
 A (M x K) and B (N x K) come as float32 from their descriptors; D stays in tensor memory as
 [column, lane], that is transposed, so one product B A^T lands where D lies. The order of the fp32
 accumulation is free on hardware and here is the BLAS's; integers are exact.
-Source: PTX ISA, tcgen05.mma. Not here: sparsity, .ws, .ashift.
+Source: PTX ISA, tcgen05.mma. Not here: sparsity, .ws.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.operand_format import FORMATS, decode, line_bytes
+from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.operand_format import decode_in_tmem, line_bytes
 from ptxemu.machine.scale_factors import Scales, read_scales, require_scales, scaled
 from ptxemu.machine.tmem import UPPER_POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, read_operand, require_shape
@@ -41,6 +41,7 @@ def mma(
     disable_lanes: Sequence[int] = (),
     scale_input_d: int = 0,
     scales: Scales | None = None,
+    shift: bool = False,
 ) -> None:
     """Execute one MMA at once.
 
@@ -49,26 +50,29 @@ def mma(
     addresses apply in every CTA alike. a: descriptor, or TMEM address. accumulate: enable-input-d;
     when false D is not read. disable_lanes: 4 words per CTA, bit i of word w keeps lane 32 w + i as
     it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32). scales:
-    where the scale factors of a block-scaled kind are.
+    where the scale factors of a block-scaled kind are. shift: .ashift, the rows of A, which is in
+    tensor memory, move when they have been read.
     Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
     for placements of A and of scale factors in tensor memory that are not known.
     """
     cta_group = len(ctas)
     require_shape(idesc, cta_group)
-    require_scales(idesc, scales, cta_group)
+    require_scales(idesc, scales)
     scale = _scale(idesc, accumulate, scale_input_d)
     protected = disabled_lanes(disable_lanes, cta_group)
     b = _read_operand_b(ctas, b_desc, idesc)
     for rank, cta in enumerate(ctas):
         own_a, own_b = _read_operand_a(cta, a, idesc, cta_group), b
         if scales is not None:
-            own_a, own_b = _scale_operands(cta.tmem, own_a, b, idesc, scales)
+            own_a, own_b = _scale_operands(cta.tmem, (own_a, b), idesc, scales, cta_group)
         d = cta.tmem.accumulator(d_address, idesc.m, idesc.n, cta_group)
         saved = None if protected is None else cta.tmem.cells[:, protected[rank]]
         with np.errstate(all="ignore"):
             _UPDATES[idesc.d_format](d, own_b, own_a.T, scale, idesc.saturate)
         if saved is not None:
             cta.tmem.cells[:, protected[rank]] = saved
+        if shift:
+            cta.tmem.shift_operand(a, idesc.m, cta_group, line_bytes(idesc.a_format, idesc.k))
 
 
 def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) -> np.ndarray:
@@ -87,22 +91,27 @@ def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group:
     if isinstance(a, SmemDesc):
         rows = idesc.m // cta_group
         return read_operand(cta.smem, a, rows, idesc.k, idesc.a_format, idesc.a_mn_major)
-    fmt = FORMATS[idesc.a_format]
     if idesc.a_mn_major:
         raise HardwareRefusal("MMA with MN-major A in TMEM")
-    if fmt.chunked:
-        raise UnsupportedPtx(f"MMA with A of {idesc.a_format} in TMEM")
     nbytes = line_bytes(idesc.a_format, idesc.k)
-    return decode(idesc.a_format, cta.tmem.operand_image(a, idesc.m, cta_group, nbytes))
+    return decode_in_tmem(idesc.a_format, cta.tmem.operand_image(a, idesc.m, cta_group, nbytes))
 
 
 def _scale_operands(
-    tmem: Tmem, a: np.ndarray, b: np.ndarray, idesc: InstrDesc, scales: Scales
-) -> tuple[np.ndarray, np.ndarray]:
+    tmem: Tmem,
+    operands: tuple[np.ndarray, np.ndarray],
+    idesc: InstrDesc,
+    scales: Scales,
+    cta_group: int,
+) -> list[np.ndarray]:
     """A and B times their scale factors."""
-    of_a = read_scales(tmem, scales.a, len(a), scales.blocks, idesc.a_scale_id, idesc.scale_format)
-    of_b = read_scales(tmem, scales.b, len(b), scales.blocks, idesc.b_scale_id, idesc.scale_format)
-    return scaled(a, of_a), scaled(b, of_b)
+    ids, fmt = (idesc.a_scale_id, idesc.b_scale_id), idesc.scale_format
+    return [
+        scaled(operand, read_scales(tmem, where, scales.blocks, first, fmt))
+        for operand, where, first in zip(
+            operands, scales.placements(idesc, cta_group), ids, strict=True
+        )
+    ]
 
 
 def _update_f32(

@@ -2,9 +2,12 @@
 
 Row r of A or B has its bytes in lane r % 32 of column r / 32: the scale id names the first of them,
 and there are as many as blocks along the K of one MMA. Every quarter of the lanes holds a copy.
-Each CTA of a pair has those of its own rows of A, and of all rows of B.
-Sources: PTX ISA, tcgen05 "Block Scaling"; CUTLASS's `tmem_sf_frg` (cute/atom/mma_traits_sm100.hpp)
-and its block-scaled kernels for which lane and column a row has, and for pairs.
+Each CTA of a pair has those of its own rows of A, and of all rows of B. Of M = 128 by a pair the
+lower half of the lanes has the columns of D below N / 2, the upper half the others, and either has
+the scale factors of those rows of B, counted from its first one, in both of its quarters.
+Sources: PTX ISA, tcgen05 "Block Scaling"; CUTLASS's `tmem_sf_frg` (ScaleFactorDuplicated4by1 and
+2by2, cute/atom/mma_traits_sm100_frag.hpp), its block-scaled kernels for which lane and column a row
+has, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, N = 32 on GPUs.
 """
 
 from __future__ import annotations
@@ -31,6 +34,29 @@ _FORMATS = {
 }
 
 
+class Placement(NamedTuple):
+    """Of an operand's scale factors in the tensor memory of one CTA; parts: that the rows come in,
+    one behind the other, each with as many of the lanes."""
+
+    address: int
+    rows: int
+    parts: int = 1
+
+    def columns(self) -> tuple[int, int]:
+        """(first column, number of columns)."""
+        address = self.address & _ADDRESS_BITS
+        if address >> 16:
+            raise HardwareRefusal(f"scale factors at TMEM lane {address >> 16}, must be 0")
+        return address & 0xFFFF, -(-self.rows // (self.parts * QUARTER))
+
+    def copies(self, cells: np.ndarray) -> np.ndarray:
+        """Of each row its copies, (copies, rows), in the cells [column, lane] of these columns."""
+        quarters = LANES // QUARTER // self.parts
+        lanes = cells.reshape(len(cells), self.parts, quarters, QUARTER).transpose(2, 1, 0, 3)
+        rows = lanes.reshape(quarters, self.parts, -1)[:, :, : self.rows // self.parts]
+        return rows.reshape(quarters, self.rows)
+
+
 class Scales(NamedTuple):
     """a, b: TMEM addresses of the scale factors; blocks: of a row, along K of one MMA."""
 
@@ -38,28 +64,20 @@ class Scales(NamedTuple):
     b: int
     blocks: int
 
-
-def columns_of(address: int, rows: int) -> tuple[int, int]:
-    """(first column, number of columns) that hold the scale factors of so many rows."""
-    address &= _ADDRESS_BITS
-    if address >> 16:
-        raise HardwareRefusal(f"scale factors at TMEM lane {address >> 16}, must be 0")
-    return address & 0xFFFF, -(-rows // QUARTER)
+    def placements(self, idesc: InstrDesc, cta_group: int) -> tuple[Placement, Placement]:
+        """Of A and B."""
+        rows = idesc.m // cta_group
+        halves = 2 * rows == LANES
+        return Placement(self.a, rows), Placement(self.b, idesc.n, 2 if halves else 1)
 
 
-def require_scales(idesc: InstrDesc, scales: Scales | None, cta_group: int) -> None:
-    """Refuse block sizes, formats and scale ids that a kind does not have.
-
-    Raises UnsupportedPtx for M=128 by a pair, where the two halves of the lanes have those of
-    different rows of B.
-    """
+def require_scales(idesc: InstrDesc, scales: Scales | None) -> None:
+    """Refuse block sizes, formats and scale ids that a kind does not have."""
     if (scales is None) != (idesc.scale_format is None):
         has = "without" if scales is None else "with"
         raise HardwareRefusal(f"kind::{idesc.kind} {has} scale factors")
     if scales is None:
         return
-    if idesc.m // cta_group != LANES:
-        raise UnsupportedPtx(f"scale factors of M={idesc.m} cta_group::{cta_group}")
     allowed = _FORMATS.get((idesc.kind, scales.blocks))
     if allowed is None:
         raise HardwareRefusal(f"kind::{idesc.kind} with {scales.blocks} scale factors a row")
@@ -75,23 +93,21 @@ def require_scales(idesc: InstrDesc, scales: Scales | None, cta_group: int) -> N
             )
 
 
-def read_scales(
-    tmem: Tmem, address: int, rows: int, blocks: int, first: int, fmt: str
-) -> np.ndarray:
+def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str) -> np.ndarray:
     """float32 (rows, blocks); first: byte of the first one.
 
-    Raises UnsupportedPtx where the quarters of the lanes differ: which MMA reads which of them is
-    not known.
+    Raises UnsupportedPtx where quarters of the lanes that hold the same rows differ: which MMA
+    reads which of them is not known.
     """
-    column, columns = columns_of(address, rows)
+    column, columns = where.columns()
     tmem.check(column, columns)
-    cells = tmem.cells[column : column + columns].reshape(columns, LANES // QUARTER, QUARTER)
-    copies = cells.transpose(1, 0, 2).reshape(LANES // QUARTER, -1)[:, :rows]
+    copies = where.copies(tmem.cells[column : column + columns])
     if (copies != copies[0]).any():
         raise UnsupportedPtx(
             f"scale factors in TMEM column {column:#x} differ between the quarters of the lanes"
+            " that hold the same rows"
         )
-    codes = np.ascontiguousarray(copies[0]).view(np.uint8).reshape(rows, 4)
+    codes = np.ascontiguousarray(copies[0]).view(np.uint8).reshape(where.rows, 4)
     return _DECODE[fmt](codes[:, first : first + blocks])
 
 

@@ -46,9 +46,10 @@ DTYPES: dict[str, tuple[int, int]] = {
     "bf16": (10, 16),
     "16u4_align8b": (11, 4),
     "16u4_align16b": (12, 4),
+    "16u6_align16b": (13, 6),
 }
 _NAME_OF_CODE = {code: name for name, (code, _) in DTYPES.items() if name != "tf32"}
-_PADDED = "16u4_align16b"  # 16 elements: 8 bytes in global memory, 8 + 8 of padding in SMEM
+_PADDED = ("16u4_align16b", "16u6_align16b")  # 16 elements take 16 bytes of SMEM, with padding
 _PADDED_BOX = 128  # the only box[0] that the driver accepts for padded types
 
 _CONSTANT = 0x2  # w2[3:0]
@@ -90,8 +91,8 @@ class TensorMap:
 
     @property
     def padded(self) -> bool:
-        """Whether SMEM holds 8 bytes of padding after every 8 bytes of data (16U4_ALIGN16B)."""
-        return self.dtype == _PADDED
+        """Whether every 16 elements, 8 or 12 bytes, are padded to 16 bytes in SMEM."""
+        return self.dtype in _PADDED
 
     @cached_property
     def element_bits(self) -> int:
@@ -105,7 +106,7 @@ class TensorMap:
     @cached_property
     def smem_row_bytes(self) -> int:
         """Bytes in SMEM of one box row."""
-        return self.row_bytes * (2 if self.padded else 1)
+        return self.box[0] if self.padded else self.row_bytes
 
     @cached_property
     def rows(self) -> int:
@@ -126,7 +127,7 @@ class TensorMap:
 def transaction_bytes(tensor_map: TensorMap) -> int:
     """Bytes that a load of one box counts on its mbarrier: all of the box, in bounds or not.
 
-    Padded types count their packed bytes, half of what they occupy in SMEM.
+    Padded types count their packed bytes, not what they occupy in SMEM.
     """
     return tensor_map.rows * tensor_map.row_bytes
 
@@ -215,8 +216,8 @@ def _require_legal(tm: TensorMap) -> None:
             )
     if tm.padded and (tm.box[0] != _PADDED_BOX or tm.dims[0] % _PADDED_BOX):
         raise HardwareRefusal(
-            f"16U4_ALIGN16B box[0] is {tm.box[0]} of dimension {tm.dims[0]}, must be {_PADDED_BOX}"
-            f" of a multiple of {_PADDED_BOX}"
+            f"{tm.dtype.upper()} box[0] is {tm.box[0]} of dimension {tm.dims[0]}, must be"
+            f" {_PADDED_BOX} of a multiple of {_PADDED_BOX}"
         )
     if tm.smem_row_bytes % 16 or tm.box[0] * tm.element_bits % 8:
         raise HardwareRefusal(

@@ -55,7 +55,7 @@ def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.n
             image[clip.rows, clip.columns] = memory.read_rows(clip.addresses, width)
     if tm.dtype == "tf32":
         image = _round_to_tf32(np.ascontiguousarray(image))
-    return (_pad(image) if tm.padded else image).reshape(-1)
+    return (_pad(image, 2 * tm.element_bits) if tm.padded else image).reshape(-1)
 
 
 def store_tile(
@@ -180,7 +180,7 @@ def _clip_image(
 ) -> tuple[_Clip, np.ndarray]:
     """The in-bounds part of the box at `coords` and the image bytes that belong to it."""
     if tm.padded:
-        raise UnsupportedPtx("TMA store of the padded type 16U4_ALIGN16B")
+        raise UnsupportedPtx(f"TMA store of the padded type {tm.dtype.upper()}")
     clip = _clip(tm, coords)
     return clip, image.reshape(tm.rows, tm.row_bytes)[clip.rows, clip.columns]
 
@@ -253,10 +253,10 @@ def _permutation(swizzle: Swizzle, phase: int, shape: tuple[int, int, int]) -> n
     return swizzle.apply(logical.reshape(-1)) // _WORD
 
 
-def _pad(image: np.ndarray) -> np.ndarray:
-    """16U4_ALIGN16B: 8 zero bytes after every 8 data bytes."""
-    chunks = np.zeros((image.size // 8, 16), np.uint8)
-    chunks[:, :8] = image.reshape(-1, 8)
+def _pad(image: np.ndarray, nbytes: int) -> np.ndarray:
+    """Every so many bytes with zeros behind them, 16 together."""
+    chunks = np.zeros((image.size // nbytes, 16), np.uint8)
+    chunks[:, :nbytes] = image.reshape(-1, nbytes)
     return chunks
 
 

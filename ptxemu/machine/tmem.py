@@ -209,18 +209,33 @@ class Tmem:
         return cells.reshape(n // 2, 2, 64).transpose(1, 0, 2)
 
     def operand_image(self, address: int, m: int, cta_group: int, nbytes: int) -> np.ndarray:
-        """An A operand's bytes, uint8 (128 rows, nbytes), K packed along the columns.
+        """An A operand's bytes, uint8 (rows of one CTA, nbytes), K packed along the columns.
 
-        Raises UnsupportedPtx for fewer than 128 rows per CTA, whose lanes are not known.
+        Of M = 128 by a pair both halves of the lanes hold the CTA's 64 rows (CUTLASS, `Duplicated`
+        of `tmem_frg_2sm`); raises UnsupportedPtx where they differ, and for M = 64, whose lanes are
+        not known.
         """
-        if m // cta_group != LANES:
+        rows = m // cta_group
+        if m < LANES:
             raise UnsupportedPtx(f"A in TMEM for M={m} cta_group::{cta_group}")
         lane, column = address >> 16, address & 0xFFFF
         if lane:
             raise HardwareRefusal(f"A of M={m} at TMEM lane {lane}")
         columns = nbytes // 4
         self.check(column, columns)
-        return np.ascontiguousarray(self.cells[column : column + columns].T).view(np.uint8)
+        lanes = np.ascontiguousarray(self.cells[column : column + columns].T)
+        if (lanes[:rows] != lanes[-rows:]).any():
+            raise UnsupportedPtx(f"A in TMEM column {column:#x} differs between the lanes' halves")
+        return lanes[:rows].view(np.uint8)
+
+    def shift_operand(self, address: int, m: int, cta_group: int, nbytes: int) -> None:
+        """tcgen05.mma.ashift: each row of A becomes the one behind it, but for the last one of each
+        quarter of the lanes (CUTLASS primitives/tcgen05/1cta_mma_a_from_tmem.py)."""
+        if m // cta_group != LANES:
+            raise UnsupportedPtx(f".ashift of M={m} cta_group::{cta_group}")
+        column = address & 0xFFFF
+        quarters = self.cells[column : column + nbytes // 4].reshape(-1, LANES // 32, 32)
+        quarters[:, :, :-1] = quarters[:, :, 1:]
 
 
 def _mask(column: int, count: int) -> int:

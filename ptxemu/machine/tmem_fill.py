@@ -1,7 +1,8 @@
 """tcgen05.cp: a matrix in shared memory goes to tensor memory, to some quarters of the lanes.
 
-Sources: PTX ISA, tcgen05.cp; CUTLASS's copy traits (cute/atom/copy_traits_sm100.hpp, UTCCP) say
-which lanes the rows of a shape reach.
+Elements of 4 and 6 bits, in chunks of 16 with padding behind them, can get a byte each on the way.
+Sources: PTX ISA, tcgen05.cp and its optional decompression; CUTLASS's copy traits
+(cute/atom/copy_traits_sm100.hpp, UTCCP) say which lanes the rows of a shape reach.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.operand_format import widened
 from ptxemu.machine.tmem import LANES, Tmem
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 
 
 class Fill(NamedTuple):
     """rows of nbytes each; row r goes to lane r // run * stride + r % run and, for each of copies,
-    so many lanes behind."""
+    so many lanes behind. narrow: bits of the elements that get a byte each; 0: bytes are copied."""
 
     rows: int
     nbytes: int
     run: int
     stride: int
     copies: tuple[int, ...] = (0,)
+    narrow: int = 0
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -36,6 +39,20 @@ class Fill(NamedTuple):
         first = row // self.run * self.stride + row % self.run
         return np.array(self.copies, np.intp)[:, None] + first
 
+    def sources(self, codes: np.ndarray | None) -> np.ndarray | None:
+        """Of the codes of the matrix's 32-bit words, [row, word], the largest that each word in
+        tensor memory comes from; None where all are 0. Padding counts for nothing."""
+        if codes is None or not self.narrow:
+            return codes
+        first, last = _SOURCES[self.narrow]
+        chunks = codes.reshape(self.rows, -1, 4)
+        found = np.maximum(chunks[..., first], chunks[..., last]).reshape(codes.shape)
+        return found if found.any() else None
+
+
+# bits of an element -> of each word of a wide chunk the words of the narrow one that it comes from
+_SOURCES = {4: ([0, 0, 1, 1], [0, 0, 1, 1]), 6: ([0, 0, 1, 2], [0, 1, 2, 2])}
+NARROW = {"b4x16_p64": 4, "b6x16_p32": 6}  # source formats of a b8x16 destination
 
 # (shape, multicast) of the instruction
 SHAPES: dict[tuple[str, str], Fill] = {
@@ -48,9 +65,15 @@ SHAPES: dict[tuple[str, str], Fill] = {
 }
 
 
+def shape_of(name: str, multicast: str, source: str = "") -> Fill:
+    """source: key of NARROW, or none."""
+    return SHAPES[name, multicast]._replace(narrow=NARROW.get(source, 0))
+
+
 def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
-    """uint32 (rows, nbytes / 4)."""
-    return matrix_bytes(smem, desc, shape.matrix).view(np.uint32)
+    """What goes to tensor memory, uint32 (rows, nbytes / 4)."""
+    image = matrix_bytes(smem, desc, shape.matrix)
+    return (widened(shape.narrow, image) if shape.narrow else image).view(np.uint32)
 
 
 def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:

@@ -75,6 +75,8 @@ _KINDS: dict[str, tuple[int, dict[int, str], dict[int, str]]] = {
     "mxf4": (64, _E2M1, {}),
     "mxf4nvf4": (64, _E2M1, {}),
 }
+_PACKED_KINDS = ("mxf4", "mxf4nvf4")
+_K_SIZE = 1 << 3 | 1 << 31  # of the packed kinds; 0 is K = 64
 _MN_MAJOR_FORMATS = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8"}
 _SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
 
@@ -108,18 +110,22 @@ class InstrDesc:
 def instr_desc(kind: str, value: int) -> InstrDesc:
     """Decode a 32-bit instruction descriptor of `kind` (f16, tf32, f8f6f4, i8, mxf8f6f4, ...).
 
-    Raises HardwareRefusal for reserved values, UnsupportedPtx for sparsity and .ws shifts.
+    Raises HardwareRefusal for reserved values and what sm_100a does not have, UnsupportedPtx for
+    sparsity and .ws shifts. Bit 12 of the packed kinds is the version of sparsity: a dense MMA
+    ignores it (CUTLASS's descriptors for them set it).
     """
     if value & 0x7:
         raise UnsupportedPtx(f"instruction descriptor {value:#010x}: sparse MMA")
-    scaled = kind.startswith("mx")
+    scaled, packed = kind.startswith("mx"), kind in _PACKED_KINDS
+    if packed and value & _K_SIZE:
+        raise HardwareRefusal(f"instruction descriptor {value:#010x}: K is 64 on sm_100a")
     k, operand_formats, d_formats = _KINDS[kind]
     common = {
         "kind": kind,
         "n": (value >> 17 & 0x3F) << 3,
         "k": k,
         "a_format": _format(operand_formats, "A format", value, 7, 0x7),
-        "b_format": _format(operand_formats, "B format", value, 10, 0x7),
+        "b_format": _format(operand_formats, "B format", value, 10, 0x3 if packed else 0x7),
         "a_negate": bool(value >> 13 & 1),
         "b_negate": bool(value >> 14 & 1),
         "a_mn_major": bool(value >> 15 & 1),

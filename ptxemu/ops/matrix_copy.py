@@ -1,7 +1,9 @@
-"""ldmatrix and stmatrix of 8x8 b16 matrices: PTX ISA "ldmatrix", "stmatrix".
+"""ldmatrix and stmatrix of 8x8 b16 matrices, stmatrix of 16x8 b8: PTX ISA "ldmatrix", "stmatrix".
 
 Lane 8 j + r gives the shared address of row r of matrix j, 16 bytes. In registers, lane t holds
-elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4; with .trans, of column t / 4.
+elements 2 (t % 4) and 2 (t % 4) + 1 of row t / 4; with .trans, of column t / 4. Of a b8 matrix,
+which is stored with .trans only, it holds the same two of row t / 4 and then of row t / 4 + 8
+(CUTLASS cute/atom/copy_traits_sm100.hpp, SM100_U8x4_STSM_T).
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Value
-from ptxemu.errors import HardwareRefusal
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr
 
-_FLAGS = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
+_COUNTS = "x1 x2 x4 trans shared shared::cta"
+_FLAGS = f"sync aligned m8n8 {_COUNTS}"
 _ROW_BYTES = 16
 _BYTES = np.arange(_ROW_BYTES)
 
@@ -47,6 +50,21 @@ def store_matrix(c: Lower, i: Instr, f: Match) -> None:
     c.effect(f"matrix_store(w, {text}, {{rows}}, {'trans' in f.flags})", address, rows=values)
 
 
+@op(
+    "stmatrix",
+    types="b8",
+    flags=f"sync aligned m16n8 {_COUNTS}",
+    section="stmatrix",
+    convergent=True,
+)
+def store_byte_matrix(c: Lower, i: Instr, f: Match) -> None:
+    if "trans" not in f.flags:
+        raise UnsupportedPtx("stmatrix of b8 without .trans")
+    text, address = _row_addresses(c, i.operands[0])
+    values = tuple(c.src(item, "u32") for item in c.each(i.operands[1]))
+    c.effect(f"byte_matrix_store(w, {text}, {{rows}})", address, rows=values)
+
+
 def _row_index(w: object, address: np.ndarray, count: int) -> np.ndarray:
     """Byte index [matrix, row, byte] into the CTA's shared memory."""
     offsets = (address[: 8 * count] & OFFSET_MASK).astype(np.int64).reshape(count, 8)
@@ -74,8 +92,21 @@ def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed:
     rows = np.ascontiguousarray(values).view(np.uint16).reshape(count, 8, 8)
     if transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
+    _store_rows(w, address, rows.view(np.uint8).reshape(count, 8, _ROW_BYTES))
+
+
+@runtime
+def byte_matrix_store(w: object, address: np.ndarray, values: np.ndarray) -> None:
+    count = len(values)
+    pairs = np.ascontiguousarray(values).view(np.uint8).reshape(count, 8, 4, 2, 2)
+    _store_rows(w, address, pairs.transpose(0, 2, 4, 3, 1).reshape(count, 8, _ROW_BYTES))
+
+
+def _store_rows(w: object, address: np.ndarray, rows: np.ndarray) -> None:
+    """rows: uint8 [matrix, row, byte]."""
+    count = len(rows)
     index = _row_index(w, address, count)
     if w.check:
         w.check.shared(w, w.cta, index[:, :, 0].ravel(), _ROW_BYTES, np.arange(8 * count), True)
-    w.cta.smem[index] = rows.view(np.uint8).reshape(count, 8, _ROW_BYTES)
+    w.cta.smem[index] = rows
     w.cta.mark_generic(index)

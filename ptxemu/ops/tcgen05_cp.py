@@ -6,7 +6,7 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import AsyncView
-from ptxemu.machine.tmem_fill import SHAPES, fill, read_matrix
+from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import smem_desc
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.ops.tcgen05_mma import pipe
@@ -15,14 +15,18 @@ from ptxemu.syntax.tree import Instr
 _GROUPS = "cta_group::1 cta_group::2"
 _SHAPES = " ".join(dict.fromkeys(shape for shape, _ in SHAPES))
 _MULTICAST = " ".join(dict.fromkeys(multicast for _, multicast in SHAPES if multicast))
+_WIDENING = " ".join(("b8x16", *NARROW))
 
 
-@op("tcgen05.cp", flags=f"{_GROUPS} {_SHAPES} {_MULTICAST}", section="tcgen05.cp")
+@op("tcgen05.cp", flags=f"{_GROUPS} {_SHAPES} {_MULTICAST} {_WIDENING}", section="tcgen05.cp")
 def copy(c: Lower, i: Instr, f: Match) -> None:
     """[taddr], s-desc."""
-    form = f.pick(*_SHAPES.split()), f.pick(*_MULTICAST.split())
-    if form not in SHAPES:
+    form = f.pick(*_SHAPES.split()), f.pick(*_MULTICAST.split()), f.pick(*NARROW)
+    if form[:2] not in SHAPES:
         raise UnsupportedPtx(f"tcgen05.cp.{form[0]} with multicast {form[1] or 'none'}")
+    widening = f.flags.intersection(_WIDENING.split())
+    if widening and widening != {"b8x16", form[2]}:
+        raise UnsupportedPtx(f"tcgen05.cp with formats {', '.join(sorted(widening))}")
     group = int(f.pick(*_GROUPS.split())[-1])
     c.effect(
         f"issue_fill(w, {form}, {group}, {{0}}, {{1}})",
@@ -32,15 +36,16 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def issue_fill(w: object, form: tuple[str, str], group: int, address: object, desc: object) -> None:
-    """One copy per active lane, as each lane issues its own."""
+def issue_fill(w: object, form: tuple, group: int, address: object, desc: object) -> None:
+    """form: shape, multicast, source format. One copy per active lane, as each lane issues its
+    own."""
     for where, source in w.each_lane(address, desc):
         _issue_one(w, form, group, where, source)
 
 
-def _issue_one(w: object, form: tuple[str, str], group: int, address: int, source: int) -> None:
+def _issue_one(w: object, form: tuple, group: int, address: int, source: int) -> None:
     ctas, queue = pipe(w, group)
-    shape, desc = SHAPES[form], smem_desc(source)
+    shape, desc = shape_of(*form), smem_desc(source)
     ticket = w.ticket("tensor core")
 
     def run() -> None:

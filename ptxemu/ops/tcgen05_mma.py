@@ -14,7 +14,7 @@ from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, AsyncView
 from ptxemu.machine.mma import mma
 from ptxemu.machine.scale_factors import Scales
-from ptxemu.machine.umma_desc import instr_desc, smem_desc
+from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
@@ -26,10 +26,12 @@ _BLOCKS = "block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X"
 _COLLECTOR = "collector::a::fill collector::a::use collector::a::lastuse collector::a::discard"
 
 
-@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR}", section="tcgen05.mma")
+@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR} ashift", section="tcgen05.mma")
 def multiply(c: Lower, i: Instr, f: Match) -> None:
     """[d], a-desc | [a], b-desc, idesc, {disable-output-lane}, enable-input-d, scale-input-d."""
     target, a, b, idesc, *rest = i.operands
+    if "ashift" in f.flags and not isinstance(a, Addr):
+        raise UnsupportedPtx("tcgen05.mma.ashift with A in shared memory")
     lanes: tuple = ()
     if rest and isinstance(rest[0], Vec):
         lanes = rest.pop(0).items
@@ -46,6 +48,7 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
         group=int(f.pick(*_GROUPS.split())[-1]),
         a_in_tmem=isinstance(a, Addr),
         scale_d=rest[1].value if len(rest) > 1 else 0,
+        shift="ashift" in f.flags,
     )
     fields = ", ".join(f"{{{k + 5}}}" for k in range(len(lanes)))
     c.effect(
@@ -130,13 +133,14 @@ def pipe(w: object, group: int) -> tuple[list, WorkQueue]:
 
 class Form(NamedTuple):
     """The static part of an MMA; `scale_d` is the scale-input-d immediate, `blocks` the number of
-    scale factors of a row, 0 without."""
+    scale factors of a row, 0 without, `shift` whether the rows of A move."""
 
     kind: str
     group: int
     a_in_tmem: bool
     scale_d: int
     blocks: int = 0
+    shift: bool = False
 
 
 @runtime
@@ -153,6 +157,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
     d, a, b, description, accumulate, *scale_addresses = values
     ctas, queue = pipe(w, form.group)
     instr = instr_desc(form.kind, description)
+    require_shape(instr, form.group)
     a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
     scales = Scales(*scale_addresses, form.blocks) if form.blocks else None
     ticket = w.ticket("tensor core")
@@ -161,7 +166,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
         if ticket:
-            operands = (a_operand, b_operand, scales)
+            operands = (a_operand, b_operand, scales, form.shift)
             w.check.multiply(ticket, ctas, d, operands, instr)
             how = (bool(accumulate), words)
             w.check.multiplied(ticket, ctas, d, operands, instr, how)
@@ -176,6 +181,7 @@ def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
             disable_lanes=words,
             scale_input_d=form.scale_d,
             scales=scales,
+            shift=form.shift,
         )
 
     flops = 2 * instr.m * instr.n * instr.k

@@ -322,13 +322,15 @@ def tmem_16x256b(a: np.ndarray) -> np.ndarray:
     return out
 
 
+_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
 def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
     """(128, 32) of e2m1 with a ue4m3 scale factor for every 16 along K = 128, of codes up to 8.
 
     a, b: [step of 64, half of it, row, 16 bytes]; s: [step, A or B, row % 32, row / 32, block].
     """
-    magnitude = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    values = np.concatenate([magnitude, -magnitude])
+    values = np.concatenate([_E2M1, -_E2M1])
     factors = s.reshape(2, 2, 32, 4, 4).swapaxes(2, 3).reshape(2, 2, 128, 4) * 2.0**-9
     total = np.zeros((128, 32))
     for step in range(2):
@@ -339,6 +341,65 @@ def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
             scaled.append(values[nibbles] * factors[step, which, : len(packed)].repeat(16, 1))
         total += scaled[0] @ scaled[1].T
     return total
+
+
+def block_scaled_pair(x: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """[CTA, lane, column] of D, (128, 64) of e2m1 over K = 64 with a ue4m3 scale factor for every
+    16, of codes up to 8: lanes 64 and up have the columns from 32 on.
+
+    x: [CTA, 4096 bytes]: [half of K, row of 64, 16 bytes] of A, the same of 32 rows of B. s: [CTA,
+    2048 bytes]: [row % 32, row / 32, block] of A, [half of B's rows, row, 4, block].
+    """
+    values = np.concatenate([_E2M1, -_E2M1])
+    operands = []
+    for start, rows in ((0, 64), (2048, 32)):
+        packed = x.reshape(2, 4096)[:, start : start + 32 * rows].reshape(2, 2, rows, 16)
+        packed = np.concatenate([packed[:, 0], packed[:, 1]], axis=-1)
+        operands.append(values[np.stack([packed & 15, packed >> 4], -1).reshape(2, rows, 64)])
+    b = operands[1].reshape(64, 64)
+    out = np.empty((2, 128, 32))
+    for cta, codes in enumerate(s.reshape(2, 2048)):
+        of_a = codes[:512].reshape(32, 4, 4).swapaxes(0, 1)[:2].reshape(64, 4)
+        of_b = codes[512:1536].reshape(2, 32, 4, 4)[:, :, 0].reshape(64, 4)
+        scaled_a = operands[0][cta] * (of_a * 2.0**-9).repeat(16, 1)
+        d = scaled_a @ (b * (of_b * 2.0**-9).repeat(16, 1)).T
+        out[cta, :64], out[cta, 64:] = d[:, :32], d[:, 32:]
+    return out
+
+
+def narrow_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(128, 32) over two steps of K = 32, of e4m3 codes up to 8 and of e2m1, then of e3m2: 16
+    elements in the first 8 or 12 of 16 bytes. a, b: [step, half of K, row, 16 bytes]."""
+    a, b = a.reshape(2, 2, 128, 16), b.reshape(2, 2, 32, 16) * 2.0**-9
+    exponent, mantissa = np.divmod(np.arange(32), 4)
+    e3m2 = np.where(exponent == 0, mantissa / 16, (1 + mantissa / 4) * 2.0 ** (exponent - 3))
+    total = np.zeros((128, 32))
+    for step, magnitude in enumerate((_E2M1, e3m2)):
+        size = 4 + 2 * step  # bits
+        stream = np.unpackbits(a[step, :, :, : 2 * size], axis=-1, bitorder="little")
+        codes = stream.reshape(2, 128, 16, size) @ (1 << np.arange(size))
+        values = np.concatenate([magnitude, -magnitude])[codes]
+        total += np.concatenate([*values], axis=1) @ np.concatenate([*b[step]], axis=1).T
+    return total
+
+
+def shifted_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(128, 32) of e4m3 codes up to 8: A by the first B, then its rows, moved within each 32, by
+    the second. a: [half of K, row, 16 bytes], b: [step, half of K, row, 16 bytes]."""
+    rows = np.concatenate([*a.reshape(2, 128, 16)], axis=1) * 2.0**-9
+    first, second = (np.concatenate([*half], axis=1) for half in b.reshape(2, 2, 32, 16) * 2.0**-9)
+    moved = [rows[min(row + 1, row | 31)] for row in range(128)]
+    return rows @ first.T + np.array(moved) @ second.T
+
+
+def byte_matrices(a: np.ndarray) -> np.ndarray:
+    """stmatrix of b8: byte e of lane t's register is element (t / 4 + 8 (e / 2), 2 (t % 4) + e % 2)
+    of a 16x8 matrix, whose columns are stored as rows of 16 bytes. a: [lane, matrix, byte]."""
+    out = np.empty((4, 8, 16), np.uint8)
+    for t, registers in enumerate(a.reshape(32, 4, 4)):
+        for e in range(4):
+            out[:, 2 * (t % 4) + e % 2, t // 4 + 8 * (e // 2)] = registers[:, e]
+    return np.concatenate([out, out[:2], out[2:3]]).reshape(-1)
 
 
 def param_values(v: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 import ptxemu
+from ptxemu.errors import UnsupportedPtx
 from tests.ptxemu import hw_runner
 from tests.ptxemu.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
 
@@ -27,6 +28,20 @@ def _loaded(name: str) -> tuple[Program, ptxemu.Module]:
 def test_program(name: str, policy: str) -> None:
     program, module = _loaded(name)
     check(program, emulate(program, module, ptxemu.Options(policy=policy, seed=1, limit=20)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("matrix_bytes", (".trans", ""), r"stmatrix of b8 without \.trans"),
+        ("shifted_a_mma", ("[%r6], [%r14]", "[%r6], %rd10"), r"\.ashift with A in shared memory"),
+    ],
+)
+def test_what_no_assembler_takes(name: str, change: tuple[str, str], message: str) -> None:
+    program = read(FOLDER / f"{name}.ptx")
+    module = ptxemu.load(program.text.replace(*change))
+    with pytest.raises(UnsupportedPtx, match=message):
+        emulate(program, module, ptxemu.Options())
 
 
 @pytest.mark.hw

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.mma import mma
 from ptxemu.machine.tmem import POISON, Tmem
@@ -187,18 +188,65 @@ def test_f16_accumulator_rounds_once_per_instruction(m, ctas):
     assert (case.d_bits() >> 16 == 0xFFFF).all()
 
 
-@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 256)])
+@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 256), (2, 128)])
 @pytest.mark.parametrize(
     ("kind", "fmt"), [("f16", "bf16"), ("f16", "f16"), ("f8f6f4", "e4m3"), ("tf32", "tf32")]
 )
 def test_a_from_tensor_memory(ctas, m, kind, fmt):
     case = Case(kind=kind, a_format=fmt, b_format=fmt, m=m, ctas=ctas)
-    packed = np.ascontiguousarray(case.a_codes).view(np.uint32)  # (m, columns)
-    for cta, rows in zip(case.group, np.split(packed, ctas), strict=True):
-        cta.tmem.cells[448 : 448 + rows.shape[1]] = rows.T
-        cta.smem[A_AT:B_AT] = 0xFF
+    put_a_in_tmem(case)
     case.run(a=448)
     np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+def put_a_in_tmem(case: Case) -> None:
+    """To column 448; 64 rows of a CTA twice, and nothing in shared memory."""
+    packed = np.ascontiguousarray(case.a_codes).view(np.uint32)  # (m, columns)
+    for cta, rows in zip(case.group, np.split(packed, case.ctas), strict=True):
+        cta.tmem.cells[448 : 448 + rows.shape[1]] = np.tile(rows, (128 // len(rows), 1)).T
+        cta.smem[A_AT:B_AT] = 0xFF
+
+
+# lane -> the one whose row of A it has behind an MMA with .ashift
+MOVED = {0: 1, 1: 2, 30: 31, 31: 31, 32: 33, 62: 63, 63: 63, 94: 95, 95: 95, 96: 97, 126: 127}
+
+
+@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 256)])
+@pytest.mark.parametrize("fmt", ["bf16", "tf32"])
+def test_rows_of_a_move_when_they_have_been_read(ctas, m, fmt):
+    case = Case(kind="tf32" if fmt == "tf32" else "f16", a_format=fmt, b_format=fmt, m=m, ctas=ctas)
+    put_a_in_tmem(case)
+    for cta in case.group:
+        cta.tmem.cells[456] = np.arange(128)
+    before = [cta.tmem.cells[448:457].copy() for cta in case.group]
+    case.run(a=448, shift=True)
+    np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
+    for cta, cells in zip(case.group, before, strict=True):
+        for lane, source in {**MOVED, 127: 127}.items():
+            np.testing.assert_array_equal(cta.tmem.cells[448:456, lane], cells[:8, source])
+        np.testing.assert_array_equal(cta.tmem.cells[456], cells[8])
+
+
+def test_rows_that_are_twice_in_tensor_memory_do_not_move():
+    case = Case(m=128, ctas=2)
+    put_a_in_tmem(case)
+    with pytest.raises(UnsupportedPtx, match=r"\.ashift of M=128 cta_group::2"):
+        case.run(a=448, shift=True)
+
+
+@pytest.mark.parametrize(
+    ("undefined", "behind"), [(33, [32]), (32, []), (16, [15]), (31, [30, 31])]
+)
+def test_undefined_rows_of_a_move_along(undefined, behind):
+    codes, instr = TensorCodes(), Case().idesc
+    codes.cells[:] = 0
+    codes.cells[4, undefined] = 7
+    codes.suspects = 1 << 4 * 8 + undefined // 16
+    codes.shift(0, instr, 1)
+    rows = codes.operand(0, instr, 128)
+    assert ([] if rows is None else np.flatnonzero(rows).tolist()) == behind
+    in_half_a_quarter = codes.read(("16x64b", 1, False, 0), 4, 0)
+    assert (in_half_a_quarter is not None) == (15 in behind)
 
 
 @pytest.mark.parametrize(("flags", "sign"), [(1 << 13, -1), (1 << 14, -1), (3 << 13, 1)])

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import ptxemu
+from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.mma import mma
-from ptxemu.machine.scale_factors import Scales
+from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
 
@@ -34,7 +35,19 @@ VARIANTS = [
     ("mxf4nvf4", 4, "ue4m3", (0,)),
 ]
 IDS = [(*v[:3], a, b) for v in VARIANTS for a, b in product(v[3], v[3])]
-SHAPES = [(1, n) for n in (8, 24, 40, 64, 128, 192, 256)] + [(2, n) for n in (16, 48, 80, 128, 256)]
+# CTAs, rows of A of each, N
+SHAPES = [(1, 128, n) for n in (8, 24, 40, 64, 128, 192, 256)]
+SHAPES += [(2, rows, n) for rows in (64, 128) for n in (16, 48, 80, 128, 208, 256)]
+# of M = 128 by a pair: N -> (row of B, lanes that have its scale factors, column)
+HALVES = {
+    16: [(0, (0, 32), 0), (7, (7, 39), 0), (8, (64, 96), 0), (15, (71, 103), 0)],
+    32: [(15, (15, 47), 0), (16, (64, 96), 0), (31, (79, 111), 0)],
+    80: [(31, (31, 63), 0), (39, (7, 39), 1), (40, (64, 96), 0), (72, (64, 96), 1)],
+    256: [
+        (0, (0, 32), 0), (32, (0, 32), 1), (127, (31, 63), 3),
+        (128, (64, 96), 0), (195, (67, 99), 2), (255, (95, 127), 3),
+    ],
+}  # fmt: skip
 
 
 def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
@@ -62,12 +75,15 @@ def factors_of(fmt: str, codes: np.ndarray) -> np.ndarray:
     return np.where(codes == 0xFF, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
 
 
-def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int) -> None:
-    """Codes (rows, blocks) to byte `first` and up of their words, in every quarter of the lanes."""
+def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int, parts: int = 1) -> None:
+    """Codes (rows, blocks) to byte `first` and up of their words, in every quarter of the lanes; or
+    half of the rows in both quarters of half of the lanes."""
     words = np.full((len(codes), 4), 0x5A, np.uint8)
     words[:, first : first + codes.shape[1]] = codes
-    for row, word in enumerate(words.view(np.uint32)[:, 0]):
-        tmem.cells[column + row // 32, row % 32 :: 32] = word
+    for part, of_part in enumerate(np.split(words.view(np.uint32)[:, 0], parts)):
+        lanes = tmem.cells[:, 64 * part :] if part else tmem.cells[:, : 128 // parts]
+        for row, word in enumerate(of_part):
+            lanes[column + row // 32, row % 32 :: 32] = word
 
 
 @dataclass
@@ -82,13 +98,14 @@ class Case:
     a_format: str = "e2m1"
     b_format: str = "e2m1"
     ctas: int = 1
+    rows: int = 128
     n: int = 64
     mn_major: bool = False
     flags: int = 0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.n)
-        self.m, k = 128 * self.ctas, _K[self.kind]
+        self.m, k = self.rows * self.ctas, _K[self.kind]
         self.group = [Cta() for _ in range(self.ctas)]
         self.a_codes = codes_of(rng, self.a_format, (self.m, k))
         self.b_codes = codes_of(rng, self.b_format, (self.n, k))
@@ -105,7 +122,7 @@ class Case:
             a_word = put_operand(cta.smem, A_AT, a_part, "128B", self.mn_major)
             b_word = put_operand(cta.smem, B_AT, b_part, "32B", self.mn_major)
             put_factors(cta.tmem, SFA_AT, sfa, self.a_id)
-            put_factors(cta.tmem, SFB_AT, self.sfb, self.b_id)
+            put_factors(cta.tmem, SFB_AT, self.sfb, self.b_id, 128 // self.rows)
         self.a, self.b = smem_desc(a_word), smem_desc(b_word)
 
     def idesc(self) -> InstrDesc:
@@ -132,8 +149,10 @@ class Case:
             yield values_of(fmt, codes) * factors_of(self.scale_format, factors).repeat(block, 1)
 
     def d(self) -> np.ndarray:
-        parts = [cta.tmem.cells[D_AT : D_AT + self.n].view(np.float32).T for cta in self.group]
-        return np.concatenate(parts)
+        halves = 128 // self.rows  # of D's columns, one in the lanes below those of the other
+        columns = slice(D_AT, D_AT + self.n // halves)
+        parts = [cta.tmem.cells[columns].view(np.float32).T for cta in self.group]
+        return np.concatenate([np.hstack(np.split(part, halves)) for part in parts])
 
 
 def compare(case: Case, times: int = 1) -> None:
@@ -151,15 +170,45 @@ def check(case: Case, sign: int = 1) -> None:
 
 
 @pytest.mark.parametrize(("kind", "blocks", "scale_format", "a_id", "b_id"), IDS)
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_scale_ids(kind, blocks, scale_format, a_id, b_id, ctas):
-    check(Case(kind, blocks, scale_format, a_id, b_id, ctas=ctas))
+@pytest.mark.parametrize("group", [(1, 128), (2, 128), (2, 64)])  # CTAs, rows of A of each
+def test_scale_ids(kind, blocks, scale_format, a_id, b_id, group):
+    check(Case(kind, blocks, scale_format, a_id, b_id, ctas=group[0], rows=group[1]))
 
 
-@pytest.mark.parametrize(("ctas", "n"), SHAPES)
+@pytest.mark.parametrize(("ctas", "rows", "n"), SHAPES)
 @pytest.mark.parametrize(("kind", "blocks", "scale_format"), [v[:3] for v in VARIANTS])
-def test_shapes(kind, blocks, scale_format, ctas, n):
-    check(Case(kind, blocks, scale_format, ctas=ctas, n=n))
+def test_shapes(kind, blocks, scale_format, ctas, rows, n):
+    check(Case(kind, blocks, scale_format, ctas=ctas, rows=rows, n=n))
+
+
+@pytest.mark.parametrize(
+    ("n", "row", "lanes", "column"), [(n, *x) for n in HALVES for x in HALVES[n]]
+)
+def test_where_half_of_the_lanes_has_half_of_the_rows_of_b(n, row, lanes, column):
+    """Twice a scale factor is twice a column of D, in the CTA whose it is."""
+    case = Case("mxf8f6f4", 1, "ue8m0", 3, 1, "e4m3", "e4m3", ctas=2, rows=64, n=n)
+    case.run()
+    before = case.d()
+    case.group[1].tmem.cells[SFB_AT + column, list(lanes)] += np.uint32(1 << 8)  # byte 1
+    case.run()
+    before[64:, row] *= 2
+    np.testing.assert_array_equal(case.d(), before)
+
+
+@pytest.mark.parametrize(
+    ("row", "lane", "column"), [(0, 0, 0), (31, 31, 0), (32, 0, 1), (63, 31, 1)]
+)
+def test_where_the_rows_of_a_are(row, lane, column):
+    """In the same place of all quarters, also where a CTA has 64 of them."""
+    case = Case("mxf8f6f4", 1, "ue8m0", 3, 1, "e4m3", "e4m3", ctas=2, rows=64, n=32)
+    case.run()
+    before = case.d()
+    for quarter in range(4):
+        case.group[1].tmem.cells[SFA_AT + column, 32 * quarter + lane] += np.uint32(1 << 24)
+    case.group[1].tmem.cells[SFA_AT + 2 : SFB_AT] = POISON
+    case.run()
+    before[64 + row] *= 2
+    np.testing.assert_array_equal(case.d(), before)
 
 
 @pytest.mark.parametrize(("a_format", "b_format"), [*product(_BITS, _BITS)])
@@ -177,16 +226,61 @@ def test_operands_may_be_mn_major():
     check(Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e5m2", n=128, mn_major=True))
 
 
-@pytest.mark.parametrize("variant", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_a_from_tensor_memory(variant, ctas):
-    case = Case(*variant, ctas=ctas)
-    rows = image_of(case.kind, "e2m1", case.a_codes).view(np.uint32)
-    for cta, part in zip(case.group, np.split(rows, ctas), strict=True):
-        cta.tmem.cells[400 : 400 + part.shape[1]] = part.T
+def put_a_in_tmem(case: Case, rows: np.ndarray) -> None:
+    """uint8 (m, bytes), to column 400; 64 rows of a CTA twice, and nothing in shared memory."""
+    for cta, part in zip(case.group, np.split(rows.view(np.uint32), case.ctas), strict=True):
+        cta.tmem.cells[400 : 400 + part.shape[1]] = np.tile(part, (128 // case.rows, 1)).T
         cta.smem[A_AT:B_AT] = 0xFF
+
+
+@pytest.mark.parametrize("variant", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
+@pytest.mark.parametrize(("ctas", "rows"), [(1, 128), (2, 128), (2, 64)])
+def test_a_from_tensor_memory(variant, ctas, rows):
+    case = Case(*variant, ctas=ctas, rows=rows)
+    put_a_in_tmem(case, image_of(case.kind, "e2m1", case.a_codes))
     case.run(a=400)
     compare(case)
+
+
+@pytest.mark.parametrize("a_format", _BITS)
+@pytest.mark.parametrize(("ctas", "rows"), [(1, 128), (2, 64)])
+def test_elements_of_a_in_bytes_of_tensor_memory(a_format, ctas, rows):
+    case = Case("mxf8f6f4", 1, "ue8m0", 1, 2, a_format, "e5m2", ctas, rows)
+    put_a_in_tmem(case, case.a_codes << np.uint8(2 if a_format == "e2m1" else 0))
+    case.run(a=400)
+    compare(case)
+
+
+@pytest.mark.parametrize(
+    ("a_format", "where", "beside"),
+    [("e2m1", "2 to 5", (0, 1, 6, 7)), ("e2m3", "0 to 5", (6, 7)), ("e3m2", "0 to 5", (6, 7))],
+)
+def test_bits_beside_elements_in_tensor_memory(a_format, where, beside):
+    for bit in beside:
+        case = Case("mxf8f6f4", 1, "ue8m0", a_format=a_format, b_format="e4m3")
+        put_a_in_tmem(case, np.zeros((128, 32), np.uint8))
+        case.group[0].tmem.cells[403, 77] = 1 << 8 + bit
+        with pytest.raises(UnsupportedPtx, match=rf"A of {a_format} in TMEM .* bits {where} of"):
+            case.run(a=400)
+
+
+def test_a_that_was_never_written_is_nan():
+    case = Case("mxf8f6f4", 1, "ue8m0", a_format="e2m1", b_format="e4m3")
+    case.b_codes |= 1  # not zero
+    case.place()
+    put_a_in_tmem(case, np.zeros((128, 32), np.uint8))
+    case.group[0].tmem.cells[403, 77] = POISON
+    case.run(a=400)
+    assert np.isnan(case.d()[77]).all()
+    assert not np.delete(case.d(), 77, 0).any()
+
+
+def test_64_rows_of_a_are_twice_in_tensor_memory():
+    case = Case("mxf4", 2, "ue8m0", ctas=2, rows=64)
+    put_a_in_tmem(case, image_of(case.kind, "e2m1", case.a_codes))
+    case.group[1].tmem.cells[402, 70] ^= 1
+    with pytest.raises(UnsupportedPtx, match="A in TMEM column 0x190 differs between the lanes'"):
+        case.run(a=400)
 
 
 @pytest.mark.parametrize(("scale_format", "nan"), [("ue8m0", 0xFF), ("ue4m3", 0x7F)])
@@ -270,11 +364,40 @@ def test_the_quarters_of_the_lanes_have_to_agree():
         case.run()
 
 
-def test_half_of_the_lanes_is_not_known():
-    case = Case(ctas=2)
-    case.m = 128
-    with pytest.raises(UnsupportedPtx, match="scale factors of M=128 cta_group::2"):
+@pytest.mark.parametrize(("at", "lane"), [(SFA_AT, 64), (SFB_AT, 40), (SFB_AT, 70)])
+def test_quarters_of_half_of_the_lanes_have_to_agree(at, lane):
+    case = Case(ctas=2, rows=64)
+    case.group[1].tmem.cells[at, lane] ^= 1
+    with pytest.raises(UnsupportedPtx, match=r"differ between the quarters .* the same rows"):
         case.run()
+
+
+# lane that nothing has written, column -> rows of B and rows of A, 64 of a CTA, that are undefined
+UNDEFINED = {
+    (0, 0): ([0], [0]),
+    (33, 0): ([1], [33]),
+    (33, 1): ([33], [33]),
+    (64, 0): ([40], [0]),
+    (103, 1): ([79], [39]),
+    (104, 1): ([], [40]),
+}
+
+
+@pytest.mark.parametrize(("lane", "column"), UNDEFINED)
+def test_undefined_copies_of_rows(lane, column):
+    """One copy of several is enough, of those that there are."""
+    codes = TensorCodes()
+    codes.suspects = -1
+    codes.cells[...] = 0
+    codes.cells[20 + column, lane] = 7
+    of_b, of_a = (
+        np.flatnonzero(found) if found is not None else []
+        for found in (
+            codes.scales(Placement(20, 80, 2)),
+            codes.operand(20, instr_desc("mxf4", 0x08940480), 64),
+        )
+    )
+    assert (list(of_b), list(of_a)) == UNDEFINED[lane, column]
 
 
 @pytest.mark.parametrize("m", [64, 256])
@@ -315,3 +438,13 @@ def test_block_sizes_of_an_instruction(form, error, message):
     module = ptxemu.load(program.text.replace(own, form))
     with pytest.raises(error, match=message):
         ptx_program.emulate(program, module, ptxemu.Options(limit=20))
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("m", [0, 256, 384])
+def test_rows_are_refused_with_and_without_the_checker(m, check):
+    program = ptx_program.read(ptx_program.FOLDER / "block_scaled_mma.ptx")
+    assert "0x08080480" in program.text
+    module = ptxemu.load(program.text.replace("0x08080480", f"{0x00080480 | m >> 7 << 27:#x}"))
+    with pytest.raises(HardwareRefusal, match=f"kind::mxf4nvf4 cta_group::1 of M={m} N=32"):
+        ptx_program.emulate(program, module, ptxemu.Options(limit=20, check=check))

@@ -12,7 +12,6 @@ import pytest
 
 import ptxemu
 from ptxemu.machine import cta, tensor_map
-from ptxemu.watch import watched
 from tests.ptxemu import ptx_program, random_programs
 
 HEADER = """
@@ -177,6 +176,13 @@ FLOWS = [
         "st.shared.v4.b32 [%r4], {%r0, %r0, %r0, %r0};",
     ),
     Case(
+        "a matrix of bytes",
+        GLOBAL,
+        "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; INIT ld.shared.b32 %r10, [%r3];"
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10};"
+        f"bar.warp.sync -1; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
+    ),
+    Case(
         "st.async",
         GLOBAL,
         "mbarrier.init.shared.b64 [%r1+4096], 1; setp.eq.u32 %p0, %r0, 0; bar.sync 0;"
@@ -252,6 +258,14 @@ HARMLESS = {
     "setp.lt.u32 %p0, %r0, 28; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
     "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r4+1024], {%r10}; bar.warp.sync -1;"
     "ld.shared.b32 %r11, [%r3+1024]; setp.lt.u32 %p1, %r5, 3; @%p1 st.global.b32 [%rd1], %r11;",
+    "a byte row stored": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 3;"
+    "setp.lt.u32 %p0, %r5, 3; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10}; bar.warp.sync -1;"
+    "ld.shared.b32 %r11, [%r3+1024]; setp.lt.u32 %p1, %r0, 24; @%p1 st.global.b32 [%rd1], %r11;",
+    "a byte column stored": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 1;"
+    "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10}; bar.warp.sync -1;"
+    "ld.shared.b32 %r11, [%r3+1024]; setp.eq.u32 %p1, %r5, 0; @%p1 st.global.b32 [%rd1], %r11;",
     "behind the end of a tensor": SINKS[5].text(initialised=True),
 }
 
@@ -325,80 +339,6 @@ def test_steps_before_the_read_happen_once() -> None:
     assert len(found(report)) == 1
     assert out[512] == out[513] == 32
     assert (out[:32] == np.arange(32)).all()
-
-
-# -- tcgen05.mma ----------------------------------------------------------------------------
-
-_MMA = (ptx_program.FOLDER / "tcgen05_mma.ptx").read_text()
-_FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first of row %tid
-_FIRST_STORE = "    st.global.v4.b32 [%rd1+0]"
-_LAST_STORE = "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    @%p1 exit;"
-MMAS = {
-    "right": ([], []),
-    "a part of B": ([("    st.shared.v4.b32 [%r5+8576]", "    //")], [GLOBAL]),
-    "rows of A": ([(_FILL_A, f"    @!%p2 bra FILLED;\n{_FILL_A}")], [GLOBAL]),
-    "rows of A that are dropped": (
-        [
-            (_FILL_A, f"    @!%p2 bra FILLED;\n{_FILL_A}"),
-            (_FIRST_STORE, f"    @!%p2 bra STORED;\n{_FIRST_STORE}"),
-            (_LAST_STORE, f"STORED:\n{_LAST_STORE}"),
-        ],
-        [],
-    ),
-    "added to nothing": ([("setp.ne.u32 %p3", "setp.eq.u32 %p3")], [GLOBAL]),
-    "enabled by what": (
-        [
-            (
-                "    setp.ne.u32 %p3, %r0, %r0;",
-                "ld.shared.b32 %r4, [%r9+32]; setp.ne.u32 %p3, %r4, -1;",
-            )
-        ],
-        ["an address, descriptor or flag of an MMA"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MMAS)
-def test_products_of_undefined_data(name: str) -> None:
-    program = ptx_program.read(ptx_program.FOLDER / "tcgen05_mma.ptx")
-    changes, expected = MMAS[name]
-    text = _MMA
-    for before, after in changes:
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    with watched(check=True) as reports:
-        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    (report,) = reports.launches
-    assert [f.message.split(" gets ")[0] for f in found(report)] == expected
-
-
-_SCALED = (ptx_program.FOLDER / "block_scaled_mma.ptx").read_text()
-_COPY_A = "    tcgen05.cp.cta_group::1.32x128b.warpx4 [%r14]"
-_COPY_B = "    tcgen05.cp.cta_group::1.32x128b.warpx4 [%r15]"
-_STORE = "    st.shared.v4.b32 [%r4+10240]"
-_TENSOR, _SHARED_MEMORY = "tensor memory of cta(0,0,0)", "shared memory of cta(0,0,0)"
-# what is left out -> where the undefined data comes from: memory, its columns or bytes
-SCALED = {
-    _COPY_A: (_TENSOR, range(32, 36)),
-    _COPY_B: (_TENSOR, range(36, 37)),
-    _STORE: (_SHARED_MEMORY, range(1024 + 10240, 1024 + 12288)),
-}
-
-
-@pytest.mark.parametrize("line", ["", *SCALED])
-def test_undefined_scale_factors(line: str) -> None:
-    program = ptx_program.read(ptx_program.FOLDER / "block_scaled_mma.ptx")
-    assert line in _SCALED
-    text = _SCALED.replace(line, f"//{line}") if line else _SCALED
-    with watched(check=True) as reports:
-        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    findings = found(reports.launches[0])
-    assert bool(findings) == bool(line)
-    for finding in findings:
-        read, (space, extent) = finding.accesses[0], SCALED[line]
-        assert read.space == space
-        assert read.first in extent
-        assert read.last in extent
 
 
 # -- random programs ------------------------------------------------------------------------

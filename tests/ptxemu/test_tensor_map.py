@@ -94,6 +94,8 @@ DSL_MAPS = [
      "tf32", (256, 256), (1024,), (32, 32), "128B"),
     ("c6392 40 0 0 0 0 ff 3f 0 0 0 1f000000 7 0",
      "f32", (256, 64), (1024,), (32, 8), "128B_ATOM_32B"),
+    ("466a2 c c00 0 0 0 ff ff 0 0 0 7f000000 7f 0",
+     "16u6_align16b", (256, 256, 1), (192, 49152), (128, 128, 1), "128B"),
 ]  # fmt: skip
 
 
@@ -111,7 +113,7 @@ SWIZZLED_DTYPES = [
     (dtype, swizzle)
     for dtype in DTYPES
     for swizzle in ("none", "32B", "128B")
-    if (dtype, swizzle) != ("16u4_align16b", "32B")  # its box row is always 128 bytes
+    if not (dtype.endswith("align16b") and swizzle == "32B")  # their box row is always 128 bytes
 ]
 
 
@@ -119,7 +121,7 @@ SWIZZLED_DTYPES = [
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
 def test_encode_then_decode(dtype, rank, swizzle):
     bits = DTYPES[dtype][1]
-    inner = 128 if dtype == "16u4_align16b" else 32 * 8 // bits
+    inner = 128 if dtype.endswith("align16b") else 32 * 8 // bits
     dims = (256, 5, 6, 7, 8)[:rank]
     strides = (4096, 32768, 2**20, 2**37)[: rank - 1]
     box = (inner, 3, 1, 2, 4)[:rank]
@@ -141,7 +143,7 @@ def test_unexplained_bits_of_word_2(bit):
     ("word", "value"),
     [
         (2, BF16_WORDS[2] & ~(0xF << 7) | 3 << 7),  # type 3
-        (2, BF16_WORDS[2] & ~(0xF << 7) | 13 << 7),  # type 13
+        (2, BF16_WORDS[2] & ~(0xF << 7) | 14 << 7),  # type 14
         (2, BF16_WORDS[2] | 3 << 19),  # 64-byte atoms
         (2, BF16_WORDS[2] & ~(3 << 13) | 1 << 13 | 1 << 19),  # 32B swizzle of 32-byte atoms
         (2, BF16_WORDS[2] | 7 << 4),  # rank 8
@@ -169,7 +171,8 @@ def test_other_unexplained_words(word, value):
         ({"box": (64, 257)}, "limit is 256"),
         ({"box": (64,)}, "1 box sides"),
         ({"dims": (64, 0)}, "limit is 2"),
-        ({"dtype": "16u4_align16b"}, r"box\[0\] is 64"),
+        ({"dtype": "16u4_align16b"}, r"16U4_ALIGN16B box\[0\] is 64"),
+        ({"dtype": "16u6_align16b"}, r"16U6_ALIGN16B box\[0\] is 64"),
     ],
 )
 def test_what_the_driver_rejects(changes, message):

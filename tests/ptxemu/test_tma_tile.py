@@ -125,16 +125,18 @@ def test_instruction_and_map_must_agree_in_rank():
         load_tile(tm, (0, 0), memory)
 
 
-def test_unpacked_fp4_has_8_bytes_of_padding_after_8_of_data():
-    data = np.random.default_rng(0).integers(0, 256, 4 * 128, dtype=np.uint8)  # 4 rows of 256
-    tm = decode(encode(BASE, (256, 4), (128,), (128, 2), "16u4_align16b"))
+@pytest.mark.parametrize(("dtype", "nbytes"), [("16u4_align16b", 8), ("16u6_align16b", 12)])
+def test_unpacked_chunks_have_padding_up_to_16_bytes(dtype, nbytes):
+    pitch = 16 * nbytes  # of 4 rows of 256 elements
+    data = np.random.default_rng(0).integers(0, 256, 4 * pitch, dtype=np.uint8)
+    tm = decode(encode(BASE, (256, 4), (pitch,), (128, 2), dtype))
     image = load_tile(tm, (128, 3), FlatMemory(data)).reshape(2, 8, 16)
-    np.testing.assert_array_equal(image[0, :, :8].reshape(-1), data[3 * 128 + 64 :])
+    np.testing.assert_array_equal(image[0, :, :nbytes].reshape(-1), data[3 * pitch + pitch // 2 :])
     assert not image[1].any()
-    assert not image[:, :, 8:].any()
+    assert not image[:, :, nbytes:].any()
     with pytest.raises(HardwareRefusal, match="coordinate 0 is 64"):
         load_tile(tm, (64, 0), FlatMemory(data))
-    with pytest.raises(UnsupportedPtx):
+    with pytest.raises(UnsupportedPtx, match=f"padded type {dtype.upper()}"):
         store_tile(tm, (0, 0), image.reshape(-1), FlatMemory(data))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import ptxemu
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.tmem import POISON, Tmem
-from ptxemu.machine.tmem_fill import SHAPES, fill, read_matrix
+from ptxemu.machine.tmem_fill import SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import smem_desc
 from ptxemu.report import LaunchReport
 
@@ -29,6 +30,17 @@ QUARTERS = {
 }
 FORMS = list(QUARTERS)
 COLUMN = 5
+# source format -> 16 bytes of shared memory, and the 16 that get to tensor memory
+CHUNKS = {
+    "b4x16_p64": (
+        "10 32 54 76 98 ba dc fe  a5 a5 a5 a5 a5 a5 a5 a5",
+        "00 04 08 0c 10 14 18 1c 20 24 28 2c 30 34 38 3c",
+    ),
+    "b6x16_p32": (
+        "81 30 10  3f 10 7a  00 00 80  85 71 20  a5 a5 a5 a5",
+        "01 02 03 04 3f 00 21 1e 00 00 00 20 05 06 07 08",
+    ),
+}
 
 
 def expected(form: tuple[str, str], matrix: np.ndarray, empty: int) -> np.ndarray:
@@ -41,9 +53,22 @@ def expected(form: tuple[str, str], matrix: np.ndarray, empty: int) -> np.ndarra
     return lanes
 
 
-def filled(form: tuple[str, str], swizzle: str, address: int = COLUMN) -> tuple[Tmem, np.ndarray]:
+def widened(source: str, matrix: np.ndarray) -> np.ndarray:
+    """The bytes that those of `matrix`, in chunks of 16, become."""
+    size = {"": 8, "b4x16_p64": 4, "b6x16_p32": 6}[source]
+    out = np.zeros_like(matrix).reshape(-1, 16)
+    for chunk, found in zip(matrix.reshape(-1, 16), out, strict=True):
+        stream = int.from_bytes(chunk.tobytes(), "little")
+        for i in range(16):
+            found[i] = (stream >> i * size & (1 << size) - 1) << (2 if size == 4 else 0)
+    return out.reshape(matrix.shape)
+
+
+def filled(
+    form: tuple[str, str], swizzle: str, address: int = COLUMN, source: str = ""
+) -> tuple[Tmem, np.ndarray]:
     """Tensor memory after one copy, and the matrix."""
-    shape = SHAPES[form]
+    shape = shape_of(*form, source)
     rows = max(shape.rows, 8)  # of a core matrix
     matrix = np.random.default_rng(7).integers(0, 256, (rows, shape.nbytes), np.uint8)
     smem = np.zeros(32 * 1024, np.uint8)
@@ -60,12 +85,23 @@ def test_every_shape_is_here():
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("swizzle", ["none", "32B", "128B"])
-def test_shapes(form, swizzle):
-    tmem, matrix = filled(form, swizzle)
+@pytest.mark.parametrize("source", ["", *CHUNKS])
+def test_shapes(form, swizzle, source):
+    tmem, matrix = filled(form, swizzle, source=source)
     found = tmem.cells[COLUMN : COLUMN + 8].T
-    np.testing.assert_array_equal(found, expected(form, matrix, POISON))
+    np.testing.assert_array_equal(found, expected(form, widened(source, matrix), POISON))
     tmem.cells[COLUMN : COLUMN + 8] = POISON
     assert (tmem.cells == POISON).all()
+
+
+@pytest.mark.parametrize("source", CHUNKS)
+def test_elements_get_a_byte_each(source):
+    narrow, wide = (np.frombuffer(bytes.fromhex(text), np.uint8) for text in CHUNKS[source])
+    smem = np.tile(narrow, 64)
+    found = read_matrix(
+        smem, smem_desc(0x0000_4008_0000_0000), shape_of("32x128b", "warpx4", source)
+    )
+    np.testing.assert_array_equal(found.view(np.uint8), np.tile(wide, (32, 1)))
 
 
 def test_four_rows_go_to_any_lane_of_the_quarters():
@@ -200,10 +236,50 @@ def test_programs(form, ctas, policy):
     shape = ".".join(part for part in form if part)
     report, source, target = launch(f"tcgen05.cp.cta_group::{ctas}.{shape}", ctas, policy)
     assert not report.findings
+    compare(form, "", source, target)
+
+
+def compare(form: tuple[str, str], narrow: str, source: np.ndarray, target: np.ndarray) -> None:
     for own, found in zip(source, target, strict=True):
         halves = own.view(np.uint8).reshape(2, 128, 16)
         matrix = np.concatenate([*halves], axis=1)
-        np.testing.assert_array_equal(found, expected(form, matrix, 0))
+        np.testing.assert_array_equal(found, expected(form, widened(narrow, matrix), 0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("narrow", CHUNKS)
+@pytest.mark.parametrize(("ctas", "policy"), [(1, "adversarial"), (2, "random")])
+def test_programs_that_widen(form, narrow, ctas, policy):
+    opcode = ".".join(("tcgen05.cp", f"cta_group::{ctas}", *filter(None, form), "b8x16", narrow))
+    report, source, target = launch(opcode, ctas, policy)
+    assert not report.findings
+    compare(form, narrow, source, target)
+
+
+# what is stored of every 16 bytes -> source format of a copy that finds it to be enough
+_STORED = {
+    4: (),
+    8: ("b4x16_p64",),
+    12: ("b4x16_p64", "b6x16_p32"),
+    16: ("b4x16_p64", "b6x16_p32", ""),
+}
+
+
+@pytest.mark.parametrize("stored", _STORED)
+@pytest.mark.parametrize("narrow", ["", *CHUNKS])
+def test_padding_may_be_undefined(monkeypatch, stored, narrow):
+    """An element that is not may not."""
+    text = _PROGRAM
+    for offset in ("", "+16"):
+        whole = f"st.shared.v4.b32 [%r6{offset}], {{{{%r10, %r11, %r12, %r13}}}};"
+        assert whole in text
+        words = [f"st.shared.b32 [%r6+{16 * bool(offset) + 4 * k}], %r{10 + k};" for k in range(4)]
+        text = text.replace(whole, " ".join(words[: stored // 4]))
+    monkeypatch.setattr(sys.modules[__name__], "_PROGRAM", text)
+    formats = f".b8x16.{narrow}" if narrow else ""
+    report, *_ = launch(f"tcgen05.cp.cta_group::1.128x256b{formats}", 1, "round-robin")
+    enough = narrow in _STORED[stored]
+    assert [f.check for f in report.findings] == ([] if enough else ["uninitialised"])
 
 
 def test_stores_that_no_proxy_fence_follows_are_poison_to_a_copy():
@@ -220,7 +296,10 @@ def test_stores_that_no_proxy_fence_follows_are_poison_to_a_copy():
         ("32x128b", r"tcgen05.cp.32x128b with multicast none"),
         ("32x128b.warpx2::01_23", r"tcgen05.cp.32x128b with multicast warpx2::01_23"),
         ("128x256b.warpx4", r"tcgen05.cp.128x256b with multicast warpx4"),
-        ("128x128b.b8x16.b4x16_p64", r"unsupported"),
+        ("128x128b.b8x16", r"tcgen05.cp with formats b8x16 "),
+        ("128x128b.b4x16_p64", r"tcgen05.cp with formats b4x16_p64 "),
+        ("128x128b.b8x16.b4x16_p64.b6x16_p32", r"with formats b4x16_p64, b6x16_p32, b8x16 "),
+        ("64x128b.b8x16.b4x16_p64", r"tcgen05.cp.64x128b with multicast none"),
     ],
 )
 def test_forms_that_are_not_here(form, message):

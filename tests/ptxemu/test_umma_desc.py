@@ -80,6 +80,7 @@ def test_instr_desc_of_hand_derived_words():
 
 def test_instr_desc_of_block_scaled_kinds():
     desc = instr_desc("mxf4nvf4", 0x08400480)  # e2m1 both, UE4M3, M = 128, N = 256
+    assert instr_desc("mxf4nvf4", 0x08401480) == desc  # bit 12, of sparsity, as CUTLASS sets it
     assert (desc.m, desc.n, desc.k, desc.d_format) == (128, 256, 64, "f32")
     assert desc.a_format == desc.b_format == "packed e2m1"
     assert desc.scale_format == "ue4m3"
@@ -107,16 +108,26 @@ def test_instr_desc_of_block_scaled_kinds():
         ("f8f6f4", F16_WORD | 5 << 7 | 1 << 15, HardwareRefusal),  # MN-major e2m1
         ("i8", F16_WORD, HardwareRefusal),  # D of f32
         ("i8", F16_WORD + 0x10 | 1 << 13, HardwareRefusal),  # negated integers
-        ("mxf4", 0x08400480 | 1 << 31, HardwareRefusal),  # K = 96
         ("mxf4", 0x08400480 | 1 << 15, HardwareRefusal),  # MN-major packed e2m1
         ("mxf4nvf4", 0x08400480 | 1 << 16, HardwareRefusal),
-        ("mxf4", 0x08401480, HardwareRefusal),  # B format 5, which is e2m1 of mxf8f6f4
+        ("mxf4", 0x08400480 | 2 << 10, HardwareRefusal),  # B format 3
+        ("mxf4nvf4", 0x08400480 & ~(1 << 10) | 1 << 12, HardwareRefusal),  # B format 0
+        ("mxf8f6f4", 0x08400000 | 6 << 10, HardwareRefusal),  # whose B format has three bits
+        ("mxf8f6f4", 0x08400000 | 1 << 3, HardwareRefusal),
+        ("mxf8f6f4", 0x08400000 | 1 << 31, HardwareRefusal),
         ("mxf8f6f4", 0x08400000 | 1 << 6, HardwareRefusal),
     ],
 )
 def test_instr_desc_refusals(kind, word, error):
     with pytest.raises(error, match=f"{word:#010x}"):
         instr_desc(kind, word)
+
+
+@pytest.mark.parametrize("kind", ["mxf4", "mxf4nvf4"])
+@pytest.mark.parametrize("size", [1 << 31, 1 << 3, 1 << 3 | 1 << 31])
+def test_sizes_of_k_that_sm_100a_does_not_have(kind, size):
+    with pytest.raises(HardwareRefusal, match=f"{0x08400480 | size:#010x}: K is 64 on sm_100a"):
+        instr_desc(kind, 0x08400480 | size)
 
 
 def test_shapes_that_a_dense_mma_has():

@@ -233,4 +233,85 @@ SCENARIOS = [
         barriers={"done": 1},
         columns=32,
     ),
+    Scenario(
+        "a narrow A to the MMA of another thread",
+        f"""
+        // The same for elements that get a byte each on the way to tensor memory.
+        mov.u32 %idesc, 0x08020290;
+        add.u32 %r20, %tmem, 16;
+        warp 0:
+            @%first tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%r20], %a; //:copy
+            {_HANDED}
+        warp 1:
+            wait handed, 0; //-wait
+            @%first tcgen05.mma.cta_group::1.kind::f8f6f4 [%tmem], [%r20], %b, %idesc, 0; //:mma
+            {_COMMIT}
+        all:
+            wait done, 0;
+        """,
+        {"wait": Lacks("tcgen05.commit", "copy", "mma")},
+        warps=4,
+        barriers={"handed": 1, "done": 1},
+        columns=32,
+    ),
+    Scenario(
+        "rows of A that an MMA moves",
+        f"""
+        // A is not only read then.
+        mov.u32 %idesc, 0x08020010;
+        add.u32 %r20, %tmem, 16;
+        add.u32 %r22, %lanes, 16;
+        {_ZEROS}
+        tcgen05.wait::st.sync.aligned;
+        bar.sync 1, 128;
+        warp 0:
+            @%first tcgen05.mma.cta_group::1.kind::f8f6f4.ashift.collector::a::discard\
+ [%tmem], [%r20], %b, %idesc, 0; //:mma
+            {_COMMIT}
+        warp 1:
+            wait done, 0; //-wait
+            {_READ} //:read
+            tcgen05.wait::ld.sync.aligned;
+        all:
+            wait done, 0;
+        """,
+        {"wait": Lacks("tcgen05.commit", "mma", "read")},
+        warps=4,
+        barriers={"done": 1},
+        columns=32,
+    ),
+    Scenario(
+        "scale factors of B in the upper half of the lanes of a pair",
+        f"""
+        // M = 128 by a pair: the MMA of CTA 0 reads the last quarter of CTA 1's, too.
+        mov.u32 %idesc, 0x08840000;
+        add.u32 %r20, %tmem, 16;
+        add.u32 %r21, %tmem, 20;
+        add.u32 %r22, %lanes, 16;
+        mov.b16 %h0, 3;
+        {_ZEROS}
+        tcgen05.wait::st.sync.aligned;
+        barrier.cluster.arrive.aligned;
+        barrier.cluster.wait.aligned;
+        cta 1 warp 3:
+            add.u32 %r22, %r22, 4;
+            tcgen05.st.sync.aligned.32x32b.x1.b32 [%r22], {{%zero}}; //:store
+            tcgen05.wait::st.sync.aligned; //-complete
+        all:
+            barrier.cluster.arrive.aligned;
+            barrier.cluster.wait.aligned;
+        cta 0 warp 0:
+            @%first tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale\
+ [%tmem], %a, %b, %idesc, [%r20], [%r21], 0; //:mma
+            @%first tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster\
+.multicast::cluster.b64 [done], %h0;
+        all:
+            wait.cluster done, 0;
+        """,
+        {"complete": Lacks("tcgen05.wait::st", "store", "mma")},
+        warps=4,
+        cluster=2,
+        barriers={"done": 1},
+        columns=32,
+    ),
 ]

@@ -23,7 +23,7 @@ UNWITNESSED: tuple[tuple[str, str], ...] = (
     (r"fence\.proxy async\..*", "two words of an opcode in one flag: `async` and the space are"),
     (r"prefetch const", "a hint for a tensor map in constant memory, which no host can put there"),
     (r"st .* param(::entry)?", "an argument of a call; see call"),
-    (r"tcgen05\.cp .*", "no instruction of sm_90a, and newer than the record"),
+    (r"(tcgen05\.cp|stmatrix b8) .*", "no instruction of sm_90a, and newer than the record"),
 )
 
 Item = tuple[str, str]  # (a form's name and types, a flag or a combination of types)
