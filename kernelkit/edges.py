@@ -24,6 +24,7 @@ class Edge:
 
     tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
     freed_by: name of the edge that answers this one, 'exit' when a stage is filled once.
+    leader_only: of a pair's CTAs the leader alone has it, whatever else its roles do in both.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Edge:
     tx_bytes: int = 0
     release: Signal | None = None
     freed_by: str | None = None
+    leader_only: bool = False
 
     @property
     def barriers(self) -> int:
@@ -82,7 +84,7 @@ class EdgePlan:
     def full(self, name: str) -> Completion:
         """What fills one stage."""
         edge = self[name]
-        reach = self._reach(edge.producer, edge.consumer)
+        reach = self._reach(edge, edge.producer, edge.consumer)
         if edge.signal is not Signal.UMMA and reach is Reach.BOTH:
             raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.signal}")
         count = arrivals(self.roles[edge.producer], edge.signal, reach)
@@ -94,7 +96,7 @@ class EdgePlan:
         edge = self[name]
         if edge.release is None:
             raise ValueError(f"edge {name} has no empty barrier: it is freed by {edge.freed_by}")
-        reach = self._reach(edge.consumer, edge.producer)
+        reach = self._reach(edge, edge.consumer, edge.producer)
         if edge.release is not Signal.UMMA and reach is Reach.BOTH:
             raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.release}")
         count = arrivals(self.roles[edge.consumer], edge.release, reach)
@@ -108,9 +110,9 @@ class EdgePlan:
         """Arrivals that empty one stage of a ring."""
         return self.empty(name).arrivals
 
-    def _reach(self, signals: str, waits: str) -> Reach:
+    def _reach(self, edge: Edge, signals: str, waits: str) -> Reach:
         """How a signal of one role gets to the barrier on which another waits."""
-        if self.leads(signals) == self.leads(waits):
+        if edge.leader_only or self.leads(signals) == self.leads(waits):
             return Reach.OWN
         return Reach.LEADER if self.leads(waits) else Reach.BOTH
 

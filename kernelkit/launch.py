@@ -59,6 +59,37 @@ def emulation(options: Any = None) -> Iterator[Emulation]:
         _emulation.reset(token)
 
 
+@dataclass
+class Recording:
+    """Launches of a context, in order, to be repeated with what their tensors hold then.
+
+    launches: each costs the host some microseconds. kept: their arguments, which they need. What
+    torch computed between the launches is not repeated.
+    """
+
+    launches: list[PreparedLaunch] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+
+    def repeat(self) -> None:
+        """Natively on the current stream, without a wait."""
+        for prepared in self.launches:
+            prepared.launch()
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Within the block launches are made as always, and recorded."""
+    active = Recording()
+    token = _recording.set(active)
+    try:
+        yield active
+    finally:
+        _recording.reset(token)
+
+
 def choose_target(
     device: torch.device, backend: str, arch: str | None, archs: Sequence[str]
 ) -> Target:
@@ -116,6 +147,13 @@ def launch(compiled: Any, arguments: Sequence[Any], target: Target, device: torc
     """
     from cuda.bindings.driver import CUstream
 
+    recorded = _recording.get()
+    if recorded is not None:
+        prepared = PreparedLaunch(compiled, arguments, target, device)
+        prepared.launch()
+        recorded.launches.append(prepared)
+        recorded.kept.append(arguments)
+        return
     converted = [_argument(item) for item in arguments]
     if target.backend == "cuda":
         with torch.cuda.device(device):

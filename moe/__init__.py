@@ -1,10 +1,10 @@
 """Mixture of experts in block-scaled formats, from router logits to the combined output."""
 
 from moe.formats import FORMATS, BlockFormat
-from moe.grouped import Activation, grouped_gemm
-from moe.layer import Router, Scales, SwiGLU, fused_moe
+from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan
+from moe.layer import Router, Scales, SwiGLU, fused_moe, fused_moe_plan
 from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
-from moe.quantiser.forward import quantise
+from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.routing import Permutation, combine, permutation, route
 
@@ -21,7 +21,9 @@ __all__ = [
     "SwiGLU",
     "combine",
     "fused_moe",
+    "fused_moe_plan",
     "grouped_gemm",
+    "grouped_gemm_plan",
     "pack",
     "pack_quantised",
     "permutation",

@@ -16,7 +16,7 @@ import torch
 
 from moe.formats import format_of
 from moe.packing import PackedExperts
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.quantized import Quantized, of_bytes
 
 VERSION = 1
 LAYOUT = "layout"
@@ -69,13 +69,8 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
         _tensor(tensors, f"{prefix}{scale}") if form.has_global else None
         for scale in ("encode_scale", "decode_scale")
     )
-    return Quantized(
-        _tensor(tensors, f"{prefix}data").view(ELEMENT_DTYPES[form.element]),
-        _tensor(tensors, f"{prefix}scales").view(SCALE_DTYPES[form.scale]),
-        encode,
-        decode,
-        fmt,
-    )
+    data, scales = (_tensor(tensors, f"{prefix}{name}") for name in ("data", "scales"))
+    return of_bytes(data, scales, encode, decode, fmt)
 
 
 def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from moe.formats import FORMATS, BlockFormat
 
 GRANULARITIES = (8, 16, 32, 64)
-OUT_DTYPES = ("bf16", "fp16", "fp32")
-TILE_N = (64, 128)
+OUT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
+SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
+TILE_ROWS = (*SWAPPED_ROWS, 128, 256)
+TILE_N = (128, 256)
+PART = 128  # columns of the product that the epilogue has codes of in registers at a time
+CARRIED = 8  # columns of gate, then of up, of the path that carries
 LEAST_SUBTILE = 32  # columns of fp32 that a thread has in registers at a time
 
 
@@ -22,7 +26,12 @@ class GroupedConfig:
         the plain product. limit: gate and up are clamped before it.
     out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
         the output is found, too.
+    carry: the epilogue takes 8 columns at a time, and carries what became of gate to the next 8.
+    tile_rows: rows of an expert in a tile. 128 are the M of the MMA; 256 that of a pair of CTAs,
+        each with half of the columns in shared memory; up to 64 are its N, the weights its M.
     tile_n: packed columns of a tile.
+    pdl: programmatic dependent launch: it may begin before the kernel in front of it has ended, and
+        lets the one behind it do so.
     """
 
     fmt: str = "nvfp4"
@@ -31,7 +40,20 @@ class GroupedConfig:
     limit: bool = False
     out: str = "bf16"
     amax: bool = False
+    carry: bool = False
+    tile_rows: int = 128
     tile_n: int = 128
+    pdl: bool = False
+
+    @property
+    def swapped(self) -> bool:
+        """Whether weights are the rows of the MMA, and tokens its columns."""
+        return self.tile_rows in SWAPPED_ROWS
+
+    @property
+    def ctas(self) -> int:
+        """That share a tile."""
+        return 2 if self.tile_rows == 256 else 1
 
     @property
     def format(self) -> BlockFormat:
@@ -42,6 +64,12 @@ class GroupedConfig:
     def out_format(self) -> BlockFormat | None:
         """Of the output, None where it is not quantised."""
         return FORMATS.get(self.out)
+
+    @property
+    def output_bits(self) -> int:
+        """Of one of its elements."""
+        form = self.out_format
+        return 8 // form.per_byte if form else OUT_BITS[self.out]
 
     @property
     def swiglu(self) -> bool:
@@ -61,6 +89,11 @@ class GroupedConfig:
         return max(LEAST_SUBTILE, 2 * self.granularity, block)
 
     @property
+    def subtile_outputs(self) -> int:
+        """Columns of the output that a subtile gives."""
+        return self.subtile // self.inputs_of_output
+
+    @property
     def tile_outputs(self) -> int:
         """Columns of the output that a tile gives."""
         return self.tile_n // self.inputs_of_output
@@ -69,16 +102,19 @@ class GroupedConfig:
         """Raise NotImplementedError or ValueError, naming the value and what is possible."""
         _one_of("fmt", self.fmt, tuple(FORMATS))
         _one_of("granularity", self.granularity, (0, *GRANULARITIES))
-        _one_of("out", self.out, (*OUT_DTYPES, *FORMATS))
+        _one_of("out", self.out, (*OUT_BITS, *FORMATS))
+        _one_of("tile_rows", self.tile_rows, TILE_ROWS)
         _one_of("tile_n", self.tile_n, TILE_N)
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
         if self.row_scale and not self.format.has_global:
             raise ValueError(f"row_scale with {self.fmt}, which has no global scale")
-        if self.tile_n % self.subtile:
-            raise ValueError(
-                f"granularity {self.granularity} and {self.out} take {self.subtile} columns at a "
-                f"time, tile_n is {self.tile_n}"
+        if self.swapped and self.tile_n != PART:
+            raise ValueError(f"tile_n {self.tile_n} with tile_rows {self.tile_rows}: {PART}")
+        if self.carry and (self.granularity != CARRIED or self.swapped):
+            raise NotImplementedError(
+                f"carry with granularity {self.granularity} and tile_rows {self.tile_rows}: "
+                f"granularity {CARRIED}, tile_rows {TILE_ROWS[-2:]}"
             )
 
 

@@ -94,6 +94,8 @@ def row_blocks(rows: int) -> int:
 def scale_blocks(rows: int, experts: int) -> int:
     """Blocks of 128 rows that always suffice for `rows` rows sorted by expert, whatever the counts.
 
-    Every expert adds at most one that is not full, so that nobody reads the counts to allocate.
+    Every expert that has rows adds at most one block that is not full, so that nobody reads the
+    counts to allocate.
     """
-    return rows // SCALE_ROWS + experts
+    used = min(rows, experts)  # experts that have rows
+    return (rows - used) // SCALE_ROWS + used

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors
-from moe.grouped import Activation, grouped_gemm
+from kernelkit.tensors import require_no_grad, require_scalars, require_types
+from moe import ops
+from moe.arguments import Router, Scales, SwiGLU
+from moe.direct import FusedMoePlan
 from moe.packing import PackedExperts
-from moe.quantiser.forward import quantise
-from moe.routing import combine, permutation, route
+from moe.steps import Layer
 
-
-@dataclass(frozen=True)
-class Router:
-    """How experts are chosen, as `moe.routing.route` takes it."""
-
-    top_k: int
-    scoring: str = "softmax"
-    bias: torch.Tensor | None = None
-    n_group: int = 1
-    topk_group: int = 1
-    renormalize: bool = True
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class SwiGLU:
-    """(up + beta) gate sigmoid(alpha gate) of clamped gate and up; see `moe.grouped.Activation`."""
-
-    alpha: float = 1.0
-    beta: float = 0.0
-    limit: float | None = None
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Global scales of the activations in nvfp4, fp32 [1]: what a calibration run found. None: of
-    the tensor, or of each token, found at every call. h: of the output of SwiGLU; with one the
-    first product quantises its output itself.
-
-    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h) where it is given with h.
-    """
-
-    x: torch.Tensor | str | None = None
-    h: torch.Tensor | str | None = None
-    h_amax: torch.Tensor | None = field(default=None)
+__all__ = ["Router", "Scales", "SwiGLU", "fused_moe", "fused_moe_plan"]
 
 
 def fused_moe(
@@ -58,6 +24,7 @@ def fused_moe(
     *,
     activation: SwiGLU | None = None,
     scales: Scales | None = None,
+    tile_rows: int | None = None,
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
@@ -67,51 +34,59 @@ def fused_moe(
     router_logits: [T, E]. Every step is a kernel: top-k, permutation, quantising with the gather of
     rows, the first product with SwiGLU (and quantising, where its scale is known), the second one,
     and the combination in the order of a token's choices. Nothing is read back on the host.
+    tile_rows: of both products, see `moe.grouped.grouped_gemm`; None: chosen by sizes.
+
+    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit. Forward
+    only. torch.compile sees one operator, `blackwell_kernels::moe_fused`; CUDA graphs capture it.
     """
-    where = {"backend": backend, "arch": arch}
-    _check(x, experts, router_logits)
-    activation, scales = activation or SwiGLU(), scales or Scales()
-    chosen = {name: value for name, value in vars(router).items() if name != "top_k"}
-    ids, weights = route(router_logits, router.top_k, **chosen, **where)
-    rows = permutation(ids, experts.experts, **where)
-    gather = {"rows": rows.slot_of_row, "choices": router.top_k, "offsets": rows.offsets}
-    operand = quantise(x, experts.fmt, global_scale=scales.x, **gather, **where)
-    hidden = _first(operand, experts, rows.offsets, (activation, scales, x.dtype), where)
-    y = grouped_gemm(hidden, experts.w2, rows.offsets, out=x.dtype, **where)
-    return combine(y, weights, rows.row_of_slot, **where)
+    layer = Layer(
+        experts, router, activation or SwiGLU(), scales or Scales(), tile_rows, backend, arch
+    )
+    _require_types(x, router_logits, layer)
+    return ops.fused(x, router_logits, *ops.tensors_of_layer(layer), **ops.numbers_of_layer(layer))
 
 
-def _first(
-    operand: Any, experts: PackedExperts, offsets: torch.Tensor, how: tuple, where: dict[str, Any]
-) -> Any:
-    """swiglu(x w13) in the format of w2: in one kernel, unless the global scale is to be found."""
-    activation, scales, dtype = how
-    form = Activation(experts.granularity, **vars(activation))
-    known = isinstance(scales.h, torch.Tensor) or not experts.w2.format.has_global
-    given = {"activation": form, **where}
-    if known:
-        return grouped_gemm(
-            operand,
-            experts.w13,
-            offsets,
-            out=experts.fmt,
-            encode_scale=scales.h,
-            amax=scales.h_amax,
-            **given,
-        )
-    h = grouped_gemm(operand, experts.w13, offsets, out=dtype, amax=scales.h_amax, **given)
-    return quantise(h, experts.fmt, global_scale=scales.h, offsets=offsets, **where)
+def fused_moe_plan(
+    x: torch.Tensor,
+    experts: PackedExperts,
+    router_logits: torch.Tensor,
+    router: Router,
+    **options: Any,
+) -> FusedMoePlan:
+    """A plan for a layer that is computed again and again in place: plan() writes plan.result.
+
+    The options are those of `fused_moe`; its checks, and those of contents on the CPU, are made
+    here, and all is compiled and allocated here. A call makes the launches alone, some microseconds
+    of host work each: contents of x, router_logits, bias and weights may change in between, where
+    they lie may not. Global scales have to be known, as tensors, where the format has any.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    layer = Layer(experts, router, **{"activation": SwiGLU(), "scales": Scales()} | options)
+    _require_types(x, router_logits, layer)
+    return FusedMoePlan(x, router_logits, layer)
 
 
-def _check(x: torch.Tensor, experts: PackedExperts, router_logits: torch.Tensor) -> None:
-    require_tensors(x=x, router_logits=router_logits, w13=experts.w13.data)
-    require_rank("x", x, "[T, H]")
-    require_rank("router_logits", router_logits, "[T, E]")
-    if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
-        raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
-    wanted = (x.shape[0], experts.experts)
-    if tuple(router_logits.shape) != wanted or x.shape[1] != experts.hidden:
-        raise ValueError(
-            f"x {tuple(x.shape)} and router_logits {tuple(router_logits.shape)}: [T, "
-            f"{experts.hidden}] and [T, {experts.experts}] for these experts"
-        )
+KINDS = {
+    "top_k": "int", "scoring": "str", "n_group": "int", "topk_group": "int", "renormalize": "bool",
+    "scale": "float", "alpha": "float", "beta": "float", "limit": "float | None",
+    "tile_rows": "int | None",
+}  # fmt: skip
+
+
+def _require_types(x: torch.Tensor, router_logits: torch.Tensor, layer: Layer) -> None:
+    kinds = {
+        "experts": PackedExperts, "router": Router, "activation": SwiGLU, "scales": Scales
+    }  # fmt: skip
+    for name, wanted in kinds.items():
+        value = getattr(layer, name)
+        if not isinstance(value, wanted):
+            raise TypeError(f"{name} is {type(value).__name__}, expected {wanted.__name__}")
+    scales = {f"scales.{name}": scale for name, scale in vars(layer.scales).items()}
+    words = {name for name in ("scales.x", "scales.h") if isinstance(scales[name], str)}
+    given = {"x": x, "router_logits": router_logits}
+    others = {"bias": layer.router.bias} | scales
+    tensors = given | {n: t for n, t in others.items() if t is not None and n not in words}
+    require_types(**tensors)
+    require_no_grad(**tensors)
+    numbers = {**vars(layer.router), **vars(layer.activation), "tile_rows": layer.tile_rows}
+    require_scalars(KINDS, {name: numbers[name] for name in KINDS})

@@ -22,7 +22,7 @@ from kernelkit import hw
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 from moe.config import GRANULARITIES
 from moe.formats import BlockFormat, format_of
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
 from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
 
 DEFAULT_GRANULARITY = 32
@@ -230,13 +230,7 @@ def _assembled(
     """Bytes as what they are; the decode scale is 1 / encode scale unless it is known."""
     if decode is None and encode is not None:
         decode = encode.reciprocal()
-    return Quantized(
-        data.view(ELEMENT_DTYPES[form.element]),
-        scales.view(SCALE_DTYPES[form.scale]),
-        encode,
-        decode,
-        form.name,
-    )
+    return of_bytes(data, scales, encode, decode, form.name)
 
 
 def _one_per_expert(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:

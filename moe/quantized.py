@@ -43,7 +43,7 @@ class Quantized:
         if self.data.ndim not in (2, 3):
             raise ValueError(f"data has shape {tuple(self.data.shape)}: [rows, K] or [E, rows, K]")
         self._check_scales(scale_bytes(1, form.columns(self.k)))
-        sizes = {1, self.data.shape[0]}
+        sizes = (1, self.data.shape[0])
         for name, scale in global_scales.items():
             _require_dtype(name, scale, torch.float32)
             if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(self.encode_scale):
@@ -95,6 +95,21 @@ class Quantized:
         """Bytes of everything that is stored."""
         tensors = (self.data, self.scales, self.encode_scale, self.decode_scale)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def of_bytes(
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    encode_scale: torch.Tensor | None,
+    decode_scale: torch.Tensor | None,
+    fmt: str,
+) -> Quantized:
+    """Elements and scale factors that are uint8, or what they are already."""
+    form = format_of(fmt)
+    elements = data.view(ELEMENT_DTYPES[form.element])
+    return Quantized(
+        elements, scales.view(SCALE_DTYPES[form.scale]), encode_scale, decode_scale, fmt
+    )
 
 
 def _require_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fmha.config import AttentionConfig
 from gqa_lowlatency.config import DecodeConfig
+from moe.config import GroupedConfig
 
 REFUSED = 2  # exit code, as argparse's
 
@@ -29,12 +30,16 @@ def main_of(kernels: dict[str, str], text: str) -> int:
     return importlib.import_module(kernels[name]).main()
 
 
-def describe(config: AttentionConfig | DecodeConfig) -> str:
-    """The config in one line: head dim and dtype, and what else differs from the default."""
-    words = [f"head_dim {config.head_dim}", config.dtype]
+def describe(config: AttentionConfig | DecodeConfig | GroupedConfig) -> str:
+    """The config in one line: head dim and dtype, or the format, and what else differs from the
+    default."""
+    if isinstance(config, GroupedConfig):
+        shown, words = ("fmt",), [config.fmt]
+    else:
+        shown, words = ("head_dim", "dtype"), [f"head_dim {config.head_dim}", config.dtype]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in ("head_dim", "dtype") or value == field.default:
+        if field.name in shown or value == field.default:
             continue
         words.append(field.name if value is True else f"{field.name} {value}")
     return ", ".join(words)

@@ -15,6 +15,7 @@ BENCHMARKS = {
     "fmha": "bench_fmha",
     "gqa": "bench_gqa",
     "merge": "bench_merge",
+    "moe": "bench_moe",
     "emulator": "bench_emulator",
 }
 

@@ -11,7 +11,7 @@ import sys
 from _common import main_of
 
 # name -> module beside this file whose main() parses sys.argv
-KERNELS = {"fmha": "dump_fmha", "gqa": "dump_gqa"}
+KERNELS = {"fmha": "dump_fmha", "gqa": "dump_gqa", "moe": "dump_moe"}
 
 if __name__ == "__main__":
     sys.exit(main_of(KERNELS, __doc__))

@@ -10,7 +10,7 @@ import sys
 from _common import main_of
 
 # name -> module beside this file whose main() parses sys.argv
-KERNELS = {"fmha": "explain_fmha", "gqa": "explain_gqa"}
+KERNELS = {"fmha": "explain_fmha", "gqa": "explain_gqa", "moe": "explain_moe"}
 
 if __name__ == "__main__":
     sys.exit(main_of(KERNELS, __doc__))

@@ -1,4 +1,4 @@
-"""Mutants of the attention kernels: each synchronising instruction removed or weakened in turn, and
+"""Mutants of the kernels: each synchronising instruction removed or weakened in turn, and
 what tells the mutant from the kernel.
 
     python scripts/mutate.py --list                        # what would be judged
@@ -24,11 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are not installed
 
 from _common import refuse
-from tests.fmha.mutants import SUBJECTS
 from tests.mutation import campaign
 from tests.mutation.campaign import Record, Records, digest, key_of
 from tests.mutation.catalogue import CLASSES
 from tests.mutation.classes import Mutant
+from tests.mutation.subjects import SUBJECTS
 from tests.mutation.table import show, within_contract
 from tests.mutation.verdict import SCHEDULES
 

@@ -1,9 +1,9 @@
 """What the kernels of the quantiser are compiled for, and which thread does what, as data.
 
 The quantising kernel works on tiles of 128 rows and as many columns as `unrolled` atoms of scale
-factors have (see moe.formats). A thread takes one of 4 neighbouring scale factors of a row in each
-atom, with its elements. A warp has 8 rows, two neighbours in each quarter of the tile: the words
-that it gathers from 4 neighbours are 32 consecutive bytes. `parts` CTAs share a tile.
+factors have (see moe.formats). Four threads share a row, and a thread has `unrolled` neighbouring
+scale factors with their elements. A warp has 8 rows, two neighbours in each quarter of the tile:
+the words of an atom that it gathers are 32 consecutive bytes. `parts` CTAs share a tile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
 VECTOR_BYTES = 16  # of a load: what rows are aligned to
 ELEMENTS = 32  # of a thread
 QUARTERS = 4  # of the rows of a tile
+CODE_WORDS = VECTOR_BYTES // 4  # of scale factors, that a thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class QuantiseConfig:
     by expert, see `moe.formats`. scaling: where the global scale comes from, '' in a format
     without: the amax of the 'tensor' or of each 'token' of the input, one that is 'given', or one
     for each of the result's ('given rows').
+
+    scattered: every row of the input becomes `choices` rows of the result, whose places are given,
+    and its scale factors stand alone, CODE_WORDS words at least; `SpreadConfig` copies them. wide:
+    all that a thread has of a row is there, and is stored together.
     """
 
     fmt: str
@@ -35,11 +40,13 @@ class QuantiseConfig:
     grouped: bool = False
     scaling: str = ""
     choices: int = 1
+    scattered: bool = False
+    wide: bool = False
     threads: int = 128
 
     @property
     def unrolled(self) -> int:
-        """Atoms of a tile: a thread has loads of 64 bytes in flight."""
+        """Scale factors of a thread, and atoms of a tile: it has loads of 64 bytes in flight."""
         return ELEMENTS // self.format.block
 
     @property
@@ -74,6 +81,23 @@ class QuantiseConfig:
 
 
 @dataclass(frozen=True)
+class SpreadConfig:
+    """The kernel that copies scale factors of rows to where their experts want them.
+
+    choices: of a token; of_rows: rows have global scales of their own, which are copied, too.
+    """
+
+    choices: int
+    of_rows: bool
+    threads: int = 128
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a block."""
+        return SCALE_ROWS * SCALE_COLUMNS // self.threads
+
+
+@dataclass(frozen=True)
 class AmaxConfig:
     """The kernel that finds the largest magnitude of a tensor or, per_token, of each of its rows.
 
@@ -93,9 +117,21 @@ class AmaxConfig:
 
 CTAS_OF_AMAX = hw.SMS * 16  # of a tensor: each ends in one atomic on the same word
 CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
+CTAS_THAT_SPREAD = hw.SMS * 16
 
 
 def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     """CTAs that take turns at the tiles of a block, of k columns."""
     tiles = -(-k // (config.format.block * config.columns))
     return min(tiles, -(-CTAS // (blocks * config.parts)))
+
+
+def is_wide(k: int) -> bool:
+    """`wide` of rows of k elements."""
+    return k % ELEMENTS == 0
+
+
+def ctas_that_spread(config: SpreadConfig, atoms: int, blocks: int) -> int:
+    """CTAs that take turns at the atoms of a block."""
+    turns = -(-atoms // (CODE_WORDS * SCALE_COLUMNS))
+    return min(turns, -(-CTAS_THAT_SPREAD // (blocks * config.parts)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernelkit.launch import Target, choose_target, launch
@@ -9,14 +11,17 @@ from kernelkit.tensors import (
     require_grid,
     require_no_grad,
     require_rank,
+    require_scalars,
     require_table,
     require_tensors,
     require_tma,
     with_plain_strides,
 )
 from moe.formats import BlockFormat, format_of, row_blocks, scale_blocks, scale_bytes
-from moe.quantiser.config import CTAS_OF_AMAX, AmaxConfig, QuantiseConfig, ctas_of_block
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.indices import check_offsets, check_range
+from moe.quantiser.config import CTAS_OF_AMAX, AmaxConfig, QuantiseConfig, ctas_of_block, is_wide
+from moe.quantiser.scatter import scatter
+from moe.quantized import Quantized, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -30,6 +35,7 @@ def quantise(
     rows: torch.Tensor | None = None,
     choices: int = 1,
     offsets: torch.Tensor | None = None,
+    row_of_slot: torch.Tensor | None = None,
     backend: str = "auto",
     arch: str | None = None,
 ) -> Quantized:
@@ -44,15 +50,19 @@ def quantise(
         it R = T. choices: of a token, where rows are slots (`Permutation.slot_of_row`).
     offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong to
         expert e, whose scale factors begin at a fresh block of 128 rows. There is room for any
-        counts; what lies behind the last block of the last expert is not written.
+        counts; behind the last block of the last expert nothing is written.
+    row_of_slot: int32 [T * choices], the inverse of `rows` (`Permutation.row_of_slot`), with both
+        of them: x is read once, not once for each of its rows; the same bits.
     backend, arch: see `kernelkit.launch.choose_target`.
 
-    Raises TypeError, ValueError or NotImplementedError before anything is compiled. One launch,
-    another and a fill for a scale that is computed; no wait: a CUDA graph can capture it.
+    Raises TypeError, ValueError or NotImplementedError before it compiles. One launch, another
+    with row_of_slot, another and a fill for a scale that is computed. On a GPU rows, offsets and
+    row_of_slot are not looked at: no wait.
     """
     form = format_of(fmt)
     _check(x, form, global_scale, rows, offsets)
-    _check_choices(choices, rows)
+    _check_places(x, rows, choices, offsets)
+    _check_inverse(x, rows, choices, offsets, row_of_slot)
     target = choose_target(x.device, backend, arch, ARCHS)
     count = len(x) if rows is None else len(rows)
     columns = form.columns(x.shape[1])
@@ -63,25 +73,43 @@ def quantise(
     scaling, given = _given_scale(x, form, global_scale, target)
     gathered, grouped = rows is not None, offsets is not None
     config = QuantiseConfig(fmt, DTYPES[x.dtype], gathered, grouped, scaling, choices)
+    config = replace(config, wide=is_wide(x.shape[1]))
+    places, outputs = (rows, offsets, row_of_slot), (data, scales)
+    encode, decode = _run(x, config, given, places, outputs, target)
+    return of_bytes(data.view(torch.uint8), scales.view(torch.uint8), encode, decode, fmt)
+
+
+def _run(
+    x: torch.Tensor,
+    config: QuantiseConfig,
+    given: torch.Tensor | None,
+    places: tuple[torch.Tensor | None, ...],
+    outputs: tuple[torch.Tensor, torch.Tensor],
+    target: Target,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Writes outputs, elements and scale factors; returns the global scales and their inverses.
+
+    places: rows, offsets and row_of_slot.
+    """
+    (rows, offsets, row_of_slot), count = places, len(outputs[0])
+    if count and row_of_slot is not None and config.scaling != "given rows":
+        once = replace(config, gathered=False, grouped=False, scattered=True)
+        return scatter(x, once, given, outputs, (rows, row_of_slot, offsets), target)
     encode = decode = None
-    if scaling:
-        encode, decode = x.new_empty((2, count if config.of_rows else 1), dtype=torch.float32)
+    if config.scaling:
+        size = count if config.of_rows else 1
+        encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
     if count:
-        inputs, outputs = (with_plain_strides(x), rows, offsets), (data, scales)
-        scales_of_x = (given, encode, decode) if scaling else None
+        blocks = row_blocks(count) if offsets is None else scale_blocks(count, len(offsets) - 1)
         blocks = min(blocks, count)  # a block that is used has a row
         grid = (ctas_of_block(config, x.shape[1], blocks), blocks)
-        _launch_quantise(config, (inputs, outputs, scales_of_x, grid), target, x.device)
-    elif scaling and not config.of_rows:
-        encode.fill_(1.0).mul_(given if scaling == "given" else 1.0)
+        scaling = (given, encode, decode) if config.scaling else None
+        arguments = (with_plain_strides(x), rows, offsets), outputs, scaling, grid
+        _launch_quantise(config, arguments, target, x.device)
+    elif config.scaling and not config.of_rows:
+        encode.fill_(1.0).mul_(given if config.scaling == "given" else 1.0)
         torch.reciprocal(encode, out=decode)
-    return Quantized(
-        data.view(torch.uint8).view(ELEMENT_DTYPES[form.element]),
-        scales.view(torch.uint8).view(SCALE_DTYPES[form.scale]),
-        encode,
-        decode,
-        fmt,
-    )
+    return encode, decode
 
 
 def _launch_quantise(
@@ -149,9 +177,35 @@ def _check(
     _check_global_scale(form, global_scale, count)
 
 
-def _check_choices(choices: int, rows: torch.Tensor | None) -> None:
+def _check_places(
+    x: torch.Tensor, rows: torch.Tensor | None, choices: int, offsets: torch.Tensor | None
+) -> None:
+    require_scalars({"choices": "int"}, {"choices": choices})
     if choices < 1 or (rows is None and choices > 1):
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
+    count = len(x) if rows is None else len(rows)
+    if rows is not None:
+        end, what = len(x) * choices, "rows" if choices == 1 else "slots"
+        check_range("rows", rows, end, f"x has {what} 0 to {end - 1}")
+    if offsets is not None:
+        check_offsets(offsets, count)
+
+
+def _check_inverse(
+    x: torch.Tensor,
+    rows: torch.Tensor | None,
+    choices: int,
+    offsets: torch.Tensor | None,
+    row_of_slot: torch.Tensor | None,
+) -> None:
+    if row_of_slot is None:
+        return
+    require_tensors(x=x, row_of_slot=row_of_slot)
+    slots = len(x) * choices
+    if rows is None or offsets is None or len(rows) != slots:
+        raise ValueError(f"row_of_slot: with offsets and rows of all {slots} slots")
+    require_table("row_of_slot", row_of_slot, torch.int32, (slots,))
+    check_range("row_of_slot", row_of_slot, slots, f"rows are 0 to {slots - 1}")
 
 
 def _check_global_scale(

@@ -12,17 +12,21 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit import hw
 from kernelkit.compile import compile_once
 from kernelkit.launch import written_for
 from moe.device.quantise import encode_scale_of, quantise_block
-from moe.device.warp import sum_below
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
-from moe.quantiser.config import QUARTERS, VECTOR_BYTES, QuantiseConfig
+from moe.quantiser.blocks import (
+    NO_ROWS,
+    ROWS_OF_QUARTER,
+    ceil_div,
+    clear_part,
+    row_of_thread,
+    rows_of_block,
+)
+from moe.quantiser.config import CODE_WORDS, VECTOR_BYTES, QuantiseConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
-ROWS_OF_QUARTER = SCALE_ROWS // QUARTERS
-NO_ROWS = -1
 
 
 class Quantise:
@@ -35,8 +39,8 @@ class Quantise:
     def __call__(
         self, inputs: tuple, outputs: tuple, scaling: tuple | None, grid: tuple, stream: CUstream
     ) -> None:
-        """inputs: x [T, K]; rows int32 [R], the row of x of each of the result, and offsets int32
-        [E + 1], or None for what the config has not.
+        """inputs: x [T, K]; rows int32 [R], the row of x of each of the result or, scattered, that
+        of the result for every copy; offsets int32 [E + 1]; None for what the config has not.
 
         outputs: data int32 [R, words] and scale factors int32 [words]. scaling: fp32 [1], [T] or
         [R], an amax or a global scale, and where the global scale and its inverse go, [1] or [R].
@@ -56,32 +60,58 @@ class Quantise:
         ctas, _, _ = cute.arch.grid_dim()
         x, rows, offsets = inputs
         first, end = block * SCALE_ROWS, outputs[0].shape[0]
+        if cutlass.const_expr(config.scattered):
+            end = x.shape[0]
         if cutlass.const_expr(config.grouped):
-            first, end = rows_of_block(offsets, block)
-        lane, warp = thread % hw.WARP_THREADS, thread // hw.WARP_THREADS
-        quarter = lane // SCALE_COLUMNS % QUARTERS
-        in_quarter = part * (ROWS_OF_QUARTER // config.parts) + warp * 2
-        in_quarter += lane // (SCALE_COLUMNS * QUARTERS)
-        row = first + quarter * ROWS_OF_QUARTER + in_quarter
+            first, end = rows_of_block(offsets, block, thread)
+        inside, word = row_of_thread(part, config.parts, thread)
+        row, neighbour = first + inside, thread % SCALE_COLUMNS
         if first != NO_ROWS:
-            is_row = row < end
-            source = row
-            if cutlass.const_expr(config.gathered):
-                source = rows[row] // config.choices if is_row else Int32(0)
-            neighbour = lane % SCALE_COLUMNS
-            item = (row, source, is_row)
-            g = self.global_scale(scaling, cta == 0 and neighbour == 0, item)
-            place = (item, (block, in_quarter * QUARTERS + quarter))
-            tiles = _ceil_div(x.shape[1], config.format.block * config.columns)
-            # Of a few rows most warps have none: they have but zeros to write.
-            if cute.arch.vote_any_sync(is_row):
-                for tile in cutlass.range(cta, tiles, ctas, unroll=1):
-                    self.quantise_row(x, outputs, g, (tile, neighbour), place)
+            # The first of a part's rows; of a few rows most parts have none.
+            if first + part * (ROWS_OF_QUARTER // config.parts) < end:
+                is_row = row < end
+                source = row
+                if cutlass.const_expr(config.gathered):
+                    source = rows[row] // config.choices if is_row else Int32(0)
+                item = (row, source, is_row)
+                g = self.global_scale(scaling, cta == 0 and neighbour == 0, item)
+                tiles = ceil_div(x.shape[1], config.format.block * config.columns)
+                targets = self.targets(rows, row, is_row)
+                place = (item, targets, self.place_of_codes(x, row, (block, word)))
+                if cute.arch.vote_any_sync(is_row):
+                    for tile in cutlass.range(cta, tiles, ctas, unroll=1):
+                        self.quantise_row(x, outputs, g, (tile, neighbour), place)
+                else:
+                    for atom in cutlass.range(cta, tiles * config.unrolled, ctas, unroll=1):
+                        here = (atom, neighbour == 0)
+                        self.store_codes(outputs[1], x.shape[1], Uint32(0), here, place)
             else:
-                for tile in cutlass.range(cta, tiles, ctas, unroll=1):
-                    for index in cutlass.range_constexpr(config.unrolled):
-                        here = (tile * config.unrolled + index, neighbour)
-                        self.store_codes(outputs[1], x.shape[1], Uint32(0), here, place[1])
+                atoms = ceil_div(x.shape[1], config.format.block * SCALE_COLUMNS)
+                if cutlass.const_expr(not config.scattered):
+                    clear_part(outputs[1], atoms, (block, part), (cta, ctas, thread), config.parts)
+
+    @cute.jit
+    def targets(self, rows: cute.Tensor | None, row: Int32, is_row: cutlass.Boolean) -> cute.Tensor:
+        """The rows of the result that a row becomes, in registers."""
+        config = self.config
+        copies = config.choices if config.scattered else 1
+        targets = cute.make_rmem_tensor(copies, Int32)
+        targets.fill(row)
+        if cutlass.const_expr(config.scattered):
+            if is_row:
+                for copy in cutlass.range_constexpr(copies):
+                    targets[copy] = rows[row * copies + copy]
+        return targets
+
+    @cute.jit
+    def place_of_codes(self, x: cute.Tensor, row: Int32, place: tuple) -> Int64:
+        """Where the scale factors of a row begin, in words; place: (block, word of an atom)."""
+        atoms = ceil_div(x.shape[1], self.config.format.block * SCALE_COLUMNS)
+        block, word = place
+        begin = Int64(block) * atoms * SCALE_ROWS + word
+        if cutlass.const_expr(self.config.scattered):
+            begin = Int64(row) * (ceil_div(atoms, CODE_WORDS) * CODE_WORDS)
+        return begin
 
     @cute.jit
     def quantise_row(
@@ -90,41 +120,61 @@ class Quantise:
         """A thread's part of a row in one tile, and the words of scale factors that it is in.
 
         column: (tile, of 4 neighbours); place: ((row of the result, of x, whether there is one),
-        (block, word of the row's scale factors in an atom)).
+        rows of the result, first word of the row's scale factors).
         """
         config, (data, scales), (tile, neighbour) = self.config, outputs, column
-        (row, source, is_row), _ = place
+        (_, source, is_row), targets, _ = place
         columns = x.shape[1] // config.format.block
-        loaded, first = [], tile * config.columns + neighbour
+        mine = tile * SCALE_COLUMNS + neighbour
+        loaded, first = [], mine * config.unrolled
         for index in cutlass.range_constexpr(config.unrolled):
-            here = first + index * SCALE_COLUMNS
+            here = first + index
             loaded.append(self.load(x, source, here, is_row and here < columns))
+        words, codes = cute.make_rmem_tensor((config.words, config.unrolled), Uint32), Uint32(0)
         for index in cutlass.range_constexpr(config.unrolled):
-            here = first + index * SCALE_COLUMNS
             values = cute.make_rmem_tensor(config.format.block, Float32)
             values.store(loaded[index].load().to(Float32))
-            words, code = quantise_block(values, g, config.format, self.arch)
-            if is_row and here < columns:
-                target = cute.local_tile(data[row, None], (config.words,), (here,))
-                cute.autovec_copy(words, target)
-            else:
-                code = Uint32(0)
-            codes = gathered_bytes(code, neighbour)
-            here = (tile * config.unrolled + index, neighbour)
-            self.store_codes(scales, x.shape[1], codes, here, place[1])
+            found, code = quantise_block(values, g, config.format, self.arch)
+            for word in cutlass.range_constexpr(config.words):
+                words[word, index] = found[word]
+            if is_row and first + index < columns:
+                codes |= code << Uint32(8 * index)
+                if cutlass.const_expr(not config.wide):
+                    self.store(data, targets, words[None, index], first + index)
+        if cutlass.const_expr(config.wide):
+            if is_row and first < columns:
+                self.store(data, targets, words, mine)
+        lanes = SCALE_COLUMNS // config.unrolled  # that share a word of scale factors
+        codes = gathered(codes << Uint32(8 * config.unrolled * (neighbour % lanes)), lanes)
+        atom = tile * config.unrolled + neighbour // lanes
+        self.store_codes(scales, x.shape[1], codes, (atom, neighbour % lanes == 0), place)
+
+    @cute.jit
+    def store(
+        self, data: cute.Tensor, targets: cute.Tensor, words: cute.Tensor, column: Int32
+    ) -> None:
+        """Words of elements to all rows that they belong to; column: in units of the words."""
+        size = cute.size(words)
+        flat = cute.make_tensor(words.iterator, cute.make_layout(size))
+        for copy in cutlass.range_constexpr(cute.size(targets)):
+            gRow = data[targets[copy], None]
+            cute.autovec_copy(flat, cute.local_tile(gRow, (size,), (column,)))
 
     @cute.jit
     def store_codes(
         self, scales: cute.Tensor, k: Int32, codes: Uint32, column: tuple, place: tuple
     ) -> None:
-        """The scale factors of 4 neighbours, by the first of them.
+        """A word of scale factors; zeros where there is no row.
 
-        column: (atom of a block, of 4 neighbours); place: (block, word of the atom).
+        column: (atom of a row, whether this thread writes it); place: see `quantise_row`.
         """
-        (atom, neighbour), (block, word) = column, place
-        atoms = _ceil_div(k, self.config.format.block * SCALE_COLUMNS)
-        if neighbour == 0 and atom < atoms:
-            scales[(Int64(block) * atoms + atom) * SCALE_ROWS + word] = Int32(codes)
+        config, (atom, writes), (item, _, begin) = self.config, column, place
+        writes = writes and atom < ceil_div(k, config.format.block * SCALE_COLUMNS)
+        step = SCALE_ROWS
+        if cutlass.const_expr(config.scattered):  # only rows have a place, word by word
+            writes, step = writes and item[2], 1
+        if writes:
+            scales[begin + Int64(atom) * step] = Int32(codes)
 
     @cute.jit
     def load(self, x: cute.Tensor, row: Int32, column: Int32, valid: cutlass.Boolean) -> Any:
@@ -162,40 +212,12 @@ class Quantise:
 
 
 @cute.jit
-def gathered_bytes(code: Uint32, neighbour: Int32) -> Uint32:
-    """A word of the codes of 4 neighbouring lanes, the first lowest, in each of them."""
-    word = code << Uint32(8 * neighbour)
-    word |= cute.arch.shuffle_sync_bfly(word, 1)
-    return word | cute.arch.shuffle_sync_bfly(word, 2)
-
-
-@cute.jit
-def rows_of_block(offsets: cute.Tensor, block: Int32) -> tuple:
-    """(first row, end of its expert's rows) of a block; NO_ROWS behind the last one.
-
-    All lanes of a warp take part, each with an equal share of consecutive experts.
-    """
-    lane, experts = cute.arch.lane_idx(), cute.size(offsets) - 1
-    share = _ceil_div(experts, hw.WARP_THREADS)
-    begin = cutlass.min(lane * share, experts)
-    end = cutlass.min(begin + share, experts)
-    mine = Int32(0)
-    for expert in cutlass.range(begin, end):
-        mine += _ceil_div(offsets[expert + 1] - offsets[expert], SCALE_ROWS)
-    before = sum_below(mine, lane)
-    first, last = Int32(NO_ROWS), Int32(NO_ROWS)
-    if before <= block and block < before + mine:
-        for expert in cutlass.range(begin, end):
-            count = _ceil_div(offsets[expert + 1] - offsets[expert], SCALE_ROWS)
-            if before <= block and block < before + count:
-                first = offsets[expert] + (block - before) * SCALE_ROWS
-                last = offsets[expert + 1]
-            before += count
-    return cute.arch.warp_redux_sync(first, "max"), cute.arch.warp_redux_sync(last, "max")
-
-
-def _ceil_div(number: Any, unit: int) -> Any:
-    return (number + (unit - 1)) // unit
+def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
+    """The bits of all of 1, 2 or 4 neighbouring lanes, in each of them."""
+    for step in (1, 2):
+        if cutlass.const_expr(step < lanes):
+            word |= cute.arch.shuffle_sync_bfly(word, step)
+    return word
 
 
 def compile_quantise(config: QuantiseConfig, arch: str) -> Any:
@@ -208,11 +230,12 @@ def _arguments(config: QuantiseConfig) -> tuple:
     dtype = TYPES[config.dtype]
     stride = cute.sym_int64(divisibility=config.vector)
     x = make_fake_tensor(dtype, (tokens, k), (stride, 1), assumed_align=VECTOR_BYTES)
-    stride = cute.sym_int64(divisibility=config.words)
-    align = min(4 * config.words, VECTOR_BYTES)
+    unit = config.words * (config.unrolled if config.wide else 1)
+    stride = cute.sym_int64(divisibility=unit)
+    align = min(4 * unit, VECTOR_BYTES)
     data = make_fake_tensor(Int32, (rows, words), (stride, 1), assumed_align=align)
-    scales = make_fake_tensor(Int32, (size,), (1,))
-    table = make_fake_tensor(Int32, (rows,), (1,)) if config.gathered else None
+    scales = make_fake_tensor(Int32, (size,), (1,), assumed_align=VECTOR_BYTES)
+    table = make_fake_tensor(Int32, (rows,), (1,)) if config.gathered or config.scattered else None
     offsets = make_fake_tensor(Int32, (sizes,), (1,)) if config.grouped else None
     scaling = None
     if config.scaling:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.hw import WARP_THREADS
 
-MAX_EXPERTS = 512  # a lane holds 16 of them
+MAX_EXPERTS = 512  # a lane holds 16 of them, up to 30 of odd groups
 MAX_TOP_K = 16
 MAX_GROUPS = WARP_THREADS  # a lane holds the score of one
 SCORINGS = ("softmax", "sigmoid")
@@ -23,6 +23,7 @@ ROWS_OF_ONE_CTA = 4096
 MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
 
 VECTOR_BYTES = 16
+COUNTS = VECTOR_BYTES // 4  # that a thread reads at a time
 COMBINE_THREADS = 128
 # With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
 TOKENS_THAT_FILL = 2048
@@ -30,7 +31,11 @@ TOKENS_THAT_FILL = 2048
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """Static fields of the router; the number of tokens, strides and the scale are arguments."""
+    """Static fields of the router; the number of tokens, strides and the scale are arguments.
+
+    vectors: rows of logits and the bias are aligned to VECTOR_BYTES, and no lane has fewer experts
+    than another.
+    """
 
     experts: int
     top_k: int
@@ -40,16 +45,42 @@ class RouteConfig:
     n_group: int
     topk_group: int
     renormalize: bool
+    vectors: bool = False
 
     @property
-    def per_lane(self) -> int:
-        """Experts of a lane: lane, lane + 32, ..."""
-        return -(-self.experts // WARP_THREADS)
+    def groups(self) -> int:
+        """Groups that matter: one where all of them are chosen from."""
+        return self.n_group if self.topk_group < self.n_group else 1
 
     @property
     def group_size(self) -> int:
         """Experts of a group, which are neighbours."""
-        return self.experts // self.n_group
+        return self.experts // self.groups
+
+    @property
+    def lanes(self) -> int:
+        """That share a group: a power of two."""
+        return 1 << (WARP_THREADS // self.groups).bit_length() - 1
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of a butterfly over the lanes of a group."""
+        return tuple(1 << bit for bit in range(self.lanes.bit_length() - 1))
+
+    @property
+    def choice_steps(self) -> tuple[int, ...]:
+        """Of a butterfly over the lanes that have a choice."""
+        return tuple(1 << bit for bit in reversed(range((self.top_k - 1).bit_length())))
+
+    @property
+    def per_lane(self) -> int:
+        """Experts of a lane, neighbours; of the last ones of a group, what is left."""
+        return -(-self.group_size // self.lanes)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all lanes that have experts have as many."""
+        return self.group_size == self.lanes * self.per_lane
 
     def check(self) -> None:
         """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
@@ -66,17 +97,11 @@ class RouteConfig:
             )
         if not 1 <= self.topk_group <= self.n_group:
             raise ValueError(f"topk_group {self.topk_group}: from 1 to n_group {self.n_group}")
-        if self.top_k > self.topk_group * self.group_size:
+        if self.top_k > self.topk_group * (self.experts // self.n_group):
             raise ValueError(
                 f"top_k {self.top_k} of {self.topk_group} groups "
-                f"with {self.group_size} experts each"
+                f"with {self.experts // self.n_group} experts each"
             )
-
-    def may_hold(self, index: int, group: int) -> bool:
-        """Whether experts 32 * index ... 32 * index + 31 have one of a group."""
-        first = index * WARP_THREADS
-        begin = group * self.group_size
-        return begin < first + WARP_THREADS and first < begin + self.group_size
 
 
 @dataclass(frozen=True)
@@ -93,10 +118,20 @@ class PermutationConfig:
         return self.warps * WARP_THREADS
 
     @property
+    def bits(self) -> int:
+        """Of an expert, and of one more for slots that do not exist."""
+        return self.experts.bit_length()
+
+    @property
+    def columns(self) -> int:
+        """Of a table of counts: experts, to a multiple of a vector of int32."""
+        return -(-self.experts // COUNTS) * COUNTS
+
+    @property
     def parts(self) -> int:
-        """Parts of the chunks whose counts threads add up side by side: a thread per expert and
-        part, at least two parts with 32 warps."""
-        return min(self.threads // self.experts, self.warps)
+        """Parts of the chunks whose counts threads add up side by side: a thread per vector of
+        counts and part, at least eight parts with 32 warps."""
+        return min(self.threads // (self.columns // COUNTS), self.warps)
 
 
 @dataclass(frozen=True)

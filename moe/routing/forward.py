@@ -5,6 +5,8 @@ Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernelkit.launch import choose_target, launch
@@ -17,7 +19,9 @@ from kernelkit.tensors import (
     with_plain_strides,
     without_broadcast,
 )
+from moe.indices import check_range
 from moe.routing.config import (
+    VECTOR_BYTES,
     CombineConfig,
     PermutationPlan,
     RouteConfig,
@@ -44,6 +48,10 @@ def run_route(
         experts=experts, dtype=DTYPE_NAMES[logits.dtype], bias=bias is not None, **static
     )
     config.check()
+    bias = None if bias is None else with_plain_strides(without_broadcast(bias))
+    logits = _plain(logits)
+    if config.is_even and _is_aligned(logits) and (bias is None or _is_aligned(bias)):
+        config = replace(config, vectors=True)
     target = choose_target(logits.device, backend, arch, ARCHS)
     ids = logits.new_empty((tokens, config.top_k), dtype=torch.int32)
     weights = logits.new_empty((tokens, config.top_k), dtype=torch.float32)
@@ -51,8 +59,7 @@ def run_route(
         return ids, weights
     from moe.routing.topk_kernel import compile_route
 
-    bias = None if bias is None else with_plain_strides(without_broadcast(bias))
-    arguments = (_plain(logits), bias, (_plain(ids), _plain(weights)), scale)
+    arguments = (logits, bias, (ids.view(-1), weights.view(-1)), scale)
     launch(compile_route(config, target.arch), arguments, target, logits.device)
     return ids, weights
 
@@ -68,7 +75,7 @@ def run_permutation(
     rows = ids.numel()
     plan = plan_permutation(max(rows, 1), num_experts)
     target = choose_target(ids.device, backend, arch, ARCHS)
-    _check_range("ids", ids, num_experts, f"experts 0 to {num_experts - 1}")
+    check_range("ids", ids, num_experts, f"experts 0 to {num_experts - 1}")
     if rows == 0:
         return ids.new_zeros(num_experts + 1), ids.new_empty(0), ids.new_empty(0)
     from moe.routing.permutation_kernel import compile_count, compile_scatter
@@ -103,7 +110,7 @@ def run_combine(
         raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
     require_tma("y", y)
     target = choose_target(y.device, backend, arch, ARCHS)
-    _check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
+    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
     out = y.new_empty((tokens, hidden), dtype=out_dtype)
     if out.numel() == 0:
         return out
@@ -121,6 +128,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return with_plain_strides(without_broadcast(tensor))
 
 
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether all rows begin at a multiple of VECTOR_BYTES."""
+    begins = (tensor.data_ptr(), *(s * tensor.itemsize for s in tensor.stride()[:-1]))
+    return not any(begin % VECTOR_BYTES for begin in begins)
+
+
 def _check_logits(logits: torch.Tensor, bias: torch.Tensor | None) -> None:
     require_tensors(logits=logits, **({} if bias is None else {"bias": bias}))
     require_rank("logits", logits, "[T, E]")
@@ -135,7 +148,7 @@ def _chunk_counts(ids: torch.Tensor, plan: PermutationPlan) -> torch.Tensor | No
     """Workspace for the counts of every chunk."""
     if not plan.config.chunked:
         return None
-    return ids.new_empty((plan.chunks, plan.config.experts))
+    return ids.new_empty((plan.chunks, plan.config.columns))
 
 
 def _check_combine(
@@ -153,13 +166,3 @@ def _check_combine(
     require_table("row_of_slot", row_of_slot, torch.int32, (None, None))
     if weights is not None:
         require_table("weights", weights, torch.float32, tuple(row_of_slot.shape))
-
-
-def _check_range(name: str, tensor: torch.Tensor, end: int, limit: str) -> None:
-    """ValueError for a value outside 0 ... end - 1 in the memory of this machine; what lies on a
-    GPU is not read."""
-    if tensor.device.type != "cpu" or tensor.numel() == 0:
-        return
-    low, high = (int(value) for value in tensor.aminmax())
-    if low < 0 or high >= end:
-        raise ValueError(f"{name} has values from {low} to {high}, but {limit}")

@@ -2,9 +2,8 @@
 
 Slots are cut into chunks, one per CTA, and a chunk into runs of neighbouring slots, one per warp.
 A warp counts the experts of its run in a row of shared memory; the sum over the rows of lower warps
-and over lower chunks is where its first slot of an expert goes. Within 32 slots match.any says how
-many slots of the same expert stand before one. There are no atomic operations, so nothing depends
-on the order in which warps run.
+and over lower chunks is where its first slot of an expert goes. Within 32 slots votes say how many
+of the same expert stand before one. Nothing depends on the order in which warps run.
 
 One CTA does all in one launch. With several, `Count` writes the counts of every chunk first, and
 each CTA of `Scatter` adds up those it needs.
@@ -22,7 +21,7 @@ from cutlass.memory import SmemAllocator
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from moe.device.warp import sum_below
-from moe.routing.config import PermutationConfig
+from moe.routing.config import COUNTS, VECTOR_BYTES, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 
 LOADS_IN_FLIGHT = 8
@@ -55,7 +54,7 @@ def count_run(config: PermutationConfig, ids: cute.Tensor, turns: Int32, sRow: c
     first = first_slot(config, turns)
     for turn in cutlass.range(turns, unroll=1):
         expert = expert_of(config, ids, first + turn * WARP_THREADS)
-        alike = lanes_alike(expert)
+        alike = lanes_alike(expert, config.bits)
         if expert < config.experts and is_first(alike, thread % WARP_THREADS):
             sRow[expert] = sRow[expert] + cute.arch.popc(alike)
         cute.arch.sync_warp()
@@ -81,7 +80,7 @@ class Count:
     def __call__(
         self, ids: cute.Tensor, counts: cute.Tensor, turns: Int32, stream: CUstream
     ) -> None:
-        """ids (R,) int32; counts (chunks, E) int32; turns: of a warp, 32 slots each."""
+        """ids (R,) int32; counts (chunks, columns) int32; turns: of a warp, 32 slots each."""
         chunks, _ = counts.shape
         self.kernel(ids, counts, turns).launch(
             grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
@@ -93,18 +92,20 @@ class Count:
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        sRuns = SmemAllocator().allocate_tensor(
-            Int32, cute.make_ordered_layout((config.warps, config.experts), order=(1, 0))
-        )
-        clear(config, sRuns)
+        sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(config.columns))
+        clear(config, sCounts)
         cute.arch.sync_threads()
-        count_run(config, ids, turns, sRuns[thread // WARP_THREADS, None])
+        first = first_slot(config, turns)
+        for turn in cutlass.range(turns, unroll=LOADS_IN_FLIGHT):
+            expert = expert_of(config, ids, first + turn * WARP_THREADS)
+            if expert < config.experts:
+                # A sum of integers does not depend on the order.
+                cute.arch.atomic_add(
+                    sCounts.iterator + expert, Int32(1), sem="relaxed", scope="cta"
+                )
         cute.arch.sync_threads()
-        for expert in cutlass.range(thread, config.experts, config.threads, unroll=1):
-            total = Int32(0)
-            for warp in cutlass.range_constexpr(config.warps):
-                total += sRuns[warp, expert]
-            counts[chunk, expert] = total
+        for expert in cutlass.range(thread, config.columns, config.threads, unroll=1):
+            counts[chunk, expert] = sCounts[expert]
 
 
 class Scatter:
@@ -149,8 +150,9 @@ class Scatter:
         )
         sParts = None
         if cutlass.const_expr(config.chunked):
-            shape = (2, config.parts, config.experts)
-            sParts = smem.allocate_tensor(Int32, cute.make_ordered_layout(shape, order=(2, 1, 0)))
+            shape = (2, config.parts, config.columns)
+            layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
+            sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
             self.add_chunks(counts, sParts)
         clear(config, sRuns)
         cute.arch.sync_threads()
@@ -167,7 +169,7 @@ class Scatter:
         for turn in cutlass.range(turns, unroll=1):
             slot = first + turn * WARP_THREADS
             expert = expert_of(config, ids, slot)
-            alike = lanes_alike(expert)
+            alike = lanes_alike(expert, config.bits)
             before = Int32(0)
             if slot < rows:
                 before = sRuns[warp, expert]
@@ -186,15 +188,33 @@ class Scatter:
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         chunks, _ = counts.shape
-        part, expert = thread // config.experts, thread % config.experts
+        quads = config.columns // COUNTS
+        part, quad = thread // quads, thread % quads
         if part < config.parts:
-            total, before = Int32(0), Int32(0)
-            for chunk in cutlass.range(part, chunks, config.parts, unroll=LOADS_IN_FLIGHT):
-                count = counts[chunk, expert]
-                total += count
-                before += count if chunk < own else Int32(0)
-            sParts[0, part, expert] = total
-            sParts[1, part, expert] = before
+            total, before = (cute.make_rmem_tensor(COUNTS, Int32) for _ in range(2))
+            total.fill(0)
+            before.fill(0)
+            step = config.parts * LOADS_IN_FLIGHT
+            for first in cutlass.range(part, chunks, step, unroll=1):
+                loaded = []
+                for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
+                    loaded.append(self.read_counts(counts, first + index * config.parts, quad))
+                for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
+                    is_before = first + index * config.parts < own
+                    for k in cutlass.range_constexpr(COUNTS):
+                        total[k] += loaded[index][k]
+                        before[k] += loaded[index][k] if is_before else Int32(0)
+            cute.autovec_copy(total, cute.local_tile(sParts[0, part, None], (COUNTS,), (quad,)))
+            cute.autovec_copy(before, cute.local_tile(sParts[1, part, None], (COUNTS,), (quad,)))
+
+    @cute.jit
+    def read_counts(self, counts: cute.Tensor, chunk: Int32, quad: Int32) -> cute.Tensor:
+        """Of COUNTS experts, zeros where there is no such chunk."""
+        loaded = cute.make_rmem_tensor(COUNTS, Int32)
+        loaded.fill(0)
+        if chunk < counts.shape[0]:
+            cute.autovec_copy(cute.local_tile(counts[chunk, None], (COUNTS,), (quad,)), loaded)
+        return loaded
 
     @cute.jit
     def sum_lower_warps(
@@ -203,21 +223,47 @@ class Scatter:
         """Counts of a warp become counts of all lower warps; then what sSums holds is known."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        for expert in cutlass.range(thread, config.experts, config.threads, unroll=1):
+        if cutlass.const_expr(config.chunked):  # by two halves of the CTA, side by side
+            half = config.threads // 2
+            if thread < half:
+                self.sum_runs(sRuns, None, thread, half)
+            else:
+                self.sum_parts(sParts, sSums, thread - half, half)
+        else:
+            self.sum_runs(sRuns, sSums, thread, config.threads)
+
+    @cute.jit
+    def sum_runs(
+        self,
+        sRuns: cute.Tensor,
+        sSums: cute.Tensor | None,
+        thread: Int32,
+        threads: cutlass.Constexpr,
+    ) -> None:
+        """Of lower warps; of all of them into sSums."""
+        config = self.config
+        for expert in cutlass.range(thread, config.experts, threads, unroll=1):
             counts = []  # all loads before the first store: they do not wait for each other
             for warp in cutlass.range_constexpr(config.warps):
                 counts.append(sRuns[warp, expert])
-            total, before = Int32(0), Int32(0)
+            total = Int32(0)
             for warp in cutlass.range_constexpr(config.warps):
                 sRuns[warp, expert] = total
                 total += counts[warp]
-            if cutlass.const_expr(config.chunked):
-                total = Int32(0)
-                for part in cutlass.range_constexpr(config.parts):
-                    total += sParts[0, part, expert]
-                    before += sParts[1, part, expert]
-            sSums[0, expert] = total
-            sSums[1, expert] = before
+            if cutlass.const_expr(sSums is not None):
+                sSums[0, expert], sSums[1, expert] = total, Int32(0)
+
+    @cute.jit
+    def sum_parts(
+        self, sParts: cute.Tensor, sSums: cute.Tensor, thread: Int32, threads: cutlass.Constexpr
+    ) -> None:
+        """Of all chunks, and of those in front of this one."""
+        for expert in cutlass.range(thread, self.config.experts, threads, unroll=1):
+            total, before = Int32(0), Int32(0)
+            for part in cutlass.range_constexpr(self.config.parts):
+                total += sParts[0, part, expert]
+                before += sParts[1, part, expert]
+            sSums[0, expert], sSums[1, expert] = total, before
 
     @cute.jit
     def sum_lower_experts(self, ids: cute.Tensor, offsets: cute.Tensor, sSums: cute.Tensor) -> None:
@@ -277,4 +323,6 @@ def _ids() -> Any:
 
 
 def _counts(config: PermutationConfig) -> Any:
-    return make_fake_tensor(Int32, (cute.sym_int32(), config.experts), (cute.sym_int64(), 1))
+    stride = cute.sym_int64(divisibility=COUNTS)
+    shape = (cute.sym_int32(), config.columns)
+    return make_fake_tensor(Int32, shape, (stride, 1), assumed_align=VECTOR_BYTES)

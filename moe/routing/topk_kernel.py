@@ -1,8 +1,13 @@
 """The router: scores of all experts, the k best of them and their weights (device code).
 
-A warp routes one token. Lane l holds experts l, l + 32, ..., so that loads are coalesced. What is
-chosen by is kept as integers that compare like the numbers (`warp.key_of`): one redux.sync finds
-the best key of the warp, another one the lowest expert that has it.
+A warp routes one token; a lane has neighbouring experts of one group, so that the order of lanes is
+that of experts. What is chosen by is kept as integers that compare like the numbers
+(`warp.key_of`): redux.sync finds the largest of a warp.
+
+Every lane knows its best expert. The k-th largest of these is no larger than the k-th best expert:
+what reaches it are candidates, hardly more than k. They go to shared memory, one for each lane, and
+every lane counts those that are better than its own: the count is its place among the chosen.
+Where equal keys make more than 32 candidates, the best is found k times.
 """
 
 from typing import Any
@@ -10,19 +15,21 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.runtime import make_fake_tensor
+from cutlass.memory import SmemAllocator
 
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.log2 import LOG2_E
-from kernelkit.online_softmax import finite
-from moe.routing.config import ROUTE_WARPS, RouteConfig
-from moe.routing.warp import LOWEST, is_first, key_of, value_of
+from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
+from moe.routing.warp import LOWEST, flip, key_of, lanes_below, lanes_equal, number, value_of
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
 LARGEST = 3.4028234663852886e38  # of fp32
-NOBODY = (1 << 31) - 1  # above any expert
+SMALLEST = 1.1754943508222875e-38  # of its normal numbers
+NOBODY = (1 << 31) - 1  # above the key of any number
+BATCH = 4  # keys that a lane reads at a time
 
 
 class Route:
@@ -40,7 +47,7 @@ class Route:
         scale: Float32,
         stream: CUstream,
     ) -> None:
-        """logits (T, E); bias (E,) fp32 or None; outputs: ids int32 and weights fp32, (T, k)."""
+        """logits (T, E); bias (E,) fp32 or None; outputs: ids int32 and weights fp32, (T * k,)."""
         tokens, _ = logits.shape
         self.kernel(logits, bias, outputs, scale).launch(
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
@@ -56,54 +63,92 @@ class Route:
         config = self.config
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        lane = thread % WARP_THREADS
-        token = block * ROUTE_WARPS + thread // WARP_THREADS
+        lane, warp = thread % WARP_THREADS, thread // WARP_THREADS
+        token = block * ROUTE_WARPS + warp
+        smem = SmemAllocator()
+        layout = cute.make_ordered_layout((ROUTE_WARPS, WARP_THREADS), order=(1, 0))
+        kinds = (Int32, Int32, Float32)
+        tables = [smem.allocate_tensor(kind, layout, VECTOR_BYTES) for kind in kinds]
+        found = [table[warp, None] for table in tables]
         tokens, _ = logits.shape
         if token < tokens:
-            scores = cute.make_rmem_tensor(config.per_lane, Float32)
-            keys = cute.make_rmem_tensor(config.per_lane, Int32)
-            self.read(logits[token, None], lane, scores)
+            scores = self.read(logits[token, None], lane)
             if cutlass.const_expr(config.scoring == "softmax"):
                 self.softmax(scores)
             else:
                 self.sigmoid(scores)
-            self.make_keys(scores, bias, lane, keys)
-            if cutlass.const_expr(config.topk_group < config.n_group):
-                self.drop_groups(keys, lane)
-            expert, weight = self.choose(scores, keys, lane)
+            keys = self.make_keys(scores, bias, lane)
+            best, second = top_two(keys)
+            if cutlass.const_expr(config.groups > 1):
+                if not self.is_open(best, second, lane):
+                    best = Int32(LOWEST)
+            expert, weight = self.choose(scores, keys, best, lane, found)
+            total = Float32(0.0)
             if cutlass.const_expr(config.renormalize):
-                total = cute.arch.warp_reduction_sum(weight)
-                weight = Float32(0.0) if total == 0.0 else weight / total
+                total = weight
+                for step in config.choice_steps:
+                    total += cute.arch.shuffle_sync_bfly(total, step)
             if lane < config.top_k:
+                if cutlass.const_expr(config.renormalize):
+                    weight = Float32(0.0) if total == 0.0 else weight / total
                 ids, weights = outputs
-                ids[token, lane] = expert
-                weights[token, lane] = weight * scale
+                place = token * config.top_k + lane
+                ids[place] = expert
+                weights[place] = weight * scale
 
     @cute.jit
-    def read(self, row: cute.Tensor, lane: Int32, scores: cute.Tensor) -> None:
-        """Logits as they are scored: NaN and what is no expert are -inf, +inf becomes finite."""
+    def first_expert(self, lane: Int32) -> Int32:
+        """Of a lane, which has those behind it."""
         config = self.config
-        for index in cutlass.range_constexpr(config.per_lane):
-            expert = lane + index * WARP_THREADS
-            logit = -Float32.inf
-            if expert < config.experts:
-                logit = Float32(row[expert])
-            logit = -Float32.inf if logit != logit else logit
-            scores[index] = cutlass.min(logit, Float32(LARGEST))
+        inside = lane % config.lanes * config.per_lane
+        return lane // config.lanes * config.group_size + inside
+
+    @cute.jit
+    def has(self, lane: Int32, index: cutlass.Constexpr) -> Boolean:
+        """Whether a lane has an expert `index`."""
+        config = self.config
+        has = lane < config.groups * config.lanes
+        if cutlass.const_expr(not config.is_even):
+            has = has and lane % config.lanes * config.per_lane + index < config.group_size
+        return has
+
+    @cute.jit
+    def read(self, row: cute.Tensor, lane: Int32) -> cute.Tensor:
+        """A row's numbers of a lane, fp32; what is no expert is -inf."""
+        config, dtype = self.config, row.element_type
+        values = cute.make_rmem_tensor(config.per_lane, dtype)
+        values.fill(-dtype.inf)
+        if cutlass.const_expr(config.vectors):
+            if self.has(lane, 0):
+                source = cute.local_tile(row, (config.per_lane,), (lane,))
+                cute.autovec_copy(source, values)
+        else:
+            first = self.first_expert(lane)
+            for index in cutlass.range_constexpr(config.per_lane):
+                if self.has(lane, index):
+                    values[index] = row[first + index]
+        numbers = cute.make_rmem_tensor(config.per_lane, Float32)
+        numbers.store(values.load().to(Float32))
+        return numbers
 
     @cute.jit
     def softmax(self, scores: cute.Tensor) -> None:
-        """In place, over the warp; zeros where no logit is above -inf."""
-        top = -Float32.inf
+        """In place, over the warp; zeros where no logit is above -inf. +inf becomes finite."""
         for index in cutlass.range_constexpr(self.config.per_lane):
-            top = cutlass.max(top, scores[index])
-        base = finite(cute.arch.warp_reduction_max(top))
-        total = Float32(0.0)
+            scores[index] = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
+        top = scores[0]
+        for index in cutlass.range_constexpr(1, self.config.per_lane):
+            top = cute.arch.fmax(top, scores[index])
+        top = cute.arch.warp_redux_sync(flip(top.bitcast(Int32)), "max")
+        # Of -inf alone all powers are 0.
+        base = cute.arch.fmax(value_of(top), Float32(-LARGEST))
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = cute.math.exp2((scores[index] - base) * LOG2_E, fastmath=True)
+        total = scores[0]
+        for index in cutlass.range_constexpr(1, self.config.per_lane):
             total += scores[index]
         total = cute.arch.warp_reduction_sum(total)
-        norm = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total)
+        norm = cute.arch.rcp_approx(cute.arch.fmax(total, Float32(SMALLEST)))
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = scores[index] * norm
 
@@ -111,89 +156,149 @@ class Route:
     def sigmoid(self, scores: cute.Tensor) -> None:
         """In place."""
         for index in cutlass.range_constexpr(self.config.per_lane):
-            power = cute.math.exp2(scores[index] * -LOG2_E, fastmath=True)
+            power = cute.math.exp2(number(scores[index]) * -LOG2_E, fastmath=True)
             scores[index] = cute.arch.rcp_approx(1.0 + power)
 
     @cute.jit
-    def make_keys(
-        self, scores: cute.Tensor, bias: cute.Tensor | None, lane: Int32, keys: cute.Tensor
-    ) -> None:
-        """What experts are chosen by: score + bias."""
+    def make_keys(self, scores: cute.Tensor, bias: cute.Tensor | None, lane: Int32) -> cute.Tensor:
+        """What experts are chosen by: score + bias; LOWEST is no expert."""
         config = self.config
+        keys = cute.make_rmem_tensor(config.per_lane, Int32)
+        if cutlass.const_expr(bias is not None):
+            biases = self.read(bias, lane)
         for index in cutlass.range_constexpr(config.per_lane):
-            expert = lane + index * WARP_THREADS
-            key = Int32(LOWEST)
-            if expert < config.experts:
-                selection = scores[index]
-                if cutlass.const_expr(bias is not None):
-                    selection = selection + bias[expert]
-                key = key_of(selection)
-            keys[index] = key
+            key = scores[index].bitcast(Int32)  # not negative
+            if cutlass.const_expr(bias is not None):
+                key = key_of(scores[index] + biases[index])
+            keys[index] = key if self.has(lane, index) else Int32(LOWEST)
+        return keys
 
     @cute.jit
-    def drop_groups(self, keys: cute.Tensor, lane: Int32) -> None:
-        """Experts outside the topk_group best groups can no longer be chosen."""
+    def is_open(self, best: Int32, second: Int32, lane: Int32) -> Boolean:
+        """Whether the group of a lane is one of the topk_group best.
+
+        best, second: of the lane. A group is as good as its two best together, or its only one.
+        """
         config = self.config
-        mine = Int32(LOWEST)  # of the group of this lane
-        for group in cutlass.range_constexpr(config.n_group):
-            key = self.score_group(keys, lane, group)
-            mine = key if lane == group else mine
+        for step in config.steps:
+            other, next_one = (cute.arch.shuffle_sync_bfly(key, step) for key in (best, second))
+            second = cutlass.max(cutlass.min(best, other), cutlass.max(second, next_one))
+            best = cutlass.max(best, other)
+        mine = best
+        if cutlass.const_expr(config.group_size > 1):
+            mine = key_of(value_of(best) + value_of(second))
+        mine = mine if self.has(lane, 0) else Int32(LOWEST)
+        group = Int32((1 << config.lanes) - 1) << (lane // config.lanes * config.lanes)
         chosen = Int32(0)
         for _ in cutlass.range_constexpr(config.topk_group):
             holders = cute.arch.vote_ballot_sync(mine == cute.arch.warp_redux_sync(mine, "max"))
-            winner = holders & -holders
-            chosen = chosen | winner
-            mine = Int32(LOWEST) if (winner >> lane) & 1 else mine
-        for index in cutlass.range_constexpr(config.per_lane):
-            group = (lane + index * WARP_THREADS) // config.group_size
-            # Lanes without an expert there have the lowest key anyway.
-            keys[index] = keys[index] if (chosen >> group) & 1 else Int32(LOWEST)
+            chosen = chosen | (holders & -holders)
+            mine = Int32(LOWEST) if chosen & group != 0 else mine
+        return chosen & group != 0
 
     @cute.jit
-    def score_group(self, keys: cute.Tensor, lane: Int32, group: cutlass.Constexpr) -> Int32:
-        """Key of the sum of the group's two best, or of its only one."""
+    def choose(
+        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: list
+    ) -> tuple:
+        """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind.
+
+        best: of the lane's keys, LOWEST where its group is closed. found: for each lane a key, an
+        expert and a score, in shared memory.
+        """
         config = self.config
-        best, second = Int32(LOWEST), Int32(LOWEST)
+        limit, rest = Int32(LOWEST), best
+        for _ in cutlass.range_constexpr(config.top_k):
+            limit = cute.arch.warp_redux_sync(rest, "max")
+            rest = Int32(LOWEST) if rest == limit else rest
+        limit = cutlass.max(limit, Int32(LOWEST + 1))
+        limit = Int32(NOBODY) if best == LOWEST else limit
+        place, total = Int32(0), Int32(0)
         for index in cutlass.range_constexpr(config.per_lane):
-            if cutlass.const_expr(config.may_hold(index, group)):
-                expert = lane + index * WARP_THREADS
-                key = keys[index] if expert // config.group_size == group else Int32(LOWEST)
-                second = cutlass.max(second, cutlass.min(best, key))
-                best = cutlass.max(best, key)
-        first = cute.arch.warp_redux_sync(best, "max")
-        result = first
-        if cutlass.const_expr(config.group_size > 1):
-            holders = cute.arch.vote_ballot_sync(best == first)
-            if best == first and is_first(holders, lane):
-                best = second
-            runner_up = cute.arch.warp_redux_sync(best, "max")
-            result = key_of(value_of(first) + value_of(runner_up))
-        return result
+            holders = cute.arch.vote_ballot_sync(keys[index] >= limit)
+            place += cute.arch.popc(holders & lanes_below(lane))
+            total += cute.arch.popc(holders)
+        expert, score = Int32(0), Float32(0.0)
+        if total <= WARP_THREADS:
+            self.collect(scores, keys, (limit, place), lane, found)
+            expert, score = self.rank(total, lane, found)
+        else:
+            expert, score = self.find_one_by_one(scores, keys, best, lane)
+        return expert, score
 
     @cute.jit
-    def choose(self, scores: cute.Tensor, keys: cute.Tensor, lane: Int32) -> tuple:
-        """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind."""
+    def collect(
+        self, scores: cute.Tensor, keys: cute.Tensor, given: tuple, lane: Int32, found: list
+    ) -> None:
+        """Candidates in the order of experts; given: their smallest key, and where the first of
+        this lane goes. Behind them, LOWEST."""
+        limit, place = given
+        sKeys, sExperts, sScores = found
+        sKeys[lane] = Int32(LOWEST)
+        cute.arch.sync_warp()
+        first = self.first_expert(lane)
+        for index in cutlass.range_constexpr(self.config.per_lane):
+            if keys[index] >= limit:
+                sKeys[place] = keys[index]
+                sExperts[place] = first + index
+                sScores[place] = scores[index]
+                place += 1
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def rank(self, total: Int32, lane: Int32, found: list) -> tuple:
+        """(expert, score) of choice `lane` among the candidates."""
+        sKeys, sExperts, sScores = found
+        mine, expert, score = sKeys[lane], sExperts[lane], sScores[lane]
+        better = Int32(0)
+        batch = cute.make_rmem_tensor(BATCH, Int32)
+        for first in cutlass.range(0, total, BATCH, unroll=1):
+            cute.autovec_copy(cute.local_tile(sKeys, (BATCH,), (first // BATCH,)), batch)
+            for index in cutlass.range_constexpr(BATCH):
+                better += Int32(1) if batch[index] > mine else Int32(0)
+        # Of equal ones those in lower lanes are better.
+        better += cute.arch.popc(lanes_equal(mine) & lanes_below(lane))
+        cute.arch.sync_warp()
+        if lane < total and better < self.config.top_k:
+            sExperts[better], sScores[better] = expert, score
+        cute.arch.sync_warp()
+        is_chosen = lane < self.config.top_k
+        return sExperts[lane], sScores[lane] if is_chosen else Float32(0.0)
+
+    @cute.jit
+    def find_one_by_one(
+        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32
+    ) -> tuple:
+        """(expert, score) of choice `lane`, however many keys are equal."""
         config = self.config
         my_expert, my_score = Int32(0), Float32(0.0)
+        first = self.first_expert(lane)
         for choice in cutlass.range(config.top_k, unroll=1):
-            best = keys[0]
-            for index in cutlass.range_constexpr(1, config.per_lane):
-                best = cutlass.max(best, keys[index])
             top = cute.arch.warp_redux_sync(best, "max")
-            candidate = Int32(NOBODY)
-            for index in cutlass.range_constexpr(config.per_lane - 1, -1, -1):
-                expert = lane + index * WARP_THREADS
-                candidate = expert if keys[index] == top else candidate
-            winner = cute.arch.warp_redux_sync(candidate, "min")
-            score = Float32(0.0)
+            holders = cute.arch.vote_ballot_sync(best == top)
+            where, score, best_left = Int32(-1), Float32(0.0), Int32(LOWEST)
+            takes = best == top and (holders & lanes_below(lane)) == 0
             for index in cutlass.range_constexpr(config.per_lane):
-                won = winner == lane + index * WARP_THREADS
-                score = scores[index] if won else score
-                keys[index] = Int32(LOWEST) if won else keys[index]
-            score = cute.arch.shuffle_sync(score, winner % WARP_THREADS)
+                if takes and where < 0 and keys[index] == top:
+                    where, score, keys[index] = Int32(index), scores[index], Int32(LOWEST)
+                best_left = cutlass.max(best_left, keys[index])
+            if takes:
+                best = best_left
+            source = cute.arch.popc((holders & -holders) - 1)
+            winner = cute.arch.shuffle_sync(first + where, source)
+            score = cute.arch.shuffle_sync(score, source)
             my_expert = winner if lane == choice else my_expert
             my_score = score if lane == choice else my_score
         return my_expert, my_score
+
+
+@cute.jit
+def top_two(keys: cute.Tensor) -> tuple:
+    """The two largest of a lane."""
+    best, second = keys[0], Int32(LOWEST)
+    for index in cutlass.range_constexpr(1, cute.size(keys)):
+        second = cutlass.max(second, cutlass.min(best, keys[index]))
+        best = cutlass.max(best, keys[index])
+    return best, second
 
 
 def compile_route(config: RouteConfig, arch: str) -> Any:
@@ -202,12 +307,13 @@ def compile_route(config: RouteConfig, arch: str) -> Any:
 
 
 def _arguments(config: RouteConfig) -> tuple:
-    tokens = cute.sym_int32()
-
-    def matrix(dtype: type[cutlass.Numeric], columns: int) -> Any:
-        return make_fake_tensor(dtype, (tokens, columns), (cute.sym_int64(), 1))
-
-    logits = matrix(TYPES[config.dtype], config.experts)
-    bias = make_fake_tensor(Float32, (config.experts,), (1,)) if config.bias else None
-    outputs = matrix(Int32, config.top_k), matrix(Float32, config.top_k)
+    dtype, align = TYPES[config.dtype], VECTOR_BYTES if config.vectors else None
+    stride = cute.sym_int64(divisibility=align * 8 // dtype.width if config.vectors else 1)
+    shape = (cute.sym_int32(), config.experts)
+    logits = make_fake_tensor(dtype, shape, (stride, 1), assumed_align=align)
+    bias = None
+    if config.bias:
+        bias = make_fake_tensor(Float32, (config.experts,), (1,), assumed_align=align)
+    slots = (cute.sym_int32(),)
+    outputs = make_fake_tensor(Int32, slots, (1,)), make_fake_tensor(Float32, slots, (1,))
     return logits, bias, outputs, Float32(0.0), CUstream(0)

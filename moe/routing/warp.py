@@ -1,5 +1,6 @@
 """What the lanes of a warp say to each other, and floats that compare as integers (device code)."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
@@ -9,8 +10,13 @@ LOWEST = -(1 << 31)  # below the key of any number; what can no longer be chosen
 @cute.jit
 def key_of(value: Float32) -> Int32:
     """An integer that is larger where the number is larger; NaN counts as -inf."""
-    value = -Float32.inf if value != value else value
-    return flip(value.bitcast(Int32))
+    return flip(number(value).bitcast(Int32))
+
+
+@cute.jit
+def number(value: Float32) -> Float32:
+    """-inf for NaN."""
+    return cute.arch.fmax(value, -Float32.inf)
 
 
 @cute.jit
@@ -39,7 +45,20 @@ def lanes_below(lane: Int32) -> Int32:
 
 
 @cute.jit
-def lanes_alike(value: Int32) -> Int32:
+def lanes_alike(value: Int32, bits: cutlass.Constexpr[int]) -> Int32:
+    """A mask of the lanes whose values have the same lowest `bits`, by all 32 lanes.
+
+    A vote for each bit: match.any takes its time over many different values.
+    """
+    alike = Int32(-1)
+    for bit in cutlass.range_constexpr(bits):
+        is_set = (value >> bit) & 1
+        alike = alike & (cute.arch.vote_ballot_sync(is_set != 0) ^ (is_set - 1))
+    return alike
+
+
+@cute.jit
+def lanes_equal(value: Int32) -> Int32:
     """A mask of the lanes that hold the same value, by all 32 lanes."""
     return cute.arch.inline_ptx(
         "match.any.sync.b32 {$w0}, {$r0}, 0xffffffff;",

@@ -14,28 +14,28 @@ from kernelkit.pipelines import Ring
 
 @dataclass(frozen=True)
 class Operands:
-    """What TMA reads. Modes of A and B: (row, byte of K, 1, expert), of their scale factors: (atom
+    """What TMA reads. Modes of x and w: (row, byte of K, 1, expert), of their scale factors: (atom
     along K, 16-bit word of it, block of 128 rows, expert)."""
 
-    a: TmaTensor
-    b: TmaTensor
-    sfa: TmaTensor
-    sfb: TmaTensor
+    x: TmaTensor
+    w: TmaTensor
+    x_scales: TmaTensor
+    w_scales: TmaTensor
 
 
 @dataclass(frozen=True)
 class Tensors:
     """offsets: int32 [E + 1]. out: [rows, columns], in bytes where it is quantised.
 
-    a_scale, b_scale: fp32 [1] or [rows] and [E], what decodes A and B, in a format with global
+    x_scale, w_scale: fp32 [1] or [rows] and [E], what decodes x and w, in a format with global
     scales. out_scales, encode_scale: scale factors of a quantised output, 1-D, and fp32 [1]. amax:
     fp32 [1], the largest magnitude of the output, where it is asked for.
     """
 
     offsets: cute.Tensor
     out: cute.Tensor
-    a_scale: cute.Tensor | None = None
-    b_scale: cute.Tensor | None = None
+    x_scale: cute.Tensor | None = None
+    w_scale: cute.Tensor | None = None
     out_scales: cute.Tensor | None = None
     encode_scale: cute.Tensor | None = None
     amax: cute.Tensor | None = None
@@ -61,14 +61,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of work. first: its first row of A; rows: how many of the tile are the expert's;
-    block: of the scale factors of A; n: of the tiles of the expert's matrix."""
+    """A piece of work. first: its first row of x; rows: how many of the tile are the expert's, or
+    more; block: of 128 rows of the scale factors of x, quarter: of that block, where it begins; n:
+    of the tiles of the expert's matrix."""
 
     valid: Int32
     expert: Int32
     first: Int32
     rows: Int32
     block: Int32
+    quarter: Int32
     n: Int32
 
 
@@ -77,11 +79,13 @@ class Buffers:
     """On-chip memory of the CTA."""
 
     tiles: cute.Tensor  # int32 [stage, word]
-    a: cute.Pointer
-    b: cute.Pointer
-    sfa: cute.Pointer
-    sfb: cute.Pointer
+    x: cute.Pointer
+    w: cute.Pointer
+    x_scales: cute.Pointer
+    w_scales: cute.Pointer
     tmem: cute.Pointer
+    transposed: cute.Tensor | None = None  # fp32 [column of the accumulator, its row]
+    pieces: cute.Pointer | None = None  # of rows of the output, in bytes
 
 
 @dataclass(frozen=True)

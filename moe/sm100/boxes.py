@@ -1,4 +1,4 @@
-"""What TMA moves at a time (device code): lines of K of A and B, swizzled, and atoms of scale
+"""What TMA moves at a time (device code): lines of K of x and w, swizzled, and atoms of scale
 factors as they are."""
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cutlass import Int32, Uint8, Uint16
 
 from kernelkit.boxes import Box
 from moe.formats import SCALE_ATOM_BYTES
-from moe.sm100.plan import LINE, TILE_M, GroupedPlan
+from moe.sm100.plan import LINE, GroupedPlan
 
 ATOM_WORDS = SCALE_ATOM_BYTES // 2
 
@@ -26,14 +26,14 @@ class PlainBox(Box):
         return cute.make_tensor(buffer + index * (self.rows * self.columns), self.layout())
 
 
-def a_box(plan: GroupedPlan) -> Box:
-    """A stage of A, in bytes."""
-    return Box(TILE_M, LINE, Uint8)
+def x_box(plan: GroupedPlan) -> Box:
+    """A stage of x, in bytes."""
+    return Box(plan.x_rows, LINE, Uint8)
 
 
-def b_box(plan: GroupedPlan) -> Box:
-    """A stage of B, in bytes."""
-    return Box(plan.config.tile_n, LINE, Uint8)
+def w_box(plan: GroupedPlan) -> Box:
+    """A stage of w, in bytes."""
+    return Box(plan.w_rows, LINE, Uint8)
 
 
 def scale_box(plan: GroupedPlan) -> PlainBox:

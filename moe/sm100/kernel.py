@@ -4,6 +4,8 @@ Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading
 roles/scheduler.py, roles/load.py, roles/mma.py, roles/epilogue.py.
 """
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -13,11 +15,17 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
-from kernelkit.pipelines import make_pipelines, publish_barriers
+from kernelkit.pipelines import (
+    in_leader,
+    make_pipelines,
+    meet_before_exit,
+    publish_barriers,
+    tma_group,
+)
 from moe.config import GroupedConfig
 from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
-from moe.sm100.boxes import a_box, b_box, scale_box
-from moe.sm100.plan import ROLES, TILE_STAGES, TILE_WORDS, make_plan
+from moe.sm100.boxes import scale_box, w_box, x_box
+from moe.sm100.plan import LANES, PAD, ROLES, TILE_STAGES, TILE_WORDS, make_plan
 from moe.sm100.roles.epilogue import Epilogue
 from moe.sm100.roles.load import Load
 from moe.sm100.roles.mma import Mma
@@ -44,56 +52,67 @@ class GroupedGemm:
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """operands: A, B and their scale factors as `signature.example_arguments` describes them;
-        tensors, numbers: fields of `Tensors`, `Numbers`. k: elements of K. ctas: of the grid."""
-        plan, (a, b, sfa, sfb) = self.plan, operands
-        fetch = cpasync.CopyBulkTensorTileG2SOp()
-        boxes = (a_box(plan), b_box(plan), scale_box(plan), scale_box(plan))
+        """operands: x, w and their scale factors as `signature.example_arguments` describes them;
+        tensors, numbers: fields of `Tensors`, `Numbers`. k: elements of K. ctas: of the grid, a
+        multiple of those that share a tile."""
+        plan, (_, w, *_) = self.plan, operands
+        fetch = cpasync.CopyBulkTensorTileG2SOp(tma_group(plan.edges, "ab"))
+        boxes = (x_box(plan), w_box(plan), scale_box(plan), scale_box(plan))
         moved = (
             describe(fetch, reorder(tensor, ROWS_FIRST), box)
-            for tensor, box in zip((a, b, sfa, sfb), boxes, strict=True)
+            for tensor, box in zip(operands, boxes, strict=True)
         )
-        sizes = Sizes(k, b.shape[0], -(-b.shape[1] // self.config.tile_n))
+        sizes = Sizes(k, w.shape[0], -(-w.shape[1] // self.config.tile_n))
         self.kernel(Operands(*moved), Tensors(*tensors), Numbers(*numbers), sizes).launch(
-            grid=(ctas, 1, 1), block=(ROLES.threads, 1, 1), stream=stream
+            grid=(ctas, 1, 1),
+            block=(ROLES.threads, 1, 1),
+            cluster=(self.config.ctas, 1, 1) if self.config.ctas > 1 else None,
+            stream=stream,
+            use_pdl=self.config.pdl,
+            min_blocks_per_mp=1,  # without it ptxas spills a word to get along with 40 registers
         )
 
     @cute.kernel
     def kernel(self, operands: Operands, tensors: Tensors, numbers: Numbers, sizes: Sizes) -> None:
         """Grid (CTAs, 1, 1): as many as there are SMs, or tiles."""
-        plan = self.plan
+        plan, is_two = self.plan, self.config.ctas == 2
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         tmem_base = self.buffer(smem, "tmem_base", Int32)
         pipes = Pipes(**make_pipelines(plan.edges, self.buffer(smem, "barriers", Int64)))
         if warp == self.epilogue.role.last_warp:
-            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
-            cute.arch.relinquish_tmem_alloc_permit()
+            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base, is_two_cta=is_two)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
         if warp == self.load.role.first_warp:
-            for tensor in (operands.a, operands.b, operands.sfa, operands.sfb):
+            for tensor in vars(operands).values():
                 cpasync.prefetch_descriptor(tensor.atom)
         publish_barriers(plan.edges)
+        if cutlass.const_expr(self.config.pdl):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
         scope = Scope(operands, tensors, numbers, sizes, self.buffers(smem, tmem), pipes)
 
         if warp <= self.epilogue.role.last_warp:
             self.epilogue.run(scope)
         elif warp == self.mma.role.first_warp:
-            self.mma.run(scope)
+            if cutlass.const_expr(not is_two):
+                self.mma.run(scope)
+            elif in_leader():
+                self.mma.run(scope)
         elif warp == self.load.role.first_warp:
             self.load.run(scope)
         else:
             self.scheduler.run(scope)
         cute.arch.sync_threads()
+        meet_before_exit(plan.edges)
         if warp == self.epilogue.role.last_warp:
-            cute.arch.dealloc_tmem(tmem, plan.tmem.allocated)
+            cute.arch.dealloc_tmem(tmem, plan.tmem.allocated, is_two_cta=is_two)
 
     def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
         """The plan's buffer, where the plan puts it."""
         begin = self.plan.smem.offsets()[name][0]
-        align = hw.SMEM_SWIZZLE_ALIGN if begin % hw.SMEM_SWIZZLE_ALIGN == 0 else dtype.width // 8
-        if begin % 128 == 0:
-            align = max(align, 128)
+        align = max(dtype.width // 8, math.gcd(begin, hw.SMEM_SWIZZLE_ALIGN))
         return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
 
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
@@ -101,6 +120,13 @@ class GroupedGemm:
         layout = cute.make_layout((TILE_STAGES, TILE_WORDS), stride=(TILE_WORDS, 1))
         tiles = cute.make_tensor(self.buffer(smem, "tiles", Int32), layout)
         element = ELEMENTS[self.config.format.element]
-        a, b = (self.buffer(smem, name, element) for name in ("sA", "sB"))
-        sfa, sfb = (self.buffer(smem, name, cutlass.Uint16) for name in ("sSFA", "sSFB"))
-        return Buffers(tiles, a, b, sfa, sfb, tmem)
+        data = (self.buffer(smem, name, element) for name in ("x", "w"))
+        scales = (self.buffer(smem, name, cutlass.Uint16) for name in ("x_scales", "w_scales"))
+        passed = {}
+        if self.config.swapped:
+            rows = cute.make_layout((self.plan.n, LANES), stride=(LANES + PAD, 1))
+            start = self.buffer(smem, "transposed", Float32)
+            passed["transposed"] = cute.make_tensor(start, rows)
+        else:
+            passed["pieces"] = self.buffer(smem, "pieces", cutlass.Uint8)
+        return Buffers(tiles, *data, *scales, tmem, **passed)

@@ -1,8 +1,10 @@
 """Warps, barriers, shared memory and tensor memory of the grouped GEMM, as data.
 
-A tile is 128 rows of one expert by tile_n rows of its matrix. A stage of the ring holds 128 bytes
-of K of both, and the scale factors that belong to them, in atoms: 128 rows by four scale factors,
-512 bytes, as they lie in global memory, go to tensor memory, and are read there by the MMA.
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. Which of the two is the M of
+the MMA and which its N, `config.swapped` says; M is 128 in every CTA. A stage of the ring holds 128
+bytes of K of both, and the scale factors that belong to them, in atoms: 128 rows by four scale
+factors, 512 bytes, as they lie in global memory, go to tensor memory, and are read there by the
+MMA. Of a pair each CTA holds half of the rows of both, its own scale factors of x, and all of w's.
 """
 
 from __future__ import annotations
@@ -16,23 +18,24 @@ from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 from kernelkit.warps import Role, RolePlan
-from moe.config import GroupedConfig
-from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
+from moe.config import PART, GroupedConfig
+from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS, SCALE_ROWS
 
-TILE_M = 128  # rows of an expert: the M of the MMA, and a thread each in the epilogue
+LANES = 128  # of a CTA: rows of an accumulator, and threads of the epilogue
 LINE = hw.SMEM_LINE_BYTES  # of K in a stage
 K_BLOCKS = 4  # MMAs of a stage, 32 bytes of K each
-ACC_STAGES = 2
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 8
 BARRIER_BYTES = 512
+PIECE_BYTES = 64  # of a row of the output, that a warp stores together
+PAD = 4  # fp32 behind a row of the transposed accumulator, so that its columns are in all banks
 
 ROLES = RolePlan(
     (
         Role("epilogue", 0, 4, "global scale, SwiGLU, output: a row a thread"),
         Role("mma", 4, 1, "scale factors to tensor memory, then D += A B on the tensor core"),
-        Role("load", 5, 1, "A, B and their scale factors by TMA"),
+        Role("load", 5, 1, "x, w and their scale factors by TMA"),
         Role("scheduler", 6, 1, "the walk over tiles, from offsets on the device"),
     )
 )
@@ -51,7 +54,7 @@ class GroupedPlan:
 
     @property
     def element_bits(self) -> int:
-        """Of A and B."""
+        """Of x and w."""
         return 4 if self.config.format.element == "e2m1" else 8
 
     @property
@@ -70,30 +73,58 @@ class GroupedPlan:
         return K_BLOCKS * self.scales_of_block // SCALE_COLUMNS
 
     @property
-    def b_blocks(self) -> int:
-        """Atoms that the columns of a tile take."""
-        return -(-self.config.tile_n // TILE_M)
+    def m(self) -> int:
+        """Of an MMA, of both CTAs of a pair."""
+        return LANES * self.config.ctas
 
     @property
-    def sfa_bytes(self) -> int:
+    def n(self) -> int:
+        """Of an MMA, and columns of an accumulator."""
+        return self.config.tile_rows if self.config.swapped else self.config.tile_n
+
+    @property
+    def x_rows(self) -> int:
+        """That a CTA loads."""
+        return self.config.tile_rows // self.config.ctas
+
+    @property
+    def w_rows(self) -> int:
+        """That a CTA loads."""
+        return self.config.tile_n // self.config.ctas
+
+    @property
+    def w_blocks(self) -> int:
+        """Of 128 rows, of the scale factors of w."""
+        return self.config.tile_n // SCALE_ROWS
+
+    @property
+    def x_scale_bytes(self) -> int:
         """Of a stage."""
         return self.atoms * SCALE_ATOM_BYTES
 
     @property
-    def sfb_bytes(self) -> int:
+    def w_scale_bytes(self) -> int:
         """Of a stage."""
-        return self.b_blocks * self.atoms * SCALE_ATOM_BYTES
+        return self.w_blocks * self.atoms * SCALE_ATOM_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """That TMA brings for one stage."""
-        return (TILE_M + self.config.tile_n) * LINE + self.sfa_bytes + self.sfb_bytes
+        """That TMA brings for one stage, into one CTA."""
+        return (self.x_rows + self.w_rows) * LINE + self.x_scale_bytes + self.w_scale_bytes
+
+    @property
+    def passed(self) -> SmemBuffer:
+        """What goes through shared memory on its way out: an accumulator, a row of x behind the
+        other, or pieces of rows of the output."""
+        if self.config.swapped:
+            return SmemBuffer("transposed", 4 * self.n * (LANES + PAD), align=128)
+        return SmemBuffer("pieces", LANES * PIECE_BYTES, align=128)
 
     @cached_property
     def stages(self) -> int:
         """Of the ring: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
-        return min(MAX_STAGES, room // self.stage_bytes)
+        return min(MAX_STAGES, (room - self.passed.bytes) // self.stage_bytes)
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -103,42 +134,71 @@ class GroupedPlan:
                 SmemBuffer("barriers", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
                 SmemBuffer("tmem_base", 4, align=4),
                 SmemBuffer("tiles", 4 * TILE_WORDS, TILE_STAGES, align=16),
-                SmemBuffer("sA", TILE_M * LINE, self.stages),
-                SmemBuffer("sB", self.config.tile_n * LINE, self.stages),
-                SmemBuffer("sSFA", self.sfa_bytes, self.stages, align=128),
-                SmemBuffer("sSFB", self.sfb_bytes, self.stages, align=128),
+                SmemBuffer("x", self.x_rows * LINE, self.stages),
+                SmemBuffer("w", self.w_rows * LINE, self.stages),
+                SmemBuffer("x_scales", self.x_scale_bytes, self.stages, align=128),
+                SmemBuffer("w_scales", self.w_scale_bytes, self.stages, align=128),
+                self.passed,
             )
         )
+
+    @property
+    def parts(self) -> int:
+        """Of an accumulator, that the epilogue takes one after the other."""
+        return max(1, self.n // PART)
+
+    @property
+    def shares_columns(self) -> bool:
+        """Whether two accumulators and the scale factors are more than there is: then the last
+        columns of the first accumulator are the first ones of the second."""
+        return 2 * self.n + self.scale_columns > hw.TMEM_COLUMNS
+
+    @property
+    def scale_columns(self) -> int:
+        """Of tensor memory, for a stage."""
+        return (1 + self.w_blocks) * self.atoms * SCALE_COLUMNS
+
+    @property
+    def second(self) -> int:
+        """Column at which the second accumulator begins."""
+        return hw.TMEM_COLUMNS - self.scale_columns - self.n if self.shares_columns else self.n
+
+    @property
+    def acc_stages(self) -> int:
+        """Accumulators that may be full. Of two that share columns one: what frees it is that the
+        shared columns were read."""
+        return 1 if self.shares_columns else 2
 
     @cached_property
     def tmem(self) -> TmemPlan:
         """Accumulators in turn, and the scale factors of one stage."""
-        n, columns = self.config.tile_n, self.atoms * SCALE_COLUMNS
-        scales = ACC_STAGES * n
+        columns, shared = self.atoms * SCALE_COLUMNS, self.n - self.second
+        x_scales = self.second + self.n
+        begin = TmemRange("acc1_begin", self.second, shared, "first columns of acc1", over="acc0")
         return TmemPlan(
             (
-                *(
-                    TmemRange(f"acc{stage}", stage * n, n, "accumulator, fp32")
-                    for stage in range(ACC_STAGES)
-                ),
-                TmemRange("sfa", scales, columns, "scale factors of A"),
-                TmemRange("sfb", scales + columns, self.b_blocks * columns, "of B"),
+                TmemRange("acc0", 0, self.n, "accumulator, fp32"),
+                *((begin,) if shared else ()),
+                TmemRange("acc1", self.n, self.n - shared, "accumulator, fp32"),
+                TmemRange("x_scales", x_scales, columns, "scale factors of x"),
+                TmemRange("w_scales", x_scales + columns, self.w_blocks * columns, "of w"),
             )
         )
 
     @cached_property
     def edges(self) -> EdgePlan:
         """Who waits for whom. Tiles go to each role that wants them by an edge of its own."""
-        threads = {"signal": Signal.THREADS, "release": Signal.THREADS}
+        threads = {"signal": Signal.THREADS, "release": Signal.THREADS, "payload": "tile"}
         tiles = tuple(
-            Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, payload="tile", **threads)
+            Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, leader_only=role == "mma",
+                 **threads)
             for role in ("load", "mma", "epilogue")
-        )
-        ring = Edge("ab", "load", "mma", self.stages, Signal.TMA, "stage of A, B and scales",
+        )  # fmt: skip
+        ring = Edge("ab", "load", "mma", self.stages, Signal.TMA, "stage of x, w and scales",
                     tx_bytes=self.stage_bytes, release=Signal.UMMA)  # fmt: skip
-        accumulator = Edge("acc", "mma", "epilogue", ACC_STAGES, Signal.UMMA, "accumulator",
+        accumulator = Edge("acc", "mma", "epilogue", self.acc_stages, Signal.UMMA, "accumulator",
                            release=Signal.THREADS)  # fmt: skip
-        return EdgePlan(ROLES, (*tiles, ring, accumulator))
+        return EdgePlan(ROLES, (*tiles, ring, accumulator), self.config.ctas)
 
     def check(self) -> None:
         """Raise ValueError for what no CTA can hold."""

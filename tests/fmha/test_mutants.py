@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tests.fmha.mutants import SUBJECTS
-from tests.mutation.verdict import BROKEN, SCHEDULES
+from tests.mutation.sample import assert_noticed
 
 QUICK = {"minimal": 14, "64 base tmem": 8}  # kernel -> mutants in the quick tests
 MATRIX = {"64 pingpong smem": 6, "512 pair": 6, "64 dependent launch": 2}
-SEED = 0
-UNNOTICED = 1  # in a sample; of all, one in thirty
 
 
 PARAMETERS = [
@@ -27,18 +23,4 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS)
 def test_mutants_are_noticed(name, count):
-    subject = SUBJECTS[name]
-    mutants = subject.mutants()
-    numbers = random.Random(SEED).sample(range(len(mutants)), min(count, len(mutants)))
-    judge = subject.judge(SCHEDULES[:1])  # the others tell nothing that it does not
-    assert not judge.known, "the kernel itself has findings"
-    unnoticed, wrongly_excused = [], []
-    for mutant in (mutants[number] for number in sorted(numbers)):
-        verdict = judge.verdict(mutant.ptx)
-        assert verdict.by != BROKEN, (mutant.name, verdict.how)
-        if mutant.equivalent and verdict.killed:
-            wrongly_excused.append((mutant.name, verdict.how))
-        elif not mutant.equivalent and not verdict.killed:
-            unnoticed.append(mutant.name)
-    assert len(unnoticed) <= UNNOTICED, unnoticed
-    assert not wrongly_excused
+    assert_noticed(SUBJECTS[name], count)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
 LAUNCHER = PurePosixPath("kernelkit/launch.py")
 WITHOUT_DSL = {
     *("config.py", "plan.py", "reference.py", "reference_routing.py"),
-    *("formats.py", "quantized.py", "packing.py", "checkpoint.py"),
+    *("formats.py", "quantized.py", "packing.py", "checkpoint.py", "tiles.py"),
 }
 DSL = {"cutlass", "cuda", "tvm_ffi"}
 

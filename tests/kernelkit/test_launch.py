@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import PreparedLaunch, Target, choose_target
+from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, recording
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 
@@ -114,6 +114,35 @@ def check_prepared(device: str) -> None:
 
 def test_emulated_prepared():
     check_prepared("cpu")
+
+
+def check_recorded(device: str) -> None:
+    """Two launches, of which the second reads what the first wrote, on contents that change."""
+    target = choose_target(torch.device(device), "auto", None, ARCHS)
+    x, y, z = matrix(device), matrix(device), matrix(device)
+    compiled = compile_scale(target.arch)
+    with recording() as recorded:
+        launch(compiled, (x, y, 2.0), target, x.device)
+        launch(compiled, (y, z, -3.0), target, x.device)
+    launch(compiled, (z, y, 0.0), target, x.device)  # not recorded
+    assert torch.equal(z, -6.0 * x)
+    assert len(recorded.launches) == 2
+    kept = [tensor for arguments in recorded.kept for tensor in arguments[:2]]
+    assert all(mine is wanted for mine, wanted in zip(kept, (x, y, y, z), strict=True))
+    for factor in (5.0, -0.5):
+        x.mul_(factor)
+        gc.collect()
+        recorded.repeat()
+        assert torch.equal(z, -6.0 * x)
+
+
+def test_emulated_launches_are_recorded_and_repeated():
+    check_recorded("cpu")
+
+
+@pytest.mark.hw
+def test_native_launches_are_recorded_and_repeated():
+    check_recorded("cuda")
 
 
 WORD = ctypes.c_uint64

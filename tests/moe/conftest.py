@@ -20,3 +20,9 @@ def poison():
 @pytest.fixture
 def no_compiles(monkeypatch):
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+
+
+@pytest.fixture
+def three_ctas(monkeypatch):
+    """Of the grouped GEMM: each takes several tiles, of several experts."""
+    monkeypatch.setattr("moe.forward._sms", lambda device: 3)

@@ -1,13 +1,19 @@
-"""Which grouped GEMMs are tried: a few for every run, and every pair of values of two factors."""
+"""Which grouped GEMMs are tried: a few for every run, every pair of values of two factors, and any
+at random."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tests.fmha.pairwise import Rule, Space, covering
-from tests.moe.grouped_cases import Case
+from moe.config import CARRIED, TILE_ROWS
+from moe.tiles import FEW
+from tests.fmha.pairwise import Rule, Space, covering, random_row
+from tests.moe import hostile
+from tests.moe.grouped_cases import DTYPES, Case
 
 FORMS = {
     "plain": None,
@@ -16,48 +22,119 @@ FORMS = {
     "gpt-oss": (1.702, 1.0, 7.0),
     "tight": (1.0, 0.0, 0.25),
 }
-_DRAW = random.Random(6)
+
+
+WORK = 4_000_000  # numbers in the weights of all experts that have rows, about
+
+
+def random_counts(seed: int, sizes: tuple[int, ...], experts: int = 0) -> tuple[int, ...]:
+    """Rows of 1 to 64 experts."""
+    draw = random.Random(seed)
+    experts = experts or draw.choice((1, 2, 3, 7, 16, 33, 64))
+    return tuple(draw.choice(sizes) for _ in range(experts))
+
+
 COUNTS = {
     "one": (77,),
     "edges": (0, 1, 127, 128, 129, 0),
     "one expert": (0, 0, 300, 0),
-    "many": tuple(_DRAW.choice((0, 0, 1, 2, 5, 17)) for _ in range(64)),
+    "many": random_counts(6, (0, 0, 1, 2, 5, 17), 64),
+    "few": random_counts(7, (0, 1, 2, 7, 8), 64),
+    "up to 16": (16, 0, 15, 1, 9, 8, 0, 2),
+    "up to 32": (32, 0, 31, 17, 1, 9),
+    "edges of 64": (32, 0, 63, 64, 65),
     "beyond a warp": (*(0 for _ in range(31)), 3, 0, 130, 1),
+    "pairs": (255, 257, 0, 256, 1),
     "none": (0, 0, 0),
 }
 
+EDGES = Case(COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True)
 QUICK = (
-    Case(COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True),
-    Case((5, 0, 3), 2880, 64, "nvfp4", 32, FORMS["gpt-oss"], "bf16", per_token=True),
+    replace(EDGES, tile_rows=128),
+    replace(
+        EDGES, fmt="mxfp4", out="bf16", x_like="far apart", tile_rows=256, tile_n=256, carry=True
+    ),
+    Case((5, 0, 3), 2880, 64, "nvfp4", 32, FORMS["gpt-oss"], "bf16", per_token=True, tile_rows=8),
     Case((130,), 320, 96, "mxfp4", 16, FORMS["tight"], "mxfp4"),
-    Case((2, 129), 352, 64, "mxfp8", 64, FORMS["swiglu"], "mxfp8", amax=True),
-    Case((9, 1), 64, 200, "nvfp4", 0, None, "fp32", amplitude=100.0),
+    Case((2, 129), 352, 64, "mxfp8", 64, FORMS["swiglu"], "mxfp8", amax=True, tile_rows=64),
+    Case((9, 1), 64, 200, "nvfp4", 0, None, "fp32", amplitude=100.0, tile_rows=16),
     Case(COUNTS["beyond a warp"], 128, 64, "mxfp8", 8, FORMS["swiglu"], "fp16"),
     Case(COUNTS["none"], 128, 64),
 )
 
-SPACE = Space(
-    {
-        "fmt": ("nvfp4", "mxfp4", "mxfp8"),
-        "counts": tuple(COUNTS),
-        "k": (64, 128, 256, 320, 2880),
-        "columns": (64, 192, 448),
-        "granularity": (8, 16, 32, 64),
-        "form": tuple(FORMS),
-        "out": ("bf16", "fp16", "fp32", "nvfp4", "mxfp4", "mxfp8"),
-        "per_token": (False, True),
-        "amax": (False, True),
-        "amplitude": (1.0, 64.0),
-    },
-    (Rule(("fmt", "per_token"), lambda fmt, per_token: fmt == "nvfp4" or not per_token),),
+TILES = {  # what of the config is not chosen
+    "chosen": {},
+    **{f"{rows}": {"tile_rows": rows} for rows in TILE_ROWS},
+    "128 x 256": {"tile_rows": 128, "tile_n": 256},
+    "256 x 256, carry": {"tile_rows": 256, "tile_n": 256, "carry": True},
+}
+
+
+def most_rows(tile: str) -> float:
+    """Of an expert."""
+    rows = TILES[tile].get("tile_rows")
+    return rows if rows in FEW else math.inf
+
+
+def used(counts: str) -> int:
+    """Experts that have rows."""
+    return sum(count > 0 for count in COUNTS[counts])
+
+
+def carries(tile: str) -> bool:
+    return TILES[tile].get("carry", False)
+
+
+FACTORS = {
+    "tile": tuple(TILES),
+    "fmt": ("nvfp4", "mxfp4", "mxfp8"),
+    "counts": tuple(COUNTS),
+    "k": (64, 128, 256, 320, 2880),
+    "columns": (64, 192, 448),
+    "granularity": (8, 16, 32, 64),
+    "form": tuple(FORMS),
+    "out": ("bf16", "fp16", "fp32", "nvfp4", "mxfp4", "mxfp8"),
+    "per_token": (False, True),
+    "amax": (False, True),
+    "amplitude": (1.0, 64.0),
+    "x_like": tuple(hostile.KINDS),
+    "w_like": tuple(hostile.KINDS),
+}
+RULES = (
+    Rule(("fmt", "per_token"), lambda fmt, per_token: fmt == "nvfp4" or not per_token),
+    Rule(("counts", "tile"), lambda counts, tile: max(COUNTS[counts]) <= most_rows(tile)),
+    # What the emulator has to do: experts that have rows, by K or by N.
+    Rule(("counts", "k"), lambda counts, k: used(counts) * k <= 6 * 2880),
+    Rule(("counts", "columns"), lambda counts, columns: used(counts) * columns <= 40 * 192),
+    Rule(("tile", "granularity"), lambda tile, size: size == CARRIED or not carries(tile)),
+    Rule(("tile", "form"), lambda tile, form: form != "plain" or not carries(tile)),
 )
+SPACE = Space(FACTORS, RULES)
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
     """The problem that a row of the space names."""
     named = {"counts": COUNTS[row["counts"]], "form": FORMS[row["form"]]}
-    granularity = row["granularity"] if named["form"] else 0
-    return Case(**{**row, **named, "granularity": granularity})
+    named["granularity"] = row["granularity"] if named["form"] else 0
+    fields = {name: value for name, value in row.items() if name != "tile"}
+    return Case(**fields | named | TILES[row["tile"]])
 
 
 MATRIX = tuple(dict.fromkeys(case_of(row) for row in covering(SPACE)))
+
+
+def random_case(seed: int) -> Case:
+    """Any of the space, with other counts and sizes."""
+    draw = random.Random(seed)
+    case = case_of(random_row(SPACE, draw))
+    sizes = (0, 0, 1, 2, 3, 5, 7, 8)
+    if case.tile_rows not in FEW:
+        tile = case.tile_rows or 128
+        sizes += tuple(draw.sample((15, 17, 31, 33, 63, 65, 127, 128, 129), 3))
+        sizes += (tile - 1, tile, tile + 1)[: draw.randrange(3)]
+    counts = random_counts(seed, sizes)
+    k = 32 * draw.randrange(1, 24)
+    unit = max(case.granularity, 8 if case.out in DTYPES else 32)
+    most = WORK // (k * max(1, sum(count > 0 for count in counts)))
+    columns = unit * draw.randrange(1, 2 + min(most, 500) // unit)
+    return replace(case, counts=counts, k=k, columns=columns)

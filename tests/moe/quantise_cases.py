@@ -17,6 +17,7 @@ from moe import reference
 from moe.formats import SCALE_ROWS, format_of, row_blocks, scale_bytes
 from moe.quantiser.forward import quantise
 from moe.quantized import Quantized
+from moe.reference_routing import permutation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BESIDE = 24  # elements of NaN on either side of a row: a multiple of 16 bytes
@@ -106,6 +107,40 @@ def check(case: Case, device: str = "cpu", **launch_options: str) -> None:
     got = quantise(x, case.fmt, **options, **launch_options)
     expected = reference.quantise(x.cpu(), case.fmt, **_on_cpu(options))
     assert_equal(got, expected, used_bytes(case))
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in Case."""
+
+    fmt: str
+    tokens: int
+    choices: int
+    k: int
+    experts: int
+    scaling: str = ""
+
+    def __str__(self) -> str:
+        sizes = f"{self.tokens}x{self.choices}x{self.k}-{self.experts}"
+        return f"{self.fmt}-{sizes}{'-' * bool(self.scaling)}{self.scaling}"
+
+
+def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str) -> None:
+    """With the inverse of the rows and without it, byte for byte."""
+    generator = torch.Generator().manual_seed(case.tokens)
+    plain = Case(case.fmt, case.tokens, case.k)
+    x = plain.build(device)[0]
+    ids = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
+    found = permutation(ids[:, : case.choices].to(device).int(), case.experts)
+    rows = case.tokens * case.choices
+    given = {"given": torch.full((1,), 3.0), "rows": torch.rand(rows, generator=generator) + 1}
+    scale = given[case.scaling].to(device) if case.scaling in given else case.scaling or None
+    options = {"global_scale": scale, "rows": found.slot_of_row, "choices": case.choices}
+    options |= {"offsets": found.offsets, **launch_options}
+    got = quantise(x, case.fmt, row_of_slot=found.row_of_slot, **options)
+    blocks = sum(map(row_blocks, found.offsets.diff().tolist()))
+    used = scale_bytes(blocks, format_of(case.fmt).columns(case.k))
+    assert_equal(got, quantise(x, case.fmt, **options), used)
 
 
 def used_bytes(case: Case) -> int:

@@ -30,7 +30,8 @@ GAP = 1e-5  # between what is chosen by, relative
 
 @dataclass(frozen=True)
 class Case:
-    """A call of `route`; hostile: the first tokens have NaN, infinities, or equal logits."""
+    """A call of `route`; hostile: the first tokens have NaN, infinities, or equal logits; aligned:
+    rows of logits begin at multiples of 16 bytes."""
 
     tokens: int
     experts: int
@@ -43,9 +44,11 @@ class Case:
     scale: float = 1.0
     hostile: bool = True
     seed: int = 0
+    aligned: bool = False
 
     def __str__(self) -> str:
         flags = "-bias" * self.bias + "-plain" * (not self.renormalize)
+        flags += "-aligned" * self.aligned
         groups = "" if self.groups == (1, 1) else f"-groups{self.groups[1]}of{self.groups[0]}"
         sizes = f"{self.tokens}x{self.experts}-k{self.top_k}"
         return f"{sizes}-{self.dtype}-{self.scoring}{groups}{flags}"
@@ -75,10 +78,11 @@ def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor |
         logits[close] = _draw(case, len(close), generator)
     if case.hostile:
         _add_specials(logits)
-    wide = torch.full((case.tokens, case.experts + 5), math.nan, dtype=logits.dtype)
-    wide[:, 3 : 3 + case.experts] = logits
+    before, beside = (8, 16) if case.aligned else (3, 5)
+    wide = torch.full((case.tokens, case.experts + beside), math.nan, dtype=logits.dtype)
+    wide[:, before : before + case.experts] = logits
     wide = wide.to(device)
-    return wide[:, 3 : 3 + case.experts], None if bias is None else bias.to(device)
+    return wide[:, before : before + case.experts], None if bias is None else bias.to(device)
 
 
 def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:

@@ -18,7 +18,14 @@ from ptxemu import Options
 from ptxemu.check.text import render
 from ptxemu.numerics import formats
 from tests.moe.block_kernel import run_blocks
-from tests.moe.quantise_cases import Case, check, random_case, used_bytes
+from tests.moe.quantise_cases import (
+    Case,
+    Scattered,
+    check,
+    check_scattered,
+    random_case,
+    used_bytes,
+)
 
 CHECKED = Options(check=True, limit=600.0)
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=600.0)
@@ -100,6 +107,55 @@ def test_slots_of_a_token_are_its_rows():
         quantise(x, "nvfp4", rows=slots, choices=0)
     with pytest.raises(ValueError, match="choices 2"):
         quantise(x, "nvfp4", choices=2)
+
+
+SCATTERED = [
+    Scattered("nvfp4", 3, 2, 64, 4, "tensor"),
+    Scattered("nvfp4", 1, 3, 48, 5, "token"),
+    Scattered("mxfp4", 130, 2, 96, 3),
+]
+MORE_SCATTERED = [
+    Scattered("nvfp4", 20, 8, 272, 9, "token"),
+    Scattered("nvfp4", 5, 2, 1440, 40, "given"),
+    Scattered("nvfp4", 7, 2, 64, 3, "rows"),
+    Scattered("mxfp8", 2, 2, 1056, 3),
+]
+
+
+@each_arch
+@pytest.mark.parametrize("case", SCATTERED, ids=str)
+def test_every_token_is_read_once(case, arch):
+    """The inverse of the rows changes no bit."""
+    with emulation(CHECKED) as active:
+        check_scattered(case, arch=arch)
+    for report in active.reports:
+        assert not report.findings, render(report)
+
+
+@pytest.mark.matrix
+@each_arch
+@pytest.mark.parametrize("case", MORE_SCATTERED, ids=str)
+def test_every_token_is_read_once_more(case, arch):
+    with emulation(CHECKED) as active:
+        check_scattered(case, arch=arch)
+    for report in active.reports:
+        assert not report.findings, render(report)
+
+
+@pytest.mark.usefixtures("no_compiles")
+def test_an_inverse_needs_what_it_inverts():
+    x = torch.randn(4, 64).bfloat16()
+    slots = torch.arange(8, dtype=torch.int32)
+    offsets = torch.tensor([0, 8], dtype=torch.int32)
+    places = {"rows": slots, "choices": 2, "offsets": offsets, "row_of_slot": slots}
+    for change in ({"offsets": None}, {"rows": slots[:6], "offsets": offsets - 2}, {"choices": 3}):
+        change |= {"offsets": (offsets - 2).clamp(0)} if "rows" in change else {}
+        with pytest.raises(ValueError, match="row_of_slot: with offsets and rows of all"):
+            quantise(x, "mxfp4", **places | change)
+    with pytest.raises(ValueError, match=r"row_of_slot is torch\.int64"):
+        quantise(x, "mxfp4", **places | {"row_of_slot": slots.long()})
+    with pytest.raises(ValueError, match="row_of_slot has values from 1 to 8"):
+        quantise(x, "mxfp4", **places | {"row_of_slot": slots + 1})
 
 
 @pytest.mark.usefixtures("no_compiles")

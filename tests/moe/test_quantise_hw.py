@@ -11,7 +11,15 @@ import torch
 from moe import reference
 from moe.formats import FORMATS
 from moe.quantiser.forward import quantise
-from tests.moe.quantise_cases import Case, assert_equal, check, random_case, used_bytes
+from tests.moe.quantise_cases import (
+    Case,
+    Scattered,
+    assert_equal,
+    check,
+    check_scattered,
+    random_case,
+    used_bytes,
+)
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("quantise-hw")]
 
@@ -36,6 +44,20 @@ def test_native(seed):
 def test_large(fmt, dtype):
     tokens, k = LARGE
     check(Case(fmt, tokens, k, dtype, "tensor" if fmt == "nvfp4" else "", calm=True), "cuda")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "token", "given"])
+@pytest.mark.parametrize(
+    ("tokens", "choices", "k", "experts"),
+    [(1, 8, 7168, 256), (700, 8, 2880, 128), (5000, 3, 48, 7)],
+)
+def test_scattered(tokens, choices, k, experts, scaling):
+    check_scattered(Scattered("nvfp4", tokens, choices, k, experts, scaling), "cuda")
+
+
+@pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
+def test_scattered_without_a_scale(fmt):
+    check_scattered(Scattered(fmt, 3000, 8, 7168, 256), "cuda")
 
 
 def test_more_than_two_to_the_31_elements():

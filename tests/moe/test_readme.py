@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from moe import reference, reference_routing
+from moe.config import TILE_ROWS
 from tests.house.source import ROOT
 
 README = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
@@ -29,3 +33,27 @@ def test_the_example_runs_and_is_right():
 def test_files_that_it_names_exist():
     for name in re.findall(r"`([a-z0-9_/]+\.py|[a-z0-9_]+/)`", README):
         assert (ROOT / "moe" / name).exists(), name
+
+
+def test_the_table_of_steps_is_that_of_the_results():
+    (table,) = re.findall(r"^\| step \| 1 token .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    shown = ["scripts/bench.py", "moe", "--show", "results/moe_h100.json", "--markdown", "--names"]
+    asked = [sys.executable, *shown, "nvfp4", "mxfp8", "experts", "bf16"]
+    result = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    title, printed = result.stdout.split("\n", 1)
+    assert printed.strip() == table.strip()
+    assert title.split(", ")[1] in README
+
+
+def test_the_static_table_is_that_of_the_results():
+    """Of configs with an output in nvfp4, a row for every tile_rows."""
+    rows = json.loads((ROOT / "results" / "moe_static.json").read_text())[1:]
+    plain = {"limit": True, "amax": True, "out": "nvfp4"}
+    shown = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ", README, re.MULTILINE)
+    assert [int(cells[0]) for cells in shown] == list(TILE_ROWS)
+    for tile_rows, *cells in shown:
+        tile = {"tile_rows": int(tile_rows)} if tile_rows != "128" else {}
+        (row,) = (row for row in rows if row["config"] == plain | tile)
+        figures = [row[name] for name in ("registers", "stages", "tmem_columns")]
+        assert [int(cell) for cell in cells] == [*figures, round(sum(row["epilogue"].values()))]
+    assert f"ptxas {rows[0]['ptxas'].rpartition('.')[0]} " in README

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moe import reference
-from moe.formats import FORMATS, format_of
+from moe.formats import FORMATS, format_of, scale_blocks
 from moe.reference import (
     dequantise,
     encode_scale,
@@ -260,7 +260,7 @@ def test_layout_by_expert(counts):
     used = torch.cat(parts)
     assert torch.equal(swizzled[: len(used)], used)
     assert not swizzled[len(used) :].any()
-    assert len(swizzled) == (sum(counts) // 128 + len(counts)) * 2 * 512
+    assert len(swizzled) == scale_blocks(sum(counts), len(counts)) * 2 * 512
     assert torch.equal(unswizzle_scales(swizzled, sum(counts), 6, offsets), codes)
 
 

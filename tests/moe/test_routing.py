@@ -29,8 +29,13 @@ CASES = [
     Case(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
     Case(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
     Case(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
+    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
+    Case(21, 128, 4, "bf16", aligned=True),
 ]
 MATRIX = [
+    *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
+    Case(30, 96, 6, "fp32", groups=(3, 2), bias=True, aligned=True),
+    Case(20, 510, 9, scoring="sigmoid", groups=(17, 4)),
     *(Case(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
     *(Case(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
     Case(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
@@ -54,6 +59,56 @@ def test_route(case, arch):
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_route_more(case, arch):
     check_route(case, arch)
+
+
+def test_lanes_have_every_expert_once():
+    """In the order of lanes, groups apart, vectors only where all lanes are full."""
+    for n_group, experts in ((1, 1), (1, 257), (1, 384), (8, 256), (3, 96), (17, 510), (32, 512)):
+        found = config.RouteConfig(experts, 1, "fp32", "softmax", False, n_group, 1, True)
+        groups = n_group if n_group > 1 else 1
+        assert (found.groups, found.lanes & (found.lanes - 1)) == (groups, 0)
+        assert found.groups * found.lanes <= 32
+        assert (found.lanes - 1) * found.per_lane < found.group_size or found.is_even is False
+        assert found.lanes * found.per_lane >= found.group_size
+
+
+@pytest.mark.parametrize(("before", "vectors"), [(8, True), (4, True), (3, False)])
+def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
+    seen = []
+    monkeypatch.setattr("moe.routing.topk_kernel.compile_route", lambda c, _: seen.append(c))
+    monkeypatch.setattr("moe.routing.forward.launch", lambda *_: None)
+    wide = torch.zeros(4, 256 + 16)
+    route(wide[:, before : before + 256], 8)
+    route(wide[:, before : before + 255], 8)  # lanes have 8 experts, but the last one
+    assert [found.vectors for found in seen] == [vectors, False]
+
+
+@each_arch
+@pytest.mark.parametrize("experts", [32, 256])
+def test_equal_candidates(experts, arch):
+    """Three of each value, far apart: few enough to be ranked side by side."""
+    draw = torch.Generator().manual_seed(1)
+    order = torch.stack([torch.randperm(experts, generator=draw) for _ in range(8)])
+    logits = -(order // 3).float() / 8
+    ids, _ = emulated(lambda: route(logits, 8, arch=arch))
+    assert torch.equal(ids, reference.route(logits, 8)[0])
+
+
+@each_arch
+def test_more_candidates_than_lanes(arch):
+    """Equal logits by the hundred, beside better ones and in closed groups."""
+    few = torch.zeros(2, 48)
+    ids, _ = emulated(lambda: route(few, 8, arch=arch))
+    assert ids.tolist() == [[*range(8)]] * 2
+    logits = torch.zeros(3, 256)
+    logits[1, 100:103] = 1.0
+    logits[2, 32:] = -1.0
+    ids, _ = emulated(lambda: route(logits, 8, arch=arch))
+    expected = reference.route(logits, 8)[0]
+    assert torch.equal(ids, expected)
+    given = {"scoring": "sigmoid", "n_group": 8, "topk_group": 4}
+    ids, _ = emulated(lambda: route(logits, 8, arch=arch, **given))
+    assert torch.equal(ids, reference.route(logits, 8, **given)[0])
 
 
 @each_arch
@@ -274,7 +329,7 @@ def test_permutation_refuses(no_compiles, ids, experts, error, words):
 
 def test_broken_ids_stay_inside(monkeypatch):
     """Where nobody reads ids back, one out of range counts as the last expert."""
-    monkeypatch.setattr("moe.routing.forward._check_range", lambda *_: None)
+    monkeypatch.setattr("moe.routing.forward.check_range", lambda *_: None)
     ids = torch.tensor([[0, -1], [7, 2**31 - 1]], dtype=torch.int32)
     found = emulated(lambda: permutation(ids, 4))
     expected = reference.permutation(torch.tensor([[0, 3], [3, 3]]), 4)

@@ -1,38 +1,74 @@
-"""What ptxas made of the grouped GEMM: no config spills, and its registers fit an SM."""
+"""What the grouped GEMM is made of before anything runs: shared and tensor memory of every config,
+and what ptxas made of it: no config spills, and its registers fit an SM."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 
 import pytest
 
 from kernelkit import hw
-from moe.config import GRANULARITIES, GroupedConfig
+from moe.config import GRANULARITIES, OUT_BITS, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 from moe.sm100.compile import compile_grouped
-from moe.sm100.plan import ROLES
+from moe.sm100.plan import ROLES, make_plan
 from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
     from _sass import HOW_TO_GET_TOOLS, resources, tools_found
 
-pytestmark = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+
+# (tile_rows, tile_n) -> of nvfp4, mxfp4, mxfp8: (stages, bytes of one, columns of tensor memory).
+# A stage of a CTA: lines of 128 bytes of rows of x and w, atoms of 512 bytes of scale factors.
+MEMORY = {
+    (8, 128): ((8, 21_504, 48), (8, 19_456, 32), (8, 18_432, 24)),
+    (16, 128): ((8, 22_528, 64), (8, 20_480, 48), (8, 19_456, 40)),
+    (32, 128): ((8, 24_576, 96), (8, 22_528, 80), (8, 21_504, 72)),
+    (64, 128): ((6, 28_672, 160), (7, 26_624, 144), (7, 25_600, 136)),
+    (128, 128): ((6, 36_864, 288), (6, 34_816, 272), (6, 33_792, 264)),
+    (256, 128): ((7, 28_672, 288), (8, 26_624, 272), (8, 25_600, 264)),
+    (128, 256): ((4, 55_296, 512), (4, 52_224, 512), (4, 50_688, 512)),
+    (256, 256): ((5, 38_912, 512), (6, 35_840, 512), (6, 34_304, 512)),
+}
+TILES = tuple(MEMORY)
+SHAPES = [{"tile_rows": rows, "tile_n": columns} for rows, columns in TILES]
 
 QUICK = (
     GroupedConfig(limit=True, amax=True, out="nvfp4", granularity=8),
-    GroupedConfig(granularity=64, out="fp32"),
+    GroupedConfig(limit=True, amax=True, out="nvfp4", tile_rows=8),
+    GroupedConfig(granularity=64, out="fp32", tile_rows=256),
 )
 OUTPUTS = ("bf16", "nvfp4", "mxfp8")
 GRID = [
     GroupedConfig(fmt, granularity=granularity, limit=granularity > 0, out=out, amax=True)
     for fmt, granularity, out in itertools.product(FORMATS, (0, *GRANULARITIES), OUTPUTS)
 ]
+# Of each tile what has most in registers: numbers of a row or of an expert, whole blocks, the amax.
+OF_TILES = [
+    GroupedConfig(fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, **shape)
+    for shape in SHAPES
+    for fmt, granularity, out in (
+        ("nvfp4", 8, "nvfp4"), ("nvfp4", 64, "fp32"), ("mxfp8", 16, "mxfp8"), ("mxfp4", 0, "bf16"),
+    )
+]  # fmt: skip
+CARRYING = [
+    GroupedConfig(granularity=8, limit=True, out=out, amax=True, carry=True, **shape)
+    for shape in SHAPES
+    if shape["tile_rows"] >= 128
+    for out in OUTPUTS
+]
+LONGER = [
+    pytest.param(config, marks=pytest.mark.matrix)
+    for config in dict.fromkeys((*GRID, *OF_TILES, *CARRYING))
+    if config not in QUICK
+]
 
 
-LONGER = [pytest.param(config, marks=pytest.mark.matrix) for config in GRID]
-
-
+@needs_tools
 @pytest.mark.parametrize("config", [*QUICK, *LONGER], ids=str)
 def test_no_config_spills(config, tmp_path):
     """The stack is where registers spill to; the role with most of them sets those of all warps."""
@@ -41,3 +77,41 @@ def test_no_config_spills(config, tmp_path):
     (usage,) = resources(cubin)
     assert usage.stack == 0
     assert usage.registers * ROLES.threads <= hw.REGISTERS_PER_SM
+
+
+def test_every_tile_is_in_the_table():
+    tiles = []
+    for rows, columns in itertools.product(TILE_ROWS, TILE_N):
+        with contextlib.suppress(ValueError):
+            make_plan(GroupedConfig(tile_rows=rows, tile_n=columns))
+            tiles.append((rows, columns))
+    assert sorted(tiles) == sorted(TILES)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_shared_and_tensor_memory(tile, fmt):
+    """By the table and, whatever the output, within what a CTA has."""
+    stages, stage_bytes, columns = MEMORY[tile][list(FORMATS).index(fmt)]
+    shape = {"tile_rows": tile[0], "tile_n": tile[1]}
+    for granularity, out in itertools.product((0, *GRANULARITIES), (*OUT_BITS, *FORMATS)):
+        plan = make_plan(GroupedConfig(fmt, granularity=granularity, out=out, **shape))
+        assert (plan.stages, plan.stage_bytes) == (stages, stage_bytes)
+        assert max(item.end for item in plan.tmem.ranges) == columns
+        assert columns <= plan.tmem.allocated <= hw.TMEM_COLUMNS
+        assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA == 232_448
+        assert plan.k_block * 4 == plan.k_stage
+        assert plan.k_stage * plan.element_bits == 128 * 8
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_bytes_of_a_stage(tile, fmt):
+    """Of K 128 bytes: rows of both operands, and a byte for every block of 128 rows of each; a pair
+    shares rows, and each CTA has all scale factors of w."""
+    rows, columns = tile
+    ctas, form = (2 if rows == 256 else 1), FORMATS[fmt]
+    blocks = 128 * form.per_byte // form.block
+    own, of_w = math.ceil(rows / ctas / 128), columns // 128
+    expected = (rows + columns) // ctas * 128 + (own + of_w) * 128 * blocks
+    assert make_plan(GroupedConfig(fmt, tile_rows=rows, tile_n=columns)).stage_bytes == expected

@@ -13,8 +13,8 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fmha.mutants import SUBJECTS
 from tests.mutation.classes import Mutant
+from tests.mutation.subjects import SUBJECTS
 from tests.mutation.verdict import BROKEN, KILLERS, SCHEDULES, SURVIVED, Judge, Verdict
 
 _SAVE_SECONDS = 5.0

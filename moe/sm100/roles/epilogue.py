@@ -1,21 +1,37 @@
 """Epilogue role: four warps, a row of the tile per thread: global scale, SwiGLU, output.
 
 One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
-whole blocks of a quantised output, so that nothing is carried from one to the next.
+whole blocks of a quantised output, so that nothing is carried from one to the next (unless
+`config.carry`). Of a swapped tile a lane of tensor memory is a column of the product: it goes
+through shared memory first, and a thread then takes subtiles of rows, as otherwise.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32, Uint32
 
-from kernelkit import tmem
+from kernelkit import hw, tmem
 from kernelkit.pipelines import draining
+from moe.config import CARRIED, PART
 from moe.device.quantise import largest_magnitude
-from moe.device.swiglu import swiglu
+from moe.device.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
-from moe.sm100.plan import ACC_STAGES, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.outputs import Place, store_codes, store_quantised, store_values, tell_amax
-from moe.sm100.roles.scheduler import told
+from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
+from moe.sm100.roles.outputs import (
+    Encoded,
+    Place,
+    first_byte,
+    hand_over,
+    quantised,
+    rounded,
+    store_codes,
+    store_row,
+    tell_amax,
+)
+from moe.sm100.roles.scheduler import rank_in_tile, told
+
+TRANSPOSED_BARRIER = 1
+READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
 
 
 class Epilogue:
@@ -28,9 +44,9 @@ class Epilogue:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
-        pipes = scope.pipes
-        tiles, acc = draining(TILE_STAGES), draining(ACC_STAGES)
-        top = Float32(0.0)
+        pipes, plan = scope.pipes, self.plan
+        tiles, acc = draining(TILE_STAGES), draining(plan.acc_stages)
+        half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
         going = Int32(1)
         while going > 0:
             pipes.tile_epilogue.wait(tiles)
@@ -41,61 +57,188 @@ class Epilogue:
             if going > 0:
                 pipes.acc.wait(acc)
                 tmem.order_after_wait()
-                found = self.do_tile(scope, tile, acc.index)
+                if cutlass.const_expr(plan.config.swapped):
+                    found = self.do_swapped(scope, tile, half, acc.index)
+                else:
+                    found = self.do_tile(scope, tile, half, acc.index)
                 top = cute.arch.fmax(top, found, nan=True)
                 acc.advance()
-        if cutlass.const_expr(self.plan.config.amax):
+                half = 1 - half
+        if cutlass.const_expr(plan.config.amax):
             tell_amax(scope.tensors.amax, top)
 
     @cute.jit
-    def do_tile(self, scope: Scope, tile: Tile, stage: Int32) -> Float32:
-        """All columns; the largest magnitude of this thread's outputs, where somebody asks."""
-        config = self.plan.config
+    def do_tile(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
+        """A row a thread, all columns; the largest magnitude, where somebody asks."""
+        plan, config = self.plan, self.plan.config
         thread, _, _ = cute.arch.thread_idx()
-        exists = thread < tile.rows
-        place = Place(tile.first + thread, tile.block, thread, tile.n * config.tile_outputs)
-        factor = self.factor(scope, tile, place.row, exists)
-        codes = cute.make_rmem_tensor(config.tile_outputs, cutlass.Uint32)
+        rank = rank_in_tile(plan)
+        place = Place(
+            tile.first + rank * LANES + thread,
+            tile.first + tile.rows,
+            tile.block + rank,
+            thread,
+            tile.n * config.tile_outputs,
+        )
+        factor = self.factor(scope, tile, place)
         top = Float32(0.0)
-        for subtile in cutlass.range_constexpr(config.tile_n // config.subtile):
-            values = self.take(scope, stage, subtile)
-            values.store(values.load() * factor)
-            if cutlass.const_expr(config.swiglu):
-                values = swiglu(config, scope.numbers, values)
-            if cutlass.const_expr(config.amax):
-                top = cute.arch.fmax(top, largest_magnitude(values), nan=True)
-            first = subtile * config.subtile // config.inputs_of_output
-            if cutlass.const_expr(config.out_format is None):
-                store_values(config, scope.tensors, place, (first, exists), values)
-            else:
-                store_quantised(config, scope.tensors, place, (first, exists), (values, codes))
-        if cutlass.const_expr(config.out_format is not None):
-            store_codes(config, scope.tensors, place, exists, codes)
-        return top if exists else Float32(0.0)
+        for index in cutlass.range_constexpr(plan.parts):
+            # Columns that both accumulators have come first.
+            part = index if half == 1 else plan.parts - 1 - index
+            source = (half * plan.second + part * PART, stage, index == self.frees)
+            outputs = place.moved(part * (PART // config.inputs_of_output))
+            found = self.do_part(scope, outputs, source, factor)
+            top = cute.arch.fmax(top, found, nan=True)
+        return top
+
+    @property
+    def frees(self) -> int:
+        """The part of an accumulator behind which it is free."""
+        return 0 if self.plan.shares_columns else self.plan.parts - 1
 
     @cute.jit
-    def take(self, scope: Scope, stage: Int32, subtile: cutlass.Constexpr) -> cute.Tensor:
-        """Columns of the thread's row; behind the last of them the accumulator is free."""
-        config = self.plan.config
+    def do_part(self, scope: Scope, place: Place, source: tuple, factor: Float32) -> Float32:
+        """Columns of a thread's row. source: (the first, stage of the accumulator, whether it is
+        free behind them)."""
+        config, (column, stage, frees) = self.plan.config, source
+        row, count = self.room(PART), PART // config.subtile
+        top = Float32(0.0)
+        for subtile in cutlass.range_constexpr(count):
+            begin = column + subtile * config.subtile
+            if cutlass.const_expr(config.carry):
+                values = self.carried(scope, begin, factor)
+            else:
+                values = self.activated(scope, self.columns(scope, begin, config.subtile), factor)
+            if cutlass.const_expr(frees and subtile == count - 1):
+                tmem.order_before_signal()
+                scope.pipes.acc.release(stage)
+            top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
+            self.encode(scope, values, row.share(subtile, count))
+            for piece in row.completed(subtile, count):
+                self.hand_over(scope, place, row, piece)
+        if cutlass.const_expr(config.out_format is not None):
+            store_codes(config, scope.tensors, place, row.codes)
+        return top
+
+    @cute.jit
+    def do_swapped(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
+        """A subtile of a row a thread, or several."""
+        plan, config = self.plan, self.plan.config
+        self.transpose(scope, half * plan.second, stage)
         thread, _, _ = cute.arch.thread_idx()
-        values = cute.make_rmem_tensor(config.subtile, Float32)
-        column = stage * config.tile_n + subtile * config.subtile
-        source = tmem.tile_at(scope.buffers.tmem, column, config.subtile)
-        tmem.load_row(source, values, thread)
+        parts = config.tile_n // config.subtile
+        top = Float32(0.0)
+        for turn in cutlass.range_constexpr(-(-plan.n * parts // LANES)):
+            item = turn * LANES + thread
+            row, part = item % plan.n, cutlass.min(item // plan.n, parts - 1)
+            place = Place(
+                tile.first + row,
+                tile.first + tile.rows if item < plan.n * parts else Int32(0),
+                tile.block,
+                tile.quarter * hw.WARP_THREADS + row,
+                tile.n * config.tile_outputs + part * config.subtile_outputs,
+            )
+            values = cute.make_rmem_tensor(config.subtile, Float32)
+            source = scope.buffers.transposed[row, None].iterator + part * config.subtile
+            cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
+            values = self.activated(scope, values, self.factor(scope, tile, place))
+            top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
+            room = self.room(config.subtile)
+            self.encode(scope, values, room)
+            store_row(scope.tensors, place, first_byte(config, place), room.words)
+            if cutlass.const_expr(config.out_format is not None):
+                store_codes(config, scope.tensors, place, room.codes)
+        return top
+
+    @cute.jit
+    def transpose(self, scope: Scope, column: Int32, stage: Int32) -> None:
+        """The accumulator to shared memory, whose reader of the tile before is done."""
+        plan = self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        cute.arch.barrier(barrier_id=TRANSPOSED_BARRIER, number_of_threads=self.role.threads)
+        count = min(plan.n, READ_COLUMNS)
+        for first in cutlass.range_constexpr(0, plan.n, count):
+            values = self.columns(scope, column + first, count)
+            for index in cutlass.range_constexpr(count):
+                scope.buffers.transposed[first + index, thread] = values[index]
+        tmem.order_before_signal()
+        scope.pipes.acc.release(stage)
+        cute.arch.barrier(barrier_id=TRANSPOSED_BARRIER, number_of_threads=self.role.threads)
+
+    @cute.jit
+    def columns(self, scope: Scope, first: Int32, count: cutlass.Constexpr) -> cute.Tensor:
+        """Of the thread's lane of tensor memory, fp32 (count,)."""
+        thread, _, _ = cute.arch.thread_idx()
+        values = cute.make_rmem_tensor(count, Float32)
+        tmem.load_row(tmem.tile_at(scope.buffers.tmem, first, count), values, thread)
         tmem.wait_loads()
-        if cutlass.const_expr((subtile + 1) * config.subtile == config.tile_n):
-            tmem.order_before_signal()
-            scope.pipes.acc.release(stage)
         return values
 
     @cute.jit
-    def factor(self, scope: Scope, tile: Tile, row: Int32, exists: Boolean) -> Float32:
+    def activated(self, scope: Scope, values: cute.Tensor, factor: Float32) -> cute.Tensor:
+        """The output that sums of products become."""
+        values.store(values.load() * factor)
+        if cutlass.const_expr(self.plan.config.swiglu):
+            values = swiglu(self.plan.config, scope.numbers, values)
+        return values
+
+    @cute.jit
+    def carried(self, scope: Scope, first: Int32, factor: Float32) -> cute.Tensor:
+        """The output of a subtile, 8 columns of it at a time: up finds what gate left behind."""
+        config, numbers = self.plan.config, scope.numbers
+        weights = cute.make_rmem_tensor(CARRIED, Float32)
+        result = cute.make_rmem_tensor(config.subtile_outputs, Float32)
+        for pair in cutlass.range_constexpr(config.subtile_outputs // CARRIED):
+            gate = self.columns(scope, first + 2 * pair * CARRIED, CARRIED)
+            for index in cutlass.range_constexpr(CARRIED):
+                weights[index] = gate_weight(config, numbers, gate[index] * factor)
+            up = self.columns(scope, first + (2 * pair + 1) * CARRIED, CARRIED)
+            for index in cutlass.range_constexpr(CARRIED):
+                value = weighted_up(config, numbers, up[index] * factor, weights[index])
+                result[pair * CARRIED + index] = value
+        return result
+
+    def room(self, columns: int) -> Encoded:
+        """For the output that so many columns of the product become."""
+        config, form = self.plan.config, self.plan.config.out_format
+        outputs = columns // config.inputs_of_output
+        words = cute.make_rmem_tensor(outputs * config.output_bits // 32, Uint32)
+        codes = cute.make_rmem_tensor(outputs // form.block, Uint32) if form else None
+        return Encoded(words, codes)
+
+    @cute.jit
+    def encode(self, scope: Scope, values: cute.Tensor, room: Encoded) -> None:
+        """Outputs as they are stored."""
+        config = self.plan.config
+        if cutlass.const_expr(config.out_format is None):
+            room.words.store(rounded(config, values).load())
+        else:
+            room.words.store(quantised(config, scope.tensors, values, room.codes).load())
+
+    @cute.jit
+    def hand_over(self, scope: Scope, place: Place, row: Encoded, piece: cutlass.Constexpr) -> None:
+        """A piece of the thread's row, by its warp."""
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        buffer = scope.buffers.pieces + warp * (hw.WARP_THREADS * PIECE_BYTES)
+        first = first_byte(self.plan.config, place) + piece * PIECE_BYTES
+        hand_over(scope.tensors, place, first, row.piece(piece), buffer)
+
+    @cute.jit
+    def magnitude(self, place: Place, values: cute.Tensor) -> Float32:
+        """The largest of a row that exists, where somebody asks."""
+        top = Float32(0.0)
+        if cutlass.const_expr(self.plan.config.amax):
+            top = largest_magnitude(values) if place.exists else top
+        return top
+
+    @cute.jit
+    def factor(self, scope: Scope, tile: Tile, place: Place) -> Float32:
         """What products of the row are times: before anything that is not linear."""
         tensors, config = scope.tensors, self.plan.config
         factor = Float32(1.0)
         if cutlass.const_expr(config.format.has_global):
             index = Int32(0)
             if cutlass.const_expr(config.row_scale):
-                index = row if exists else Int32(0)
-            factor = tensors.a_scale[index] * tensors.b_scale[tile.expert]
+                index = place.row if place.exists else Int32(0)
+            factor = tensors.x_scale[index] * tensors.w_scale[tile.expert]
         return factor

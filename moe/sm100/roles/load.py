@@ -1,4 +1,7 @@
-"""Load role: one warp fetches A, B and their scale factors by TMA, a stage of K at a time."""
+"""Load role: one warp fetches x, w and their scale factors by TMA, a stage of K at a time.
+
+Of a pair each CTA fetches its half of the rows of both, and all scale factors of w.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,10 +9,11 @@ from cutlass import Int32, Uint8
 
 from kernelkit.boxes import copy_in
 from kernelkit.pipelines import draining, filling
+from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
-from moe.sm100.boxes import a_box, b_box, scale_box
+from moe.sm100.boxes import scale_box, w_box, x_box
 from moe.sm100.plan import LINE, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.scheduler import told
+from moe.sm100.roles.scheduler import rank_in_tile, told
 
 
 class Load:
@@ -37,26 +41,30 @@ class Load:
                     pipes.ab.acquire(state)
                     self.fetch(scope, tile, step, state.index)
                     state.advance()
+        if cutlass.const_expr(self.plan.config.ctas == 2):
+            for _ in cutlass.range(self.plan.stages, unroll=1):
+                pipes.ab.wait_free(state)
+                state.advance()
 
     @cute.jit
     def fetch(self, scope: Scope, tile: Tile, step: Int32, stage: Int32) -> None:
         """One stage of a tile."""
         plan, operands, buffers = self.plan, scope.operands, scope.buffers
-        barrier = scope.pipes.ab.barrier(stage)
-        n, column = tile.n * plan.config.tile_n, step * LINE
-        box = a_box(plan)
-        target = box.at(in_bytes(buffers.a), stage)
-        copy_in(operands.a, box, (tile.first, column, 0, 0), target, barrier)
-        box = b_box(plan)
-        place = (n, column, 0, tile.expert)
-        copy_in(operands.b, box, place, box.at(in_bytes(buffers.b), stage), barrier)
+        barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
+        column, n = step * LINE, tile.n * plan.config.tile_n
+        box = x_box(plan)
+        place = (tile.first + rank * plan.x_rows, column, 0, 0)
+        copy_in(operands.x, box, place, box.at(in_bytes(buffers.x), stage), barrier)
+        box = w_box(plan)
+        place = (n + rank * plan.w_rows, column, 0, tile.expert)
+        copy_in(operands.w, box, place, box.at(in_bytes(buffers.w), stage), barrier)
         box, atom = scale_box(plan), step * plan.atoms
-        place = (atom, 0, tile.block, 0)
-        copy_in(operands.sfa, box, place, box.at(buffers.sfa, stage), barrier)
-        for block in cutlass.range_constexpr(plan.b_blocks):
-            place = (atom, 0, n // 128 + block, tile.expert)
-            target = box.at(buffers.sfb, stage * plan.b_blocks + block)
-            copy_in(operands.sfb, box, place, target, barrier)
+        place = (atom, 0, tile.block + rank, 0)
+        copy_in(operands.x_scales, box, place, box.at(buffers.x_scales, stage), barrier)
+        for block in cutlass.range_constexpr(plan.w_blocks):
+            place = (atom, 0, n // SCALE_ROWS + block, tile.expert)
+            target = box.at(buffers.w_scales, stage * plan.w_blocks + block)
+            copy_in(operands.w_scales, box, place, target, barrier)
 
 
 def in_bytes(buffer: cute.Pointer) -> cute.Pointer:

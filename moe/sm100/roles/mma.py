@@ -16,14 +16,7 @@ from kernelkit.pipelines import cta_group, draining, filling
 from kernelkit.umma import accumulator, shared
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import Scope
-from moe.sm100.plan import (
-    ACC_STAGES,
-    K_BLOCKS,
-    ROLES,
-    TILE_M,
-    TILE_STAGES,
-    GroupedPlan,
-)
+from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.scheduler import told
 from moe.sm100.signature import ELEMENTS, SCALES
 
@@ -41,14 +34,16 @@ class Mma:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         plan, pipes = self.plan, scope.pipes
-        tiles, acc = draining(TILE_STAGES), filling(ACC_STAGES)
+        tiles, acc = draining(TILE_STAGES), filling(plan.acc_stages)
         state = draining(plan.stages)
+        half = Int32(0)  # of the accumulators
         blocks = -(-scope.sizes.k // plan.k_block)
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)
         while going > 0:
             pipes.tile_mma.wait(tiles)
-            going = told(scope, tiles.index).valid
+            tile = told(scope, tiles.index)
+            going = tile.valid
             pipes.tile_mma.release(tiles.index)
             tiles.advance()
             if going > 0:
@@ -57,38 +52,40 @@ class Mma:
                 for step in cutlass.range(k_stages, unroll=1):
                     pipes.ab.wait(state)
                     left = blocks - step * K_BLOCKS
-                    stages = (state.index, acc.index)
+                    place = (state.index, half * plan.second, tile.quarter)
                     for count in cutlass.range_constexpr(1, K_BLOCKS):
                         if left == count:
-                            self.add(scope, stages, step, count)
+                            self.add(scope, place, step, count)
                     if left >= K_BLOCKS:
-                        self.add(scope, stages, step, K_BLOCKS)
+                        self.add(scope, place, step, K_BLOCKS)
                     pipes.ab.release(state.index)
                     state.advance()
                 pipes.acc.signal(acc.index)
                 acc.advance()
+                half = 1 - half
 
     @cute.jit
-    def add(self, scope: Scope, stages: tuple, step: Int32, count: cutlass.Constexpr) -> None:
-        """D (+)= A B over a stage: count MMAs, to the end of K. stages: (ring, accumulator)."""
-        plan, buffers, (stage, acc) = self.plan, scope.buffers, stages
-        mma, tile = make_mma(plan), (TILE_M, plan.config.tile_n, plan.k_stage)
+    def add(self, scope: Scope, place: tuple, step: Int32, count: cutlass.Constexpr) -> None:
+        """D (+)= A B over a stage: count MMAs, to the end of K. place: (stage of the ring, column
+        of D, quarter of a block at which the scale factors of x begin)."""
+        plan, buffers, (stage, column, quarter) = self.plan, scope.buffers, place
+        mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
         self.bring_scales(scope, stage)
-        d = accumulator(mma, tile, buffers.tmem, acc * plan.config.tile_n)
-        a = mma.make_fragment_A(
-            shared(
-                buffers.a, sm100.make_smem_layout_a(mma, tile, buffers.a.value_type, plan.stages)
-            )
-        )[None, None, None, stage]
-        b = mma.make_fragment_B(
-            shared(
-                buffers.b, sm100.make_smem_layout_b(mma, tile, buffers.b.value_type, plan.stages)
-            )
-        )[None, None, None, stage]
+        d = accumulator(mma, tile, buffers.tmem, column)
+        rows, columns = (buffers.x, buffers.w)[:: -1 if plan.config.swapped else 1]
+        layout = sm100.make_smem_layout_a(mma, tile, rows.value_type, plan.stages)
+        a = mma.make_fragment_A(shared(rows, layout))[None, None, None, stage]
+        layout = sm100.make_smem_layout_b(mma, tile, columns.value_type, plan.stages)
+        b = mma.make_fragment_B(shared(columns, layout))[None, None, None, stage]
         for block in cutlass.range_constexpr(count):
+            x_scales = self.scales(scope, "x_scales", 1, block)
+            w_scales = self.scales(scope, "w_scales", plan.w_blocks, block)
+            sfa, sfb = x_scales, w_scales
+            if cutlass.const_expr(plan.config.swapped):
+                sfa, sfb = w_scales, x_scales + quarter * BYTES_OF_COLUMN
             mma.set(tcgen05.Field.ACCUMULATE, step > 0 if block == 0 else True)
-            mma.set(tcgen05.Field.SFA, self.scales(scope, "sfa", 1, block))
-            mma.set(tcgen05.Field.SFB, self.scales(scope, "sfb", plan.b_blocks, block))
+            mma.set(tcgen05.Field.SFA, sfa)
+            mma.set(tcgen05.Field.SFB, sfb)
             cute.gemm(mma, d, a[None, None, block], b[None, None, block], d)
 
     @cute.jit
@@ -96,21 +93,21 @@ class Mma:
         """Atoms of tensor memory: along K first, inside of that the blocks of 128 rows."""
         plan, buffers, group = self.plan, scope.buffers, cta_group(self.plan.edges)
         for atom in cutlass.range_constexpr(plan.atoms):
-            column = plan.tmem["sfa"].begin + atom * SCALE_COLUMNS
-            source = buffers.sfa + (stage * plan.atoms + atom) * (SCALE_ATOM_BYTES // 2)
+            column = plan.tmem["x_scales"].begin + atom * SCALE_COLUMNS
+            source = buffers.x_scales + (stage * plan.atoms + atom) * (SCALE_ATOM_BYTES // 2)
             copy_atom(group, buffers.tmem + column, source)
-            for block in cutlass.range_constexpr(plan.b_blocks):
-                index = atom * plan.b_blocks + block
-                column = plan.tmem["sfb"].begin + index * SCALE_COLUMNS
-                place = (stage * plan.b_blocks + block) * plan.atoms + atom
-                source = buffers.sfb + place * (SCALE_ATOM_BYTES // 2)
+            for block in cutlass.range_constexpr(plan.w_blocks):
+                index = atom * plan.w_blocks + block
+                column = plan.tmem["w_scales"].begin + index * SCALE_COLUMNS
+                place = (stage * plan.w_blocks + block) * plan.atoms + atom
+                source = buffers.w_scales + place * (SCALE_ATOM_BYTES // 2)
                 copy_atom(group, buffers.tmem + column, source)
 
     @cute.jit
     def scales(
         self, scope: Scope, name: str, row_blocks: cutlass.Constexpr, block: cutlass.Constexpr
     ) -> cute.Pointer:
-        """Where an MMA finds its scale factors of A or B: the byte of the first one."""
+        """Where an MMA finds its scale factors: the byte of the first one."""
         plan = self.plan
         atom, byte = divmod(block * plan.scales_of_block, BYTES_OF_COLUMN)
         element = SCALES[plan.config.format.scale]
@@ -130,5 +127,5 @@ def make_mma(plan: GroupedPlan) -> cute.TiledMma:
         scale,
         form.block,
         cta_group(plan.edges),
-        (TILE_M, plan.config.tile_n),
+        (plan.m, plan.n),
     )

@@ -1,0 +1,238 @@
+"""The arguments of `grouped_gemm` and `fused_moe`: checks by value and limit, and the config of the
+grouped GEMM that serves them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kernelkit import hw
+from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.tensors import DTYPE_NAMES, require_scalars, require_table, require_tensors
+from moe.config import GRANULARITIES, GroupedConfig
+from moe.formats import FORMATS, scale_blocks, scale_bytes
+from moe.indices import check_offsets
+from moe.quantized import Quantized
+from moe.tiles import check_tile_rows, choose_tile_n, choose_tile_rows
+
+
+@dataclass(frozen=True)
+class Activation:
+    """h = (up + beta) gate sigmoid(alpha gate); gate is clamped above by limit, up on both sides.
+
+    Plain SwiGLU is (1, 0, None), DeepSeek-V4's (1, 0, 10), that of gpt-oss (1.702, 1, 7).
+    granularity: rows of gate, then of up, that alternate in the packed weights.
+    """
+
+    granularity: int
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Router:
+    """How experts are chosen, as `moe.routing.route` takes it."""
+
+    top_k: int
+    scoring: str = "softmax"
+    bias: torch.Tensor | None = None
+    n_group: int = 1
+    topk_group: int = 1
+    renormalize: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class SwiGLU:
+    """(up + beta) gate sigmoid(alpha gate) of clamped gate and up; see `Activation`."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Global scales of the activations in nvfp4, fp32 [1]: what a calibration run found. None: of
+    the tensor, or of each token, found at every call. h: of the output of SwiGLU; with one the
+    first product quantises its output itself.
+
+    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h).
+    """
+
+    x: torch.Tensor | str | None = None
+    h: torch.Tensor | str | None = None
+    h_amax: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """As `moe.grouped.grouped_gemm` describes them; out: a name of a dtype or of a format."""
+
+    x: Quantized
+    w: Quantized
+    offsets: torch.Tensor
+    encode_scale: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
+    activation: Activation | None = None
+    out: str = "bf16"
+    tile_rows: int | None = None
+    most_rows: int | None = None
+    tile_n: int | None = None
+    carry: bool = False
+    pdl: bool = False
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.w.data.shape[0]
+
+    @property
+    def most(self) -> int:
+        """Rows that an expert may have."""
+        return self.x.rows if self.most_rows is None else min(self.most_rows, self.x.rows)
+
+    @property
+    def columns(self) -> int:
+        """Of the output."""
+        return self.w.rows // (1 if self.activation is None else 2)
+
+    @property
+    def blocks(self) -> int:
+        """Of 128 rows, that the scale factors of x and of the output have room for."""
+        return scale_blocks(self.x.rows, self.experts)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of one, chosen where nobody says."""
+        rows, n = self.tile_rows, self.tile_n
+        if rows is None:
+            rows = choose_tile_rows(self.x.rows, self.experts, self.most)
+        return rows, choose_tile_n(self.x.rows, self.w.rows, rows) if n is None else n
+
+    @cached_property
+    def config(self) -> GroupedConfig:
+        """What is compiled."""
+        activation, decode = self.activation, self.x.decode_scale
+        tile_rows, tile_n = self.tile
+        return GroupedConfig(
+            fmt=self.x.fmt,
+            row_scale=decode is not None and len(decode) > 1,
+            granularity=0 if activation is None else activation.granularity,
+            limit=activation is not None and activation.limit is not None,
+            out=self.out,
+            amax=self.amax is not None,
+            tile_rows=tile_rows,
+            tile_n=tile_n,
+            carry=self.carry,
+            pdl=self.pdl,
+        )
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        check_form(self.activation)
+        self.config.check_values()
+        self._check_operands()
+        self._check_columns()
+        self._check_rows()
+        self._check_scalars()
+
+    def _check_operands(self) -> None:
+        x, w = self.x, self.w
+        require_tensors(x=x.data, w=w.data, offsets=self.offsets)
+        if w.data.ndim != 3 or x.data.ndim != 2:
+            shapes = tuple(x.data.shape), tuple(w.data.shape)
+            raise ValueError(f"x {shapes[0]} and w {shapes[1]}: [R, K] and [E, N, K]")
+        if (x.fmt, x.k) != (w.fmt, w.k):
+            raise ValueError(f"x is {x.fmt} with K = {x.k}, w is {w.fmt} with K = {w.k}")
+        require_table("offsets", self.offsets, torch.int32, (self.experts + 1,))
+        if x.data.shape[-1] % hw.TMA_ALIGN_BYTES:
+            unit = hw.TMA_ALIGN_BYTES * x.format.per_byte
+            raise NotImplementedError(f"K = {x.k} in {x.fmt}: a multiple of {unit}, for TMA")
+        for name, tensor in (("x", x.data), ("w", w.data)):
+            if not tensor.is_contiguous():
+                raise ValueError(
+                    f"{name}.data has strides {tensor.stride()}: it has to be contiguous"
+                )
+        wanted = scale_bytes(self.blocks, x.format.columns(x.k))
+        if x.rows and x.scales.numel() != wanted:
+            raise ValueError(
+                f"x has {x.scales.numel()} bytes of scale factors, {wanted} for {x.rows} rows of "
+                f"{self.experts} experts: quantise it with offsets"
+            )
+        if x.format.has_global and len(w.decode_scale) != self.experts:
+            raise ValueError(
+                f"w has {len(w.decode_scale)} global scales for {self.experts} experts"
+            )
+
+    def _check_columns(self) -> None:
+        config, n = self.config, self.w.rows
+        if n % (2 * config.granularity if config.swiglu else 1):
+            raise ValueError(
+                f"N = {n}: a multiple of {2 * config.granularity}, gate and up in turn"
+            )
+        form = config.out_format
+        if form is not None:
+            unit = hw.TMA_ALIGN_BYTES * form.per_byte
+        else:
+            unit = hw.TMA_ALIGN_BYTES // ITEM_BYTES[config.out]
+        if self.columns % unit:
+            raise NotImplementedError(
+                f"{self.columns} columns of output in {config.out}: a multiple of {unit}, 16 bytes"
+            )
+
+    def _check_rows(self) -> None:
+        """What offsets say is looked at on the CPU alone: a GPU takes it as it is."""
+        rows, most = self.x.rows, self.most
+        if most * self.experts < rows:
+            raise ValueError(
+                f"most_rows {self.most_rows}: {self.experts} experts have {rows} rows together"
+            )
+        check_tile_rows(self.config.tile_rows, most)
+        check_offsets(self.offsets, rows)
+        if self.offsets.device.type == "cpu":
+            largest = int(self.offsets.diff().max())
+            if largest > most:
+                raise ValueError(f"most_rows {self.most_rows}: an expert has {largest} rows")
+
+    def _check_scalars(self) -> None:
+        form = self.config.out_format
+        wanted = form is not None and form.has_global
+        if (self.encode_scale is not None) != wanted:
+            raise ValueError(f"out {self.out}: {'an' if wanted else 'no'} encode_scale")
+        for name, tensor in (("encode_scale", self.encode_scale), ("amax", self.amax)):
+            if tensor is not None:
+                require_table(name, tensor, torch.float32, (1,))
+                require_tensors(x=self.x.data, **{name: tensor})
+
+
+def check_form(form: Activation | SwiGLU | None) -> None:
+    """TypeError or ValueError for an activation that is none."""
+    if form is None:
+        return
+    kinds = dict.fromkeys(("alpha", "beta"), "float") | {"limit": "float | None"}
+    require_scalars(kinds, {name: getattr(form, name) for name in kinds})
+    for name in ("alpha", "beta"):
+        if not math.isfinite(getattr(form, name)):
+            raise ValueError(f"{name} {getattr(form, name)}: a finite number")
+    if form.limit is not None and not form.limit > 0:
+        raise ValueError(f"limit {form.limit}: a positive number, None for no limit")
+    if isinstance(form, Activation) and form.granularity not in GRANULARITIES:
+        raise NotImplementedError(
+            f"granularity {form.granularity!r}: supported are {GRANULARITIES}"
+        )
+
+
+def out_name(out: torch.dtype | str) -> str:
+    """The name of a dtype; of a format it is itself."""
+    if isinstance(out, torch.dtype):
+        if out not in DTYPE_NAMES:
+            raise NotImplementedError(f"out {out}: supported are {tuple(DTYPE_NAMES)}")
+        return DTYPE_NAMES[out]
+    if out not in FORMATS:
+        raise NotImplementedError(f"out {out!r}: a dtype or one of {tuple(FORMATS)}")
+    return out

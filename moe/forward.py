@@ -1,0 +1,123 @@
+"""What the operator `moe_grouped_gemm` does: check, allocate, launch.
+
+Nothing here waits for the device or reads from it, so that a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from kernelkit import hw
+from kernelkit.launch import Target, choose_target, launch, written_for
+from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
+from moe.arguments import Activation, Arguments
+from moe.config import GroupedConfig
+from moe.formats import (
+    FORMATS,
+    SCALE_ATOM_BYTES,
+    row_blocks,
+    scale_atoms,
+    scale_blocks,
+    scale_bytes,
+)
+from moe.quantized import Quantized
+from moe.tiles import row_tiles
+
+ARCHS = ("sm_100a",)
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def forward(arguments: Arguments, backend: str = "auto", arch: str | None = None) -> Results:
+    """(elements or numbers, scale factors) as `empty_results` makes them; one launch."""
+    target = prepare(arguments, backend, arch)
+    results = make_results(arguments)
+    if has_tiles(arguments):
+        given = kernel_arguments(arguments, results)
+        launch(compile_for(arguments.config, target.arch), given, target, arguments.offsets.device)
+    return results
+
+
+def prepare(arguments: Arguments, backend: str, arch: str | None) -> Target:
+    """Where checked arguments run."""
+    arguments.check()
+    return choose_target(arguments.offsets.device, backend, arch, ARCHS)
+
+
+def has_tiles(arguments: Arguments) -> bool:
+    """Whether there is anything to launch."""
+    return bool(arguments.x.rows and arguments.columns)
+
+
+def make_results(arguments: Arguments) -> Results:
+    """Allocated and not yet written."""
+    shape = arguments.x.rows, arguments.columns
+    return empty_results(arguments.x.data, shape, arguments.experts, arguments.out)
+
+
+def empty_results(like: torch.Tensor, shape: tuple[int, int], experts: int, out: str) -> Results:
+    """[R, columns] in the dtype of the output, and nothing; bytes of elements and of scale factors
+    of a quantised one. Sizes may be symbols."""
+    (rows, columns), form = shape, FORMATS.get(out)
+    if form is None:
+        values = like.new_empty((rows, columns), dtype=DTYPES[out])
+        return values, like.new_empty(0, dtype=torch.uint8)
+    data = like.new_empty((rows, columns // form.per_byte), dtype=torch.uint8)
+    room = scale_bytes(scale_blocks(rows, experts), form.columns(columns))
+    return data, like.new_empty(room, dtype=torch.uint8)
+
+
+def compile_for(config: GroupedConfig, arch: str) -> Any:
+    """The kernel for `arch`."""
+    from moe.sm100.compile import compile_grouped
+
+    return compile_grouped(config, written_for(arch))
+
+
+def kernel_arguments(arguments: Arguments, results: Results) -> list:
+    """As `moe.sm100.kernel.GroupedGemm` takes them, but for the stream."""
+    x, w, (data, scales) = arguments.x, arguments.w, results
+    moved = (
+        _lines(x.data.unsqueeze(0)),
+        _lines(w.data),
+        _atoms(x.scales, 1, arguments.blocks, x),
+        _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
+    )
+    scales = None if arguments.config.out_format is None else scales
+    ends = (scales, arguments.encode_scale, arguments.amax)
+    tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
+    act = arguments.activation or Activation(0)
+    numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
+    return [moved, tensors, numbers, x.k, grid(arguments)]
+
+
+def grid(arguments: Arguments) -> int:
+    """CTAs: one on every SM, or those of as many tiles as there can be."""
+    config, x = arguments.config, arguments.x
+    columns = math.ceil(arguments.w.rows / config.tile_n)
+    tiles = row_tiles(x.rows, arguments.experts, config.tile_rows, arguments.most) * columns
+    at_once = max(1, _sms(arguments.offsets.device) // config.ctas)
+    return config.ctas * min(tiles, at_once)
+
+
+def _lines(data: torch.Tensor) -> torch.Tensor:
+    """uint8 [experts, rows, 1, bytes of K]."""
+    return with_plain_strides(data.view(torch.uint8).unsqueeze(2))
+
+
+def _atoms(scales: torch.Tensor, experts: int, blocks: int, of: Quantized) -> torch.Tensor:
+    """uint16 [experts, atoms along K, blocks of 128 rows, words of an atom]."""
+    atoms = scale_atoms(of.format.columns(of.k))
+    words = scales.view(torch.uint8).view(torch.uint16)
+    words = words.view(experts, blocks, atoms, SCALE_ATOM_BYTES // 2)
+    return with_plain_strides(words.transpose(1, 2))
+
+
+def _sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return hw.SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count

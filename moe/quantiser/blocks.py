@@ -1,0 +1,108 @@
+"""Which rows a block of scale factors has, which of them are a thread's, and zeros where there is
+none (device code)."""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from kernelkit import hw
+from moe.device.warp import sum_below
+from moe.formats import SCALE_COLUMNS, SCALE_ROWS
+from moe.quantiser.config import QUARTERS, VECTOR_BYTES
+
+ROWS_OF_QUARTER = SCALE_ROWS // QUARTERS
+NO_ROWS = -1
+EXPERTS_AT_ONCE = 8  # whose offsets a lane reads together: the loads do not wait for each other
+WORDS = VECTOR_BYTES // 4  # of a store of zeros
+
+
+@cute.jit
+def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> tuple:
+    """(row within a block, its word in an atom) of a thread; four neighbours share them.
+
+    A warp has 8 rows whose words are neighbours.
+    """
+    lane, warp = thread % hw.WARP_THREADS, thread // hw.WARP_THREADS
+    quarter = lane // SCALE_COLUMNS % QUARTERS
+    inside = part * (ROWS_OF_QUARTER // parts) + warp * 2
+    inside += lane // (SCALE_COLUMNS * QUARTERS)
+    return quarter * ROWS_OF_QUARTER + inside, inside * QUARTERS + quarter
+
+
+@cute.jit
+def clear_part(
+    scales: cute.Tensor, atoms: Int32, place: tuple, turn: tuple, parts: cutlass.Constexpr[int]
+) -> None:
+    """Zeros in the scale factors of a part of a block.
+
+    place: (block, part); turn: (CTA, CTAs that take turns, thread).
+    """
+    block, part = place
+    cta, ctas, thread = turn
+    vectors = SCALE_ROWS // parts // WORDS  # of a part in an atom
+    zeros = cute.make_rmem_tensor(WORDS, Int32)
+    zeros.fill(0)
+    at_once = SCALE_ROWS * SCALE_COLUMNS // parts // vectors  # atoms of a CTA
+    first = cta * at_once + thread // vectors
+    for atom in cutlass.range(first, atoms, ctas * at_once, unroll=1):
+        vector = (Int64(block) * atoms + atom) * (SCALE_ROWS // WORDS) + part * vectors
+        vector += thread % vectors
+        cute.autovec_copy(zeros, cute.local_tile(scales, (WORDS,), (vector,)))
+
+
+@cute.jit
+def rows_of_block(offsets: cute.Tensor, block: Int32, thread: Int32) -> tuple:
+    """(first row, end of its expert's rows) of a block; NO_ROWS behind the last one.
+
+    One warp finds them for all threads of the CTA.
+    """
+    sRows = SmemAllocator().allocate_tensor(Int32, cute.make_layout(2))
+    if thread < hw.WARP_THREADS:
+        first, last = find_rows(offsets, block)
+        if thread == 0:
+            sRows[0], sRows[1] = first, last
+    cute.arch.sync_threads()
+    return sRows[0], sRows[1]
+
+
+@cute.jit
+def find_rows(offsets: cute.Tensor, block: Int32) -> tuple:
+    """`rows_of_block` by a warp: every lane has an equal share of consecutive experts."""
+    lane, experts = cute.arch.lane_idx(), cute.size(offsets) - 1
+    share = ceil_div(experts, hw.WARP_THREADS)
+    begin = cutlass.min(lane * share, experts)
+    end = cutlass.min(begin + share, experts)
+    mine = Int32(0)
+    for expert in cutlass.range(begin, end, EXPERTS_AT_ONCE, unroll=1):
+        edges = edges_of(offsets, expert, end)
+        for index in cutlass.range_constexpr(EXPERTS_AT_ONCE):
+            mine += ceil_div(edges[index + 1] - edges[index], SCALE_ROWS)
+    before = sum_below(mine, lane)
+    first, last = Int32(NO_ROWS), Int32(NO_ROWS)
+    if before <= block and block < before + mine:
+        for expert in cutlass.range(begin, end, EXPERTS_AT_ONCE, unroll=1):
+            edges = edges_of(offsets, expert, end)
+            for index in cutlass.range_constexpr(EXPERTS_AT_ONCE):
+                count = ceil_div(edges[index + 1] - edges[index], SCALE_ROWS)
+                if before <= block and block < before + count:
+                    first = edges[index] + (block - before) * SCALE_ROWS
+                    last = edges[index + 1]
+                before += count
+    return cute.arch.warp_redux_sync(first, "max"), cute.arch.warp_redux_sync(last, "max")
+
+
+@cute.jit
+def edges_of(offsets: cute.Tensor, expert: Int32, end: Int32) -> cute.Tensor:
+    """The offsets of some experts and the next one, in registers; behind `end` nobody has rows."""
+    edges = cute.make_rmem_tensor(EXPERTS_AT_ONCE + 1, Int32)
+    for index in cutlass.range_constexpr(EXPERTS_AT_ONCE + 1):
+        edges[index] = offsets[cutlass.min(expert + index, end)]
+    return edges
+
+
+def ceil_div(number: Any, unit: int) -> Any:
+    """`number` / `unit`, rounded up; not negative."""
+    return (number + (unit - 1)) // unit

@@ -1,0 +1,147 @@
+"""Hostile numbers through the kernels: quantise, grouped GEMM with SwiGLU, quantised output.
+
+Each link is judged by itself: the quantiser to the bit, the product in fp64 on the operands that it
+was given, and the quantiser in the epilogue to the bit on what the same kernel puts out in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernelkit import tolerance
+from moe import reference
+from moe.formats import FORMATS, format_of, scale_bytes
+from moe.grouped import grouped_gemm
+from moe.quantiser.forward import quantise
+from moe.quantized import Quantized
+from moe.reference import FLT_MAX
+from tests.moe import grouped_cases as cases
+from tests.moe import hostile
+from tests.moe.grouped_cases import Case, checked
+from tests.moe.grouped_space import FORMS
+from tests.moe.quantise_cases import assert_equal
+
+pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
+
+INF, NAN = math.inf, math.nan
+COUNTS = (3, 0, 130, 1)
+
+
+def chain(fmt: str, x_like: str, w_like: str, out: str, **options) -> Case:
+    """Both operands hostile, with SwiGLU, a limit that bites and the amax of the output."""
+    given = {"form": FORMS["gpt-oss"], "amax": True, "per_token": fmt == "nvfp4", **options}
+    return Case(COUNTS, 192, 64, fmt, x_like=x_like, w_like=w_like, out=out, **given)
+
+
+QUICK = [
+    chain("nvfp4", "zero blocks", "one hot", "nvfp4"),
+    chain("nvfp4", "saturated", "at ends", "nvfp4"),
+    chain("nvfp4", "subnormal", "far apart", "nvfp4"),
+]
+MATRIX = [
+    chain(fmt, x_like, w_like, out, amplitude=4.0)
+    for fmt, out in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"))
+    for number, x_like in enumerate(hostile.KINDS)
+    for w_like in list(hostile.KINDS)[number % 3 :: 3]
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.matrix) for case in MATRIX)], ids=str
+)
+def test_from_the_quantiser_to_the_quantised_output(case):
+    """Values are judged in fp32; of these the other output has every bit."""
+    (x, _), (wanted, w) = case.values(), case.inputs()
+    values, amax = replace(case, out="fp32"), torch.zeros(2, 1)
+    with checked():
+        operand = quantise(
+            x, case.fmt, global_scale=case.scale_of_x(x), offsets=case.offsets, arch="sm_100a"
+        )
+        exact, result = (
+            grouped_gemm(operand, w, case.offsets, **each.options() | {"amax": top})
+            for each, top in zip((values, case), amax, strict=True)
+        )
+    assert_equal(operand, wanted, used_bytes(case.counts, wanted))
+    sums = (cases.definition(case, dtype) for dtype in (torch.float64, torch.float32))
+    report = tolerance.compare_output(exact, *sums, torch.float32)
+    assert report.ok, report
+    scale = case.encode_scale()
+    again = reference.quantise(exact, case.out, global_scale=scale, offsets=case.offsets)
+    assert_same_rows(result, again, case.offsets)
+    assert amax.tolist() == [[exact.abs().max().item()]] * 2
+
+
+def used_bytes(counts: tuple[int, ...], of: Quantized) -> int:
+    """Of the scale factors: behind them nothing is written."""
+    return scale_bytes(sum(-(-count // 128) for count in counts), of.format.columns(of.k))
+
+
+def magnitudes() -> torch.Tensor:
+    """fp32 that rows are times: both ends, subnormal, and what no number has."""
+    return torch.tensor([FLT_MAX, 2.0**120, 2.0**-120, 1e-44, -1.0, 0.0, INF, NAN])
+
+
+def rows_of(fmt: str, k: int = 256) -> tuple[Quantized, Quantized, torch.Tensor]:
+    """x, w and offsets of a product that puts out the rows of x times any number: w is 1.
+
+    Three rows of each kind, and random ones times `magnitudes`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    of_kinds = [
+        hostile.values(kind, torch.randn(3, k, generator=generator), fmt) for kind in hostile.KINDS
+    ]
+    last = torch.randn(len(magnitudes()), k, generator=generator).bfloat16()
+    x, ones = torch.cat((*of_kinds, last)), torch.ones(len(magnitudes()))
+    factors = torch.cat((torch.ones(len(x) - len(ones)), magnitudes()))
+    offsets = torch.tensor([0, 15, len(x)]).int()
+    scale = torch.full((len(x),), 448.0) if format_of(fmt).has_global else None
+    quantised = reference.quantise(x, fmt, global_scale=scale, offsets=offsets)
+    decode = factors / 448.0
+    operand = replace(quantised, encode_scale=decode.reciprocal(), decode_scale=decode)
+    return operand, identity(fmt, k), offsets
+
+
+def identity(fmt: str, k: int) -> Quantized:
+    """Of two experts, exactly."""
+    scale = torch.full((2,), 1.0) if format_of(fmt).has_global else None
+    return cases.plain_weights(torch.eye(k).expand(2, k, k).bfloat16(), fmt, scale)
+
+
+ENCODE_SCALES = (448.0, 1e-38, 1e-44, FLT_MAX, 0.0, INF, NAN)
+
+
+@pytest.mark.parametrize(
+    ("out", "tile_rows"),
+    [
+        pytest.param(out, rows, marks=[] if (out, rows) == ("nvfp4", 128) else pytest.mark.matrix)
+        for out in FORMATS
+        for rows in (16, 32, 64, 128, 256)
+    ],
+)
+def test_the_epilogue_quantises_as_the_reference(out, tile_rows):
+    """To the bit, whatever the sums are and whatever global scale somebody gives."""
+    x, w, offsets = rows_of("nvfp4")
+    tiles = {"tile_rows": tile_rows, "most_rows": int(offsets.diff().max())}
+    with checked():
+        exact = grouped_gemm(x, w, offsets, out=torch.float32, **tiles)
+    for encode in ENCODE_SCALES if format_of(out).has_global else (None,):
+        scale = None if encode is None else torch.tensor([encode])
+        with checked():
+            got = grouped_gemm(x, w, offsets, out=out, encode_scale=scale, **tiles)
+        wanted = reference.quantise(exact, out, global_scale=scale, offsets=offsets)
+        assert_same_rows(got, wanted, offsets)
+
+
+def assert_same_rows(got: Quantized, wanted: Quantized, offsets: torch.Tensor) -> None:
+    """All bytes of elements, and those scale factors that belong to a row."""
+    assert torch.equal(got.data.view(torch.uint8), wanted.data.view(torch.uint8))
+    columns = got.format.columns(got.k)
+    codes = [
+        reference.unswizzle_scales(each.scales, each.rows, columns, offsets).view(torch.uint8)
+        for each in (got, wanted)
+    ]
+    assert torch.equal(*codes)

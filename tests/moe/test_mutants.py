@@ -1,0 +1,20 @@
+"""Mutants of the kernels of moe: the emulator and its checker have to notice nearly every one.
+
+`scripts/mutate.py --subject moe` judges all of them; here is a sample of some.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.moe.mutants import SUBJECTS
+from tests.mutation.sample import assert_noticed
+
+SAMPLES = {"moe 128 quantised": 5, "moe pair x 256": 5, "moe swapped": 5, "moe permutation": 7}
+SAMPLES |= {"moe dependent launch": 2}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "count"), SAMPLES.items(), ids=str)
+def test_mutants_are_noticed(name, count):
+    assert_noticed(SUBJECTS[name], count)

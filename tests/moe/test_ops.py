@@ -1,0 +1,357 @@
+"""The torch operators: what tracers see of them, and what the host does between tensor and launch.
+
+FakeTensor and torch.compile run on the CPU. A CUDA graph cannot be captured without the GPU; what
+would break it, a host that waits for the device, shows on fake CUDA tensors all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import moe.quantiser.forward
+import moe.routing.forward
+from kernelkit import compile as kernel_compile
+from kernelkit.launch import Target, launch
+from moe import forward, ops, reference
+from moe.arguments import Activation, Arguments
+from moe.grouped import grouped_gemm
+from moe.layer import Router, Scales, SwiGLU, fused_moe
+from moe.packing import PackedExperts, pack
+from moe.quantiser.api import quantise, quantise_op
+from moe.quantized import Quantized
+from moe.steps import Layer, run_layer
+from tests.fmha.test_ops import Watched, metadata
+
+COUNTS = (1, 3, 0)
+K, COLUMNS = 128, 64
+FORMATS = ("nvfp4", "mxfp4", "mxfp8")
+ROUTER = Router(2, "sigmoid", renormalize=False, scale=2.5)
+
+
+@pytest.fixture(autouse=True)
+def two_ctas(monkeypatch):
+    monkeypatch.setattr(forward, "_sms", lambda device: 2)
+
+
+def weights(fmt: str) -> PackedExperts:
+    """Of three experts."""
+    generator = torch.Generator().manual_seed(1)
+    w13 = torch.randn(3, 2 * COLUMNS, K, generator=generator) * K**-0.5
+    w2 = torch.randn(3, K, COLUMNS, generator=generator) * COLUMNS**-0.5
+    return pack(w13.bfloat16(), w2.bfloat16(), fmt)
+
+
+MXFP8 = weights("mxfp8")
+
+
+def rows(fmt: str, counts: tuple[int, ...] = COUNTS) -> tuple[Quantized, torch.Tensor]:
+    """x of sorted rows, and offsets."""
+    generator = torch.Generator().manual_seed(2)
+    offsets = torch.tensor([0, *counts]).cumsum(0).int()
+    x = torch.randn(sum(counts), K, generator=generator).bfloat16()
+    return reference.quantise(x, fmt, offsets=offsets), offsets
+
+
+def problem(fmt: str, out: str, *, amax: bool = False) -> Arguments:
+    x, offsets = rows(fmt)
+    encode = torch.tensor([300.0]) if out == "nvfp4" else None
+    top = torch.zeros(1) if amax else None
+    form = Activation(32, limit=10.0)
+    return Arguments(x, weights(fmt).w13, offsets, encode, top, form, out, most_rows=3)
+
+
+def flat(arguments: Arguments) -> tuple[tuple, dict]:
+    """As the operator takes them; bytes, which opcheck can compare."""
+    tensors = [
+        tensor.view(torch.uint8) if tensor is not None and tensor.element_size() == 1 else tensor
+        for tensor in ops.tensors_of(arguments)
+    ]
+    return tuple(tensors), ops.numbers_of(arguments)
+
+
+# Some bytes of scale factors belong to no row: nobody writes them, and no two calls agree on them.
+WITHOUT_VALUES = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def test_opcheck_of_a_quantised_product():
+    tensors, numbers = flat(problem("nvfp4", "nvfp4", amax=True))
+    opcheck(ops.grouped_gemm, tensors, numbers, test_utils=WITHOUT_VALUES)
+
+
+@pytest.mark.matrix
+def test_opcheck_of_a_product():
+    tensors, numbers = flat(problem("mxfp8", "bf16", amax=True))
+    opcheck(ops.grouped_gemm, tensors, numbers)
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp32", *FORMATS])
+def test_fake_tensors_know_what_the_product_will_return(out, monkeypatch):
+    """Beside the results of a call that does all but to compile and launch."""
+    monkeypatch.setattr(forward, "compile_for", lambda config, arch: config)
+    monkeypatch.setattr(forward, "launch", lambda *launched: None)
+    tensors, numbers = flat(problem("mxfp4", out))
+    real = ops.grouped_gemm(*tensors, **numbers)
+    with FakeTensorMode() as mode:
+        fakes = [None if tensor is None else mode.from_tensor(tensor) for tensor in tensors]
+        assert metadata(ops.grouped_gemm(*fakes, **numbers)) == metadata(real)
+
+
+def test_fake_tensors_know_what_the_layer_will_return():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(5, 2 * K, dtype=torch.float16)[:, :K]
+        y = fused_moe(x, MXFP8, torch.empty(5, 3), Router(2))
+    assert metadata([y]) == metadata([torch.empty(5, K, dtype=torch.float16)])
+
+
+@pytest.mark.parametrize("given", [
+    {"fmt": "nvfp4"}, {"fmt": "nvfp4", "scale_of": "token"}, {"fmt": "mxfp8"},
+    {"fmt": "mxfp4", "choices": 2},
+], ids=str)  # fmt: skip
+def test_opcheck_of_the_quantiser(given):
+    x = torch.randn(3, 64).bfloat16()
+    tables = [None, None]
+    if "choices" in given:
+        tables = [torch.tensor([4, 1, 0, 5]).int(), torch.tensor([0, 1, 4]).int()]
+    opcheck(quantise_op, (x, None, *tables), given, test_utils=WITHOUT_VALUES)
+
+
+def test_the_operator_quantises():
+    x = torch.randn(5, 64).bfloat16()
+    found, wanted = quantise(x, "nvfp4"), reference.quantise(x, "nvfp4")
+    for field in dataclasses.fields(found):
+        mine, other = getattr(found, field.name), getattr(wanted, field.name)
+        if isinstance(mine, torch.Tensor) and mine.element_size() == 1:
+            mine, other = mine.view(torch.uint8), other.view(torch.uint8)
+        equal = torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
+        assert equal, field.name
+
+
+def layer(fmt: str, amax: torch.Tensor | None = None, tokens: int = 4):
+    """(a step from tokens and logits, its arguments)."""
+    experts, h = weights(fmt), torch.tensor([300.0])
+    scales = Scales(h=h, h_amax=amax) if fmt == "nvfp4" else Scales(h_amax=amax)
+
+    def step(x, logits):
+        return fused_moe(x * 2, experts, logits, ROUTER, scales=scales) + 1
+
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(tokens, K, generator=generator).bfloat16()
+    return step, (x, torch.randn(tokens, 3, generator=generator))
+
+
+def test_compiled_code_runs_the_layer():
+    amax = torch.zeros(1)
+    step, given = layer("nvfp4", amax)
+    wanted, top = step(*given), amax.clone()
+    assert top.item() > 0
+    amax.zero_()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), wanted)
+    assert torch.equal(amax, top)
+
+
+def test_compiled_code_runs_every_step():
+    """Quantised tensors go from one operator to the next."""
+    experts, (_, offsets), encode = weights("nvfp4"), rows("nvfp4"), torch.tensor([300.0])
+    amax = torch.zeros(1)
+
+    def step(x):
+        operand = quantise(x + 1, "nvfp4", offsets=offsets)
+        form = Activation(32)
+        given = {"activation": form, "out": "nvfp4", "encode_scale": encode, "amax": amax}
+        h = grouped_gemm(operand, experts.w13, offsets, **given)
+        return grouped_gemm(h, experts.w2, offsets, most_rows=len(x)) * 2
+
+    x = torch.randn(sum(COUNTS), K).bfloat16()
+    wanted, top = step(x), amax.clone()
+    amax.zero_()
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(x), wanted)
+    assert torch.equal(amax, top)
+
+
+@pytest.mark.matrix
+def test_tokens_stay_symbols_in_compiled_code():
+    seen = []
+
+    def watch(graph, _examples):
+        seen.append(graph)
+        return graph
+
+    for index, tokens in enumerate((5, 7)):  # 3 and 4 are sizes of other things
+        step, given = layer("mxfp8", tokens=tokens)
+        if index == 0:
+            compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=watch)
+        assert torch.equal(compiled(*given), step(*given))
+    assert len(seen) == 1, "compiled again for other numbers of tokens"
+
+
+def test_the_schema_says_what_is_written():
+    for operator, name in ((ops.grouped_gemm, "amax"), (ops.fused, "h_amax")):
+        written = {
+            argument.name
+            for argument in operator._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        assert written == {name}
+
+
+@pytest.mark.matrix
+def test_opcheck_of_the_layer():
+    experts, x = weights("mxfp8"), torch.randn(4, K).bfloat16()
+    operands = [
+        tensor if tensor is None else tensor.view(torch.uint8)
+        for w in (experts.w13, experts.w2)
+        for tensor in ops.tensors_of_operand(w)
+    ]
+    given = {"fmt": "mxfp8", "granularity": experts.granularity, "top_k": 2}
+    tensors = (x, torch.randn(4, 3), None, *operands, None, None, torch.zeros(1))
+    opcheck(ops.fused, tensors, given)
+
+
+def test_there_is_no_backward():
+    step, (x, logits) = layer("mxfp8")
+    with pytest.raises(NotImplementedError, match="x requires grad"):
+        step(x.requires_grad_(), logits)
+    with pytest.raises(NotImplementedError, match=r"scales\.h requires grad"):
+        fused_moe(
+            x.detach(),
+            weights("nvfp4"),
+            logits,
+            ROUTER,
+            scales=Scales(h=torch.ones(1, requires_grad=True)),
+        )
+    arguments = problem("nvfp4", "nvfp4")
+    encode = arguments.encode_scale.requires_grad_()
+    with pytest.raises(NotImplementedError, match="encode_scale requires grad"):
+        grouped_gemm(arguments.x, arguments.w, arguments.offsets, out="nvfp4", encode_scale=encode)
+
+
+REFUSED = {
+    "experts": ((None, Router(2)), {}, TypeError, "experts is NoneType"),
+    "router": ((weights("mxfp8"), 2), {}, TypeError, "router is int"),
+    "top_k": ((MXFP8, Router(2.0)), {}, TypeError, "top_k is 2.0"),
+    "more": ((MXFP8, Router(4)), {}, ValueError, "4"),
+    "limit": ((MXFP8, Router(2)), {"activation": SwiGLU(limit="10")}, TypeError, "lim"),
+    "negative": ((MXFP8, Router(2)), {"activation": SwiGLU(limit=-1.0)}, ValueError,
+                 "limit -1.0"),
+    "scale": ((MXFP8, Router(2)), {"scales": Scales(x=3.0)}, TypeError, "scales.x"),
+    "word": ((weights("nvfp4"), Router(2)), {"scales": Scales(x="all")}, ValueError, "'all'"),
+    "tiles": ((MXFP8, Router(2)), {"tile_rows": 100}, NotImplementedError, "100"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_layer_refuses_by_name(name):
+    (experts, router), options, error, words = REFUSED[name]
+    with pytest.raises(error, match=words):
+        fused_moe(torch.zeros(4, K).bfloat16(), experts, torch.zeros(4, 3), router, **options)
+
+
+def test_what_tiles_cannot_hold_is_refused_before_a_launch(no_compiles):
+    """A token chooses an expert once, so that of nine it may have nine rows."""
+    x, logits = torch.zeros(9, K).bfloat16(), torch.zeros(9, 3)
+    with pytest.raises(ValueError, match="tile_rows 8: an expert may have 9 rows"):
+        fused_moe(x, MXFP8, logits, Router(2), tile_rows=8)
+
+
+def test_the_operator_gets_the_whole_layer(monkeypatch):
+    """Its tensors and numbers, taken apart and put together again."""
+    seen = []
+    monkeypatch.setattr(ops, "run_layer", lambda x, logits, layer: seen.append(layer) or x.clone())
+    experts, bias, top = weights("nvfp4"), torch.ones(3), torch.zeros(1)
+    router = Router(1, "sigmoid", bias, 3, 2, renormalize=False, scale=0.5)
+    for scales in (Scales("token", "tensor", top), Scales(torch.ones(1), None), Scales(h=bias[:1])):
+        given = Layer(experts, router, SwiGLU(1.5, 0.5, 3.0), scales, 16, "emulate", "sm_100a")
+        x, logits = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3)
+        ops.fused(x, logits, *ops.tensors_of_layer(given), **ops.numbers_of_layer(given))
+        found = seen.pop()
+        for name in ("router", "activation", "scales", "tile_rows", "backend", "arch"):
+            assert getattr(found, name) == getattr(given, name), name
+        assert found.experts.granularity == experts.granularity
+        for name in ("w13", "w2"):
+            mine, other = (
+                [t.data_ptr() for t in ops.tensors_of_operand(getattr(e, name))]
+                for e in (found.experts, experts)
+            )
+            assert mine == other
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Arguments of what would have been launched on a GPU of compute capability 10.0."""
+    seen = []
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setattr(kernel_compile, "_compile", lambda arch, function, *_: function)
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("moe.") and getattr(module, "launch", None) is launch:
+            monkeypatch.setattr(module, "launch", lambda *launched: seen.append(launched))
+        if name.startswith("moe.") and hasattr(module, "choose_target"):
+            monkeypatch.setattr(module, "choose_target", lambda *_: Target("cuda", "sm_100a"))
+    for module in (moe.quantiser.forward, moe.routing.forward):
+        # A fake tensor has no address.
+        monkeypatch.setattr(module, "require_tma", lambda name, tensor: None)
+    return seen
+
+
+def on_gpu(value):
+    """The same without contents, wherever there are tensors."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="cuda")
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: on_gpu(getattr(value, field.name)) for field in
+                  dataclasses.fields(value)}  # fmt: skip
+        return type(value)(**fields)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("scale", "count"),
+    [(None, 10), ("token", 10), (torch.ones(1), 7)],
+    ids=["tensor", "token", "1"],
+)
+def test_the_host_never_waits_for_the_gpu(scale, count, launches):
+    """top-k, permutation, quantiser and its scale factors, two products, combination; to find a
+    scale takes a launch, and to quantise h behind the first product another."""
+    real = weights("nvfp4")
+    with FakeTensorMode():
+        experts, scales = on_gpu(real), on_gpu(Scales(scale, scale, torch.zeros(1)))
+        x = torch.empty(700, K, dtype=torch.bfloat16, device="cuda")
+        logits = torch.empty(700, 3, device="cuda")
+        with Watched() as watched:
+            y = run_layer(x, logits, Layer(experts, Router(1), SwiGLU(), scales))
+    assert not watched.waits
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert len(launches) == count
+    assert all(device.type == "cuda" for *_, device in launches)
+
+
+@pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])
+def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
+    """With scales that are known: what repeats the launches repeats the layer. The reciprocal is
+    that of a global scale."""
+    seen = set()
+
+    class Computed(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            makes = function.namespace == "aten" and not function.is_view
+            if makes and "empty" not in str(function):
+                seen.add(str(function))
+            return function(*args, **(kwargs or {}))
+
+    real, known = weights(fmt), torch.ones(1)
+    scales = Scales(known, known) if fmt == "nvfp4" else Scales()
+    with FakeTensorMode():
+        experts, scales = on_gpu(real), on_gpu(scales)
+        x = torch.empty(3000, K, dtype=torch.bfloat16, device="cuda")
+        logits = torch.empty(3000, 3, device="cuda")
+        with Computed():
+            run_layer(x, logits, Layer(experts, Router(top_k), SwiGLU(), scales))
+    assert seen == ({"aten.reciprocal.default"} if fmt == "nvfp4" else set())
+    assert len(launches) >= 6

@@ -1,0 +1,249 @@
+"""What the functions of moe refuse, by value and limit, before anything is compiled; and the
+smallest and emptiest of what they take. Beside the tables of the single steps' tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from moe import Router, Scales, SwiGLU, combine, fused_moe, pack, permutation, quantise, route
+from moe.arguments import Arguments
+from moe.grouped import Activation, grouped_gemm
+from moe.quantiser import forward
+from tests.moe.grouped_cases import Case, checked
+
+INF, NAN = math.inf, math.nan
+INT = torch.int32
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """changes: of the arguments that are right; words: of the message."""
+
+    error: type[Exception]
+    words: str
+    changes: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.words[:40]
+
+
+def no(words: str, error: type[Exception] = ValueError, **changes: Any) -> Refusal:
+    return Refusal(error, words, changes)
+
+
+def refused(call: Callable, right: dict[str, Any], case: Refusal) -> None:
+    with pytest.raises(case.error, match=case.words):
+        call(**right | case.changes)
+
+
+# --- quantise
+
+X = torch.zeros(4, 64, dtype=torch.bfloat16)
+QUANTISE = {"x": X, "fmt": "nvfp4", "rows": torch.tensor([3, 0, 1]).int()}
+QUANTISE["offsets"] = torch.tensor([0, 1, 1, 3]).int()
+NOT_QUANTISED = [
+    no("rows has values from -1 to 3, but x has rows 0 to 3", rows=torch.tensor([3, -1, 1]).int()),
+    no("rows has values from 0 to 4", rows=torch.tensor([4, 0, 1]).int()),
+    no("rows has values from 0 to 8, but x has slots 0 to 7", choices=2,
+       rows=torch.tensor([8, 0, 1]).int()),
+    no(r"offsets \[0, 2, 1, 3\]: ascending", offsets=torch.tensor([0, 2, 1, 3]).int()),
+    no(r"offsets \[0, 1, 2\]: ascending from 0 to the 3 rows",
+       offsets=torch.tensor([0, 1, 2]).int()),
+    no(r"offsets \[1, 1, 3\]", offsets=torch.tensor([1, 1, 3]).int()),
+    no(r"offsets \[0, 5\]", offsets=torch.tensor([0, 5]).int()),
+    no(r"offsets \[0, -1, 3\]", offsets=torch.tensor([0, -1, 3]).int()),
+    no("choices 0", choices=0),
+    no("choices is 2.0, expected int", TypeError, choices=2.0),
+    no("choices is True", TypeError, choices=True),
+    no("rows is torch.int64", rows=torch.tensor([3, 0, 1])),
+    no("offsets is torch.int64", offsets=torch.tensor([0, 3])),
+    no("offsets is list", TypeError, offsets=[0, 3]),
+    no("x is ndarray", TypeError, x=X.float().numpy()),
+    no("x has shape", x=X[None]),
+    no("K = 0", x=X[:, :0]),
+    no("K = 40 in nvfp4", x=X[:, :40]),
+    no("x is torch.float8_e4m3fn", NotImplementedError, x=X.to(torch.float8_e4m3fn)),
+    no("global_scale is torch.float64", global_scale=torch.ones(1).double()),
+    no("global_scale has 2 elements", global_scale=torch.ones(2)),
+    no(r"global_scale is torch.float32 \(\)", global_scale=torch.tensor(2.0)),
+    no("format 'fp4'", fmt="fp4"),
+    no("backend 'gpu'", backend="gpu"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.parametrize("case", NOT_QUANTISED, ids=str)
+def test_quantise(case):
+    refused(quantise, QUANTISE, case)
+
+
+# --- grouped_gemm
+
+PROBLEM = Case((3, 0, 2), 128, 64)
+PX, PW = PROBLEM.inputs()
+PRODUCT = {"x": PX, "w": PW, "offsets": PROBLEM.offsets, "activation": PROBLEM.activation}
+PLAIN_PW = Case((3, 0, 2), 128, 72, form=None).inputs()[1]
+LINES = Case((3, 0, 2), 112, 64, form=None).inputs()  # of 56 bytes
+SINGLE = Case((3,), 128, 64).inputs()
+
+
+def form(**changes: Any) -> Activation:
+    return replace(PROBLEM.activation, **changes)
+
+
+NO_PRODUCT = [
+    no("limit 0", activation=form(limit=0.0)),
+    no("limit -7", activation=form(limit=-7.0)),
+    no("limit nan", activation=form(limit=NAN)),
+    no("alpha inf", activation=form(alpha=INF)),
+    no("alpha nan", activation=form(alpha=NAN)),
+    no("beta -inf", activation=form(beta=-INF)),
+    no("alpha is '1'", TypeError, activation=form(alpha="1")),
+    no("activation is str", TypeError, activation="silu"),
+    no("activation is SwiGLU, expected Activation", TypeError, activation=SwiGLU()),
+    no("granularity 0", NotImplementedError, activation=form(granularity=0)),
+    no("granularity 24", NotImplementedError, activation=form(granularity=24)),
+    no("granularity 128", NotImplementedError, activation=form(granularity=128)),
+    no("N = 72: a multiple of 64", w=PLAIN_PW),
+    no("36 columns of output in fp16: a multiple of 8", NotImplementedError, out=torch.float16,
+       w=Case((3, 0, 2), 128, 36, form=None).inputs()[1], activation=None),
+    no("48 columns of output in nvfp4: a multiple of 32", NotImplementedError, out="nvfp4",
+       w=Case((3, 0, 2), 128, 48, form=None).inputs()[1], activation=None,
+       encode_scale=torch.ones(1)),
+    no("K = 112 in nvfp4: a multiple of 32", NotImplementedError, x=LINES[0], w=LINES[1],
+       activation=None),
+    no("quantise it with offsets", x=SINGLE[0], offsets=torch.tensor([0, 1, 2, 3]).int()),
+    no("offsets is", w=SINGLE[1]),
+    no("tile_rows 48", NotImplementedError, tile_rows=48),
+    no("tile_rows is 64.0", TypeError, tile_rows=64.0),
+    no("most_rows is '5'", TypeError, most_rows="5"),
+    no("most_rows 1", most_rows=1),
+    no("most_rows 0", most_rows=0),
+    no("most_rows 2: an expert has 3 rows", most_rows=2),
+    no("most_rows -1", most_rows=-1),
+    no("tile_rows 8: an expert may have 9 rows", tile_rows=8, x=Case((9,), 128, 64).inputs()[0],
+       w=SINGLE[1], offsets=torch.tensor([0, 9]).int()),
+    no("out torch.int8", NotImplementedError, out=torch.int8),
+    no("out None", NotImplementedError, out=None),
+    no("encode_scale", out="nvfp4"),
+    no("no encode_scale", out="mxfp8", encode_scale=torch.ones(1)),
+    no("encode_scale is torch.float16", out="nvfp4", encode_scale=torch.ones(1).half()),
+    no(r"encode_scale is torch.float32 \(3,\)", out="nvfp4", encode_scale=torch.ones(3)),
+    no("amax is torch.float64", amax=torch.zeros(1).double()),
+    no(r"amax is torch.float32 \(\)", amax=torch.tensor(0.0)),
+    no("amax requires grad", NotImplementedError, amax=torch.zeros(1, requires_grad=True)),
+    no("x is Tensor", TypeError, x=PX.data),
+    no("w is NoneType", TypeError, w=None),
+    no("x .* and w", x=PW),
+    no(r"offsets \[0, 3, 2, 5\]", offsets=torch.tensor([0, 3, 2, 5]).int()),
+    no(r"offsets \[0, 3, 3, 4\]", offsets=torch.tensor([0, 3, 3, 4]).int()),
+    no("arch 'sm_90a'", NotImplementedError, arch="sm_90a"),
+    no("backend 'cuda'", backend="cuda"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.parametrize("case", NO_PRODUCT, ids=str)
+def test_grouped_gemm(case):
+    refused(grouped_gemm, PRODUCT, case)
+
+
+# --- a layer
+
+torch.manual_seed(0)
+W13, W2 = (torch.randn(3, *shape).bfloat16() * 0.1 for shape in ((128, 128), (128, 64)))
+LAYER = {
+    "x": torch.randn(5, 128).bfloat16(), "experts": pack(W13, W2, "nvfp4"),
+    "router_logits": torch.randn(5, 3), "router": Router(2),
+}  # fmt: skip
+NO_LAYER = [
+    no("x is torch.float32", NotImplementedError, x=LAYER["x"].float()),
+    no(r"x \(5, 64\)", x=LAYER["x"][:, :64]),
+    no(r"router_logits \(5, 4\)", router_logits=torch.randn(5, 4)),
+    no(r"router_logits \(4, 3\)", router_logits=torch.randn(4, 3)),
+    no("router_logits has shape", router_logits=torch.randn(5)),
+    no("x has shape", x=LAYER["x"][0]),
+    no("logits is torch.float64", NotImplementedError, router_logits=torch.randn(5, 3).double()),
+    no("top_k 4", router=Router(4)),
+    no("top_k 0", NotImplementedError, router=Router(0)),
+    no("scoring 'tanh'", router=Router(2, "tanh")),
+    no("n_group 2", router=Router(2, n_group=2)),
+    no("limit -1", activation=SwiGLU(limit=-1.0)),
+    no("limit nan", activation=SwiGLU(limit=NAN)),
+    no("alpha nan", activation=SwiGLU(alpha=NAN)),
+    no("activation is Activation, expected SwiGLU", TypeError, activation=form()),
+    no("activation is tuple", TypeError, activation=(1.0, 0.0, 7.0)),
+    no("scales is dict", TypeError, scales={"h": 1.0}),
+    no("router is int", TypeError, router=2),
+    no("experts is Quantized", TypeError, experts=PW),
+    no("global_scale 'row'", scales=Scales(x="row")),
+    no("global_scale has 3 elements", scales=Scales(x=torch.ones(3))),
+    no("encode_scale is", scales=Scales(h=torch.ones(2))),
+    no("amax is", scales=Scales(h_amax=torch.zeros(3))),
+    no("global_scale with mxfp8", experts=pack(W13, W2, "mxfp8"), scales=Scales(x="token")),
+    no("encode_scale", experts=pack(W13, W2, "mxfp8"), scales=Scales(h=torch.ones(1))),
+    no("tile_rows 12", NotImplementedError, tile_rows=12),
+    no("tile_rows 8", tile_rows=8, x=torch.randn(9, 128).bfloat16(),
+       router_logits=torch.randn(9, 3)),
+    no("requires grad", NotImplementedError, x=LAYER["x"].clone().requires_grad_()),
+    no("x is list", TypeError, x=[[1.0]]),
+    no("arch 'sm_90a'", NotImplementedError, arch="sm_90a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_LAYER, ids=str)
+def test_fused_moe(case):
+    """Some steps have run when a later one refuses."""
+    refused(fused_moe, LAYER, case)
+
+
+# --- tensors of several devices, or of none that there is: operators would send them elsewhere
+
+META = {"rows": QUANTISE["rows"].to("meta"), "offsets": QUANTISE["offsets"].to("meta")}
+
+
+@pytest.mark.usefixtures("no_compiles")
+def test_devices():
+    refused(forward.quantise, QUANTISE, no("different devices", **META))
+    elsewhere = META | {"x": X.to("meta")}
+    refused(forward.quantise, QUANTISE, no("device meta", NotImplementedError, **elsewhere))
+    arguments = Arguments(PX, PW, PROBLEM.offsets.to("meta"))
+    refused(arguments.check, {}, no("different devices"))
+
+
+# --- what is small, and what is empty
+
+
+def test_no_tokens(no_compiles):
+    for fmt in ("nvfp4", "mxfp8"):
+        packed = pack(W13, W2, fmt)
+        y = fused_moe(LAYER["x"][:0], packed, torch.randn(0, 3), Router(2))
+        assert (y.shape, y.dtype) == ((0, 128), torch.bfloat16)
+    assert permutation(torch.empty(0, 2, dtype=INT), 3).offsets.tolist() == [0, 0, 0, 0]
+    assert combine(torch.ones(0, 8), torch.ones(0, 2), torch.empty(0, dtype=INT)).shape == (0, 8)
+    assert quantise(X[:0], "nvfp4").data.shape == (0, 32)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (3, 3)])
+def test_one_expert_and_all_of_them(experts, top_k):
+    """Nothing is chosen: every token has every expert."""
+    logits = torch.randn(4, experts)
+    ids, weights = route(logits, top_k)
+    assert ids.sort(1).values.tolist() == [list(range(experts))] * 4
+    torch.testing.assert_close(weights.sum(1), torch.ones(4))
+    rows = permutation(ids, experts)
+    assert rows.offsets.tolist() == [4 * expert for expert in range(experts + 1)]
+    packed = pack(W13[:experts], W2[:experts], "mxfp8")
+    x = LAYER["x"][:4]
+    with checked():
+        y = fused_moe(x, packed, logits, Router(top_k))
+        again = fused_moe(x[:1], packed, logits[:1], Router(top_k))
+    assert y.isfinite().all()
+    assert torch.equal(y[:1], again)

@@ -1,0 +1,83 @@
+"""A problem has the same bits with tiles of any size, and whether the epilogue carries or not: K is
+added up in the same order, and the same is done with every sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moe import reference
+from moe.config import TILE_ROWS
+from moe.quantized import Quantized
+from moe.tiles import FEW
+from tests.moe import grouped_cases as cases
+from tests.moe.grouped_cases import Case
+from tests.moe.grouped_space import FORMS
+
+pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
+
+OTHERS = [tile_rows for tile_rows in TILE_ROWS if tile_rows != 128]
+LARGER = [tile_rows for tile_rows in OTHERS if tile_rows not in FEW]
+
+# No expert has more than 8 rows: what every tile can have.
+SMALL = Case((8, 0, 1, 7), 192, 160, "nvfp4", 32, FORMS["deepseek"], "fp32", amax=True)
+# More rows than a tile has, whatever it has; a K tail of a stage.
+LARGE = Case((33, 0, 257, 64, 1), 352, 96, "nvfp4", 16, FORMS["gpt-oss"], "bf16", per_token=True)
+PLAIN = replace(LARGE, form=None, granularity=0, columns=200)
+
+QUICK = [(SMALL, 8)]
+MATRIX = [(SMALL, tile_rows) for tile_rows in (16, 32, 64, 256)]
+MATRIX += [
+    (replace(case, fmt=fmt, out=out, per_token=case.per_token and fmt == "nvfp4"), tile_rows)
+    for number, (case, tiles) in enumerate(((SMALL, OTHERS), (LARGE, LARGER), (PLAIN, LARGER)))
+    for fmt, out in (
+        ("nvfp4", ("fp16", "nvfp4", "bf16")[number]),
+        ("mxfp8", ("mxfp8", "fp32", "fp16")[number]),
+        ("mxfp4", ("bf16", "mxfp4", "fp32")[number]),
+    )
+    for tile_rows in tiles
+]
+
+
+def bits(result: torch.Tensor | Quantized, case: Case) -> list[torch.Tensor]:
+    """Everything that belongs to a row."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    columns = result.format.columns(result.k)
+    scales = reference.unswizzle_scales(result.scales, result.rows, columns, case.offsets)
+    return [result.data.view(torch.uint8), scales.view(torch.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("case", "tile_rows"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MATRIX)],
+    ids=str,
+)
+def test_every_tile_gives_the_same_bits(case, tile_rows):
+    assert_same(replace(case, tile_rows=128), replace(case, tile_rows=tile_rows))
+
+
+def assert_same(case: Case, other: Case) -> None:
+    (expected, amax), (result, other_amax) = cases.run(case), cases.run(other)
+    for mine, wanted in zip(bits(result, case), bits(expected, case), strict=True):
+        assert torch.equal(mine, wanted)
+    assert amax == other_amax
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tile_rows", [128, 256])
+@pytest.mark.parametrize("out", ["fp32", "nvfp4"])
+def test_wide_tiles_and_the_carrying_path_give_the_same_bits(tile_rows, out):
+    """256 columns beside 128; SiLU of gate carried to the subtile of up beside both at once."""
+    case = replace(LARGE, granularity=8, amax=True, out=out, tile_rows=tile_rows, tile_n=128)
+    for changes in ({"tile_n": 256}, {"carry": True}, {"tile_n": 256, "carry": True}):
+        assert_same(case, replace(case, **changes))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tile_rows", [64, 128, 256])
+def test_a_dependent_launch_gives_the_same_bits(tile_rows):
+    case = replace(LARGE, out="nvfp4", tile_rows=tile_rows)
+    assert_same(case, replace(case, pdl=True))

@@ -1,0 +1,160 @@
+"""Which tiles are chosen, and how many there can be: beside every way to deal rows to experts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from moe import forward
+from moe.config import TILE_ROWS, GroupedConfig
+from moe.grouped import grouped_gemm
+from moe.sm100.plan import make_plan
+from moe.tiles import FEW, check_tile_rows, choose_tile_n, choose_tile_rows, row_tiles
+from tests.moe.grouped_cases import Case
+
+CHOICES = [  # rows, experts, most rows of one -> rows of a tile
+    (8, 384, 1, 8),  # a token of a large model
+    (64, 384, 8, 8),
+    (65, 384, 9, 16),
+    (128, 384, 16, 16),
+    (136, 384, 17, 32),
+    (256, 384, 32, 32),
+    (257, 384, 33, 64),  # a second tile of 32 rows would begin at an odd column of scale factors
+    (64 * 384, 384, 3072, 64),
+    (64 * 384 + 1, 384, 3080, 128),
+    (128 * 384, 384, 6144, 128),
+    (128 * 384 + 1, 384, 6145, 256),
+    (200, 1, 200, 128),  # a pair's tile would have empty rows
+    (255, 1, 255, 128),
+    (256, 1, 256, 256),
+    (100, 2, 33, 64),
+]
+
+
+@pytest.mark.parametrize(("rows", "experts", "most", "tile_rows"), CHOICES)
+def test_choices(rows, experts, most, tile_rows):
+    assert choose_tile_rows(rows, experts, most) == tile_rows
+
+
+WIDTHS = [  # rows, packed columns, rows of a tile -> columns of a tile
+    (100_000, 6144, 64, 128),  # weights are the M of the MMA
+    (100_000, 128, 128, 128),
+    (128 * 6, 6144, 128, 128),  # 6 x 24 wide tiles, four too few for 148 SMs
+    (128 * 7, 6144, 128, 256),
+    (256 * 3, 6144, 256, 128),  # 3 x 24 pairs of CTAs
+    (256 * 3 + 1, 6144, 256, 256),
+    (100_000, 256, 256, 256),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "tile_rows", "tile_n"), WIDTHS)
+def test_widths(rows, columns, tile_rows, tile_n):
+    assert choose_tile_n(rows, columns, tile_rows) == tile_n
+
+
+def test_what_is_chosen_is_possible():
+    sizes = (0, 1, 8, 9, 16, 17, 100, 128, 129, 1000, 100_000)
+    for rows, experts in itertools.product(sizes, (1, 2, 8, 384)):
+        for most in {min(rows, bound) for bound in (-(-rows // experts), 16, rows)}:
+            chosen = choose_tile_rows(rows, experts, most)
+            assert chosen in TILE_ROWS
+            check_tile_rows(chosen, most)
+
+
+@pytest.mark.parametrize("tile_rows", FEW)
+def test_a_tile_of_few_rows_holds_an_expert(tile_rows):
+    check_tile_rows(tile_rows, tile_rows)
+    words = f"tile_rows {tile_rows}: an expert may have {tile_rows + 1} rows"
+    with pytest.raises(ValueError, match=words):
+        check_tile_rows(tile_rows, tile_rows + 1)
+    check_tile_rows(64, 10_000)
+
+
+@pytest.mark.parametrize("tile_rows", [2, 3, 8])
+def test_the_bound_of_tiles_is_met_and_never_passed(tile_rows):
+    """Over all counts of three experts with up to six rows each."""
+    found: dict[tuple[int, int], int] = {}
+    for counts in itertools.product(range(7), repeat=3):
+        tiles = sum(-(-count // tile_rows) for count in counts)
+        for most in range(max(counts), 7):
+            key = sum(counts), most
+            found[key] = max(found.get(key, 0), tiles)
+    for (rows, most), tiles in found.items():
+        bound = row_tiles(rows, 3, tile_rows, most)
+        assert bound >= tiles, (rows, most)
+        if most >= rows:
+            assert bound == tiles, (rows, most)
+    assert row_tiles(1000, 500, 8, 8) == 500
+    assert row_tiles(3, 500, 128, 3) == 3
+    assert row_tiles(0, 500, 128, 0) == 0
+
+
+def given(counts: tuple[int, ...], columns: int = 64) -> tuple:
+    case = Case(counts, 128, columns, form=None, granularity=0)
+    return *case.inputs(), case.offsets
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(rows of a tile, CTAs) of what would have been launched."""
+    seen = []
+
+    def record(config: GroupedConfig, given: list, *_: object) -> None:
+        make_plan(config)
+        seen.append((config.tile_rows, given[-1]))
+
+    monkeypatch.setattr(forward, "compile_for", lambda config, arch: config)
+    monkeypatch.setattr(forward, "launch", record)
+    return seen
+
+
+@pytest.mark.parametrize(("counts", "options", "expected"), [
+    ((3, 5), {}, (8, 2)),
+    ((3, 6), {}, (16, 2)),
+    ((3, 6), {"most_rows": 6}, (8, 2)),
+    ((3, 6), {"most_rows": 100}, (16, 2)),  # there are no more than nine
+    ((8, 8, 8), {"most_rows": 8}, (8, 3)),  # five, if one could have more
+    ((3, 6), {"tile_rows": 128}, (128, 2)),
+    ((3, 27, 0), {}, (32, 3)),  # 30 rows of three experts are in three tiles at most
+    ((3, 30, 0), {}, (64, 3)),
+    ((1, 299), {}, (256, 6)),  # one tile and two, each of a pair of CTAs
+])  # fmt: skip
+def test_what_is_launched(launched, counts, options, expected):
+    grouped_gemm(*given(counts), **options)
+    assert launched == [expected]
+
+
+def test_no_more_ctas_than_sms(launched, monkeypatch):
+    monkeypatch.setattr(forward, "_sms", lambda device: 5)
+    x, w, offsets = given((300, 300, 300), 512)
+    for tile_rows, ctas in ((64, 5), (256, 4)):
+        grouped_gemm(x, w, offsets, tile_rows=tile_rows)
+        assert launched.pop() == (tile_rows, ctas)
+
+
+def test_wide_tiles(launched):
+    """300 rows are three tiles of 128 at most, 512 columns two of 256; of pairs there are two."""
+    x, w, offsets = given((300,), 512)
+    for tile_rows, ctas in ((128, 6), (256, 8)):
+        grouped_gemm(x, w, offsets, tile_rows=tile_rows, tile_n=256)
+        assert launched.pop() == (tile_rows, ctas)
+
+
+@pytest.mark.parametrize(("options", "error", "words"), [
+    ({"tile_rows": 32, "tile_n": 256}, ValueError, "tile_n 256 with tile_rows 32: 128"),
+    ({"tile_n": 64}, NotImplementedError, "tile_n 64: supported are"),
+    ({"carry": True}, NotImplementedError, "carry with granularity 0"),
+    ({"carry": 1}, TypeError, "carry is 1"),
+    ({"tile_rows": 8}, ValueError, "tile_rows 8: an expert may have 12 rows"),
+    ({"tile_rows": 8, "most_rows": 8}, ValueError, "most_rows 8: an expert has 9 rows"),
+    ({"tile_rows": 8, "most_rows": 5}, ValueError, "most_rows 5: 2 experts have 12 rows"),
+    ({"tile_rows": 0}, NotImplementedError, "tile_rows 0: supported are"),
+    ({"tile_rows": 100}, NotImplementedError, "tile_rows 100: supported are"),
+    ({"tile_rows": True}, TypeError, "tile_rows is True"),
+    ({"most_rows": 9.0}, TypeError, "most_rows is 9.0"),
+])  # fmt: skip
+def test_refusals_name_the_value_and_the_limit(launched, options, error, words):
+    with pytest.raises(error, match=words):
+        grouped_gemm(*given((3, 9)), **options)
+    assert not launched

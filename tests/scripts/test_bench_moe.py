@@ -1,0 +1,298 @@
+"""bench_moe.py without a GPU: problems, their bytes, the check in front of every time, peers on the
+CPU, tables and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from moe import reference, reference_routing
+from tests.house.source import ROOT
+from tests.scripts.test_measuring import run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        yield
+
+
+def problem_of(step, name="", tokens=3, hidden=64):
+    from _moe_cases import problems_of
+
+    (found,) = problems_of([step], [tokens], hidden, [name] if name else ())
+    return found
+
+
+def size(*tensors):
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A sample of so many microseconds."""
+
+    us: float
+
+    def __call__(self):
+        return self.us
+
+
+# -- problems -------------------------------------------------------------------------------------
+
+
+def test_problems_and_their_order():
+    from _moe_cases import GATHERED, QUANTISERS, ROUTERS, STEPS, problems_of
+
+    found = problems_of(STEPS, (1, 64), 64)
+    assert [p.step for p in found] == sorted((p.step for p in found), key=STEPS.index)
+    assert len({(p.step, p.name, p.tokens) for p in found}) == len(found)
+    assert len(found) == 2 * (len(QUANTISERS) + 1 + len(ROUTERS) + 2)
+    named = problems_of(STEPS, (1,), 64, ["mxfp", "copies"])
+    assert {p.name for p in named} == {"mxfp8", "mxfp4", GATHERED}
+    with pytest.raises(ValueError, match="K = 24 in nvfp4"):
+        problems_of(["quantise"], (1,), 24)
+
+
+@pytest.mark.parametrize(
+    "name", ["scale known", "scale of the tensor", "scale of each token", "mxfp8", "mxfp4"]
+)
+def test_bytes_of_quantising(name):
+    from _moe_cases import QUANTISERS, tensors_of
+
+    problem = problem_of("quantise", name)
+    x, scale = problem.draw(0, "cpu")
+    fmt, _ = QUANTISERS[problem.name]
+    results = tensors_of(reference.quantise(x, fmt, global_scale=scale))
+    assert problem.nbytes == size(x, scale, *results)
+    problem.check((x, scale), results)
+    for index in range(2):
+        wrong = [tensor.clone() for tensor in results]
+        wrong[index].view(-1)[3] ^= 1
+        with pytest.raises(ValueError, match="other bits"):
+            problem.check((x, scale), tuple(wrong))
+
+
+def test_bytes_of_copies():
+    """One token: eight experts have a row each."""
+    from _moe_cases import GATHERED, tensors_of
+
+    problem = problem_of("quantise", GATHERED, tokens=1)
+    arguments = problem.draw(0, "cpu")
+    x, scale, rows = arguments
+    results = tensors_of(reference.quantise(x.expand(8, 64), "nvfp4", global_scale=scale))
+    of_blocks = 8 * results[1].numel()
+    places = (rows.slot_of_row, rows.row_of_slot, rows.offsets)
+    assert problem.nbytes == size(x, scale, *places, results[0], *results[2:]) + of_blocks
+    problem.check(arguments, results)
+    with pytest.raises(ValueError, match="other bits"):
+        problem.check(arguments, (results[0] ^ 1, *results[1:]))
+
+
+@pytest.mark.parametrize("step", ["route", "permutation", "combine"])
+def test_bytes_and_torch(step):
+    """What torch computes passes the check, and what is wrong does not."""
+    from _moe_cases import problems_of
+
+    for problem in problems_of([step], [5], 64):
+        arguments = problem.draw(1, "cpu")
+        results = problem.peers["torch"](*arguments)
+        assert problem.nbytes == size(*arguments, *results)
+        problem.check(arguments, results)
+        with pytest.raises(ValueError, match="wrong"):
+            problem.check(arguments, tuple(tensor + 1 for tensor in results))
+
+
+def test_arguments_differ_between_sets():
+    from _moe_cases import STEPS, problems_of
+
+    for problem in problems_of(STEPS, [4], 64):
+        first, again, other = (problem.draw(seed, "cpu")[0] for seed in (0, 0, 1))
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+def test_torch_routes_as_the_reference():
+    from _moe_cases import ROUTERS, normal, torch_route
+
+    for experts, biased, options in ROUTERS.values():
+        logits = normal(0, "cpu", 50, experts).float() + torch.rand(50, experts) / 64
+        bias = torch.rand(experts) if biased else None
+        ids, weights = torch_route(logits, bias, **options)
+        expected = reference_routing.route(logits, bias=bias, **options)
+        assert torch.equal(ids, expected[0])
+        torch.testing.assert_close(weights, expected[1])
+
+
+@pytest.mark.matrix
+def test_kernels_pass_in_the_emulator():
+    from _moe_cases import STEPS, problems_of
+
+    for problem in problems_of(STEPS, [2], 64):
+        arguments = problem.draw(0, "cpu")
+        problem.check(arguments, problem.peers["moe"](*arguments))
+
+
+# -- time -----------------------------------------------------------------------------------------
+
+
+def test_rotation_is_larger_than_the_cache():
+    problem = problem_of("combine", tokens=64, hidden=7168)
+    cache = 50 << 20
+    assert (problem.sets(cache) - 1) * problem.nbytes > 2 * cache
+
+
+def test_copies_move_the_bytes():
+    from bench_moe import COPY_UNIT, copies
+
+    for nbytes in (99, 60 * COPY_UNIT + 1):
+        launches = copies(nbytes, 2, "cpu")
+        halves = [launch().numel() for launch in launches]
+        assert len(halves) == 2
+        assert nbytes <= 2 * halves[0] <= max(nbytes + 32, nbytes * 1.05)
+
+
+def test_rows_of_a_problem():
+    """A peer that is wrong, or raises, has no time; what is timed has a share of the copy."""
+    from bench_moe import rows_of
+
+    times = iter([8.0, 4.0])
+    problem = problem_of("permutation")
+    peers = {"moe": problem.peers["torch"], "torch": problem.peers["torch"]}
+
+    def refuse(*_):
+        raise RuntimeError("no\nmore")
+
+    good = dataclasses.replace(problem, peers={**peers, "torch": refuse})
+    given = (
+        problem.nbytes,
+        lambda launches: [launch() for launch in launches] and Fixed(next(times)),
+    )
+    mine, torch_row, copy = rows_of(good, *given, "cpu")
+    assert (mine["us"], copy["us"], mine["share"], copy["share"]) == (8.0, 4.0, 0.5, 1.0)
+    assert mine["tbs"] == pytest.approx(problem.nbytes / 8.0 * 1e-6)
+    assert (mine["sets"], mine["cold"]) == (4, True)
+    assert torch_row["refused"] == "RuntimeError: no"
+    assert "us" not in torch_row
+
+    times = iter([8.0, 4.0])
+    wrong = dataclasses.replace(problem, peers={**peers, "moe": lambda ids: (ids, ids, ids)})
+    mine, torch_row, copy = rows_of(wrong, *given, "cpu")
+    assert mine["refused"].startswith("ValueError: wrong")
+    assert (torch_row["us"], copy["us"]) == (8.0, 4.0)
+    assert "refused" not in copy
+
+
+def test_few_bytes_stay_warm():
+    from bench_moe import MAX_SETS, rows_of
+
+    problem = dataclasses.replace(problem_of("permutation"), peers={"moe": lambda ids: (ids,)})
+    problem = dataclasses.replace(problem, check=lambda arguments, outputs: None)
+    mine, _ = rows_of(problem, 1 << 20, lambda launches: Fixed(1.0), "cpu")
+    assert (mine["sets"], mine["cold"]) == (MAX_SETS, False)
+
+
+def test_a_call_keeps_its_results():
+    from bench_moe import Call
+
+    call = Call(lambda x: (x + 1,), (torch.ones(2),))
+    assert call.results is None
+    assert call() is None
+    assert torch.equal(call.results[0], torch.full((2,), 2.0))
+
+
+# -- tables and files -----------------------------------------------------------------------------
+
+
+def row(peer="moe", tokens=1, name="mxfp8", **changes):
+    made = {"kind": "step", "step": "quantise", "name": name, "tokens": tokens, "nbytes": 4_000_000}
+    made |= {"peer": peer, "sets": 2, "cold": tokens > 1, "us": 2.0, "spread": 0.01}
+    made |= {"tbs": 2.0, "share": 0.5}
+    return made | changes
+
+
+def test_table_of_a_problem():
+    from _moe_tables import step_table
+
+    refused = {k: v for k, v in row("torch").items() if k not in ("us", "tbs", "share", "spread")}
+    title, heads, cells = step_table([row(), {**refused, "refused": "OutOfMemoryError: much"}])
+    assert title == "quantise: mxfp8, 1 token, 4 MB"
+    assert cells[0] == ["moe", "2.00", "2.000", "0.50", "1.0%", "warm"]
+    assert cells[1] == ["torch", "-", "", "", "", "OutOfMemoryError: much"]
+    assert all(len(line) == len(heads) for line in cells)
+
+
+def test_markdown_has_a_line_per_variant():
+    from _moe_tables import markdown
+
+    rows = [row(), row(tokens=64, us=123.4, share=0.812), row("torch", 64, us=3.0), row("copy", 64)]
+    lines = markdown([*rows, row(name="mxfp4", tokens=64)]).splitlines()
+    assert lines[0] == "| step | 1 token | 64 tokens | of a copy | torch |"
+    assert lines[2] == "| quantise: mxfp8 | 2.0 | 123 | 0.81 | 3.0 |"
+    assert lines[3] == "| quantise: mxfp4 | - | 2.0 | 0.50 | - |"
+
+
+def test_shown_again(tmp_path, capsys):
+    import bench_moe
+    from bench_gqa import save_rows
+
+    file = tmp_path / "moe.json"
+    head = {"kind": "setting", "date": "2026-01-02", "gpu": {"name": "Some GPU"}}
+    rows = [row(), row("copy"), {**row(name="256 experts, 8"), "step": "permutation"}]
+    save_rows(file, [head, *rows, {"kind": "after"}])
+    assert json.loads(file.read_text())[0] == head
+    assert bench_moe.main(["--show", str(file), "--steps", "quantise"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Some GPU, 2026-01-02")
+    assert "mxfp8, 1 token," in shown
+    assert "256 experts" not in shown
+    bench_moe.main(["--show", str(file), "--markdown", "--names", "256"])
+    assert "| permutation: 256 experts, 8 |" in capsys.readouterr().out
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    from _moe_tables import draw
+
+    rows = [row(tokens=t, peer=p) for t in (1, 64) for p in ("moe", "copy")]
+    draw(tmp_path / "a" / "moe.png", rows)
+    assert (tmp_path / "a" / "moe.png").stat().st_size > 1000
+
+
+def test_without_a_gpu(tmp_path, monkeypatch, capsys):
+    import bench_moe
+
+    monkeypatch.setattr(bench_moe.torch.cuda, "is_available", lambda: False)
+    file = tmp_path / "moe.json"
+    bench_moe.main(["--tokens", "1", "4k", "--steps", "combine", "--json", str(file)])
+    assert capsys.readouterr().out.startswith("No CUDA GPU here.")
+    head, *rows = json.loads(file.read_text())
+    assert (head["kind"], head["hidden"]) == ("setting", 7168)
+    assert [(r["kind"], r["tokens"]) for r in rows] == [("static", 1), ("static", 4096)]
+
+
+def test_the_name_hands_options_on():
+    result = run("scripts/bench.py", "moe", "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage: bench.py moe")
+    assert "default: 1 64 4k 32k" in result.stdout
+
+
+def test_results_hold_what_the_page_says():
+    """The file of the H100: every problem, checked, and the copy beside it."""
+    from _moe_cases import HIDDEN, STEPS, problems_of
+    from bench_moe import TOKENS
+
+    head, *rows = json.loads((ROOT / "results" / "moe_h100.json").read_text())
+    assert head["gpu"]["name"].startswith("NVIDIA H100")
+    steps = {(r["step"], r["name"], r["tokens"], r["peer"]): r for r in rows if r["kind"] == "step"}
+    for problem in problems_of(STEPS, TOKENS, HIDDEN):
+        for peer in (*problem.peers, "copy"):
+            found = steps.pop((problem.step, problem.name, problem.tokens, peer))
+            assert found["nbytes"] == problem.nbytes
+            assert found["us"] > 0
+    assert not steps
