@@ -1,7 +1,7 @@
 """Mixture of experts in block-scaled formats, from router logits to the combined output."""
 
 from moe.formats import FORMATS, BlockFormat
-from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan
+from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan, grouped_gemm_swiglu
 from moe.layer import Router, Scales, SwiGLU, fused_moe, fused_moe_plan
 from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
 from moe.quantiser.api import quantise
@@ -24,6 +24,7 @@ __all__ = [
     "fused_moe_plan",
     "grouped_gemm",
     "grouped_gemm_plan",
+    "grouped_gemm_swiglu",
     "pack",
     "pack_quantised",
     "permutation",

@@ -8,11 +8,12 @@ import torch
 
 from kernelkit.tensors import require_no_grad, require_scalars, require_types
 from moe import ops
-from moe.arguments import Activation, Arguments, check_form, out_name
+from moe.arguments import Activation, Arguments, SwiGLU, check_form, out_name
 from moe.direct import GroupedGemmPlan, quantized_result
+from moe.packing import DEFAULT_GRANULARITY
 from moe.quantized import Quantized
 
-__all__ = ["Activation", "grouped_gemm", "grouped_gemm_plan"]
+__all__ = ["Activation", "grouped_gemm", "grouped_gemm_plan", "grouped_gemm_swiglu"]
 
 
 def grouped_gemm(
@@ -45,7 +46,8 @@ def grouped_gemm(
         encode_scale.
     tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by R,
         E and most_rows (`moe.tiles`). most_rows: no expert has more rows than this, R by default:
-        what the host knows, since counts stand on the device. A tile of 8 or 16 rows needs it.
+        what the host knows, since counts stand on the device. Tiles of 8, 16 and 32 rows need
+        it.
     tile_n: columns of a tile, 128 or 256; None: chosen by sizes. carry: the epilogue takes 8
         columns at a time, where gate and up alternate by 8 and a tile has 128 rows or more; same
         bits.
@@ -66,6 +68,26 @@ def grouped_gemm(
         *ops.tensors_of(arguments), **ops.numbers_of(arguments), backend=backend, arch=arch
     )
     return quantized_result(arguments, data, scales)
+
+
+def grouped_gemm_swiglu(
+    x: Quantized,
+    w13: Quantized,
+    offsets: torch.Tensor,
+    *,
+    form: SwiGLU | None = None,
+    granularity: int = DEFAULT_GRANULARITY,
+    **options: Any,
+) -> torch.Tensor | Quantized:
+    """H_e = swiglu(X_e W13_e^T), the first product of a layer: `grouped_gemm` with its options.
+
+    w13: data [E, 2 I, K], gate and up in turn by `granularity` rows, as `moe.packing.pack` gives
+        it. form: plain SwiGLU by default. Returns [R, I].
+    """
+    if not isinstance(form, SwiGLU | None):
+        raise TypeError(f"form is {type(form).__name__}, expected SwiGLU or None")
+    activation = Activation(granularity, **vars(form or SwiGLU()))
+    return grouped_gemm(x, w13, offsets, activation=activation, **options)
 
 
 def grouped_gemm_plan(

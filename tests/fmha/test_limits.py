@@ -61,7 +61,7 @@ OUTSIDE = {
         (512, 512), {"k_stages": 2, "v_stages": 6}, HardwareRefusal, "at most 232448",
     ),
     "P of a pair in TMEM": (
-        (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "A in TMEM for M=128 cta_group::2",
+        (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "differs between the lanes' halves",
     ),
     "columns of TMEM": (
         (256, 256), {"schedule": "pingpong", "v_stages": 2}, ValueError, "but got 1024",

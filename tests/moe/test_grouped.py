@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from moe import reference
-from moe.grouped import Activation, grouped_gemm
+from moe.arguments import SwiGLU
+from moe.grouped import Activation, grouped_gemm, grouped_gemm_swiglu
 from moe.packing import pack
 from moe.quantized import Quantized
 from ptxemu import Options
@@ -91,6 +92,18 @@ def test_every_granularity_gives_the_same_bits(granularity):
             for size in (32, granularity)
         ]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("form", [None, SwiGLU(1.702, 1.0, 7.0)], ids=str)
+def test_the_first_product_by_its_name(form):
+    case = Case((5, 2), 128, 64, granularity=16, amplitude=4.0)
+    x, w = case.inputs()
+    activation = Activation(16, **vars(form or SwiGLU()))
+    wanted = grouped_gemm(x, w, case.offsets, activation=activation, out=torch.float32)
+    got = grouped_gemm_swiglu(x, w, case.offsets, form=form, granularity=16, out=torch.float32)
+    assert torch.equal(got, wanted)
+    with pytest.raises(TypeError, match="form is str"):
+        grouped_gemm_swiglu(x, w, case.offsets, form="silu")
 
 
 def test_a_limit_is_never_dropped():

@@ -47,7 +47,7 @@ def test_figures_of_a_product(monkeypatch, capsys, tmp_path):
     assert sum(found["sass"].values()) == found["instructions"]
     assert sum(epilogue.values()) * found["loaded"] / 32 <= found["instructions"]
     assert found["smem_bytes"] == make_plan(GroupedConfig(**found["config"])).smem.bytes
-    assert found["compile_seconds"] > 0
+    assert found["compile_seconds"] >= 0  # another test may have compiled it
     printed = capsys.readouterr().out
     assert printed.startswith("moe grouped GEMM for sm_100a: nvfp4")
     assert re.search(r"^compiled in \d+\.\d s$", printed, re.MULTILINE)

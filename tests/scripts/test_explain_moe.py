@@ -52,7 +52,7 @@ def test_the_whole_plan_is_there(explain, tile_rows):
 
 def test_figures_by_hand(explain):
     """40 tokens, 2 of 6 experts: 80 rows, 256 packed columns; K = 256 is a stage of e2m1."""
-    flags = "--tokens 40 --tile-rows 32 --activation deepseek-v4"
+    flags = "--tokens 40 --tile-rows 64 --activation deepseek-v4"
     text = explain(flags)
     first = text.splitlines()[:2]
     assert first[0].startswith("moe grouped GEMM for sm_100a: nvfp4, ")
@@ -64,11 +64,11 @@ def test_figures_by_hand(explain):
     )
     assert layout == "at most 6 blocks of 2 atoms, as those of x"
     assert "13.3 rows of an expert on average, 40 at most" in row(text, "tile")
-    # 6 experts with one more than a multiple of 32 rows could have (80 + 6 x 31) / 32 tiles.
+    # A tile for every expert: none has more than 40 rows.
     assert row(text, "tiles") == (
-        "2 of columns x 8 of rows at most, whatever the counts; at least 3 of rows"
+        "2 of columns x 6 of rows at most, whatever the counts; at least 2 of rows"
     )
-    assert row(text, "grid").startswith("16 CTAs on 148 SMs, ")
+    assert row(text, "grid").startswith("12 CTAs on 148 SMs, ")
     assert row(text, "K") == "1 stage of 256, 128 bytes, 64 an MMA"
     assert row(text, "last stage") == "256 elements of K, 4 MMAs"
     # 256 rows of 128 bytes, as many factors as they have blocks of 16, and two global scales.
@@ -95,7 +95,7 @@ def test_a_tail_of_k_and_a_pair_of_ctas(explain):
 
 def test_what_is_chosen_and_what_would_be(explain):
     assert "would choose" not in row(explain("--tokens 40"), "tile")
-    assert "which would choose 32" in row(explain("--tokens 40 --tile-rows 128"), "tile")
+    assert "which would choose 64" in row(explain("--tokens 40 --tile-rows 128"), "tile")
 
 
 def test_columns_and_carry_are_those_of_the_flags(explain):
