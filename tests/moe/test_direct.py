@@ -122,7 +122,8 @@ def layer(fmt: str) -> tuple:
     return x, experts, torch.randn(3, 3, generator=generator), Router(2), {"scales": scales}
 
 
-@pytest.mark.parametrize("fmt", ["nvfp4", pytest.param("mxfp8", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
 def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(fmt):
     *tensors, options = layer(fmt)
     x, _, logits, _ = tensors

@@ -77,7 +77,9 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
     assert torch.equal(values(first, case), values(second, case))
 
 
-@pytest.mark.parametrize("granularity", [8, pytest.param(16, marks=pytest.mark.matrix), 64])
+@pytest.mark.parametrize(
+    "granularity", [8, *(pytest.param(size, marks=pytest.mark.matrix) for size in (16, 64))]
+)
 def test_every_granularity_gives_the_same_bits(granularity):
     """The same logical weights, packed differently: only their order differs."""
     case = Case((5, 129), 128, 128, granularity=32)

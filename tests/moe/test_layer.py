@@ -83,7 +83,13 @@ KNOWN = Scales(h=torch.tensor([300.0]))
 
 
 @pytest.mark.parametrize(
-    ("fmt", "scales"), [("nvfp4", KNOWN), ("nvfp4", None), ("mxfp8", None)], ids=str
+    ("fmt", "scales"),
+    [
+        ("nvfp4", KNOWN),
+        pytest.param("nvfp4", None, marks=pytest.mark.matrix),
+        ("mxfp8", None),
+    ],
+    ids=str,
 )
 def test_a_small_layer(fmt, scales):
     compare(SMALL, fmt, scales)

@@ -27,8 +27,7 @@ SMALL = Case((8, 0, 1, 7), 192, 160, "nvfp4", 32, FORMS["deepseek"], "fp32", ama
 LARGE = Case((33, 0, 257, 64, 1), 352, 96, "nvfp4", 16, FORMS["gpt-oss"], "bf16", per_token=True)
 PLAIN = replace(LARGE, form=None, granularity=0, columns=200)
 
-QUICK = [(SMALL, 8)]
-MATRIX = [(SMALL, tile_rows) for tile_rows in (16, 32, 64, 256)]
+MATRIX = [(SMALL, tile_rows) for tile_rows in OTHERS]
 MATRIX += [
     (replace(case, fmt=fmt, out=out, per_token=case.per_token and fmt == "nvfp4"), tile_rows)
     for number, (case, tiles) in enumerate(((SMALL, OTHERS), (LARGE, LARGER), (PLAIN, LARGER)))
@@ -50,11 +49,8 @@ def bits(result: torch.Tensor | Quantized, case: Case) -> list[torch.Tensor]:
     return [result.data.view(torch.uint8), scales.view(torch.uint8)]
 
 
-@pytest.mark.parametrize(
-    ("case", "tile_rows"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.matrix) for each in MATRIX)],
-    ids=str,
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("case", "tile_rows"), MATRIX, ids=str)
 def test_every_tile_gives_the_same_bits(case, tile_rows):
     assert_same(replace(case, tile_rows=128), replace(case, tile_rows=tile_rows))
 
