@@ -9,7 +9,7 @@ import torch
 
 from kernelkit.schema import register_operator
 from kernelkit.tensors import require_no_grad, require_scalars, require_types
-from moe.formats import FORMATS, format_of, row_blocks, scale_blocks, scale_bytes
+from moe.formats import FORMATS, format_of, scale_bytes
 from moe.quantiser import forward
 from moe.quantized import Quantized, of_bytes
 
@@ -81,7 +81,7 @@ def _fake_quantise(
     **options: Any,
 ) -> Results:
     form, count = FORMATS[fmt], (x if rows is None else rows).shape[0]
-    blocks = row_blocks(count) if offsets is None else scale_blocks(count, offsets.shape[0] - 1)
+    blocks = forward.blocks_for(count, offsets)
     data = x.new_empty((count, x.shape[1] // form.per_byte), dtype=torch.uint8)
     scales = x.new_empty(scale_bytes(blocks, form.columns(x.shape[1])), dtype=torch.uint8)
     of_rows = scale_of == "token" or (global_scale is not None and global_scale.shape[0] > 1)

@@ -66,7 +66,7 @@ def quantise(
     target = choose_target(x.device, backend, arch, ARCHS)
     count = len(x) if rows is None else len(rows)
     columns = form.columns(x.shape[1])
-    blocks = row_blocks(count) if offsets is None else scale_blocks(count, len(offsets) - 1)
+    blocks = blocks_for(count, offsets)
     require_grid(**{"blocks of 128 rows": blocks})
     data = x.new_empty((count, columns * form.block // form.per_byte // 4), dtype=torch.int32)
     scales = x.new_empty(scale_bytes(blocks, columns) // 4, dtype=torch.int32)
@@ -100,8 +100,7 @@ def _run(
         size = count if config.of_rows else 1
         encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
     if count:
-        blocks = row_blocks(count) if offsets is None else scale_blocks(count, len(offsets) - 1)
-        blocks = min(blocks, count)  # a block that is used has a row
+        blocks = blocks_for(count, offsets)
         grid = (ctas_of_block(config, x.shape[1], blocks), blocks)
         scaling = (given, encode, decode) if config.scaling else None
         arguments = (with_plain_strides(x), rows, offsets), outputs, scaling, grid
@@ -110,6 +109,11 @@ def _run(
         encode.fill_(1.0).mul_(given if config.scaling == "given" else 1.0)
         torch.reciprocal(encode, out=decode)
     return encode, decode
+
+
+def blocks_for(count: int, offsets: torch.Tensor | None) -> int:
+    """Blocks of scale factors that there is room for, by expert where there are offsets."""
+    return row_blocks(count) if offsets is None else scale_blocks(count, offsets.shape[0] - 1)
 
 
 def _launch_quantise(

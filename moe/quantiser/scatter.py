@@ -47,7 +47,7 @@ def scatter(
     launch(compile_quantise(config, target.arch), arguments, target, x.device)
 
     spread = SpreadConfig(config.choices, config.of_rows)
-    blocks = min(scale_blocks(count, len(offsets) - 1), count)  # a block that is used has a row
+    blocks = scale_blocks(count, len(offsets) - 1)
     grid = (ctas_that_spread(spread, atoms, blocks), blocks, atoms)
     copied = _scales(x, count) if config.of_rows else (None, None)
     inputs = (once, *(of_tokens if config.of_rows else copied))

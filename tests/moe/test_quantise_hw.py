@@ -21,17 +21,13 @@ from tests.moe.quantise_cases import (
     used_bytes,
 )
 
-pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("quantise-hw")]
+pytestmark = [
+    pytest.mark.hw,
+    pytest.mark.xdist_group("quantise-hw"),
+    pytest.mark.usefixtures("poison"),
+]
 
 LARGE = (4096, 7168)
-
-
-@pytest.fixture(autouse=True)
-def poison():
-    """torch.empty hands out NaN: what a kernel does not write is seen."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("seed", range(200))
