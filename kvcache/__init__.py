@@ -1,0 +1,62 @@
+"""A heterogeneous paged KV cache: layouts as data, a manager, its memory, kernels, a planner."""
+
+from kvcache.cache import Cache
+from kvcache.checkpoints import Policy
+from kvcache.errors import (
+    CacheError,
+    CorruptedBlock,
+    DoubleFree,
+    HostTierFull,
+    InvariantBroken,
+    NotResident,
+    PoolExhausted,
+    RollbackPastRing,
+    StepOpen,
+)
+from kvcache.kernels.api import append_rows, append_swa, checksum, copy_slots, gather
+from kvcache.layout import Layout, Ring, Stream, Tail
+from kvcache.manager import Admission, Manager, Sizes
+from kvcache.presets import PRESETS, Options, from_config, gqa, preset
+from kvcache.records import Record
+from kvcache.requests import Request
+from kvcache.rows import Rows
+from kvcache.step import Step
+from kvcache.work import Copy, Pool, Work
+
+__all__ = [
+    "PRESETS",
+    "Admission",
+    "Cache",
+    "CacheError",
+    "Copy",
+    "CorruptedBlock",
+    "DoubleFree",
+    "HostTierFull",
+    "InvariantBroken",
+    "Layout",
+    "Manager",
+    "NotResident",
+    "Options",
+    "Policy",
+    "Pool",
+    "PoolExhausted",
+    "Record",
+    "Request",
+    "Ring",
+    "RollbackPastRing",
+    "Rows",
+    "Sizes",
+    "Step",
+    "StepOpen",
+    "Stream",
+    "Tail",
+    "Work",
+    "append_rows",
+    "append_swa",
+    "checksum",
+    "copy_slots",
+    "from_config",
+    "gather",
+    "gqa",
+    "preset",
+]

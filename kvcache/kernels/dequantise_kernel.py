@@ -1,0 +1,142 @@
+"""Entries of FP8_584, wherever a table says, to rows of bf16 (device code).
+
+`kvcache.reference` defines the bits, `kvcache.kernels.config` who does what.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Int32, Int64, Uint8, Uint32
+
+from kernelkit.compile import compile_once
+from kernelkit.hw import WARP_THREADS
+from kernelkit.param_table import DeviceTable, ParamTable
+from kvcache.kernels.append_kernel import LAST, MANTISSA, NAN_BITS, NAN_CODE, WORDS
+from kvcache.kernels.config import (
+    GROUP_LANES,
+    NOPE,
+    PIECE,
+    PIECES,
+    ROPE_LANE,
+    DequantiseConfig,
+)
+from kvcache.kernels.device import (
+    entry_of,
+    float_of,
+    load_bytes,
+    numbers_of,
+    place_of,
+    store_bytes,
+    table_of,
+    zeros,
+)
+from kvcache.records import FP8_584
+
+NUMBERS = 9
+SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0
+# Two e4m3 to halves, exactly, to fp32, times the scale, to bf16: one rounding.
+ELEMENTS = (
+    "{ .reg .b16 low, high, a, b; .reg .b32 pair; .reg .f32 x, y; mov.b32 {low, high}, {$r0}; "
+    "mov.b16 low, HALF; cvt.rn.f16x2.e4m3x2 pair, low; mov.b32 {a, b}, pair; "
+    "cvt.f32.f16 x, a; cvt.f32.f16 y, b; mul.rn.f32 x, x, {$r1}; mul.rn.f32 y, y, {$r1}; "
+    "cvt.rn.bf16x2.f32 {$w0}, y, x; }"
+)
+
+
+class Dequantise:
+    """Host function and kernel of one DequantiseConfig."""
+
+    def __init__(self, config: DequantiseConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
+        """table: addresses of the first data and scales, bytes between slots, rows, entries;
+        address of the indices; address of the result, bytes between rows, rows.
+        """
+        self.kernel(table).launch(
+            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, table: DeviceTable) -> None:
+        """Warps take turns at the rows; see `__call__`."""
+        config, numbers = self.config, numbers_of(table, NUMBERS)
+        source, (indices, out, stride) = numbers[:5], numbers[5:8]
+        count = Int32(numbers[8])
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        lane, warps = thread % WARP_THREADS, ctas * config.rows
+        mine = cta * config.rows + thread // WARP_THREADS
+        for first in cutlass.range(mine, count, warps * config.unrolled, unroll=1):
+            entries, loaded = [], []  # each before the first is used: the loads do not wait
+            for index in cutlass.range_constexpr(config.unrolled):
+                row = first + index * warps
+                entries.append(entry_of(indices, row, row < count, source[4]))
+            for index in cutlass.range_constexpr(config.unrolled):
+                loaded.append(self.load(source, entries[index], lane))
+            for index in cutlass.range_constexpr(config.unrolled):
+                row = first + index * warps
+                if row < count:
+                    place = out + Int64(row) * stride
+                    for piece in cutlass.range_constexpr(PIECES):
+                        words, code = loaded[index][piece]
+                        column = (piece * WARP_THREADS + lane) * (PIECE * 2)
+                        is_rope = Boolean(False)
+                        if cutlass.const_expr(piece == LAST):
+                            is_rope = lane >= ROPE_LANE
+                        found = dequantised(words, code)
+                        for word in cutlass.range_constexpr(WORDS):
+                            found[word] = words[word] if is_rope else found[word]
+                        store_bytes(found, place + column)
+
+    @cute.jit
+    def load(self, source: tuple, entry: Int32, lane: Int32) -> list:
+        """[(words of a piece, code of its scale)]: zeros of an entry that does not exist."""
+        slot, row = place_of(cutlass.max(entry, Int32(0)), source[3])
+        data = source[0] + slot * source[2] + row * FP8_584.data_bytes
+        scales = source[1] + slot * source[2] + row * FP8_584.scale_bytes
+        found = []
+        for piece in cutlass.range_constexpr(PIECES):
+            words, code = zeros(WORDS), zeros(1, Uint8)
+            elements = cute.make_tensor(words.iterator, cute.make_layout(PIECE // 4))
+            is_rope = Boolean(False)
+            if cutlass.const_expr(piece == LAST):
+                is_rope = lane >= ROPE_LANE
+            if entry >= 0:
+                if is_rope:
+                    load_bytes(data + NOPE + (lane - ROPE_LANE) * (PIECE * 2), words)
+                else:
+                    load_bytes(data + (piece * WARP_THREADS + lane) * PIECE, elements)
+                    group = piece * (WARP_THREADS // GROUP_LANES) + lane // GROUP_LANES
+                    load_bytes(scales + group, code)
+            found.append((words, code))
+        return found
+
+
+@cute.jit
+def dequantised(words: cute.Tensor, code: cute.Tensor) -> cute.Tensor:
+    """A piece in bf16, two to a word, of its elements and the code of their scale."""
+    byte = Uint32(code[0])
+    bits = Uint32(SMALLEST_BITS) if byte == 0 else byte << MANTISSA
+    scale = float_of(Uint32(NAN_BITS) if byte == NAN_CODE else bits)
+    found = cute.make_rmem_tensor(WORDS, Uint32)
+    for word in cutlass.range_constexpr(WORDS):
+        found[word] = cute.arch.inline_ptx(
+            ELEMENTS.replace("HALF", ("low", "high")[word % 2]),
+            write_only_types=[Uint32],
+            read_only_args=[words[word // 2], scale],
+        )
+    return found
+
+
+def compile_dequantise(config: DequantiseConfig, arch: str) -> Any:
+    """The compiled `Dequantise.__call__` of `config`; compiled once per process."""
+
+    def describe() -> tuple:
+        return Dequantise(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+
+    return compile_once(config, arch, describe)

@@ -1,0 +1,78 @@
+"""Executes copies between pools: as few launches as their order allows, one for a group of copies
+of which none reads or overwrites what another one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import torch
+
+from kvcache.kernels.api import copy_slots, cut_segments
+from kvcache.layout import GUARD_BYTES
+from kvcache.storage import Storage
+from kvcache.work import Copy, Pool
+
+TABLES = 256  # of segments that are kept on the device
+
+
+class Mover:
+    """Copies between the pools of a storage, on the current stream."""
+
+    def __init__(self, storage: Storage, *, backend: str = "auto", arch: str | None = None) -> None:
+        self._storage = storage
+        self._place = {"backend": backend, "arch": arch}
+        self._segments = lru_cache(TABLES)(self._make_segments)
+
+    def move(self, copies: Iterable[Copy]) -> None:
+        """In order; without a wait for the device."""
+        pools, stream = self._storage.pools, _stream_on(self._storage.device)
+        for group in grouped(copies):
+            first = group[0]
+            pairs = torch.tensor([(c.source_slot, c.target_slot) for c in group])
+            copy_slots(
+                pools[first.source], pools[first.target], self._storage.table(pairs),
+                self._segments(first.source, first.target, first.position, stream), **self._place,
+            )  # fmt: skip
+
+    def _make_segments(
+        self, source: Pool, target: Pool, position: int | None, stream: int
+    ) -> torch.Tensor:
+        """int64 [s, 3]. Guards stay: each slot has its own.
+
+        stream: each has tables of its own, since they arrive, and are forgotten, in its order.
+        """
+        layout = self._storage.layout
+        if position is None:
+            size = self._storage.pools[source].shape[1] - GUARD_BYTES
+            segments = [(0, 0, size)]
+        elif target is Pool.CHECKPOINTS:
+            segments = layout.segments(position)
+        elif source is Pool.CHECKPOINTS:
+            segments = [(place, offset, size) for offset, place, size in layout.segments(position)]
+        else:
+            segments = [(offset, offset, size) for offset, size in layout.live(position)]
+        return self._storage.table(cut_segments(segments))
+
+
+def _stream_on(device: torch.device) -> int:
+    """The current one, by its number."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def grouped(copies: Iterable[Copy]) -> Iterator[Sequence[Copy]]:
+    """Runs of copies that one launch can do in any order, with the same segments."""
+    group: list[Copy] = []
+    read: set[tuple[Pool, int]] = set()
+    written: set[tuple[Pool, int]] = set()
+    for copy in copies:
+        source, target = (copy.source, copy.source_slot), (copy.target, copy.target_slot)
+        alike = not group or group[0][:2] + group[0][4:] == copy[:2] + copy[4:]
+        if not alike or source in written or target in written or target in read:
+            yield group
+            group, read, written = [], set(), set()
+        group.append(copy)
+        read.add(source)
+        written.add(target)
+    if group:
+        yield group

@@ -1,0 +1,131 @@
+"""A step of some requests: which tokens it appends and where every layer puts and finds them.
+
+The arrays are what kernels take: slot mappings int64, -1 where a token writes nothing; block tables
+and lengths int32. `Step.tensors` and `Step.fill` bring them to a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcache.layout import Layout, Ring, Stream, Tail
+from kvcache.requests import Request
+from kvcache.work import Copy, Work
+
+if TYPE_CHECKING:
+    import torch
+
+NOWHERE = -1  # in a slot mapping
+ROWS_OF = "rows_of."
+
+
+@dataclass(eq=False)
+class Step(Work):
+    """The tokens starts[i] .. lengths[i] - 1 of requests[i], one request behind another.
+
+    copies: before the step writes (copy on write); after: once it has written (checkpoints).
+    block_tables: int32 [B, W], behind a request's blocks 0, the null block. state_slots: int32 [B],
+    -1 without states. starts, lengths: int32 [B], tokens before and after.
+    """
+
+    layout: Layout | None = None
+    requests: tuple[Request, ...] = ()
+    after: tuple[Copy, ...] = ()
+    starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    state_slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    block_tables: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.int32))
+
+    @cached_property
+    def cu_tokens(self) -> np.ndarray:
+        """int32 [B + 1]: where the tokens of a request begin among those of the step."""
+        return np.concatenate(([0], np.cumsum(self.lengths - self.starts))).astype(np.int32)
+
+    @cached_property
+    def _owner(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self.requests)), self.lengths - self.starts)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """int64 [T]: of each token in its request."""
+        counts = self.lengths - self.starts
+        return np.arange(self.cu_tokens[-1], dtype=np.int64) + np.repeat(
+            self.starts - self.cu_tokens[:-1], counts
+        )
+
+    def rows_of(self, name: str) -> np.ndarray:
+        """Slot mapping int64 [T] of the stream, ring or tail `name`: slot * rows + row, or -1.
+
+        Of a stream it names the rows of entries that these tokens complete. Of a ring or tail only
+        the last tokens have rows: those that would overwrite each other have none.
+        """
+        array = self.layout.find(name)
+        if isinstance(array, Stream):
+            return self._entry_rows(array)
+        return self._ring_rows(array)
+
+    def _entry_rows(self, stream: Stream) -> np.ndarray:
+        entries = self.layout.entries(stream)
+        blocks = self.block_tables[self._owner, self.positions // self.layout.block_tokens]
+        rows = blocks.astype(np.int64) * entries + self.positions // stream.ratio % entries
+        return np.where((self.positions + 1) % stream.ratio == 0, rows, NOWHERE)
+
+    def _ring_rows(self, array: Ring | Tail) -> np.ndarray:
+        rows = array.rows(self.layout.draft)
+        slots = self.state_slots.astype(np.int64)[self._owner] * rows + self.positions % rows
+        return np.where(self.positions >= self.lengths[self._owner] - rows, slots, NOWHERE)
+
+    def entries(self, name: str) -> np.ndarray:
+        """int32 [B]: entries of a stream that the requests have after the step."""
+        return self.lengths // self.layout.find(name).ratio
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array by its name, slot mappings as 'rows_of.<name>'."""
+        layout = self.layout
+        plain = ("cu_tokens", "positions", "starts", "lengths", "state_slots", "block_tables")
+        found = {name: getattr(self, name) for name in plain}
+        for array in (*layout.streams, *layout.rings, *layout.tails):
+            found[f"{ROWS_OF}{array.name}"] = self.rows_of(array.name)
+        return found
+
+    def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
+        """`arrays` as tensors on `device`.
+
+        To a GPU they travel from pinned memory on the current stream, without a wait.
+        """
+        import torch
+
+        tensors = {name: torch.from_numpy(array) for name, array in self.arrays().items()}
+        if torch.device(device).type == "cpu":
+            return tensors
+        return {n: t.pin_memory().to(device, non_blocking=True) for n, t in tensors.items()}
+
+    def fill(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Write `arrays` into tensors that stay where they are, as a captured graph needs them.
+
+        They may be larger. What is left over is padding: tokens that write nothing, requests of no
+        tokens, null blocks. ValueError for one that is too small.
+        """
+        import torch
+
+        arrays = self.arrays()
+        for name, buffer in buffers.items():
+            array = arrays[name]
+            if len(buffer.shape) != array.ndim or any(map(int.__gt__, array.shape, buffer.shape)):
+                raise ValueError(
+                    f"{name} {array.shape} does not fit into a buffer of {tuple(buffer.shape)}"
+                )
+            padded = np.full(buffer.shape, self._padding(name), array.dtype)
+            padded[tuple(slice(size) for size in array.shape)] = array
+            source = torch.from_numpy(padded)
+            buffer.copy_(source.pin_memory() if buffer.is_cuda else source, non_blocking=True)
+
+    def _padding(self, name: str) -> int:
+        if name == "cu_tokens":
+            return int(self.cu_tokens[-1])
+        return NOWHERE if name == "state_slots" or name.startswith(ROWS_OF) else 0
