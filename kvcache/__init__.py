@@ -1,6 +1,7 @@
 """A heterogeneous paged KV cache: layouts as data, a manager, its memory, kernels, a planner."""
 
 from kvcache.cache import Cache
+from kvcache.capacity import Mix, Plan, plan, usage
 from kvcache.checkpoints import Policy
 from kvcache.errors import (
     CacheError,
@@ -35,8 +36,10 @@ __all__ = [
     "InvariantBroken",
     "Layout",
     "Manager",
+    "Mix",
     "NotResident",
     "Options",
+    "Plan",
     "Policy",
     "Pool",
     "PoolExhausted",
@@ -58,5 +61,7 @@ __all__ = [
     "from_config",
     "gather",
     "gqa",
+    "plan",
     "preset",
+    "usage",
 ]

@@ -6,9 +6,9 @@ The host tier has a stream of its own, and nothing waits for it but the request 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +23,16 @@ from kvcache.requests import Request
 from kvcache.rows import Rows
 from kvcache.step import Step
 from kvcache.storage import Storage
-from kvcache.work import Event, Pool, Work
+from kvcache.work import Pool, Work
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a fetch brings to `request`: there once `event` is over, and not to be read before."""
+
+    request: Request
+    blocks: frozenset[int]
+    event: torch.cuda.Event
 
 
 class Cache:
@@ -57,7 +66,7 @@ class Cache:
         self._mover = Mover(self.storage, backend=backend, arch=arch)
         self.canary = Canary(self.storage, backend=backend, arch=arch) if canary else None
         self._side = torch.cuda.Stream(self.device) if on_gpu else None
-        self._arrivals: dict[Request, Any] = {}  # event of a fetch that may be on its way
+        self._arrivals: list[Arrival] = []
         self._open: Step | None = None
 
     # -- life of a request -------------------------------------------------------------------
@@ -68,7 +77,7 @@ class Cache:
         """See `Manager.admit`. CorruptedBlock where what was hit is not what was stored."""
         self._require_closed("admit")
         admission = self.manager.admit(name, prompt, salt=salt, use_cache=use_cache)
-        self._await_arrivals(list(self._arrivals))  # a hit may be one of their blocks
+        self._await_arrivals([admission.request])  # which may have hit what is on its way
         checkpoints = [c.source_slot for c in admission.copies if c.source is Pool.CHECKPOINTS]
         request = admission.request
         with self._undone_by(lambda: self.manager.free(request), admission):
@@ -80,7 +89,7 @@ class Cache:
         """See `Manager.fork`."""
         self._require_closed("fork")
         admission = self.manager.fork(request, name)
-        self._await_arrivals(list(self._arrivals))
+        self._await_arrivals([request])
         with self._undone_by(lambda: self.manager.free(admission.request), admission):
             self._mover.move(admission.copies)
         return admission
@@ -88,13 +97,13 @@ class Cache:
     def free(self, request: Request) -> None:
         """See `Manager.free`."""
         self._require_closed("free")
+        self._unseal_host(request)
         self.manager.free(request)
-        self._arrivals.pop(request, None)
 
     def preempt(self, request: Request) -> np.ndarray:
         """See `Manager.preempt`."""
         self._require_closed("preempt")
-        self._arrivals.pop(request, None)
+        self._unseal_host(request)
         return self.manager.preempt(request)
 
     def rollback(self, request: Request, tokens: int) -> None:
@@ -135,9 +144,13 @@ class Cache:
     def finish(self, step: Step) -> None:
         """All work of the step is launched: checkpoints are taken, its slots wait for it."""
         self._require_open(step)
-        self._mover.move(step.after)
-        self._seal(Pool.BLOCKS, self._written(step, full=True))
-        self._seal(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
+        try:
+            self._mover.move(step.after)
+            self._seal(Pool.BLOCKS, self._written(step, full=True))
+            self._seal(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
+        except BaseException:
+            self.abandon(step)
+            raise
         self._open = None
         self._issued(step)
 
@@ -165,12 +178,10 @@ class Cache:
         """See `Manager.offload`; the copies run beside what the current stream does next."""
         self._require_closed("offload")
         work = self.manager.offload(request)
-        self._arrivals.pop(request, None)
-        with self._beside():
+        with self._beside(), self._undone_by(lambda: self.manager.free(request), work):
             self._mover.move(work.copies)
             for pool in (Pool.HOST_BLOCKS, Pool.HOST_STATES):
                 self._seal(pool, [copy.target_slot for copy in work.copies if copy.target is pool])
-            self._issued(work)
         return work
 
     def fetch(self, request: Request) -> Work:
@@ -180,14 +191,23 @@ class Cache:
         with self._beside():
             self._look({Pool.HOST_BLOCKS: request.host_blocks, Pool.HOST_STATES: host_states})
         work = self.manager.fetch(request)
-        size = self.layout.block_tokens
         with self._beside():
-            self._mover.move(work.copies)
-            # Those behind the full ones change again.
-            self._unseal(Pool.BLOCKS, list(request.blocks))
-            self._seal(Pool.BLOCKS, list(request.blocks[: request.length // size]))
-            self._arrivals[request] = self._issued(work)
+            with self._undone_by(lambda: self._lose(request, work), work):
+                self._mover.move(work.copies)
+                # Those behind the full ones change again.
+                full = request.length // self.layout.block_tokens
+                self._unseal(Pool.BLOCKS, request.blocks)
+                self._seal(Pool.BLOCKS, request.blocks[:full])
+            event = self._event()
+            if event is not None:
+                self._arrivals.append(Arrival(request, frozenset(request.blocks), event))
         return work
+
+    def _lose(self, request: Request, work: Work) -> None:
+        """The request did not come back, and nobody may find the blocks that it should be in."""
+        brought = [copy.target_slot for copy in work.copies if copy.target is Pool.BLOCKS]
+        self.manager.discard(Pool.BLOCKS, brought)
+        self.manager.free(request)
 
     def _beside(self) -> AbstractContextManager:
         """The stream of the host tier, behind what the current one has been given."""
@@ -196,12 +216,18 @@ class Cache:
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self._side)
 
-    def _await_arrivals(self, requests: Iterable[Request]) -> None:
-        """The current stream goes on when these have come back."""
-        for request in requests:
-            event = self._arrivals.pop(request, None)
-            if event is not None:
-                torch.cuda.current_stream(self.device).wait_event(event)
+    def _await_arrivals(self, requests: Sequence[Request]) -> None:
+        """The current stream goes on when what these read has come back."""
+        coming = [arrival for arrival in self._arrivals if not arrival.event.query()]
+        self._arrivals = []
+        if not coming:
+            return
+        blocks = {block for request in requests for block in request.blocks}
+        for arrival in coming:
+            if arrival.request in requests or not blocks.isdisjoint(arrival.blocks):
+                torch.cuda.current_stream(self.device).wait_event(arrival.event)
+            else:
+                self._arrivals.append(arrival)
 
     # -- what layers read and write ----------------------------------------------------------
 
@@ -233,7 +259,8 @@ class Cache:
             return
         for pool, mine in slots.items():
             broken = self.canary.broken_seals(pool, mine)
-            self.canary.unseal(pool, broken)
+            if not pool.on_host:  # from there it would come back
+                self.canary.unseal(pool, broken)
             self.manager.discard(pool, broken)
             self._complain(pool, broken, "the content")
 
@@ -245,9 +272,14 @@ class Cache:
         if self.canary:
             self.canary.seal(pool, slots)
 
-    def _unseal(self, pool: Pool, slots: list[int]) -> None:
+    def _unseal(self, pool: Pool, slots: Sequence[int]) -> None:
         if self.canary:
             self.canary.unseal(pool, slots)
+
+    def _unseal_host(self, request: Request) -> None:
+        """What it has in the host tier is nobody's from now on."""
+        self._unseal(Pool.HOST_BLOCKS, request.host_blocks)
+        self._unseal(Pool.HOST_STATES, [request.host_state])
 
     # -- order -------------------------------------------------------------------------------
 
@@ -261,13 +293,16 @@ class Cache:
         finally:
             self._issued(work)
 
-    def _issued(self, work: Work) -> Event | None:
-        """An event behind what the current stream has been given, which `work` waits for."""
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.device))
-        self.manager.issued(work, event)
+    def _issued(self, work: Work) -> None:
+        """`work` is over when what the current stream has been given is."""
+        self.manager.issued(work, self._event())
+
+    def _event(self) -> torch.cuda.Event | None:
+        """Behind what the current stream has been given; None where nothing runs beside."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def _require_closed(self, what: str) -> None:

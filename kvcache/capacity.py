@@ -1,4 +1,4 @@
-"""What fits into so many bytes of GPU memory, and what of it no request uses. Pure arithmetic.
+"""What fits into so many bytes of GPU memory, and what of it no request uses. Arithmetic alone.
 
 Blocks and states are pools of their own: memory that one has the other cannot use. `plan` divides
 the memory so that as many requests as possible fit at one context length (or a mix of lengths), and
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvcache.layout import GUARD_BYTES, Layout
+from kvcache.manager import RESERVED, Sizes
 
 BF16_BYTES = 2
 # Elements of the entries that attention reads as BF16 from a workspace, where they are expanded
@@ -98,6 +99,11 @@ def workspace_bytes(layout: Layout, rows: int) -> int:
     return rows * BF16_BYTES * max((EXPANDED.get(name, 0) for name in records), default=0)
 
 
+def reserved_bytes(layout: Layout) -> int:
+    """Of the slots that no request gets: the null block and the clean state."""
+    return RESERVED * (layout.block_bytes + layout.state_bytes)
+
+
 @dataclass(frozen=True)
 class Mix:
     """Requests by their length: of every `sum(weights)` requests `weights[i]` have `tokens[i]`."""
@@ -177,8 +183,14 @@ class Plan:
             "states": self.states * layout.state_bytes,
             "checkpoints": self.checkpoints * layout.checkpoint_bytes,
             "workspace": self.workspace,
+            "reserved": reserved_bytes(layout),
         }
         return {**parts, "left over": self.memory - sum(parts.values())}
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the pools, for a `Cache`."""
+        return Sizes(self.blocks, self.states, self.checkpoints)
 
     @property
     def tokens(self) -> int:
@@ -220,7 +232,7 @@ class Plan:
     @property
     def divided(self) -> int:
         """Bytes that blocks and states have among them."""
-        return self.memory - self.shares["workspace"] - self.shares["checkpoints"]
+        return sum(self.shares[part] for part in ("blocks", "states", "left over"))
 
 
 def plan(
@@ -243,7 +255,7 @@ def plan(
     """
     checkpoints = _checkpoints(layout, memory, checkpoints, checkpoint_share)
     _at_least_0(memory=memory, batch=batch, states=states, workspace=workspace)
-    pools = memory - workspace - checkpoints * layout.checkpoint_bytes
+    pools = memory - workspace - checkpoints * layout.checkpoint_bytes - reserved_bytes(layout)
     most = most_requests(layout, pools, mix)
     if states and not layout.has_state:
         raise ValueError(f"{states} states, but requests of {layout.name} have none")

@@ -7,7 +7,7 @@ tokens behind the boundary, since rings keep that much more than the window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcache.layout import Layout
 from kvcache.prefix import PrefixCache
@@ -45,6 +45,7 @@ class Checkpoints:
     layout: Layout
     policy: Policy
     prefix: PrefixCache
+    _rolling: dict[bytes, Request] = field(default_factory=dict)  # digest -> whose newest it is
 
     @property
     def on(self) -> bool:
@@ -57,7 +58,8 @@ class Checkpoints:
             return wanted
         size = self.layout.block_tokens
         first = (request.length // size + 1) * size
-        for boundary in range(first, request.length + wanted - self.layout.draft, size):
+        behind = min(self.layout.draft, size - 1)  # a step takes one at its last boundary alone
+        for boundary in range(first, request.length + wanted - behind, size):
             if self.policy.wants(request, boundary, size):
                 return boundary - request.length
         return wanted
@@ -69,19 +71,36 @@ class Checkpoints:
         reached = start < boundary and request.furthest - boundary <= self.layout.draft
         if not self.on or not reached:
             return ()
-        stays = self.policy.wants(request, boundary, size)
-        digest = request.digests[-1]
-        if not stays and not self.policy.rolling:
+        stays, digest = self.policy.wants(request, boundary, size), request.digests[-1]
+        if stays:
+            self.keep(digest)
+        elif not self.policy.rolling:
             return ()
-        if prefix.blocks.find(digest) is None or prefix.checkpoints.find(digest) is not None:
+        if prefix.checkpoints.find(digest) is not None:
             return ()
         if not prefix.checkpoints.available:
             prefix.counters.checkpoints_skipped += 1
             return ()
-        if request.rolling is not None:
-            prefix.forget_checkpoint(request.rolling)
-        request.rolling = None if stays else digest
+        self._roll(request)
+        if not stays:
+            self._rolling[digest], request.rolling = request, digest
         (slot,) = prefix.checkpoints.take(1, request.name)
         prefix.store_checkpoint(slot, digest)
         prefix.checkpoints.release([slot], ticket)
         return (Copy(Pool.STATES, Pool.CHECKPOINTS, request.state, slot, boundary),)
+
+    def keep(self, digest: bytes) -> None:
+        """Others rely on this one: it stays when the request that made it goes on."""
+        self._rolling.pop(digest, None)
+
+    def leave(self, request: Request) -> None:
+        """The end of a request: its newest checkpoint stays, for its next turn."""
+        if self._rolling.get(request.rolling) is request:
+            del self._rolling[request.rolling]
+
+    def _roll(self, request: Request) -> None:
+        """The request has a newer one than its newest so far."""
+        if self._rolling.get(request.rolling) is request:
+            del self._rolling[request.rolling]
+            self.prefix.forget_checkpoint(request.rolling)
+        request.rolling = None

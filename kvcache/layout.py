@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -169,7 +169,6 @@ class Layout:
     tails: tuple[Tail, ...] = ()
     draft: int = 0
     model_layers: int = 0
-    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -283,10 +282,32 @@ class Layout:
         return found
 
     def segments(self, position: int) -> list[tuple[int, int, int]]:
-        """(offset in the state, offset in the checkpoint, bytes) of a checkpoint at `position`."""
+        """(offset in the state, offset in the checkpoint, bytes) of a checkpoint at `position`.
+
+        ValueError inside a block, where tails have more than a checkpoint has room for.
+        """
+        if position < 0 or position % self.block_tokens:
+            raise ValueError(
+                f"a checkpoint at {position}: from 0 on, a multiple of {self.block_tokens} tokens"
+            )
         live = self.live(position)
         starts = accumulate((size for _, size in live), initial=0)
         return [(offset, start, size) for (offset, size), start in zip(live, starts, strict=False)]
+
+    def alike(self, position: int) -> int:
+        """An early position with the same `live`, and inside a block at the same place: for those
+        who keep tables by position."""
+        first, period = self._repetition
+        return position if position < first else first + (position - first) % period
+
+    @cached_property
+    def _repetition(self) -> tuple[int, int]:
+        """(from where on, every how many tokens) `live` repeats."""
+        reach = [ring.window for ring in self.rings]
+        reach += [(tail.overlap - 1) * tail.ratio for tail in self.tails]
+        rows = [array.rows(self.draft) for array in (*self.rings, *self.tails)]
+        first = round_up(max(reach, default=0), self.block_tokens)
+        return first, math.lcm(self.block_tokens, *rows)
 
     def find(self, name: str) -> Stream | Ring | Tail:
         """The stream, ring or tail of that name; KeyError names those that are there."""

@@ -131,7 +131,8 @@ class Manager:
         clean = Copy(Pool.STATES, Pool.STATES, 0, request.state)
         if match.checkpoint < 0:
             return (clean,)
-        # Nobody keeps a checkpoint longer than the work that reads it.
+        self.checkpoints.keep(request.digests[-1])
+        # Nobody holds it longer than the work that reads it.
         self.prefix.checkpoints.share([match.checkpoint])
         self.prefix.checkpoints.release([match.checkpoint], ticket)
         source, target = Pool.CHECKPOINTS, Pool.STATES
@@ -165,6 +166,7 @@ class Manager:
         self._require(request, resident=False)
         del self.requests[request]
         request.freed = True
+        self.checkpoints.leave(request)
         if request.resident:
             self._forget_unreachable(request)
         self._release_device(request)
@@ -415,8 +417,6 @@ class Manager:
     def clear(self) -> None:
         """Forget the prefix cache."""
         self.prefix.clear()
-        for request in self.requests:
-            request.rolling = None
 
     def discard(self, pool: Pool, slots: Sequence[int]) -> None:
         """What is in these slots is wrong: the prefix cache does not find it any more."""

@@ -1,5 +1,9 @@
 """Executes copies between pools: as few launches as their order allows, one for a group of copies
-of which none reads or overwrites what another one writes."""
+of which none reads or overwrites what another one writes.
+
+Whole slots to or from the host's memory are left to the copy engines instead: a kernel that waits
+for the bus takes the SMs from the decode steps beside it, which then take twice as long.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,25 @@ class Mover:
         pools, stream = self._storage.pools, _stream_on(self._storage.device)
         for group in grouped(copies):
             first = group[0]
+            on_host = first.source.on_host or first.target.on_host
+            if on_host and first.position is None and self._storage.device.type == "cuda":
+                self._over_the_bus(group)
+                continue
             pairs = torch.tensor([(c.source_slot, c.target_slot) for c in group])
+            position = first.position
+            if position is not None:
+                position = self._storage.layout.alike(position)  # few tables serve all positions
             copy_slots(
                 pools[first.source], pools[first.target], self._storage.table(pairs),
-                self._segments(first.source, first.target, first.position, stream), **self._place,
+                self._segments(first.source, first.target, position, stream), **self._place,
             )  # fmt: skip
+
+    def _over_the_bus(self, group: Sequence[Copy]) -> None:
+        """Whole slots, by the copy engines."""
+        pools = self._storage.pools
+        source, target = (pools[pool][:, :-GUARD_BYTES] for pool in group[0][:2])
+        for copy in group:
+            target[copy.target_slot].copy_(source[copy.source_slot], non_blocking=True)
 
     def _make_segments(
         self, source: Pool, target: Pool, position: int | None, stream: int

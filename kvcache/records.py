@@ -24,6 +24,17 @@ class Record:
     scale_bytes: int = 0
     page_align: int = TMA_ALIGN
 
+    def __post_init__(self) -> None:
+        if self.data_bytes < 1 or self.scale_bytes < 0:
+            raise ValueError(
+                f"{self.name}: {self.data_bytes} data bytes and {self.scale_bytes} scale bytes, "
+                "at least 1 and 0"
+            )
+        if self.page_align < 1 or self.page_align % TMA_ALIGN:
+            raise ValueError(
+                f"{self.name}: pages aligned to {self.page_align} bytes, a multiple of {TMA_ALIGN}"
+            )
+
     @property
     def bytes(self) -> int:
         """Payload of an entry."""

@@ -9,8 +9,9 @@ FP8_584 stores groups of 64 NoPE elements as e4m3 of x / s, to nearest, with
 s = 2^ceil(log2(max(amax / 448, 1e-4))) as its exponent byte, so that nothing saturates (the rule of
 FlashMLA's `quant.py` and of vLLM, which round to bf16 first, too). A group with an infinity or a
 NaN is lost: its scale is 0xFF, the NaN of UE8M0, and all its elements are 0x7F, the NaN of e4m3.
-The byte behind the seven scales is 0. Read back, an element is e4m3 times scale, rounded to bf16,
-which is exact but for numbers that bf16 has not; a NaN is 0x7FFF.
+The byte behind the seven scales is 0. FP8_656 does the same with 512 NoPE elements in groups of 128
+and s itself, in fp32 (0x7FFFFFFF of a lost group). Read back, an element is e4m3 times scale in
+fp32, rounded to bf16; a NaN is 0x7FFF.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcache.kernels.config import GROUP, GROUPS, NOPE
-from kvcache.records import BF16_512, FP8_584
+from kvcache.latent import LATENTS, ROPE
+from kvcache.records import FP8_584, Record
 from kvcache.rows import Rows
 
 LARGEST = 448.0  # of e4m3
 MIN_SCALE = 1e-4
 NAN_SCALE, NAN_ELEMENT = 0xFF, 0x7F
-SCALE_BIAS = 127
-NAN_BF16 = 0x7FFF
+SCALE_BIAS, MANTISSA = 127, 23
+NAN_BF16, NAN_FP32 = 0x7FFF, 0x7FFFFFFF
 KEYS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)  # of the checksum: position, first and second sum
 SHIFTS = (15, 13)
 WORD = (1 << 32) - 1
@@ -45,48 +46,60 @@ def append_swa(
     cos: torch.Tensor,
     sin: torch.Tensor,
 ) -> None:
-    """Entries of kv [T, 512] to where `slots` [T] says; cos and sin are fp32 [positions, 32]."""
+    """Entries of kv [T, 512] (FP8_656: 576) to where `slots` [T] says; cos and sin are fp32
+    [positions, 32]."""
     kept = slots >= 0
     entries = rotated(kv[kept], cos[positions[kept]], sin[positions[kept]])
-    if rows.record == BF16_512:
+    if not LATENTS[rows.record.name].group:
         _put(rows.data(), slots[kept], entries.view(torch.uint8))
         return
-    data, scales = quantised(entries)
+    data, scales = quantised(entries, rows.record)
     _put(rows.data(), slots[kept], data)
-    _put(rows.scales(), slots[kept], scales)
+    if rows.record.scale_bytes:
+        _put(rows.scales(), slots[kept], scales)
 
 
 def rotated(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """kv [T, 512] in bf16, the last 64 elements rotated by the angles [T, 32] of their token."""
-    x, y = kv[:, NOPE:].float().unflatten(-1, (-1, 2)).unbind(-1)
+    """kv [T, ...] in bf16, the last 64 elements rotated by the angles [T, 32] of their token."""
+    nope, rope = kv[:, :-ROPE], kv[:, -ROPE:].float()
+    x, y = rope.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(1)
-    nope = kv[:, :NOPE]
     return torch.cat((nope if kv.dtype == torch.bfloat16 else to_bf16(nope), to_bf16(turned)), 1)
 
 
-def quantised(entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """bf16 [T, 512] -> (data [T, 576], scales [T, 8]), the bytes of FP8_584."""
-    x = entries[:, :NOPE].float().unflatten(-1, (GROUPS, GROUP))
+def quantised(entries: torch.Tensor, record: Record = FP8_584) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 [T, 512] (FP8_656: 576) -> (data, scales), the bytes of the record."""
+    latent = LATENTS[record.name]
+    x = entries[:, : latent.nope].float().unflatten(-1, (latent.groups, latent.group))
     lost = ~x.isfinite().all(-1)
     amax = torch.where(lost, 0.0, x.abs().amax(-1))
     mantissa, exponent = torch.frexp((amax.double() / LARGEST).clamp(min=MIN_SCALE))
     exponent -= (mantissa == 0.5).int()  # frexp's mantissa is from 0.5 up to 1
-    codes = torch.where(lost, NAN_SCALE, exponent + SCALE_BIAS).to(torch.uint8)
     scaled = torch.ldexp(x, -exponent[..., None])
     elements = scaled.nan_to_num(0.0, 0.0, 0.0).to(torch.float8_e4m3fn).view(torch.uint8)
     elements = torch.where(lost[..., None], NAN_ELEMENT, elements).to(torch.uint8).flatten(1)
-    data = torch.cat((elements, entries[:, NOPE:].contiguous().view(torch.uint8)), 1)
-    return data, torch.nn.functional.pad(codes, (0, 1))
+    rope = entries[:, latent.nope :].contiguous().view(torch.uint8)
+    codes = torch.where(lost, NAN_SCALE, exponent + SCALE_BIAS)
+    if not latent.inline:
+        scales = torch.nn.functional.pad(codes.to(torch.uint8), (0, 1))
+        return torch.cat((elements, rope), 1), scales
+    bits = torch.where(lost, NAN_FP32, codes << MANTISSA).to(torch.int32)
+    return torch.cat((elements, bits.view(torch.uint8), rope), 1), codes[:, :0].to(torch.uint8)
 
 
-def dequantised(data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """(data [T, 576], scales [T, 8]) of FP8_584 -> bf16 [T, 512]."""
-    elements = data[:, :NOPE].contiguous().view(torch.float8_e4m3fn).float()
-    codes = scales[:, :GROUPS].int()
-    factor = torch.ldexp(torch.ones(codes.shape), codes - SCALE_BIAS)
-    factor = torch.where(codes == NAN_SCALE, math.nan, factor)
-    nope = to_bf16((elements.unflatten(-1, (GROUPS, GROUP)) * factor[..., None]).flatten(1))
-    return torch.cat((nope, data[:, NOPE:].contiguous().view(torch.bfloat16)), 1)
+def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record = FP8_584) -> torch.Tensor:
+    """(data, scales) of a record -> bf16 [T, 512] (FP8_656: 576)."""
+    latent = LATENTS[record.name]
+    elements = data[:, : latent.nope].contiguous().view(torch.float8_e4m3fn).float()
+    if latent.inline:
+        factor = data[:, latent.nope : latent.rope_offset].contiguous().view(torch.float32)
+    else:
+        codes = scales[:, : latent.groups].int()
+        factor = torch.ldexp(torch.ones(codes.shape, device=codes.device), codes - SCALE_BIAS)
+        factor = torch.where(codes == NAN_SCALE, math.nan, factor)
+    groups = elements.unflatten(-1, (latent.groups, latent.group))
+    nope = to_bf16((groups * factor[..., None]).flatten(1))
+    return torch.cat((nope, data[:, latent.rope_offset :].contiguous().view(torch.bfloat16)), 1)
 
 
 def to_bf16(values: torch.Tensor) -> torch.Tensor:
@@ -107,12 +120,12 @@ def append_rows(pairs: Sequence[tuple[Rows, torch.Tensor]], slots: torch.Tensor)
 
 
 def gather(rows: Rows, indices: torch.Tensor, out: torch.Tensor) -> None:
-    """Entries [N] to out: bf16 [N, 512] of FP8_584, of other records their bytes."""
+    """Entries [N] to out: bf16 of FP8_584 and FP8_656, of other records their bytes."""
     kept = indices >= 0
     place = indices[kept] // rows.rows, indices[kept] % rows.rows
     out.zero_()
-    if rows.record == FP8_584:
-        out[kept] = dequantised(rows.data()[place], rows.scales()[place])
+    if rows.record.name in LATENTS and LATENTS[rows.record.name].group:
+        out[kept] = dequantised(rows.data()[place], rows.scales()[place], rows.record)
         return
     out.view(torch.uint8).flatten(1)[kept] = rows.data()[place]
 

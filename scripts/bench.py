@@ -16,6 +16,9 @@ BENCHMARKS = {
     "gqa": "bench_gqa",
     "merge": "bench_merge",
     "moe": "bench_moe",
+    "kvcache": "bench_kvcache",
+    "kvcache-host": "bench_allocator",
+    "kvcache-tier": "bench_host_tier",
     "emulator": "bench_emulator",
 }
 

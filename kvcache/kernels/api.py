@@ -19,7 +19,8 @@ from kernelkit.schema import NAMESPACE
 from kernelkit.tensors import require_no_grad
 from kvcache.kernels import forward
 from kvcache.kernels.forward import cut_segments
-from kvcache.records import BF16_512, FP8_584, Record
+from kvcache.latent import LATENTS
+from kvcache.records import Record
 from kvcache.rows import Rows
 
 PLACE = "str backend='auto', str? arch=None"
@@ -41,7 +42,7 @@ COPY_SLOTS = (
     f"(Tensor? source, Tensor(a!) target, Tensor pairs, Tensor? segments, *, {PLACE}) -> ()"
 )
 CHECKSUM = f"(Tensor pool, Tensor slots, *, int begin, int end, {PLACE}) -> Tensor"
-LATENT_RECORDS = {record.name: record for record in (BF16_512, FP8_584)}
+OTHER = {"other_offset": 0, "other_rows": 1, "other_bytes": 0}  # with their defaults
 
 __all__ = ["append_rows", "append_swa", "checksum", "copy_slots", "cut_segments", "gather"]
 
@@ -60,9 +61,9 @@ def append_swa(
     """Entries of a sliding window, rotated and in the format of `rows.record`, bit for bit as
     `kvcache.reference.append_swa` defines them.
 
-    rows: of BF16_512 or FP8_584.
-    kv: [T, 512], bfloat16 or float32, normalised; the last 64 elements are not rotated yet. The
-        last dimension is contiguous, the other stride a multiple of 16 bytes.
+    rows: of BF16_512, FP8_584 or FP8_656.
+    kv: [T, 512], of FP8_656 [T, 576], bfloat16 or float32, normalised; the last 64 elements are not
+        rotated yet. The last dimension is contiguous, the other stride a multiple of 16 bytes.
     positions: int64 [T], of each token, in the tables; not looked at where slots has -1.
     slots: int64 [T], the entry of each token, or -1; no entry twice.
     cos, sin: float32 [P, 32], angle i of neighbours 2 i and 2 i + 1; rows may lie apart.
@@ -119,8 +120,8 @@ def gather(
 ) -> None:
     """Entries to rows of out, zeros for -1.
 
-    rows: of FP8_584, dequantised to out [N, 512] in bfloat16, or of a record without scales, whose
-        bytes are copied to out [N, ...], as many of any dtype.
+    rows: of FP8_584 or FP8_656, dequantised to out [N, 512] or [N, 576] in bfloat16, or of a record
+        without scales, whose bytes are copied to out [N, ...], as many of any dtype.
     indices: int64 [N], entries, in any order and as often as wished, or -1.
     """
     numbers = {"data_offset": rows.data_offset, "scale_offset": rows.scale_offset}
@@ -184,7 +185,7 @@ def _append_swa(
     record: str,
     **place: Any,
 ) -> None:
-    found = LATENT_RECORDS.get(record) or Record(record, 1)
+    found = LATENTS[record].record if record in LATENTS else Record(record, 1)
     kv, positions, slots, *rope = tensors
     where = Rows(pool, data_offset, scale_offset, rows, found)
     forward.run_append_swa(where, kv, positions, slots, tuple(rope), **place)
@@ -194,40 +195,29 @@ def _append_rows(
     pool: torch.Tensor,
     x: torch.Tensor,
     slots: torch.Tensor,
-    *others: torch.Tensor | None,
-    data_offset: int,
-    rows: int,
-    data_bytes: int,
-    other_offset: int = 0,
-    other_rows: int = 1,
-    other_bytes: int = 0,
-    **place: Any,
+    other_pool: torch.Tensor | None,
+    other: torch.Tensor | None,
+    **options: Any,
 ) -> None:
-    other_pool, other = others
-    pairs = [(Rows(pool, data_offset, 0, rows, Record("row", data_bytes)), x)]
+    first, second = (
+        [options.pop(name, default) for name, default in names.items()]
+        for names in ({"data_offset": 0, "rows": 1, "data_bytes": 0}, OTHER)
+    )
+    pairs = [(_plain_rows(pool, *first), x)]
     if other is not None:
-        other_pool = pool if other_pool is None else other_pool
-        record = Record("row", other_bytes)
-        pairs.append((Rows(other_pool, other_offset, 0, other_rows, record), other))
-    forward.run_append_rows(pairs, slots, **place)
+        pairs.append((_plain_rows(pool if other_pool is None else other_pool, *second), other))
+    forward.run_append_rows(pairs, slots, **options)
 
 
-def _gather(
-    pool: torch.Tensor,
-    indices: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    data_offset: int,
-    scale_offset: int,
-    rows: int,
-    record: str,
-    data_bytes: int,
-    scale_bytes: int = 0,
-    **place: Any,
-) -> None:
-    found = LATENT_RECORDS.get(record) or Record(record, data_bytes, scale_bytes)
-    where = Rows(pool, data_offset, scale_offset, rows, found)
-    forward.run_gather(where, indices, out, **place)
+def _plain_rows(pool: torch.Tensor, offset: int, rows: int, data_bytes: int) -> Rows:
+    return Rows(pool, offset, 0, rows, Record("row", data_bytes))
+
+
+def _gather(pool: torch.Tensor, indices: torch.Tensor, out: torch.Tensor, **options: Any) -> None:
+    name, *sizes = (options.pop(key, 0) for key in ("record", "data_bytes", "scale_bytes"))
+    place = (options.pop(key) for key in ("data_offset", "scale_offset", "rows"))
+    found = LATENTS[name].record if name in LATENTS else Record(name, *sizes)
+    forward.run_gather(Rows(pool, *place, found), indices, out, **options)
 
 
 def _copy_slots(

@@ -13,17 +13,7 @@ from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.merge_kernel import vector_at
 from kernelkit.param_table import DeviceTable, ParamTable
-from kvcache.kernels.config import (
-    GROUP_LANES,
-    GROUPS,
-    NOPE,
-    PIECE,
-    PIECES,
-    ROPE,
-    ROPE_LANE,
-    VECTOR_BYTES,
-    AppendConfig,
-)
+from kvcache.kernels.config import PIECE, VECTOR_BYTES, AppendConfig
 from kvcache.kernels.device import (
     bf16_pair,
     bits_of,
@@ -36,11 +26,10 @@ from kvcache.kernels.device import (
     table_of,
     zeros,
 )
-from kvcache.records import BF16_512, FP8_584
+from kvcache.latent import INLINE_SCALE_BYTES
 
 NUMBERS = 15
 WORDS = PIECE // 2  # of a piece in bf16
-LAST = PIECES - 1
 MANTISSA = 23
 # 448 is 1.75 * 2^8: adding what 1.75 lacks of 2 carries into the exponent where it is exceeded.
 CARRY, EXPONENT = 0x1FFFFF, 8
@@ -87,51 +76,44 @@ class Append:
         ctas, _, _ = cute.arch.grid_dim()
         lane, warps = thread % WARP_THREADS, ctas * config.rows
         mine = cta * config.rows + thread // WARP_THREADS
-        for first in cutlass.range(mine, tokens, warps * config.unrolled, unroll=1):
-            entries, loaded = [], []  # each for all rows before the next: the loads do not wait
-            for index in cutlass.range_constexpr(config.unrolled):
-                token = first + index * warps
-                entries.append(entry_of(tables[1], token, token < tokens, target[4]))
-                loaded.append(self.load(source, tables[0], (token, token < tokens), lane))
-            angles = []
-            for index in cutlass.range_constexpr(config.unrolled):
-                angles.append(self.load_angles(tables, loaded[index][1], entries[index], lane))
-            for index in cutlass.range_constexpr(config.unrolled):
-                row = loaded[index][0], angles[index]
-                if cutlass.const_expr(config.quantised):
-                    self.store_quantised(row, target, entries[index], lane)
-                else:
-                    self.store_plain(row, target, entries[index], lane)
+        for token in cutlass.range(mine, tokens, warps, unroll=1):
+            # Angles wait for a position, the rest for nothing: all loads stand before their use.
+            position = Int64(0)
+            if lane >= config.rope_lane and lane < config.last_lanes:
+                position = number_at(tables[0], token)
+            pieces = self.load(source, token, lane)
+            entry = entry_of(tables[1], token, target[4])
+            angles = self.load_angles(tables, position, lane)
+            if cutlass.const_expr(config.latent.group):
+                self.store_quantised((pieces, angles), target, entry, lane)
+            else:
+                self.store_plain((pieces, angles), target, entry, lane)
 
     @cute.jit
-    def load(self, source: tuple, positions: Int64, row: tuple, lane: Int32) -> tuple:
-        """(pieces of a lane as words, position) of a token; row: (token, whether it exists)."""
-        address, stride, _ = source
-        token, exists = row
-        size = PIECE * (2 if self.config.dtype == "bf16" else 4)
-        pieces, position = [], Int64(0)
-        for piece in cutlass.range_constexpr(PIECES):
+    def load(self, source: tuple, token: Int32, lane: Int32) -> list:
+        """The pieces of a lane, as words."""
+        config = self.config
+        size = PIECE * (2 if config.dtype == "bf16" else 4)
+        pieces = []
+        for piece in cutlass.range_constexpr(config.pieces):
             words = zeros(size // 4)
-            if exists:
-                place = address + Int64(token) * stride
-                place += (piece * WARP_THREADS + lane) * size
+            place = source[0] + Int64(token) * source[1] + (piece * WARP_THREADS + lane) * size
+            if piece < config.pieces - 1 or lane < config.last_lanes:
                 for part in cutlass.range_constexpr(size // VECTOR_BYTES):
                     gPart = vector_at(place + part * VECTOR_BYTES, Uint32, VECTOR_BYTES // 4)
                     cute.autovec_copy(gPart, cute.local_tile(words, (4,), (part,)))
             pieces.append(words)
-        if exists and lane >= ROPE_LANE:
-            position = number_at(positions, token)
-        return pieces, position
+        return pieces
 
     @cute.jit
-    def load_angles(self, tables: tuple, position: Int64, entry: Int32, lane: Int32) -> cute.Tensor:
+    def load_angles(self, tables: tuple, position: Int64, lane: Int32) -> cute.Tensor:
         """Cosines, and behind them sines, of a lane's RoPE elements."""
-        angles = zeros(PIECE, Float32)
-        if entry >= 0 and lane >= ROPE_LANE:
+        config, angles = self.config, zeros(PIECE, Float32)
+        if lane >= config.rope_lane and lane < config.last_lanes:
             position = cutlass.max(cutlass.min(position, tables[6] - 1), Int64(0))
             for part in cutlass.range_constexpr(2):
                 place = tables[2 + part] + position * tables[4 + part]
-                place += (lane - ROPE_LANE) * VECTOR_BYTES
+                place += (lane - config.rope_lane) * VECTOR_BYTES
                 cute.autovec_copy(
                     vector_at(place, Float32, 4), cute.local_tile(angles, (4,), (part,))
                 )
@@ -177,55 +159,72 @@ class Append:
 
     @cute.jit
     def store_plain(self, row: tuple, target: tuple, entry: Int32, lane: Int32) -> None:
-        """An entry of BF16_512; row: (pieces, angles)."""
-        pieces, angles = row
-        if entry >= 0:
-            slot, inside = place_of(entry, target[3])
-            place = target[0] + slot * target[2] + inside * BF16_512.data_bytes
-            for piece in cutlass.range_constexpr(PIECES):
-                words = self.packed(pieces[piece])
-                if cutlass.const_expr(piece == LAST):
-                    turned = self.rotated(pieces[piece], angles)
-                    for word in cutlass.range_constexpr(WORDS):
-                        words[word] = turned[word] if lane >= ROPE_LANE else words[word]
+        """An entry in bf16; row: (pieces, angles)."""
+        config, (pieces, angles) = self.config, row
+        slot, inside = place_of(cutlass.max(entry, Int32(0)), target[3])
+        place = target[0] + slot * target[2] + inside * config.latent.record.data_bytes
+        for piece in cutlass.range_constexpr(config.pieces):
+            words, exists = self.packed(pieces[piece]), entry >= 0
+            if cutlass.const_expr(piece == config.pieces - 1):
+                exists = exists and lane < config.last_lanes
+                turned = self.rotated(pieces[piece], angles)
+                for word in cutlass.range_constexpr(WORDS):
+                    words[word] = turned[word] if lane >= config.rope_lane else words[word]
+            if exists:
                 store_bytes(words, place + (piece * WARP_THREADS + lane) * (PIECE * 2))
 
     @cute.jit
     def store_quantised(self, row: tuple, target: tuple, entry: Int32, lane: Int32) -> None:
-        """An entry of FP8_584; row: (pieces, angles)."""
-        pieces, angles = row
+        """An entry with scales; row: (pieces, angles)."""
+        config, (pieces, angles) = self.config, row
+        latent, lanes = config.latent, config.group_lanes
         slot, inside = place_of(cutlass.max(entry, Int32(0)), target[3])
-        place = target[0] + slot * target[2] + inside * FP8_584.data_bytes
-        scales = target[1] + slot * target[2] + inside * FP8_584.scale_bytes
-        for piece in cutlass.range_constexpr(PIECES):
-            values = self.numbers(pieces[piece])
-            code = scale_code(values)
-            elements = quantised(values, code)
-            is_rope = Boolean(False)
-            if cutlass.const_expr(piece == LAST):
-                is_rope = lane >= ROPE_LANE
-            if entry >= 0:
-                if is_rope:
-                    column = NOPE + (lane - ROPE_LANE) * (PIECE * 2)
-                    store_bytes(self.rotated(pieces[piece], angles), place + column)
-                else:
-                    store_bytes(elements, place + (piece * WARP_THREADS + lane) * PIECE)
-                if lane % GROUP_LANES == 0:
-                    group = piece * (WARP_THREADS // GROUP_LANES) + lane // GROUP_LANES
-                    gCode = vector_at(scales + group, Uint8, 1)
-                    gCode[0] = Uint8(Uint32(0) if is_rope else code)
+        data = target[0] + slot * target[2] + inside * latent.record.data_bytes
+        scales = target[1] + slot * target[2] + inside * latent.record.scale_bytes
+        for piece in cutlass.range_constexpr(config.pieces):
+            is_last = piece == config.pieces - 1
+            is_rope, exists = Boolean(False), entry >= 0
+            if cutlass.const_expr(is_last):
+                is_rope, exists = lane >= config.rope_lane, exists and lane < config.last_lanes
+            if cutlass.const_expr(not is_last or config.rope_lane > 0):
+                values = self.numbers(pieces[piece])
+                code = scale_code(values, lanes)
+                elements = quantised(values, code)
+                if exists and not is_rope:
+                    store_bytes(elements, data + (piece * WARP_THREADS + lane) * PIECE)
+                group = piece * (WARP_THREADS // lanes) + lane // lanes
+                if exists and lane % lanes == 0:
+                    if cutlass.const_expr(latent.inline):
+                        bits = Uint32(NAN_BITS) if code == NAN_CODE else code << MANTISSA
+                        if not is_rope:
+                            store_word(bits, data + latent.nope + group * INLINE_SCALE_BYTES)
+                    else:  # the byte behind the last one is 0
+                        store_word(Uint8(Uint32(0) if is_rope else code), scales + group)
+            if cutlass.const_expr(is_last):  # last of all: angles arrive last
+                turned = self.rotated(pieces[piece], angles)
+                if exists and is_rope:
+                    column = latent.rope_offset + (lane - config.rope_lane) * (PIECE * 2)
+                    store_bytes(turned, data + column)
 
 
 @cute.jit
-def scale_code(values: cute.Tensor) -> Uint32:
-    """The exponent byte of the scale of a group, in all its lanes."""
+def store_word(value: Any, address: Int64) -> None:
+    """A number to memory, as wide as it is."""
+    gWord = vector_at(address, type(value), 1)
+    gWord[0] = value
+
+
+@cute.jit
+def scale_code(values: cute.Tensor, lanes: cutlass.Constexpr[int]) -> Uint32:
+    """The exponent byte of the scale of a group, in all its lanes, of which there are 8 or 16."""
     top = Float32(0.0)
     for index in cutlass.range_constexpr(PIECE):
         magnitude = float_of(bits_of(values[index]) & Uint32(0x7FFFFFFF))
         top = cute.arch.fmax(top, magnitude, nan=True)
     bits = bits_of(top)  # in the order of the numbers, NaN last
-    for step in (1, 2, 4):
-        bits = cutlass.max(bits, cute.arch.shuffle_sync_bfly(bits, step))
+    for step in (1, 2, 4, 8):
+        if cutlass.const_expr(step < lanes):
+            bits = cutlass.max(bits, cute.arch.shuffle_sync_bfly(bits, step))
     code = cutlass.max(Int32((bits + CARRY) >> MANTISSA) - EXPONENT, Int32(LEAST_CODE))
     return Uint32(NAN_CODE) if bits >= INFINITY else Uint32(code)
 
@@ -251,7 +250,3 @@ def compile_append(config: AppendConfig, arch: str) -> Any:
         return Append(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
 
     return compile_once(config, arch, describe)
-
-
-assert ROPE_LANE + ROPE // PIECE == WARP_THREADS
-assert GROUPS * GROUP_LANES == LAST * WARP_THREADS + ROPE_LANE

@@ -1,8 +1,8 @@
 """What the kernels that move data are compiled for, and which thread does what, as data.
 
-Latent entries (append_swa and gather of FP8_584): a warp has a row of LATENT elements, a lane two
-pieces of PIECE neighbours, 32 pieces apart, so that every access of a warp is in one stretch.
-Eight lanes share a group of 64 with its scale; the last eight have the RoPE elements second.
+Latent entries (append_swa, and gather of quantised ones): a warp has a row at a time, a lane two or
+three pieces of PIECE neighbours, 32 pieces apart: every access of a warp is in one stretch. Lanes
+side by side share a group with its scale; RoPE elements are in the last piece of eight lanes.
 
 Plain rows: `lanes` neighbouring threads share a row, each with up to VECTORS vectors in flight.
 Slots are cut in pieces, of up to LARGEST_PIECE bytes where there are many, a CTA each.
@@ -14,34 +14,54 @@ from dataclasses import dataclass
 from math import gcd
 
 from kernelkit import hw
+from kvcache.latent import LATENTS, ROPE, Latent
 
 VECTOR_BYTES = 16  # the widest access
-LATENT, ROPE, GROUP = 512, 64, 64  # elements of an entry, of them rotated, and with one scale
-NOPE = LATENT - ROPE
-GROUPS = NOPE // GROUP
 PIECE = 8  # elements of a lane at a time: 16 bytes of bf16
-PIECES = LATENT // (PIECE * hw.WARP_THREADS)
-GROUP_LANES = GROUP // PIECE
-ROPE_LANE = hw.WARP_THREADS - ROPE // PIECE  # the first one with RoPE elements, in the last piece
 VECTORS = 4  # in flight, of a thread that copies
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # of a slot, by one CTA
-CTAS = hw.SMS * 32  # at most; they take turns
+# At most; they take turns. With fewer, those that have a row more than others are waited for.
+CTAS = hw.SMS * 512
 
 
 @dataclass(frozen=True)
-class AppendConfig:
-    """record: 'bf16_512' or 'fp8_584'; dtype: of kv, 'bf16' or 'fp32'. unrolled: rows that a warp
-    has in flight."""
+class LatentConfig:
+    """record: a name of kvcache.latent.LATENTS."""
 
     record: str
-    dtype: str
-    threads: int = 128
-    unrolled: int = 2
 
     @property
-    def quantised(self) -> bool:
-        """Whether NoPE elements become e4m3 with scales."""
-        return self.record == "fp8_584"
+    def latent(self) -> Latent:
+        """What `record` names."""
+        return LATENTS[self.record]
+
+    @property
+    def pieces(self) -> int:
+        """Of a lane."""
+        return -(-self.latent.elements // (PIECE * hw.WARP_THREADS))
+
+    @property
+    def last_lanes(self) -> int:
+        """With elements in their last piece."""
+        return self.latent.elements // PIECE - hw.WARP_THREADS * (self.pieces - 1)
+
+    @property
+    def rope_lane(self) -> int:
+        """The first with RoPE elements in its last piece; all behind it have some there, too."""
+        return self.last_lanes - ROPE // PIECE
+
+    @property
+    def group_lanes(self) -> int:
+        """That share a scale."""
+        return self.latent.group // PIECE
+
+
+@dataclass(frozen=True)
+class AppendConfig(LatentConfig):
+    """dtype: of kv, 'bf16' or 'fp32'."""
+
+    dtype: str
+    threads: int = 128
 
     @property
     def rows(self) -> int:
@@ -50,11 +70,10 @@ class AppendConfig:
 
 
 @dataclass(frozen=True)
-class DequantiseConfig:
-    """gather of FP8_584, to bf16."""
+class DequantiseConfig(LatentConfig):
+    """gather of quantised entries, to bf16."""
 
     threads: int = 128
-    unrolled: int = 2
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Entries of FP8_584, wherever a table says, to rows of bf16 (device code).
+"""Quantised entries, wherever a table says, to rows of bf16 (device code).
 
 `kvcache.reference` defines the bits, `kvcache.kernels.config` who does what.
 """
@@ -8,20 +8,13 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Int32, Int64, Uint8, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.param_table import DeviceTable, ParamTable
-from kvcache.kernels.append_kernel import LAST, MANTISSA, NAN_BITS, NAN_CODE, WORDS
-from kvcache.kernels.config import (
-    GROUP_LANES,
-    NOPE,
-    PIECE,
-    PIECES,
-    ROPE_LANE,
-    DequantiseConfig,
-)
+from kvcache.kernels.append_kernel import MANTISSA, NAN_BITS, NAN_CODE, WORDS
+from kvcache.kernels.config import PIECE, DequantiseConfig
 from kvcache.kernels.device import (
     entry_of,
     float_of,
@@ -32,7 +25,7 @@ from kvcache.kernels.device import (
     table_of,
     zeros,
 )
-from kvcache.records import FP8_584
+from kvcache.latent import INLINE_SCALE_BYTES
 
 NUMBERS = 9
 SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0
@@ -71,58 +64,66 @@ class Dequantise:
         ctas, _, _ = cute.arch.grid_dim()
         lane, warps = thread % WARP_THREADS, ctas * config.rows
         mine = cta * config.rows + thread // WARP_THREADS
-        for first in cutlass.range(mine, count, warps * config.unrolled, unroll=1):
-            entries, loaded = [], []  # each before the first is used: the loads do not wait
-            for index in cutlass.range_constexpr(config.unrolled):
-                row = first + index * warps
-                entries.append(entry_of(indices, row, row < count, source[4]))
-            for index in cutlass.range_constexpr(config.unrolled):
-                loaded.append(self.load(source, entries[index], lane))
-            for index in cutlass.range_constexpr(config.unrolled):
-                row = first + index * warps
-                if row < count:
-                    place = out + Int64(row) * stride
-                    for piece in cutlass.range_constexpr(PIECES):
-                        words, code = loaded[index][piece]
-                        column = (piece * WARP_THREADS + lane) * (PIECE * 2)
-                        is_rope = Boolean(False)
-                        if cutlass.const_expr(piece == LAST):
-                            is_rope = lane >= ROPE_LANE
-                        found = dequantised(words, code)
-                        for word in cutlass.range_constexpr(WORDS):
-                            found[word] = words[word] if is_rope else found[word]
-                        store_bytes(found, place + column)
+        for row in cutlass.range(mine, count, warps, unroll=1):
+            loaded = self.load(source, entry_of(indices, row, source[4]), lane)
+            place = out + Int64(row) * stride
+            for piece in cutlass.range_constexpr(config.pieces):
+                words, scale = loaded[piece]
+                is_rope, exists = self.part_of(piece, lane)
+                found = dequantised(words, self.scale_of(scale))
+                for word in cutlass.range_constexpr(WORDS):
+                    found[word] = words[word] if is_rope else found[word]
+                if exists:
+                    store_bytes(found, place + (piece * WARP_THREADS + lane) * (PIECE * 2))
+
+    @cute.jit
+    def part_of(self, piece: cutlass.Constexpr[int], lane: Int32) -> tuple:
+        """(whether a piece of a lane is of RoPE elements, whether it exists)."""
+        config, is_rope, exists = self.config, Boolean(False), Boolean(True)
+        if cutlass.const_expr(piece == config.pieces - 1):
+            is_rope, exists = lane >= config.rope_lane, lane < config.last_lanes
+        return is_rope, exists
 
     @cute.jit
     def load(self, source: tuple, entry: Int32, lane: Int32) -> list:
-        """[(words of a piece, code of its scale)]: zeros of an entry that does not exist."""
+        """[(words of a piece, its scale as stored)]: zeros of an entry that does not exist."""
+        config, latent = self.config, self.config.latent
         slot, row = place_of(cutlass.max(entry, Int32(0)), source[3])
-        data = source[0] + slot * source[2] + row * FP8_584.data_bytes
-        scales = source[1] + slot * source[2] + row * FP8_584.scale_bytes
+        data = source[0] + slot * source[2] + row * latent.record.data_bytes
+        scales = source[1] + slot * source[2] + row * latent.record.scale_bytes
         found = []
-        for piece in cutlass.range_constexpr(PIECES):
-            words, code = zeros(WORDS), zeros(1, Uint8)
+        for piece in cutlass.range_constexpr(config.pieces):
+            words, scale = zeros(WORDS), zeros(1, Uint32 if latent.inline else Uint8)
             elements = cute.make_tensor(words.iterator, cute.make_layout(PIECE // 4))
-            is_rope = Boolean(False)
-            if cutlass.const_expr(piece == LAST):
-                is_rope = lane >= ROPE_LANE
-            if entry >= 0:
+            is_rope, exists = self.part_of(piece, lane)
+            if entry >= 0 and exists:
                 if is_rope:
-                    load_bytes(data + NOPE + (lane - ROPE_LANE) * (PIECE * 2), words)
+                    column = latent.rope_offset + (lane - config.rope_lane) * (PIECE * 2)
+                    load_bytes(data + column, words)
                 else:
                     load_bytes(data + (piece * WARP_THREADS + lane) * PIECE, elements)
-                    group = piece * (WARP_THREADS // GROUP_LANES) + lane // GROUP_LANES
-                    load_bytes(scales + group, code)
-            found.append((words, code))
+                    group = piece * (WARP_THREADS // config.group_lanes)
+                    group += lane // config.group_lanes
+                    if cutlass.const_expr(latent.inline):
+                        load_bytes(data + latent.nope + group * INLINE_SCALE_BYTES, scale)
+                    else:
+                        load_bytes(scales + group, scale)
+            found.append((words, scale))
         return found
+
+    @cute.jit
+    def scale_of(self, stored: cute.Tensor) -> Float32:
+        """fp32 of a scale that is fp32, or an exponent byte."""
+        if cutlass.const_expr(self.config.latent.inline):
+            return float_of(stored[0])
+        byte = Uint32(stored[0])
+        bits = Uint32(SMALLEST_BITS) if byte == 0 else byte << MANTISSA
+        return float_of(Uint32(NAN_BITS) if byte == NAN_CODE else bits)
 
 
 @cute.jit
-def dequantised(words: cute.Tensor, code: cute.Tensor) -> cute.Tensor:
-    """A piece in bf16, two to a word, of its elements and the code of their scale."""
-    byte = Uint32(code[0])
-    bits = Uint32(SMALLEST_BITS) if byte == 0 else byte << MANTISSA
-    scale = float_of(Uint32(NAN_BITS) if byte == NAN_CODE else bits)
+def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
+    """A piece in bf16, two to a word, of its elements and their scale."""
     found = cute.make_rmem_tensor(WORDS, Uint32)
     for word in cutlass.range_constexpr(WORDS):
         found[word] = cute.arch.inline_ptx(

@@ -9,7 +9,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint16, Uint32
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
 from kernelkit.merge_kernel import vector_at
 from kernelkit.param_table import DeviceTable, ParamTable
@@ -35,13 +35,12 @@ def number_at(table: Int64, index: Int32) -> Int64:
 
 
 @cute.jit
-def entry_of(table: Int64, index: Int32, exists: Boolean, entries: Int64) -> Int32:
+def entry_of(table: Int64, index: Int32, entries: Int64) -> Int32:
     """The entry that a mapping names, -1 where it names none or one that the pool has not."""
+    number = number_at(table, index)
     entry = Int32(-1)
-    if exists:
-        number = number_at(table, index)
-        if number >= 0 and number < entries:
-            entry = Int32(number)
+    if number >= 0 and number < entries:
+        entry = Int32(number)
     return entry
 
 

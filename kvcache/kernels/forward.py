@@ -19,11 +19,10 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
     require_tma,
+    require_types,
 )
 from kvcache.kernels.config import (
     LARGEST_PIECE,
-    LATENT,
-    ROPE,
     VECTOR_BYTES,
     AppendConfig,
     ChecksumConfig,
@@ -35,11 +34,11 @@ from kvcache.kernels.config import (
     piece_bytes,
     vector_of,
 )
-from kvcache.records import BF16_512, FP8_584, round_up
+from kvcache.latent import LATENTS, ROPE, Latent
+from kvcache.records import round_up
 from kvcache.rows import Rows, check_mapping, check_pool, check_range
 
 ARCHS = ("sm_100a", "sm_90a")
-LATENT_RECORDS = (BF16_512, FP8_584)
 LATENT_DTYPES = (torch.bfloat16, torch.float32)
 MAX_SLOT_BYTES = 1 << 31
 MAX_ITEMS = 1 << 31  # pieces of slots in a launch
@@ -61,10 +60,10 @@ def run_append_swa(
     cos, sin = rope
     tensors = {"kv": kv, "positions": positions, "slots": slots, "cos": cos, "sin": sin}
     require_tensors(pool=rows.pool, **tensors)
-    if rows.record not in LATENT_RECORDS:
-        names = [record.name for record in LATENT_RECORDS]
-        raise NotImplementedError(f"record {rows.record.name}: supported are {names}")
-    _check_latent("kv", kv, LATENT_DTYPES)
+    latent = LATENTS.get(rows.record.name)
+    if latent is None:
+        raise NotImplementedError(f"record {rows.record.name}: supported are {[*LATENTS]}")
+    _check_latent("kv", kv, LATENT_DTYPES, latent)
     tokens, angles = len(kv), len(cos) if cos.ndim else 0
     require_table("positions", positions, torch.int64, (tokens,))
     require_table("cos", cos, torch.float32, (None, ROPE // 2))
@@ -111,23 +110,25 @@ def run_gather(
     arch: str | None = None,
 ) -> None:
     """See `kvcache.kernels.api.gather`."""
-    if rows.record != FP8_584:
+    latent = LATENTS.get(rows.record.name)
+    if latent is None or not latent.group:
         if rows.record.scale_bytes:
+            names = [name for name, latent in LATENTS.items() if latent.group]
             raise NotImplementedError(
-                f"record {rows.record.name} has scales apart from its data: supported are "
-                f"{FP8_584.name} and records without"
+                f"record {rows.record.name} has scales apart from its data: supported are {names} "
+                "and records without"
             )
         _run_rows([(rows, out)], indices, gathered=True, backend=backend, arch=arch)
         return
     require_tensors(pool=rows.pool, indices=indices, out=out)
-    _check_latent("out", out, (torch.bfloat16,))
+    _check_latent("out", out, (torch.bfloat16,), latent)
     _check_entries("indices", indices, len(out), rows)
     target = choose_target(out.device, backend, arch, ARCHS)
     if not len(out):
         return
     from kvcache.kernels.dequantise_kernel import compile_dequantise
 
-    config = DequantiseConfig()
+    config = DequantiseConfig(rows.record.name)
     result = out.data_ptr(), out.stride(0) * out.itemsize, len(out)
     numbers = (*_entries_of(rows), indices.data_ptr(), *result)
     compiled, items = compile_dequantise(config, target.arch), (len(out), config.rows)
@@ -179,8 +180,9 @@ def run_checksum(
     arch: str | None = None,
 ) -> torch.Tensor:
     """See `kvcache.kernels.api.checksum`."""
-    require_tensors(pool=pool, slots=slots)
+    require_types(pool=pool, slots=slots)
     check_pool("pool", pool)
+    _check_reached("pool", pool, "slots", slots.device)
     count, slot_bytes = len(slots), pool.shape[1]
     limit = min(slot_bytes, MAX_SLOT_BYTES)
     if begin % VECTOR_BYTES or end % VECTOR_BYTES or not 0 <= begin <= end <= limit:
@@ -189,8 +191,8 @@ def run_checksum(
         )
     require_table("slots", slots, torch.int64, (None,))
     check_mapping("slots", slots, len(pool), f"the pool has slots 0 to {len(pool) - 1}")
-    target = choose_target(pool.device, backend, arch, ARCHS)
-    sums = torch.zeros(count, dtype=torch.int64, device=pool.device)  # CTAs add to them
+    target = choose_target(slots.device, backend, arch, ARCHS)
+    sums = torch.zeros(count, dtype=torch.int64, device=slots.device)  # CTAs add to them
     piece = piece_bytes(count * (end - begin))
     pieces = -(-(end - begin) // piece)
     if not count * pieces:
@@ -202,7 +204,7 @@ def run_checksum(
     range_ = pool.data_ptr() + begin, pool.stride(0), len(pool), end - begin
     numbers = (*range_, slots.data_ptr(), count, sums.data_ptr(), pieces, piece)
     compiled = compile_checksum(ChecksumConfig(), target.arch)
-    _launch(compiled, numbers, (count * pieces, 1), target, pool.device)
+    _launch(compiled, numbers, (count * pieces, 1), target, slots.device)
     return sums
 
 
@@ -264,10 +266,13 @@ def _entries_of(rows: Rows) -> tuple[Any, ...]:
     return pool + rows.data_offset, scales, rows.pool.stride(0), rows.rows, rows.entries
 
 
-def _check_latent(name: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    require_rank(name, x, "[T, 512]")
-    if x.dtype not in dtypes or x.shape[1] != LATENT:
-        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}: {dtypes} [T, {LATENT}]")
+def _check_latent(
+    name: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], latent: Latent
+) -> None:
+    layout = f"[T, {latent.elements}]"
+    require_rank(name, x, layout)
+    if x.dtype not in dtypes or x.shape[1] != latent.elements:
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}: {dtypes} {layout}")
     require_tma(name, x)
 
 
@@ -296,7 +301,6 @@ def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: Rows) -> None:
 
 
 def _check_copied(name: str, pool: torch.Tensor, device: torch.device) -> None:
-    """A pool on the device of the pairs, or in the host's pinned memory, which a GPU reads."""
     check_pool(name, pool)
     slot_bytes = pool.shape[1]
     if slot_bytes % VECTOR_BYTES or slot_bytes >= MAX_SLOT_BYTES:
@@ -304,9 +308,14 @@ def _check_copied(name: str, pool: torch.Tensor, device: torch.device) -> None:
             f"{name} has slots of {slot_bytes} bytes: a multiple of {VECTOR_BYTES} below "
             f"{MAX_SLOT_BYTES}"
         )
+    _check_reached(name, pool, "pairs", device)
+
+
+def _check_reached(name: str, pool: torch.Tensor, table: str, device: torch.device) -> None:
+    """A pool on the device of a table, or in the host's pinned memory, which a GPU reads."""
     pinned = device.type == "cuda" and pool.device.type == "cpu" and pool.is_pinned()
     if pool.device != device and not pinned:
-        raise ValueError(f"{name} is on {pool.device}: on {device} as pairs, or pinned memory")
+        raise ValueError(f"{name} is on {pool.device}: on {device} as {table}, or pinned memory")
 
 
 def _pieces(

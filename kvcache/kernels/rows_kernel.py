@@ -57,7 +57,7 @@ class CopyRows:
         if cutlass.const_expr(config.pairs == 2):
             most = cutlass.max(most, Int32(pairs[1][5]))
         for token in cutlass.range(mine, tokens, ctas * config.rows, unroll=1):
-            entry = entry_of(mapping, token, token < tokens, entries)
+            entry = entry_of(mapping, token, entries)
             if config.gathered or entry >= 0:
                 for vector in cutlass.range(lane, most, config.lanes * VECTORS, unroll=1):
                     loaded = []

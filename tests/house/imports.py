@@ -29,6 +29,7 @@ LAUNCHER = PurePosixPath("kernelkit/launch.py")
 WITHOUT_DSL = {
     *("config.py", "plan.py", "reference.py", "reference_routing.py"),
     *("formats.py", "quantized.py", "packing.py", "checkpoint.py", "tiles.py"),
+    *("records.py", "models.py", "presets.py", "capacity.py", "manager.py", "slot_pool.py"),
 }
 DSL = {"cutlass", "cuda", "tvm_ffi"}
 

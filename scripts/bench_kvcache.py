@@ -1,0 +1,155 @@
+"""What the KV cache moves, beside torch and a copy of as many bytes.
+
+    python scripts/bench.py kvcache [--rows 1 128 2k 8k 32k] [--steps append gather]
+    python scripts/bench.py kvcache --show results/kvcache_h100.json [--markdown]  an earlier run's
+
+Times are medians of CUDA graph replays, per call. Calls rotate over buffers of more than twice the
+L2 cache, as far as MAX_SETS of them go: smaller problems are marked warm, and what they take is a
+launch. The peers of a problem, and a copy that reads and writes as many bytes as the problem has,
+take turns; bytes are compared with the reference before. Host: over the bus, beside a memcpy per
+slot. Copies of slots move as many bytes as so many rows of bf16.
+
+Published elsewhere: dequantise and gather of 584-byte entries in CuTe DSL on a GB200 (8 TB/s), 2.3
+to 2.5 TB/s with 8192 rows, 4.1 to 4.4 with 32,000 (vLLM #42236, #55061).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from _gqa_tables import show
+from _kvcache_cases import STEPS, problems_of
+from _moe_cases import Problem
+from _moe_tables import COPY, by_problem, step_table
+from _timing import setting
+from bench_gqa import Sample, length, read_rows, replay, save_rows, spreads
+from bench_moe import Call, copies, with_shares
+
+ROWS = (1, 128, 2048, 8192, 32768)
+MAX_SETS = 128
+OURS = "kvcache"
+NO_GPU = """\
+No CUDA GPU here. Not done: times of the kernels, of torch and of copies, comparison with the
+reference. Below are the bytes of each problem."""
+
+
+def rows_of(
+    problem: Problem, cache_bytes: int, samples_of: Callable = replay, device: str = "cuda"
+) -> list[dict]:
+    """A row per peer and for the copy: microseconds of a call, or why there is nothing to say."""
+    wanted = problem.sets(cache_bytes)
+    sets = [problem.draw(seed, device) for seed in range(min(wanted, MAX_SETS))]
+    samples: dict[str, Sample] = {}
+    rows: dict[str, dict] = {}
+    for name, function in problem.peers.items():
+        rows[name] = {**problem.sizes, "peer": name, "sets": len(sets), "cold": len(sets) == wanted}
+        try:
+            if name == OURS:
+                problem.check(sets[-1], function(*sets[-1]))
+            samples[name] = samples_of([Call(function, arguments) for arguments in sets])
+        except Exception as refusal:  # noqa: BLE001  torch runs out of memory as it likes
+            reason = str(refusal).strip().partition("\n")[0]
+            rows[name]["refused"] = f"{type(refusal).__name__}: {reason}"
+    samples[COPY] = samples_of(copies(problem.nbytes, len(sets), device))
+    rows[COPY] = {**rows[OURS], "peer": COPY}
+    rows[COPY].pop("refused", None)
+    return with_shares(rows, dict(zip(samples, spreads([*samples.values()]), strict=True)))
+
+
+def time_all(problems: Iterable[Problem], console: Callable) -> list[dict]:
+    """Rows of all problems; each is shown when it is done."""
+    rows: list[dict] = []
+    for problem in problems:
+        gc.collect()
+        torch.cuda.empty_cache()
+        found = rows_of(problem, torch.cuda.get_device_properties().L2_cache_size)
+        console(*step_table(found))
+        rows += found
+    return rows
+
+
+def markdown(rows: Sequence[dict]) -> str:
+    """A line per kind: microseconds for every number of rows, the share of a copy's bandwidth with
+    the most, and what the other peer takes there."""
+    counts = sorted({row["tokens"] for row in rows})
+    lines = [["step", *(f"{count}" for count in counts), "of a copy", "beside it"]]
+    lines.append(["---"] * len(lines[0]))
+    for step, name in dict.fromkeys((row["step"], row["name"]) for row in rows):
+        found = [row for row in rows if (row["step"], row["name"]) == (step, name)]
+        mine = {row["tokens"]: row for row in found if row["peer"] == OURS and "us" in row}
+        times = [f"{mine[count]['us']:.1f}" if count in mine else "-" for count in counts]
+        most = mine.get(counts[-1], {})
+        others = [
+            f"{row['peer']} {row['us']:.1f}"
+            for row in found
+            if row["peer"] not in (OURS, COPY) and row["tokens"] == counts[-1] and "us" in row
+        ]
+        share = f"{most['share']:.2f}" if most else "-"
+        lines.append([f"{step}: {name}", *times, share, ", ".join(others) or "-"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers = "also as 8k; default: 1 128 2k 8k 32k"
+    parser.add_argument("--rows", type=length, nargs="+", default=ROWS, metavar="N", help=numbers)
+    known = f"of {', '.join(STEPS)}"
+    parser.add_argument("--steps", choices=STEPS, nargs="+", default=STEPS, metavar="S", help=known)
+    some = "problems whose name has one of these words"
+    parser.add_argument("--names", nargs="+", default=(), metavar="WORD", help=some)
+    shown = "tables of an earlier run's file, nothing is measured"
+    parser.add_argument("--show", type=Path, metavar="FILE", help=shown)
+    parser.add_argument("--markdown", action="store_true", help="with --show: one table for a page")
+    every = "every figure, a line per row; an array if the name ends in .json"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=every)
+    return parser.parse_args(arguments)
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """Tables of the file of an earlier run."""
+    head, *found = read_rows(options.show)
+    gpu = head.get("gpu", {}).get("name", "no GPU")
+    rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
+    if options.names:
+        rows = [row for row in rows if any(name in row["name"] for name in options.names)]
+    print(f"{gpu}, {head['date']}, microseconds")
+    if options.markdown:
+        print(markdown(rows))
+        return
+    for group in by_problem(rows):
+        show(*step_table(group))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    if options.show:
+        show_again(options)
+        return 0
+    problems = problems_of(options.steps, options.rows, options.names)
+    head = {"kind": "setting", "date": datetime.date.today().isoformat(), **setting()}
+    if torch.cuda.is_available():
+        print(torch.cuda.get_device_name())
+        rows = [{"kind": "step", **row} for row in time_all(problems, show)]
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+    else:
+        print(NO_GPU)
+        rows = [{"kind": "static", **problem.sizes} for problem in problems]
+        heads = ["step", "name", "rows", "bytes"]
+        cells = [[str(row[name]) for name in ("step", "name", "tokens", "nbytes")] for row in rows]
+        show("static figures", heads, cells)
+    if options.json:
+        save_rows(options.json, [head, *rows])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

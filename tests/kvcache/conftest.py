@@ -1,0 +1,15 @@
+"""What tests of several files here share."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelkit import compile as kernel_compile
+from kvcache.kernels import forward
+
+
+@pytest.fixture
+def no_launches(monkeypatch):
+    """Nothing compiles, nothing is launched."""
+    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(forward, "launch", lambda *_: pytest.fail("launched"))

@@ -1,0 +1,404 @@
+"""Attention straight from the cache: tables as a step has them, keys and values where they lie.
+
+A cache is lived in first (hits, forks with copies on write, drafts taken back, the host tier,
+blocks that were somebody else's), and whatever nobody holds is NaN. Then the operators read the
+pages of every layer in place and are as exact as over dense tensors of what is true.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import fmha.forward
+import fmha.reference
+import gqa_lowlatency.forward
+import gqa_lowlatency.reference
+from fmha.config import PAGE_SIZES
+from kernelkit.tolerance import compare_lse, compare_output
+from kvcache.cache import Cache
+from kvcache.layout import Layout
+from kvcache.manager import Sizes
+from kvcache.models import Options, deepseek_v4, gqa
+from kvcache.work import Pool
+from tests.kvcache.shadow import NAN_BYTE, Shadow, numbers
+
+BF16 = torch.bfloat16
+ARCHS = ("sm_90a", "sm_100a")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Plain keys and values: tokens of a block, layers, KV heads, query heads of each, columns."""
+
+    block: int = 16
+    layers: int = 2
+    heads: int = 2
+    group: int = 2
+    dim: int = 64
+    window: int = 0
+    draft: int = 2
+
+    def __str__(self) -> str:
+        return f"page{self.block}-h{self.heads}x{self.group}-d{self.dim}" + "-window" * (
+            self.window > 0
+        )
+
+    @property
+    def layout(self) -> Layout:
+        marks = (True, False) * (self.layers // 2) if self.window else ()
+        return gqa(
+            self.layers, self.heads, self.dim,
+            block_tokens=self.block, draft=self.draft, window=self.window, windowed=marks,
+        )  # fmt: skip
+
+
+# -- a cache that has been lived in ---------------------------------------------------------------
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    pick = random.Random(seed)
+    return [pick.randrange(1000) for _ in range(count)]
+
+
+def forget(shadow: Shadow) -> None:
+    """NaN in every slot that nobody holds and nobody can find."""
+    manager = shadow.cache.manager
+    for pool in (Pool.BLOCKS, Pool.STATES):
+        slots = manager.pools[pool]
+        for slot in range(slots.first, slots.first + slots.slots):
+            if not slots.holders(slot) and slots.key(slot) is None:
+                shadow.cache.storage.pools[pool][slot] = NAN_BYTE
+
+
+def lived(layout: Layout) -> Shadow:
+    """Four requests: two that share blocks, one that was taken back, one that was away."""
+    size = layout.block_tokens
+    sizes = Sizes(14, states=6, checkpoints=6, host_blocks=6, host_states=2)
+    shadow = Shadow(Cache(layout, sizes))
+    prompt = ids(2 * size + 5)
+    gone = shadow.admit("gone", ids(3 * size, 1))
+    shadow.free(gone)
+    shadow.cache.manager.clear()
+    forget(shadow)
+    first = shadow.admit("first", prompt, chunk=size - 1)
+    hit = shadow.admit("hit", [*prompt[: 2 * size], *ids(size + 1, 2)])
+    assert hit.blocks[:2] == first.blocks[:2]
+    child = shadow.fork(first, "child")
+    shadow.append({child: [1], first: [2]})
+    assert child.blocks[-1] != first.blocks[-1]
+    if layout.draft:
+        shadow.append({hit: [5] * min(2, layout.draft)})
+        shadow.rollback(hit, min(2, layout.draft))
+    shadow.cache.offload(child)
+    forget(shadow)
+    shadow.admit("short", [7])
+    shadow.fetch(child)
+    forget(shadow)
+    shadow.check()
+    return shadow
+
+
+class Spy:
+    """Tensors that operators hand to their launches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[torch.Tensor] = []
+        for module in (gqa_lowlatency.forward, fmha.forward):
+            monkeypatch.setattr(module, "launch", self._around(module.launch))
+
+    def _around(self, launch):
+        def spied(compiled, arguments, *rest):
+            self.given = list(_tensors(arguments))
+            launch(compiled, arguments, *rest)
+
+        return spied
+
+    def saw(self, *tensors: torch.Tensor) -> bool:
+        """These very bytes, in the same order, and no copy of them."""
+        places = {(x.data_ptr(), x.shape, x.stride()) for x in self.given}
+        return all((x.data_ptr(), x.shape, x.stride()) in places for x in tensors)
+
+
+def _tensors(arguments):
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, tuple | list):
+            yield from _tensors(item)
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    return Spy(monkeypatch)
+
+
+def lie_in(pool: torch.Tensor, pages: torch.Tensor) -> bool:
+    """A view of the pool, a slot behind another as they are there."""
+    begin = pages.data_ptr() - pool.data_ptr()
+    same = pages.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
+    apart = pages.stride(0) * pages.itemsize == pool.stride(0) > pages[0].numel() * pages.itemsize
+    return same and apart and 0 <= begin < pool.stride(0)
+
+
+def judge(found, exact, rounded) -> None:
+    """O and LSE, by the tolerance of the packages."""
+    o, lse = found
+    verdicts = (
+        compare_output(o.double(), exact.o, rounded.o, BF16),
+        compare_lse(lse.double(), exact.lse, rounded.lse),
+    )
+    for verdict in verdicts:
+        assert verdict.ok, str(verdict)
+
+
+def random_queries(count: int, heads: int, dim: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count, heads, dim, generator=generator).bfloat16()
+
+
+def step_of(shadow: Shadow, tokens: int = 1):
+    """The next tokens of everybody, in a step that is open."""
+    batch = {request: ids(tokens, 9) for request in shadow.histories}
+    return shadow.cache.step(batch)
+
+
+# -- plain keys and values ------------------------------------------------------------------------
+
+
+def check_decode(shape: Shape, arch: str, spy: Spy) -> None:
+    """A token for every request, all layers, by `gqa_lowlatency.decode`."""
+    layout = shape.layout
+    shadow = lived(layout)
+    entry, pool = (shape.heads, shape.dim), shadow.cache.storage.pools[Pool.BLOCKS]
+    with step_of(shadow) as step:
+        tables = shadow.write(step)
+        q = random_queries(len(step.requests), shape.heads * shape.group, shape.dim)
+        for copy in range(layout.find("k").copies):
+            k, v = (shadow.cache.pages(name, copy, BF16, entry) for name in "kv")
+            assert k.shape == (15, shape.block, *entry)
+            assert lie_in(pool, k)
+            assert lie_in(pool, v)
+            lens, table = tables["lengths"], tables["block_tables"]
+            found = gqa_lowlatency.decode(
+                q, k, v, seq_lens=lens, page_table=table, arch=arch, return_lse=True
+            )
+            assert spy.saw(k, v, lens, table)
+            _judge_decode(shadow, copy, q, found, arch)
+        assert (table == 0).any()  # the null block, behind the short ones
+    shadow.check()
+
+
+def _judge_decode(shadow, copy, q, found, arch, names=("k", "v")) -> None:
+    for index, request in enumerate(shadow.histories):
+        q_one, o, lse = (x[index : index + 1] for x in (q, *found))
+        keys = [shadow.entries(request, name, copy) for name in names]
+        keys = [x.view(1, len(x), -1, q.shape[-1]) for x in keys]
+        exact, rounded = (
+            f(q_one, *keys, arch=arch)
+            for f in (gqa_lowlatency.reference.definition, gqa_lowlatency.reference.rounded)
+        )
+        judge((o, lse), exact, rounded)
+
+
+def check_prefill(shape: Shape, tokens: int, spy: Spy) -> None:
+    """Some tokens for every request behind those in the cache, by `fmha.attention`."""
+    layout = shape.layout
+    shadow = lived(layout)
+    entry, pool = (shape.heads, shape.dim), shadow.cache.storage.pools[Pool.BLOCKS]
+    with step_of(shadow, tokens) as step:
+        tables = shadow.write(step)
+        q = random_queries(len(step.positions), shape.heads * shape.group, shape.dim)
+        for copy in range(layout.find("k").copies):
+            k, v = (shadow.cache.pages(name, copy, BF16, entry) for name in "kv")
+            lens, table = tables["lengths"], tables["block_tables"]
+            found = fmha.attention(
+                q, k, v, causal=True, kv_lens=lens, page_table=table,
+                cu_seqlens_q=tables["cu_tokens"], return_lse=True,
+            )  # fmt: skip
+            assert spy.saw(k, v, lens, table)
+            assert lie_in(pool, k)
+            for index, request in enumerate(step.requests):
+                keys = [shadow.entries(request, name, copy).view(1, -1, *entry) for name in "kv"]
+                mine = slice(index * tokens, (index + 1) * tokens)
+                _judge_prefill(q[mine], keys, (found[0][mine], found[1][:, mine]), causal=True)
+    shadow.check()
+
+
+def _judge_prefill(q, keys, found, **options) -> None:
+    o, lse = found
+    exact, rounded = (
+        f(q[None], *keys, **options) for f in (fmha.reference.definition, fmha.reference.rounded)
+    )
+    judge((o[None], lse[None]), exact, rounded)
+
+
+def test_decode_reads_pages_in_place(spy):
+    check_decode(Shape(), "sm_90a", spy)
+
+
+def test_prefill_reads_pages_in_place(spy):
+    check_prefill(Shape(layers=1), 5, spy)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(4), Shape(8, dim=128, group=4), Shape(32, heads=1, group=8, dim=128),
+     Shape(64, dim=256), Shape(128, layers=3, heads=3, group=1)],
+    ids=str,
+)  # fmt: skip
+def test_decode(shape, arch, spy):
+    check_decode(shape, arch, spy)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [(Shape(8, dim=128), 3), (Shape(32, heads=1, group=8, dim=96), 40), (Shape(64, dim=256), 1),
+     (Shape(128, layers=3, group=1), 130)],
+    ids=str,
+)  # fmt: skip
+def test_prefill(shape, tokens, spy):
+    check_prefill(shape, tokens, spy)
+
+
+# -- rings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("draft", [0, 1])
+def test_a_ring_is_a_page(arch, draft, spy):
+    """Of as many rows as the window has: softmax does not ask for their order."""
+    window = 32
+    shape = Shape(window=window, draft=draft)
+    shadow = lived(shape.layout)
+    entry, cache = (shape.heads, shape.dim), shadow.cache
+    for _ in range(3):
+        with step_of(shadow) as step:
+            tables = shadow.write(step)
+            q = random_queries(len(step.requests), shape.heads * shape.group, shape.dim)
+            k, v = (cache.pages(f"{name}_window", 0, BF16, entry) for name in "kv")
+            lens, table = tables["lengths"].clamp(max=window), tables["state_slots"][:, None]
+            given = {"page_table": table, "return_lse": True}
+            found = gqa_lowlatency.decode(q, k, v, seq_lens=lens, arch=arch, **given)
+            assert spy.saw(k, v)
+            assert lie_in(cache.storage.pools[Pool.STATES], k)
+            found_by_fmha = fmha.attention(q[:, None], k, v, kv_lens=lens, **given)
+            assert spy.saw(k, v)
+            for index, request in enumerate(step.requests):
+                positions = range(max(0, request.length - window), request.length)
+                hashes = shadow.hashes(request, [position + 1 for position in positions])
+                keys = [_true(f"{name}_window", hashes, entry) for name in "kv"]
+                o, lse = (x[index] for x in found)
+                exact, rounded = (
+                    f(q[index : index + 1], *keys, arch=arch)
+                    for f in (gqa_lowlatency.reference.definition, gqa_lowlatency.reference.rounded)
+                )
+                judge((o[None], lse[None]), exact, rounded)
+                mine = found_by_fmha[0][index], found_by_fmha[1][index]
+                _judge_prefill(q[index][None], keys, mine)
+    assert max(request.length for request in shadow.histories) > window + 3
+
+
+def _true(name, hashes, entry, copy=0):
+    heads, dim = entry
+    return numbers(name, copy, hashes, heads * dim).view(1, -1, heads, dim)
+
+
+@pytest.mark.parametrize("draft", [3, 8])
+def test_a_ring_with_drafts_is_no_page(draft):
+    """It has rows that the next token does not see, and as many rows as no page has."""
+    shadow = Shadow(Cache(Shape(window=32, draft=draft).layout, Sizes(4, states=2)))
+    k = shadow.cache.pages("k_window", 0, BF16, (2, 64))
+    q, one = random_queries(1, 4, 64), torch.ones(1, 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=f"pages of {32 + draft - 1} rows"):
+        gqa_lowlatency.decode(q, k, k, seq_lens=one[0], page_table=one)
+    with pytest.raises(NotImplementedError, match=f"pages of {32 + draft - 1} rows"):
+        fmha.attention(q[:, None], k, k, kv_lens=one[0], page_table=one)
+
+
+# -- DeepSeek-V4 ----------------------------------------------------------------------------------
+
+V4 = deepseek_v4("v4", [128, 4, 4, 128, 0], 128, Options(record="bf16"))
+WIDE = deepseek_v4("v4-wide", [128, 4, 128], 128, Options(record="bf16", block_tokens=1024))
+LATENT = (1, 512)
+
+
+def latents(layout: Layout, tokens: int) -> Shadow:
+    shadow = Shadow(Cache(layout, Sizes(12, states=4, checkpoints=4)))
+    prompt = ids(tokens)
+    first = shadow.admit("first", prompt, chunk=100)
+    shadow.admit("second", [*prompt[:-50], *ids(70, 3)])
+    shadow.admit("third", ids(140, 4))
+    shadow.append({first: [1, 2, 3]})
+    forget(shadow)
+    shadow.check()
+    return shadow
+
+
+def check_latents(shadow: Shadow, name: str, spy: Spy) -> None:
+    """All entries of a stream, K and V at once, for the newest token of every request."""
+    with step_of(shadow) as step:
+        tables = shadow.write(step)
+        q = random_queries(len(step.requests), 4, 512)
+        lens = torch.from_numpy(step.entries(name))
+        for copy in range(shadow.layout.find(name).copies):
+            pages = shadow.cache.pages(name, copy, BF16, LATENT)
+            found = fmha.attention(
+                q[:, None], pages, pages, kv_lens=lens, page_table=tables["block_tables"],
+                return_lse=True,
+            )  # fmt: skip
+            assert spy.saw(pages, tables["block_tables"])
+            assert lie_in(shadow.cache.storage.pools[Pool.BLOCKS], pages)
+            for index, request in enumerate(step.requests):
+                entries = shadow.entries(request, name, copy).view(1, -1, *LATENT)
+                _judge_prefill(q[index][None], [entries, entries], [x[index] for x in found])
+
+
+@pytest.mark.matrix
+def test_csa_entries(spy):
+    check_latents(latents(V4, 300), "csa", spy)
+
+
+@pytest.mark.matrix
+def test_hca_entries_of_wide_blocks(spy):
+    """Blocks of 1024 tokens have 8 entries of a layer side by side, as many as a page has."""
+    check_latents(latents(WIDE, 1100), "hca", spy)
+
+
+@pytest.mark.matrix
+def test_swa_entries(spy):
+    shadow = latents(V4, 300)
+    with step_of(shadow) as step:
+        tables = shadow.write(step)
+        q = random_queries(len(step.requests), 4, 512)
+        table, lens = tables["state_slots"][:, None], tables["lengths"].clamp(max=128)
+        for copy in (0, 4):
+            pages = shadow.cache.pages("swa", copy, BF16, LATENT)
+            found = fmha.attention(
+                q[:, None], pages, pages, kv_lens=lens, page_table=table, return_lse=True
+            )
+            assert spy.saw(pages)
+            for index, request in enumerate(step.requests):
+                positions = range(max(0, request.length - 128), request.length)
+                hashes = shadow.hashes(request, [position + 1 for position in positions])
+                entries = _true("swa", hashes, LATENT, copy)
+                _judge_prefill(q[index][None], [entries, entries], [x[index] for x in found])
+
+
+def test_what_attention_does_not_take():
+    """One HCA entry of a block of 128 tokens is less than a page; 512 columns are fmha's alone."""
+    shadow = Shadow(Cache(V4, Sizes(2, states=1)))
+    q, one = random_queries(1, 4, 512), torch.ones(1, 1, dtype=torch.int32)
+    hca, csa = (shadow.cache.pages(name, 0, BF16, LATENT) for name in ("hca", "csa"))
+    assert (hca.shape[1], csa.shape[1]) == (1, 32)
+    with pytest.raises(NotImplementedError, match=rf"pages of 1 rows: one of \({PAGE_SIZES[0]}, "):
+        fmha.attention(q[:, None], hca, hca, kv_lens=one[0], page_table=one)
+    with pytest.raises(NotImplementedError, match="head_dim 512"):
+        gqa_lowlatency.decode(q, csa, csa, seq_lens=one[0], page_table=one)

@@ -1,0 +1,126 @@
+"""bench.py kvcache-host: figures, files, and vLLM's pool where its sources are."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.house.source import ROOT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "scripts")
+    import _vllm_pool
+    import bench
+    import bench_allocator
+
+SMALL = "--blocks 300 --batches 1 100 --requests 2 --repeats 20"
+POOL = """\
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import Block
+from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+
+class BlockPool:
+    def __init__(self, num_gpu_blocks, enable_caching, hash_block_size):
+        self.free = [Block(n) for n in range(num_gpu_blocks)]
+
+    def get_new_blocks(self, count):
+        return [self.free.pop() for _ in range(count)]
+
+    def free_blocks(self, blocks):
+        self.free += blocks
+"""
+UTILS = """\
+from dataclasses import dataclass
+
+from vllm import envs
+from vllm.config import VllmConfig
+
+
+class Special(VllmConfig):
+    pass
+
+
+@dataclass
+class Block:
+    number: int
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Something that is laid out as vLLM is, and forgotten afterwards."""
+    core = tmp_path / "vllm" / "v1" / "core"
+    core.mkdir(parents=True)
+    (core / "block_pool.py").write_text(POOL)
+    (core / "kv_cache_utils.py").write_text(UTILS)
+    (tmp_path / "PKG-INFO").write_text("Name: vllm\nVersion: 1.2.3\n")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def ran(monkeypatch, flags, *more):
+    command = ["bench.py", "kvcache-host", *flags.split(), *map(str, more)]
+    monkeypatch.setattr(sys, "argv", command)
+    return bench.main()
+
+
+def test_figures(monkeypatch, capsys, tmp_path):
+    report = tmp_path / "host.json"
+    assert ran(monkeypatch, SMALL, "--json", report) == 0
+    rows = json.loads(report.read_text())
+    assert (rows[0]["kind"], rows[0]["blocks"], len(rows[0]["load"])) == ("setting", 300, 3)
+    pools = [row for row in rows if row["kind"] == "pool" and "batch" in row]
+    assert [(row["peer"], row["batch"]) for row in pools if row["peer"] != "vllm"] == [
+        ("kvcache", 1), ("kvcache, kept", 1), ("kvcache", 100), ("kvcache, kept", 100),
+    ]  # fmt: skip
+    assert all(row["million_per_s"] > 0.01 for row in pools)
+    managers = [row for row in rows if row["kind"] == "manager"]
+    assert [row["layout"] for row in managers] == ["gqa", "deepseek-v4-pro"]
+    assert all(row["admit_hit_us"] > row["admit_miss_us"] > 0 for row in managers)
+    printed = capsys.readouterr().out
+    assert ran(monkeypatch, "--show", report) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_kept_blocks_are_evicted():
+    """What that row measures: each block that is taken was found by its content before."""
+    pool, gone = bench_allocator.SlotPool("blocks", 8, first=1), []
+    pool.on_evict = lambda slot, key: gone.append(key)
+    bench_allocator._register_all(pool)
+    assert pool.kept == 8
+    for _ in range(3):
+        bench_allocator._keep(pool, pool.take(2))
+    assert pool.kept == 8
+    assert len(gone) == 6
+
+
+def test_a_checkout_is_a_peer(monkeypatch, capsys, checkout):
+    assert ran(monkeypatch, f"{SMALL} --requests --vllm", checkout) == 0
+    make, said = _vllm_pool.block_pool(checkout)
+    assert said == "vllm 1.2.3, its imports replaced"
+    assert [block.number for block in make(3).get_new_blocks(2)] == [2, 1]
+    assert capsys.readouterr().out.count("vllm") == 2
+
+
+def test_without_it_the_row_says_so(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    make, said = _vllm_pool.block_pool(None)
+    assert make is None
+    assert said.startswith("vllm is not importable")
+    monkeypatch.delitem(sys.modules, "vllm")
+    make, said = _vllm_pool.block_pool(tmp_path)
+    assert make is None
+    assert said.startswith(f"no BlockPool in {tmp_path.name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_refusals(monkeypatch, capsys):
+    assert ran(monkeypatch, "--blocks 100 --batches 100") == 2
+    assert "refused: batches [100]: from 1 to fewer than --blocks 100" in capsys.readouterr().err
