@@ -1,7 +1,7 @@
 """The cache: a manager, the memory that it manages, and the kernels that do what it plans.
 
 Copies on write, restores and checkpoints run on the current stream, in the order of the calls.
-The host tier has a stream of its own, and nothing waits for it but the request that comes back.
+The host tier has a stream of its own, and nothing waits for it but who reads what comes back.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Cache:
                 self._mover.move(work.copies)
                 # Those behind the full ones change again.
                 full = request.length // self.layout.block_tokens
-                self._unseal(Pool.BLOCKS, request.blocks)
-                self._seal(Pool.BLOCKS, request.blocks[:full])
+                self._unseal(Pool.BLOCKS, list(request.blocks))
+                self._seal(Pool.BLOCKS, list(request.blocks[:full]))
             event = self._event()
             if event is not None:
                 self._arrivals.append(Arrival(request, frozenset(request.blocks), event))

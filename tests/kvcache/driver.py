@@ -300,26 +300,29 @@ class Driver:
             require(step.entries(stream.name).tolist() == entries, f"entries of {stream.name}")
         self.ledger.writes(step, [live.request for live in self.live])
 
-    def abandon(self, first: int, requests: int, count: int, variety: int, copied: int) -> None:
+    def abandon(self, first: int, requests: int, count: int, variety: int, done: int) -> None:
         """A step that is planned and does not come to its end: its requests are freed."""
         batch = self._batch(first, requests, count, variety)
         if batch:
-            self.abandon_tokens(batch, copied=copied % 2 > 0)
+            self.abandon_tokens(batch, done=done % 3)
 
-    def abandon_tokens(self, batch: dict[Live, list[int]], *, copied: bool = False) -> None:
-        """A step of which nothing is executed, or its first copies."""
+    def abandon_tokens(self, batch: dict[Live, list[int]], *, done: int = 0) -> None:
+        """A step of which nothing is executed, or (1) its first copies, or (2) its writes, too,
+        which leave nonsense."""
         need = sum(self.ledger.growth(live.request, len(new)) for live, new in batch.items())
         tokens = {live.request: new for live, new in batch.items()}
         step = self._try(lambda: self.manager.append(tokens), "blocks", need=need)
         if step is None:
             return
         self._tell(step)
+        if done:
+            self.machine.copy(step.copies)
+        if done > 1:
+            self.machine.spoil(step)
         self.manager.abandon(step)
         self.told["freed"] += len(batch)
         for live in batch:
             self._buried(live)
-        if copied:
-            self.machine.copy(step.copies)
         self.manager.issued(step)
 
     def rollback(self, which: int, count: int) -> list[Live]:

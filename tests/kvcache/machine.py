@@ -28,6 +28,7 @@ from tests.kvcache.naive import (
 )
 
 CLEAN = 0xC1  # of slot 0 of STATES
+NONSENSE = 0xEE
 
 
 class Mismatch(AssertionError):
@@ -136,20 +137,26 @@ class Machine:
                 for h, start, end in zip(holders, step.starts, step.lengths, strict=True)
             ]
         )
-        layout = self.layout
-        for pool, arrays in (
-            (Pool.BLOCKS, layout.streams),
-            (Pool.STATES, (*layout.rings, *layout.tails)),
-        ):
-            for array in arrays:
-                mapping = step.rows_of(array.name)
-                chosen = np.flatnonzero(mapping >= 0)
-                rows = mapping[chosen]
-                if len(np.unique(rows)) < len(rows):
-                    raise Mismatch(f"{array.name}: a step writes a row twice: {sorted(rows)}")
-                if isinstance(array, Stream) and ((step.positions[chosen] + 1) % array.ratio).any():
-                    raise Mismatch(f"{array.name}: an entry in the middle of its tokens")
-                self._put(pool, array, rows, true_bytes(array, chain[chosen]))
+        for pool, array, mapping in self._written(step):
+            chosen = np.flatnonzero(mapping >= 0)
+            rows = mapping[chosen]
+            if len(np.unique(rows)) < len(rows):
+                raise Mismatch(f"{array.name}: a step writes a row twice: {sorted(rows)}")
+            if isinstance(array, Stream) and ((step.positions[chosen] + 1) % array.ratio).any():
+                raise Mismatch(f"{array.name}: an entry in the middle of its tokens")
+            self._put(pool, array, rows, true_bytes(array, chain[chosen]))
+
+    def spoil(self, step: Step) -> None:
+        """What a step that fails on its way may leave: nonsense wherever it writes."""
+        for pool, array, mapping in self._written(step):
+            self._put(pool, array, mapping[mapping >= 0], NONSENSE)
+
+    def _written(self, step: Step) -> Iterator[tuple[Pool, Stream | Ring | Tail, np.ndarray]]:
+        """(pool, array, slot mapping) of all that a step writes."""
+        for array in self.layout.streams:
+            yield Pool.BLOCKS, array, step.rows_of(array.name)
+        for array in (*self.layout.rings, *self.layout.tails):
+            yield Pool.STATES, array, step.rows_of(array.name)
 
     def _put(self, pool: Pool, array: Stream | Ring | Tail, rows: np.ndarray, data) -> None:
         of_row = self._bytes_of[array.name]

@@ -18,7 +18,6 @@ from kvcache.layout import Layout, Ring, Stream, Tail
 
 MASK = (1 << 64) - 1
 FIRST, STEP, SPREAD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-FLOAT = 4  # bytes
 
 
 def record_bytes(array: Stream | Ring | Tail) -> int:
