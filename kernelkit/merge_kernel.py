@@ -10,7 +10,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import AddressSpace, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
@@ -25,6 +25,7 @@ from kernelkit.merge_plan import (
 )
 from kernelkit.online_softmax import finite
 from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.words import vector_at
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
 
@@ -241,15 +242,6 @@ class Merge:
             for element in cutlass.range_constexpr(cute.size(acc)):
                 acc[element] += sState[lane, 2 + element, slot] * shrink
         return new_top, total
-
-
-@cute.jit
-def vector_at(address: Int64, dtype: cutlass.Constexpr, size: cutlass.Constexpr) -> cute.Tensor:
-    """`size` elements in global memory, aligned to their own bytes."""
-    pointer = cute.make_ptr(
-        dtype, address, AddressSpace.gmem, assumed_align=size * dtype.width // 8
-    )
-    return cute.make_tensor(pointer, cute.make_layout(size))
 
 
 def compile_merge(config: MergeConfig, arch: str) -> Any:

@@ -51,9 +51,24 @@ def register_operator(name: str, schema: str, run: Callable, fake: Callable) -> 
     def refuse_backward(context: Any, *gradients: Any) -> None:
         raise NotImplementedError(f"{qualified} has no backward; use no_grad()")
 
+    operator = register_mutating_operator(name, schema, run, fake)
+    torch.library.register_autograd(qualified, refuse_backward)
+    return operator
+
+
+def _writes(*arguments: Any, **options: Any) -> None:
+    """What tracers see of an operator that returns nothing."""
+
+
+def register_mutating_operator(
+    name: str, schema: str, run: Callable, fake: Callable = _writes
+) -> Any:
+    """As `register_operator`, for an operator that writes to one of its arguments: torch takes no
+    backward for one, not even one that refuses.
+    """
+    qualified = f"{NAMESPACE}::{name}"
     # What `custom_op` does, without the layers that it puts around each call.
     torch.library.define(qualified, schema)
     torch.library.impl(qualified, "default", run)
     torch.library.register_fake(qualified, fake)
-    torch.library.register_autograd(qualified, refuse_backward)
     return getattr(getattr(torch.ops, NAMESPACE), name).default

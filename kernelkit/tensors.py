@@ -142,3 +142,11 @@ def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
     """The same values; a dimension of stride 0 is written out, since the DSL takes that stride for
     a constant. For tables: what is large is read in place or refused (`require_tma`)."""
     return tensor.contiguous() if is_broadcast(tensor) else tensor
+
+
+def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A tensor of the host on `device`; to a GPU out of pinned memory, on the current stream,
+    without a wait."""
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -93,14 +93,16 @@ class Checkpoints:
         """Others rely on this one: it stays when the request that made it goes on."""
         self._rolling.pop(digest, None)
 
-    def leave(self, request: Request) -> None:
-        """The end of a request: its newest checkpoint stays, for its next turn."""
-        if self._rolling.get(request.rolling) is request:
+    def leave(self, request: Request) -> bool:
+        """The end of a request: its newest checkpoint stays, for its next turn. Whether it has
+        one that was not to stay otherwise."""
+        rolls = self._rolling.get(request.rolling) is request
+        if rolls:
             del self._rolling[request.rolling]
+        return rolls
 
     def _roll(self, request: Request) -> None:
         """The request has a newer one than its newest so far."""
-        if self._rolling.get(request.rolling) is request:
-            del self._rolling[request.rolling]
+        if self.leave(request):
             self.prefix.forget_checkpoint(request.rolling)
         request.rolling = None

@@ -174,6 +174,15 @@ class Layout:
         _check(self)
 
     @property
+    def arrays(self) -> tuple[Stream | Ring | Tail, ...]:
+        """All of them."""
+        return (*self.streams, *self.rings, *self.tails)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stream | Ring | Tail]:
+        return {array.name: array for array in self.arrays}
+
+    @property
     def has_state(self) -> bool:
         """Whether a request has anything outside its blocks."""
         return bool(self.rings or self.tails)
@@ -311,10 +320,9 @@ class Layout:
 
     def find(self, name: str) -> Stream | Ring | Tail:
         """The stream, ring or tail of that name; KeyError names those that are there."""
-        arrays = {array.name: array for array in (*self.streams, *self.rings, *self.tails)}
-        if name not in arrays:
-            raise KeyError(f"{name!r}: the layout {self.name} has {sorted(arrays)}")
-        return arrays[name]
+        if name not in self._by_name:
+            raise KeyError(f"{name!r}: the layout {self.name} has {sorted(self._by_name)}")
+        return self._by_name[name]
 
     def place(self, name: str, copy: int) -> Place:
         """Where the rows of `copy` of a stream or ring lie in a slot."""
@@ -355,7 +363,7 @@ def _placed(sizes: list[tuple[str, int, int, int]]) -> tuple[Region, ...]:
 
 def _check(layout: Layout) -> None:
     """ValueError for a layout that contradicts itself, by value and limit."""
-    arrays = (*layout.streams, *layout.rings, *layout.tails)
+    arrays = layout.arrays
     names = [array.name for array in arrays]
     if not layout.streams:
         raise ValueError(f"{layout.name}: a cache has at least one stream of entries")

@@ -24,6 +24,7 @@ from kvcache.step import Step
 from kvcache.work import Copy, Event, Pool, Tickets, Work
 
 RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
+CLEAN = 0  # that state: each new one begins as a copy of it
 Tokens = Sequence[int] | np.ndarray
 
 
@@ -126,9 +127,8 @@ class Manager:
         return Admission(ticket, copies, request, hit, hit + match.lost * size)
 
     def _new_state(self, request: Request, match: Match, ticket: int) -> tuple[Copy, ...]:
-        """A state as if nobody had had it, with what the checkpoint knows."""
-        (request.state,) = self.states.take(1, request.name)
-        clean = Copy(Pool.STATES, Pool.STATES, 0, request.state)
+        """A clean state, with what the checkpoint knows."""
+        clean = self._clean_state(request)
         if match.checkpoint < 0:
             return (clean,)
         self.checkpoints.keep(request.digests[-1])
@@ -138,6 +138,11 @@ class Manager:
         source, target = Pool.CHECKPOINTS, Pool.STATES
         restore = Copy(source, target, match.checkpoint, request.state, request.length)
         return (clean, restore)
+
+    def _clean_state(self, request: Request) -> Copy:
+        """A state for the request, and the copy that makes it as if nobody had had it."""
+        (request.state,) = self.states.take(1, request.name)
+        return Copy(Pool.STATES, Pool.STATES, CLEAN, request.state)
 
     def fork(self, request: Request, name: str) -> Admission:
         """A request with the same tokens: it shares the blocks and has a copy of the state."""
@@ -152,11 +157,9 @@ class Manager:
         self.blocks.share(child.blocks)
         copies: tuple[Copy, ...] = ()
         if self.layout.has_state:
-            (child.state,) = self.states.take(1, name)
-            copies = (
-                Copy(Pool.STATES, Pool.STATES, 0, child.state),
-                Copy(Pool.STATES, Pool.STATES, request.state, child.state, request.length),
-            )
+            clean = self._clean_state(child)
+            slots = (request.state, child.state)
+            copies = (clean, Copy(Pool.STATES, Pool.STATES, *slots, request.length))
         self.requests[child] = None
         self.counters.forked += 1
         return Admission(self._tickets.take(), copies, child, child.length, child.length)
@@ -285,10 +288,15 @@ class Manager:
         """Blocks that became full can be found."""
         size, digests = self.layout.block_tokens, request.digests
         for index in range(len(digests), request.length // size):
-            parent = digests[-1] if digests else seed(request.salt)
-            ids = request.tokens[index * size : (index + 1) * size]
+            parent, ids = self._content(request, index)
             digests.append(chained(parent, ids))
             self.prefix.store(request.blocks[index], parent, digests[-1], ids)
+
+    def _content(self, request: Request, index: int) -> tuple[bytes, np.ndarray]:
+        """What the digest of full block `index` is made of: the one before it, and its tokens."""
+        size = self.layout.block_tokens
+        parent = request.digests[index - 1] if index else seed(request.salt)
+        return parent, request.tokens[index * size : (index + 1) * size]
 
     def rollback(self, request: Request, tokens: int) -> None:
         """Take back the last `tokens` tokens.
@@ -325,11 +333,7 @@ class Manager:
         Its requests are freed, and nothing that it would have filled can be found. Call it before
         anything else is planned on the step.
         """
-        checkpoints = self.prefix.checkpoints
-        for copy in step.after:
-            digest = checkpoints.key(copy.target_slot)
-            if digest is not None:
-                self.prefix.forget_checkpoint(digest)
+        self.discard(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
         for request, start in zip(step.requests, step.starts.tolist(), strict=True):
             if request.freed:
                 continue
@@ -379,8 +383,7 @@ class Manager:
         return self._fetched(request, found, fresh)
 
     def _fetched(self, request: Request, found: list[int | None], fresh: Iterator[int]) -> Work:
-        ticket, copies, parent = self._tickets.take(), [], seed(request.salt)
-        size = self.layout.block_tokens
+        ticket, copies = self._tickets.take(), []
         for index, host in enumerate(request.host_blocks):
             slot = found[index] if index < len(found) else None
             if slot is None:
@@ -388,12 +391,10 @@ class Manager:
                 copies.append(Copy(Pool.HOST_BLOCKS, Pool.BLOCKS, host, slot))
             request.blocks.append(slot)
             if index < len(found):
-                ids = request.tokens[index * size : (index + 1) * size]
+                parent, ids = self._content(request, index)
                 self.prefix.store(slot, parent, request.digests[index], ids)
-                parent = request.digests[index]
         if self.layout.has_state:
-            (request.state,) = self.states.take(1, request.name)
-            copies.append(Copy(Pool.STATES, Pool.STATES, 0, request.state))
+            copies.append(self._clean_state(request))
             slots = (request.host_state, request.state)
             copies.append(Copy(Pool.HOST_STATES, Pool.STATES, *slots, request.length))
         self._release_host(request)

@@ -94,16 +94,8 @@ def deepseek_v4(name: str, ratios: Sequence[int], window: int, options: Options)
     if of_hca["copies"]:
         streams.append(Stream("hca", main, packed=True, **of_hca))
         tails.append(Tail("hca_tail", width=HEAD_DIM, online=options.online_hca, **of_hca))
-    every = tuple(range(len(ratios)))
-    return Layout(
-        name,
-        options.block_tokens,
-        tuple(streams),
-        (Ring("swa", ring, window, len(ratios), every),),
-        tuple(tails),
-        draft=options.draft,
-        model_layers=len(ratios),
-    )
+    swa = Ring("swa", ring, window, len(ratios), tuple(range(len(ratios))))
+    return _with_window(name, options, streams, swa, tails)
 
 
 def deepseek_v41(
@@ -131,15 +123,22 @@ def deepseek_v41(
         if ratio > 1:
             makes = tuple(own.index(x) if x in own else None for x in range(len(ratios)))
             tails.append(Tail(f"tail{ratio}", width=HEAD_DIM, of_layer=makes, **shared))
-    every = tuple(range(len(ratios)))
+    swa = Ring("swa", ring, window, len(ratios), tuple(range(len(ratios))))
+    return _with_window(name, options, streams, swa, tails)
+
+
+def _with_window(
+    name: str, options: Options, streams: Sequence[Stream], swa: Ring, tails: Sequence[Tail]
+) -> Layout:
+    """A model all of whose layers have a window beside what their kind keeps."""
     return Layout(
         name,
         options.block_tokens,
         tuple(streams),
-        (Ring("swa", ring, window, len(ratios), every),),
+        (swa,),
         tuple(tails),
         draft=options.draft,
-        model_layers=len(ratios),
+        model_layers=swa.copies,
     )
 
 

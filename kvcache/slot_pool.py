@@ -198,7 +198,9 @@ class SlotPool:
     def _revive(self, slot: int) -> None:
         if slot not in self._key_of:
             raise DoubleFree(f"slot {slot} of {self.name} is shared, and nobody holds it")
-        if self._kept.pop(slot, self) is self:
+        if slot in self._kept:
+            del self._kept[slot]
+        else:  # it waits: who holds it now may read, and not write, until that is over
             self._busy[slot] = self._waits_for.pop(slot)
 
     def _evict(self, count: int) -> None:

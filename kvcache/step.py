@@ -86,10 +86,9 @@ class Step(Work):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every array by its name, slot mappings as 'rows_of.<name>'."""
-        layout = self.layout
         plain = ("cu_tokens", "positions", "starts", "lengths", "state_slots", "block_tables")
         found = {name: getattr(self, name) for name in plain}
-        for array in (*layout.streams, *layout.rings, *layout.tails):
+        for array in self.layout.arrays:
             found[f"{ROWS_OF}{array.name}"] = self.rows_of(array.name)
         return found
 
@@ -100,10 +99,10 @@ class Step(Work):
         """
         import torch
 
-        tensors = {name: torch.from_numpy(array) for name, array in self.arrays().items()}
-        if torch.device(device).type == "cpu":
-            return tensors
-        return {n: t.pin_memory().to(device, non_blocking=True) for n, t in tensors.items()}
+        from kernelkit.tensors import brought
+
+        arrays = self.arrays().items()
+        return {name: brought(torch.from_numpy(array), device) for name, array in arrays}
 
     def fill(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Write `arrays` into tensors that stay where they are, as a captured graph needs them.

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.tensors import brought
 from kvcache.layout import FP32_BYTES, Layout, Region, Stream
-from kvcache.manager import RESERVED, Sizes
+from kvcache.manager import CLEAN, RESERVED, Sizes
 from kvcache.rows import Rows
 from kvcache.work import Pool
-
-CLEAN = 0  # the slot of STATES that a new request's state is a copy of
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,7 @@ class Storage:
 
     def table(self, numbers: torch.Tensor) -> torch.Tensor:
         """`numbers` on the device, without a wait: on the current stream, out of pinned memory."""
-        if self.device.type == "cpu":
-            return numbers
-        return numbers.pin_memory().to(self.device, non_blocking=True)
+        return brought(numbers, self.device)
 
     def rows(self, name: str, copy: int) -> Rows:
         """Where the entries of one copy of a stream or ring lie."""

@@ -9,12 +9,11 @@ the schema says.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kernelkit.schema import NAMESPACE
+from kernelkit.schema import register_mutating_operator
 from kernelkit.tensors import require_no_grad
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU
 from moe.forward import Results, empty_results, forward
@@ -140,15 +139,7 @@ def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: options.pop(name) for name in names if name in options}
 
 
-def _register(name: str, schema: str, run: Callable, fake: Callable) -> Any:
-    """As `kernelkit.schema.register_operator`, for an operator that writes to one of its arguments:
-    torch takes no backward for one, not even one that refuses."""
-    qualified = f"{NAMESPACE}::{name}"
-    torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "default", run)
-    torch.library.register_fake(qualified, fake)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-grouped_gemm = _register("moe_grouped_gemm", GROUPED_GEMM, _grouped_gemm, _fake_grouped_gemm)
-fused = _register("moe_fused", FUSED, _fused, _fake_fused)
+grouped_gemm = register_mutating_operator(
+    "moe_grouped_gemm", GROUPED_GEMM, _grouped_gemm, _fake_grouped_gemm
+)
+fused = register_mutating_operator("moe_fused", FUSED, _fused, _fake_fused)

@@ -29,8 +29,8 @@ from _kvcache_cases import STEPS, problems_of
 from _moe_cases import Problem
 from _moe_tables import COPY, by_problem, step_table
 from _timing import setting
-from bench_gqa import Sample, length, read_rows, replay, save_rows, spreads
-from bench_moe import Call, copies, with_shares
+from bench_gqa import Sample, length, replay, save_rows, spreads
+from bench_moe import Call, copies, earlier_rows, with_shares
 
 ROWS = (1, 128, 2048, 8192, 32768)
 MAX_SETS = 128
@@ -116,12 +116,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def show_again(options: argparse.Namespace) -> None:
     """Tables of the file of an earlier run."""
-    head, *found = read_rows(options.show)
-    gpu = head.get("gpu", {}).get("name", "no GPU")
-    rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
-    if options.names:
-        rows = [row for row in rows if any(name in row["name"] for name in options.names)]
-    print(f"{gpu}, {head['date']}, microseconds")
+    rows = earlier_rows(options)
     if options.markdown:
         print(markdown(rows))
         return

@@ -123,14 +123,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parser.parse_args(arguments)
 
 
-def show_again(options: argparse.Namespace) -> None:
-    """Tables of the file of an earlier run."""
+def earlier_rows(options: argparse.Namespace) -> list[dict]:
+    """What options ask for of the file of an earlier run, whose setting is printed."""
     head, *found = read_rows(options.show)
     gpu = head.get("gpu", {}).get("name", "no GPU")
     rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
     if options.names:
         rows = [row for row in rows if any(name in row["name"] for name in options.names)]
     print(f"{gpu}, {head['date']}, microseconds")
+    return rows
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """Tables of the file of an earlier run."""
+    rows = earlier_rows(options)
     if options.markdown:
         print(markdown(rows))
     else:

@@ -10,12 +10,11 @@ values of tables: no wait, and a number that is out of range counts as -1. Each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kernelkit.schema import NAMESPACE
+from kernelkit.schema import register_mutating_operator
 from kernelkit.tensors import require_no_grad
 from kvcache.kernels import forward
 from kvcache.kernels.forward import cut_segments
@@ -241,22 +240,8 @@ def _fake_checksum(pool: torch.Tensor, slots: torch.Tensor, **options: Any) -> t
     return slots.new_empty(slots.shape)
 
 
-def _writes(*arguments: Any, **options: Any) -> None:
-    """What tracers see of an operator that returns nothing."""
-
-
-def _register(name: str, schema: str, run: Callable, fake: Callable = _writes) -> Any:
-    """As `kernelkit.schema.register_operator`, for operators that write to their arguments: torch
-    takes no backward for one, not even one that refuses."""
-    qualified = f"{NAMESPACE}::{name}"
-    torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "default", run)
-    torch.library.register_fake(qualified, fake)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-append_swa_op = _register("kv_append_swa", APPEND_SWA, _append_swa)
-append_rows_op = _register("kv_append_rows", APPEND_ROWS, _append_rows)
-gather_op = _register("kv_gather", GATHER, _gather)
-copy_slots_op = _register("kv_copy_slots", COPY_SLOTS, _copy_slots)
-checksum_op = _register("kv_checksum", CHECKSUM, _checksum, _fake_checksum)
+append_swa_op = register_mutating_operator("kv_append_swa", APPEND_SWA, _append_swa)
+append_rows_op = register_mutating_operator("kv_append_rows", APPEND_ROWS, _append_rows)
+gather_op = register_mutating_operator("kv_gather", GATHER, _gather)
+copy_slots_op = register_mutating_operator("kv_copy_slots", COPY_SLOTS, _copy_slots)
+checksum_op = register_mutating_operator("kv_checksum", CHECKSUM, _checksum, _fake_checksum)

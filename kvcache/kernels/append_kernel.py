@@ -11,14 +11,12 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
-from kernelkit.merge_kernel import vector_at
 from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.words import bits_of, float_of, vector_at
 from kvcache.kernels.config import PIECE, VECTOR_BYTES, AppendConfig
 from kvcache.kernels.device import (
     bf16_pair,
-    bits_of,
     entry_of,
-    float_of,
     number_at,
     numbers_of,
     place_of,

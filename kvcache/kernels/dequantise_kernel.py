@@ -13,11 +13,11 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.words import float_of
 from kvcache.kernels.append_kernel import MANTISSA, NAN_BITS, NAN_CODE, WORDS
 from kvcache.kernels.config import PIECE, DequantiseConfig
 from kvcache.kernels.device import (
     entry_of,
-    float_of,
     load_bytes,
     numbers_of,
     place_of,

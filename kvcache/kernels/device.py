@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from kernelkit.merge_kernel import vector_at
 from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.words import vector_at
 
 WORDS = {1: Uint8, 2: Uint16, 4: Uint32}  # bytes of an access -> type; wider ones are of Uint32
 
@@ -67,22 +67,6 @@ def load_bytes(address: Int64, target: cute.Tensor) -> None:
 def store_bytes(source: cute.Tensor, address: Int64) -> None:
     """Registers to memory, aligned to their size."""
     cute.autovec_copy(source, vector_at(address, source.element_type, cute.size(source)))
-
-
-@cute.jit
-def float_of(bits: Uint32) -> Float32:
-    """fp32 of these bits."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
-
-
-@cute.jit
-def bits_of(value: Float32) -> Uint32:
-    """The bits of fp32."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value]
-    )
 
 
 @cute.jit

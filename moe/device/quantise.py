@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
+from kernelkit.words import bits_of, float_of
 from moe.formats import BlockFormat
 
 FLT_MAX = float.fromhex("0x1.fffffep127")
@@ -130,17 +131,7 @@ def inverse_of_ue8m0(code: Uint32) -> Float32:
     bits = (Uint32(LARGEST_CODE) - code) << MANTISSA_BITS
     bits = Uint32(SMALLEST_BITS) if code == LARGEST_CODE else bits
     bits = Uint32(NAN_BITS) if code == NAN_CODE else bits
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
-
-
-@cute.jit
-def bits_of(value: Float32) -> Uint32:
-    """The bits of fp32 as an integer; those of numbers >= 0 are in the order of the numbers."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value]
-    )
+    return float_of(bits)
 
 
 def _products(arch: str, count: int) -> str:

@@ -15,7 +15,8 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.compile import compile_once
-from moe.device.quantise import bits_of, largest_magnitude
+from kernelkit.words import bits_of
+from moe.device.quantise import largest_magnitude
 from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
 from moe.quantiser.kernel import TYPES
 

@@ -14,8 +14,9 @@ from cutlass import Boolean, Float32, Int32, Uint8, Uint16, Uint32
 
 from kernelkit import hw
 from kernelkit.swizzle import swizzled
+from kernelkit.words import bits_of
 from moe.config import GroupedConfig
-from moe.device.quantise import bits_of, quantise_block
+from moe.device.quantise import quantise_block
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import Tensors
 from moe.sm100.plan import PIECE_BYTES

@@ -1,0 +1,30 @@
+"""Numbers by address in global memory, and fp32 as bits (device code)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import AddressSpace, Float32, Int64, Uint32
+
+
+@cute.jit
+def vector_at(address: Int64, dtype: cutlass.Constexpr, size: cutlass.Constexpr) -> cute.Tensor:
+    """`size` elements in global memory, aligned to their own bytes."""
+    pointer = cute.make_ptr(
+        dtype, address, AddressSpace.gmem, assumed_align=size * dtype.width // 8
+    )
+    return cute.make_tensor(pointer, cute.make_layout(size))
+
+
+@cute.jit
+def float_of(bits: Uint32) -> Float32:
+    """fp32 of these bits."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
+    )
+
+
+@cute.jit
+def bits_of(value: Float32) -> Uint32:
+    """The bits of fp32 as an integer; those of numbers >= 0 are in the order of the numbers."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value]
+    )
