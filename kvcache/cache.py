@@ -20,7 +20,7 @@ from kvcache.layout import Layout
 from kvcache.manager import Admission, Manager, Sizes, Tokens
 from kvcache.mover import Mover
 from kvcache.requests import Request
-from kvcache.rows import Rows
+from kvcache.rows import Rows, TailRows
 from kvcache.step import Step
 from kvcache.storage import Storage
 from kvcache.work import Pool, Work
@@ -234,6 +234,10 @@ class Cache:
     def rows(self, name: str, copy: int) -> Rows:
         """Where kernels find the entries of one copy of a stream or ring."""
         return self.storage.rows(name, copy)
+
+    def tail(self, name: str, copy: int) -> TailRows:
+        """Where kernels find the tail of a compressor."""
+        return self.storage.tail(name, copy)
 
     def pages(
         self, name: str, copy: int, dtype: torch.dtype, shape: tuple[int, ...]

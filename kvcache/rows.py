@@ -1,4 +1,4 @@
-"""Where the entries of one layer lie in a pool, as data: what kernels and their reference address.
+"""Where the entries, or the tail, of one layer lie in a pool: what kernels and references address.
 
 A pool is a uint8 tensor [slots, slot_bytes]. Entry `slot * rows + row` has its data bytes at
 `data_offset + row * data_bytes` of the slot and its scale bytes at
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.tensors import require_rank, require_types
+from kvcache.layout import FP32_BYTES, Tail
 from kvcache.records import TMA_ALIGN, Record
 
 NO_ENTRY = -1  # of a mapping: writes nothing, reads zeros
@@ -67,6 +68,44 @@ class Rows:
                     f"bytes: a multiple of {unit} from 0, and the end {end} at most the slot's "
                     f"{slot_bytes} bytes"
                 )
+
+
+@dataclass(frozen=True)
+class TailRows:
+    """`rows` rows of `tail` in every slot of `pool`, from `offset` bytes on; see `layout.Tail`."""
+
+    pool: torch.Tensor
+    offset: int
+    rows: int
+    tail: Tail
+
+    @property
+    def columns(self) -> int:
+        """Of a row of each part."""
+        return self.tail.width * self.tail.overlap
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """fp32 views [slots, rows, columns]: values, scores; online maxima, sums, values."""
+        pool, columns = self.pool.view(torch.float32), self.columns
+        # Online the parts of a row are neighbours, else each is a block of all rows.
+        count, row, part = 2, columns, self.rows * columns
+        if self.tail.online:
+            count, row, part = 3, 3 * columns, columns
+        start = pool.storage_offset() + self.offset // FP32_BYTES
+        size, stride = (len(pool), self.rows, columns), (pool.stride(0), row, 1)
+        return tuple(pool.as_strided(size, stride, start + index * part) for index in range(count))
+
+    def check(self) -> None:
+        """TypeError or ValueError, naming value and limit, for a tail that is not in the pool."""
+        check_pool("pool", self.pool)
+        slot_bytes = self.pool.shape[1]
+        parts = 3 if self.tail.online else 2
+        end = self.offset + parts * self.rows * self.columns * FP32_BYTES
+        if self.rows < 1 or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
+            raise ValueError(
+                f"{self.tail.name} at {self.offset}, {self.rows} rows: a multiple of {TMA_ALIGN} "
+                f"from 0, at least 1 row, and the end {end} at most the slot's {slot_bytes} bytes"
+            )
 
 
 def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 NOWHERE = -1  # in a slot mapping
-ROWS_OF = "rows_of."
+ROWS_OF, ENDS_OF = "rows_of.", "ends_of."
+PLAIN = ("cu_tokens", "positions", "owners", "starts", "lengths", "state_slots", "block_tables")
 
 
 @dataclass(eq=False)
@@ -47,8 +48,14 @@ class Step(Work):
         return np.concatenate(([0], np.cumsum(self.lengths - self.starts))).astype(np.int32)
 
     @cached_property
-    def _owner(self) -> np.ndarray:
-        return np.repeat(np.arange(len(self.requests)), self.lengths - self.starts)
+    def owners(self) -> np.ndarray:
+        """int32 [T]: whose each token is, an index of `requests`."""
+        return np.repeat(np.arange(len(self.requests), dtype=np.int32), self.lengths - self.starts)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request has in this step."""
+        return int((self.lengths - self.starts).max(initial=0))
 
     @cached_property
     def positions(self) -> np.ndarray:
@@ -69,27 +76,35 @@ class Step(Work):
             return self._entry_rows(array)
         return self._ring_rows(array)
 
+    def ends_of(self, name: str) -> np.ndarray:
+        """int32 [E]: the tokens that complete an entry of the stream `name`, in their order."""
+        return np.flatnonzero(self._completes(self.layout.find(name))).astype(np.int32)
+
+    def _completes(self, stream: Stream) -> np.ndarray:
+        return (self.positions + 1) % stream.ratio == 0
+
     def _entry_rows(self, stream: Stream) -> np.ndarray:
         entries = self.layout.entries(stream)
-        blocks = self.block_tables[self._owner, self.positions // self.layout.block_tokens]
+        blocks = self.block_tables[self.owners, self.positions // self.layout.block_tokens]
         rows = blocks.astype(np.int64) * entries + self.positions // stream.ratio % entries
-        return np.where((self.positions + 1) % stream.ratio == 0, rows, NOWHERE)
+        return np.where(self._completes(stream), rows, NOWHERE)
 
     def _ring_rows(self, array: Ring | Tail) -> np.ndarray:
         rows = array.rows(self.layout.draft)
-        slots = self.state_slots.astype(np.int64)[self._owner] * rows + self.positions % rows
-        return np.where(self.positions >= self.lengths[self._owner] - rows, slots, NOWHERE)
+        slots = self.state_slots.astype(np.int64)[self.owners] * rows + self.positions % rows
+        return np.where(self.positions >= self.lengths[self.owners] - rows, slots, NOWHERE)
 
     def entries(self, name: str) -> np.ndarray:
         """int32 [B]: entries of a stream that the requests have after the step."""
         return self.lengths // self.layout.find(name).ratio
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array by its name, slot mappings as 'rows_of.<name>'."""
-        plain = ("cu_tokens", "positions", "starts", "lengths", "state_slots", "block_tables")
-        found = {name: getattr(self, name) for name in plain}
+        """Every array by its name: 'rows_of.<name>' of all, 'ends_of.<name>' of streams."""
+        found = {name: getattr(self, name) for name in PLAIN}
         for array in self.layout.arrays:
             found[f"{ROWS_OF}{array.name}"] = self.rows_of(array.name)
+        for stream in self.layout.streams:
+            found[f"{ENDS_OF}{stream.name}"] = self.ends_of(stream.name)
         return found
 
     def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -127,4 +142,4 @@ class Step(Work):
     def _padding(self, name: str) -> int:
         if name == "cu_tokens":
             return int(self.cu_tokens[-1])
-        return NOWHERE if name == "state_slots" or name.startswith(ROWS_OF) else 0
+        return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.tensors import brought
-from kvcache.layout import FP32_BYTES, Layout, Region, Stream
+from kvcache.layout import Layout, Region, Stream
 from kvcache.manager import CLEAN, RESERVED, Sizes
-from kvcache.rows import Rows
+from kvcache.rows import Rows, TailRows
 from kvcache.work import Pool
 
 
@@ -62,7 +62,7 @@ class Storage:
         self.pools[Pool.STATES][CLEAN] = 0
         for tail in self.layout.tails:
             for copy in range(tail.copies):
-                scores = self.tail(tail.name, copy)[0 if tail.online else 1]
+                scores = self.tail(tail.name, copy).parts()[0 if tail.online else 1]
                 scores[CLEAN] = -math.inf
 
     def buffers(self) -> list[Buffer]:
@@ -103,17 +103,10 @@ class Storage:
             )
         return rows.data().view(dtype).unflatten(-1, shape)
 
-    def tail(self, name: str, copy: int) -> tuple[torch.Tensor, ...]:
-        """fp32 views [slots, rows, columns] of one copy: values, scores; online maxima, sums,
-        values."""
-        tail = self.layout.find(name)
-        pool, rows = self.pools[Pool.STATES].view(torch.float32), tail.rows(self.layout.draft)
-        parts, columns = (3, tail.width) if tail.online else (2, tail.overlap * tail.width)
-        # Online the parts of a row are neighbours, else each is a block of all rows.
-        row, part = (parts * columns, columns) if tail.online else (columns, rows * columns)
-        start = self.layout.offset(name, copy) // FP32_BYTES
-        size, stride = (len(pool), rows, columns), (pool.stride(0), row, 1)
-        return tuple(pool.as_strided(size, stride, start + index * part) for index in range(parts))
+    def tail(self, name: str, copy: int) -> TailRows:
+        """Where the rows of one copy of a tail lie."""
+        tail, offset = self.layout.find(name), self.layout.offset(name, copy)
+        return TailRows(self.pools[Pool.STATES], offset, tail.rows(self.layout.draft), tail)
 
 
 def _empty(slots: int, slot_bytes: int, device: torch.device, on_host: bool) -> torch.Tensor:

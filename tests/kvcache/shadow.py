@@ -121,7 +121,7 @@ class Shadow:
         kept, rows = slots >= 0, tail.rows(self.layout.draft)
         place = slots[kept] // rows, slots[kept] % rows
         for copy in range(tail.copies):
-            for part, view in enumerate(self.cache.storage.tail(tail.name, copy)):
+            for part, view in enumerate(self.cache.tail(tail.name, copy).parts()):
                 values = numbers(f"{tail.name} {part}", copy, hashes[kept], view.shape[2])
                 view[place] = values.float()
 
@@ -174,7 +174,7 @@ class Shadow:
             rows = self._to([position % tail.rows(self.layout.draft) for position in found])
             hashes = self.hashes(request, [position + 1 for position in found])
             for copy in range(tail.copies):
-                for part, view in enumerate(self.cache.storage.tail(tail.name, copy)):
+                for part, view in enumerate(self.cache.tail(tail.name, copy).parts()):
                     true = numbers(f"{tail.name} {part}", copy, hashes, view.shape[2]).float()
                     wrong += _differ(view[request.state, rows][:, :end], true[:, :end])
         return wrong

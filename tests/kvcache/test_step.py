@@ -7,10 +7,12 @@ import pytest
 
 from kvcache.manager import Manager, Sizes
 from kvcache.requests import Request
+from kvcache.step import PLAIN as PLAIN_ARRAYS
 from kvcache.step import Step
 from tests.kvcache.cases import PLAIN, SPARSE
 
-MAPPINGS = ("main", "index", "packed", "window", "overlap", "online")
+STREAMS = ("main", "index", "packed")
+MAPPINGS = (*STREAMS, "window", "overlap", "online")
 
 
 def two():
@@ -28,6 +30,8 @@ def test_what_the_arrays_say():
     assert step.lengths.tolist() == [16, 3]
     assert step.cu_tokens.tolist() == [0, 11, 14]
     assert step.positions.tolist() == [*range(5, 16), *range(3)]
+    assert step.owners.tolist() == [0] * 11 + [1] * 3
+    assert step.longest == 11
     assert step.block_tables.tolist() == [list(first.blocks), [second.blocks[0], 0]]
     assert step.state_slots.tolist() == [first.state, second.state]
     assert step.entries("main").tolist() == [8, 1]
@@ -46,6 +50,8 @@ def test_entries_are_written_by_the_token_that_completes_them():
     packed = np.full(14, -1)
     packed[[2, 10]] = first
     assert step.rows_of("packed").tolist() == packed.tolist()
+    for name in STREAMS:
+        assert step.ends_of(name).tolist() == np.flatnonzero(step.rows_of(name) >= 0).tolist()
 
 
 def test_of_a_chunk_that_is_longer_than_a_ring_the_last_tokens_have_rows():
@@ -76,11 +82,12 @@ def test_slot_mappings_go_beyond_32_bits():
 def test_tensors_on_the_cpu():
     step = two()
     tensors = step.tensors("cpu")
-    plain = {"cu_tokens", "positions", "starts", "lengths", "state_slots", "block_tables"}
-    assert set(tensors) == plain | {f"rows_of.{name}" for name in MAPPINGS}
-    wide = {"positions", *(f"rows_of.{name}" for name in MAPPINGS)}
+    mappings = {f"rows_of.{name}" for name in MAPPINGS}
+    assert set(tensors) == {*PLAIN_ARRAYS, *mappings, *(f"ends_of.{name}" for name in STREAMS)}
+    wide = {"positions", *mappings}
     for name, tensor in tensors.items():
-        array = step.rows_of(name[8:]) if "." in name else getattr(step, name)
+        kind, _, of = name.partition(".")
+        array = getattr(step, kind)(of) if of else getattr(step, kind)
         assert tensor.tolist() == array.tolist()
         assert str(tensor.dtype) == ("torch.int64" if name in wide else "torch.int32"), name
 
@@ -98,6 +105,7 @@ def test_an_empty_step():
     step = Manager(PLAIN, Sizes(8)).append({})
     assert step.positions.size == step.rows_of("keys").size == 0
     assert step.cu_tokens.tolist() == [0]
+    assert step.longest == step.ends_of("keys").size == 0
     assert (step.copies, step.after) == ((), ())
 
 
