@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-SCORING = ("softmax", "sigmoid")
+SCORING = ("softmax", "sigmoid", "sqrtsoftplus")
 LARGEST_LOGIT = torch.finfo(torch.float32).max
 
 
@@ -45,7 +45,7 @@ def route(
     topk_group best of n_group groups of E / n_group neighbours; a group is as good as its two best
     experts together (DeepSeek-V3). Weights are the scores without bias, over their sum if
     `renormalize` (over 1 if that is 0), times scale. Softmax over the chosen experts alone
-    (gpt-oss) is 'softmax' with renormalize.
+    (gpt-oss) is 'softmax' with renormalize. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
 
     A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
     """
@@ -109,6 +109,8 @@ def _scores(logits: torch.Tensor, scoring: str) -> torch.Tensor:
     logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
     if scoring == "sigmoid":
         return torch.sigmoid(logits)
+    if scoring == "sqrtsoftplus":
+        return torch.nn.functional.softplus(logits).sqrt()
     top = logits.amax(-1, keepdim=True)
     weights = torch.exp(logits - top.masked_fill(top == -math.inf, 0.0))
     total = weights.sum(-1, keepdim=True)

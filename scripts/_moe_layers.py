@@ -30,11 +30,13 @@ ACTIVATIONS = {
 ROUTERS = {
     "softmax": {"scoring": "softmax"},
     "sigmoid": {"scoring": "sigmoid", "scale": 2.5},
+    "sqrtsoftplus": {"scoring": "sqrtsoftplus", "scale": 2.5},
 }
 # True sizes of a layer; experts and tokens are those of the flags. 384 and 128 experts in truth.
 MODELS = {
     "deepseek-v4-pro": {
-        "hidden": 7168, "intermediate": 3072, "activation": "deepseek-v4", "scoring": "sigmoid",
+        "hidden": 7168, "intermediate": 3072, "activation": "deepseek-v4",
+        "scoring": "sqrtsoftplus",
     },
     "gpt-oss-120b": {
         "hidden": 2880, "intermediate": 2880, "activation": "gpt-oss", "scoring": "softmax",

@@ -38,7 +38,7 @@ def route(
     """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
 
     logits: [T, E] bfloat16, float16 or float32, E up to 512, rows in one piece with any stride.
-    top_k: up to 16. scoring: 'softmax' or 'sigmoid', in fp32.
+    top_k: up to 16. scoring: 'softmax', 'sigmoid' or 'sqrtsoftplus', sqrt(ln(1 + exp(x))), in fp32.
     bias: fp32 [E], added to the scores by which experts are chosen and not to the weights.
     n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those of
         the topk_group best groups are chosen; a group is as good as the sum of its two best.

@@ -10,7 +10,7 @@ from kernelkit.hw import WARP_THREADS
 MAX_EXPERTS = 512  # a lane holds 16 of them, up to 30 of odd groups
 MAX_TOP_K = 16
 MAX_GROUPS = WARP_THREADS  # a lane holds the score of one
-SCORINGS = ("softmax", "sigmoid")
+SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 ROUTE_WARPS = 4  # of a CTA; a warp routes one token
 

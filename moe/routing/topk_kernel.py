@@ -29,6 +29,7 @@ TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
 LARGEST = 3.4028234663852886e38  # of fp32
 SMALLEST = 1.1754943508222875e-38  # of its normal numbers
 NOBODY = (1 << 31) - 1  # above the key of any number
+ATANH_TERMS = 8  # z is 1/3 at most: the next one adds less than 2 ** -29
 BATCH = 4  # keys that a lane reads at a time
 
 
@@ -75,8 +76,10 @@ class Route:
             scores = self.read(logits[token, None], lane)
             if cutlass.const_expr(config.scoring == "softmax"):
                 self.softmax(scores)
-            else:
+            elif cutlass.const_expr(config.scoring == "sigmoid"):
                 self.sigmoid(scores)
+            else:
+                self.sqrtsoftplus(scores)
             keys = self.make_keys(scores, bias, lane)
             best, second = top_two(keys)
             if cutlass.const_expr(config.groups > 1):
@@ -158,6 +161,15 @@ class Route:
         for index in cutlass.range_constexpr(self.config.per_lane):
             power = cute.math.exp2(number(scores[index]) * -LOG2_E, fastmath=True)
             scores[index] = cute.arch.rcp_approx(1.0 + power)
+
+    @cute.jit
+    def sqrtsoftplus(self, scores: cute.Tensor) -> None:
+        """In place: sqrt(ln(1 + exp(x))). +inf becomes finite."""
+        for index in cutlass.range_constexpr(self.config.per_lane):
+            x = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
+            power = cute.math.exp2(cute.arch.fmax(x, -x) * -LOG2_E, fastmath=True)
+            soft = cute.arch.fmax(x, Float32(0.0)) + log_1_plus(power)
+            scores[index] = cute.math.sqrt(soft, fastmath=True)
 
     @cute.jit
     def make_keys(self, scores: cute.Tensor, bias: cute.Tensor | None, lane: Int32) -> cute.Tensor:
@@ -289,6 +301,19 @@ class Route:
             my_expert = winner if lane == choice else my_expert
             my_score = score if lane == choice else my_score
         return my_expert, my_score
+
+
+@cute.jit
+def log_1_plus(p: Float32) -> Float32:
+    """ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2 + p).
+
+    The logarithm of the hardware is right to an absolute error, which is nothing for a small p.
+    """
+    z = p * cute.arch.rcp_approx(2.0 + p)
+    square, series = z * z, Float32(0.0)
+    for power in cutlass.range_constexpr(ATANH_TERMS - 1, -1, -1):
+        series = series * square + 1.0 / (2 * power + 1)
+    return 2.0 * z * series
 
 
 @cute.jit

@@ -224,6 +224,8 @@ def _scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
     logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
     if case.scoring == "sigmoid":
         return logits.sigmoid()
+    if case.scoring == "sqrtsoftplus":
+        return torch.log1p((-logits.abs()).exp()).add(logits.clamp(min=0)).sqrt()
     top = logits.amax(-1, keepdim=True)
     powers = (logits - torch.where(top == -math.inf, 0.0, top)).exp()
     total = powers.sum(-1, keepdim=True)
@@ -236,6 +238,9 @@ def _rounded_scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
     logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
     if case.scoring == "sigmoid":
         return 1.0 / (1.0 + _power(logits * -math.log2(math.e)))
+    if case.scoring == "sqrtsoftplus":
+        power = _power(logits.abs() * -math.log2(math.e))
+        return torch.log1p(power).add(logits.clamp(min=0)).sqrt()
     top = logits.amax(-1, keepdim=True)
     powers = _power((logits - torch.where(top == -math.inf, 0.0, top)) * math.log2(math.e))
     total = powers.sum(-1, keepdim=True)

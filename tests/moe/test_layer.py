@@ -43,7 +43,7 @@ class Layer:
 SMALL = Layer("small", 256, 128, 5, 9, Router(2), SwiGLU())
 GPT_OSS = Layer("gpt-oss-120b", 2880, 2880, 3, 3, Router(2), SwiGLU(1.702, 1.0, 7.0), idle=1)
 DEEPSEEK = Layer(
-    "DeepSeek-V4-Pro", 7168, 3072, 3, 2, Router(2, "sigmoid", scale=2.5), SwiGLU(limit=10.0),
+    "DeepSeek-V4-Pro", 7168, 3072, 3, 2, Router(2, "sqrtsoftplus", scale=2.5), SwiGLU(limit=10.0),
     idle=1,
 )  # fmt: skip
 

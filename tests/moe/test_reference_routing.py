@@ -18,6 +18,8 @@ def by_expert(logits, top_k, options):
     clean = [-INF if math.isnan(x) else min(x, LARGEST) for x in logits]
     if options.get("scoring") == "sigmoid":
         scores = torch.sigmoid(torch.tensor(clean)).tolist()
+    elif options.get("scoring") == "sqrtsoftplus":
+        scores = [math.sqrt(max(x, 0.0) + math.log1p(math.exp(-abs(x)))) for x in clean]
     else:
         top = max(clean)
         scores = [0.0 if x == -INF else math.exp(x - top) for x in clean]
@@ -43,6 +45,7 @@ OPTIONS = {
     "sigmoid": {"scoring": "sigmoid"},
     "weights as they are": {"renormalize": False, "scale": 2.5},
     "bias": {"scoring": "sigmoid", "bias": BIAS},
+    "DeepSeek-V4": {"scoring": "sqrtsoftplus", "bias": BIAS, "scale": 1.5},
     "groups": {"n_group": 4, "topk_group": 2, "scoring": "sigmoid"},
     "groups of one": {"n_group": 16, "topk_group": 5},
     "DeepSeek-V3": {
@@ -95,7 +98,7 @@ def test_softmax_over_the_chosen_experts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scoring": "tanh"}, "scoring 'tanh': one of softmax, sigmoid"),
+        ({"scoring": "tanh"}, "scoring 'tanh': one of softmax, sigmoid, sqrtsoftplus"),
         ({"top_k": 0}, "top_k 0: from 1 to 12"),
         ({"top_k": 13}, "top_k 13: from 1 to 12"),
         ({"n_group": 5}, "n_group 5: a divisor of 12 experts"),

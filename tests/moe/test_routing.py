@@ -35,6 +35,7 @@ CASES = [
     Case(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
     Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
     Case(21, 128, 4, "bf16", aligned=True),
+    Case(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
 ]
 MATRIX = [
     *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
@@ -49,6 +50,11 @@ MATRIX = [
     Case(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
     Case(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
     Case(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
+    *(
+        Case(30, 256, k, dtype, "sqrtsoftplus", bias=k > 1)
+        for k, dtype in ((1, "bf16"), (6, "fp16"))
+    ),
+    Case(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
 ]
 
 
@@ -155,6 +161,18 @@ def test_tokens_without_a_logit(arch):
         ids, weights = emulated(lambda s=scoring: route(logits, 3, scoring=s, arch=arch))
         assert ids.tolist() == [[0, 1, 2]] * 2
         assert torch.equal(weights, torch.zeros(2, 3))
+
+
+@first_arch
+def test_sqrtsoftplus_far_from_zero(arch):
+    """Where 1 + exp(x) is 1, the score still is exp(x / 2); where it is huge, sqrt(x)."""
+    logits = torch.tensor([[80.0, -20.0, 1e30, 9.0, -60.0, 0.0, -1.0, math.inf]])
+    options = {"scoring": "sqrtsoftplus", "renormalize": False}
+    ids, weights = emulated(lambda: route(logits, 8, arch=arch, **options))
+    assert ids.tolist() == [[7, 2, 0, 3, 5, 6, 1, 4]]
+    finite = logits.double().clamp(max=torch.finfo(torch.float32).max)
+    exact = torch.nn.functional.softplus(finite).sqrt().gather(1, ids.long())
+    assert ((weights - exact) / exact).abs().max() < 60 * 2**-23
 
 
 @each_arch

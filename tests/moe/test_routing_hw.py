@@ -12,6 +12,7 @@ import torch
 
 from moe import reference_routing as reference
 from moe.routing import combine, permutation, route
+from moe.routing.config import SCORINGS
 from tests.moe.routing_cases import (
     DTYPES,
     Case,
@@ -38,7 +39,7 @@ def random_case(seed: int) -> Case:
         experts=experts,
         top_k=draw.randint(1, min(16, experts // n_group * topk_group)),
         dtype=draw.choice(sorted(DTYPES)),
-        scoring=draw.choice(("softmax", "sigmoid")),
+        scoring=draw.choice(SCORINGS),
         bias=draw.random() < 0.5,
         groups=(n_group, topk_group),
         renormalize=draw.random() < 0.5,

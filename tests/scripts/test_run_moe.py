@@ -81,7 +81,7 @@ def test_models_are_their_true_sizes():
     deepseek, gpt_oss = layer("--model deepseek-v4-pro"), layer("--model gpt-oss-120b --tokens 7")
     assert (deepseek.hidden, deepseek.intermediate) == (7168, 3072)
     assert deepseek.form == SwiGLU(1.0, 0.0, 10.0)
-    assert deepseek.router == Router(2, "sigmoid", scale=2.5)
+    assert deepseek.router == Router(2, "sqrtsoftplus", scale=2.5)
     assert (gpt_oss.hidden, gpt_oss.intermediate, gpt_oss.tokens) == (2880, 2880, 7)
     assert gpt_oss.form == SwiGLU(1.702, 1.0, 7.0)
     assert layer("--model gpt-oss-120b --hidden 256 --activation swiglu").form == SwiGLU()
