@@ -1,0 +1,76 @@
+"""Cached attention of one token in plain torch: the definition, and with the kernels' roundings.
+
+`definition` is one softmax over the entries of the window and of the past, in fp64. `rounded` does
+what the kernels do: attention over either, raw in fp32, then one merge with the sink. Both read
+entries as a record gives them back, bf16, and turn the last columns of O by the token's position.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fmha import reference
+
+Rope = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Token:
+    """q bf16 [H, 512] at `position`; near, far: bf16 [n, 512], entries of window and past that it
+    sees, far None where the layer has no past. rope: tables. sinks: fp32 [H]."""
+
+    q: torch.Tensor
+    position: int
+    near: torch.Tensor
+    far: torch.Tensor | None
+    rope: Rope
+    sinks: torch.Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def options(self) -> dict[str, object]:
+        """A table of one row: positions outside of a table count as its last."""
+        row = slice(self.position, self.position + 1)
+        return {"rope": tuple(table[row] for table in self.rope), "scale": self.scale}
+
+
+def seen(entries: torch.Tensor, position: int, window: int) -> torch.Tensor:
+    """Of the entries of all tokens, by position, those that the token at `position` sees."""
+    return entries[max(0, position - window + 1) : position + 1]
+
+
+def definition(token: Token) -> torch.Tensor:
+    """O, fp64 [H, 512]."""
+    parts = [token.near] if token.far is None else [token.near, token.far]
+    keys = torch.cat(parts)[None, :, None]
+    found = reference.definition(
+        token.q[None, None], keys, keys, sinks=token.sinks, **token.options
+    )
+    return found.o[0, 0]
+
+
+def rounded(token: Token) -> torch.Tensor:
+    """O, bf16 [H, 512]."""
+    q = token.q[None, None]
+    if token.far is None:
+        keys = token.near[None, :, None]
+        return reference.rounded(q, keys, keys, sinks=token.sinks, **token.options).o[0, 0]
+    top = torch.full((q.shape[2],), -math.inf)
+    if token.sinks is not None:
+        top = token.sinks
+    parts = []
+    for entries in (token.near, token.far):
+        keys = entries[None, :, None]
+        part = reference.rounded(q, keys, keys, normalize=False, **token.options)
+        parts.append((part.o[0, 0], part.lse[0, :, 0], part.row_max[0, :, 0]))
+        top = torch.maximum(top, parts[-1][1])
+    top = top.masked_fill(top == -math.inf, 0.0)
+    total = torch.zeros_like(top) if token.sinks is None else torch.exp(token.sinks - top)
+    o = torch.zeros_like(parts[0][0])
+    for raw, lse, row_max in parts:
+        total = total + torch.exp(lse - top)
+        o = o + raw * torch.exp(row_max - top)[:, None]
+    return (o / total.masked_fill(total == 0, 1.0)[:, None]).bfloat16()
