@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from kernelkit import hw
+
 BACKENDS = ("auto", "cuda", "emulate")
 # Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
 # Compatibility Guide); what is written for sm_100a compiles for sm_103a as it is.
@@ -127,6 +129,13 @@ def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
     if not possible:
         raise NotImplementedError(f"the emulator runs {EMULATED}, not {arch or tuple(archs)}")
     return Target("emulate", possible[0])
+
+
+def sms_of(device: torch.device) -> int:
+    """SMs of a CUDA device; of a B200 where a launch is emulated."""
+    if device.type != "cuda":
+        return hw.SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

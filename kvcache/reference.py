@@ -61,10 +61,14 @@ def append_swa(
 
 def rotated(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """kv [T, ...] in bf16, the last 64 elements rotated by the angles [T, 32] of their token."""
-    nope, rope = kv[:, :-ROPE], kv[:, -ROPE:].float()
-    x, y = rope.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(1)
+    nope, turned = kv[:, :-ROPE], rotated_rope(kv[:, -ROPE:].float(), cos, sin)
     return torch.cat((nope if kv.dtype == torch.bfloat16 else to_bf16(nope), to_bf16(turned)), 1)
+
+
+def rotated_rope(rope: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """fp32 [..., 64], neighbours rotated by the angles [..., 32]."""
+    x, y = rope.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2)
 
 
 def quantised(entries: torch.Tensor, record: Record = FP8_584) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,8 +77,7 @@ def quantised(entries: torch.Tensor, record: Record = FP8_584) -> tuple[torch.Te
     x = entries[:, : latent.nope].float().unflatten(-1, (latent.groups, latent.group))
     lost = ~x.isfinite().all(-1)
     amax = torch.where(lost, 0.0, x.abs().amax(-1))
-    mantissa, exponent = torch.frexp((amax.double() / LARGEST).clamp(min=MIN_SCALE))
-    exponent -= (mantissa == 0.5).int()  # frexp's mantissa is from 0.5 up to 1
+    exponent = scale_exponents(amax)
     scaled = torch.ldexp(x, -exponent[..., None])
     elements = scaled.nan_to_num(0.0, 0.0, 0.0).to(torch.float8_e4m3fn).view(torch.uint8)
     elements = torch.where(lost[..., None], NAN_ELEMENT, elements).to(torch.uint8).flatten(1)
@@ -85,6 +88,14 @@ def quantised(entries: torch.Tensor, record: Record = FP8_584) -> tuple[torch.Te
         return torch.cat((elements, rope), 1), scales
     bits = torch.where(lost, NAN_FP32, codes << MANTISSA).to(torch.int32)
     return torch.cat((elements, bits.view(torch.uint8), rope), 1), codes[:, :0].to(torch.uint8)
+
+
+def scale_exponents(
+    amax: torch.Tensor, largest: float = LARGEST, least: float = MIN_SCALE
+) -> torch.Tensor:
+    """ceil(log2(max(amax / largest, least))), exactly."""
+    mantissa, exponent = torch.frexp((amax.double() / largest).clamp(min=least))
+    return exponent - (mantissa == 0.5).int()  # frexp's mantissa is from 0.5 up to 1
 
 
 def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record = FP8_584) -> torch.Tensor:

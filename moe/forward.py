@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from kernelkit import hw
-from kernelkit.launch import Target, choose_target, launch, written_for
+from kernelkit.launch import Target, choose_target, launch, sms_of, written_for
 from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
 from moe.arguments import Activation, Arguments
 from moe.config import GroupedConfig
@@ -100,7 +99,7 @@ def grid(arguments: Arguments) -> int:
     config, x = arguments.config, arguments.x
     columns = math.ceil(arguments.w.rows / config.tile_n)
     tiles = row_tiles(x.rows, arguments.experts, config.tile_rows, arguments.most) * columns
-    at_once = max(1, _sms(arguments.offsets.device) // config.ctas)
+    at_once = max(1, sms_of(arguments.offsets.device) // config.ctas)
     return config.ctas * min(tiles, at_once)
 
 
@@ -115,9 +114,3 @@ def _atoms(scales: torch.Tensor, experts: int, blocks: int, of: Quantized) -> to
     words = scales.view(torch.uint8).view(torch.uint16)
     words = words.view(experts, blocks, atoms, SCALE_ATOM_BYTES // 2)
     return with_plain_strides(words.transpose(1, 2))
-
-
-def _sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return hw.SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -23,6 +23,7 @@ from itertools import pairwise
 
 import torch
 
+from kernelkit import e2m1
 from moe.formats import (
     E4M3_LARGEST,
     SCALE_ATOM_BYTES,
@@ -39,9 +40,7 @@ from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
 from moe.reference_routing import combine, permutation
 
 FLT_MAX = torch.finfo(torch.float32).max
-E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1_SIGN = 8
-NAN_CODE = {"e2m1": 0x07, "e4m3": 0x7F, "ue8m0": 0xFF}
+NAN_CODE = {"e2m1": e2m1.NAN_CODE, "e4m3": 0x7F, "ue8m0": 0xFF}
 
 
 def quantise(
@@ -97,7 +96,7 @@ def quantise_blocks(
         scale = _to_ue8m0(wanted)
         inverse = scale.float().reciprocal()
     elements = (blocks * inverse[..., None]).reshape(x.shape)
-    data = _to_e4m3(elements) if form.element == "e4m3" else pack_e2m1(_to_e2m1(elements))
+    data = _to_e4m3(elements) if form.element == "e4m3" else pack_e2m1(e2m1.codes_of(elements))
     return data, scale
 
 
@@ -220,16 +219,12 @@ def expert_of_row(offsets: torch.Tensor, rows: int) -> torch.Tensor:
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Codes uint8 [..., K] as float4_e2m1fn_x2 [..., K / 2], the even element in the low bits."""
-    packed = codes[..., ::2] | codes[..., 1::2] << 4
-    return packed.contiguous().view(torch.float4_e2m1fn_x2)
+    return e2m1.packed(codes).view(torch.float4_e2m1fn_x2)
 
 
 def unpack_e2m1(data: torch.Tensor) -> torch.Tensor:
     """fp32 values [..., K] of float4_e2m1fn_x2 [..., K / 2]."""
-    table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)])
-    packed = data.view(torch.uint8)
-    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-    return table.to(data.device)[codes.long()]
+    return e2m1.unpacked(data.view(torch.uint8))
 
 
 def _encode_scale_of(
@@ -273,17 +268,6 @@ def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
     """cvt.rn.satfinite.e4m3x2.f32."""
     codes = x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(ELEMENT_DTYPES["e4m3"]).view(torch.uint8)
     return codes.masked_fill(x.isnan(), NAN_CODE["e4m3"]).view(ELEMENT_DTYPES["e4m3"])
-
-
-def _to_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """cvt.rn.satfinite.e2m1x2.f32, a code in each byte: as many as there are values below |x|."""
-    midpoints = [(low + high) / 2 for low, high in pairwise(E2M1_VALUES)]
-    middle = torch.tensor(midpoints, dtype=torch.float32, device=x.device)
-    # A tie goes to the even code, so that the midpoint below an even code counts as above it.
-    middle[1::2] = torch.nextafter(middle[1::2], torch.zeros_like(middle[1::2]))
-    code = torch.bucketize(x.abs().contiguous(), middle, out_int32=True).to(torch.uint8)
-    code = code | torch.signbit(x).to(torch.uint8) * E2M1_SIGN
-    return code.masked_fill(x.isnan(), NAN_CODE["e2m1"])
 
 
 def _to_ue8m0(x: torch.Tensor) -> torch.Tensor:

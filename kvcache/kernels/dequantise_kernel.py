@@ -14,7 +14,6 @@ from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.param_table import DeviceTable, ParamTable
 from kernelkit.words import float_of
-from kvcache.kernels.append_kernel import MANTISSA, NAN_BITS, NAN_CODE, WORDS
 from kvcache.kernels.config import PIECE, DequantiseConfig
 from kvcache.kernels.device import (
     entry_of,
@@ -25,9 +24,11 @@ from kvcache.kernels.device import (
     table_of,
     zeros,
 )
+from kvcache.kernels.scales import MANTISSA, NAN_BITS, NAN_CODE
 from kvcache.latent import INLINE_SCALE_BYTES
 
 NUMBERS = 9
+WORDS = PIECE // 2  # of a piece in bf16
 SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0
 # Two e4m3 to halves, exactly, to fp32, times the scale, to bf16: one rounding.
 ELEMENTS = (

@@ -70,6 +70,13 @@ def store_bytes(source: cute.Tensor, address: Int64) -> None:
 
 
 @cute.jit
+def store_word(value: Any, address: Int64) -> None:
+    """A number to memory, as wide as it is."""
+    gWord = vector_at(address, type(value), 1)
+    gWord[0] = value
+
+
+@cute.jit
 def bf16_pair(low: Float32, high: Float32) -> Uint32:
     """Both rounded to nearest, NaN to 0x7FFF."""
     return cute.arch.inline_ptx(

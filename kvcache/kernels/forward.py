@@ -34,9 +34,10 @@ from kvcache.kernels.config import (
     piece_bytes,
     vector_of,
 )
-from kvcache.latent import LATENTS, ROPE, Latent
+from kvcache.kernels.rope import check_positions, check_rope
+from kvcache.latent import LATENTS, Latent
 from kvcache.records import round_up
-from kvcache.rows import Rows, check_mapping, check_pool, check_range
+from kvcache.rows import Rows, check_mapping, check_pool
 
 ARCHS = ("sm_100a", "sm_90a")
 LATENT_DTYPES = (torch.bfloat16, torch.float32)
@@ -64,29 +65,21 @@ def run_append_swa(
     if latent is None:
         raise NotImplementedError(f"record {rows.record.name}: supported are {[*LATENTS]}")
     _check_latent("kv", kv, LATENT_DTYPES, latent)
-    tokens, angles = len(kv), len(cos) if cos.ndim else 0
-    require_table("positions", positions, torch.int64, (tokens,))
-    require_table("cos", cos, torch.float32, (None, ROPE // 2))
-    require_table("sin", sin, torch.float32, (angles, ROPE // 2))
-    require_tma("cos", cos)
-    require_tma("sin", sin)
+    tokens, (first, *angles) = len(kv), check_rope(positions, cos, sin, len(kv))
     _check_entries("slots", slots, tokens, rows)
     target = choose_target(kv.device, backend, arch, ARCHS)
     if not tokens:
         return
-    if not angles:
-        raise ValueError(f"cos has shape {tuple(cos.shape)}: a row for every position")
     if slots.device.type == "cpu":
-        limit = f"the tables have 0 to {angles - 1}"
-        check_range("positions", positions[slots >= 0], (0, angles), limit)
+        check_positions(positions[slots >= 0], angles[-1])
     from kvcache.kernels.append_kernel import compile_append
 
     config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
-    tables = [tensor.data_ptr() for tensor in (positions, slots, cos, sin)]
-    strides = [tensor.stride(0) * tensor.itemsize for tensor in (cos, sin)]
     source = kv.data_ptr(), kv.stride(0) * kv.itemsize, tokens
-    numbers = (*source, *tables, *strides, angles, *_entries_of(rows))
-    _launch(compile_append(config, target.arch), numbers, (tokens, config.rows), target, kv.device)
+    numbers = (*source, first, slots.data_ptr(), *angles, *_entries_of(rows))
+    launch_items(
+        compile_append(config, target.arch), numbers, (tokens, config.rows), target, kv.device
+    )
 
 
 def run_append_rows(
@@ -132,7 +125,7 @@ def run_gather(
     result = out.data_ptr(), out.stride(0) * out.itemsize, len(out)
     numbers = (*_entries_of(rows), indices.data_ptr(), *result)
     compiled, items = compile_dequantise(config, target.arch), (len(out), config.rows)
-    _launch(compiled, numbers, items, target, out.device)
+    launch_items(compiled, numbers, items, target, out.device)
 
 
 def run_copy_slots(
@@ -167,7 +160,7 @@ def run_copy_slots(
         numbers += [pool.data_ptr(), pool.stride(0), len(pool), pool.shape[1]]
     numbers += [pairs.data_ptr(), count, piece if segments is None else segments.data_ptr(), size]
     compiled = compile_copy(CopyConfig(segments is not None), target.arch)
-    _launch(compiled, numbers, (count * size, 1), target, pairs.device)
+    launch_items(compiled, numbers, (count * size, 1), target, pairs.device)
 
 
 def run_checksum(
@@ -204,7 +197,7 @@ def run_checksum(
     range_ = pool.data_ptr() + begin, pool.stride(0), len(pool), end - begin
     numbers = (*range_, slots.data_ptr(), count, sums.data_ptr(), pieces, piece)
     compiled = compile_checksum(ChecksumConfig(), target.arch)
-    _launch(compiled, numbers, (count * pieces, 1), target, slots.device)
+    launch_items(compiled, numbers, (count * pieces, 1), target, slots.device)
     return sums
 
 
@@ -236,10 +229,10 @@ def _run_rows(
         table += [x.data_ptr(), x.stride(0) * x.itemsize, data, stride, count]
         table.append(rows.record.data_bytes // vector)
     items = tokens, config.rows
-    _launch(compile_rows(config, target.arch), table, items, target, mapping.device)
+    launch_items(compile_rows(config, target.arch), table, items, target, mapping.device)
 
 
-def _launch(
+def launch_items(
     compiled: Any,
     numbers: Sequence[int],
     items: tuple[int, int],

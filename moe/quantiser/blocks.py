@@ -9,7 +9,7 @@ from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
-from moe.device.warp import sum_below
+from kernelkit.lanes import sum_below
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.config import QUARTERS, VECTOR_BYTES
 

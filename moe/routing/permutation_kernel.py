@@ -20,7 +20,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
-from moe.device.warp import sum_below
+from kernelkit.lanes import sum_below
 from moe.routing.config import COUNTS, VECTOR_BYTES, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 

@@ -4,8 +4,6 @@ Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading
 roles/scheduler.py, roles/load.py, roles/mma.py, roles/epilogue.py.
 """
 
-import math
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -15,6 +13,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
+from kernelkit.buffers import buffer_at
 from kernelkit.pipelines import (
     in_leader,
     make_pipelines,
@@ -111,9 +110,7 @@ class GroupedGemm:
 
     def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
         """The plan's buffer, where the plan puts it."""
-        begin = self.plan.smem.offsets()[name][0]
-        align = max(dtype.width // 8, math.gcd(begin, hw.SMEM_SWIZZLE_ALIGN))
-        return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
+        return buffer_at(self.plan.smem, smem, name, dtype)
 
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""

@@ -11,7 +11,8 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from kernelkit.compile import compile_once
 from kernelkit.launch import choose_target, launch
-from moe.device.quantise import packed_elements, quantise_block
+from kernelkit.narrow import packed_elements
+from moe.device.quantise import quantise_block
 from moe.formats import format_of
 
 THREADS = 128
@@ -41,7 +42,7 @@ class BlockKernel:
             cute.autovec_copy(blocks[row, None], values)
             scale = scales[row]
             if cutlass.const_expr(self.only_convert):
-                packed = packed_elements(values, scale, self.form, self.arch)
+                packed = packed_elements(values, scale, self.form.element, self.arch)
                 codes[row] = Int32(0)
             else:
                 g = scale if self.form.has_global else None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from moe.config import CARRIED, TILE_ROWS
+from moe.formats import format_of
 from moe.tiles import FEW
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from tests.moe import hostile
@@ -134,7 +135,8 @@ def random_case(seed: int) -> Case:
         sizes += (tile - 1, tile, tile + 1)[: draw.randrange(3)]
     counts = random_counts(seed, sizes)
     k = 32 * draw.randrange(1, 24)
-    unit = max(case.granularity, 8 if case.out in DTYPES else 32)
+    # They are packed as the K of a second product, too.
+    unit = max(case.granularity, format_of(case.fmt).block, 8 if case.out in DTYPES else 32)
     most = WORK // (k * max(1, sum(count > 0 for count in counts)))
     columns = unit * draw.randrange(1, 2 + min(most, 500) // unit)
     return replace(case, counts=counts, k=k, columns=columns)

@@ -41,7 +41,7 @@ def product(case: Case, only: str = "") -> Launch:
     def launched() -> tuple[torch.Tensor, ...]:
         (x, w), given = inputs(), case.options()
         with (
-            mock.patch("moe.forward._sms", return_value=CTAS),
+            mock.patch("moe.forward.sms_of", return_value=CTAS),
             mock.patch("moe.arguments.GroupedConfig", case.config),
         ):
             result = grouped_gemm(x, w, case.offsets, **given)

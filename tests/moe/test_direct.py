@@ -22,7 +22,7 @@ PLAIN = Case((2, 1), 64, 64, "mxfp8", 0, None, "fp32")
 
 @pytest.fixture(autouse=True)
 def two_ctas(monkeypatch):
-    monkeypatch.setattr(forward, "_sms", lambda device: 2)
+    monkeypatch.setattr(forward, "sms_of", lambda device: 2)
 
 
 def given(case: Case) -> tuple[tuple, dict]:
@@ -86,7 +86,7 @@ def test_nothing_is_compiled_or_checked_again(monkeypatch, no_compiles):
     with pytest.raises(pytest.fail.Exception, match="compiled"):
         grouped_gemm_plan(x, w, offsets, activation=None, out=torch.float16)
     monkeypatch.undo()
-    monkeypatch.setattr(forward, "_sms", lambda device: 2)
+    monkeypatch.setattr(forward, "sms_of", lambda device: 2)
     plan = grouped_gemm_plan(x, w, offsets, **options)
     monkeypatch.setattr(forward, "launch", lambda *_: pytest.fail("launched anew"))
     monkeypatch.setattr("kernelkit.compile.compile_once", lambda *_: pytest.fail("compiled"))

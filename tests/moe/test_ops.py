@@ -37,7 +37,7 @@ ROUTER = Router(2, "sigmoid", renormalize=False, scale=2.5)
 
 @pytest.fixture(autouse=True)
 def two_ctas(monkeypatch):
-    monkeypatch.setattr(forward, "_sms", lambda device: 2)
+    monkeypatch.setattr(forward, "sms_of", lambda device: 2)
 
 
 def weights(fmt: str) -> PackedExperts:

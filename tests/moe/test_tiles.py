@@ -126,7 +126,7 @@ def test_what_is_launched(launched, counts, options, expected):
 
 
 def test_no_more_ctas_than_sms(launched, monkeypatch):
-    monkeypatch.setattr(forward, "_sms", lambda device: 5)
+    monkeypatch.setattr(forward, "sms_of", lambda device: 5)
     x, w, offsets = given((300, 300, 300), 512)
     for tile_rows, ctas in ((64, 5), (256, 4)):
         grouped_gemm(x, w, offsets, tile_rows=tile_rows)

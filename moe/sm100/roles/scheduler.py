@@ -15,8 +15,8 @@ from cutlass import Int32
 from cutlass.pipeline import PipelineState
 
 from kernelkit import hw
+from kernelkit.lanes import sum_below
 from kernelkit.pipelines import filling, in_leader
-from moe.device.warp import sum_below
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan
