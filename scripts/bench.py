@@ -17,6 +17,7 @@ BENCHMARKS = {
     "merge": "bench_merge",
     "moe": "bench_moe",
     "kvcache": "bench_kvcache",
+    "dsv4": "bench_dsv4",
     "kvcache-host": "bench_allocator",
     "kvcache-tier": "bench_host_tier",
     "emulator": "bench_emulator",

@@ -20,6 +20,7 @@ import datetime
 import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,6 +39,16 @@ OURS = "kvcache"
 NO_GPU = """\
 No CUDA GPU here. Not done: times of the kernels, of torch and of copies, comparison with the
 reference. Below are the bytes of each problem."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A command line like this one. rows: the default; problems_of(steps, counts, words)."""
+
+    text: str
+    steps: Sequence[str]
+    rows: Sequence[int]
+    problems_of: Callable[..., list[Problem]]
 
 
 def rows_of(
@@ -96,14 +107,16 @@ def markdown(rows: Sequence[dict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(bench: Bench, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=bench.text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    numbers = "also as 8k; default: 1 128 2k 8k 32k"
-    parser.add_argument("--rows", type=length, nargs="+", default=ROWS, metavar="N", help=numbers)
-    known = f"of {', '.join(STEPS)}"
-    parser.add_argument("--steps", choices=STEPS, nargs="+", default=STEPS, metavar="S", help=known)
+    steps, numbers = bench.steps, f"also as 8k; default: {' '.join(map(str, bench.rows))}"
+    parser.add_argument(
+        "--rows", type=length, nargs="+", default=bench.rows, metavar="N", help=numbers
+    )
+    known = f"of {', '.join(steps)}"
+    parser.add_argument("--steps", choices=steps, nargs="+", default=steps, metavar="S", help=known)
     some = "problems whose name has one of these words"
     parser.add_argument("--names", nargs="+", default=(), metavar="WORD", help=some)
     shown = "tables of an earlier run's file, nothing is measured"
@@ -125,11 +138,16 @@ def show_again(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse_arguments(arguments)
+    return run(Bench(__doc__, STEPS, ROWS, problems_of), arguments)
+
+
+def run(bench: Bench, arguments: Sequence[str] | None = None) -> int:
+    """What the command line asks for."""
+    options = parse_arguments(bench, arguments)
     if options.show:
         show_again(options)
         return 0
-    problems = problems_of(options.steps, options.rows, options.names)
+    problems = bench.problems_of(options.steps, options.rows, options.names)
     head = {"kind": "setting", "date": datetime.date.today().isoformat(), **setting()}
     if torch.cuda.is_available():
         print(torch.cuda.get_device_name())

@@ -1,0 +1,128 @@
+"""run_dsv4_layer: layers of every kind over the cache beside the model that recomputes all; wrong
+models are noticed; what it prints and writes, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from PIL import Image
+
+from tests.house.source import ROOT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "scripts")
+    import run_dsv4_layer
+    from _dsv4_judge import Judge
+    from _dsv4_model import MUTATIONS, Recompute
+
+SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --intermediate 64"
+
+
+def run_of(flags: str) -> run_dsv4_layer.Run:
+    """The run that the flags spell, not begun."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["run_dsv4_layer.py", *SMALL.split(), *flags.split()])
+        options = run_dsv4_layer.parse_arguments()
+    run_dsv4_layer.choose_place(options)
+    run_dsv4_layer.check(options)
+    return run_dsv4_layer.Run(options)
+
+
+class Judges:
+    """The right judge, and beside it those with a wrong model: what each has found."""
+
+    def __init__(self, run: run_dsv4_layer.Run) -> None:
+        right = run.judge
+        weights, records = run.layer.weights, right.model.records
+        self.right = right
+        self.wrong = {
+            name: Judge(run.layer, Recompute(weights, records, definition))
+            for name, definition in MUTATIONS.items()
+        }
+        self.noticed: dict[str, set[str]] = {name: set() for name in MUTATIONS}
+
+    def step(self, *given):
+        for name, judge in self.wrong.items():
+            findings = judge.step(*given).findings.items()
+            self.noticed[name] |= {part for part, finding in findings if finding.share > 1.0}
+        return self.right.step(*given)
+
+
+def finished(flags: str) -> list[run_dsv4_layer.Row]:
+    """All steps, every one within its limits."""
+    rows = list(run_of(flags).rows())
+    for row in rows:
+        assert row.verdict.ok, {name: f for name, f in row.verdict.findings.items() if f.share > 1}
+    return rows
+
+
+@pytest.mark.matrix
+def test_a_csa_layer_and_wrong_models():
+    """A prompt in one piece, decoding behind it; each wrong model is noticed where it is wrong."""
+    run = run_of("--kind csa --prefix 133 --chunk 133 --steps 2")
+    judges = run.judge = Judges(run)
+    rows = list(run.rows())
+    assert [row.lengths for row in rows] == [[133], [134], [135]]
+    assert all(row.verdict.ok for row in rows), [row.document() for row in rows]
+    assert judges.noticed["window"] == {"attention", "end to end"}
+    assert judges.noticed["sink"] == {"attention", "end to end"}
+    assert judges.noticed["phase"] == judges.noticed["rope"] == {"entries", "keys"}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "flags",
+    ["--kind hca --prefix 250 --chunk 77 --steps 8",
+     "--kind hca --online-hca --record bf16 --prefix 122 --steps 12 --requests 2",
+     "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 6",
+     "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 12",
+     "--kind hca --online-hca --draft 4 --prefix 120 --steps 12",
+     "--kind swa --draft 2 --prefix 200 --steps 6 --requests 2"],
+)  # fmt: skip
+def test_layers(flags):
+    finished(flags)
+
+
+@pytest.mark.matrix
+def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
+    """No finding in any kernel of a step; what is printed and written."""
+    report, picture = tmp_path / "layer.json", tmp_path / "layer.png"
+    flags = f"{SMALL} --kind csa --prefix 60 --chunk 40 --steps 2 --every 2 --check"
+    paths = ["--json", str(report), "--plot", str(picture)]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split(), *paths])
+    assert run_dsv4_layer.main() == 0
+    out = capsys.readouterr().out
+    assert "every component is within its limit" in out
+    assert "bytes of the cache" in out
+    assert "…" not in out  # no column of the table is cut short at 80 characters
+    written = json.loads(report.read_text())
+    assert written["ok"]
+    assert written["checks"]["errors"] == 0
+    assert [step["lengths"] for step in written["steps"]] == [[40], [60], [61], [62]]
+    last = written["steps"][-1]
+    # Its window, 15 keys, 15 entries; the tails' rows that a complete window needs.
+    assert last["read"] == 62 * 584 + 15 * 68 + 15 * 584
+    assert last["written"] == 584 + 2 * 4 * 2 * (512 + 128)
+    assert Image.open(picture).size[0] > 500
+
+
+@pytest.mark.matrix
+def test_a_wrong_model_is_an_exit_code(monkeypatch, capsys):
+    flags = f"{SMALL} --kind swa --prefix 20 --steps 1 --mutate sink"
+    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split()])
+    assert run_dsv4_layer.main() == 1
+    assert "OUT OF ITS LIMIT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [("--heads 3", "3 heads in 2 groups"), ("--steps 0", "--steps 0: at least 1"),
+     ("--draft -1", "--draft -1"), ("--choices 9", "9 choices of 6 experts")],
+)  # fmt: skip
+def test_refusals(monkeypatch, capsys, flags, words):
+    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split()])
+    assert run_dsv4_layer.main() == 2
+    assert words in capsys.readouterr().err
