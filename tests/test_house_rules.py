@@ -76,3 +76,10 @@ def test_every_exception_is_needed_and_has_a_reason(found):
     stale = set(EXCEPTIONS) - needed
     assert not stale, f"no longer broken, so take it off the list: {sorted(stale)}"
     assert all(reason.strip() for reason in EXCEPTIONS.values())
+
+
+def test_tests_of_a_file_share_a_worker(request):
+    """pytest-xdist names the group at the end of an id: with pytest 9.2 it silently did not, and
+    compiled every kernel in every worker (pytest-xdist #1386)."""
+    grouped = request.config.getoption("loadgroup", default=False)
+    assert request.node.nodeid.endswith("@tests/test_house_rules.py") == grouped

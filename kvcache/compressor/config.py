@@ -12,6 +12,7 @@ to shared memory all at once, and a thread then walks them for a channel, one by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit import hw
 from kvcache.indexer.formats import FORMATS, WIDTH
@@ -104,6 +105,17 @@ class WindowConfig(EntryConfig):
         return self.windows * self.window_threads
 
     @property
+    def smem_bytes(self) -> int:
+        """Of a CTA: rows, pooled channels, a sum of every CTA of its cluster, or of every warp."""
+        rows = self.threads * self.group_rows * 2 * VECTOR
+        return 4 * (rows + self.channels + max(self.slices, self.threads // hw.WARP_THREADS))
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """That are there at the same time: all clusters of a chunk of 4,096 tokens, C128."""
+        return 3 if self.groups > 1 else 5
+
+    @property
     def row_threads(self) -> int:
         """That save a row."""
         return min(self.threads, self.columns // VECTOR)
@@ -128,11 +140,22 @@ class WalkConfig(EntryConfig):
     chunk: bool = False
     channels: int = CHANNELS  # of a CTA
     threads: int = THREADS
+    windows: ClassVar[int] = 1  # of a CTA
 
     @property
     def slices(self) -> int:
         """CTAs of a cluster."""
         return self.width // self.channels
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a CTA: values, scores and ape of rows, pooled channels, a sum of every CTA."""
+        return 4 * ((3 * self.staged + 1) * self.channels + self.slices)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """That are there at the same time."""
+        return 4
 
     @property
     def row_lanes(self) -> int:

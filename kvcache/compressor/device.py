@@ -10,7 +10,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from kernelkit.log2 import LOG2_E
 from kernelkit.words import float_of, vector_at
-from kvcache.compressor.config import VECTOR, EntryConfig
+from kvcache.compressor.config import VECTOR, EntryConfig, WalkConfig, WindowConfig
 from kvcache.indexer.entry import store_index_row
 from kvcache.indexer.formats import FORMATS, LANES, PIECE
 from kvcache.kernels.device import entry_of, load_bytes, place_of, store_bytes, zeros
@@ -40,6 +40,7 @@ class Numbers:
 
 
 SIZES = (5, 8, 4, 4, 4, 5, 5)
+LINE = 128  # bytes of a line of L2
 NUMBERS = sum(SIZES)
 
 
@@ -75,6 +76,27 @@ def share_of(score: Float32, base: Float32) -> Float32:
 
 
 @cute.jit
+def prefetch_rows(
+    config: cutlass.Constexpr[WindowConfig | WalkConfig],
+    numbers: Numbers,
+    share: Int32,
+    part: Int32,
+) -> None:
+    """A share of the step's rows towards L2, before anybody knows whose they are: all are read.
+
+    The share has as many rows as the windows of a cluster, and the columns of a CTA of it.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    tokens, lines = config.windows * config.ratio, config.columns // config.slices * 4 // LINE
+    for turn in cutlass.range_constexpr(-(-tokens * lines // config.threads)):
+        index = turn * config.threads + thread
+        token, line = share * tokens + index // lines, part * lines + index % lines
+        if index < tokens * lines and token < Int32(numbers.source[4]):
+            for address in step_cell(numbers, token, line * (LINE // 4)):
+                cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
+
+
+@cute.jit
 def request_of(numbers: Numbers, request: Int32) -> tuple:
     """(its first token, tokens, position of the first) of a request of the step."""
     first = index_at(numbers.step[3], request)
@@ -94,6 +116,40 @@ def tail_cell(
 
 
 @cute.jit
+def step_cell(numbers: Numbers, token: Int32, column: Int32) -> tuple:
+    """Addresses of values and scores of a token from `column` on."""
+    source, here = numbers.source, Int64(column) * 4
+    return source[0] + Int64(token) * source[2] + here, source[1] + Int64(token) * source[3] + here
+
+
+@cute.jit
+def ape_at(
+    config: cutlass.Constexpr[EntryConfig], numbers: Numbers, position: Int64, column: Int32
+) -> cute.Tensor:
+    """What is added to VECTOR scores of a token at `position`."""
+    phase, ape = Int64(Uint32(position) % Uint32(config.ratio)), zeros(VECTOR, Float32)
+    load_bytes(numbers.weights[0] + phase * numbers.weights[2] + Int64(column) * 4, ape)
+    return ape
+
+
+@cute.jit
+def store_cell(
+    config: cutlass.Constexpr[EntryConfig],
+    numbers: Numbers,
+    row: Int32,
+    column: Int32,
+    cell: tuple,
+) -> None:
+    """VECTOR values and scores of a token to a row of the tail; cell: (values, scores, ape)."""
+    value, score, ape = cell
+    for index in cutlass.range_constexpr(VECTOR):
+        score[index] = score[index] + ape[index]
+    targets = tail_cell(config, numbers, place_of(row, numbers.tail[2]), column)
+    store_bytes(value, targets[0])
+    store_bytes(score, targets[1])
+
+
+@cute.jit
 def save_cell(
     config: cutlass.Constexpr[EntryConfig], numbers: Numbers, place: tuple, column: Int32
 ) -> None:
@@ -107,16 +163,12 @@ def save_cell(
     if known:
         row = entry_of(numbers.step[6], token, tail[2] * tail[3])
     if row >= 0:
-        value, score, ape = (zeros(VECTOR, Float32) for _ in range(3))
-        here, phase = Int64(column) * 4, Int64(Uint32(position) % Uint32(config.ratio))
-        load_bytes(numbers.source[0] + Int64(token) * numbers.source[2] + here, value)
-        load_bytes(numbers.source[1] + Int64(token) * numbers.source[3] + here, score)
-        load_bytes(numbers.weights[0] + phase * numbers.weights[2] + here, ape)
-        for index in cutlass.range_constexpr(VECTOR):
-            score[index] = score[index] + ape[index]
-        targets = tail_cell(config, numbers, place_of(row, tail[2]), column)
-        store_bytes(value, targets[0])
-        store_bytes(score, targets[1])
+        value, score = zeros(VECTOR, Float32), zeros(VECTOR, Float32)
+        sources = step_cell(numbers, token, column)
+        load_bytes(sources[0], value)
+        load_bytes(sources[1], score)
+        ape = ape_at(config, numbers, position, column)
+        store_cell(config, numbers, row, column, (value, score, ape))
 
 
 @cute.jit

@@ -33,19 +33,21 @@ def run_compress(job: Job, *, backend: str = "auto", arch: str | None = None) ->
 
 
 def _run_raw(job: Job, target: Target) -> None:
-    from kvcache.compressor.window_kernel import compile_windows
+    from kvcache.compressor.clusters import compile_clusters
+    from kvcache.compressor.window_kernel import Windows
 
     longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
     saved = min(job.tail.rows, longest)
     config = WindowConfig(**vars(job.entry), chunk=longest >= job.entry.ratio)
     windows, clusters = config.clusters(len(job.tables.ends), len(job.tables.starts) * saved)
     if clusters:
-        numbers = numbers_of(job, saved, windows)
-        _launch(compile_windows(config, target.arch), numbers, clusters, target, job)
+        compiled = compile_clusters(Windows, config, target.arch)
+        _launch(compiled, numbers_of(job, saved, windows), clusters, target, job)
 
 
 def _run_online(job: Job, target: Target) -> None:
-    from kvcache.compressor.online_kernel import compile_walk
+    from kvcache.compressor.clusters import compile_clusters
+    from kvcache.compressor.online_kernel import Walk
 
     longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
     clusters, chunk = len(job.tables.starts), longest > WALKED
@@ -53,7 +55,8 @@ def _run_online(job: Job, target: Target) -> None:
         clusters += len(job.tables.ends)
     staged = min(job.entry.ratio, STAGED if chunk else WALKED)
     config = WalkConfig(**vars(job.entry), staged=staged, chunk=chunk)
-    _launch(compile_walk(config, target.arch), numbers_of(job, 0, 0), clusters, target, job)
+    compiled = compile_clusters(Walk, config, target.arch)
+    _launch(compiled, numbers_of(job, 0, 0), clusters, target, job)
 
 
 def numbers_of(job: Job, saved: int, windows: int) -> list[int]:

@@ -4,21 +4,18 @@
 running maximum, sum and value of a channel stay with one thread from token to token.
 """
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import DeviceTable
 from kernelkit.warp_mma import copy_chunk
 from kernelkit.words import vector_at
-from kvcache.compressor.config import VECTOR, WalkConfig
+from kvcache.compressor.clusters import Clusters
+from kvcache.compressor.config import VECTOR
 from kvcache.compressor.device import (
     NUMBERS,
     Numbers,
@@ -27,32 +24,20 @@ from kvcache.compressor.device import (
     index_at,
     load_norm,
     numbers_from,
+    prefetch_rows,
     request_of,
     share_of,
     store_entry,
     sum_of_squares,
 )
-from kvcache.kernels.device import entry_of, numbers_of, place_of, table_of, zeros
+from kvcache.kernels.device import entry_of, numbers_of, place_of, zeros
 
 ARRAYS = 3  # staged of a row: values, scores, ape
 UNROLLED = 8
 
 
-class Walk:
-    """Host function and kernel of one WalkConfig."""
-
-    def __init__(self, config: WalkConfig, arch: str) -> None:
-        self.config, self.arch = config, arch
-
-    @cute.jit
-    def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
-        """table: see `kvcache.compressor.device.Numbers`."""
-        self.kernel(table).launch(
-            grid=(clusters * self.config.slices, 1, 1),
-            block=(self.config.threads, 1, 1),
-            cluster=(self.config.slices, 1, 1),
-            stream=stream,
-        )
+class Walk(Clusters):
+    """Kernel of one WalkConfig."""
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -71,6 +56,8 @@ class Walk:
         shared = sRows, sValues, sSquares
         cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(config.chunk):
+            if item < Int32(numbers.counts[0]):
+                prefetch_rows(config, numbers, item, part)
             self.chunk(numbers, shared, item, part)
         else:
             begin, tokens, start = self.request(numbers, item)
@@ -274,12 +261,3 @@ def one_more(state: tuple, value: Float32, score: Float32) -> tuple:
     old, new = share_of(top, base), share_of(score, base)
     # The same product and sum wherever it is compiled.
     return higher, fused(total, old, new), fused(value, new, acc * old)
-
-
-def compile_walk(config: WalkConfig, arch: str) -> Any:
-    """The compiled `Walk.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Walk(config, arch), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)

@@ -3,55 +3,44 @@
 `kvcache.compressor.reference` is the definition, `kvcache.compressor.config` who does what.
 """
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
-from kernelkit.param_table import DeviceTable, ParamTable
-from kvcache.compressor.config import VECTOR, WindowConfig
+from kernelkit.param_table import DeviceTable
+from kernelkit.warp_mma import copy_chunk
+from kvcache.compressor.clusters import Clusters
+from kvcache.compressor.config import VECTOR
 from kvcache.compressor.device import (
     NUMBERS,
     Numbers,
+    ape_at,
     exchanged,
     fused,
     index_at,
     load_norm,
     numbers_from,
+    prefetch_rows,
     request_of,
-    save_cell,
     save_row,
     share_of,
+    step_cell,
+    store_cell,
     store_entry,
     sum_of_squares,
     tail_cell,
 )
-from kvcache.kernels.device import entry_of, load_bytes, number_at, numbers_of, table_of, zeros
+from kvcache.kernels.device import entry_of, number_at, numbers_of, zeros
 
+ARRAYS = 2  # values, scores
 PARTS = 3  # of a group: maximum, sum, sum of weighted values
 
 
-class Windows:
-    """Host function and kernel of one WindowConfig."""
-
-    def __init__(self, config: WindowConfig, arch: str) -> None:
-        self.config, self.arch = config, arch
-
-    @cute.jit
-    def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
-        """table: see `kvcache.compressor.device.Numbers`."""
-        self.kernel(table).launch(
-            grid=(clusters * self.config.slices, 1, 1),
-            block=(self.config.threads, 1, 1),
-            cluster=(self.config.slices, 1, 1),
-            stream=stream,
-        )
+class Windows(Clusters):
+    """Kernel of one WindowConfig."""
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -72,8 +61,11 @@ class Windows:
         """The windows of a CTA, of which it has a slice of the channels."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
+        sCells = self.cells()
         if cutlass.const_expr(config.slices > 1):
             cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(config.chunk):
+            prefetch_rows(config, numbers, item, part)
         inside = thread % config.window_threads
         group, lane = inside // config.lanes, inside % config.lanes
         column = part * config.channels + lane * VECTOR
@@ -82,156 +74,234 @@ class Windows:
             token = index_at(numbers.step[5], index)
         exists = token >= 0 and token < Int32(numbers.source[4])
         token = token if exists else Int32(0)
-        rows = self.registers(), self.registers()
         if cutlass.const_expr(config.chunk):
-            self.load_new(numbers, (token, 0, group, column), rows)
-            for index in cutlass.range_constexpr(config.group_rows):
-                self.add_ape(numbers, (token, 0, group, column), index, rows[1][index])
-        position = number_at(numbers.step[0], token)
-        entry = entry_of(numbers.step[7], token, numbers.target[4])
-        norm = load_norm(config, numbers, column, position - (config.ratio - 1))
+            self.stage_new(numbers, sCells, (token, group, column))
+        position = Int32(number_at(numbers.step[0], token))
         place = token, position, group, column
         request = self.request_of(numbers, index_at(numbers.step[1], token), exists)
-        oldest, start, slot = position - (config.rows - 1), request[2], request[3]
-        if exists and (oldest < start or not config.chunk):
-            for index in cutlass.range_constexpr(config.group_rows):
-                self.load_row(numbers, place, index, request, rows)
-        writes = exists and (slot >= 0 or start == 0 or oldest >= start)
+        ages = self.ages_of(request, token, position)
+        if cutlass.const_expr(not config.chunk):
+            self.stage_any(numbers, sCells, place, (request, ages))
+        apes = self.load_apes(numbers, (group, column))
+        entry = entry_of(numbers.step[7], token, numbers.target[4])
+        norm = load_norm(config, numbers, column, Int64(position - (config.ratio - 1)))
+        cute.arch.cp_async_wait_group(0)
+        older = exists and config.rows - 1 > ages[0]
+        if cutlass.const_expr(config.chunk):
+            if older:
+                self.stage_any(numbers, sCells, place, (request, ages))
+                cute.arch.cp_async_wait_group(0)
+        writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= ages[1]
+        parts = self.pooled(sCells, apes, group, ages)
+        values = self.joined(parts, sCells, lane)
+        squares = self.all_squares(values, part)
         if cutlass.const_expr(config.groups > 1):
-            writes = writes and thread < config.lanes
-        entry = entry if writes else Int32(-1)
-        top, total, acc = pooled(*rows)
-        if cutlass.const_expr(config.groups > 1):
-            acc = self.joined((top, total, acc), (group, lane))
-        else:
-            for channel in cutlass.range_constexpr(VECTOR):
-                acc[channel] = acc[channel] * cute.arch.rcp_approx(total[channel])
-        squares = self.all_squares(acc, part)
-        if cutlass.const_expr(config.groups > 1):
+            entry = entry if writes and thread < config.lanes else Int32(-1)
             if thread < WARP_THREADS:
-                store_entry((config, self.arch), numbers, acc, norm, (column, entry), squares)
+                store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
         else:
-            store_entry((config, self.arch), numbers, acc, norm, (column, entry), squares)
-
-    def registers(self) -> list[cute.Tensor]:
-        """For the rows of a thread."""
-        return [zeros(VECTOR, Float32) for _ in range(self.config.group_rows)]
+            entry = entry if writes else Int32(-1)
+            store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
+        if older:
+            self.follow(numbers, sCells, place, (request, ages))
 
     @cute.jit
-    def place_of_row(self, group: Int32, index: cutlass.Constexpr[int]) -> tuple:
-        """(how many rows before the last of its entry, block of columns, place in its window)."""
+    def cells(self) -> cute.Tensor:
+        """Shared memory for values and scores of the rows of every thread: (element, thread, cell).
+
+        A thread reads what it brought itself: no barrier, and rows on their way need no registers.
+        """
+        config = self.config
+        layout = cute.make_layout((VECTOR, config.threads, ARRAYS * config.group_rows))
+        return SmemAllocator().allocate_tensor(Float32, layout, byte_alignment=16)
+
+    @cute.jit
+    def stage(
+        self, sCells: cute.Tensor, index: cutlass.Constexpr[int], cells: tuple, exists: Boolean
+    ) -> None:
+        """Start to bring a row, zeros if it is not there; cells: addresses of values and scores."""
+        thread, _, _ = cute.arch.thread_idx()
+        for array in cutlass.range_constexpr(ARRAYS):
+            cell = (ARRAYS * index + array) * self.config.threads
+            target = sCells.iterator.toint() + (cell + thread) * (VECTOR * 4)
+            copy_chunk(target, cells[array], exists)
+
+    @cute.jit
+    def cell_in(
+        self, sCells: cute.Tensor, index: cutlass.Constexpr[int], array: cutlass.Constexpr[int]
+    ) -> cute.Tensor:
+        """Values, or scores, of a row that is there."""
+        thread, _, _ = cute.arch.thread_idx()
+        found = zeros(VECTOR, Float32)
+        cute.autovec_copy(sCells[None, thread, ARRAYS * index + array], found)
+        return found
+
+    @cute.jit
+    def back_of(self, group: Int32, index: cutlass.Constexpr[int]) -> Int32:
+        """How many rows before the last of its entry a row is."""
+        return self.config.rows - 1 - (group * self.config.group_rows + index)
+
+    @cute.jit
+    def column_of(self, group: Int32, index: cutlass.Constexpr[int], column: Int32) -> Int32:
+        """Where in its row the thread's channels are: each window of an entry has its own block."""
         config = self.config
         row = group * config.group_rows + index
-        block = Int32(Uint32(row) // Uint32(config.ratio))
-        return config.rows - 1 - row, block, row - block * config.ratio
+        return Int32(Uint32(row) // Uint32(config.ratio)) * config.width + column
 
     @cute.jit
     def request_of(self, numbers: Numbers, owner: Int32, exists: Boolean) -> tuple:
         """(first token, tokens, position of the first, slot or -1) of a request of the step."""
-        first, count, start, slot = Int32(0), Int32(0), Int64(0), Int32(-1)
+        first, count, start, slot = Int32(0), Int32(0), Int32(0), Int32(-1)
         if exists and owner >= 0 and owner < Int32(numbers.counts[1]):
-            first, count, start = request_of(numbers, owner)
+            first, count, start_ = request_of(numbers, owner)
+            start = Int32(start_)
             slot = index_at(numbers.step[4], owner)
             slot = slot if slot < Int32(numbers.tail[3]) else Int32(-1)
         return first, count, start, slot
 
     @cute.jit
-    def load_new(self, numbers: Numbers, place: tuple, rows: tuple) -> None:
+    def stage_new(self, numbers: Numbers, sCells: cute.Tensor, place: tuple) -> None:
         """The rows of a thread out of the tokens before its last one, whoever's they are: what
-        belongs to another request, or is too old, `load_row` replaces."""
+        belongs to another request, or is too old, `stage_any` replaces."""
+        config, (token, group, column) = self.config, place
+        for index in cutlass.range_constexpr(config.group_rows):
+            source = cutlass.max(token - self.back_of(group, index), Int32(0))
+            cells = step_cell(numbers, source, self.column_of(group, index, column))
+            self.stage(sCells, index, cells, Boolean(True))
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def ages_of(self, request: tuple, token: Int32, position: Int32) -> tuple:
+        """(rows before the last one that are of the step, rows before it that are anywhere)."""
+        first, _, _, slot = request
+        behind = token - first
+        return behind, position if slot >= 0 else cutlass.min(behind, position)
+
+    @cute.jit
+    def stage_any(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
+        """The rows of a thread from before the step, out of the tail; without `chunk` all rows.
+
+        whose: (request, ages).
+        """
+        config, (token, position, group, column) = self.config, place
+        (_, _, _, slot), (behind, there) = whose
+        for index in cutlass.range_constexpr(config.group_rows):
+            back, here = self.back_of(group, index), self.column_of(group, index, column)
+            line = Int64(Uint32(position - back) % Uint32(numbers.tail[2]))
+            cells = tail_cell(config, numbers, (cutlass.max(slot, Int32(0)), line), here)
+            if cutlass.const_expr(config.chunk):
+                if back > behind:
+                    self.stage(sCells, index, cells, back <= there)
+            else:
+                source = cutlass.max(token - back, Int32(0))
+                values, scores = step_cell(numbers, source, here)
+                if back > behind:
+                    values, scores = cells
+                self.stage(sCells, index, (values, scores), back <= there)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def load_apes(self, numbers: Numbers, place: tuple) -> list[cute.Tensor]:
+        """What is added to the scores of a thread's rows, if they are of the step: the tail has it
+        in its own. place: (group, column)."""
+        (group, column), apes = place, []
         for index in cutlass.range_constexpr(self.config.group_rows):
-            self.load_token(numbers, place, index, rows)
+            phase = Int64(group * self.config.group_rows + index)
+            here = self.column_of(group, index, column)
+            apes.append(ape_at(self.config, numbers, phase, here))
+        return apes
 
     @cute.jit
-    def load_token(
-        self, numbers: Numbers, place: tuple, index: cutlass.Constexpr[int], rows: tuple
-    ) -> None:
-        """A row of the step; place: (token, position, group, column)."""
-        config, (token, _, group, column) = self.config, place
-        back, block, _ = self.place_of_row(group, index)
-        source = Int64(cutlass.max(token - back, Int32(0)))
-        here = Int64(block * config.width + column) * 4
-        load_bytes(numbers.source[0] + source * numbers.source[2] + here, rows[0][index])
-        load_bytes(numbers.source[1] + source * numbers.source[3] + here, rows[1][index])
-
-    @cute.jit
-    def add_ape(
-        self,
-        numbers: Numbers,
-        place: tuple,
-        index: cutlass.Constexpr[int],
-        score: cute.Tensor,
-    ) -> None:
-        """To a score of the step: the tail has it in its own."""
-        config, (_, _, group, column) = self.config, place
-        _, block, phase = self.place_of_row(group, index)
-        here, ape = Int64(block * config.width + column) * 4, zeros(VECTOR, Float32)
-        load_bytes(numbers.weights[0] + Int64(phase) * numbers.weights[2] + here, ape)
-        for channel in cutlass.range_constexpr(VECTOR):
-            score[channel] = score[channel] + ape[channel]
-
-    @cute.jit
-    def load_row(
-        self,
-        numbers: Numbers,
-        place: tuple,
-        index: cutlass.Constexpr[int],
-        request: tuple,
-        rows: tuple,
-    ) -> None:
-        """A row before the step out of the tail, and into its place there what this step has for
-        it; one before the request counts as nothing. Without `chunk` a row of the step, too."""
-        config, (_, position, group, column) = self.config, place
-        (first, count, start, slot), value, score = request, rows[0][index], rows[1][index]
-        back, block, _ = self.place_of_row(group, index)
-        at, here = position - back, block * config.width + column
-        if at < start:
+    def pooled(
+        self, sCells: cute.Tensor, apes: list, group: Int32, ages: tuple
+    ) -> list[cute.Tensor]:
+        """Maxima, sums and sums of weighted values of a thread's channels over its rows; scores
+        take the place of what is added to them."""
+        rows, scores = self.config.group_rows, apes
+        for index in cutlass.range_constexpr(rows):
+            back = self.back_of(group, index)
+            score = self.cell_in(sCells, index, 1)
             for channel in cutlass.range_constexpr(VECTOR):
-                value[channel], score[channel] = Float32(0.0), -Float32.inf
-            if at >= 0 and slot >= 0:
-                tail_rows = Uint32(numbers.tail[2])
-                line = Int64(Uint32(at) % tail_rows)
-                cells = tail_cell(config, numbers, (slot, line), here)
-                load_bytes(cells[0], value)
-                load_bytes(cells[1], score)
-                ahead = Int64((Uint32(start + count - 1 - at) // tail_rows) * tail_rows)
-                if ahead > 0:
-                    source = first + Int32(at + ahead - start)
-                    save_cell(config, numbers, (source, at + ahead), here)
-        elif cutlass.const_expr(not config.chunk):
-            self.load_token(numbers, place, index, rows)
-            self.add_ape(numbers, place, index, score)
+                new = score[channel] + apes[index][channel]
+                found = score[channel] if back > ages[0] else new
+                scores[index][channel] = found if back <= ages[1] else -Float32.inf
+        top, total, acc = parts = [zeros(VECTOR, Float32) for _ in range(PARTS)]
+        for channel in cutlass.range_constexpr(VECTOR):
+            top[channel] = -Float32.inf
+            for index in cutlass.range_constexpr(rows):
+                top[channel] = cute.arch.fmax(top[channel], scores[index][channel])
+        for index in cutlass.range_constexpr(rows):
+            value = self.cell_in(sCells, index, 0)
+            for channel in cutlass.range_constexpr(VECTOR):
+                share = share_of(scores[index][channel], finite(top[channel]))
+                total[channel] = total[channel] + share
+                acc[channel] = fused(share, value[channel], acc[channel])
+        return parts
 
     @cute.jit
-    def joined(self, mine: tuple, place: tuple) -> cute.Tensor:
-        """Pooled channels over all groups, VECTOR for each lane of the first warp."""
-        config, (group, lane) = self.config, place
+    def joined(self, parts: list, sCells: cute.Tensor, lane: Int32) -> cute.Tensor:
+        """Pooled channels over all groups, VECTOR for each lane of the first of them."""
+        config, (_, total, acc) = self.config, parts
         thread, _, _ = cute.arch.thread_idx()
-        smem = SmemAllocator()
-        shape = (PARTS, config.groups, config.channels)
-        layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
-        sParts = smem.allocate_tensor(Float32, layout, byte_alignment=16)
-        sValues = smem.allocate_tensor(
-            Float32, cute.make_layout(config.channels), byte_alignment=16
-        )
-        for part in cutlass.range_constexpr(PARTS):
-            sMine = cute.local_tile(sParts[part, group, None], (VECTOR,), (lane,))
-            cute.autovec_copy(mine[part], sMine)
-        cute.arch.sync_threads()
-        if thread < config.channels:
-            top, total, acc = -Float32.inf, Float32(0.0), Float32(0.0)
-            for other in cutlass.range_constexpr(config.groups):
-                top = cute.arch.fmax(top, sParts[0, other, thread])
-            base = finite(top)
-            for other in cutlass.range_constexpr(config.groups):
-                share = share_of(sParts[0, other, thread], base)
-                total = fused(share, sParts[1, other, thread], total)
-                acc = fused(share, sParts[2, other, thread], acc)
-            sValues[thread] = acc * cute.arch.rcp_approx(total)
-        cute.arch.sync_threads()
-        found = zeros(VECTOR, Float32)
-        cute.autovec_copy(cute.local_tile(sValues, (VECTOR,), (lane,)), found)
-        return found
+        if cutlass.const_expr(config.groups == 1):
+            for channel in cutlass.range_constexpr(VECTOR):
+                acc[channel] = acc[channel] * cute.arch.rcp_approx(total[channel])
+        else:
+            sValues = SmemAllocator().allocate_tensor(
+                Float32, cute.make_layout(config.channels), byte_alignment=16
+            )
+            for part in cutlass.range_constexpr(PARTS):  # where the thread's own rows were
+                cute.autovec_copy(parts[part], sCells[None, thread, part])
+            cute.arch.sync_threads()
+            if thread < config.channels:
+                sValues[thread] = self.channel_of(sCells, thread)
+            cute.arch.sync_threads()
+            cute.autovec_copy(cute.local_tile(sValues, (VECTOR,), (lane,)), acc)
+        return acc
+
+    @cute.jit
+    def channel_of(self, sParts: cute.Tensor, channel: Int32) -> Float32:
+        """A channel over all groups."""
+        config, inside, lane = self.config, channel % VECTOR, channel // VECTOR
+        top, total, acc = -Float32.inf, Float32(0.0), Float32(0.0)
+        for group in cutlass.range_constexpr(config.groups):
+            top = cute.arch.fmax(top, sParts[inside, group * config.lanes + lane, 0])
+        base = finite(top)
+        for group in cutlass.range_constexpr(config.groups):
+            thread = group * config.lanes + lane
+            share = share_of(sParts[inside, thread, 0], base)
+            total = fused(share, sParts[inside, thread, 1], total)
+            acc = fused(share, sParts[inside, thread, 2], acc)
+        return acc * cute.arch.rcp_approx(total)
+
+    @cute.jit
+    def follow(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
+        """What this step has for the cells of the tail that a thread read, into them."""
+        config, (_, position, group, column), tail = self.config, place, numbers.tail
+        (first, count, start, _), (behind, there) = whose
+        rows, sources, apes = cute.make_rmem_tensor(config.group_rows, Int32), [], []
+        for index in cutlass.range_constexpr(config.group_rows):
+            back = self.back_of(group, index)
+            turns = Uint32(count - 1 + start - (position - back)) // Uint32(tail[2])
+            later = position - back + Int32(turns) * Int32(tail[2])
+            source = first + (later - start)
+            known = turns > 0 and source >= 0 and source < Int32(numbers.source[4])
+            wanted = back > behind and back <= there and known
+            source = source if wanted else Int32(0)
+            row = entry_of(numbers.step[6], source, tail[2] * tail[3])
+            rows[index] = row if wanted else Int32(-1)
+            sources.append((source, later))
+        for index in cutlass.range_constexpr(config.group_rows):
+            here, (source, later) = self.column_of(group, index, column), sources[index]
+            self.stage(sCells, index, step_cell(numbers, source, here), rows[index] >= 0)
+            apes.append(ape_at(config, numbers, Int64(later), here))
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        for index in cutlass.range_constexpr(config.group_rows):
+            if rows[index] >= 0:
+                cells = [self.cell_in(sCells, index, array) for array in range(ARRAYS)]
+                here = self.column_of(group, index, column)
+                store_cell(config, numbers, rows[index], here, (*cells, apes[index]))
 
     @cute.jit
     def all_squares(self, values: cute.Tensor, part: Int32) -> Float32:
@@ -252,28 +322,3 @@ class Windows:
             for index in cutlass.range_constexpr(config.window_warps):
                 squares = squares + sSquares[first + index]
         return squares
-
-
-@cute.jit
-def pooled(values: list, scores: list) -> tuple:
-    """(maxima, sums, sums of weighted values) of a thread's channels over its rows."""
-    top, total, acc = (zeros(VECTOR, Float32) for _ in range(PARTS))
-    for channel in cutlass.range_constexpr(VECTOR):
-        highest = -Float32.inf
-        for index in cutlass.range_constexpr(len(scores)):
-            highest = cute.arch.fmax(highest, scores[index][channel])
-        base, top[channel] = finite(highest), highest
-        for index in cutlass.range_constexpr(len(scores)):
-            share = share_of(scores[index][channel], base)
-            total[channel] = total[channel] + share
-            acc[channel] = fused(share, values[index][channel], acc[channel])
-    return top, total, acc
-
-
-def compile_windows(config: WindowConfig, arch: str) -> Any:
-    """The compiled `Windows.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Windows(config, arch), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)

@@ -37,7 +37,8 @@ class Piece:
         return int(self.starts.max()) + self.nbytes
 
 
-OnRace = Callable[[int, int, int, bool], None]  # (stamp, its cluster, address, it was a write)
+# (stamp, its cluster, address, it was a write) -> whether it is excused
+OnRace = Callable[[int, int, int, bool], bool]
 
 
 @dataclass
@@ -57,6 +58,7 @@ class GlobalShadow:
     before: GlobalShadow | None = None
     chunks: dict[int, _Chunk] = field(default_factory=dict)
     reads: dict[int, list[tuple[int, int, Piece]]] = field(default_factory=dict)
+    earlier: dict[int, list[tuple[int, int, Piece]]] = field(default_factory=dict)
     low: int = 1 << 62
     high: int = 0
 
@@ -69,9 +71,10 @@ class GlobalShadow:
 
     def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
         low, high = piece.low, piece.high
+        excused = False
         if low < self.high and high > self.low:
-            self._against_writes(piece, by, on_race)
-        self._against_reads(piece, by, on_race)
+            excused = self._against_writes(piece, by, on_race)
+        self._against_reads(piece, by, on_race, excused)
         self.low, self.high = min(self.low, low), max(self.high, high)
         cells = self._cells(piece)
         marks = np.broadcast_to(piece.mark.packed, cells.shape)
@@ -107,12 +110,15 @@ class GlobalShadow:
             if chunk in self.chunks:
                 first, last = max(low - start, 0), min(high - start, 1 << _CHUNK_BITS)
                 self.chunks[chunk].last[first // self.grain : -(-last // self.grain)] = 0
-            kept = [r for r in self.reads.get(chunk, ()) if r[0] < low or r[1] > high]
-            self.reads[chunk] = kept
+            for reads in (self.reads, self.earlier):
+                kept = [r for r in reads.get(chunk, ()) if r[0] < low or r[1] > high]
+                reads[chunk] = kept
 
     # -- checks -------------------------------------------------------------------------------
 
-    def _against_writes(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+    def _against_writes(self, piece: Piece, by: Agent, on_race: OnRace) -> bool:
+        """Whether there is a race that is excused."""
+        excused = False
         cells = self._cells(piece)
         lanes = np.broadcast_to(piece.mark.lane, cells.shape)
         for chunk, chosen, index in self._parts(cells):
@@ -130,19 +136,28 @@ class GlobalShadow:
                 if bad.any():
                     where = np.flatnonzero(bad)[0]
                     address = int(cells[chosen][part][where]) * self.grain
-                    on_race(int(old[part][where]), cluster - 1, address, True)
+                    excused |= on_race(int(old[part][where]), cluster - 1, address, True)
+        return excused
 
-    def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+    def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace, excused: bool) -> None:
+        """excused: `piece` is not ordered after some write, which does not matter since both write
+        the same. What was read before that one may be what `piece` wrote: it counts here alone,
+        since whoever is ordered after a write is ordered after all that came before it."""
         low, high = piece.low, piece.high
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            earlier = self.earlier.setdefault(chunk, [])
+            for first, last, read in earlier if excused else ():
+                if first < high and last > low:
+                    self._against_read(piece, read, by, on_race)
             reads = self.reads.get(chunk, [])
             met = [each for each in reads if each[0] < high and each[1] > low]
             over = {id(each) for each in met if self._against_read(piece, each[2], by, on_race)}
             if over:
                 self.reads[chunk] = [each for each in reads if id(each) not in over]
+                earlier += [each for each in met if id(each) in over]
 
     def _against_read(self, piece: Piece, read: Piece, by: Agent, on_race: OnRace) -> bool:
-        """Whether `piece` overwrites all that was read, which is then forgotten."""
+        """Whether `piece` overwrites all that was read."""
         mine, its = self._cells(piece), self._cells(read)
         both, here, there = np.intersect1d(mine, its, return_indices=True)
         if not len(both):

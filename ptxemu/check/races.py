@@ -328,9 +328,9 @@ class Races:
         return any(filled.intersection(re.findall(r"%\w+", each.text)) for each in others)
 
     def _compare_global(self, piece: Piece, by: Agent, write: bool) -> None:
-        def on_race(old: int, owner: int, address: int, was_write: bool) -> None:
+        def on_race(old: int, owner: int, address: int, was_write: bool) -> bool:
             if was_write and self.rewrites and self.rewrites():
-                return
+                return True
             place = ("global memory", address, address + self.memory.grain - 1)
             known = [self.clusters[cluster].components.known for cluster in (owner, piece.cluster)]
             before = Side(*place, known[0], Stamp.of(old), was_write)
@@ -340,6 +340,7 @@ class Races:
             else:
                 missing = explain.missing_abroad(before, by, owner)
             self.conflicts.report(before, now, missing)
+            return False
 
         if self.memory.before is not None:
             self._compare_launches(piece, by, write)

@@ -47,9 +47,10 @@ class Import:
         return self.module.partition(".")[0]
 
 
-def imports(source: Source) -> list[Import]:
+@cache
+def imports(source: Source) -> tuple[Import, ...]:
     """All imports of a file; `from a import b` counts as `a.b`, which may be a module or a name."""
-    return list(_walk(source.tree, source.path, lazy=False))
+    return tuple(_walk(source.tree, source.path, lazy=False))
 
 
 def _walk(node: ast.AST, path: PurePosixPath, *, lazy: bool) -> Iterator[Import]:

@@ -63,7 +63,7 @@ def like(pool: torch.Tensor) -> torch.Tensor:
 
 def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
     """Byte for byte."""
-    mine, theirs = (x.cpu().contiguous().view(torch.uint8) for x in (got, expected))
+    mine, theirs = (x.cpu().contiguous().flatten().view(torch.uint8) for x in (got, expected))
     differ = (mine != theirs).nonzero()
     assert not len(differ), f"{len(differ)} bytes differ, the first at {differ[0].tolist()}"
 

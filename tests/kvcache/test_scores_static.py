@@ -20,13 +20,7 @@ from kvcache.indexer.scores_config import (
 from kvcache.indexer.scores_kernel import compile_warp_scores
 from kvcache.indexer.sm100.compile import compile_block_scaled
 from kvcache.indexer.sm100.plan import ROLES, make_plan
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    from _sass import HOW_TO_GET_TOOLS, resources, tools_found
-
-needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+from tests.kvcache.static import check_resources, needs_tools
 
 SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
 SIZES = [*dict.fromkeys(SIZES)]
@@ -47,14 +41,7 @@ QUICK = (ALL[4], ALL[-1])
     ids=str,
 )
 def test_no_config_spills(config, arch, tmp_path):
-    compiled, threads, ctas = compile_for(config, arch)
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compiled.artifacts.CUBIN)
-    (usage,) = resources(cubin)
-    assert usage.stack == 0
-    warps = -(-threads // hw.WARP_THREADS)
-    per_warp = -(-usage.registers * hw.WARP_THREADS // 256) * 256  # registers come in such units
-    assert ctas * warps * per_warp <= hw.REGISTERS_PER_SM
+    check_resources(*compile_for(config, arch), tmp_path)
 
 
 def compile_for(config: ScoresConfig, arch: str) -> tuple:

@@ -30,6 +30,7 @@ QUICK = [
         ("sampled", (Case(20, (2200,), first=9), SAMPLED, "sm_90a"), ()),
     )
 ]
+MATRIX, SWEEP = pytest.mark.matrix, pytest.mark.sweep  # one architecture, and the other
 EVERY_KIND = tuple(range(200, 200 + 37 * KINDS, 37))
 CONFIGS = [
     SelectConfig(dtype, cluster, capacity, paged, 64, listed, aligned)
@@ -50,25 +51,25 @@ def test_select(case, config, arch):
     check_select(case, config, arch=arch)
 
 
-def named(config: SelectConfig | int) -> str:
-    if isinstance(config, int):
-        return str(config)
+def named(config: SelectConfig | int | tuple) -> str:
+    if not isinstance(config, SelectConfig):
+        return str(config) if isinstance(config, int) else f"{config[0]} first"
     return f"{config.dtype}-{config.cluster}-{config.capacity}-{config.paged}-{config.listed}"
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("turn", [pytest.param(0, marks=MATRIX), pytest.param(1, marks=SWEEP)])
 @pytest.mark.parametrize(
-    ("config", "k"), [*zip(CONFIGS, cycle((1, 33, 250)), strict=False)], ids=named
+    ("config", "k", "archs"),
+    [*zip(CONFIGS, cycle((1, 33, 250)), cycle((ARCHS, ARCHS[::-1])), strict=False)],
+    ids=named,
 )
-def test_every_kind(config, k, arch):
+def test_every_kind(config, k, archs, turn):
     page = 32 if config.paged else 0
-    check_select(Case(k, EVERY_KIND, config.dtype, page, seed=k), config, arch=arch)
+    check_select(Case(k, EVERY_KIND, config.dtype, page, seed=k), config, arch=archs[turn])
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "arch"), [*zip(("fp32", "bf16"), ARCHS, strict=True)])
 def test_as_chosen(dtype, arch):
     """Configs of the library's own choice, one row and several; a block of one entry, too."""
     check_select(Case(512, (9000,), dtype, page=1), arch=arch)

@@ -17,6 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
     from _dsv4_judge import Judge
     from _dsv4_model import MUTATIONS, Recompute
 
+CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels
 SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --intermediate 64"
 
 
@@ -58,6 +59,7 @@ def finished(flags: str) -> list[run_dsv4_layer.Row]:
     return rows
 
 
+@CSA
 @pytest.mark.matrix
 def test_a_csa_layer_and_wrong_models():
     """A prompt in one piece, decoding behind it; each wrong model is noticed where it is wrong."""
@@ -74,13 +76,21 @@ def test_a_csa_layer_and_wrong_models():
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "flags",
-    ["--kind hca --prefix 250 --chunk 77 --steps 8",
-     "--kind hca --online-hca --record bf16 --prefix 122 --steps 12 --requests 2",
-     "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 6",
-     "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 12",
-     "--kind hca --online-hca --draft 4 --prefix 120 --steps 12",
-     "--kind swa --draft 2 --prefix 200 --steps 6 --requests 2"],
-)  # fmt: skip
+    [
+        pytest.param("--kind hca --prefix 250 --chunk 77 --steps 8", marks=HCA),
+        pytest.param(
+            "--kind hca --online-hca --record bf16 --prefix 122 --steps 12 --requests 2", marks=HCA
+        ),
+        pytest.param(
+            "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 6", marks=CSA
+        ),
+        pytest.param(
+            "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 12", marks=CSA
+        ),
+        pytest.param("--kind hca --online-hca --draft 4 --prefix 120 --steps 12", marks=HCA),
+        pytest.param("--kind swa --draft 2 --prefix 200 --steps 6 --requests 2", marks=HCA),
+    ],
+)
 def test_layers(flags):
     finished(flags)
 

@@ -17,6 +17,22 @@ _REDUCE = (
 
 SCENARIOS = [
     Scenario(
+        "what its reader overwrites, as somebody else does",
+        f"""
+        // Two writes of the same are no race; the read before one of them and the other are.
+        all: {_ADDRESS}
+            mov.u32 %r2, 7;
+        warp 0:
+            ld.global.b32 %r1, [%d0]; //:use
+            st.global.b32 [%d0], %r2;
+        all:
+            bar.sync 1, 64; //-barrier
+        warp 1:
+            st.global.b32 [%d0], %r2; //:refill
+        """,
+        {"barrier": Lacks("barrier", "use", "refill")},
+    ),
+    Scenario(
         "global memory within a CTA",
         f"""
         // A barrier orders global memory between the warps of a CTA.
