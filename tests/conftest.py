@@ -1,10 +1,13 @@
 """What every test session shares: the `--hw` switch, and which tests share a worker.
 
 Compiling a kernel takes seconds, so the tests of one file run in one worker and can share what they
-compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company.
+compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. What a worker
+keeps soon are millions of objects, which garbage collection had better not look at again and again.
 """
 
 from __future__ import annotations
+
+import gc
 
 import pytest
 
@@ -23,3 +26,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(
                 pytest.mark.xdist_group(item.path.relative_to(config.rootpath).as_posix())
             )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    gc.collect()
+    gc.freeze()

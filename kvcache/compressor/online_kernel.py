@@ -62,7 +62,8 @@ class Walk(Clusters):
         else:
             begin, tokens, start = self.request(numbers, item)
             kept = begin + tokens - Int32(numbers.tail[2])
-            self.run(True, numbers, shared, (item, begin, start, tokens, kept), part)
+            range_ = item, begin, start, tokens, kept
+            self.run(True, numbers, shared, range_, Boolean(False), part)
         cute.arch.cluster_wait()
 
     @cute.jit
@@ -77,6 +78,9 @@ class Walk(Clusters):
         if item < ends:
             token, owner = index_at(numbers.step[5], item), Int32(-1)
             if token >= 0 and token < Int32(numbers.source[4]):
+                # Its first rows if all of the window are of this step, as nearly always.
+                rows_ahead = token - (ratio - 1), Int32(0), Int32(config.staged)
+                self.stage(numbers, shared[0], rows_ahead, part)
                 owner = index_at(numbers.step[1], token)
         first, tokens, start = self.request(numbers, owner)
         inside = Int32(Uint32(start) % Uint32(config.ratio))
@@ -88,7 +92,10 @@ class Walk(Clusters):
             count = Int32(end - begin) + 1 if tokens > 0 else Int32(0)
             here = first + Int32(begin - start)
             saved = Int32(numbers.source[4]) if late else kept
-            self.run(True, numbers, shared, (owner, here, begin, count, saved), part)
+            if count < ratio:
+                cute.arch.cp_async_wait_group(0)  # rows of another request, or none
+            range_ = owner, here, begin, count, saved
+            self.run(True, numbers, shared, range_, count == ratio, part)
             owner = owner if late and count < ratio else Int32(-1)
             behind = last + 1 - cutlass.min(rows, tokens)
         else:
@@ -97,7 +104,8 @@ class Walk(Clusters):
         if owner >= 0 and tokens > 0:
             begin = cutlass.max(window_of(behind, config.ratio), start)
             here, count = first + Int32(begin - start), Int32(last - begin) + 1
-            self.run(False, numbers, shared, (owner, here, begin, count, kept), part)
+            range_ = owner, here, begin, count, kept
+            self.run(False, numbers, shared, range_, Boolean(False), part)
 
     @cute.jit
     def request(self, numbers: Numbers, index: Int32) -> tuple:
@@ -117,10 +125,11 @@ class Walk(Clusters):
         numbers: Numbers,
         shared: tuple,
         range_: tuple,
+        staged: Boolean,
         part: Int32,
     ) -> None:
         """Walk tokens of a request: (request, first token, its position, how many, the first token
-        whose state is kept). emits: whether windows become entries."""
+        whose state is kept). emits: whether windows become entries. staged: the first rows are."""
         config, (sRows, sValues, sSquares) = self.config, shared
         request, token, position, count, kept = range_
         thread, _, _ = cute.arch.thread_idx()
@@ -130,7 +139,9 @@ class Walk(Clusters):
             rows = cutlass.min(cutlass.min(count, config.ratio - inside), Int32(config.staged))
             if inside == 0:
                 state = -Float32.inf, Float32(0.0), Float32(0.0)
-            self.stage(numbers, sRows, (token, inside, rows), part)
+            if not staged:
+                self.stage(numbers, sRows, (token, inside, rows), part)
+            staged = Boolean(False)
             state = self.walk(numbers, sRows, (token, rows, kept), state, part)
             if cutlass.const_expr(emits):
                 if inside + rows == config.ratio:
@@ -169,7 +180,7 @@ class Walk(Clusters):
     @cute.jit
     def stage(self, numbers: Numbers, sRows: cute.Tensor, rows: tuple, part: Int32) -> None:
         """Values, scores and ape of rows to shared memory, in config.batches groups of copies;
-        rows: (first token, its place in the window, how many)."""
+        rows: (first token, its place in the window, how many). Zeros for tokens below 0."""
         config, (token, inside, count) = self.config, rows
         thread, _, _ = cute.arch.thread_idx()
         lane, line = thread % config.row_lanes, thread // config.row_lanes
@@ -186,7 +197,7 @@ class Walk(Clusters):
                 place = target + row * config.channels * 4
                 for index in cutlass.range_constexpr(ARRAYS):
                     size = index * config.staged * config.channels * 4
-                    copy_chunk(place + size, (values, scores, ape)[index], Boolean(True))
+                    copy_chunk(place + size, (values, scores, ape)[index], here >= 0)
             cute.arch.cp_async_commit_group()
 
     @cute.jit
