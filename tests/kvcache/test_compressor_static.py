@@ -26,16 +26,16 @@ ENTRIES = (
 CHUNKS = (False, True)
 WINDOWS = [WindowConfig(**vars(e), chunk=c) for e, c in itertools.product(ENTRIES, CHUNKS)]
 WALKS = [WalkConfig(**vars(ENTRIES[3]), staged=(WALKED, STAGED)[c], chunk=c) for c in CHUNKS]
-ALL = list(itertools.product((*WINDOWS, *WALKS), ARCHS))
-QUICK = ((WINDOWS[7], "sm_90a"),)  # C128 of a chunk, where 3 CTAs leave 80 registers a thread
+QUICK = (WINDOWS[7], "sm_90a")  # C128 of a chunk, where 3 CTAs leave 80 registers a thread
+MARKS = dict(zip(ARCHS, (pytest.mark.sweep, pytest.mark.matrix), strict=True))  # sm_90a is timed
+ALL = [
+    pytest.param(config, arch, marks=() if (config, arch) == QUICK else MARKS[arch])
+    for config, arch in itertools.product((*WINDOWS, *WALKS), ARCHS)
+]
 
 
 @needs_tools
-@pytest.mark.parametrize(
-    ("config", "arch"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.matrix) for each in ALL if each not in QUICK)],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "arch"), ALL, ids=str)
 def test_no_config_spills(config, arch, tmp_path):
     compiled = compile_clusters(Windows if config in WINDOWS else Walk, config, arch)
     check_resources(compiled, config.threads, config.ctas_per_sm, tmp_path)

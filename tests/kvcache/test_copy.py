@@ -44,7 +44,7 @@ def test_more_slots(case, arch):
 
 
 @pytest.mark.matrix
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_segments(data):
     """Segments that lie anywhere in the source, side by side in the target."""

@@ -77,7 +77,7 @@ def test_as_chosen(dtype, arch):
 
 
 @pytest.mark.matrix
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.builds(
         Case,
