@@ -25,7 +25,12 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+def alone(*values: object) -> object:
+    """A case that starts a process of its own, so that any worker may take it."""
+    return pytest.param(*values, marks=pytest.mark.xdist_group("-".join(map(str, values))))
+
+
+@pytest.mark.parametrize("script", map(alone, SCRIPTS))
 def test_help(script):
     result = run(script, "--help")
     assert result.returncode == 0, result.stderr
