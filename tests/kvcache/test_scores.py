@@ -16,7 +16,6 @@ from tests.kvcache.scores_cases import UNTOUCHED, Scored, check_scores
 
 # Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
 MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
-MATRIX = pytest.mark.matrix
 ON = {"sm_90a": ("warp",), "sm_100a": ("tcgen05", "warp")}  # kernels, the one of 'auto' first
 
 
@@ -43,7 +42,10 @@ def test_one_cta(monkeypatch, arch):
 
 @pytest.mark.parametrize(
     "arch",  # an H100 runs what is here for sm_90a (test_scores_hw.py)
-    [pytest.param("sm_100a", marks=MATRIX), pytest.param("sm_90a", marks=pytest.mark.sweep)],
+    [
+        pytest.param("sm_100a", marks=pytest.mark.matrix),
+        pytest.param("sm_90a", marks=pytest.mark.sweep),
+    ],
 )
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize(

@@ -68,8 +68,13 @@ def test_every_kind(config, k, archs, turn):
     check_select(Case(k, EVERY_KIND, config.dtype, page, seed=k), config, arch=archs[turn])
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("dtype", "arch"), [*zip(("fp32", "bf16"), ARCHS, strict=True)])
+@pytest.mark.parametrize(
+    ("dtype", "arch"),
+    [
+        *(pytest.param(*each, marks=MATRIX) for each in zip(("fp32", "bf16"), ARCHS, strict=True)),
+        *(pytest.param(*each, marks=SWEEP) for each in zip(("bf16", "fp32"), ARCHS, strict=True)),
+    ],
+)
 def test_as_chosen(dtype, arch):
     """Configs of the library's own choice, one row and several; a block of one entry, too."""
     check_select(Case(512, (9000,), dtype, page=1), arch=arch)
