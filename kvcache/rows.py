@@ -101,10 +101,11 @@ class TailRows:
         slot_bytes = self.pool.shape[1]
         parts = 3 if self.tail.online else 2
         end = self.offset + parts * self.rows * self.columns * FP32_BYTES
-        if self.rows < 1 or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
+        least = 1 if self.tail.online else self.tail.overlap * self.tail.ratio
+        if self.rows < least or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
             raise ValueError(
                 f"{self.tail.name} at {self.offset}, {self.rows} rows: a multiple of {TMA_ALIGN} "
-                f"from 0, at least 1 row, and the end {end} at most the slot's {slot_bytes} bytes"
+                f"from 0, at least {least}, and the end {end} at most the slot's {slot_bytes} bytes"
             )
 
 

@@ -22,9 +22,17 @@ VECTOR = 4  # channels of a thread: 16 bytes
 ROWS = 8  # at most, of a thread
 MOST_ROWS = 256
 CHANNELS = 64  # of a CTA, where a window is cut
-THREADS = 128  # of a CTA with small windows, and of one that saves rows
-STAGED = 64  # rows of an online tail's window in shared memory: all clusters of a chunk fit
+SMALL_THREADS = 64  # of a CTA with small windows
+THREADS = 128  # of one that walks rows
+STAGED = 128  # rows of an online tail's window in shared memory, at most
+BATCHES = 4  # of them, at most
+BOXES = 2  # for sums over a cluster
 RECORDS = (*LATENTS, *FORMATS)
+
+
+def exchange_bytes(ctas: int) -> int:
+    """Of shared memory, for sums over so many CTAs: parts and a barrier of each box."""
+    return BOXES * (8 + 4 * ctas)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class WindowConfig(EntryConfig):
     @property
     def windows(self) -> int:
         """Of a CTA."""
-        return max(1, THREADS // self.window_threads)
+        return max(1, SMALL_THREADS // self.window_threads)
 
     @property
     def threads(self) -> int:
@@ -106,14 +114,16 @@ class WindowConfig(EntryConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Of a CTA: rows, pooled channels, a sum of every CTA of its cluster, or of every warp."""
+        """Of a CTA, at most: rows, pooled channels, sums of CTAs and of warps."""
         rows = self.threads * self.group_rows * 2 * VECTOR
-        return 4 * (rows + self.channels + max(self.slices, self.threads // hw.WARP_THREADS))
+        sums = 4 * self.threads // hw.WARP_THREADS + exchange_bytes(self.slices)
+        return 4 * (rows + self.channels) + sums
 
     @property
     def ctas_per_sm(self) -> int:
         """That are there at the same time: all clusters of a chunk of 4,096 tokens, C128."""
-        return 3 if self.groups > 1 else 5
+        ctas = 5 if self.groups == 1 else 3
+        return ctas if self.chunk else ctas - 1
 
     @property
     def row_threads(self) -> int:
@@ -149,13 +159,15 @@ class WalkConfig(EntryConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Of a CTA: values, scores and ape of rows, pooled channels, a sum of every CTA."""
-        return 4 * ((3 * self.staged + 1) * self.channels + self.slices)
+        """Of a CTA: values and scores of rows, pooled channels, where the state after a row goes,
+        sums of CTAs."""
+        rows = (2 * self.rows + 1) * self.channels + self.rows
+        return 4 * rows + exchange_bytes(self.slices)
 
     @property
     def ctas_per_sm(self) -> int:
-        """That are there at the same time."""
-        return 4
+        """That are there at the same time: all clusters of a chunk of 4,096 tokens."""
+        return 3
 
     @property
     def row_lanes(self) -> int:
@@ -164,18 +176,29 @@ class WalkConfig(EntryConfig):
 
     @property
     def lines(self) -> int:
-        """Rows that all threads bring at a time."""
+        """Rows that all threads bring at a time: a turn."""
         return self.threads // self.row_lanes
 
     @property
-    def batches(self) -> int:
-        """In which rows are brought, so that the first are walked while others are on their way."""
-        return max(1, min(4, self.staged // self.lines))
+    def turns(self) -> int:
+        """In which staged rows are brought."""
+        return -(-self.staged // self.lines)
 
     @property
-    def batch_rows(self) -> int:
-        """Of a batch; the last one may have fewer."""
-        return -(-self.staged // self.batches)
+    def rows(self) -> int:
+        """There is room for."""
+        return self.turns * self.lines
+
+    @property
+    def batch_turns(self) -> int:
+        """Turns of a batch of rows that are walked while others are on their way; the last batch
+        may have fewer."""
+        return -(-self.turns // BATCHES)
+
+    @property
+    def batches(self) -> int:
+        """Of all turns."""
+        return -(-self.turns // self.batch_turns)
 
 
 def refused(config: EntryConfig, *, online: bool) -> str | None:

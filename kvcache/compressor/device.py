@@ -10,7 +10,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from kernelkit.log2 import LOG2_E
 from kernelkit.words import float_of, vector_at
-from kvcache.compressor.config import VECTOR, EntryConfig, WalkConfig, WindowConfig
+from kvcache.compressor.config import VECTOR, EntryConfig
 from kvcache.indexer.entry import store_index_row
 from kvcache.indexer.formats import FORMATS, LANES, PIECE
 from kvcache.kernels.device import entry_of, load_bytes, place_of, store_bytes, zeros
@@ -40,7 +40,6 @@ class Numbers:
 
 
 SIZES = (5, 8, 4, 4, 4, 5, 5)
-LINE = 128  # bytes of a line of L2
 NUMBERS = sum(SIZES)
 
 
@@ -73,27 +72,6 @@ def fused(a: Float32, b: Float32, c: Float32) -> Float32:
 def share_of(score: Float32, base: Float32) -> Float32:
     """exp(score - base)."""
     return cute.math.exp2((score - base) * LOG2_E, fastmath=True)
-
-
-@cute.jit
-def prefetch_rows(
-    config: cutlass.Constexpr[WindowConfig | WalkConfig],
-    numbers: Numbers,
-    share: Int32,
-    part: Int32,
-) -> None:
-    """A share of the step's rows towards L2, before anybody knows whose they are: all are read.
-
-    The share has as many rows as the windows of a cluster, and the columns of a CTA of it.
-    """
-    thread, _, _ = cute.arch.thread_idx()
-    tokens, lines = config.windows * config.ratio, config.columns // config.slices * 4 // LINE
-    for turn in cutlass.range_constexpr(-(-tokens * lines // config.threads)):
-        index = turn * config.threads + thread
-        token, line = share * tokens + index // lines, part * lines + index % lines
-        if index < tokens * lines and token < Int32(numbers.source[4]):
-            for address in step_cell(numbers, token, line * (LINE // 4)):
-                cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
 
 
 @cute.jit
@@ -210,27 +188,6 @@ def sum_of_squares(values: cute.Tensor, lanes: cutlass.Constexpr[int]) -> Float3
     for step in (1, 2, 4, 8, 16):
         if cutlass.const_expr(step < lanes):
             total = total + cute.arch.shuffle_sync_bfly(total, step)
-    return total
-
-
-@cute.jit
-def exchanged(sSquares: cute.Tensor, mine: Float32, part: Int32) -> Float32:
-    """The sum over the CTAs of a cluster, of which this is number `part`, in the order of ranks; by
-    all threads. sSquares has room for all. An arrival at the cluster's barrier stands before."""
-    ranks = cute.size(sSquares)
-    thread, _, _ = cute.arch.thread_idx()
-    cute.arch.cluster_wait()  # the others have begun, and read what was sent before
-    if thread < ranks:
-        cute.arch.inline_ptx(
-            "{ .reg .b32 to; mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
-            "st.shared::cluster.f32 [to], {$r2}; }",
-            read_only_args=[sSquares.iterator.toint() + part * 4, thread, mine],
-        )
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    total = Float32(0.0)
-    for rank in cutlass.range_constexpr(ranks):
-        total = total + sSquares[rank]
     return total
 
 

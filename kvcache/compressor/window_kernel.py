@@ -18,13 +18,10 @@ from kvcache.compressor.device import (
     NUMBERS,
     Numbers,
     ape_at,
-    exchanged,
     fused,
     index_at,
     load_norm,
     numbers_from,
-    prefetch_rows,
-    request_of,
     save_row,
     share_of,
     step_cell,
@@ -33,10 +30,12 @@ from kvcache.compressor.device import (
     sum_of_squares,
     tail_cell,
 )
-from kvcache.kernels.device import entry_of, number_at, numbers_of, zeros
+from kvcache.compressor.exchange import Exchange, exchanged, open_exchange
+from kvcache.kernels.device import checked_entry, entry_of, number_at, numbers_of, zeros
 
 ARRAYS = 2  # values, scores
 PARTS = 3  # of a group: maximum, sum, sum of weighted values
+NOTHING = -(2**31)  # follows a cell
 
 
 class Windows(Clusters):
@@ -61,40 +60,56 @@ class Windows(Clusters):
         """The windows of a CTA, of which it has a slice of the channels."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        sCells = self.cells()
+        sCells, exchange = self.cells(), None
         if cutlass.const_expr(config.slices > 1):
-            cute.arch.cluster_arrive_relaxed()
-        if cutlass.const_expr(config.chunk):
-            prefetch_rows(config, numbers, item, part)
+            exchange = open_exchange(config.slices)
         inside = thread % config.window_threads
         group, lane = inside // config.lanes, inside % config.lanes
         column = part * config.channels + lane * VECTOR
         index, token = item * config.windows + thread // config.window_threads, Int32(-1)
         if index < Int32(numbers.counts[0]):
             token = index_at(numbers.step[5], index)
+        # Loads stay before a sync_warp: ptxas would move them to where they are used, and wait for
+        # one after another.
+        if cutlass.const_expr(not config.chunk):
+            apes = self.load_apes(numbers, (group, column))
+            cute.arch.sync_warp()
         exists = token >= 0 and token < Int32(numbers.source[4])
         token = token if exists else Int32(0)
+        position = Int32(number_at(numbers.step[0], token))
+        owner = index_at(numbers.step[1], token)
+        begun = token >= config.rows - 1
+        begun_by = index_at(numbers.step[1], token - (config.rows - 1) if begun else Int32(0))
+        entry = number_at(numbers.step[7], token)
+        place = token, position, group, column
         if cutlass.const_expr(config.chunk):
             self.stage_new(numbers, sCells, (token, group, column))
-        position = Int32(number_at(numbers.step[0], token))
-        place = token, position, group, column
-        request = self.request_of(numbers, index_at(numbers.step[1], token), exists)
-        ages = self.ages_of(request, token, position)
-        if cutlass.const_expr(not config.chunk):
-            self.stage_any(numbers, sCells, place, (request, ages))
-        apes = self.load_apes(numbers, (group, column))
-        entry = entry_of(numbers.step[7], token, numbers.target[4])
-        norm = load_norm(config, numbers, column, Int64(position - (config.ratio - 1)))
-        cute.arch.cp_async_wait_group(0)
-        older = exists and config.rows - 1 > ages[0]
+        begin = Int64(position - (config.ratio - 1))
         if cutlass.const_expr(config.chunk):
+            apes = self.load_apes(numbers, (group, column))
+            cute.arch.sync_warp()
+        if cutlass.const_expr(config.groups == 1):
+            norm = load_norm(config, numbers, column, begin)
+        if cutlass.const_expr(config.chunk):
+            older = exists and not (begun and begun_by == owner)
+            request = Int32(0), Int32(0), Int32(-1)
+            ages = Int32(config.rows - 1), Int32(config.rows - 1)
             if older:
-                self.stage_any(numbers, sCells, place, (request, ages))
+                request, ages = self.owned(numbers, owner, (exists, token, position))
                 cute.arch.cp_async_wait_group(0)
+                self.stage_any(numbers, sCells, place, (request, ages))
+        else:
+            older = exists
+            request, ages = self.owned(numbers, owner, (exists, token, position))
+            self.stage_any(numbers, sCells, place, (request, ages))
+        cute.arch.cp_async_wait_group(0)
+        entry = checked_entry(entry, numbers.target[4])
         writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= ages[1]
         parts = self.pooled(sCells, apes, group, ages)
+        if cutlass.const_expr(config.groups > 1):  # one warp's, and all have too few registers
+            norm = load_norm(config, numbers, column, begin)
         values = self.joined(parts, sCells, lane)
-        squares = self.all_squares(values, part)
+        squares = self.all_squares(exchange, values, part)
         if cutlass.const_expr(config.groups > 1):
             entry = entry if writes and thread < config.lanes else Int32(-1)
             if thread < WARP_THREADS:
@@ -149,15 +164,22 @@ class Windows(Clusters):
         return Int32(Uint32(row) // Uint32(config.ratio)) * config.width + column
 
     @cute.jit
-    def request_of(self, numbers: Numbers, owner: Int32, exists: Boolean) -> tuple:
-        """(first token, tokens, position of the first, slot or -1) of a request of the step."""
-        first, count, start, slot = Int32(0), Int32(0), Int32(0), Int32(-1)
+    def owned(self, numbers: Numbers, owner: Int32, end: tuple) -> tuple:
+        """(request, ages) of an end: (exists, token, position).
+
+        request: its first token, tokens, slot or -1. ages: rows before the last one that are of the
+        step, rows before it that are anywhere.
+        """
+        exists, token, position = end
+        first, count, slot = Int32(0), Int32(0), Int32(-1)
         if exists and owner >= 0 and owner < Int32(numbers.counts[1]):
-            first, count, start_ = request_of(numbers, owner)
-            start = Int32(start_)
+            first = index_at(numbers.step[3], owner)
+            count = index_at(numbers.step[3], owner + 1) - first
             slot = index_at(numbers.step[4], owner)
             slot = slot if slot < Int32(numbers.tail[3]) else Int32(-1)
-        return first, count, start, slot
+        behind = token - first
+        there = position if slot >= 0 else cutlass.min(behind, position)
+        return (first, count, slot), (behind, there)
 
     @cute.jit
     def stage_new(self, numbers: Numbers, sCells: cute.Tensor, place: tuple) -> None:
@@ -171,24 +193,18 @@ class Windows(Clusters):
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def ages_of(self, request: tuple, token: Int32, position: Int32) -> tuple:
-        """(rows before the last one that are of the step, rows before it that are anywhere)."""
-        first, _, _, slot = request
-        behind = token - first
-        return behind, position if slot >= 0 else cutlass.min(behind, position)
-
-    @cute.jit
     def stage_any(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
         """The rows of a thread from before the step, out of the tail; without `chunk` all rows.
 
         whose: (request, ages).
         """
         config, (token, position, group, column) = self.config, place
-        (_, _, _, slot), (behind, there) = whose
+        (_, _, slot), (behind, there) = whose
+        last, rows = Int32(Uint32(position) % Uint32(numbers.tail[2])), Int32(numbers.tail[2])
         for index in cutlass.range_constexpr(config.group_rows):
             back, here = self.back_of(group, index), self.column_of(group, index, column)
-            line = Int64(Uint32(position - back) % Uint32(numbers.tail[2]))
-            cells = tail_cell(config, numbers, (cutlass.max(slot, Int32(0)), line), here)
+            line = last - back if last >= back else last - back + rows
+            cells = tail_cell(config, numbers, (cutlass.max(slot, Int32(0)), Int64(line)), here)
             if cutlass.const_expr(config.chunk):
                 if back > behind:
                     self.stage(sCells, index, cells, back <= there)
@@ -277,24 +293,36 @@ class Windows(Clusters):
     @cute.jit
     def follow(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
         """What this step has for the cells of the tail that a thread read, into them."""
-        config, (_, position, group, column), tail = self.config, place, numbers.tail
-        (first, count, start, _), (behind, there) = whose
-        rows, sources, apes = cute.make_rmem_tensor(config.group_rows, Int32), [], []
+        config, (token, _, group, _), rows = self.config, place, Int32(numbers.tail[2])
+        (_, count, _), (behind, there) = whose
+        turns = Int32(Uint32(count - 1 - behind) // Uint32(rows))
+        rest = count - 1 - behind - turns * rows
+        aheads, any_wanted = cute.make_rmem_tensor(config.group_rows, Int32), Boolean(False)
         for index in cutlass.range_constexpr(config.group_rows):
             back = self.back_of(group, index)
-            turns = Uint32(count - 1 + start - (position - back)) // Uint32(tail[2])
-            later = position - back + Int32(turns) * Int32(tail[2])
-            source = first + (later - start)
-            known = turns > 0 and source >= 0 and source < Int32(numbers.source[4])
+            ahead = (turns + 1 if rest + back >= rows else turns) * rows - back
+            source = token + ahead
+            known = ahead > 0 and source >= 0 and source < Int32(numbers.source[4])
             wanted = back > behind and back <= there and known
-            source = source if wanted else Int32(0)
-            row = entry_of(numbers.step[6], source, tail[2] * tail[3])
-            rows[index] = row if wanted else Int32(-1)
-            sources.append((source, later))
+            aheads[index] = ahead if wanted else NOTHING
+            any_wanted = any_wanted or wanted
+        if any_wanted:
+            self.replace(numbers, sCells, place, aheads)
+
+    @cute.jit
+    def replace(
+        self, numbers: Numbers, sCells: cute.Tensor, place: tuple, aheads: cute.Tensor
+    ) -> None:
+        """Cells of the tail take those of tokens so far ahead of the last row, through sCells."""
+        config, (token, position, group, column), tail = self.config, place, numbers.tail
+        rows, apes = cute.make_rmem_tensor(config.group_rows, Int32), []
         for index in cutlass.range_constexpr(config.group_rows):
-            here, (source, later) = self.column_of(group, index, column), sources[index]
-            self.stage(sCells, index, step_cell(numbers, source, here), rows[index] >= 0)
-            apes.append(ape_at(config, numbers, Int64(later), here))
+            wanted, here = aheads[index] != NOTHING, self.column_of(group, index, column)
+            ahead = aheads[index] if wanted else Int32(0)
+            row = entry_of(numbers.step[6], token + ahead, tail[2] * tail[3])
+            rows[index] = row if wanted else Int32(-1)
+            self.stage(sCells, index, step_cell(numbers, token + ahead, here), wanted)
+            apes.append(ape_at(config, numbers, Int64(position + ahead), here))
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         for index in cutlass.range_constexpr(config.group_rows):
@@ -304,14 +332,14 @@ class Windows(Clusters):
                 store_cell(config, numbers, rows[index], here, (*cells, apes[index]))
 
     @cute.jit
-    def all_squares(self, values: cute.Tensor, part: Int32) -> Float32:
+    def all_squares(self, exchange: Exchange | None, values: cute.Tensor, part: Int32) -> Float32:
         """The sum of squares over all channels of a window, in every thread that needs it."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         squares = sum_of_squares(values, min(config.lanes, WARP_THREADS))
         if cutlass.const_expr(config.slices > 1):
-            sSquares = SmemAllocator().allocate_tensor(Float32, cute.make_layout(config.slices))
-            squares = exchanged(sSquares, squares, part)
+            cute.arch.cluster_wait()  # all have opened it
+            squares = exchanged(exchange, squares, part, Int32(0))
         elif cutlass.const_expr(config.lanes > WARP_THREADS):
             warps = config.threads // WARP_THREADS
             sSquares = SmemAllocator().allocate_tensor(Float32, cute.make_layout(warps))

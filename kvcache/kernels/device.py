@@ -37,7 +37,12 @@ def number_at(table: Int64, index: Int32) -> Int64:
 @cute.jit
 def entry_of(table: Int64, index: Int32, entries: Int64) -> Int32:
     """The entry that a mapping names, -1 where it names none or one that the pool has not."""
-    number = number_at(table, index)
+    return checked_entry(number_at(table, index), entries)
+
+
+@cute.jit
+def checked_entry(number: Int64, entries: Int64) -> Int32:
+    """An entry by number, -1 where the pool has none."""
     entry = Int32(-1)
     if number >= 0 and number < entries:
         entry = Int32(number)

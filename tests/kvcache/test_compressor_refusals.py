@@ -33,8 +33,8 @@ def tail_of(job: Job, **changes) -> Job:
     ape = torch.zeros(tail.ratio, tail.overlap * tail.width)
     found = replace(job.compressor, ape=ape, weight=torch.zeros(tail.width))
     values = torch.zeros(len(job.values), tail.overlap * tail.width)
-    return replace(job, tail=replace(job.tail, tail=tail, rows=1), compressor=found,
-                   values=values, scores=values)  # fmt: skip
+    rows = replace(job.tail, tail=tail, rows=tail.ratio * tail.overlap)
+    return replace(job, tail=rows, compressor=found, values=values, scores=values)
 
 
 CASES = [
@@ -45,6 +45,7 @@ CASES = [
     (lambda j: replace(j, out=replace(j.out, record=INDEXER_FP4)), NotImplementedError,
      "width 512: entries of indexer_fp4 have 128 elements"),
     (lambda j: replace(j, tail=replace(j.tail, offset=8)), ValueError, "at 8"),
+    (lambda j: replace(j, tail=replace(j.tail, rows=7)), ValueError, "7 rows: .* at least 8"),
     (lambda j: replace(j, longest=3), ValueError, "longest 3: a request has 11 tokens"),
     (lambda j: replace(j, cos=j.cos[:1]), ValueError, "sin is"),
     (lambda j: replace(j, cos=j.cos[:4], sin=j.sin[:4]), ValueError, "angles have 0 to 3"),
