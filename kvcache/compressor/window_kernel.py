@@ -90,18 +90,8 @@ class Windows(Clusters):
             cute.arch.sync_warp()
         if cutlass.const_expr(config.groups == 1):
             norm = load_norm(config, numbers, column, begin)
-        if cutlass.const_expr(config.chunk):
-            older = exists and not (begun and begun_by == owner)
-            request = Int32(0), Int32(0), Int32(-1)
-            ages = Int32(config.rows - 1), Int32(config.rows - 1)
-            if older:
-                request, ages = self.owned(numbers, owner, (exists, token, position))
-                cute.arch.cp_async_wait_group(0)
-                self.stage_any(numbers, sCells, place, (request, ages))
-        else:
-            older = exists
-            request, ages = self.owned(numbers, owner, (exists, token, position))
-            self.stage_any(numbers, sCells, place, (request, ages))
+        end = exists, owner, begun and begun_by == owner
+        older, request, ages = self.stage_older(numbers, sCells, place, end)
         cute.arch.cp_async_wait_group(0)
         entry = checked_entry(entry, numbers.target[4])
         writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= ages[1]
@@ -119,6 +109,24 @@ class Windows(Clusters):
             store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
         if older:
             self.follow(numbers, sCells, place, (request, ages))
+
+    @cute.jit
+    def stage_older(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, end: tuple) -> tuple:
+        """What `stage_new` did not bring: (whether there was something, request, ages), these two
+        as `owned` has them. end: (exists, its request, whether that has the first row, too)."""
+        config, (token, position, _, _), (exists, owner, whole) = self.config, place, end
+        if cutlass.const_expr(config.chunk):
+            older, request = exists and not whole, (Int32(0), Int32(0), Int32(-1))
+            ages = Int32(config.rows - 1), Int32(config.rows - 1)
+            if older:
+                request, ages = self.owned(numbers, owner, (exists, token, position))
+                cute.arch.cp_async_wait_group(0)
+                self.stage_any(numbers, sCells, place, (request, ages))
+        else:
+            older = exists
+            request, ages = self.owned(numbers, owner, (exists, token, position))
+            self.stage_any(numbers, sCells, place, (request, ages))
+        return older, request, ages
 
     @cute.jit
     def cells(self) -> cute.Tensor:
