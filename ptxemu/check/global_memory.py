@@ -7,7 +7,7 @@ patterns). Reads are kept as a log, since most of what a kernel reads nobody wri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,18 @@ class Piece:
     @property
     def high(self) -> int:
         return int(self.starts.max()) + self.nbytes
+
+    def chunks(self) -> Iterable[int]:
+        """That it lies in. What one instruction reads may be of allocations terabytes apart."""
+        first, last = self.low >> _CHUNK_BITS, self.high - 1 >> _CHUNK_BITS
+        if last - first <= 1:
+            return range(first, last + 1)
+        ends = zip(
+            (self.starts >> _CHUNK_BITS).flat,
+            (self.starts + self.nbytes - 1 >> _CHUNK_BITS).flat,
+            strict=True,
+        )
+        return sorted({c for low, high in set(ends) for c in range(int(low), int(high) + 1)})
 
 
 # (stamp, its cluster, address, it was a write) -> whether it is excused
@@ -66,7 +78,7 @@ class GlobalShadow:
         low, high = piece.low, piece.high
         if low < self.high and high > self.low:
             self._against_writes(piece, by, on_race)
-        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+        for chunk in piece.chunks():
             self.reads.setdefault(chunk, []).append((low, high, piece))
 
     def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
@@ -95,7 +107,7 @@ class GlobalShadow:
                 if chunk in self.chunks and self.chunks[chunk].last[index].any():
                     return int(cells[chosen].flat[0]) * self.grain
         if write:
-            for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            for chunk in piece.chunks():
                 for first, last, read in self.reads.get(chunk, ()):
                     if first < high and last > low:
                         both = np.intersect1d(self._cells(piece), self._cells(read))
@@ -144,7 +156,7 @@ class GlobalShadow:
         the same. What was read before that one may be what `piece` wrote: it counts here alone,
         since whoever is ordered after a write is ordered after all that came before it."""
         low, high = piece.low, piece.high
-        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+        for chunk in piece.chunks():
             earlier = self.earlier.setdefault(chunk, [])
             for first, last, read in earlier if excused else ():
                 if first < high and last > low:
