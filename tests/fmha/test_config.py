@@ -12,7 +12,7 @@ from fmha.config import AttentionConfig
 from fmha.plan import make_plan, plan_unchecked
 from tests.fmha.arithmetic import broken_rules, columns, shared_bytes
 
-EXAMPLES = 5000
+EXAMPLES = 2000
 
 
 @pytest.mark.parametrize(

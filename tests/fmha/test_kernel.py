@@ -63,7 +63,7 @@ def test_edges_of_masks_in_the_ping_pong_schedule(case):
 
 @pytest.mark.parametrize("case", by_group(QUICK))
 def test_every_value_of_every_factor(case):
-    check(case)
+    check(case, TWO_POLICIES)
 
 
 @pytest.mark.matrix

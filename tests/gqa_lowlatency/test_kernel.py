@@ -30,15 +30,19 @@ ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
 SAMPLED = 17  # every so manieth case of the matrix runs under the adversarial schedule, too
 
 
-def on_every_arch(chosen: tuple[Case, ...]) -> list:
-    """(arch, case) with ids; those that share a compiled kernel share a worker."""
+def on_every_arch(chosen: tuple[Case, ...], *, in_turns: bool = False) -> list:
+    """(arch, case) with ids; those that share a compiled kernel share a worker. in_turns: quick
+    tests take one architecture of a case, the matrix takes the other."""
     return [
         pytest.param(
             arch, case, id=f"{arch}-{case}",
-            marks=pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
+            marks=(
+                pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
+                *(pytest.mark.matrix for _ in range(in_turns and (turn + number) % 2)),
+            ),
         )
-        for arch in ARCHS
-        for case in chosen
+        for turn, arch in enumerate(ARCHS)
+        for number, case in enumerate(chosen)
     ]  # fmt: skip
 
 
@@ -57,7 +61,7 @@ def check_once(case: Case, arch: str) -> tuple[torch.Tensor, ...]:
     return results
 
 
-@pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK, in_turns=True))
 def test_every_value_of_many_factors(arch, case):
     check(case, arch)
 

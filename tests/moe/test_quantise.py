@@ -50,7 +50,7 @@ MATRIX = [
 ]  # fmt: skip
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
-# Of many cases the second architecture's are left to the matrix.
+# Of many cases the second architecture is left to the matrix.
 first_arch = pytest.mark.parametrize(
     "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
 )

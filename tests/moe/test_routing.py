@@ -19,8 +19,7 @@ from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-each_arch = pytest.mark.parametrize("arch", ARCHS)
-# Of many cases the second architecture's are left to the matrix.
+# The second architecture is left to the matrix.
 first_arch = pytest.mark.parametrize(
     "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
 )
@@ -65,7 +64,7 @@ def test_route(case, arch):
 
 
 @pytest.mark.matrix
-@each_arch
+@first_arch
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_route_more(case, arch):
     check_route(case, arch)
@@ -93,7 +92,7 @@ def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     assert [found.vectors for found in seen] == [vectors, False]
 
 
-@each_arch
+@first_arch
 @pytest.mark.parametrize("experts", [32, 256])
 def test_equal_candidates(experts, arch):
     """Three of each value, far apart: few enough to be ranked side by side."""
@@ -104,7 +103,7 @@ def test_equal_candidates(experts, arch):
     assert torch.equal(ids, reference.route(logits, 8)[0])
 
 
-@each_arch
+@first_arch
 def test_more_candidates_than_lanes(arch):
     """Equal logits by the hundred, beside better ones and in closed groups."""
     few = torch.zeros(2, 48)
@@ -121,7 +120,7 @@ def test_more_candidates_than_lanes(arch):
     assert torch.equal(ids, reference.route(logits, 8, **given)[0])
 
 
-@each_arch
+@first_arch
 def test_ties_go_to_the_lower_index(arch):
     """Within a lane, between lanes, and where a bias makes up for a score."""
     logits = torch.zeros(3, 64)
@@ -142,7 +141,7 @@ def test_ties_go_to_the_lower_index(arch):
     assert weights[0, 0] == 0
 
 
-@each_arch
+@first_arch
 def test_equal_groups(arch):
     """The group with the lower index; two equal experts of a group both count."""
     logits = torch.full((2, 32), -5.0)
@@ -153,7 +152,7 @@ def test_equal_groups(arch):
     assert ids.tolist() == [[17, 18, 16], [0, 1, 2]]
 
 
-@each_arch
+@first_arch
 def test_tokens_without_a_logit(arch):
     """All -inf or NaN: scores of 0, so the first experts, and weights of 0."""
     logits = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
@@ -175,7 +174,7 @@ def test_sqrtsoftplus_far_from_zero(arch):
     assert ((weights - exact) / exact).abs().max() < 60 * 2**-23
 
 
-@each_arch
+@first_arch
 def test_softmax_over_the_chosen(arch):
     """What gpt-oss does: a softmax over k logits."""
     logits, _ = cases.build(Case(20, 32, 4, hostile=False))
@@ -212,20 +211,20 @@ MORE_PERMUTATIONS = [
 IN_CHUNKS = [(107, 10, 1, "any"), (128, 8, 512, "any"), (129, 16, 33, "one")]
 
 
-@each_arch
+@first_arch
 @pytest.mark.parametrize("shape", PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
 def test_permutation(shape, arch):
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
 @pytest.mark.matrix
-@each_arch
+@first_arch
 @pytest.mark.parametrize("shape", MORE_PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
 def test_permutation_more(shape, arch):
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
-@each_arch
+@first_arch
 def test_two_launches(arch, monkeypatch):
     """Chunks of several CTAs, the last one not full."""
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
@@ -234,7 +233,7 @@ def test_two_launches(arch, monkeypatch):
 
 
 @pytest.mark.matrix
-@each_arch
+@first_arch
 @pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
 def test_two_launches_more(shape, arch, monkeypatch):
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
@@ -242,7 +241,7 @@ def test_two_launches_more(shape, arch, monkeypatch):
 
 
 @pytest.mark.matrix
-@each_arch
+@first_arch
 def test_long_runs(arch, monkeypatch):
     """Warps that take several turns, in one CTA and in three."""
     ids = random_ids(1000, 8, 100)
