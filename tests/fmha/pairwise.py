@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 CANDIDATES = 6  # rows tried for each row kept
@@ -26,6 +27,11 @@ class Rule:
     names: tuple[str, ...]
     allows: Callable[..., bool]
 
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """Names, as a set."""
+        return frozenset(self.names)
+
 
 @dataclass
 class Space:
@@ -35,18 +41,23 @@ class Space:
     rules: Sequence[Rule] = ()
     _extends: dict[frozenset, bool] = field(default_factory=dict)
 
+    @cached_property
+    def ruled(self) -> frozenset[str]:
+        """Factors that rules read."""
+        return frozenset().union(*(rule.needed for rule in self.rules))
+
     def allowed(self, row: Mapping[str, Hashable]) -> bool:
         """No rule is broken by the values that `row` has so far."""
         return all(
-            rule.allows(*(row[name] for name in rule.names))
+            rule.allows(*map(row.__getitem__, rule.names))
             for rule in self.rules
-            if all(name in row for name in rule.names)
+            if row.keys() >= rule.needed
         )
 
     def extends(self, row: Mapping[str, Hashable]) -> bool:
         """Some complete row agrees with `row`. Only factors that rules read can stand against it,
         so only those are tried, and the answer depends only on those."""
-        ruled = {name for rule in self.rules for name in rule.names}
+        ruled = self.ruled
         key = frozenset((name, value) for name, value in row.items() if name in ruled)
         if key not in self._extends:
             open_names = [name for name in self.factors if name in ruled and name not in row]
@@ -110,8 +121,9 @@ def _candidate(space: Space, missing: Mapping[Pair, None], generator: random.Ran
 
     def gain(item: tuple[str, Hashable]) -> int:
         """Missing pairs of `item` with what the row has."""
-        pairs = (sorted((item, other), key=lambda one: position[one[0]]) for other in row.items())
-        return sum(tuple(pair) in missing for pair in pairs)
+        place = position[item[0]]
+        pairs = ((item, o) if place < position[o[0]] else (o, item) for o in row.items())
+        return sum(pair in missing for pair in pairs)
 
     for name in names:
         values = [value for value in space.factors[name] if space.extends(row | {name: value})]

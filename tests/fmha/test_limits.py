@@ -71,12 +71,20 @@ OUTSIDE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", INSIDE)
+def quick_but(table: dict, *matrix: str) -> list:
+    """Names of a table, of which some are left to the matrix."""
+    return [pytest.param(n, marks=[pytest.mark.matrix] * (n in matrix)) for n in table]
+
+
+PAIR = "shared memory of a pair"
+
+
+@pytest.mark.parametrize("name", quick_but(INSIDE, PAIR, "all columns of TMEM"))
 def test_just_inside_runs(name):
     attend(*INSIDE[name])
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("name", quick_but(OUTSIDE, PAIR, "P of a pair in TMEM"))
 def test_just_outside_is_refused(name, forced):
     dims, tuning, error, words = OUTSIDE[name]
     with pytest.raises(error, match=words):

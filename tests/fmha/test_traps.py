@@ -77,6 +77,7 @@ def _verdict(case: Case, policy: str, seed: int) -> str:
 # One variant of each trap belongs to the quick tests, the others to the matrix.
 MATRIX = pytest.mark.matrix
 BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", pytest.param("tmem", marks=MATRIX)])
+BROKEN_AND_CURED = pytest.mark.parametrize("cured", [pytest.param(True, marks=MATRIX), False])
 BOTH_SCHEDULES = pytest.mark.parametrize(
     "schedule", ["base", pytest.param("pingpong", marks=MATRIX)]
 )
@@ -112,7 +113,7 @@ _KEEP_FIRST_S = (
 
 
 @BOTH_SCHEDULES
-@pytest.mark.parametrize("cured", [True, False])
+@BROKEN_AND_CURED
 def test_registers_of_s_have_arrived_when_s_is_given_away(changed, schedule, cured):
     # Small scores: nothing is rescaled, which waits for loads as well.
     case = Case(130, 640, p_path="smem", schedule=schedule)
@@ -154,7 +155,7 @@ def delayed(line: str) -> tuple[str, str]:
 
 
 @BOTH_PATHS
-@pytest.mark.parametrize("cured", [True, False])
+@BROKEN_AND_CURED
 def test_no_product_runs_while_o_is_rescaled(changed, p_path, cured):
     """Correction warps so slow that a tensor core that does not wait for them overtakes them. Only
     the random policy lets it: others run it when no warp can go on."""
@@ -168,7 +169,7 @@ def test_no_product_runs_while_o_is_rescaled(changed, p_path, cured):
 
 
 @BOTH_PATHS
-@pytest.mark.parametrize("cured", [True, False])
+@BROKEN_AND_CURED
 def test_no_product_starts_before_p_is_there(changed, p_path, cured):
     """The same for slow softmax warps."""
     changed(softmax, [kernel], "Softmax", delayed("        store_p(self.plan, lane, stage)\n"))
