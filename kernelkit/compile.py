@@ -31,6 +31,12 @@ def compile_once(key: Hashable, arch: str, describe: Callable[[], tuple]) -> Any
         return _compiled[key, arch]
 
 
+def forget() -> None:
+    """Drop every compiled function of this process, 5 to 40 MB each; who holds one keeps it."""
+    with _lock:
+        _compiled.clear()
+
+
 def _compile(arch: str, function: Callable, *arguments: Any) -> Any:
     import cutlass.cute as cute
 

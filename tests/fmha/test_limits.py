@@ -21,7 +21,7 @@ from tests.fmha import cases, space
 from tests.fmha.cases import Case
 from tests.fmha.pairwise import random_row
 
-ACCEPTED = 40
+ACCEPTED, MORE = 18, 200  # in the matrix, in the sweep
 
 
 @pytest.fixture
@@ -155,8 +155,13 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
             return case, wish, {"pdl": generator.random() < 0.5}
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(ACCEPTED))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.matrix if seed < ACCEPTED else pytest.mark.sweep)
+        for seed in range(ACCEPTED + MORE)
+    ],
+)
 def test_what_is_accepted_runs(seed):
     case, config, options = accepted(seed)
     results, _ = cases.run_reported(case, "adversarial", seed, config=config, **options)

@@ -71,28 +71,29 @@ def check_in_matrix(case: Case, arch: str, number: int) -> None:
     (check if number % SAMPLED == 0 else check_once)(case, arch)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("arch", "case"), on_every_arch(MATRIX))
+def mostly_blackwell(chosen: tuple[Case, ...], every: int) -> list:
+    """Every so many cases of sm_100a in the matrix, half of them of sm_90a, too, which all run on a
+    Hopper GPU (`test_native`); the rest in the sweep."""
+    return [
+        pytest.param(
+            arch, case, id=f"{arch}-{case}",
+            marks=(
+                pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
+                pytest.mark.sweep if number % (every * share) else pytest.mark.matrix,
+            ),
+        )
+        for arch, share in (("sm_100a", 1), ("sm_90a", 2))
+        for number, case in enumerate(chosen)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "case"), mostly_blackwell(MATRIX, every=1))
 def test_every_pair_of_values(arch, case):
     check_in_matrix(case, arch, MATRIX.index(case))
 
 
-SECONDS = on_every_arch(SECOND)  # by architecture, which take turns in the matrix
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("arch", "case"), [*SECONDS[: len(SECOND) : 2], *SECONDS[len(SECOND) + 1 :: 2]]
-)
+@pytest.mark.parametrize(("arch", "case"), mostly_blackwell(SECOND, every=2))
 def test_another_problem_for_each_kernel(arch, case):
-    check_once(case, arch)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("arch", "case"), [*SECONDS[1 : len(SECOND) : 2], *SECONDS[len(SECOND) :: 2]]
-)
-def test_another_problem_on_the_other_architecture(arch, case):
     check_once(case, arch)
 
 

@@ -13,7 +13,7 @@ from gqa_lowlatency import decode, decode_plan
 from kernelkit.launch import ARCH_OF_CAPABILITY, written_for
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import Case
-from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX
+from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, SECOND
 
 pytestmark = pytest.mark.hw
 
@@ -50,7 +50,7 @@ def options_of(case: Case) -> dict:
     return on_gpu(case.options()) | case.launch_options(arch=None)
 
 
-@pytest.mark.parametrize("case", [*GROUPS, *BORDERS, *EDGES, *MATRIX], ids=str)
+@pytest.mark.parametrize("case", [*GROUPS, *BORDERS, *EDGES, *MATRIX, *SECOND], ids=str)
 def test_results(case):
     inputs, options = on_gpu(case.inputs()), options_of(case)
     results = decode(*inputs, return_lse=True, **options)

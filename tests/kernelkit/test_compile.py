@@ -32,6 +32,13 @@ def test_a_key_is_compiled_once_per_architecture(compiles):
     assert compiles == ["sm_100a", "sm_100a", "sm_90a"]
 
 
+def test_what_was_forgotten_is_compiled_again(compiles):
+    first = kernel_compile.compile_once("a", "sm_100a", describe)
+    kernel_compile.forget()
+    assert kernel_compile.compile_once("a", "sm_100a", describe) is not first
+    assert len(compiles) == 2
+
+
 def test_threads_share_one_compile(compiles):
     threads = [
         threading.Thread(target=kernel_compile.compile_once, args=("a", "sm_100a", describe))

@@ -64,9 +64,14 @@ def test_route(case, arch):
 
 
 @pytest.mark.matrix
-@first_arch
-@pytest.mark.parametrize("case", MATRIX, ids=str)
-def test_route_more(case, arch):
+@pytest.mark.parametrize(
+    ("arch", "case"),
+    [
+        pytest.param(ARCHS[number % 2], case, id=f"{ARCHS[number % 2]}-{case}")
+        for number, case in enumerate(MATRIX)
+    ],
+)
+def test_route_more(arch, case):
     check_route(case, arch)
 
 

@@ -62,8 +62,8 @@ CARRYING = [
     for out in OUTPUTS
 ]
 LONGER = [
-    pytest.param(config, marks=pytest.mark.matrix)
-    for config in dict.fromkeys((*GRID, *OF_TILES, *CARRYING))
+    pytest.param(config, marks=pytest.mark.sweep if number % 2 else pytest.mark.matrix)
+    for number, config in enumerate(dict.fromkeys((*OF_TILES, *CARRYING, *GRID)))
     if config not in QUICK
 ]
 

@@ -79,15 +79,15 @@ def test_a_csa_layer_and_wrong_models():
     [
         pytest.param("--kind hca --prefix 250 --chunk 77 --steps 8", marks=HCA),
         pytest.param(
-            "--kind hca --online-hca --record bf16 --prefix 122 --steps 12 --requests 2", marks=HCA
+            "--kind hca --online-hca --record bf16 --prefix 122 --steps 8 --requests 2", marks=HCA
         ),
         pytest.param(
             "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 6", marks=CSA
         ),
         pytest.param(
-            "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 12", marks=CSA
+            "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 6", marks=CSA
         ),
-        pytest.param("--kind hca --online-hca --draft 4 --prefix 120 --steps 12", marks=HCA),
+        pytest.param("--kind hca --online-hca --draft 4 --prefix 120 --steps 6", marks=HCA),
         pytest.param("--kind swa --draft 2 --prefix 200 --steps 6 --requests 2", marks=HCA),
     ],
 )
