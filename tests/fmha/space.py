@@ -1,9 +1,9 @@
 """The space of attention problems: its factors, which of them go together, and rows as Cases.
 
-MATRIX covers every allowed pair of values of two factors (`pairwise`) but the smallest pages and
-the largest, two problems to every third compiled kernel; QUICK is the beginning of the array, which
-holds every value at least once. PLAIN and EDGES are many problems for few kernels: shapes, and
-where masks meet. `random_cases` picks anywhere in the space.
+MATRIX covers every allowed pair of values of two factors (`pairwise`); QUICK is the beginning of
+the array, which holds every value at least once. PLAIN and EDGES are many problems for few kernels:
+shapes, and where masks meet. `random_cases` picks anywhere in the space, problems that share a
+kernel.
 """
 
 from __future__ import annotations
@@ -86,16 +86,15 @@ def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_d
     return all(n_q <= n_k for n_q, n_k in zip(*lengths(size, queries, keys), strict=True) if n_q)
 
 
-RULES = (
-    Rule(("dims", "p_path"), lambda dims, path: path == "smem" or dims[0] < 512),
-    Rule(("dims", "schedule"), lambda dims, name: name == "base" or dims[0] <= 128),
-    Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
-    Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
+SPACE = Space(
+    FACTORS,
+    (
+        Rule(("dims", "p_path"), lambda dims, path: path == "smem" or dims[0] < 512),
+        Rule(("dims", "schedule"), lambda dims, name: name == "base" or dims[0] <= 128),
+        Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
+        Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
+    ),
 )
-SPACE = Space(FACTORS, RULES)
-# Every kind of keys meets every mask: two kinds less are a sixth of the rows (see `test_limits`).
-COVERED = FACTORS | {"keys": tuple(keys for keys in KEYS if keys not in (8, 256))}
-PAIRS = Space(COVERED, RULES)
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
@@ -136,25 +135,9 @@ def case_of(row: Mapping[str, Any]) -> Case:
     )
 
 
-ROWS = covering(PAIRS)
-
-
-def _second_problem(number: int) -> dict[str, Any]:
-    """Row `number` with the runtime values of another row, where they go together: a problem for
-    the same compiled kernel."""
-    other = ROWS[(number + len(ROWS) // 2) % len(ROWS)]
-    changed = ROWS[number] | {name: other[name] for name in ("size", "heads", "amplitude")}
-    return changed if PAIRS.allowed(changed) else ROWS[number]
-
-
-QUICK = tuple(case_of(row) for row in ROWS[:QUICK_ROWS])
-MATRIX = tuple(
-    dict.fromkeys(
-        case_of(row)
-        for number, first in enumerate(ROWS)
-        for row in (first, _second_problem(number))[: 1 if number % 3 else 2]
-    )
-)
+ROWS = covering(SPACE)
+MATRIX = tuple(map(case_of, ROWS))
+QUICK = MATRIX[:QUICK_ROWS]
 
 SHAPES = (
     (1, 1), (1, 128), (127, 129), (128, 128), (200, 64), (200, 333), (256, 512), (0, 5), (5, 0),

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
-from tests.fmha.space import COVERED, MATRIX, PAIRS, QUICK, ROWS, SPACE, random_cases
+from tests.fmha.space import FACTORS, MATRIX, QUICK, ROWS, SPACE, random_cases
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),
@@ -44,24 +44,24 @@ def test_every_pair_that_occurs_in_a_row_is_covered(seed):
 
 
 def test_rows_do_not_depend_on_the_process():
-    assert covering(PAIRS) == ROWS
+    assert covering(SPACE) == ROWS
 
 
 def test_the_matrix_covers_every_allowed_pair():
-    assert all(PAIRS.allowed(row) and list(row) == list(COVERED) for row in ROWS)
-    covered = set().union(*(pairs_of(row, list(COVERED)) for row in ROWS))
-    # A pair that PAIRS calls impossible has to break a rule whatever the other values are.
-    for (first, values), (second, others) in itertools.combinations(COVERED.items(), 2):
+    assert all(SPACE.allowed(row) and list(row) == list(FACTORS) for row in ROWS)
+    covered = set().union(*(pairs_of(row, list(FACTORS)) for row in ROWS))
+    # A pair that SPACE calls impossible has to break a rule whatever the other values are.
+    for (first, values), (second, others) in itertools.combinations(FACTORS.items(), 2):
         for a, b in itertools.product(values, others):
             if ((first, a), (second, b)) not in covered:
-                assert not PAIRS.extends({first: a, second: b})
+                assert not SPACE.extends({first: a, second: b})
                 assert (first, second) in IMPOSSIBLE
 
 
 def test_the_quick_cases_hold_every_value():
     rows = ROWS[: len(QUICK)]
     assert {item for row in rows for item in row.items()} == {
-        (name, value) for name, values in COVERED.items() for value in values
+        (name, value) for name, values in FACTORS.items() for value in values
     }
 
 
