@@ -84,7 +84,15 @@ def test_meta_tensors_are_shapes_without_a_launch():
     assert o.device.type == lse.device.type == "meta"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def first_quick(names) -> list:
+    """The first of them in the quick tests, the others in the matrix."""
+    return [
+        pytest.param(name, marks=[pytest.mark.matrix] * (number > 0))
+        for number, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize("kind", first_quick(KINDS))
 def test_compiled_code_calls_the_kernel(kind):
     inputs, tables = problem(kind)
 
@@ -122,7 +130,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", first_quick(CHECKED))
 def test_opcheck_of_attention(name):
     kind, options = CHECKED[name]
     inputs, tables = problem(kind)

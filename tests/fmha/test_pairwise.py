@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
-from tests.fmha.space import FACTORS, MATRIX, QUICK, ROWS, SPACE, random_cases
+from tests.fmha.space import FACTORS, MATRIX, QUICK_ROWS, ROWS, SPACE, random_cases
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),
@@ -59,8 +59,8 @@ def test_the_matrix_covers_every_allowed_pair():
 
 
 def test_the_quick_cases_hold_every_value():
-    rows = ROWS[: len(QUICK)]
-    assert {item for row in rows for item in row.items()} == {
+    assert len(QUICK_ROWS) <= 12
+    assert {item for row in QUICK_ROWS for item in row.items()} == {
         (name, value) for name, values in FACTORS.items() for value in values
     }
 

@@ -103,7 +103,7 @@ def test_rows_of_a_kv_head(arch, case):
     check_in_matrix(case, arch, GROUPS.index(case))
 
 
-@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[:4], *EDGES[:4])))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[:4], *EDGES[:4]), in_turns=True))
 def test_borders_of_tiles_and_edges_of_masks(arch, case):
     check_once(case, arch)
 

@@ -50,7 +50,13 @@ def no_more_compiles(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[pytest.mark.matrix] * (number % 2))
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_emulated(case):
     check(case)
 

@@ -347,7 +347,9 @@ def test_a_step_that_fails_has_never_been(layout):
     idle(shadow)
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
+@pytest.mark.parametrize(
+    "deferred", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["", "deferred"]
+)
 @pytest.mark.parametrize("call", ["admit", "fork", "begin", "finish", "offload", "fetch"])
 def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
     """Whatever breaks in between: the others go on, and no slot waits for what never ran."""

@@ -36,6 +36,7 @@ def scripts():
         yield
 
 
+@pytest.mark.matrix
 def test_bench_fmha_writes_static_figures(tmp_path, scripts):
     from _sass import HOW_TO_GET_TOOLS, tools_found
     from _timing import why_not_here
@@ -114,6 +115,7 @@ def test_scripts_still_find_the_profile_of_the_standard_library():
     assert not result.stdout.startswith(str(ROOT))
 
 
+@pytest.mark.matrix
 def test_dump_writes_its_figures(tmp_path, scripts):
     from _sass import tools_found
 

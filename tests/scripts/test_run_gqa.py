@@ -35,6 +35,7 @@ def test_a_bit_of_everything(tmp_path):
     )
 
 
+@pytest.mark.matrix
 def test_out_of_tolerance_is_a_failure():
     flags = ("--kvL", "9", "--kvH", "1", "--qH", "1", "--D", "64", "--arch", "sm_90a")
     result = run("run_gqa.py", *flags, "--tolerance", "1e-6")

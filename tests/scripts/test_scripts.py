@@ -180,6 +180,7 @@ def test_run_fmha_excuses_no_special_value(monkeypatch, value):
     assert run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
 
 
+@pytest.mark.matrix
 def test_emulate_writes_the_timeline(tmp_path):
     findings = tmp_path / "findings.json"
     result = run("emulate.py", *TINY, "--out", tmp_path / "timeline", "--check-json", findings)
