@@ -2,8 +2,8 @@
 
 Compiling a kernel takes seconds, so the tests of one file run in one worker and can share what they
 compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. What a worker
-keeps soon are millions of objects, which garbage collection had better not look at again and again;
-behind a group all of it goes, or a worker of the matrix would grow to 13 GB.
+keeps soon are millions of objects, which garbage collection had better not look at again and again.
+Kernels of a group go with its last test, or a worker of the matrix would grow to 13 GB.
 """
 
 from __future__ import annotations
@@ -32,16 +32,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    last = nextitem is None or _group(nextitem) != _group(item)
-    if last:
-        forget()
-        gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    if last:
-        _release_free_memory()
+class Garbage:
+    """What tests leave behind, until many kernels of groups that are over are among it."""
+
+    MANY = 32
+
+    def __init__(self) -> None:
+        self.kernels = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if nextitem is None or _group(nextitem) != _group(item):
+            self.kernels += forget()
+        everything = self.kernels >= self.MANY
+        if everything:
+            self.kernels = 0
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        if everything:
+            _release_free_memory()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Garbage())
 
 
 def _group(item: pytest.Item) -> str:
