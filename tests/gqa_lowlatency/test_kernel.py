@@ -47,6 +47,10 @@ def on_every_arch(chosen: tuple[Case, ...], *, in_turns: bool = False) -> list:
 
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
+# The second architecture is left to the matrix.
+first_arch = pytest.mark.parametrize(
+    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
+)
 
 
 def check(case: Case, arch: str) -> None:
@@ -117,7 +121,7 @@ def test_more_borders_and_edges(arch, case):
 STEADY = Case((700, 130, 0), (8, 2), 2, head_dim=64, cluster=4, sinks=True, window=300)
 
 
-@each_arch
+@first_arch
 @pytest.mark.parametrize("policy", ["random", "adversarial"])
 def test_the_same_bits_every_time(arch, policy):
     results = [cases.run(STEADY, arch, policy, seed) for seed in (3, 3, 4)]
@@ -128,7 +132,7 @@ def test_the_same_bits_every_time(arch, policy):
 INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant=True)
 
 
-@each_arch
+@first_arch
 def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
     """Alone, in another order, beside longer ones: the bits are the same at one max_seq_len."""
     small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
@@ -162,7 +166,7 @@ def test_the_cluster_changes_rounding_alone(arch):
 SHARED = Case((1300, 130, 0), (8, 2), 2, head_dim=64, cluster=2, sinks=True, parts=3)
 
 
-@each_arch
+@first_arch
 def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch, monkeypatch):
     """Entries with fewer tiles than parts, or none; the same bits at every launch."""
     made = []

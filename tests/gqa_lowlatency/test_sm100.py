@@ -166,7 +166,13 @@ TRAPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize(
+    "trap",
+    [
+        pytest.param(trap, marks=[pytest.mark.matrix] * (number % 2))
+        for number, trap in enumerate(TRAPS)
+    ],
+)
 def test_what_each_cure_is_for(changed, trap):
     module, users, name, case, old, new = TRAPS[trap]
     users = [user for user in users if hasattr(user, name)]

@@ -87,7 +87,7 @@ KNOWN = Scales(h=torch.tensor([300.0]))
     [
         ("nvfp4", KNOWN),
         pytest.param("nvfp4", None, marks=pytest.mark.matrix),
-        ("mxfp8", None),
+        pytest.param("mxfp8", None, marks=pytest.mark.matrix),
     ],
     ids=str,
 )

@@ -151,6 +151,7 @@ def test_run_fmha_checks_in_the_emulator_alone(monkeypatch):
     assert run_fmha.pick_backend("auto", checked=True)[0] == "emulate"
 
 
+@pytest.mark.matrix
 def test_run_fmha_takes_every_kind_of_flag():
     """One launch with a bit of everything that goes together."""
     flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
@@ -161,6 +162,7 @@ def test_run_fmha_takes_every_kind_of_flag():
     assert "3x40 h4/2 b2 d64 bf16 window(20,) sink-tokens(3) q-offset(30)" in result.stdout
 
 
+@pytest.mark.matrix
 def test_run_fmha_fails_out_of_tolerance():
     result = run("run_fmha.py", *TINY, "--backend", "emulate", "--tolerance", "1e-6")
     assert result.returncode == 1, result.stdout + result.stderr
