@@ -18,6 +18,7 @@ from fmha.arguments import Arguments
 from kernelkit.launch import Target
 from kernelkit.merge import merge_op
 from kernelkit.tensors import require_no_grad
+from tests.marks import quick
 
 BF16, INT = torch.bfloat16, torch.int32
 
@@ -84,15 +85,7 @@ def test_meta_tensors_are_shapes_without_a_launch():
     assert o.device.type == lse.device.type == "meta"
 
 
-def first_quick(names) -> list:
-    """The first of them in the quick tests, the others in the matrix."""
-    return [
-        pytest.param(name, marks=[pytest.mark.matrix] * (number > 0))
-        for number, name in enumerate(names)
-    ]
-
-
-@pytest.mark.parametrize("kind", first_quick(KINDS))
+@pytest.mark.parametrize("kind", quick(KINDS))
 def test_compiled_code_calls_the_kernel(kind):
     inputs, tables = problem(kind)
 
@@ -130,7 +123,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("name", first_quick(CHECKED))
+@pytest.mark.parametrize("name", quick(CHECKED))
 def test_opcheck_of_attention(name):
     kind, options = CHECKED[name]
     inputs, tables = problem(kind)

@@ -22,6 +22,7 @@ from ptxemu.check.text import render
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
+from tests.marks import quick
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -48,9 +49,7 @@ def on_every_arch(chosen: tuple[Case, ...], *, in_turns: bool = False) -> list:
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 # The second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 def check(case: Case, arch: str) -> None:

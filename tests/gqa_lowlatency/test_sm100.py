@@ -21,6 +21,7 @@ from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, l
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
+from tests.marks import quick
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -166,13 +167,7 @@ TRAPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "trap",
-    [
-        pytest.param(trap, marks=[pytest.mark.matrix] * (number % 2))
-        for number, trap in enumerate(TRAPS)
-    ],
-)
+@pytest.mark.parametrize("trap", quick(TRAPS, every=2))
 def test_what_each_cure_is_for(changed, trap):
     module, users, name, case, old, new = TRAPS[trap]
     users = [user for user in users if hasattr(user, name)]

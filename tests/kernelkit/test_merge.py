@@ -19,6 +19,7 @@ from kernelkit.merge import merge
 from kernelkit.merge_kernel import compile_merge
 from kernelkit.param_table import ParamTable
 from tests.kernelkit.merge_cases import DTYPES, Case, as_argument, build, check
+from tests.marks import quick
 
 CASES = [
     Case(("bf16",), (2, 3, 5, 64)),
@@ -50,13 +51,7 @@ def no_more_compiles(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case), marks=[pytest.mark.matrix] * (number % 2))
-        for number, case in enumerate(CASES)
-    ],
-)
+@pytest.mark.parametrize("case", quick(CASES, every=2), ids=str)
 def test_emulated(case):
     check(case)
 

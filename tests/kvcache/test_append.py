@@ -21,6 +21,7 @@ from tests.kvcache.rows_cases import (
     check_append_rows,
     check_append_swa,
 )
+from tests.marks import quick
 
 GROUPS, GROUP, NOPE = 7, 64, 448
 ROWS = [
@@ -40,9 +41,7 @@ MORE = [
     )
 ]  # fmt: skip
 
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 @first_arch

@@ -12,10 +12,9 @@ from kvcache.kernels import api
 from kvcache.kernels.config import SMALLEST_PIECE
 from kvcache.kernels.forward import ARCHS
 from tests.kvcache.rows_cases import check_checksum, poisoned
+from tests.marks import quick
 
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 @first_arch

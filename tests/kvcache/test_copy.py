@@ -11,6 +11,7 @@ from kvcache.kernels import api
 from kvcache.kernels.config import LARGEST_PIECE, SMALLEST_PIECE, piece_bytes
 from kvcache.kernels.forward import ARCHS
 from tests.kvcache.rows_cases import Slots, check_copy_slots
+from tests.marks import quick
 
 PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))
 QUICK = [
@@ -25,9 +26,7 @@ MORE = [
     Slots(40_000, 50_000, segments=((0, 9600, 40_000),), cut=10_000),
     Slots(16_400, segments=((0, 16, 16_384),), pairs=((0, 1), (2, 3), (-1, -1))),
 ]
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 @first_arch

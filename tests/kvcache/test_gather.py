@@ -22,6 +22,7 @@ from tests.kvcache.rows_cases import (
     check_gather,
     checked,
 )
+from tests.marks import quick
 
 OTHERS = [Case(INDEXER_BF16, 9, gap=80), Case(plain("k", 3, 7), 6, gap=82)]
 MORE = [
@@ -31,9 +32,7 @@ MORE = [
         ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 40, 9, 16, 3))
     )
 ]
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 @first_arch

@@ -17,6 +17,7 @@ from moe.quantiser.kernel import compile_quantise
 from ptxemu import Options
 from ptxemu.check.text import render
 from ptxemu.numerics import formats
+from tests.marks import quick
 from tests.moe.block_kernel import run_blocks
 from tests.moe.quantise_cases import (
     Case,
@@ -51,9 +52,7 @@ MATRIX = [
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 # Of many cases the second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -14,15 +14,14 @@ from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.forward import ARCHS
+from tests.marks import quick
 from tests.moe import routing_cases as cases
 from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
 
 pytestmark = pytest.mark.usefixtures("poison")
 
 # The second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.matrix) for arch in ARCHS[1:])]
-)
+first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 CASES = [
     Case(1, 1, 1, hostile=False),

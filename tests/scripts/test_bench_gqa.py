@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.house.source import ROOT
+from tests.marks import quick
 from tests.scripts.test_measuring import run
 
 
@@ -415,13 +416,7 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
     assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.08e6)
 
 
-MATRIX = pytest.mark.matrix
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    ["wraps=4", pytest.param("warps=x", marks=MATRIX), pytest.param("cluster", marks=MATRIX)],
-)
+@pytest.mark.parametrize("wrong", quick(["wraps=4", "warps=x", "cluster"]))
 def test_what_cannot_be_tuned_is_refused(wrong):
     result = run("scripts/bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
     assert result.returncode != 0
