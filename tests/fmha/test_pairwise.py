@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
-from tests.fmha.space import FACTORS, MATRIX, QUICK_ROWS, ROWS, SPACE, random_cases
+from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, random_cases
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),
@@ -66,8 +66,9 @@ def test_the_quick_cases_hold_every_value():
 
 
 def test_cases_have_names_of_their_own_and_few_kernels():
-    assert len({str(case) for case in MATRIX}) == len(MATRIX)
-    assert len({case.group for case in MATRIX}) <= 90
+    cases = QUICK + MATRIX
+    assert len({str(case) for case in cases}) == len(cases) == len(ROWS)
+    assert len({case.group for case in cases}) <= 90
 
 
 @pytest.mark.parametrize("seed", range(20))
