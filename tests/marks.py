@@ -1,4 +1,7 @@
-"""Which values of a parameter the quick tests take; the others are left to the matrix."""
+"""Which values of a parameter the quick tests take, which the matrix, and which only the sweep.
+
+A tuple holds a value for each of several parameters.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,21 @@ import pytest
 
 
 def quick(values: Iterable, every: int | None = None) -> list:
-    """All values as parameters: quick is the first, or with `every` one of that many in a row."""
-
-    def left(number: int) -> bool:
-        return bool(number % every if every else number)
-
+    """Quick is the first value, or with `every` one of that many in a row; the others are left to
+    the matrix."""
     return [
-        pytest.param(value, marks=[pytest.mark.matrix] * left(number))
+        _param(value, *[pytest.mark.matrix] * bool(number % every if every else number))
         for number, value in enumerate(values)
     ]
+
+
+def matrix(values: Iterable, sweep: Iterable = ()) -> list:
+    """Values of the matrix, and others that only the sweep takes."""
+    return [
+        *(_param(value, pytest.mark.matrix) for value in values),
+        *(_param(value, pytest.mark.sweep) for value in sweep),
+    ]
+
+
+def _param(value: object, *marks: pytest.MarkDecorator):
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)

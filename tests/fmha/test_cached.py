@@ -24,6 +24,7 @@ from kvcache.records import FP8_656
 from kvcache.window import PAGE
 from tests.fmha.cached_cases import BF16, LAYERS, STREAMS, Case, Model
 from tests.kvcache.rows_cases import checked
+from tests.marks import matrix
 
 FP8, PLAIN = Case("fp8"), Case("bf16")
 
@@ -187,13 +188,15 @@ def test_what_is_refused_writes_nothing():
 
 # -- broad ----------------------------------------------------------------------------------------
 
-DECODING = [
-    FP8, PLAIN, replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
-    replace(FP8, selected=70, draft=1), replace(PLAIN, block_tokens=1024), replace(PLAIN, draft=3),
-]  # fmt: skip
+DECODING = matrix(
+    [
+        FP8, PLAIN, replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
+        replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3),
+    ],
+    sweep=[replace(PLAIN, block_tokens=1024)],
+)  # fmt: skip
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("case", DECODING, ids=str)
 def test_one_token_each(case, poisoned_outputs):
     """b completes its first HCA entry, and c its first CSA entry, on the way."""
@@ -202,10 +205,13 @@ def test_one_token_each(case, poisoned_outputs):
         assert_good(model.step({a: 1, b: 1, c: 1}, padding=1))
 
 
-@pytest.mark.matrix
-def test_drafts(poisoned_outputs):
+DRAFTS = matrix([replace(FP8, draft=3)], sweep=[replace(PLAIN, draft=3)])
+
+
+@pytest.mark.parametrize("case", DRAFTS, ids=str)
+def test_drafts(case, poisoned_outputs):
     """Tokens that are taken back leave nothing, over the end of a ring too (130 rows)."""
-    model, (a, b, c) = lived(replace(FP8, draft=3))
+    model, (a, b, c) = lived(case)
     for _ in range(2):
         assert_good(model.step({a: 3, b: 2, c: 1}))
         model.rollback(a, 2)
@@ -216,8 +222,11 @@ def test_drafts(poisoned_outputs):
         model.rollback(d, 3)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("case", [FP8, replace(PLAIN, window=24, sinks=False, draft=3)], ids=str)
+NARROW = {"window": 24, "sinks": False, "draft": 3}
+CHUNKS = matrix([FP8], sweep=[PLAIN, replace(FP8, **NARROW), replace(PLAIN, **NARROW)])
+
+
+@pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_chunks_among_decoding(case, poisoned_outputs):
     model, (a, b, c) = lived(case)
     assert_good(model.step({a: 9, b: 1, c: 14}))
@@ -225,20 +234,20 @@ def test_chunks_among_decoding(case, poisoned_outputs):
     assert_good(model.step({a: 1, b: 1, c: 1}))
 
 
-@pytest.mark.matrix
-def test_a_chunk_longer_than_its_ring(poisoned_outputs):
-    model = Model(PLAIN)
+@pytest.mark.parametrize("case", matrix([PLAIN], sweep=[FP8]), ids=str)
+def test_a_chunk_longer_than_its_ring(case, poisoned_outputs):
+    model = Model(case)
     a, b = (model.admit(name, tokens) for name, tokens in (("a", 0), ("b", 250)))
     assert_good(model.step({a: 135, b: 7}, ["swa", "hca"]))
     assert_good(model.step({b: 140, a: 1}, ["swa"]))
     assert_good(model.step({a: 1, b: 1}))
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("record", "heads"), [("bf16", 1), ("fp8", 64), ("fp8", 128), ("bf16", 128)]
-)
-def test_heads_of_the_models(heads, record, poisoned_outputs):
+HEADS = matrix([("bf16", 1), ("fp8", 64), ("fp8", 128)], [("fp8", 1), ("bf16", 64), ("bf16", 128)])
+
+
+@pytest.mark.parametrize(("record", "heads"), HEADS)
+def test_heads_of_the_models(record, heads, poisoned_outputs):
     model, (a, b, c) = lived(Case(record, heads, selected=40))
     assert_good(model.step({a: 1, c: 1}))
     assert_good(model.step({a: 3, b: 2}))

@@ -20,8 +20,7 @@ from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
 from tests.fmha import cases, space
 from tests.fmha.cases import Case
 from tests.fmha.pairwise import random_row
-
-ACCEPTED, MORE = 12, 206  # in the matrix, in the sweep
+from tests.marks import matrix
 
 
 @pytest.fixture
@@ -155,13 +154,7 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
             return case, wish, {"pdl": generator.random() < 0.5}
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.matrix if seed < ACCEPTED else pytest.mark.sweep)
-        for seed in range(ACCEPTED + MORE)
-    ],
-)
+@pytest.mark.parametrize("seed", matrix(range(9), sweep=range(9, 218)))
 def test_what_is_accepted_runs(seed):
     case, config, options = accepted(seed)
     results, _ = cases.run_reported(case, "adversarial", seed, config=config, **options)

@@ -24,6 +24,7 @@ from tests.kvcache.compressor_cases import (
     poisoned_job,
     run,
 )
+from tests.marks import matrix
 
 KINDS = ("csa", "index", "hca", "online")
 
@@ -65,11 +66,8 @@ def test_the_reference_is_the_formula(kind, monkeypatch):
 
 # -- matrix ---------------------------------------------------------------------------------------
 
-MATRIX, SWEEP = pytest.mark.matrix, pytest.mark.sweep
 # An H100 runs what is here for sm_90a (test_compressor_hw.py), which differs in few instructions.
-each_arch = pytest.mark.parametrize(
-    "arch", [pytest.param("sm_100a", marks=MATRIX), pytest.param("sm_90a", marks=SWEEP)]
-)
+each_arch = pytest.mark.parametrize("arch", matrix(["sm_100a"], sweep=["sm_90a"]))
 each_kind = pytest.mark.parametrize(  # kinds share no kernel, so each may have its own worker
     "kind", [pytest.param(k, marks=pytest.mark.xdist_group(f"compressor {k}")) for k in KINDS]
 )
@@ -91,14 +89,13 @@ def test_single_cuts(kind, arch):
     check_cuts(setup_of(kind, arch=arch), 261, [[cut] for cut in cuts])
 
 
-@pytest.mark.parametrize(
-    ("kind", "record"),
-    [
-        *(pytest.param(kind, "bf16", marks=MATRIX) for kind in KINDS),
-        *(pytest.param("index", record, marks=MATRIX) for record in ("fp8", "fp8-index8")),
-        *(pytest.param(kind, "fp8", marks=SWEEP) for kind in KINDS if kind != "index"),
-    ],
+KINDS_AND_RECORDS = matrix(
+    [*((kind, "bf16") for kind in KINDS), ("index", "fp8"), ("index", "fp8-index8")],
+    sweep=[(kind, "fp8") for kind in KINDS if kind != "index"],
 )
+
+
+@pytest.mark.parametrize(("kind", "record"), KINDS_AND_RECORDS)
 def test_one_by_one(kind, record):
     total = 135 if kind in ("hca", "online") else 24
     check_cuts(setup_of(kind, record=record), total, [range(1, total)])
@@ -150,7 +147,7 @@ def test_mixed_batches(kind, arch):
 
 
 @each_kind
-@pytest.mark.parametrize("draft", [pytest.param(3, marks=MATRIX), pytest.param(1, marks=SWEEP)])
+@pytest.mark.parametrize("draft", matrix([3], sweep=[1]))
 def test_rollback(kind, draft):
     """Drafts that are taken back, over windows, blocks and wraps of the tail, leave nothing."""
     setup = setup_of(kind, draft=draft)

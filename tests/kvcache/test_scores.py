@@ -13,6 +13,7 @@ from kvcache.indexer.scores_config import (
     grid_for,
 )
 from tests.kvcache.scores_cases import UNTOUCHED, Scored, check_scores
+from tests.marks import matrix
 
 # Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
 MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
@@ -40,13 +41,8 @@ def test_one_cta(monkeypatch, arch):
     check_scores(Scored(heads=16, rows=24, tokens=tokens, longest=2), arch=arch)
 
 
-@pytest.mark.parametrize(
-    "arch",  # an H100 runs what is here for sm_90a (test_scores_hw.py)
-    [
-        pytest.param("sm_100a", marks=pytest.mark.matrix),
-        pytest.param("sm_90a", marks=pytest.mark.sweep),
-    ],
-)
+# An H100 runs what is here for sm_90a (test_scores_hw.py).
+@pytest.mark.parametrize("arch", matrix(["sm_100a"], sweep=["sm_90a"]))
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize(
     ("heads", "rows", "out", "longest"),

@@ -16,6 +16,7 @@ from kvcache.indexer import api, reference_select, select_forward
 from kvcache.indexer.select_config import CLUSTERS, MAX_K, SelectConfig, choose_select
 from kvcache.indexer.select_forward import ARCHS
 from tests.kvcache.select_cases import KINDS, Case, check_select
+from tests.marks import matrix
 
 KEPT = SelectConfig("fp32", 1, 512, True, 64)
 PAIR = SelectConfig("fp32", 2, 512, True, 64, listed=16)  # lists that some warps overflow
@@ -30,7 +31,6 @@ QUICK = [
         ("sampled", (Case(20, (2200,), first=9), SAMPLED, "sm_90a"), ()),
     )
 ]
-MATRIX, SWEEP = pytest.mark.matrix, pytest.mark.sweep  # one architecture, and the other
 EVERY_KIND = tuple(range(200, 200 + 37 * KINDS, 37))
 CONFIGS = [
     SelectConfig(dtype, cluster, capacity, paged, 64, listed, aligned)
@@ -57,7 +57,7 @@ def named(config: SelectConfig | int | tuple) -> str:
     return f"{config.dtype}-{config.cluster}-{config.capacity}-{config.paged}-{config.listed}"
 
 
-@pytest.mark.parametrize("turn", [pytest.param(0, marks=MATRIX), pytest.param(1, marks=SWEEP)])
+@pytest.mark.parametrize("turn", matrix([0], sweep=[1]))  # one architecture, and the other
 @pytest.mark.parametrize(
     ("config", "k", "archs"),
     [*zip(CONFIGS, cycle((1, 33, 250)), cycle((ARCHS, ARCHS[::-1])), strict=False)],
@@ -68,13 +68,12 @@ def test_every_kind(config, k, archs, turn):
     check_select(Case(k, EVERY_KIND, config.dtype, page, seed=k), config, arch=archs[turn])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "arch"),
-    [
-        *(pytest.param(*each, marks=MATRIX) for each in zip(("fp32", "bf16"), ARCHS, strict=True)),
-        *(pytest.param(*each, marks=SWEEP) for each in zip(("bf16", "fp32"), ARCHS, strict=True)),
-    ],
+DTYPES_AND_ARCHS = matrix(
+    zip(("fp32", "bf16"), ARCHS, strict=True), sweep=zip(("bf16", "fp32"), ARCHS, strict=True)
 )
+
+
+@pytest.mark.parametrize(("dtype", "arch"), DTYPES_AND_ARCHS)
 def test_as_chosen(dtype, arch):
     """Configs of the library's own choice, one row and several; a block of one entry, too."""
     check_select(Case(512, (9000,), dtype, page=1), arch=arch)
