@@ -68,15 +68,10 @@ def test_every_value_of_every_factor(case):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("case", by_group(MATRIX[::2]))
+@pytest.mark.parametrize("case", by_group(MATRIX))
 def test_every_pair_of_values(case):
-    check(case, TWO_POLICIES)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("case", by_group(MATRIX[1::2]))
-def test_every_other_pair_of_values_in_one_schedule(case):
-    check(case, ADVERSARIAL)
+    """One row in three under two schedules, the others under one that the checker listens to."""
+    check(case, ADVERSARIAL if MATRIX.index(case) % 3 else TWO_POLICIES)
 
 
 EMPTY = (
