@@ -1,8 +1,9 @@
 """The space of attention problems: its factors, which of them go together, and rows as Cases.
 
-QUICK and MATRIX together have every allowed pair of values of two factors (`pairwise`), and QUICK
-every value at least once. PLAIN and EDGES are many problems for few kernels: shapes, and where
-masks meet. `random_cases` picks anywhere in the space, problems that share a kernel.
+QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`);
+QUICK every value at least once, SWEPT what is left of pages of 16 and 64 keys. PLAIN and EDGES are
+many problems for few kernels: shapes, and where masks meet. `random_cases` picks anywhere in the
+space, problems that share a kernel.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def _quick_rows() -> list[dict[str, Any]]:
 
 QUICK_ROWS = _quick_rows()
 QUICK = tuple(map(case_of, QUICK_ROWS))
-MATRIX = tuple(case_of(row) for row in ROWS if row not in QUICK_ROWS)
+_OTHERS = [row for row in ROWS if row not in QUICK_ROWS]
+MATRIX = tuple(case_of(row) for row in _OTHERS if row["keys"] not in (16, 64))
+SWEPT = tuple(case_of(row) for row in _OTHERS if row["keys"] in (16, 64))
 
 SHAPES = (
     (1, 1), (1, 128), (127, 129), (128, 128), (200, 64), (200, 333), (256, 512), (0, 5), (5, 0),

@@ -190,10 +190,10 @@ def test_what_is_refused_writes_nothing():
 
 DECODING = matrix(
     [
-        FP8, PLAIN, replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
+        replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
         replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3),
     ],
-    sweep=[replace(PLAIN, block_tokens=1024)],
+    sweep=[FP8, PLAIN, replace(PLAIN, block_tokens=1024)],
 )  # fmt: skip
 
 

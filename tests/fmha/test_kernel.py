@@ -1,6 +1,6 @@
 """The kernel, through the API and the emulator, against the fp64 definition.
 
-Most cases run under several schedules, and the bits must not depend on them.
+Cases run under several schedules, and the bits must not depend on them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelkit import tolerance
 from ptxemu import Options
 from tests.fmha import cases
 from tests.fmha.cases import PATIENCE, POLICIES, Case
-from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK
+from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK, SWEPT
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -70,8 +70,13 @@ def test_every_value_of_every_factor(case):
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", by_group(MATRIX))
 def test_every_pair_of_values(case):
-    """One row in three under two schedules, the others under one that the checker listens to."""
-    check(case, ADVERSARIAL if MATRIX.index(case) % 3 else TWO_POLICIES)
+    check(case, ADVERSARIAL)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", by_group(MATRIX + SWEPT))
+def test_every_pair_of_values_in_two_schedules(case):
+    check(case, TWO_POLICIES)
 
 
 EMPTY = (

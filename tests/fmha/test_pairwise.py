@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
-from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, random_cases
+from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, SWEPT, random_cases
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),
@@ -66,7 +66,7 @@ def test_the_quick_cases_hold_every_value():
 
 
 def test_cases_have_names_of_their_own_and_few_kernels():
-    cases = QUICK + MATRIX
+    cases = QUICK + MATRIX + SWEPT
     assert len({str(case) for case in cases}) == len(cases) == len(ROWS)
     assert len({case.group for case in cases}) <= 90
 

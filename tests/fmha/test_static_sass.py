@@ -67,12 +67,11 @@ QUICK = (
 
 
 def when(kernel: tuple, mask: dict, budget: tuple) -> list:
-    """Of a kernel that has every mask, two are the matrix's, in turns, and two the sweep's."""
+    """Of a kernel that has every mask, one is the matrix's, in turns, the others the sweep's."""
     if (*kernel, mask) in QUICK:
         return []
-    number = KERNELS.index(kernel)
-    turn = number + number // 2 + BUDGETS.index((mask, budget))
-    return [SWEEP if turn % 2 and kernel[0][0] in (64, 128) else MATRIX]
+    turn = KERNELS.index(kernel) + BUDGETS.index((mask, budget))
+    return [SWEEP if turn % len(BUDGETS) and kernel[0][0] in (64, 128) else MATRIX]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, l
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
-from tests.marks import quick
+from tests.marks import matrix, quick
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -78,8 +78,7 @@ WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of th
 )
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in WIDE])
+@pytest.mark.parametrize("case", matrix(WIDE[::2], sweep=WIDE[1::2]), ids=str)
 def test_no_schedule_shows_at_the_edges_of_the_plan(case):
     check(case)
 

@@ -21,6 +21,7 @@ from kvcache.indexer.scores_kernel import compile_warp_scores
 from kvcache.indexer.sm100.compile import compile_block_scaled
 from kvcache.indexer.sm100.plan import ROLES, make_plan
 from tests.kvcache.static import check_resources, needs_tools
+from tests.marks import matrix
 
 SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
 SIZES = [*dict.fromkeys(SIZES)]
@@ -32,12 +33,13 @@ ALL = [
     ),
 ]
 QUICK = (ALL[4], ALL[-1])
+MATRIX = [each for each in ALL if each not in QUICK]
 
 
 @needs_tools
 @pytest.mark.parametrize(
     ("config", "arch"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.matrix) for each in ALL if each not in QUICK)],
+    [*QUICK, *matrix(MATRIX[::2], sweep=MATRIX[1::2])],
     ids=str,
 )
 def test_no_config_spills(config, arch, tmp_path):

@@ -95,16 +95,20 @@ def test_a_small_layer(fmt, scales):
     compare(SMALL, fmt, scales)
 
 
-DECODE = [(GPT_OSS, "nvfp4"), (GPT_OSS, "mxfp4"), (GPT_OSS, "mxfp8"), (DEEPSEEK, "nvfp4")]
-
-
-def own_group(*values: object) -> object:
+def own_group(layer: Layer, fmt: str, when: pytest.MarkDecorator = pytest.mark.matrix) -> object:
     """No worker has to do all of them."""
-    return pytest.param(*values, marks=pytest.mark.xdist_group("-".join(map(str, values))))
+    return pytest.param(layer, fmt, marks=[when, pytest.mark.xdist_group(f"{layer}-{fmt}")])
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("layer", "fmt"), [own_group(*each) for each in DECODE], ids=str)
+DECODE = [
+    own_group(GPT_OSS, "nvfp4"),
+    own_group(DEEPSEEK, "nvfp4"),
+    own_group(GPT_OSS, "mxfp4", pytest.mark.sweep),
+    own_group(GPT_OSS, "mxfp8", pytest.mark.sweep),
+]
+
+
+@pytest.mark.parametrize(("layer", "fmt"), DECODE, ids=str)
 def test_decode_with_the_sizes_of_models(layer, fmt):
     """A few tokens: weights are the rows of the MMA. One expert has none."""
     compare(layer, fmt, KNOWN if fmt == "nvfp4" else None)

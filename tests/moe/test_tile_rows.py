@@ -12,6 +12,7 @@ from moe import reference
 from moe.config import TILE_ROWS
 from moe.quantized import Quantized
 from moe.tiles import FEW
+from tests.marks import matrix
 from tests.moe import grouped_cases as cases
 from tests.moe.grouped_cases import Case
 from tests.moe.grouped_space import FORMS
@@ -49,8 +50,7 @@ def bits(result: torch.Tensor | Quantized, case: Case) -> list[torch.Tensor]:
     return [result.data.view(torch.uint8), scales.view(torch.uint8)]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("case", "tile_rows"), MATRIX, ids=str)
+@pytest.mark.parametrize(("case", "tile_rows"), matrix(MATRIX[::2], sweep=MATRIX[1::2]), ids=str)
 def test_every_tile_gives_the_same_bits(case, tile_rows):
     assert_same(replace(case, tile_rows=128), replace(case, tile_rows=tile_rows))
 
@@ -62,9 +62,10 @@ def assert_same(case: Case, other: Case) -> None:
     assert amax == other_amax
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("tile_rows", [128, 256])
-@pytest.mark.parametrize("out", ["fp32", "nvfp4"])
+@pytest.mark.parametrize(
+    ("out", "tile_rows"),
+    matrix([("fp32", 128), ("nvfp4", 256)], sweep=[("fp32", 256), ("nvfp4", 128)]),
+)
 def test_wide_tiles_and_the_carrying_path_give_the_same_bits(tile_rows, out):
     """256 columns beside 128; SiLU of gate carried to the subtile of up beside both at once."""
     case = replace(LARGE, granularity=8, amax=True, out=out, tile_rows=tile_rows, tile_n=128)

@@ -77,12 +77,12 @@ def test_a_csa_layer_and_wrong_models():
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param("--kind hca --prefix 250 --chunk 77 --steps 8", marks=HCA),
+        pytest.param("--kind hca --prefix 254 --chunk 77 --steps 3", marks=HCA),
         pytest.param(
             "--kind hca --online-hca --record bf16 --prefix 122 --steps 8 --requests 2", marks=HCA
         ),
         pytest.param(
-            "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 6", marks=CSA
+            "--kind csa --record fp8-index8 --prefix 100 --requests 3 --steps 3", marks=CSA
         ),
         pytest.param(
             "--kind csa --record bf16 --draft 3 --prefix 120 --chunk 50 --steps 6", marks=CSA
