@@ -64,7 +64,7 @@ def test_edges_of_masks_in_the_ping_pong_schedule(case):
 
 @pytest.mark.parametrize("case", by_group(QUICK))
 def test_every_value_of_every_factor(case):
-    check(case, TWO_POLICIES)
+    check(case, ADVERSARIAL)
 
 
 @pytest.mark.matrix
@@ -74,7 +74,7 @@ def test_every_pair_of_values(case):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("case", by_group(MATRIX + SWEPT))
+@pytest.mark.parametrize("case", by_group(QUICK + MATRIX + SWEPT))
 def test_every_pair_of_values_in_two_schedules(case):
     check(case, TWO_POLICIES)
 
