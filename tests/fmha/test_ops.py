@@ -159,6 +159,7 @@ def parts():
     ]
 
 
+@pytest.mark.matrix
 def test_compiled_code_merges():
     def step(parts, sinks):
         return merge(parts, sinks=sinks, out_dtype=torch.float32)
