@@ -5,7 +5,7 @@ A tuple holds a value for each of several parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -25,6 +25,15 @@ def matrix(values: Iterable, sweep: Iterable = ()) -> list:
         *(_param(value, pytest.mark.matrix) for value in values),
         *(_param(value, pytest.mark.sweep) for value in sweep),
     ]
+
+
+def in_turns(archs: Sequence[str], values: Iterable) -> list:
+    """(arch, value): in the matrix one of two architectures, in the sweep the other one."""
+    each = list(enumerate(values))
+    return matrix(
+        [(archs[number % 2], value) for number, value in each],
+        sweep=[(archs[1 - number % 2], value) for number, value in each],
+    )
 
 
 def _param(value: object, *marks: pytest.MarkDecorator):

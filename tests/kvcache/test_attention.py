@@ -240,6 +240,7 @@ def test_decode_reads_pages_in_place(spy):
     check_decode(Shape(), "sm_90a", spy)
 
 
+@pytest.mark.matrix
 def test_prefill_reads_pages_in_place(spy):
     check_prefill(Shape(layers=1), 5, spy)
 

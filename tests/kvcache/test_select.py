@@ -28,7 +28,7 @@ QUICK = [
         ("kept", (Case(16, (200, 16, 0)), KEPT, "sm_100a"), pytest.mark.matrix),
         ("pair", (Case(40, (60, 120, 0, 300), first=3), PAIR, "sm_90a"), ()),
         ("read", (Case(80, (333, 90), "bf16", 0, first=1), READ_AGAIN, "sm_100a"), ()),
-        ("sampled", (Case(20, (2200,), first=9), SAMPLED, "sm_90a"), ()),
+        ("sampled", (Case(20, (2200,), first=9), SAMPLED, "sm_90a"), pytest.mark.matrix),
     )
 ]
 EVERY_KIND = tuple(range(200, 200 + 37 * KINDS, 37))

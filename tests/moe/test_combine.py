@@ -13,6 +13,7 @@ from moe.routing import combine, config
 from moe.routing.combine_kernel import compile_combine
 from moe.routing.config import CombineConfig
 from moe.routing.forward import ARCHS
+from tests.marks import in_turns
 from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -39,10 +40,8 @@ def test_combine(case, arch):
     check_combine(case, arch)
 
 
-@pytest.mark.matrix
-@each_arch
-@pytest.mark.parametrize("case", MATRIX, ids=str)
-def test_combine_more(case, arch):
+@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
+def test_combine_more(arch, case):
     check_combine(case, arch)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -115,13 +116,12 @@ def identity(fmt: str, k: int) -> Quantized:
 ENCODE_SCALES = (448.0, 1e-38, 1e-44, FLT_MAX, 0.0, INF, NAN)
 
 
+EPILOGUES = list(product(FORMATS, (16, 32, 64, 128, 256)))
+
+
 @pytest.mark.parametrize(
     ("out", "tile_rows"),
-    [
-        pytest.param(out, rows, marks=[] if (out, rows) == ("nvfp4", 16) else pytest.mark.matrix)
-        for out in FORMATS
-        for rows in (16, 32, 64, 128, 256)
-    ],
+    [EPILOGUES[0], *matrix(EPILOGUES[2::2], sweep=EPILOGUES[1::2])],
 )
 def test_the_epilogue_quantises_as_the_reference(out, tile_rows):
     """To the bit, whatever the sums are and whatever global scale somebody gives."""

@@ -17,7 +17,7 @@ from moe.quantiser.kernel import compile_quantise
 from ptxemu import Options
 from ptxemu.check.text import render
 from ptxemu.numerics import formats
-from tests.marks import quick
+from tests.marks import in_turns, quick
 from tests.moe.block_kernel import run_blocks
 from tests.moe.quantise_cases import (
     Case,
@@ -71,10 +71,8 @@ def test_bits(case, arch):
     check_emulated(case, arch)
 
 
-@pytest.mark.matrix
-@each_arch
-@pytest.mark.parametrize("case", MATRIX, ids=str)
-def test_matrix(case, arch):
+@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
+def test_matrix(arch, case):
     check_emulated(case, arch)
 
 
@@ -120,14 +118,15 @@ MORE_SCATTERED = [
 ]
 
 
-MORE_MARKED = [
-    pytest.param(case, marks=pytest.mark.matrix) for case in (*SCATTERED[1:], *MORE_SCATTERED)
-]
-
-
-@first_arch
-@pytest.mark.parametrize("case", [SCATTERED[0], *MORE_MARKED], ids=str)
-def test_every_token_is_read_once(case, arch):
+@pytest.mark.parametrize(
+    ("arch", "case"),
+    [
+        *quick((arch, SCATTERED[0]) for arch in ARCHS),
+        *in_turns(ARCHS, (*SCATTERED[1:], *MORE_SCATTERED)),
+    ],
+    ids=str,
+)
+def test_every_token_is_read_once(arch, case):
     """The inverse of the rows changes no bit."""
     with emulation(CHECKED) as active:
         check_scattered(case, arch=arch)

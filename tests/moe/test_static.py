@@ -62,7 +62,7 @@ CARRYING = [
     for out in OUTPUTS
 ]
 LONGER = [
-    pytest.param(config, marks=pytest.mark.sweep if number % 4 else pytest.mark.matrix)
+    pytest.param(config, marks=pytest.mark.sweep if number % 6 else pytest.mark.matrix)
     for number, config in enumerate(dict.fromkeys((*OF_TILES, *CARRYING, *GRID)))
     if config not in QUICK
 ]
