@@ -13,7 +13,7 @@ from kvcache.indexer.scores_config import (
     grid_for,
 )
 from tests.kvcache.scores_cases import UNTOUCHED, Scored, check_scores
-from tests.marks import matrix
+from tests.marks import matrix, quick
 
 # Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
 MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
@@ -33,7 +33,7 @@ def test_scores(case, arch):
     check_scores(case, arch=arch)
 
 
-@pytest.mark.parametrize("arch", ON)
+@pytest.mark.parametrize("arch", quick(ON))
 def test_one_cta(monkeypatch, arch):
     """More tiles than there are accumulators, boxes that begin anywhere in pages, several runs."""
     monkeypatch.setattr(scores_forward, "grid_for", lambda *_: (1, 1))

@@ -54,7 +54,9 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize("case", [*QUICK, *matrix(MATRIX[::2], sweep=MATRIX[1::2])], ids=str)
+@pytest.mark.parametrize(
+    "case", [*QUICK, *matrix(MATRIX[::3], sweep=MATRIX[1::3] + MATRIX[2::3])], ids=str
+)
 def test_from_the_quantiser_to_the_quantised_output(case):
     """Values are judged in fp32; of these the other output has every bit."""
     (x, _), (wanted, w) = case.values(), case.inputs()

@@ -66,7 +66,7 @@ def assert_same(case: Case, other: Case) -> None:
 
 @pytest.mark.parametrize(
     ("out", "tile_rows"),
-    matrix([("fp32", 128), ("nvfp4", 256)], sweep=[("fp32", 256), ("nvfp4", 128)]),
+    matrix([("nvfp4", 256)], sweep=[("fp32", 128), ("fp32", 256), ("nvfp4", 128)]),
 )
 def test_wide_tiles_and_the_carrying_path_give_the_same_bits(tile_rows, out):
     """256 columns beside 128; SiLU of gate carried to the subtile of up beside both at once."""
