@@ -19,10 +19,14 @@ def quick(values: Iterable, every: int | None = None) -> list:
     ]
 
 
-def matrix(values: Iterable, sweep: Iterable = ()) -> list:
-    """Values of the matrix, and others that only the sweep takes."""
+def matrix(values: Iterable, sweep: Iterable = (), every: int = 1) -> list:
+    """Values of the matrix, or with `every` one of that many in a row; the others and `sweep` are
+    what only the sweep takes."""
     return [
-        *(_param(value, pytest.mark.matrix) for value in values),
+        *(
+            _param(value, pytest.mark.sweep if number % every else pytest.mark.matrix)
+            for number, value in enumerate(values)
+        ),
         *(_param(value, pytest.mark.sweep) for value in sweep),
     ]
 

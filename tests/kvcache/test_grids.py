@@ -49,7 +49,6 @@ def test_a_row_is_shared_by_as_many_threads_as_it_has_work_for():
     assert lanes_of(2048, 1) == 32
 
 
-@pytest.mark.matrix
 def test_accesses_are_as_wide_as_everything_allows():
     assert [vector_of(*numbers) for numbers in ((32, 48), (32, 8), (6,), (7,), (0, 64))] == [
         16, 8, 2, 1, 16,

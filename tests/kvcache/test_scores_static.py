@@ -39,7 +39,7 @@ MATRIX = [each for each in ALL if each not in QUICK]
 @needs_tools
 @pytest.mark.parametrize(
     ("config", "arch"),
-    [*QUICK, *matrix(MATRIX[::2], sweep=MATRIX[1::2])],
+    [*QUICK, *matrix(MATRIX, every=2)],
     ids=str,
 )
 def test_no_config_spills(config, arch, tmp_path):

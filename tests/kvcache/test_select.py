@@ -22,7 +22,7 @@ KEPT = SelectConfig("fp32", 1, 512, True, 64)
 PAIR = SelectConfig("fp32", 2, 512, True, 64, listed=16)  # lists that some warps overflow
 READ_AGAIN = SelectConfig("bf16", 2, 0, False, 64, aligned=False)
 SAMPLED = SelectConfig("fp32", 1, 0, True, 64, listed=64, sampled=2)
-QUICK = [
+ONE_OF_EACH = [
     pytest.param(*case, id=name, marks=marks)
     for name, case, marks in (
         ("kept", (Case(16, (200, 16, 0)), KEPT, "sm_100a"), pytest.mark.matrix),
@@ -46,7 +46,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "config", "arch"), QUICK)
+@pytest.mark.parametrize(("case", "config", "arch"), ONE_OF_EACH)
 def test_select(case, config, arch):
     check_select(case, config, arch=arch)
 

@@ -14,7 +14,7 @@ from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.forward import ARCHS
-from tests.marks import quick
+from tests.marks import in_turns, quick
 from tests.moe import routing_cases as cases
 from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
 
@@ -62,14 +62,7 @@ def test_route(case, arch):
     check_route(case, arch)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("arch", "case"),
-    [
-        pytest.param(ARCHS[number % 2], case, id=f"{ARCHS[number % 2]}-{case}")
-        for number, case in enumerate(MATRIX)
-    ],
-)
+@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
 def test_route_more(arch, case):
     check_route(case, arch)
 

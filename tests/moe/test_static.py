@@ -15,6 +15,7 @@ from moe.formats import FORMATS
 from moe.sm100.compile import compile_grouped
 from moe.sm100.plan import ROLES, make_plan
 from tests.house.source import ROOT
+from tests.marks import matrix
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
@@ -61,15 +62,11 @@ CARRYING = [
     if shape["tile_rows"] >= 128
     for out in OUTPUTS
 ]
-LONGER = [
-    pytest.param(config, marks=pytest.mark.sweep if number % 6 else pytest.mark.matrix)
-    for number, config in enumerate(dict.fromkeys((*OF_TILES, *CARRYING, *GRID)))
-    if config not in QUICK
-]
+LONGER = [config for config in dict.fromkeys((*OF_TILES, *CARRYING, *GRID)) if config not in QUICK]
 
 
 @needs_tools
-@pytest.mark.parametrize("config", [*QUICK, *LONGER], ids=str)
+@pytest.mark.parametrize("config", [*QUICK, *matrix(LONGER, every=6)], ids=str)
 def test_no_config_spills(config, tmp_path):
     """The stack is where registers spill to; the role with most of them sets those of all warps."""
     cubin = tmp_path / "kernel.cubin"
