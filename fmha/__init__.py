@@ -4,8 +4,21 @@
 tunable ones may be chosen. README.md has examples, the limits, and the order in which to read.
 """
 
-from fmha.api import attention
-from fmha.config import AttentionConfig
-from kernelkit.merge import merge
+from typing import TYPE_CHECKING
 
-__all__ = ["AttentionConfig", "attention", "merge"]
+from kernelkit.exports import exports
+
+if TYPE_CHECKING:
+    from fmha.api import attention
+    from fmha.config import AttentionConfig
+    from fmha.warmup import warmup
+    from kernelkit.merge import merge
+
+__all__ = ["AttentionConfig", "attention", "merge", "warmup"]
+
+__getattr__, __dir__ = exports(__name__, {
+    "fmha.api": "attention",
+    "fmha.config": "AttentionConfig",
+    "fmha.warmup": "warmup",
+    "kernelkit.merge": "merge",
+})  # fmt: skip

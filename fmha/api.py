@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fmha import ops
-from fmha.arguments import MAX_POSITION, SCALAR_KINDS
-from fmha.config import TUNABLE, AttentionConfig
+from fmha.arguments import SCALAR_KINDS
+from fmha.config import MAX_POSITION, TUNABLE, AttentionConfig
 from kernelkit.tensors import require_no_grad, require_scalars, require_types
 
 Window = tuple[int | None, int | None]

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 
-from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
+from fmha.config import IO_DTYPES, MAX_POSITION, PAGE_SIZES, AttentionConfig
 from kernelkit.log2 import check_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
@@ -25,7 +25,6 @@ from kernelkit.tensors import (
     scalar_kinds,
 )
 
-MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TABLES = (
     "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "sinks", "cos", "sin",
 )  # fmt: skip

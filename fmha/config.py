@@ -17,6 +17,7 @@ P_PATHS = ("tmem", "smem")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
+MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TUNABLE = ("p_path", "k_stages", "v_stages", "schedule", "rescale_log2")
 PAIR_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: two CTAs share the tile, 64 rows each
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 from fmha.arguments import TABLES, Arguments, entry_lengths
+from fmha.compile import compile_attention
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.layout import TILE_M
 from kernelkit import hw
@@ -57,17 +58,31 @@ def empty_results(arguments: Arguments) -> Results:
 
 
 def choose_config(arguments: Arguments) -> AttentionConfig:
-    """What to compile; not checked yet.
+    """What to compile; not checked yet."""
+    sizes = Sizes(arguments.batch, longest_queries(arguments))
+    return config_for(arguments, _plain_config(arguments), sizes)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a config depends on besides what the arguments say. queries: of the longest entry."""
+
+    batch: int
+    queries: int
+
+
+def config_for(arguments: Arguments, plain: AttentionConfig, sizes: Sizes) -> AttentionConfig:
+    """What to compile for arguments of these sizes.
 
     Where no schedule is wished for: ping-pong, if it fits and its CTAs, half as many, fill a B200.
     """
-    config = _plain_config(arguments)
+    config = replace(plain, pack_heads=_pack_heads(arguments, sizes.queries))
     if config.schedule:
         return config
-    rows, heads = longest_queries(arguments), arguments.q_heads
+    rows, heads = sizes.queries, arguments.q_heads
     if config.pack_heads:
         rows, heads = rows * heads // arguments.kv_heads, arguments.kv_heads
-    blocks = arguments.batch * heads * -(-rows // (2 * TILE_M))
+    blocks = sizes.batch * heads * -(-rows // (2 * TILE_M))
     pingpong = replace(config, schedule="pingpong")
     if rows <= TILE_M or blocks < hw.SMS or not _fits(pingpong):
         return config
@@ -75,7 +90,8 @@ def choose_config(arguments: Arguments) -> AttentionConfig:
 
 
 def _plain_config(arguments: Arguments) -> AttentionConfig:
-    """What the arguments say. Defaults stay defaults: a config is a key of the cache."""
+    """What the arguments say, sizes aside. Defaults stay defaults: a config is a key of the
+    cache."""
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
     is_default = replace(arguments, out_dtype=None).o_dtype == arguments.o_dtype
     return AttentionConfig(
@@ -94,7 +110,6 @@ def _plain_config(arguments: Arguments) -> AttentionConfig:
         varlen_q=arguments.cu_seqlens_q is not None,
         varlen_k=arguments.cu_seqlens_k is not None,
         page_size=0 if arguments.page_table is None else arguments.k.shape[1],
-        pack_heads=_pack_heads(arguments),
         rope_dim=0 if arguments.cos is None else 2 * arguments.cos.shape[1],
         pdl=arguments.pdl,
         **{name: getattr(arguments, name) for name in TUNABLE},
@@ -126,11 +141,11 @@ def _has_queries(arguments: Arguments) -> bool:
     return arguments.batch > 0 and longest_queries(arguments) > 0
 
 
-def _pack_heads(arguments: Arguments) -> bool:
+def _pack_heads(arguments: Arguments, rows: int) -> bool:
     """Whether one tile holds all heads of a group: as wished, else where it makes fewer tiles."""
     if arguments.pack_heads is not None:
         return arguments.pack_heads
-    rows, group = longest_queries(arguments), arguments.q_heads // arguments.kv_heads
+    group = arguments.q_heads // arguments.kv_heads
     packed = arguments.kv_heads * -(-rows * group // TILE_M)
     return group > 1 and packed < arguments.q_heads * -(-rows // TILE_M)
 
@@ -147,8 +162,6 @@ def _without_keys(arguments: Arguments, results: Results) -> Results:
 def _launch(
     arguments: Arguments, config: AttentionConfig, target: Target, results: Results
 ) -> None:
-    from fmha.sm100.compile import compile_attention
-
     o, lse, row_max = results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:

@@ -5,9 +5,9 @@ it loads, multiplies, exponentiates and multiplies again, strictly one after the
 specialisation, no pipeline, one buffer of everything, O accumulated in registers. Thread r owns
 row r of the tile, which is lane r of TMEM. bfloat16, head_dim 64, no mask, any lengths.
 
-    compiled = compile_minimal()                    # 'sm_100a'; no GPU is needed
-    compiled(q, k, v, o, scale)                     # on a Blackwell GPU
-    ptxemu.run(compiled, q, k, v, o, scale)         # anywhere
+    compiled = fmha.compile.compile_minimal()       # for sm_100a; no GPU is needed
+    target = Target("emulate", "sm_100a")           # on a Blackwell GPU Target("cuda", "sm_100a")
+    kernelkit.launch.launch(compiled, (q, k, v, o, scale), target, q.device)
 
 q, o: [B, Sq, H, 64]; k, v: [B, Skv, H, 64], bfloat16, last dim contiguous, the other strides
 multiples of 8 elements, base addresses 16-byte aligned; scale: float, multiplies q.k (> 0).
@@ -25,7 +25,6 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
 from kernelkit.boxes import reorder
-from kernelkit.compile import compile_once
 from kernelkit.log2 import LOG2_E
 
 HEAD_DIM = 64
@@ -262,9 +261,9 @@ def minimal_attention(
     ).launch(grid=(cute.ceil_div(q_length, TILE_M), heads, batch), block=(TILE_M, 1, 1))
 
 
-def compile_minimal(arch: str = "sm_100a") -> Any:
-    """Compile for any lengths, heads, batch and strides; `artifacts.PTX` holds the text."""
-    return compile_once("fmha.minimal", arch, lambda: (minimal_attention, *_fake_arguments()))
+def host_function(_config: None, _arch: str) -> tuple:
+    """What is compiled and example arguments."""
+    return minimal_attention, *_fake_arguments()
 
 
 def _fake_arguments() -> tuple:

@@ -4,8 +4,21 @@
 compiled for. README.md has examples, the limits, and the order in which to read.
 """
 
-from gqa_lowlatency.api import decode, decode_plan
-from gqa_lowlatency.config import DecodeConfig
-from kernelkit.merge import merge
+from typing import TYPE_CHECKING
 
-__all__ = ["DecodeConfig", "decode", "decode_plan", "merge"]
+from kernelkit.exports import exports
+
+if TYPE_CHECKING:
+    from gqa_lowlatency.api import decode, decode_plan
+    from gqa_lowlatency.config import DecodeConfig
+    from gqa_lowlatency.warmup import warmup
+    from kernelkit.merge import merge
+
+__all__ = ["DecodeConfig", "decode", "decode_plan", "merge", "warmup"]
+
+__getattr__, __dir__ = exports(__name__, {
+    "gqa_lowlatency.api": "decode decode_plan",
+    "gqa_lowlatency.config": "DecodeConfig",
+    "gqa_lowlatency.warmup": "warmup",
+    "kernelkit.merge": "merge",
+})  # fmt: skip

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
 
@@ -22,11 +20,14 @@ from gqa_lowlatency.plan import (
     one_to_an_sm,
 )
 from kernelkit import hw
-from kernelkit.launch import Target, choose_target, clusters_at_once, launch, written_for
+from kernelkit.arch import written_for
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import Target, choose_target, clusters_at_once, launch
 from kernelkit.log2 import exponent_factors
 from kernelkit.tensors import DTYPE_NAMES, require_tma, with_plain_strides, without_broadcast
 
-KERNELS = {"sm_100a": "gqa_lowlatency.sm100.compile", "sm_90a": "gqa_lowlatency.sm90.compile"}
+KERNELS = {"sm_100a": "gqa_lowlatency.sm100.kernel", "sm_90a": "gqa_lowlatency.sm90.kernel"}
 ARCHS = tuple(KERNELS)
 UNBOUNDED = (1 << 30) - 1  # as good as any larger window: positions stay below 2 ** 29
 
@@ -81,55 +82,109 @@ def check_config(config: DecodeConfig, arch: str) -> None:
     Plan90(config).check()
 
 
-def compile_for(config: DecodeConfig, arch: str) -> Any:
-    """The compiled kernel."""
-    module = import_module(KERNELS[written_for(arch)])
-    return module.compile_decode(config, arch)
+def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel:
+    """The kernel, found or compiled, once per process."""
+    return compile_once(config, arch, KERNELS[written_for(arch)])
 
 
 def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
     """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
-    arch = written_for(target.arch)
+    wished = wished_config(arguments, target.arch)
+    limits = co_scheduled_on(target, replace(wished, cluster=1), arguments.q.device)
+    return config_for(wished, target.arch, _load(arguments), limits)
+
+
+def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
+    """What the arguments say, sizes aside; cluster 0 leaves the choice to `config_for`."""
     tunable = {name: getattr(arguments, name) for name in TUNABLE}
     if not tunable["max_columns"]:
-        tunable["max_columns"] = _columns(arch, arguments)
-    config = replace(_plain_config(arguments), **(tunable | {"cluster": tunable["cluster"] or 1}))
-    if tunable["cluster"]:
-        return replace(config, parts=arguments.parts > 1)
-    cluster = choose_cluster(
-        arch,
-        arguments.most_seen,
-        arguments.batch * arguments.kv_heads * config.row_tiles,
-        batch_invariant=arguments.batch_invariant,
-        co_scheduled=_co_scheduled(target, config, arguments.q.device),
-    )
-    config = replace(config, cluster=cluster)
-    config = replace(config, parts=clusters_per_head(arch, arguments, config) > 1)
-    return _for_shares(arch, arguments, config)
+        tunable["max_columns"] = _columns(written_for(arch), arguments)
+    return replace(_plain_config(arguments), **tunable)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
+    heads of all entries. parts: clusters that share a KV head, 0 chooses."""
+
+    keys: int
+    heads: int
+    batch_invariant: bool = False
+    parts: int = 0
+
+
+def config_for(
+    wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
+) -> DecodeConfig:
+    """What to compile for `wished` under a load; co_scheduled: see `plan.choose_cluster`."""
+    chosen = choose(wished, wished.row_tiles, arch, load, co_scheduled)
+    return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.parts > 1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Fields of a config that follow from the load."""
+
+    cluster: int
+    parts: bool
+    warps: int
+    alone: bool
+    early: bool
+
+
+def choose(
+    wished: DecodeConfig,
+    row_tiles: int,
+    arch: str,
+    load: Load,
+    co_scheduled: CoScheduled | None = None,
+) -> Choice | None:
+    """None where a cluster is wished for, and with it the rest. row_tiles: those of `wished`."""
+    if wished.cluster:
+        return None
+    arch, fixed = written_for(arch), {"batch_invariant": load.batch_invariant}
+    clusters = load.heads * row_tiles
+    cluster = choose_cluster(arch, load.keys, clusters, co_scheduled=co_scheduled, **fixed)
+    parts = load.parts or choose_parts(arch, load.keys, max(clusters, 1), cluster, **fixed)
+    return _for_shares(wished, arch, load, (row_tiles, cluster, parts))
+
+
+def _load(arguments: Arguments) -> Load:
+    heads = arguments.batch * arguments.kv_heads
+    return Load(arguments.most_seen, heads, arguments.batch_invariant, arguments.parts)
 
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
-    if arguments.parts:
-        return arguments.parts
-    clusters = arguments.batch * arguments.kv_heads * config.row_tiles
-    fixed = {"batch_invariant": arguments.batch_invariant}
-    return choose_parts(arch, arguments.most_seen, max(clusters, 1), config.cluster, **fixed)
+    return _parts(arch, _load(arguments), config)
 
 
-def _for_shares(arch: str, arguments: Arguments, config: DecodeConfig) -> DecodeConfig:
+def _parts(arch: str, load: Load, config: DecodeConfig) -> int:
+    if load.parts:
+        return load.parts
+    clusters = max(load.heads * config.row_tiles, 1)
+    fixed = {"batch_invariant": load.batch_invariant}
+    return choose_parts(arch, load.keys, clusters, config.cluster, **fixed)
+
+
+def _for_shares(
+    wished: DecodeConfig, arch: str, load: Load, shares: tuple[int, int, int]
+) -> Choice:
     """What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
     Hopper kernel, when the next grid begins. What is wished for stays.
+
+    shares: tiles of rows, CTAs of a cluster, clusters of a KV head.
     """
-    clusters = 1 if arguments.batch_invariant else arguments.batch * arguments.kv_heads
-    sharing = config.cluster * (clusters_per_head(arch, arguments, config) if config.parts else 1)
-    ctas = clusters * config.row_tiles * sharing
-    keys = arguments.most_seen // sharing
-    if not config.warps and not config.pdl:
-        warps = choose_warps(arch, keys, ctas, config.columns * config.head_dim)
-        config = replace(config, warps=warps)
-    early = config.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
-    return replace(config, alone=one_to_an_sm(arch, keys, ctas, pdl=config.pdl), early=early)
+    row_tiles, cluster, parts = shares
+    sharing = cluster * parts
+    ctas = (1 if load.batch_invariant else load.heads) * row_tiles * sharing
+    keys = load.keys // sharing
+    warps = wished.warps
+    if not warps and not wished.pdl:
+        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
+    early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
+    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
+    return Choice(cluster, parts > 1, warps, alone, early)
 
 
 def _columns(arch: str, arguments: Arguments) -> int:
@@ -165,7 +220,9 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
     )
 
 
-def _co_scheduled(target: Target, config: DecodeConfig, device: torch.device) -> CoScheduled | None:
+def co_scheduled_on(
+    target: Target, config: DecodeConfig, device: torch.device
+) -> CoScheduled | None:
     """What the device says; the emulator has no limit."""
     if target.backend != "cuda":
         return None

@@ -1,49 +1,131 @@
-"""Compile a CuTe DSL function once per config and architecture, with its PTX kept.
+"""A kernel's host function, compiled once per config and architecture: by this process, by another
+one that left it in the cache on disk, or ahead of time.
 
-Arguments are fake tensors with dynamic shapes and strides, so one compile serves all lengths, and
-no GPU is needed. The DSL traces under process-wide state: one thread compiles at a time.
+Two keys find a kernel on disk. The first is its config and a fingerprint of every file that it is
+traced from: a hit takes milliseconds and imports nothing of the DSL. Where it misses, or where
+something in those files was patched at run time, the kernel is traced, and the traced code is the
+second key: it needs no trust, and a change that leaves the kernel as it was compiles nothing.
 """
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
+import json
+import sys
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
+from kernelkit import aot, pristine, sources, store
+from kernelkit.arch import ARCHITECTURES
+from kernelkit.artifact import FORMAT, Artifact
+from kernelkit.kernel import CompiledKernel
+from kernelkit.keys import KernelKey, NotPlain
+from kernelkit.store import Store
+from kernelkit.trace import Traced, settings, toolchain
 
-_compiled: dict[tuple[Hashable, str], Any] = {}
+_compiled: dict[tuple[Hashable, ...], CompiledKernel] = {}
 _lock = threading.Lock()
 
 
-def compile_once(key: Hashable, arch: str, describe: Callable[[], tuple]) -> Any:
-    """The compiled host function for (`key`, `arch`), from this process's cache if it is there.
+def compile_once(
+    config: Hashable, arch: str, source: str | Callable[[], tuple]
+) -> CompiledKernel | None:
+    """The compiled kernel, from this process's memory if it is there; None while `collecting`.
 
-    describe() -> (function, *example arguments) for `cute.compile`; it is called only to compile.
-    The result is callable with runtime arguments and holds its text in `artifacts.PTX`.
+    source: 'package.module', whose `host_function(config, arch)` gives what to compile, (function,
+    *example arguments) for `cute.compile`, or 'package.module:function'; it is imported only to
+    compile. A function without arguments will do, too, for kernels of tests and experiments, which
+    are traced by each process.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}: one of {ARCHITECTURES}")
+    collected = _collected.get()
+    if collected is not None:
+        collected.append(KernelKey(source, config, arch))
+        return None
+    known = (source if isinstance(source, str) else source.__qualname__, config, arch)
     with _lock:
-        if (key, arch) not in _compiled:
-            _compiled[key, arch] = _compile(arch, *describe())
-        return _compiled[key, arch]
+        if known not in _compiled:
+            _compiled[known] = _make(config, arch, source)
+        return _compiled[known]
+
+
+_collected: ContextVar[list[KernelKey] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[list[KernelKey]]:
+    """Within the block nothing is compiled or launched: the kernels that would be are in the list,
+    in order. Tensors may be on the device 'meta' then."""
+    token = _collected.set([])
+    try:
+        yield _collected.get()
+    finally:
+        _collected.reset(token)
 
 
 def forget() -> int:
-    """Drop every compiled function of this process, several MB each, and say how many they were;
-    who holds one keeps it."""
+    """Drop every compiled kernel of this process's memory, and say how many they were; who holds
+    one keeps it."""
     with _lock:
         count = len(_compiled)
         _compiled.clear()
         return count
 
 
-def _compile(arch: str, function: Callable, *arguments: Any) -> Any:
-    import cutlass.cute as cute
+def _make(config: Hashable, arch: str, source: str | Callable[[], tuple]) -> CompiledKernel:
+    return CompiledKernel(_find_or_compile(config, arch, source))
 
-    # The DSL writes the files that it is asked to keep, and reads them back at once.
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
-        return cute.compile(function, *arguments, options=options)
+
+def _find_or_compile(config: Hashable, arch: str, source: str | Callable[[], tuple]) -> Artifact:
+    if not isinstance(source, str):
+        return _compile(source, arch, store.from_environment())[0]
+    key = KernelKey(source, config, arch)
+    aot.note(key)
+    ready = aot.artefact_for(key)
+    if ready is not None:
+        return ready
+    kept, digest = store.from_environment(), _digest(key)
+    if kept is None or digest is None:
+        return _compile(key.host_function, arch, kept)[0]
+    found = _from_config(kept, digest)
+    if found is not None:
+        return found
+    with kept.compiling(digest):
+        found = _from_config(kept, digest)  # by a process that was quicker
+        if found is not None:
+            return found
+        artifact, traced = _compile(key.host_function, arch, kept)
+        # Only now all its modules are loaded.
+        if not pristine.patched(key.module):
+            kept.put_config(digest, {"kernel": traced, "key": json.loads(key.to_text())})
+        return artifact
+
+
+def _from_config(kept: Store, digest: str) -> Artifact | None:
+    content = kept.config(digest)
+    return None if content is None else kept.kernel(content["kernel"])
+
+
+def _digest(key: KernelKey) -> str | None:
+    """Of the config and all that it is compiled by; None where that says too little."""
+    try:
+        if pristine.patched(key.module):
+            return None
+        parts = [FORMAT, key.to_text(), sources.fingerprint(key.module)]
+    except NotPlain:
+        return None
+    parts += [toolchain(), settings(), sys.version_info[:2]]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _compile(
+    describe: Callable[[], tuple], arch: str, kept: Store | None
+) -> tuple[Artifact, str]:
+    """(what was compiled, the key of the traced code)."""
+    traced = Traced(describe(), arch, kept.kernel if kept else lambda _: None)
+    if kept is not None and not traced.found:
+        kept.put_kernel(traced.key, traced.artifact)
+    return traced.artifact, traced.key

@@ -6,7 +6,7 @@ cannot run raises and says why: nothing falls back to another implementation.
 
 from __future__ import annotations
 
-import ctypes
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,24 +16,19 @@ from typing import Any
 
 import torch
 
-from kernelkit import hw
+from kernelkit import cuda, hw
+from kernelkit.arch import ARCH_OF_CAPABILITY, written_for
+from kernelkit.kernel import CompiledKernel
+from kernelkit.signature import Packed, leaves
 
 BACKENDS = ("auto", "cuda", "emulate")
-# Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
-# Compatibility Guide); what is written for sm_100a compiles for sm_103a as it is.
-ARCH_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
-WRITTEN_FOR = {"sm_103a": "sm_100a"}
 EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
-
-
-def written_for(arch: str | None) -> str | None:
-    """The architecture whose kernels serve `arch`, None for none."""
-    return WRITTEN_FOR.get(arch, arch)
 
 
 @dataclass(frozen=True)
 class Target:
-    """backend: 'cuda' or 'emulate'; arch: what to compile for."""
+    """backend: 'cuda', 'emulate', or 'none' for tensors without memory; arch: what to compile
+    for."""
 
     backend: str
     arch: str
@@ -97,8 +92,9 @@ def choose_target(
 ) -> Target:
     """Target for tensors on `device`.
 
-    archs: architectures that the kernel is written for. ValueError for a wish that contradicts the
-    device, NotImplementedError for a device that no kernel is written for.
+    archs: architectures that the kernel is written for. Tensors on 'meta' have one where `arch`
+    names it. ValueError for a wish that contradicts the device, NotImplementedError for a device
+    that no kernel is written for.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
@@ -106,6 +102,8 @@ def choose_target(
         raise NotImplementedError(f"arch {arch!r}: this kernel is written for {tuple(archs)}")
     if device.type == "cpu":
         return _cpu_target(backend, arch, archs)
+    if device.type == "meta" and arch in archs:
+        return Target("none", arch)  # what has no memory is only asked for its kernels
     if device.type != "cuda":
         raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
     if backend == "emulate":
@@ -141,21 +139,23 @@ def sms_of(device: torch.device) -> int:
 @cache
 def clusters_at_once(device: torch.device, ctas: int) -> int:
     """Clusters of `ctas` CTAs, one CTA to an SM, that a CUDA device runs at the same time."""
-    from cutlass.utils import HardwareInfo
-
+    if _is_pretended():
+        return hw.SMS // ctas
     index = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(index):
-        return HardwareInfo(index).get_max_active_clusters(ctas)
+        return cuda.most_clusters(ctas)
 
 
-def launch(compiled: Any, arguments: Sequence[Any], target: Target, device: torch.device) -> None:
+def launch(
+    compiled: CompiledKernel | None, arguments: Sequence[Any], target: Target, device: torch.device
+) -> None:
     """Call `compiled` with `arguments`, and a stream as the last one.
 
-    arguments: tensors (last dimension contiguous), numbers, None, and tuples of them. Natively the
-    launch goes to torch's current stream of `device` and does not wait for it.
+    arguments: tensors (last dimension contiguous), numbers, `ParamTable`s, None, and tuples of
+    them. Natively the launch goes to torch's current stream of `device` and does not wait for it.
     """
-    from cuda.bindings.driver import CUstream
-
+    if compiled is None:  # while `kernelkit.compile.collecting`
+        return
     recorded = _recording.get()
     if recorded is not None:
         prepared = PreparedLaunch(compiled, arguments, target, device)
@@ -163,13 +163,12 @@ def launch(compiled: Any, arguments: Sequence[Any], target: Target, device: torc
         recorded.launches.append(prepared)
         recorded.kept.append(arguments)
         return
-    converted = [_argument(item) for item in arguments]
-    if target.backend == "cuda":
-        with torch.cuda.device(device):
-            stream = torch.cuda.current_stream(device).cuda_stream
-            compiled(*converted, CUstream(stream))
+    packed = compiled.signature.pack(arguments)
+    if _is_emulated(target):
+        _emulate(compiled, packed)
         return
-    _emulate(compiled, converted)
+    with torch.cuda.device(device):
+        _NativeCall(compiled, packed)()
 
 
 def current_stream(index: int) -> int:
@@ -181,38 +180,35 @@ def current_stream(index: int) -> int:
 
 
 class PreparedLaunch:
-    """A launch with its arguments converted beforehand: `move` says where tensors lie now, `launch`
+    """A launch with its arguments laid out beforehand: `move` says where tensors lie now, `launch`
     launches.
 
-    The DSL describes a tensor by its address and, behind it, sizes and strides. Only addresses are
-    overwritten: a few microseconds of host work instead of hundreds. Natively the descriptions are
-    kept, and no tensor. One thread at a time.
+    Only addresses are overwritten: a few microseconds of host work. No tensor is kept. One thread
+    at a time.
 
     last: tensors among the arguments whose addresses come behind those of the others.
     """
 
     def __init__(
         self,
-        compiled: Any,
+        compiled: CompiledKernel,
         arguments: Sequence[Any],
         target: Target,
         device: torch.device,
         *,
         last: Sequence[torch.Tensor] = (),
     ) -> None:
-        converted = [_argument(item) for item in arguments]
-        pairs = list(zip(_leaves(arguments), _leaves(converted), strict=True))
-        tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+        packed = compiled.signature.pack(arguments)
+        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
         behind = {id(tensor) for tensor in last}
-        ordered = sorted(tensors, key=lambda pair: id(pair[0]) in behind)  # stable
-        self._addresses = [_address_of(*pair) for pair in ordered]
-        if target.backend == "cuda":
-            with torch.cuda.device(device):
-                self.launch = _NativeCall(compiled, converted)
-            # They outlive the DSL's tensors, and with those the memory that they describe.
-            self._descriptions = [description._memref_desc for _, description in tensors]
+        pairs = zip(tensors, packed.tensor_words, strict=True)
+        ordered = sorted(pairs, key=lambda pair: id(pair[0]) in behind)  # stable
+        self._addresses = [word for _, word in ordered]
+        if _is_emulated(target):
+            self.launch = partial(_emulate, compiled, packed)
         else:
-            self.launch = partial(_emulate, compiled, converted)
+            with torch.cuda.device(device):
+                self.launch = _NativeCall(compiled, packed)
 
     def move(self, addresses: Iterable[int]) -> None:
         """addresses: of all tensors among the arguments, in their order."""
@@ -221,75 +217,40 @@ class PreparedLaunch:
 
 
 class _NativeCall:
-    """A compiled host function and the array of pointers that it takes, on the current device.
+    """A compiled host function and what it takes, on the device that is current now."""
 
-    The DSL's executor fills such an array at every call; this one is filled once.
-    """
-
-    def __init__(self, compiled: Any, converted: Sequence[Any]) -> None:
-        from cuda.bindings.driver import CUstream
-
+    def __init__(self, compiled: CompiledKernel, packed: Packed) -> None:
         self._index = torch.cuda.current_device()
-        executor, stream = compiled.to(None), CUstream(0)
-        pointers, _ = executor.generate_execution_args(*converted, stream)
-        self._packed = executor._get_invoke_packed_args(pointers)
-        self._function, self._result = executor.capi_func, executor.cuda_result
-        self._stream_word = ctypes.c_uint64.from_address(stream.getPtr())
-        self._kept = executor, pointers, stream
+        self._entry = compiled.entry(self._index)
+        self._pointers = packed.pointers
+        self._stream, self._result = packed.stream_word, packed.result_word
+        self._kept = packed
 
     def __call__(self) -> None:
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
                 return self()
-        self._stream_word.value = current_stream(self._index)
-        self._function(self._packed)
+        self._stream.value = current_stream(self._index)
+        self._entry(self._pointers)
         if self._result.value:
-            raise RuntimeError(f"the launch failed: {_cuda_error(self._result.value)}")
+            cuda.check_result(self._result.value)
 
 
-def _cuda_error(code: int) -> str:
-    from cuda.bindings import runtime
+def _is_emulated(target: Target) -> bool:
+    if target.backend == "none":
+        raise NotImplementedError("device meta: there is no memory to launch on")
+    return target.backend == "emulate" or _is_pretended()
 
-    return f"{runtime.cudaError_t(code)!r}"
+
+def _is_pretended() -> bool:
+    """Whether `python -m ptxemu` runs this process as if it had a GPU."""
+    emulator = sys.modules.get("ptxemu")
+    return emulator is not None and emulator.pretends()
 
 
-def _emulate(compiled: Any, converted: Sequence[Any]) -> None:
-    from cuda.bindings.driver import CUstream
-
+def _emulate(compiled: CompiledKernel, packed: Packed) -> None:
     import ptxemu
 
     active = _emulation.get() or Emulation()
-    report = ptxemu.run(compiled, *converted, CUstream(0), options=active.options)
+    report = ptxemu.run_host(compiled, packed.pointers[:-1], active.options)
     active.reports.append(report)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """What nested tuples and lists hold, in order."""
-    if not isinstance(value, tuple | list):
-        yield value
-        return
-    for item in value:
-        yield from _leaves(item)
-
-
-def _address_of(tensor: torch.Tensor, converted: Any) -> ctypes.c_uint64:
-    """The word of a converted tensor that holds its address."""
-    (pointer,) = converted.__c_pointers__()
-    word = ctypes.c_uint64.from_address(pointer)
-    if word.value != tensor.data_ptr():
-        raise RuntimeError("the DSL's description of a tensor does not begin with its address")
-    return word
-
-
-def _argument(value: Any) -> Any:
-    """A tensor as the DSL takes it, all shapes and strides dynamic but the last stride."""
-    if isinstance(value, tuple):
-        return tuple(_argument(item) for item in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    from cutlass.cute.runtime import from_dlpack
-
-    if value.numel() > 1 and 0 in value.stride():
-        # The DSL would take it for a constant, and every argument behind it for its neighbour.
-        raise ValueError(f"strides {value.stride()}: a broadcast tensor cannot be an argument")
-    return from_dlpack(value.detach()).mark_layout_dynamic(leading_dim=value.ndim - 1)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit import merge_plan
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.merge_plan import MergeConfig
+from kernelkit.param_table import ParamTable
 from kernelkit.tensors import DTYPE_NAMES, require_grid, require_tensors, require_tma
 
 ARCHS = ("sm_90a", "sm_100a")
@@ -60,6 +63,11 @@ class _Problem:
     parts: int
 
 
+def compile_merge(config: MergeConfig, arch: str) -> CompiledKernel:
+    """`Merge.__call__`, found or compiled; once per process."""
+    return compile_once(config, arch, "kernelkit.merge_kernel")
+
+
 def _run(
     problem: _Problem,
     parts: list[Part],
@@ -68,9 +76,6 @@ def _run(
     target: Target,
 ) -> None:
     """One launch over all parts; those of one dtype stand together in the table."""
-    from kernelkit.merge_kernel import compile_merge
-    from kernelkit.param_table import ParamTable
-
     sizes, stacked = problem.sizes, "n" in problem.o_dims
     by_dtype: dict[str, list[Part]] = {}
     for part in parts:

@@ -5,7 +5,6 @@ what was summed under an older one shrinks. Nothing is shared between threads bu
 lanes, their partial sums at the end. No tensor cores: it compiles for any architecture.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
+from kernelkit.device_table import DeviceTable
 from kernelkit.log2 import LN_2, LOG2_E
 from kernelkit.merge_plan import (
     FIELDS_OF_PART,
@@ -24,7 +23,7 @@ from kernelkit.merge_plan import (
     MergeConfig,
 )
 from kernelkit.online_softmax import finite
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import ParamTable
 from kernelkit.words import vector_at
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
@@ -244,9 +243,9 @@ class Merge:
         return new_top, total
 
 
-def compile_merge(config: MergeConfig, arch: str) -> Any:
-    """The compiled `Merge.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (Merge(config), *_arguments(config)))
+def host_function(config: MergeConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Merge(config), *_arguments(config)
 
 
 def _arguments(config: MergeConfig) -> tuple:

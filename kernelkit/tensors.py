@@ -7,6 +7,7 @@ are multiples of 16 bytes: views and slices need no copy, broadcasts (stride 0) 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -150,3 +151,13 @@ def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def as_meta(value: Any) -> Any:
+    """The same without memory, wherever there are tensors: in dataclasses, too."""
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{k: as_meta(v) for k, v in fields.items()})
+    return value

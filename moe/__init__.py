@@ -1,12 +1,18 @@
 """Mixture of experts in block-scaled formats, from router logits to the combined output."""
 
-from moe.formats import FORMATS, BlockFormat
-from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan, grouped_gemm_swiglu
-from moe.layer import Router, Scales, SwiGLU, fused_moe, fused_moe_plan
-from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
-from moe.quantiser.api import quantise
-from moe.quantized import Quantized
-from moe.routing import Permutation, combine, permutation, route
+from typing import TYPE_CHECKING
+
+from kernelkit.exports import exports
+
+if TYPE_CHECKING:
+    from moe.formats import FORMATS, BlockFormat
+    from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan, grouped_gemm_swiglu
+    from moe.layer import Router, Scales, SwiGLU, fused_moe, fused_moe_plan
+    from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
+    from moe.quantiser.api import quantise
+    from moe.quantized import Quantized
+    from moe.routing import Permutation, combine, permutation, route
+    from moe.warmup import warmup
 
 __all__ = [
     "FORMATS",
@@ -31,4 +37,16 @@ __all__ = [
     "quantise",
     "route",
     "unpack",
+    "warmup",
 ]
+
+__getattr__, __dir__ = exports(__name__, {
+    "moe.formats": "FORMATS BlockFormat",
+    "moe.grouped": "Activation grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
+    "moe.layer": "Router Scales SwiGLU fused_moe fused_moe_plan",
+    "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack",
+    "moe.quantiser.api": "quantise",
+    "moe.quantized": "Quantized",
+    "moe.routing": "Permutation combine permutation route",
+    "moe.warmup": "warmup",
+})  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from moe.formats import FORMATS, BlockFormat
 
 GRANULARITIES = (8, 16, 32, 64)
+DEFAULT_GRANULARITY = 32
 OUT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
 TILE_ROWS = (*SWAPPED_ROWS, 128, 256)

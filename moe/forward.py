@@ -6,13 +6,14 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
-from kernelkit.launch import Target, choose_target, launch, sms_of, written_for
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import Target, choose_target, launch, sms_of
 from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
 from moe.arguments import Activation, Arguments
+from moe.compile import compile_grouped
 from moe.config import GroupedConfig
 from moe.formats import (
     FORMATS,
@@ -70,11 +71,9 @@ def empty_results(like: torch.Tensor, shape: tuple[int, int], experts: int, out:
     return data, like.new_empty(room, dtype=torch.uint8)
 
 
-def compile_for(config: GroupedConfig, arch: str) -> Any:
+def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel:
     """The kernel for `arch`."""
-    from moe.sm100.compile import compile_grouped
-
-    return compile_grouped(config, written_for(arch))
+    return compile_grouped(config, arch)
 
 
 def kernel_arguments(arguments: Arguments, results: Results) -> list:

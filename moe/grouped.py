@@ -9,8 +9,8 @@ import torch
 from kernelkit.tensors import require_no_grad, require_scalars, require_types
 from moe import ops
 from moe.arguments import Activation, Arguments, SwiGLU, check_form, out_name
+from moe.config import DEFAULT_GRANULARITY
 from moe.direct import GroupedGemmPlan, quantized_result
-from moe.packing import DEFAULT_GRANULARITY
 from moe.quantized import Quantized
 
 __all__ = ["Activation", "grouped_gemm", "grouped_gemm_plan", "grouped_gemm_swiglu"]

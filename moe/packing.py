@@ -20,12 +20,11 @@ import torch
 
 from kernelkit import hw
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
-from moe.config import GRANULARITIES
+from moe.config import DEFAULT_GRANULARITY, GRANULARITIES
 from moe.formats import BlockFormat, format_of
 from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
 from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
 
-DEFAULT_GRANULARITY = 32
 # Rows of w13 as it is given: all of gate first, all of up first, or one of each in turn (gpt-oss).
 ORDERS = ("gate_up", "up_gate", "alternating")
 

@@ -8,6 +8,9 @@ its gaps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from ptxemu.errors import (
     Deadlock,
     HardwareRefusal,
@@ -17,9 +20,11 @@ from ptxemu.errors import (
     PtxSyntaxError,
     UnsupportedPtx,
 )
-from ptxemu.module import Module, load
 from ptxemu.options import Options
 from ptxemu.report import Access, Finding, LaunchReport, Report
+
+if TYPE_CHECKING:
+    from ptxemu.module import Module, load
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
@@ -45,6 +50,40 @@ def run(
     return emulator.report
 
 
+def run_host(code: object, pointers: Sequence[int], options: Options | None = None) -> Report:
+    """Execute every launch of a host function that the DSL compiled earlier, on CPU memory.
+
+    code: a `ptxemu.host.engine.HostCode`, such as an artefact brings. pointers: addresses of its
+    arguments. Needs no DSL. Raises the errors of `ptxemu.errors`.
+    """
+    from ptxemu.host.emulator import Emulator
+    from ptxemu.host.engine import host_program
+
+    emulator = _launchers[-1] if options is None and _launchers else Emulator(options)
+    host_program(code).call(pointers, emulator)
+    return emulator.report
+
+
+def pretends() -> bool:
+    """Whether this process is run as if it had a GPU, by `python -m ptxemu`: native launches of
+    host code that the DSL does not launch are to come to `run_host`."""
+    return bool(_launchers)
+
+
+_launchers: list = []  # of ptxemu.host.interception, the innermost last
+
+
+def __getattr__(name: str) -> Any:
+    """`Module` and `load` bring numpy and every instruction, so they are imported when asked for:
+    options and reports are cheap."""
+    if name not in ("Module", "load"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ptxemu import module
+
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
 __all__ = [
     "Access",
     "Deadlock",
@@ -61,5 +100,7 @@ __all__ = [
     "UnsupportedPtx",
     "compile",
     "load",
+    "pretends",
     "run",
+    "run_host",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 
@@ -68,11 +67,3 @@ def table_of_cases(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table
-
-
-def positive(text: str) -> float:
-    """Argument type: a number above 0."""
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from fmha import AttentionConfig, attention
+from fmha.api import attention
 from fmha.arguments import Arguments
+from fmha.config import TUNABLE, AttentionConfig
 from fmha.forward import choose_config
 from fmha.plan import AttentionPlan, make_plan
 from kernelkit.launch import emulation
@@ -180,6 +182,20 @@ class Case:
         tensors = {name: v for name, v in options.items() if isinstance(v, torch.Tensor)}
         options |= {name: tensor.to(device) for name, tensor in tensors.items()}
         return Arguments(*self.inputs(device), **options)
+
+
+def case_of(options: argparse.Namespace, of_shape: tuple[int, ...] | None = None) -> Case:
+    """The case that the flags spell, with another shape where one is given."""
+    names = {one.name for one in fields(Case)} - {"head_dim", "tuning"}
+    values = {name: value for name, value in vars(options).items() if name in names}
+    values["head_dim"], values["v_head_dim"] = options.head_dim
+    default = AttentionConfig()
+    values["tuning"] = {
+        name: getattr(options, name)
+        for name in TUNABLE
+        if getattr(options, name) != getattr(default, name)
+    }
+    return Case(*(of_shape or options.shape), **values)
 
 
 def check(case: Case) -> None:

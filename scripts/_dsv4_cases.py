@@ -28,7 +28,6 @@ from kvcache.models import CSA, HCA, Options, deepseek_v4
 from kvcache.rows import Rows, TailRows
 from kvcache.step import Step
 
-STEPS = ("compress", "query", "score", "topk")
 DECODED = 256  # tokens up to which each belongs to a request of its own
 BEGUN = 1024  # tokens that a request has before
 SPREAD = 3.0  # of scores

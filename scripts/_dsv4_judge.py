@@ -29,7 +29,8 @@ import torch
 
 from _dsv4_layer import FORMAT, SCALES, Layer, Taps
 from _dsv4_model import Recompute, Rows, State
-from _dsv4_weights import ROPE
+from _dsv4_shape import ROPE
+from _run_moe import EXTRA
 from kernelkit.tolerance import Report, compare_output
 from kvcache import reference
 from kvcache.indexer import quantised as index
@@ -41,7 +42,6 @@ from kvcache.step import Step
 from moe import reference as moe_reference
 from moe import unpack
 from moe.reference_routing import route
-from run_moe import EXTRA
 
 RATE, SOME = 2.0**-10, 8  # numbers that may be rounded otherwise: of all, and always
 # Of fp32; roundings of a score beside those of the sum over heads.

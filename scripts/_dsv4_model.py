@@ -3,7 +3,7 @@ everything anew in every step: what the layer over the cache is held against.
 
 All of it is fp64 but for what the model itself rounds: entries and the indexer's queries in the
 format of their records, as DeepSeek's inference code simulates them (act_quant, fp4_act_quant).
-`Definition` says what a layer is; a wrong one has to be noticed.
+`_dsv4_shape.Definition` says what a layer is; a wrong one has to be noticed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from _dsv4_shape import INDEX_DIM, Definition
 from _dsv4_weights import (
-    INDEX_DIM,
     SCALE,
-    WINDOW,
     Projected,
     Squeeze,
     Weights,
@@ -28,26 +27,6 @@ from kvcache import reference
 from kvcache.indexer import quantised as index
 from kvcache.latent import LATENTS
 from kvcache.records import Record
-
-
-@dataclass(frozen=True)
-class Definition:
-    """window: tokens that a query sees, itself included. phase: of the position biases in their
-    window. sinks: whether a logit without a value is there. rope_shift: of the position of an
-    entry from the first token of its window."""
-
-    window: int = WINDOW
-    phase: int = 0
-    sinks: bool = True
-    rope_shift: int = 0
-
-
-MUTATIONS = {
-    "window": Definition(window=WINDOW - 1),
-    "phase": Definition(phase=1),
-    "sink": Definition(sinks=False),
-    "rope": Definition(rope_shift=1),
-}
 
 
 @dataclass(frozen=True, eq=False)

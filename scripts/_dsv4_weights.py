@@ -1,4 +1,4 @@
-"""One layer of DeepSeek-V4 at reduced width: its sizes, random weights, projections, RoPE tables.
+"""One layer of DeepSeek-V4 at reduced width: random weights, projections, RoPE tables.
 
 What stands here is the model's, not the cache's: dense products, which an engine has anyway. They
 are computed in fp64 and rounded where an engine's would be, so that a token's numbers do not depend
@@ -13,52 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
+from _dsv4_shape import HEAD_DIM, INDEX_DIM, ROPE, Shape
 from moe import Router, SwiGLU
 
-HEAD_DIM, INDEX_DIM, ROPE, WINDOW = 512, 128, 64, 128
-RATIOS = {"swa": 0, "csa": 4, "hca": 128}
 EPS = 1e-6
 # Layers of the window alone have plain RoPE, the others YaRN (config.json of V4-Pro and V4-Flash).
 PLAIN_BASE, BASE = 10_000.0, 160_000.0
 YARN_FACTOR, YARN_ORIGINAL, YARN_FAST, YARN_SLOW = 16.0, 65_536, 32.0, 1.0
 LIMIT = 10.0  # of SwiGLU
 SCALE = HEAD_DIM**-0.5
-
-
-@dataclass(frozen=True)
-class Shape:
-    """kind: of RATIOS. select: entries that a query of a CSA layer attends to. choices: experts of
-    a token. hidden and intermediate as the expert formats want them."""
-
-    kind: str = "csa"
-    hidden: int = 256
-    heads: int = 8
-    q_rank: int = 96
-    o_groups: int = 2
-    o_rank: int = 64
-    index_heads: int = 32
-    select: int = 32
-    experts: int = 6
-    intermediate: int = 128
-    choices: int = 2
-
-    def __post_init__(self) -> None:
-        if self.kind not in RATIOS:
-            raise ValueError(f"kind {self.kind!r}: one of {', '.join(RATIOS)}")
-        if self.heads < 1 or self.o_groups < 1 or self.heads % self.o_groups:
-            raise ValueError(f"{self.heads} heads in {self.o_groups} groups: a divisor, at least 1")
-        if not 1 <= self.choices <= self.experts:
-            raise ValueError(f"{self.choices} choices of {self.experts} experts: from 1 to all")
-
-    @property
-    def ratio(self) -> int:
-        """Tokens to a compressed entry, 0 without any."""
-        return RATIOS[self.kind]
-
-    @property
-    def overlap(self) -> int:
-        """Windows that make an entry."""
-        return 2 if self.kind == "csa" else 1
 
 
 @dataclass(frozen=True, eq=False)

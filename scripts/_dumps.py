@@ -71,8 +71,8 @@ def write_to(folder: Path, name: str, compiled: Any) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.]+", "_", name)
     ptx, cubin = folder / f"{stem}.ptx", folder / f"{stem}.cubin"
-    ptx.write_text(compiled.artifacts.PTX, encoding="utf-8")
-    cubin.write_bytes(compiled.artifacts.CUBIN)
+    ptx.write_text(compiled.ptx, encoding="utf-8")
+    cubin.write_bytes(compiled.cubin)
     return ptx, cubin
 
 

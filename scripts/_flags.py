@@ -1,14 +1,19 @@
-"""The command-line flags that spell an attention case, in groups, and the case that they spell."""
+"""The command-line flags that spell an attention case, in groups; `_cases.case_of` makes it."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
-from _cases import DTYPES, OUT_DTYPES, Case
-from fmha import AttentionConfig
-from fmha.arguments import MAX_POSITION
-from fmha.config import HEAD_DIMS, P_PATHS, PAGE_SIZES, SCHEDULES, TUNABLE
+from fmha.config import (
+    HEAD_DIMS,
+    IO_DTYPES,
+    MAX_POSITION,
+    OUT_DTYPES,
+    P_PATHS,
+    PAGE_SIZES,
+    SCHEDULES,
+    AttentionConfig,
+)
 
 PACKED = ("q", "k", "qk")
 SHAPE = "B,Sq,Skv,Hq,Hkv"
@@ -100,25 +105,11 @@ def add_case_arguments(parser: argparse.ArgumentParser, default_shape: str = "")
         metavar="D[,Dv]",
         help=f"{supported}; default: 64",
     )
-    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="default: bf16")
+    group.add_argument("--dtype", choices=IO_DTYPES, default="bf16", help="default: bf16")
     _add_visibility(parser.add_argument_group("what a row sees"))
     _add_storage(parser.add_argument_group("scores, and where rows and keys are"))
     _add_results(parser.add_argument_group("results"))
     _add_kernel(parser.add_argument_group("kernel"))
-
-
-def case_of(options: argparse.Namespace, of_shape: tuple[int, ...] | None = None) -> Case:
-    """The case that the flags spell, with another shape where one is given."""
-    fields = {field.name for field in dataclasses.fields(Case)} - {"head_dim", "tuning"}
-    values = {name: value for name, value in vars(options).items() if name in fields}
-    values["head_dim"], values["v_head_dim"] = options.head_dim
-    default = AttentionConfig()
-    values["tuning"] = {
-        name: getattr(options, name)
-        for name in TUNABLE
-        if getattr(options, name) != getattr(default, name)
-    }
-    return Case(*(of_shape or options.shape), **values)
 
 
 def _add_visibility(group: argparse._ArgumentGroup) -> None:

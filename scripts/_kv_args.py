@@ -6,10 +6,16 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvcache.capacity import Mix
 from kvcache.layout import Layout
 from kvcache.presets import CONFIGS, Options, from_config, preset
+
+if TYPE_CHECKING:
+    from kvcache.capacity import Mix
+
+PLAIN = "gqa"  # the model that is none
+BATCHED_TOKENS = 8192  # of a step, the default that vLLM's issue #54703 ran with
 
 UNITS = {
     "B": 1,
@@ -46,6 +52,8 @@ def tokens(text: str) -> int:
 
 def mix(text: str) -> Mix:
     """Argument type: '8k', or '8k:3,64k:1' for three short requests to a long one."""
+    from kvcache.capacity import Mix  # brings numpy
+
     lengths, weights = [], []
     for part in text.split(","):
         length, colon, weight = part.partition(":")

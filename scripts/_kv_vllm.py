@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from _kv_args import BATCHED_TOKENS
 from kvcache.capacity import usage
 from kvcache.layout import FP32_BYTES, Layout
 from kvcache.models import CSA, HCA, Options, deepseek_v4
@@ -23,7 +24,6 @@ from kvcache.records import FP8_584, INDEXER_FP8, round_up
 
 BLOCK_TOKENS = 256
 SWA_ROWS, CSA_STATE_ROWS, HCA_STATE_ROWS = 64, 4, 8  # of a block, in tokens
-BATCHED_TOKENS = 8192  # of a step, the default that issue #54703 ran with
 PAGE_ALIGN = FP8_584.page_align
 
 

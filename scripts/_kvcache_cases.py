@@ -21,7 +21,6 @@ from kvcache.records import BF16_512, FP8_584, FP8_656, Record
 from kvcache.rows import Rows
 
 LATENT_RECORDS = (FP8_584, BF16_512, FP8_656)
-STEPS = ("append", "gather", "copy", "checksum", "host")
 SLOT_ROWS = 128  # of a sliding window
 BLOCK_BYTES = 644_096  # of a block of DeepSeek-V4-Pro in FP8, rounded up
 # A state of it that becomes a checkpoint: 61 windows of 128 rows, the overlap of 30 compressors.

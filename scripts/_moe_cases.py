@@ -20,8 +20,6 @@ from moe.quantiser.forward import quantise
 from moe.quantized import Quantized
 from moe.routing import Permutation, combine, permutation, route
 
-STEPS = ("quantise", "route", "permutation", "combine")
-HIDDEN = 7168
 EXPERTS, TOP_K = 256, 8  # of what is gathered, permuted and combined
 # name -> (format, global scale): a number is known before, a word is what to find it from
 QUANTISERS = {

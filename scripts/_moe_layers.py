@@ -1,4 +1,4 @@
-"""One MoE layer and the flags that spell it: what run_moe, explain_moe and dump_moe share."""
+"""One MoE layer, from its flags to its products: what run_moe, explain_moe and dump_moe share."""
 
 from __future__ import annotations
 
@@ -9,44 +9,21 @@ from typing import Any
 
 import torch
 
+from _moe_flags import ACTIVATIONS, MODELS, OF_A_MODEL, PLAIN
 from kernelkit.tensors import DTYPE_NAMES
 from moe import Router, Scales, SwiGLU
 from moe.arguments import Activation, Arguments
-from moe.config import GRANULARITIES, TILE_N, TILE_ROWS
+from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
-from moe.packing import DEFAULT_GRANULARITY
 from moe.quantized import Quantized, of_bytes
-from moe.reference_routing import SCORING
 
 SEED = 0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-FOUND = ("tensor", "token")  # what a global scale may be found from
-PRODUCTS = ("w13", "w2")
-ACTIVATIONS = {
-    "swiglu": SwiGLU(),
-    "deepseek-v4": SwiGLU(limit=10.0),
-    "gpt-oss": SwiGLU(1.702, 1.0, 7.0),
-}
 ROUTERS = {
     "softmax": {"scoring": "softmax"},
     "sigmoid": {"scoring": "sigmoid", "scale": 2.5},
     "sqrtsoftplus": {"scoring": "sqrtsoftplus", "scale": 2.5},
 }
-# True sizes of a layer; experts and tokens are those of the flags. 384 and 128 experts in truth.
-MODELS = {
-    "deepseek-v4-pro": {
-        "hidden": 7168, "intermediate": 3072, "activation": "deepseek-v4",
-        "scoring": "sqrtsoftplus",
-    },
-    "gpt-oss-120b": {
-        "hidden": 2880, "intermediate": 2880, "activation": "gpt-oss", "scoring": "softmax",
-    },
-}  # fmt: skip
-OF_A_MODEL = {"tokens": 3, "experts": 2, "top_k": 2}  # where no flag says otherwise
-PLAIN = {
-    "tokens": 9, "hidden": 256, "intermediate": 128, "experts": 6, "top_k": 2,
-    "activation": "swiglu", "scoring": "softmax",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,7 @@ class Layer:
 
     @property
     def form(self) -> SwiGLU:
-        return ACTIVATIONS[self.activation]
+        return SwiGLU(**ACTIVATIONS[self.activation])
 
     @property
     def scales(self) -> Scales:
@@ -148,55 +125,6 @@ def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quanti
     codes = _empty(scale_bytes(blocks, form.columns(k)), torch.uint8)
     both = (_empty(scales), _empty(scales)) if form.has_global else (None, None)
     return of_bytes(data, codes, *both, layer.format)
-
-
-def scale(text: str) -> str | float:
-    """Argument type: 'tensor', 'token' or a positive number."""
-    if text in FOUND:
-        return text
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number, {' or '.join(FOUND)}") from error
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
-    return value
-
-
-def add_layer_arguments(parser: argparse.ArgumentParser) -> None:
-    """All flags of a layer."""
-    group = parser.add_argument_group("layer")
-    group.add_argument("--model", choices=MODELS, help="its hidden size, I, activation and router")
-    for name, words in (
-        ("tokens", "T"), ("hidden", "H"), ("intermediate", "I"), ("experts", "E"),
-        ("top-k", "choices of a token"),
-    ):  # fmt: skip
-        plain = PLAIN[name.replace("-", "_")]
-        group.add_argument(f"--{name}", type=int, metavar="N", help=f"{words}; {plain}")
-    group.add_argument("--activation", choices=ACTIVATIONS, help=f"{PLAIN['activation']}")
-    group.add_argument("--scoring", choices=SCORING, help=f"of the router; {PLAIN['scoring']}")
-    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x and the output; bf16")
-    group.add_argument("--format", choices=FORMATS, default="nvfp4", help="of products; nvfp4")
-    group.add_argument(
-        "--granularity", type=int, choices=GRANULARITIES, default=DEFAULT_GRANULARITY,
-        help=f"rows of gate, then of up, in w13; {DEFAULT_GRANULARITY}",
-    )  # fmt: skip
-    words = "global scale in nvfp4: a number that is known, or found: 'tensor', 'token'"
-    group.add_argument("--x-scale", type=scale, metavar="S", help=f"{words}; tensor")
-    group.add_argument("--h-scale", type=scale, metavar="S", help="of what SwiGLU gives; 300")
-    group.add_argument("--amax", action="store_true", help="find the largest |h|, too")
-    group.add_argument(
-        "--tile-rows", type=int, metavar="N", help=f"one of {TILE_ROWS}; chosen by sizes"
-    )
-
-
-def add_product_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which of the two products, and what of its config fused_moe leaves to sizes."""
-    group = parser.add_argument_group("product")
-    words = f"which of the two; {PRODUCTS[0]}"
-    group.add_argument("--product", choices=PRODUCTS, default=PRODUCTS[0], help=words)
-    group.add_argument("--tile-n", type=int, metavar="N", help=f"one of {TILE_N}; chosen by sizes")
-    group.add_argument("--carry", action="store_true", help="8 columns at a time; granularity 8")
 
 
 def product_of(arguments: argparse.Namespace) -> Arguments:

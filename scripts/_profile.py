@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,8 +127,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    options = parse_arguments(sys.argv[1:])
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_arguments(sys.argv[1:] if argv is None else [*argv])
     command = command_line(options)
     found = shutil.which(options.tool)
     if options.print or not found:

@@ -7,10 +7,12 @@ kernel can run.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
+from collections.abc import Sequence
 
-# name -> module beside this file whose main() parses sys.argv
+from _common import main_under
+
+# name -> module beside this file that has its main()
 BENCHMARKS = {
     "fmha": "bench_fmha",
     "gqa": "bench_gqa",
@@ -24,13 +26,12 @@ BENCHMARKS = {
 }
 
 
-def main() -> int | None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=BENCHMARKS, help="`bench.py NAME --help` lists its options")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of this benchmark")
-    arguments = parser.parse_args()
-    sys.argv = [f"{sys.argv[0]} {arguments.name}", *arguments.options]
-    return importlib.import_module(BENCHMARKS[arguments.name]).main()
+    arguments = parser.parse_args(argv)
+    return main_under(arguments.name, BENCHMARKS[arguments.name], arguments.options)
 
 
 if __name__ == "__main__":

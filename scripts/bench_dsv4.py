@@ -17,14 +17,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from _dsv4_cases import STEPS, problems_of
-from bench_kvcache import Bench, run
+from _bench_flags import DSV4_STEPS
+from bench_kvcache import parse_arguments
 
 ROWS = (1, 32, 128, 1024, 4096)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run(Bench(__doc__, STEPS, ROWS, problems_of), arguments)
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_arguments(__doc__, DSV4_STEPS, ROWS, argv)
+    from _bench_kvcache import perform
+    from _dsv4_cases import problems_of
+
+    return perform(options, problems_of)
 
 
 if __name__ == "__main__":

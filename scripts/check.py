@@ -38,11 +38,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptxemu.__main__ import machine_with_gpu, run_script
 from ptxemu.check.text import render
 from ptxemu.errors import PtxEmuError
 from ptxemu.host.command_line import source_lines, write_json
-from ptxemu.host.emulator import Emulator
 from ptxemu.options import POLICIES
 from ptxemu.report import Report
 from ptxemu.watch import watched
@@ -77,7 +75,9 @@ def seeds(text: str) -> list[int]:
     return [int(seed) for seed in text.split(",")]
 
 
-def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def parse_arguments(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -102,7 +102,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.rest[:1] == ["--"]:
         del arguments.rest[0]
     return parser, arguments
@@ -120,6 +120,8 @@ def function_of(name: str) -> Callable[..., object]:
 
 def subject_of(arguments: argparse.Namespace) -> Subject:
     """What runs once per schedule."""
+    from ptxemu.__main__ import run_script
+
     rest = arguments.rest
     if not arguments.module:
         return lambda *_: run_script(rest[0], rest[1:], is_module=False)
@@ -162,13 +164,16 @@ def _failure(subject: Subject, policy: str, seed: int) -> str:
     return ""
 
 
-def main() -> int:
-    parser, arguments = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    parser, arguments = parse_arguments(argv)
     if not (arguments.module or arguments.rest):
         parser.error("a script or --module FILE:FUNCTION is required")
     file = arguments.module.rpartition(":")[0] if arguments.module else arguments.rest[0]
     if not Path(file).is_file():
         parser.error(f"there is no file {file!r}")
+    from ptxemu.__main__ import machine_with_gpu
+    from ptxemu.host.emulator import Emulator
+
     schedules = [
         (policy, seed)
         for policy, seed in itertools.product(arguments.policy, arguments.seeds)

@@ -7,11 +7,17 @@ NVIDIA's cuobjdump and nvdisasm, which `pip install '.[sass]'` brings.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from _common import main_of
 
-# name -> module beside this file whose main() parses sys.argv
+# name -> module beside this file that has its main()
 KERNELS = {"fmha": "dump_fmha", "gqa": "dump_gqa", "moe": "dump_moe"}
 
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return main_of(KERNELS, __doc__, argv)
+
+
 if __name__ == "__main__":
-    sys.exit(main_of(KERNELS, __doc__))
+    sys.exit(main())

@@ -21,15 +21,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import _kv_args
-import _kv_tables
-from _common import refuse, write_json
-from _gqa_tables import show
-from _kv_vllm import BATCHED_TOKENS
-from kvcache.capacity import Plan, plan, workspace_bytes
-from kvcache.layout import Layout
 from kvcache.models import BLOCK_TOKENS
 from kvcache.presets import CONFIGS
 
@@ -37,61 +32,11 @@ WORKSPACE_ROWS = 32768
 LENGTHS = "128,1k,8k,64k,1M"
 
 
-def main() -> int:
-    options = arguments().parse_args()
-    try:
-        plans = [plan_of(layout, options) for layout in layouts_of(options)]
-    except ValueError as error:
-        return refuse(error)
-    documents = [_kv_tables.document(p, options.lengths, options.batched_tokens) for p in plans]
-    show(*_kv_tables.layout_table([p.layout for p in plans]))
-    show(*_kv_tables.split_table(plans))
-    for made in plans:
-        all_alike = f"all {made.requests:,} requests can have {made.longest(made.requests):,}"
-        print(f"{_kv_args.label(made.layout)}: {made.why}; {all_alike} tokens each")
-    print()
-    for place, made in enumerate(plans):
-        show(*_kv_tables.fit_table(made, options.lengths))
-        show(*_kv_tables.stranded_table(made, options.lengths))
-        if not _kv_tables.peer_of(made.layout):
-            continue
-        if made.layout.name not in [p.layout.name for p in plans[:place]]:
-            show(*_kv_tables.vllm_groups(made.layout, options.batched_tokens))
-        show(*_kv_tables.vllm_table(made, options.lengths, options.batched_tokens))
-    if options.json:
-        write_json(options.json, documents)
-    if options.plot:
-        _kv_tables.draw(options.plot, plans, options.batched_tokens)
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments().parse_args(argv)
+    from _plan_kv import perform
 
-
-def layouts_of(options: argparse.Namespace) -> list[Layout]:
-    return _kv_args.layouts(
-        options.model or ["deepseek-v4-pro"],
-        options.record,
-        block_tokens=options.block_tokens,
-        draft=options.draft,
-        mtp=options.mtp,
-        online_hca=options.online_hca,
-    )
-
-
-def plan_of(layout: Layout, options: argparse.Namespace) -> Plan:
-    if options.weights >= options.memory:
-        raise ValueError(
-            f"--weights {options.weights:,} bytes leave nothing of --memory {options.memory:,}"
-        )
-    checkpoints, share = options.checkpoints if layout.has_state else (0, 0.0)
-    return plan(
-        layout,
-        options.memory - options.weights,
-        options.context,
-        batch=options.batch,
-        states=options.states if layout.has_state else 0,
-        checkpoints=checkpoints,
-        checkpoint_share=share,
-        workspace=workspace_bytes(layout, options.workspace),
-    )
+    return perform(options)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -159,7 +104,7 @@ def add_memory_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory",
         type=_kv_args.memory,
-        default=_kv_args.memory("141GB"),
+        default="141GB",
         metavar="SIZE",
         help="of the GPU, as in 141GB or 80GiB; default: 141GB (an H200)",
     )
@@ -199,7 +144,7 @@ def add_request_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--context",
         type=_kv_args.mix,
-        default=_kv_args.mix("8k"),
+        default="8k",
         metavar="N|N:W,...",
         help="tokens of a request, or several lengths with weights; the memory is divided for "
         "them; default: 8k",
@@ -214,16 +159,16 @@ def add_request_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--lengths",
         type=_kv_args.token_list,
-        default=_kv_args.token_list(LENGTHS),
+        default=LENGTHS,
         metavar="N,...",
         help=f"context lengths of the tables; default: {LENGTHS}",
     )
     group.add_argument(
         "--batched-tokens",
         type=_kv_args.count,
-        default=BATCHED_TOKENS,
+        default=_kv_args.BATCHED_TOKENS,
         metavar="N",
-        help=f"of a step, in vLLM's admission; default: {BATCHED_TOKENS}",
+        help=f"of a step, in vLLM's admission; default: {_kv_args.BATCHED_TOKENS}",
     )
 
 

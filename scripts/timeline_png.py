@@ -6,163 +6,22 @@ Reads the trace-event JSON that scripts/emulate.py writes; emulate.py draws thro
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
-
-from ptxemu.check.trace import TIME_UNIT, Span, Trace
-
-# Colours that stay apart for colour-blind readers (Okabe and Ito), waiting in the background.
-COLOURS = {
-    "compute": "#0072B2",
-    "tma": "#E69F00",
-    "mma": "#009E73",
-    "copy": "#CC79A7",
-    "sync": "#56B4E9",
-    "wait": "#E3E3E3",
-}
-OTHER = "#B0A080"
-LABELS = {"compute": "computing", "tma": "TMA", "mma": "tensor core", "wait": "waiting"}
-ROW_HEIGHT = 0.74
-CHARACTERS = 140  # of a span's name that fit into the width of the picture
-
-
-def draw(
-    trace: Trace,
-    path: str | Path,
-    *,
-    title: str,
-    cta: int | None = None,
-    roles: Mapping[str, str] | None = None,
-) -> None:
-    """Write a PNG of one CTA (the first by default).
-
-    roles: agent -> role, such as {'warp 4': 'mma'}; rows of one role stand together.
-    Raises ValueError for a trace without spans of that CTA.
-    """
-    cta = trace.ctas()[0] if cta is None and trace.spans else cta
-    spans = [span for span in trace.spans if span.cta == cta]
-    if not spans:
-        raise ValueError(f"no spans of CTA {cta}; CTAs with spans: {trace.ctas()}")
-    agents = trace.agents(cta)
-    figure, axes = plt.subplots(figsize=(13, 1.7 + 0.42 * len(agents)), dpi=160)
-    _draw_rows(axes, spans, agents)
-    _label_rows(axes, agents, roles or {})
-    _dress(axes, {span.category for span in spans}, title)
-    figure.savefig(path, bbox_inches="tight", facecolor="white")
-    plt.close(figure)
-
-
-def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
-    start, end = min(s.start for s in spans), max(s.end for s in spans)
-    for row, agent in enumerate(agents):
-        own = _joined([span for span in spans if span.agent == agent])
-        axes.broken_barh(
-            [(span.start, span.end - span.start) for span in own],
-            (row - ROW_HEIGHT / 2, ROW_HEIGHT),
-            facecolors=[COLOURS.get(span.category, OTHER) for span in own],
-            edgecolor="white",
-            linewidth=0.4,
-        )
-        for span in own:
-            name = span.name.removeprefix("wait ")  # the colour says that it waits
-            if len(name) <= CHARACTERS * (span.end - span.start) / (end - start):
-                _name_span(axes, span, name, row)
-    axes.set_xlim(start, end)
-    axes.set_ylim(len(agents) - 0.4, -0.6)
-
-
-def _joined(spans: list[Span]) -> list[Span]:
-    """Neighbours without a gap that do the same, such as the MMAs of one product, as one span."""
-    joined: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        last = joined[-1] if joined else None
-        same = last and (last.name, last.category) == (span.name, span.category)
-        if same and span.start <= last.end:
-            joined[-1] = replace(last, end=max(last.end, span.end))
-        else:
-            joined.append(span)
-    return joined
-
-
-def _name_span(axes: Axes, span: Span, name: str, row: int) -> None:
-    axes.text(
-        (span.start + span.end) / 2,
-        row,
-        name,
-        ha="center",
-        va="center",
-        fontsize=6.5,
-        color="#777777" if span.category == "wait" else "white",
-        clip_on=True,
-    )
-
-
-def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None:
-    """Agents at the left; the name of a role once, bold, left of its rows; a line between roles."""
-    axes.set_yticks(range(len(agents)), agents, fontsize=8)
-    groups = [roles.get(agent, "") for agent in agents]
-    first = 0
-    for row in range(1, len(groups) + 1):
-        if row < len(groups) and groups[row] == groups[first]:
-            continue
-        middle = (first + row - 1) / 2
-        axes.text(
-            -0.095,
-            middle,
-            groups[first],
-            transform=axes.get_yaxis_transform(),
-            ha="right",
-            va="center",
-            fontsize=9,
-            fontweight="bold",
-        )
-        if row < len(groups):
-            axes.axhline(row - 0.5, color="#999999", linewidth=0.6)
-        first = row
-
-
-def _dress(axes: Axes, categories: set[str], title: str) -> None:
-    axes.set_title(title, fontsize=11, loc="left", pad=24)
-    axes.set_xlabel(TIME_UNIT, fontsize=8)
-    axes.tick_params(axis="x", labelsize=7, length=2)
-    axes.tick_params(axis="y", length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    known = [name for name in COLOURS if name in categories]
-    handles = [Patch(facecolor=COLOURS[name], label=LABELS.get(name, name)) for name in known]
-    handles += [Patch(facecolor=OTHER, label=name) for name in sorted(categories - set(known))]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        handlelength=1.2,
-        borderaxespad=0.3,
-    )
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", type=Path, help="trace-event JSON written by scripts/emulate.py")
     parser.add_argument("png", type=Path, help="picture to write")
     parser.add_argument("--cta", type=int, help="which CTA (default: the first with spans)")
     parser.add_argument("--title", default="", help="default: the name of the trace file")
-    options = parser.parse_args()
-    trace = Trace.from_perfetto(options.trace)
-    draw(trace, options.png, title=options.title or options.trace.stem, cta=options.cta)
-    print(f"wrote {options.png}")
+    options = parser.parse_args(argv)
+    from _timeline_png import perform
+
+    return perform(options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,7 @@ from gqa_lowlatency.device.args import Scalars, Tables, Tensors
 from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import senders_of
 from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
-from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.device.signature import TYPES, example_arguments
 from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
@@ -129,3 +129,8 @@ class DecodeSm100:
         q, p, ring = (self.buffer(smem, name, operand) for name in ("sQ", "sP", "ring"))
         words = (self.address(smem, name) for name in ("parts", "bases", "row_scales"))
         return Buffers(*words, q, p, ring, tmem)
+
+
+def host_function(config: DecodeConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return DecodeSm100(config), *example_arguments(config)

@@ -17,6 +17,7 @@ from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Scalars, Tables, Tensors
 from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import finish, senders_of
+from gqa_lowlatency.device.signature import example_arguments
 from gqa_lowlatency.sm90.merge_warps import leave_partial, send_sum
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm90.stream import Stream, stream_keys
@@ -88,3 +89,8 @@ class DecodeSm90:
             elif senders > 0:
                 mailbox.wait_for_mail(config, box)
             finish(config, plan.threads, box, place, share.active, (tensors, tables))
+
+
+def host_function(config: DecodeConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return DecodeSm90(config), *example_arguments(config)

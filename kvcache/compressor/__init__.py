@@ -1,5 +1,14 @@
 """Compressors: one entry for the tokens of a window, and the rows that wait for theirs."""
 
-from kvcache.compressor.api import Compressor, Tables, compress
+from typing import TYPE_CHECKING
+
+from kernelkit.exports import exports
+
+if TYPE_CHECKING:
+    from kvcache.compressor.api import Compressor, Tables, compress
 
 __all__ = ["Compressor", "Tables", "compress"]
+
+__getattr__, __dir__ = exports(__name__, {
+    "kvcache.compressor.api": "Compressor Tables compress",
+})  # fmt: skip

@@ -1,17 +1,13 @@
 """Launches of the compressors' kernels: clusters of CTAs take windows or requests, and a CTA of a
 cluster a slice of the channels (device code)."""
 
-from typing import Any
-
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32
 
-from kernelkit.compile import compile_once
-from kernelkit.param_table import ParamTable
+from kernelkit.param_table import ParamTable, table_of
 from kvcache.compressor.config import WalkConfig, WindowConfig
 from kvcache.compressor.device import NUMBERS
-from kvcache.kernels.device import table_of
 
 
 class Clusters:
@@ -33,10 +29,6 @@ class Clusters:
         )
 
 
-def compile_clusters(kernel: type[Clusters], config: WindowConfig | WalkConfig, arch: str) -> Any:
-    """The compiled `__call__` of a kernel of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return kernel(config, arch), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def example_arguments() -> tuple:
+    """Of `Clusters.__call__`."""
+    return table_of([0] * NUMBERS), Int32(0), CUstream(0)

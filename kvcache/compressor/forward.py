@@ -11,6 +11,8 @@ import struct
 import torch
 
 from kernelkit.launch import Target, choose_target, launch
+from kernelkit.param_table import table_of
+from kvcache.compile import compile_walk, compile_windows
 from kvcache.compressor.arguments import Job, check
 from kvcache.compressor.config import STAGED, WalkConfig, WindowConfig
 from kvcache.layout import FP32_BYTES
@@ -33,29 +35,23 @@ def run_compress(job: Job, *, backend: str = "auto", arch: str | None = None) ->
 
 
 def _run_raw(job: Job, target: Target) -> None:
-    from kvcache.compressor.clusters import compile_clusters
-    from kvcache.compressor.window_kernel import Windows
-
     longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
     saved = min(job.tail.rows, longest)
     config = WindowConfig(**vars(job.entry), chunk=longest >= job.entry.ratio)
     windows, clusters = config.clusters(len(job.tables.ends), len(job.tables.starts) * saved)
     if clusters:
-        compiled = compile_clusters(Windows, config, target.arch)
+        compiled = compile_windows(config, target.arch)
         _launch(compiled, numbers_of(job, saved, windows), clusters, target, job)
 
 
 def _run_online(job: Job, target: Target) -> None:
-    from kvcache.compressor.clusters import compile_clusters
-    from kvcache.compressor.online_kernel import Walk
-
     longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
     clusters, chunk = len(job.tables.starts), longest > WALKED
     if chunk:
         clusters += len(job.tables.ends)
     staged = min(job.entry.ratio, STAGED if chunk else WALKED)
     config = WalkConfig(**vars(job.entry), staged=staged, chunk=chunk)
-    compiled = compile_clusters(Walk, config, target.arch)
+    compiled = compile_walk(config, target.arch)
     _launch(compiled, numbers_of(job, 0, 0), clusters, target, job)
 
 
@@ -86,6 +82,4 @@ def _bits(number: float) -> int:
 
 
 def _launch(compiled: object, numbers: list[int], clusters: int, target: Target, job: Job) -> None:
-    from kvcache.kernels.device import table_of
-
     launch(compiled, (table_of(numbers), clusters), target, job.values.device)

@@ -9,13 +9,13 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
-from kernelkit.param_table import DeviceTable
 from kernelkit.warp_mma import copy_chunk
 from kernelkit.words import vector_at
-from kvcache.compressor.clusters import Clusters
-from kvcache.compressor.config import VECTOR
+from kvcache.compressor.clusters import Clusters, example_arguments
+from kvcache.compressor.config import VECTOR, WalkConfig
 from kvcache.compressor.device import (
     NUMBERS,
     Numbers,
@@ -355,3 +355,8 @@ def one_more(state: tuple, value: Float32, score: Float32) -> tuple:
     old, new = share if rises else Float32(1.0), Float32(1.0) if rises else share
     # The same product and sum wherever it is compiled.
     return higher, fused(total, old, new), fused(value, new, acc * old)
+
+
+def host_function(config: WalkConfig, arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Walk(config, arch), *example_arguments()

@@ -8,12 +8,12 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
-from kernelkit.param_table import DeviceTable
 from kernelkit.warp_mma import copy_chunk
-from kvcache.compressor.clusters import Clusters
-from kvcache.compressor.config import VECTOR
+from kvcache.compressor.clusters import Clusters, example_arguments
+from kvcache.compressor.config import VECTOR, WindowConfig
 from kvcache.compressor.device import (
     NUMBERS,
     Numbers,
@@ -358,3 +358,8 @@ class Windows(Clusters):
             for index in cutlass.range_constexpr(config.window_warps):
                 squares = squares + sSquares[first + index]
         return squares
+
+
+def host_function(config: WindowConfig, arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Windows(config, arch), *example_arguments()

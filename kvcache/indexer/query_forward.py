@@ -8,7 +8,9 @@ import torch
 
 from kernelkit.launch import choose_target
 from kernelkit.tensors import DTYPE_NAMES, is_broadcast, require_tensors, require_tma
+from kvcache.compile import compile_query
 from kvcache.indexer.formats import WIDTH, index_format
+from kvcache.indexer.query_config import QueryConfig
 from kvcache.kernels.rope import check_positions, check_rope
 
 ARCHS = ("sm_100a", "sm_90a")
@@ -53,7 +55,6 @@ def run_prepare_query(
     if rows >= MAX_ROWS:
         raise ValueError(f"{rows} heads of all tokens: fewer than {MAX_ROWS}")
     check_positions(positions, tables[-1])
-    from kvcache.indexer.query_kernel import QueryConfig, compile_query
     from kvcache.kernels.forward import launch_items
 
     config = QueryConfig(record, DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype])

@@ -2,45 +2,24 @@
 (device code). A row, a head of a token, has 16 lanes; see `kvcache.indexer.entry`.
 """
 
-from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
-from kernelkit.compile import compile_once
+from kernelkit.arch import written_for
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.launch import written_for
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import ParamTable, table_of
 from kernelkit.words import float_of
 from kvcache.indexer.entry import PAIRS, ROPE_LANE, prepared_row, quantised_row, store_row
-from kvcache.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
-from kvcache.kernels.device import load_bytes, number_at, numbers_of, store_word, table_of, zeros
+from kvcache.indexer.formats import LANES, PIECE
+from kvcache.indexer.query_config import QueryConfig
+from kvcache.kernels.device import load_bytes, number_at, numbers_of, store_word, zeros
 from kvcache.kernels.scales import scale_bits
 
 NUMBERS = 18
-
-
-@dataclass(frozen=True)
-class QueryConfig:
-    """record: a name of kvcache.indexer.formats.FORMATS. dtype, weights: 'bf16' or 'fp32'."""
-
-    record: str
-    dtype: str
-    weights: str
-    threads: int = 128
-
-    @property
-    def form(self) -> IndexFormat:
-        """What `record` names."""
-        return FORMATS[self.record]
-
-    @property
-    def rows(self) -> int:
-        """That a CTA has at a time."""
-        return self.threads // LANES
 
 
 class Query:
@@ -138,11 +117,7 @@ class Query:
         return float_of(word[0])
 
 
-def compile_query(config: QueryConfig, arch: str) -> Any:
-    """The compiled `Query.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        kernel = Query(config, written_for(arch))
-        return kernel, table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: QueryConfig, arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    kernel = Query(config, written_for(arch))
+    return kernel, table_of([0] * NUMBERS), Int32(0), CUstream(0)

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 
-from kernelkit.param_table import DeviceTable
+from kernelkit.device_table import DeviceTable
 from kernelkit.words import vector_at
 from kvcache.kernels.device import numbers_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernelkit.launch import Target, choose_target, launch, sms_of, written_for
+from kernelkit.param_table import table_of
 from kernelkit.tensors import (
     DTYPE_NAMES,
     is_broadcast,
@@ -14,6 +15,7 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
+from kvcache.compile import compile_block_scaled, compile_warp_scores
 from kvcache.indexer.formats import index_format
 from kvcache.indexer.scores_config import (
     HEADS,
@@ -82,9 +84,6 @@ def run_scores(
 def _launch_warp(
     config: WarpConfig, numbers: list[int], keys: int, target: Target, device: torch.device
 ) -> None:
-    from kvcache.indexer.scores_kernel import compile_warp_scores
-    from kvcache.kernels.device import table_of
-
     ctas, groups = grid_for(config, numbers[-1], keys, sms_of(device) * config.ctas_per_sm)
     compiled = compile_warp_scores(config, target.arch)
     launch(compiled, (table_of(numbers), ctas, groups), target, device)
@@ -97,10 +96,7 @@ def _launch_tcgen05(
     target: Target,
 ) -> None:
     """moved: rows and q, which TMA reads. problem: its numbers, and the most keys of a request."""
-    from kvcache.indexer.sm100.compile import compile_block_scaled
     from kvcache.indexer.sm100.plan import make_plan
-    from kvcache.kernels.device import table_of
-
     (rows, q), (numbers, keys) = moved, problem
     at_once = sms_of(q.device) * make_plan(config).ctas_per_sm
     ctas, groups = grid_for(config, len(q), keys, at_once)

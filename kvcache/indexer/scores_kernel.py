@@ -15,8 +15,8 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw, warp_mma
-from kernelkit.compile import compile_once
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.device_table import DeviceTable
+from kernelkit.param_table import ParamTable, table_of
 from kernelkit.words import float_of, vector_at
 from kvcache.indexer.formats import index_format
 from kvcache.indexer.scores_config import (
@@ -40,7 +40,7 @@ from kvcache.indexer.scores_device import (
     store_score,
 )
 from kvcache.indexer.scores_words import DTYPES, words_of
-from kvcache.kernels.device import load_bytes, table_of, zeros
+from kvcache.kernels.device import load_bytes, zeros
 
 ROWS = 4  # of a warp's keys, that a lane has parts of: 8 k + g
 CHUNK_WORDS = CHUNK_BYTES // 4
@@ -264,10 +264,6 @@ def sum_of_quad(sums: cute.Tensor) -> Float32:
     return kept + cute.arch.shuffle_sync_bfly(sent, offset=1)
 
 
-def compile_warp_scores(config: WarpConfig, arch: str) -> Any:
-    """The compiled `WarpScores.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return WarpScores(config), table_of([0] * FIELDS), Int32(1), Int32(1), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: WarpConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return WarpScores(config), table_of([0] * FIELDS), Int32(1), Int32(1), CUstream(0)

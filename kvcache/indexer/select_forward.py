@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernelkit.launch import choose_target, launch, written_for
+from kernelkit.param_table import table_of
 from kernelkit.tensors import (
     DTYPE_NAMES,
     is_broadcast,
@@ -12,6 +13,7 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
 )
+from kvcache.compile import compile_select
 from kvcache.indexer.select_config import KEY_BITS, MAX_K, SelectConfig, choose_select
 from kvcache.kernels.config import VECTOR_BYTES, vector_of
 from kvcache.rows import check_range
@@ -51,9 +53,6 @@ def run_select(
     ctas = rows * config.cluster
     if ctas > MAX_CTAS:
         raise ValueError(f"{rows} rows of {config.cluster} CTAs each: up to {MAX_CTAS} in all")
-    from kvcache.indexer.select_kernel import compile_select
-    from kvcache.kernels.device import table_of
-
     source = scores.data_ptr(), stride, candidates, counts.data_ptr()
     table = table_of([*source, k, entries.data_ptr(), chosen.data_ptr(), *numbers])
     launch(compile_select(config, target.arch), (table, ctas), target, scores.device)

@@ -6,7 +6,6 @@ min(E, left) are chosen, and its place is the sum: results stand in the order of
 nothing depends on the order in which threads run. Counts are sums of integers.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,14 +13,14 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import ParamTable, table_of
 from kvcache.indexer.select_config import GROUP, VECTOR_BYTES, SelectConfig
 from kvcache.indexer.select_counts import Counts, count_one, load_peer
 from kvcache.indexer.select_keys import AT_ONCE, HALF, LOW, Keys, Share, Shared
-from kvcache.kernels.device import load_bytes, numbers_of, store_word, table_of, zeros
+from kvcache.kernels.device import load_bytes, numbers_of, store_word, zeros
 
 NUMBERS = 13
 
@@ -379,10 +378,6 @@ class Select:
             equal += Int32(key == bound)
 
 
-def compile_select(config: SelectConfig, arch: str) -> Any:
-    """The compiled `Select.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Select(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: SelectConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Select(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)

@@ -2,19 +2,18 @@
 code). `kvcache.reference` defines the bits, `kvcache.kernels.config` who does what.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelkit.compile import compile_once
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import ParamTable, table_of
 from kernelkit.words import float_of, vector_at
 from kvcache.kernels.config import PIECE, VECTOR_BYTES, AppendConfig
-from kvcache.kernels.device import entry_of, number_at, numbers_of, table_of, zeros
+from kvcache.kernels.device import entry_of, number_at, numbers_of, zeros
 from kvcache.kernels.entry import (
     Pieces,
     load_angles,
@@ -117,10 +116,6 @@ class Append:
         return rounded(self.numbers(words))
 
 
-def compile_append(config: AppendConfig, arch: str) -> Any:
-    """The compiled `Append.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Append(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: AppendConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Append(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)

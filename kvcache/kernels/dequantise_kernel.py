@@ -3,16 +3,15 @@
 `kvcache.reference` defines the bits, `kvcache.kernels.config` who does what.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
-from kernelkit.compile import compile_once
+from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.param_table import ParamTable, table_of
 from kernelkit.words import float_of
 from kvcache.kernels.config import PIECE, DequantiseConfig
 from kvcache.kernels.device import (
@@ -21,7 +20,6 @@ from kvcache.kernels.device import (
     numbers_of,
     place_of,
     store_bytes,
-    table_of,
     zeros,
 )
 from kvcache.kernels.scales import MANTISSA, NAN_BITS, NAN_CODE
@@ -135,10 +133,6 @@ def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
     return found
 
 
-def compile_dequantise(config: DequantiseConfig, arch: str) -> Any:
-    """The compiled `Dequantise.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Dequantise(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: DequantiseConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Dequantise(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)

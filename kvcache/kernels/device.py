@@ -4,22 +4,16 @@ Kernels here take addresses, strides and sizes as 64-bit numbers in one table, n
 may be pinned memory of the host, and a launch costs the host less.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.device_table import DeviceTable
 from kernelkit.words import vector_at
 
 WORDS = {1: Uint8, 2: Uint16, 4: Uint32}  # bytes of an access -> type; wider ones are of Uint32
-
-
-def table_of(numbers: Sequence[int]) -> ParamTable:
-    """Host side: what a kernel takes as its only argument but the grid."""
-    return ParamTable([numbers], 1)
 
 
 def numbers_of(table: DeviceTable, count: int) -> tuple:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernelkit.launch import Target, choose_target, launch
+from kernelkit.param_table import table_of
 from kernelkit.tensors import (
     DTYPE_NAMES,
     is_broadcast,
@@ -20,6 +21,13 @@ from kernelkit.tensors import (
     require_tensors,
     require_tma,
     require_types,
+)
+from kvcache.compile import (
+    compile_append,
+    compile_checksum,
+    compile_copy,
+    compile_dequantise,
+    compile_rows,
 )
 from kvcache.kernels.config import (
     LARGEST_PIECE,
@@ -72,8 +80,6 @@ def run_append_swa(
         return
     if slots.device.type == "cpu":
         check_positions(positions[slots >= 0], angles[-1])
-    from kvcache.kernels.append_kernel import compile_append
-
     config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
     source = kv.data_ptr(), kv.stride(0) * kv.itemsize, tokens
     numbers = (*source, first, slots.data_ptr(), *angles, *_entries_of(rows))
@@ -119,8 +125,6 @@ def run_gather(
     target = choose_target(out.device, backend, arch, ARCHS)
     if not len(out):
         return
-    from kvcache.kernels.dequantise_kernel import compile_dequantise
-
     config = DequantiseConfig(rows.record.name)
     result = out.data_ptr(), out.stride(0) * out.itemsize, len(out)
     numbers = (*_entries_of(rows), indices.data_ptr(), *result)
@@ -153,8 +157,6 @@ def run_copy_slots(
         return
     if count * size >= MAX_ITEMS:
         raise ValueError(f"{count} pairs of {size} pieces: fewer than {MAX_ITEMS} in all")
-    from kvcache.kernels.slots_kernel import compile_copy
-
     numbers: list[int] = []
     for pool in pools:
         numbers += [pool.data_ptr(), pool.stride(0), len(pool), pool.shape[1]]
@@ -192,8 +194,6 @@ def run_checksum(
         return sums
     if count * pieces >= MAX_ITEMS:
         raise ValueError(f"{count} slots of {pieces} pieces: fewer than {MAX_ITEMS} in all")
-    from kvcache.kernels.checksum_kernel import compile_checksum
-
     range_ = pool.data_ptr() + begin, pool.stride(0), len(pool), end - begin
     numbers = (*range_, slots.data_ptr(), count, sums.data_ptr(), pieces, piece)
     compiled = compile_checksum(ChecksumConfig(), target.arch)
@@ -218,8 +218,6 @@ def _run_rows(
     target = choose_target(mapping.device, backend, arch, ARCHS)
     if not tokens:
         return
-    from kvcache.kernels.rows_kernel import compile_rows
-
     vector = vector_of(*numbers)
     widest = max(rows.record.data_bytes for rows, _ in pairs)
     config = RowsConfig(vector, lanes_of(widest, vector), len(pairs), gathered)
@@ -240,8 +238,6 @@ def launch_items(
     device: torch.device,
 ) -> None:
     """items: how many there are, and how many a CTA has at a time."""
-    from kvcache.kernels.device import table_of
-
     launch(compiled, (table_of(numbers), ctas_for(*items)), target, device)
 
 

@@ -1,14 +1,13 @@
 """Rows as they are, between tokens and entries, for one or two tensors at once (device code)."""
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64
 
-from kernelkit.compile import compile_once
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.device_table import DeviceTable
+from kernelkit.param_table import ParamTable, table_of
 from kvcache.kernels.config import VECTORS, RowsConfig
 from kvcache.kernels.device import (
     entry_of,
@@ -16,7 +15,6 @@ from kvcache.kernels.device import (
     numbers_of,
     place_of,
     store_bytes,
-    table_of,
     vector_type,
     zeros,
 )
@@ -102,11 +100,7 @@ class CopyRows:
         return pool + slot * slot_stride + (row * vectors) * self.config.vector
 
 
-def compile_rows(config: RowsConfig, arch: str) -> Any:
-    """The compiled `CopyRows.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        numbers = [0] * (NUMBERS + OF_PAIR * config.pairs)
-        return CopyRows(config), table_of(numbers), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: RowsConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    numbers = [0] * (NUMBERS + OF_PAIR * config.pairs)
+    return CopyRows(config), table_of(numbers), Int32(0), CUstream(0)

@@ -1,21 +1,19 @@
 """Slots, or segments of them, to other slots of the same or another pool (device code)."""
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 
-from kernelkit.compile import compile_once
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.device_table import DeviceTable
+from kernelkit.param_table import ParamTable, table_of
 from kvcache.kernels.config import VECTOR_BYTES, VECTORS, CopyConfig
 from kvcache.kernels.device import (
     load_bytes,
     number_at,
     numbers_of,
     store_bytes,
-    table_of,
     zeros,
 )
 
@@ -86,10 +84,6 @@ class CopySlots:
                     store_bytes(loaded[index], target + Int64(here))
 
 
-def compile_copy(config: CopyConfig, arch: str) -> Any:
-    """The compiled `CopySlots.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        return CopySlots(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
-
-    return compile_once(config, arch, describe)
+def host_function(config: CopyConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return CopySlots(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)

@@ -4,7 +4,6 @@ The maximum does not depend on the order, and the bits of fp32 numbers that are 
 the order of the numbers, NaN last: CTAs that share a tensor meet in an atomic maximum of integers.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +13,6 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
-from kernelkit.compile import compile_once
 from kernelkit.words import bits_of
 from moe.device.quantise import largest_magnitude
 from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
@@ -79,9 +77,9 @@ class Amax:
         return top
 
 
-def compile_amax(config: AmaxConfig, arch: str) -> Any:
-    """The compiled `Amax.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (Amax(config), *_arguments(config)))
+def host_function(config: AmaxConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Amax(config), *_arguments(config)
 
 
 def _arguments(config: AmaxConfig) -> tuple:

@@ -17,6 +17,7 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
+from moe.compile import compile_amax, compile_quantise
 from moe.formats import BlockFormat, format_of, row_blocks, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_range
 from moe.quantiser.config import CTAS_OF_AMAX, AmaxConfig, QuantiseConfig, ctas_of_block, is_wide
@@ -119,8 +120,6 @@ def blocks_for(count: int, offsets: torch.Tensor | None) -> int:
 def _launch_quantise(
     config: QuantiseConfig, arguments: tuple, target: Target, device: torch.device
 ) -> None:
-    from moe.quantiser.kernel import compile_quantise
-
     launch(compile_quantise(config, target.arch), arguments, target, device)
 
 
@@ -141,8 +140,6 @@ def _given_scale(
 
 def _amax(x: torch.Tensor, *, per_token: bool, target: Target) -> torch.Tensor:
     """fp32 [1], or [T] of each row."""
-    from moe.quantiser.amax_kernel import compile_amax
-
     tokens = len(x)
     bits = (
         x.new_empty(tokens, dtype=torch.int32) if per_token else x.new_zeros(1, dtype=torch.int32)

@@ -12,8 +12,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit.compile import compile_once
-from kernelkit.launch import written_for
+from kernelkit.arch import written_for
 from moe.device.quantise import encode_scale_of, quantise_block
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
@@ -220,9 +219,9 @@ def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
     return word
 
 
-def compile_quantise(config: QuantiseConfig, arch: str) -> Any:
-    """The compiled `Quantise.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (Quantise(config, arch), *_arguments(config)))
+def host_function(config: QuantiseConfig, arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Quantise(config, arch), *_arguments(config)
 
 
 def _arguments(config: QuantiseConfig) -> tuple:

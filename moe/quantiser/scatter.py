@@ -6,6 +6,7 @@ import torch
 
 from kernelkit.launch import Target, launch
 from kernelkit.tensors import with_plain_strides
+from moe.compile import compile_quantise, compile_spread
 from moe.formats import row_blocks, scale_atoms, scale_blocks
 from moe.quantiser.config import (
     CODE_WORDS,
@@ -32,9 +33,6 @@ def scatter(
     given: what the scale comes from, see QuantiseConfig.scaling. places: rows, their inverse and
     offsets, as `moe.quantiser.forward.quantise` takes them. Two launches.
     """
-    from moe.quantiser.kernel import compile_quantise
-    from moe.quantiser.spread_kernel import compile_spread
-
     (data, scales), (rows, row_of_slot, offsets) = outputs, places
     (tokens, k), count = x.shape, len(rows)
     atoms = scale_atoms(config.format.columns(k))

@@ -12,7 +12,6 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit.compile import compile_once
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
     NO_ROWS,
@@ -83,9 +82,9 @@ class Spread:
                 clear_part(outputs[0], atoms, (block, part), (cta, ctas, thread), config.parts)
 
 
-def compile_spread(config: SpreadConfig, arch: str) -> Any:
-    """The compiled `Spread.__call__` of `config`; compiled once per process."""
-    return compile_once(("spread", config), arch, lambda: (Spread(config), *_arguments(config)))
+def host_function(config: SpreadConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Spread(config), *_arguments(config)
 
 
 def _arguments(config: SpreadConfig) -> tuple:

@@ -8,7 +8,6 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit.compile import compile_once
 from moe.routing.config import COMBINE_THREADS, VECTOR_BYTES, CombineConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
@@ -80,9 +79,9 @@ class Combine:
         return registers
 
 
-def compile_combine(config: CombineConfig, arch: str) -> Any:
-    """The compiled `Combine.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (Combine(config), *_arguments(config)))
+def host_function(config: CombineConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Combine(config), *_arguments(config)
 
 
 def _arguments(config: CombineConfig) -> tuple:

@@ -19,6 +19,7 @@ from kernelkit.tensors import (
     with_plain_strides,
     without_broadcast,
 )
+from moe.compile import compile_combine, compile_count, compile_route, compile_scatter
 from moe.indices import check_range
 from moe.routing.config import (
     VECTOR_BYTES,
@@ -57,8 +58,6 @@ def run_route(
     weights = logits.new_empty((tokens, config.top_k), dtype=torch.float32)
     if tokens == 0:
         return ids, weights
-    from moe.routing.topk_kernel import compile_route
-
     arguments = (logits, bias, (ids.view(-1), weights.view(-1)), scale)
     launch(compile_route(config, target.arch), arguments, target, logits.device)
     return ids, weights
@@ -78,8 +77,6 @@ def run_permutation(
     check_range("ids", ids, num_experts, f"experts 0 to {num_experts - 1}")
     if rows == 0:
         return ids.new_zeros(num_experts + 1), ids.new_empty(0), ids.new_empty(0)
-    from moe.routing.permutation_kernel import compile_count, compile_scatter
-
     flat = ids.reshape(-1)  # in place where ids is in one piece
     outputs = (ids.new_empty(num_experts + 1), ids.new_empty(rows), ids.new_empty(rows))
     counts = _chunk_counts(ids, plan)
@@ -114,8 +111,6 @@ def run_combine(
     out = y.new_empty((tokens, hidden), dtype=out_dtype)
     if out.numel() == 0:
         return out
-    from moe.routing.combine_kernel import compile_combine
-
     weights = None if weights is None else _plain(weights)
     columns = combine_columns(tokens, hidden // config.vector)
     arguments = ((_plain(y), _plain(out)), weights, _plain(row_of_slot), columns)

@@ -18,7 +18,6 @@ from cutlass import Int32, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
 from moe.routing.config import COUNTS, VECTOR_BYTES, PermutationConfig
@@ -292,30 +291,22 @@ class Scatter:
             offsets[config.experts] = rows
 
 
-def compile_count(config: PermutationConfig, arch: str) -> Any:
-    """The compiled `Count.__call__`; compiled once per process."""
-
-    def describe() -> tuple:
-        return Count(config), _ids(), _counts(config), Int32(0), CUstream(0)
-
-    return compile_once(("count", config), arch, describe)
+def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Count(config), _ids(), _counts(config), Int32(0), CUstream(0)
 
 
-def compile_scatter(config: PermutationConfig, arch: str) -> Any:
-    """The compiled `Scatter.__call__`; compiled once per process."""
-
-    def describe() -> tuple:
-        ids = _ids()
-        rows = ids.shape
-        outputs = (
-            make_fake_tensor(Int32, (config.experts + 1,), (1,)),
-            make_fake_tensor(Int32, rows, (1,)),
-            make_fake_tensor(Int32, rows, (1,)),
-        )
-        counts = _counts(config) if config.chunked else None
-        return Scatter(config), ids, counts, outputs, Int32(0), Int32(0), CUstream(0)
-
-    return compile_once(("scatter", config), arch, describe)
+def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    ids = _ids()
+    rows = ids.shape
+    outputs = (
+        make_fake_tensor(Int32, (config.experts + 1,), (1,)),
+        make_fake_tensor(Int32, rows, (1,)),
+        make_fake_tensor(Int32, rows, (1,)),
+    )
+    counts = _counts(config) if config.chunked else None
+    return Scatter(config), ids, counts, outputs, Int32(0), Int32(0), CUstream(0)
 
 
 def _ids() -> Any:

@@ -10,7 +10,6 @@ every lane counts those that are better than its own: the count is its place amo
 Where equal keys make more than 32 candidates, the best is found k times.
 """
 
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -19,7 +18,6 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
-from kernelkit.compile import compile_once
 from kernelkit.hw import WARP_THREADS
 from kernelkit.log2 import LOG2_E
 from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
@@ -326,9 +324,9 @@ def top_two(keys: cute.Tensor) -> tuple:
     return best, second
 
 
-def compile_route(config: RouteConfig, arch: str) -> Any:
-    """The compiled `Route.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (Route(config), *_arguments(config)))
+def host_function(config: RouteConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Route(config), *_arguments(config)
 
 
 def _arguments(config: RouteConfig) -> tuple:

@@ -29,7 +29,7 @@ from moe.sm100.roles.epilogue import Epilogue
 from moe.sm100.roles.load import Load
 from moe.sm100.roles.mma import Mma
 from moe.sm100.roles.scheduler import Scheduler
-from moe.sm100.signature import ELEMENTS
+from moe.sm100.signature import ELEMENTS, example_arguments
 
 
 class GroupedGemm:
@@ -127,3 +127,8 @@ class GroupedGemm:
         else:
             passed["pieces"] = self.buffer(smem, "pieces", cutlass.Uint8)
         return Buffers(tiles, *data, *scales, tmem, **passed)
+
+
+def host_function(config: GroupedConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return GroupedGemm(config), *example_arguments(config)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ptxemu.codegen.values import TYPE_BITS
-from ptxemu.syntax.tree import CARRY, Addr, Args, Instr, Not, Pair, Reg, Vec
+from ptxemu.syntax.tree import CARRY, TYPE_BITS, Addr, Args, Instr, Not, Pair, Reg, Vec
 
 # Kinds whose instructions reach memory or other agents; all others are of registers alone.
 MEMORY = frozenset(("load", "load matrix", "store", "store matrix", "atomic", "operation"))
@@ -33,6 +32,11 @@ _ROOTS = {
     "mma": "product",
     "movmatrix": "transposed",
 }
+
+
+class UndefinedRead(Exception):
+    """A block that takes registers to be defined reads undefined data: it goes on in the form that
+    follows such data (`codegen.tainted`)."""
 
 
 @dataclass(frozen=True)

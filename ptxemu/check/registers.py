@@ -12,11 +12,6 @@ from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 
 
-class UndefinedRead(Exception):
-    """A block that takes registers to be defined reads undefined data: it goes on in the form that
-    follows such data (`codegen.tainted`)."""
-
-
 class Registers:
     """masks: as in `rules`, of the registers that are not defined in all lanes; mostly empty.
     origins: by the same names, the code of where the data comes from.

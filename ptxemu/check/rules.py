@@ -13,7 +13,7 @@ import numpy as np
 
 from ptxemu.check.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
-from ptxemu.ops.warp import shuffle_lanes
+from ptxemu.numerics.shuffle import shuffle_lanes
 
 ALL = 0xFFFFFFFF
 Masks = Mapping[str | None, int]

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxemu.check.flow import UndefinedRead
 from ptxemu.check.races import Races
-from ptxemu.check.registers import Registers, UndefinedRead
+from ptxemu.check.registers import Registers
 from ptxemu.check.rules import RULES
 from ptxemu.check.undefined import CODE, NEVER
 from ptxemu.ops import registry

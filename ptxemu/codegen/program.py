@@ -18,10 +18,10 @@ from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
-from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value
+from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
 from ptxemu.ops import registry
-from ptxemu.syntax.tree import Entry, Instr
+from ptxemu.syntax.tree import TYPE_BITS, Entry, Instr
 
 PARKED = -1  # the block could not go on; run it again when woken
 EXITED = -2  # no lane of the fragment is left

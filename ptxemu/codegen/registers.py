@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ptxemu.codegen.values import TYPE_BITS, VARYING, Value
+from ptxemu.codegen.values import VARYING, Value
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.tree import TYPE_BITS
 
 
 class RegisterFile:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxemu.check.flow import MEMORY, Flow, flow_of, names, values_of
-from ptxemu.check.registers import UndefinedRead
+from ptxemu.check.flow import MEMORY, Flow, UndefinedRead, flow_of, names, values_of
 from ptxemu.codegen.blocks import BRANCHES, EXITS, Block, Step
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Node, Value

@@ -39,18 +39,6 @@ DTYPE = {
 _F32, _U32 = struct.Struct("<f"), struct.Struct("<I")
 _F64, _U64 = struct.Struct("<d"), struct.Struct("<Q")
 # Bits of every PTX type name.
-TYPE_BITS = {
-    name: bits
-    for bits, names in {
-        1: "pred",
-        8: "b8 u8 s8 e4m3 e5m2 e2m1x2",
-        16: "b16 u16 s16 f16 bf16 e4m3x2 e5m2x2 e2m3x2 e3m2x2 ue8m0x2 s2f6x2",
-        32: "b32 u32 s32 f32 tf32 f16x2 bf16x2 u16x2 s16x2 e4m3x4 e5m2x4",
-        64: "b64 u64 s64 f64 f32x2",
-        128: "b128",
-    }.items()
-    for name in names.split()
-}
 UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
 VARYING = "varying!"  # a dependence on something that differs between lanes by nature
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ptxemu.host.runtime_symbols import Launcher, Run, RuntimeSymbols
 
@@ -18,23 +18,51 @@ _MISSING_PTX = (
 )
 
 
-class HostProgram:
-    """The JIT-compiled host code of one compiled function, linked to our CUDA runtime symbols.
+class HostCode(Protocol):
+    """Host code of a compiled function, not yet linked.
+
+    ptx: the kernels that it launches, '' where there is none. name: of the function.
+    """
+
+    ptx: str
+    name: str
+
+    def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
+        """Make it executable: bind(undefined names) -> addresses of those that are the CUDA
+        runtime's. Returns what finds the entry of a function that takes an array of pointers."""
+        ...
+
+
+class DslCode:
+    """Host code of what `cute.compile` returned.
 
     It refers to the MLIR module but not to the compiled function, which it must not keep alive.
     """
 
     def __init__(self, compiled: Any) -> None:
+        self.ptx = ptx_of(compiled) if compiled.has_gpu_module else ""
+        self.name = compiled.function_name
+        self._module = compiled.ir_module
+
+    def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
+        """As `HostCode.link`; the engine lives as long as what is returned."""
         from cutlass._mlir.execution_engine import ExecutionEngine
 
-        module = compiled.ir_module
-        self._has_kernels = compiled.has_gpu_module
-        self._symbols = RuntimeSymbols(ptx_of(compiled) if self._has_kernels else "")
         # The default optimisation of the engine; without shared libraries, only our symbols count.
-        self.engine = ExecutionEngine(module, opt_level=2, shared_libs=[])
-        for name, address in self._symbols.bind(_undefined(module)).items():
-            self.engine.raw_register_runtime(name, ctypes.c_void_p(address))
-        self._name = compiled.function_name
+        engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
+        for name, address in bind(_undefined(self._module)).items():
+            engine.raw_register_runtime(name, ctypes.c_void_p(address))
+        return engine.raw_lookup
+
+
+class HostProgram:
+    """The host code of one compiled function, linked to our CUDA runtime symbols."""
+
+    def __init__(self, code: HostCode) -> None:
+        self._has_kernels = bool(code.ptx)
+        self._symbols = RuntimeSymbols(code.ptx)
+        self.lookup = code.link(self._symbols.bind)
+        self._name = code.name
         self._entry: Any = None
 
     def call(self, pointers: Sequence[Any], launcher: Launcher) -> list[Any]:
@@ -64,7 +92,7 @@ class HostProgram:
 
     def _packed(self, name: str) -> Any:
         """A function of the engine that takes the addresses of its arguments and of its result."""
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup(name))
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.lookup(name))
         return lambda *addresses: function((ctypes.c_void_p * len(addresses))(*addresses))
 
 
@@ -119,12 +147,12 @@ atexit.register(_PROGRAMS.clear)  # engines must go while ctypes callbacks can s
 
 
 def host_program(compiled: Any) -> HostProgram:
-    """The program of a compiled function, built at its first use.
+    """The program of what `cute.compile` returned, or of `HostCode`, built at its first use.
 
     Compiled functions are not hashed: those of tvm-ffi compare by handle, which may be null.
     """
     key = id(compiled)
     if key not in _PROGRAMS:
-        _PROGRAMS[key] = HostProgram(compiled)
+        _PROGRAMS[key] = HostProgram(compiled if hasattr(compiled, "link") else DslCode(compiled))
         weakref.finalize(compiled, _PROGRAMS.pop, key, None)
     return _PROGRAMS[key]

@@ -40,7 +40,7 @@ def _function(program: HostProgram, name: str) -> Any:
     import tvm_ffi
 
     function = tvm_ffi.Function.__from_mlir_packed_safe_call__(
-        program.engine.raw_lookup("__tvm_ffi_" + name), keep_alive_object=program
+        program.lookup("__tvm_ffi_" + name), keep_alive_object=program
     )
     return lambda *args: function(*as_device(args))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import ptxemu
 from ptxemu.host import ffi
 from ptxemu.host.cutedsl import run
 from ptxemu.host.engine import host_program
@@ -48,6 +49,8 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
         stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
         for compiled_class in _ffi_classes():
             stack.enter_context(patched(compiled_class, {"__call__": _ffi_call(launcher)}))
+        ptxemu._launchers.append(launcher)
+        stack.callback(ptxemu._launchers.remove, launcher)
         yield
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import TYPE_BITS
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 
 @op(

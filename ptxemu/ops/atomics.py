@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import TYPE_BITS, Value
+from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.numerics import arith, half
 from ptxemu.ops.load_store import address_value, space_of
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
 _OPS = "add min max and or xor exch cas inc dec"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import NATURAL, Lower
-from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value
+from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.ops.registry import Match, op
-from ptxemu.syntax.tree import Instr, Pair
+from ptxemu.syntax.tree import TYPE_BITS, Instr, Pair
 
 _ORDERED = {
     "eq": "==",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value, constant
+from ptxemu.codegen.values import DTYPE, Value, constant
 from ptxemu.ops.registry import Match, op
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _INT = "u8 s8 u16 s16 u32 s32 u64 s64"
 _ROUND_INT = "rni rzi rmi rpi"

@@ -8,10 +8,10 @@ the width's mask.
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import DTYPE, TYPE_BITS, Value, constant
+from ptxemu.codegen.values import DTYPE, Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.registry import Match, op
-from ptxemu.syntax.tree import Imm, Instr
+from ptxemu.syntax.tree import TYPE_BITS, Imm, Instr
 
 _INT = "u16 s16 u32 s32 u64 s64"
 _PERMUTE_MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")

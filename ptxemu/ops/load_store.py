@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import TYPE_BITS, Value
+from ptxemu.codegen.values import Value
 from ptxemu.machine import access
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr, Sym
+from ptxemu.syntax.tree import TYPE_BITS, Instr, Sym
 
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
 _ORDER = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import NATURAL, Lower
-from ptxemu.codegen.values import TYPE_BITS, Value
+from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.registry import Match, op
-from ptxemu.syntax.tree import Instr, Reg, Vec
+from ptxemu.syntax.tree import TYPE_BITS, Instr, Reg, Vec
 
 
 @op(

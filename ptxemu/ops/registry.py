@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ptxemu.codegen.values import TYPE_BITS
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 TYPE_NAMES = frozenset((*TYPE_BITS, "b1024"))
 

@@ -14,6 +14,7 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.namespace import BITS, LANES, NAN, bits_mask, mask_bits
 from ptxemu.errors import HardwareRefusal
+from ptxemu.numerics.shuffle import shuffle_lanes
 from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Imm, Instr, Pair
 
@@ -54,33 +55,7 @@ def pick_lane(value: object, lane: int) -> int:
     return value[lane & 31].item() if np.ndim(value) else value
 
 
-@runtime
-def shuffle_lanes(value: object, mode: str, lane: object, clamp: object, mb: int) -> tuple:
-    """(value, in range?) after the manual's pseudocode; a source out of range yields the own
-    value.
-    """
-    value, lanes = np.broadcast_to(value, 32), LANES.astype(np.int64)
-    lane, clamp = (
-        np.broadcast_to(lane, 32).astype(np.int64),
-        np.broadcast_to(clamp, 32).astype(np.int64),
-    )
-    step, bound, segment = lane & 31, clamp & 31, clamp >> 8 & 31
-    low = lanes & segment
-    high = low | bound & ~segment
-    if mode == "up":
-        source = lanes - step
-        valid = source >= high
-    elif mode == "down":
-        source = lanes + step
-        valid = source <= high
-    elif mode == "bfly":
-        source = lanes ^ step
-        valid = source <= high
-    else:
-        source = low | step & ~segment
-        valid = source <= high
-    source = np.where(valid, source, lanes) & 31
-    return np.asarray(value, np.uint32)[source], valid
+runtime(shuffle_lanes)
 
 
 @op("vote.sync", types="pred b32", flags="all any uni ballot", section="vote.sync", convergent=True)

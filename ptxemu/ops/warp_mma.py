@@ -11,12 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.values import TYPE_BITS
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.operand_format import decode
 from ptxemu.numerics import formats
 from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _FP8 = "e4m3 e5m2"
 _INT8 = "s8 u8"

@@ -12,6 +12,19 @@ from functools import cached_property
 from ptxemu.syntax.line_info import Location
 
 CARRY = "CC.CF"  # the condition-code register of add.cc and its like; no PTX register is called so
+# Bits of every type that instructions name.
+TYPE_BITS = {
+    name: bits
+    for bits, names in {
+        1: "pred",
+        8: "b8 u8 s8 e4m3 e5m2 e2m1x2",
+        16: "b16 u16 s16 f16 bf16 e4m3x2 e5m2x2 e2m3x2 e3m2x2 ue8m0x2 s2f6x2",
+        32: "b32 u32 s32 f32 tf32 f16x2 bf16x2 u16x2 s16x2 e4m3x4 e5m2x4",
+        64: "b64 u64 s64 f64 f32x2",
+        128: "b128",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from kernelkit.kernel import CompiledKernel
+
 
 class Recorded:
-    """A compiled function of the DSL whose executor calls a host function that only takes notes.
+    """A compiled kernel whose host function only takes notes.
 
     kinds: ctypes type of what each argument points to, the stream included. calls: their values.
     code: what the CUDA runtime would answer.
     """
 
-    def __init__(self, compiled: Any, kinds: Sequence[type]) -> None:
-        self._execution_args, self._kinds = compiled.execution_args, kinds
+    def __init__(self, compiled: CompiledKernel, kinds: Sequence[type]) -> None:
+        self.signature, self._kinds = compiled.signature, kinds
         self.calls, self.code = [], 0
-        self._entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._note)
 
-    def to(self, device: Any) -> Any:
-        from cutlass.base_dsl.jit_executor import JitExecutor
+    def entry(self, device: int) -> Callable[[ctypes.Array], None]:
+        return self._note
 
-        module = SimpleNamespace(capi_func=self._entry, execution_args=self._execution_args)
-        return JitExecutor(module, None, False)
-
-    def _note(self, packed: int) -> int:
-        *pointers, result = (ctypes.c_void_p * (len(self._kinds) + 1)).from_address(packed)
+    def _note(self, packed: ctypes.Array) -> None:
+        *pointers, result = packed
         pairs = zip(self._kinds, pointers, strict=True)
         self.calls.append([_value(kind.from_address(pointer)) for kind, pointer in pairs])
         ctypes.c_int32.from_address(result).value = self.code
-        return 0
 
 
 def _value(word: Any) -> Any:

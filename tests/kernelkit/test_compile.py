@@ -11,11 +11,11 @@ from kernelkit import compile as kernel_compile
 
 @pytest.fixture
 def compiles(monkeypatch):
-    """Calls of the DSL, which here returns a new object each time."""
+    """Kernels that had to be made, which here are new objects."""
     calls = []
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setattr(
-        kernel_compile, "_compile", lambda arch, *described: calls.append(arch) or object()
+        kernel_compile, "_make", lambda config, arch, source: calls.append(arch) or object()
     )
     return calls
 

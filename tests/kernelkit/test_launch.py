@@ -26,7 +26,7 @@ def no_more_compiles(monkeypatch):
         def refuse(*_: object) -> None:
             raise AssertionError("compiled again")
 
-        monkeypatch.setattr(kernel_compile, "_compile", refuse)
+        monkeypatch.setattr(kernel_compile, "_make", refuse)
 
     return arm
 

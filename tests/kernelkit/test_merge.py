@@ -16,10 +16,9 @@ from kernelkit import compile as kernel_compile
 from kernelkit import merge_plan
 from kernelkit.launch import emulation
 from kernelkit.merge import merge
-from kernelkit.merge_kernel import compile_merge
+from kernelkit.merge_forward import compile_merge
 from kernelkit.param_table import ParamTable
 from tests.kernelkit.merge_cases import DTYPES, Case, as_argument, build, check
-from tests.marks import quick
 
 CASES = [
     Case(("bf16",), (2, 3, 5, 64)),
@@ -46,12 +45,12 @@ def poison():
 @pytest.fixture
 def no_more_compiles(monkeypatch):
     def arm() -> None:
-        monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled again"))
+        monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled again"))
 
     return arm
 
 
-@pytest.mark.parametrize("case", quick(CASES, every=2), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_emulated(case):
     check(case)
 
@@ -156,7 +155,7 @@ def test_refusals(no_more_compiles, parts, options, error, words):
 def test_compiles_for_other_gpus(arch):
     """16-byte loads and stores only, beside the statistics; the table stays in the parameters."""
     config = merge_plan.MergeConfig(128, ("bf16",), "bf16", False, False, False, 4, 1)
-    ptx = compile_merge(config, arch).artifacts.PTX
+    ptx = compile_merge(config, arch).ptx
     widths = {line.split()[0] for line in ptx.splitlines() if ".global" in line}
     assert f".target {arch}" in ptx
     assert widths == {"ld.global.v4.b32", "ld.global.b32", "st.global.v4.b32", "st.global.b32"}

@@ -11,9 +11,9 @@ from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
+    import _bench_allocator
     import _vllm_pool
     import bench
-    import bench_allocator
 
 SMALL = "--blocks 300 --batches 1 100 --requests 2 --repeats 20"
 POOL = """\
@@ -64,15 +64,13 @@ def checkout(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def ran(monkeypatch, flags, *more):
-    command = ["bench.py", "kvcache-host", *flags.split(), *map(str, more)]
-    monkeypatch.setattr(sys, "argv", command)
-    return bench.main()
+def ran(flags, *more):
+    return bench.main(["kvcache-host", *flags.split(), *map(str, more)])
 
 
-def test_figures(monkeypatch, capsys, tmp_path):
+def test_figures(capsys, tmp_path):
     report = tmp_path / "host.json"
-    assert ran(monkeypatch, SMALL, "--json", report) == 0
+    assert ran(SMALL, "--json", report) == 0
     rows = json.loads(report.read_text())
     assert (rows[0]["kind"], rows[0]["blocks"], len(rows[0]["load"])) == ("setting", 300, 3)
     pools = [row for row in rows if row["kind"] == "pool" and "batch" in row]
@@ -84,24 +82,24 @@ def test_figures(monkeypatch, capsys, tmp_path):
     assert [row["layout"] for row in managers] == ["gqa", "deepseek-v4-pro"]
     assert all(row["admit_hit_us"] > row["admit_miss_us"] > 0 for row in managers)
     printed = capsys.readouterr().out
-    assert ran(monkeypatch, "--show", report) == 0
+    assert ran("--show", report) == 0
     assert capsys.readouterr().out == printed
 
 
 def test_kept_blocks_are_evicted():
     """What that row measures: each block that is taken was found by its content before."""
-    pool, gone = bench_allocator.SlotPool("blocks", 8, first=1), []
+    pool, gone = _bench_allocator.SlotPool("blocks", 8, first=1), []
     pool.on_evict = lambda slot, key: gone.append(key)
-    bench_allocator._register_all(pool)
+    _bench_allocator._register_all(pool)
     assert pool.kept == 8
     for _ in range(3):
-        bench_allocator._keep(pool, pool.take(2))
+        _bench_allocator._keep(pool, pool.take(2))
     assert pool.kept == 8
     assert len(gone) == 6
 
 
-def test_a_checkout_is_a_peer(monkeypatch, capsys, checkout):
-    assert ran(monkeypatch, f"{SMALL} --requests --vllm", checkout) == 0
+def test_a_checkout_is_a_peer(capsys, checkout):
+    assert ran(f"{SMALL} --requests --vllm", checkout) == 0
     make, said = _vllm_pool.block_pool(checkout)
     assert said == "vllm 1.2.3, its imports replaced"
     assert [block.number for block in make(3).get_new_blocks(2)] == [2, 1]
@@ -121,6 +119,6 @@ def test_without_it_the_row_says_so(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
-def test_refusals(monkeypatch, capsys):
-    assert ran(monkeypatch, "--blocks 100 --batches 100") == 2
+def test_refusals(capsys):
+    assert ran("--blocks 100 --batches 100") == 2
     assert "refused: batches [100]: from 1 to fewer than --blocks 100" in capsys.readouterr().err

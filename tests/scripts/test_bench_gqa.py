@@ -14,16 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.house.source import ROOT
 from tests.marks import quick
-from tests.scripts.test_measuring import run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield
 
 
 @pytest.fixture
@@ -87,7 +78,7 @@ def test_reference_is_attention_for_any_chunk(chunk, sets, monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(problem):
-    from bench_gqa import allocate
+    from _bench_gqa import allocate
 
     with pytest.raises(ValueError, match="buffer sets are"):
         allocate(problem, 1 << 20, 1 << 20, "cpu")
@@ -99,7 +90,7 @@ def test_what_does_not_fit_is_refused(problem):
 
 def rows(problem, sets, **peers):
     """Rows of peers: as many microseconds as there are launches."""
-    from bench_gqa import rows_of
+    from _bench_gqa import rows_of
 
     return rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
@@ -237,7 +228,7 @@ def latencies(problem):
 
 
 def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
-    from bench_gqa import latency_table, show
+    from _gqa_tables import latency_table, show
 
     found = latencies(problem)[:3]
     title, heads, cells = latency_table(found)
@@ -251,7 +242,7 @@ def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
 
 
 def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
-    from bench_gqa import latency_table, show
+    from _gqa_tables import latency_table, show
 
     monkeypatch.setitem(sys.modules, "rich.table", None)
     show(*latency_table(latencies(problem)[:3]))
@@ -261,7 +252,7 @@ def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
 
 
 def test_samples_take_turns():
-    from bench_gqa import REPEATS, spreads
+    from _bench_gqa import REPEATS, spreads
 
     order = []
 
@@ -277,7 +268,8 @@ def test_samples_take_turns():
 
 
 def test_a_file_is_shown_again(problem, tmp_path, capsys):
-    from bench_gqa import main, read_rows, save_rows
+    from _common import read_rows, save_rows
+    from bench_gqa import main
 
     rows = [{"kind": "latency", **row} for row in latencies(problem)]
     head = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
@@ -297,7 +289,7 @@ def test_a_file_is_shown_again(problem, tmp_path, capsys):
 
 
 def test_a_picture_of_latency_against_length(problem, tmp_path):
-    from bench_gqa import draw
+    from _gqa_tables import draw
 
     draw(tmp_path / "new" / "gqa.png", latencies(problem))
     assert (tmp_path / "new" / "gqa.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -305,7 +297,7 @@ def test_a_picture_of_latency_against_length(problem, tmp_path):
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
     """`replay` with a clock of its own instead of a GPU."""
-    import bench_gqa
+    import _bench_gqa
 
     calls, graphs = [0, 0, 0], []
     nothing = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
@@ -314,7 +306,7 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
         current_stream=lambda: nothing,
         stream=contextlib.nullcontext,
     )
-    monkeypatch.setattr(bench_gqa, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_bench_gqa, "torch", SimpleNamespace(cuda=cuda))
 
     def capture(launch, times):
         before = list(calls)
@@ -327,18 +319,19 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
     def launch(k):
         calls[k] += 1
 
-    monkeypatch.setattr(bench_gqa, "capture", capture)
-    monkeypatch.setattr(bench_gqa, "elapsed", lambda graph: graph * 10e-6)
-    sample = bench_gqa.replay([lambda k=k: launch(k) for k in range(3)])
-    (found,) = bench_gqa.spreads([sample])
+    monkeypatch.setattr(_bench_gqa, "capture", capture)
+    monkeypatch.setattr(_bench_gqa, "elapsed", lambda graph: graph * 10e-6)
+    sample = _bench_gqa.replay([lambda k=k: launch(k) for k in range(3)])
+    (found,) = _bench_gqa.spreads([sample])
     assert found.median == pytest.approx(10.0)
     assert found.spread == pytest.approx(0.0)
-    assert graphs[-1] * 10e-6 > 0.9 * bench_gqa.MIN_GRAPH_SECONDS
+    assert graphs[-1] * 10e-6 > 0.9 * _bench_gqa.MIN_GRAPH_SECONDS
 
 
 @pytest.fixture
 def pretended(monkeypatch):
     """bench_gqa on a GPU of 64 KB of L2 whose memory is the host's and whose launches take 4 us."""
+    import _bench_gqa
     import bench_gqa
     from _gqa_peers import PEERS, Problem
 
@@ -351,7 +344,7 @@ def pretended(monkeypatch):
         "CALLS": {"torch flash": PEERS["torch flash"]},
         "HOST_CALLS": 2,
     }.items():
-        monkeypatch.setattr(bench_gqa, name, fake)
+        monkeypatch.setattr(_bench_gqa, name, fake)
     for name, fake in {
         "is_available": lambda: True,
         "get_device_name": lambda: "pretended",
@@ -396,10 +389,11 @@ def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
 # -- from outside ---------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
+def test_without_a_gpu_it_says_so_and_prints_static_figures(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     report = tmp_path / "gqa.jsonl"
     flags = ("--BS", 1, "--kvL", "8k", 100, "--json", report)
-    result = run("scripts/bench.py", "gqa", *flags, CUDA_VISIBLE_DEVICES="")
+    result = run("bench.py", "gqa", *flags)
     assert result.returncode == 0, result.stderr
     assert "No CUDA GPU here" in result.stdout
     head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
@@ -417,26 +411,26 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", quick(["wraps=4", "warps=x", "cluster"]))
-def test_what_cannot_be_tuned_is_refused(wrong):
-    result = run("scripts/bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
+def test_what_cannot_be_tuned_is_refused(run, wrong):
+    result = run("bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
     assert result.returncode != 0
     assert f"'{wrong}': a number for one of cluster, " in result.stderr
 
 
-def test_sizes_that_are_no_problem_are_refused():
-    result = run("scripts/bench.py", "gqa", "--qH", 12, "--kvH", 8)
+def test_sizes_that_are_no_problem_are_refused(run):
+    result = run("bench.py", "gqa", "--qH", 12, "--kvH", 8)
     assert result.returncode != 0
     assert "12 query heads" in result.stderr
 
 
 @pytest.mark.hw
-def test_peers_are_timed_on_a_gpu(tmp_path):
+def test_peers_are_timed_on_a_gpu(run, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
     peers = ("--peers", "decode", "decode pdl kv-ready", "torch cudnn", "torch flash")
     flags = ("--BS", 1, "--kvL", "1k", *peers, "--json", report, "--plot", picture)
-    result = run("scripts/bench.py", "gqa", *flags)
+    result = run("bench.py", "gqa", *flags)
     assert result.returncode == 0, result.stderr
     head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert head["read_tbs"] > 0.1
@@ -447,5 +441,5 @@ def test_peers_are_timed_on_a_gpu(tmp_path):
         assert row["warm_us"] < 1.2 * row["cold_us"]
         assert row["cold_us"] > row["floor_us"]
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    host = run("scripts/bench.py", "gqa", "--host", "--BS", 1, "--kvL", "1k")
+    host = run("bench.py", "gqa", "--host", "--BS", 1, "--kvL", "1k")
     assert "decode_plan" in host.stdout

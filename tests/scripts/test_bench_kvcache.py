@@ -11,14 +11,6 @@ import torch
 
 from kvcache.rows import Rows
 from tests.house.source import ROOT
-from tests.scripts.test_measuring import run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield
 
 
 def problem_of(step, name, count):
@@ -77,8 +69,8 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_rows_with_shares():
+    from _bench_kvcache import OURS, rows_of
     from _moe_tables import COPY
-    from bench_kvcache import OURS, rows_of
 
     problem = problem_of("gather", "bf16_512", 2)
     times = iter((2.0, 8.0, 1.0))
@@ -87,10 +79,11 @@ def test_rows_with_shares():
     assert [row["share"] for row in rows] == [0.5, 0.125, 1.0]
 
 
-def test_without_a_gpu(tmp_path):
+def test_without_a_gpu(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "k.json"
     chosen = ("--rows", 1, "2k", "--steps", "append", "--json", file)
-    result = run("scripts/bench.py", "kvcache", *chosen, CUDA_VISIBLE_DEVICES="")
+    result = run("bench.py", "kvcache", *chosen)
     assert result.returncode == 0, result.stderr
     assert "No CUDA GPU here" in result.stdout
     head, *rows = json.loads(file.read_text())
@@ -98,9 +91,9 @@ def test_without_a_gpu(tmp_path):
     assert [row["tokens"] for row in rows] == [1, 2048] * 4
 
 
-def test_the_file_of_a_run_is_shown():
+def test_the_file_of_a_run_is_shown(run):
     file = ROOT / "results" / "kvcache_h100.json"
-    result = run("scripts/bench.py", "kvcache", "--show", file, "--markdown", "--steps", "append")
+    result = run("bench.py", "kvcache", "--show", file, "--markdown", "--steps", "append")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("NVIDIA H100")

@@ -11,14 +11,6 @@ import torch
 
 from moe import reference, reference_routing
 from tests.house.source import ROOT
-from tests.scripts.test_measuring import run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield
 
 
 def problem_of(step, name="", tokens=3, hidden=64):
@@ -46,7 +38,8 @@ class Fixed:
 
 
 def test_problems_and_their_order():
-    from _moe_cases import GATHERED, QUANTISERS, ROUTERS, STEPS, problems_of
+    from _bench_flags import MOE_STEPS as STEPS
+    from _moe_cases import GATHERED, QUANTISERS, ROUTERS, problems_of
 
     found = problems_of(STEPS, (1, 64), 64)
     assert [p.step for p in found] == sorted((p.step for p in found), key=STEPS.index)
@@ -108,7 +101,8 @@ def test_bytes_and_torch(step):
 
 
 def test_arguments_differ_between_sets():
-    from _moe_cases import STEPS, problems_of
+    from _bench_flags import MOE_STEPS as STEPS
+    from _moe_cases import problems_of
 
     for problem in problems_of(STEPS, [4], 64):
         first, again, other = (problem.draw(seed, "cpu")[0] for seed in (0, 0, 1))
@@ -130,7 +124,8 @@ def test_torch_routes_as_the_reference():
 
 @pytest.mark.matrix
 def test_kernels_pass_in_the_emulator():
-    from _moe_cases import STEPS, problems_of
+    from _bench_flags import MOE_STEPS as STEPS
+    from _moe_cases import problems_of
 
     for problem in problems_of(STEPS, [2], 64):
         arguments = problem.draw(0, "cpu")
@@ -147,7 +142,7 @@ def test_rotation_is_larger_than_the_cache():
 
 
 def test_copies_move_the_bytes():
-    from bench_moe import COPY_UNIT, copies
+    from _bench_moe import COPY_UNIT, copies
 
     for nbytes in (99, 60 * COPY_UNIT + 1):
         launches = copies(nbytes, 2, "cpu")
@@ -158,7 +153,7 @@ def test_copies_move_the_bytes():
 
 def test_rows_of_a_problem():
     """A peer that is wrong, or raises, has no time; what is timed has a share of the copy."""
-    from bench_moe import rows_of
+    from _bench_moe import rows_of
 
     times = iter([8.0, 4.0])
     problem = problem_of("permutation")
@@ -188,7 +183,7 @@ def test_rows_of_a_problem():
 
 
 def test_few_bytes_stay_warm():
-    from bench_moe import MAX_SETS, rows_of
+    from _bench_moe import MAX_SETS, rows_of
 
     problem = dataclasses.replace(problem_of("permutation"), peers={"moe": lambda ids: (ids,)})
     problem = dataclasses.replace(problem, check=lambda arguments, outputs: None)
@@ -197,7 +192,7 @@ def test_few_bytes_stay_warm():
 
 
 def test_a_call_keeps_its_results():
-    from bench_moe import Call
+    from _bench_moe import Call
 
     call = Call(lambda x: (x + 1,), (torch.ones(2),))
     assert call.results is None
@@ -238,7 +233,7 @@ def test_markdown_has_a_line_per_variant():
 
 def test_shown_again(tmp_path, capsys):
     import bench_moe
-    from bench_gqa import save_rows
+    from _common import save_rows
 
     file = tmp_path / "moe.json"
     head = {"kind": "setting", "date": "2026-01-02", "gpu": {"name": "Some GPU"}}
@@ -266,7 +261,7 @@ def test_picture(tmp_path):
 def test_without_a_gpu(tmp_path, monkeypatch, capsys):
     import bench_moe
 
-    monkeypatch.setattr(bench_moe.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "moe.json"
     bench_moe.main(["--tokens", "1", "4k", "--steps", "combine", "--json", str(file)])
     assert capsys.readouterr().out.startswith("No CUDA GPU here.")
@@ -275,8 +270,8 @@ def test_without_a_gpu(tmp_path, monkeypatch, capsys):
     assert [(r["kind"], r["tokens"]) for r in rows] == [("static", 1), ("static", 4096)]
 
 
-def test_the_name_hands_options_on():
-    result = run("scripts/bench.py", "moe", "--help")
+def test_the_name_hands_options_on(run):
+    result = run("bench.py", "moe", "--help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("usage: bench.py moe")
     assert "default: 1 64 4k 32k" in result.stdout
@@ -284,13 +279,14 @@ def test_the_name_hands_options_on():
 
 def test_results_hold_what_the_page_says():
     """The file of the H100: every problem, checked, and the copy beside it."""
-    from _moe_cases import HIDDEN, STEPS, problems_of
+    from _bench_flags import MOE_HIDDEN, MOE_STEPS
+    from _moe_cases import problems_of
     from bench_moe import TOKENS
 
     head, *rows = json.loads((ROOT / "results" / "moe_h100.json").read_text())
     assert head["gpu"]["name"].startswith("NVIDIA H100")
     steps = {(r["step"], r["name"], r["tokens"], r["peer"]): r for r in rows if r["kind"] == "step"}
-    for problem in problems_of(STEPS, TOKENS, HIDDEN):
+    for problem in problems_of(MOE_STEPS, TOKENS, MOE_HIDDEN):
         for peer in (*problem.peers, "copy"):
             found = steps.pop((problem.step, problem.name, problem.tokens, peer))
             assert found["nbytes"] == problem.nbytes

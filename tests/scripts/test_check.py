@@ -67,14 +67,12 @@ def module(tmp_path) -> Path:
 @pytest.fixture
 def check(monkeypatch, capsys) -> Callable:
     """Run the script in this process without the pretended GPU; gives exit code, stdout."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     import check as script
 
-    monkeypatch.setattr(script, "machine_with_gpu", lambda _: nullcontext())
+    monkeypatch.setattr("ptxemu.__main__.machine_with_gpu", lambda _: nullcontext())
 
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["check.py", *map(str, arguments)])
-        code = script.main()
+        code = script.main([*map(str, arguments)])
         return code, capsys.readouterr().out
 
     return run
@@ -179,6 +177,7 @@ def main():
 """
 
 
+@pytest.mark.matrix  # a process that imports torch and the DSL
 def test_a_dsl_kernel_is_checked_whichever_way_it_is_launched(tmp_path):
     path = tmp_path / "shift.py"
     path.write_text(KERNEL)

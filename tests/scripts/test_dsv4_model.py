@@ -14,8 +14,9 @@ from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
-    from _dsv4_model import MUTATIONS, Definition, Recompute, hadamard
-    from _dsv4_weights import EPS, ROPE, Shape, Weights, angles, frequencies, rotate
+    from _dsv4_model import Recompute, hadamard
+    from _dsv4_shape import MUTATIONS, ROPE, Definition, Shape
+    from _dsv4_weights import EPS, Weights, angles, frequencies, rotate
 
 TOKENS = 141
 RECORDS = {"window": BF16_512, "keys": INDEXER_BF16}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from tests.house.source import ROOT
 from tests.scripts.test_sass import listing
-from tests.scripts.test_scripts import run
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
     import _decode_sass
+    import _dump_gqa
     import _sass
     import dump_gqa
 
@@ -27,20 +26,19 @@ needs_tools = pytest.mark.skipif(not _sass.tools_found(), reason=_sass.HOW_TO_GE
 SMALL = "--kvL 512 --kvH 2 --qH 16 --D 64"  # 8 columns
 
 
-def dumped(monkeypatch, flags: str, folder: Path) -> dict | list:
+def dumped(flags: str, folder: Path) -> dict | list:
     """What main() leaves in JSON."""
     report = folder / "dump.json"
     arguments = [*flags.split(), "--out", str(folder), "--json", str(report)]
-    monkeypatch.setattr(sys, "argv", ["dump.py gqa", *arguments])
-    assert dump_gqa.main() == 0
+    assert dump_gqa.main(arguments) == 0
     return json.loads(report.read_text())
 
 
 @needs_tools
 @pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
-def test_figures_of_a_step_on_hopper(monkeypatch, capsys, tmp_path, kv_dtype):
+def test_figures_of_a_step_on_hopper(capsys, tmp_path, kv_dtype):
     """16 keys of 64 columns, K and V: what a warp must issue, and nothing spilled."""
-    found = dumped(monkeypatch, f"{SMALL} --arch sm_90a --kv-dtype {kv_dtype}", tmp_path)
+    found = dumped(f"{SMALL} --arch sm_90a --kv-dtype {kv_dtype}", tmp_path)
     names = {path.suffix: path for path in tmp_path.glob("gqa_sm_90a_head_dim_64_*")}
     assert set(names) == {".ptx", ".cubin", ".sass"}
     assert ".target sm_90a" in names[".ptx"].read_text()
@@ -62,9 +60,9 @@ def test_figures_of_a_step_on_hopper(monkeypatch, capsys, tmp_path, kv_dtype):
 
 
 @needs_tools
-def test_the_softmax_loop_of_blackwell(monkeypatch, tmp_path):
+def test_the_softmax_loop_of_blackwell(tmp_path):
     """A thread has one key of a tile: an exponential per column, and one that shrinks."""
-    found = dumped(monkeypatch, f"{SMALL} --arch sm_100a", tmp_path)
+    found = dumped(f"{SMALL} --arch sm_100a", tmp_path)
     assert found["loop"]["MUFU"] == 8 + 1
     assert found["unit"] == "tile of 128 keys"
     assert found["ptx"]["tensor core"] > 0
@@ -74,8 +72,8 @@ def test_the_softmax_loop_of_blackwell(monkeypatch, tmp_path):
 @needs_tools
 def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, capsys, tmp_path):
     cells = (("sm_90a", "bf16", 64, 8), ("sm_90a", "e4m3", 256, 64), ("sm_100a", "bf16", 64, 8))
-    monkeypatch.setattr(dump_gqa, "GRID", cells)
-    found = dumped(monkeypatch, f"{SMALL} --grid", tmp_path)
+    monkeypatch.setattr(_dump_gqa, "GRID", cells)
+    found = dumped(f"{SMALL} --grid", tmp_path)
     head, *rows = found
     assert datetime.date.fromisoformat(head["date"])
     assert "nvidia-cutlass-dsl" in head["versions"]
@@ -95,12 +93,12 @@ def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, capsys
 
 
 def test_the_grid_covers_what_a_kernel_may_be_compiled_for():
-    case = dump_gqa.case_of(_options("--kvH 4 --qL 2"))
-    found = list(dump_gqa.cases_of(case))
+    case = _dump_gqa.case_of(_options("--kvH 4 --qL 2"))
+    found = list(_dump_gqa.cases_of(case))
     assert len(found) == 2 * 2 * 3 * 4
     assert all(one.qH * one.qL == columns * 4 for one, columns in found)  # rows of a KV head
     assert {one.head_dim for one, _ in found} == {64, 128, 256}
-    row = dump_gqa.row_of(dump_gqa.replace(case, head_dim=96, arch="sm_90a"), 8, Path())
+    row = _dump_gqa.row_of(_dump_gqa.replace(case, head_dim=96, arch="sm_90a"), 8, Path())
     assert row["refused"].startswith("head_dim 96")
 
 
@@ -147,7 +145,7 @@ def test_the_version_of_ptxas_is_in_the_cubin(monkeypatch, elf, version):
     assert _sass.ptxas_version(Path("any.cubin")) == version
 
 
-def test_a_refusal_comes_before_anything_is_compiled():
+def test_a_refusal_comes_before_anything_is_compiled(run):
     result = run("dump.py", "gqa", "--D", "96")
     assert result.returncode == 2
     assert result.stdout == ""

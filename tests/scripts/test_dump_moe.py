@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.scripts.test_sass import listing
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
+    import _dump_moe
     import _epilogue_sass
     import _sass
     import dump_moe
@@ -23,19 +23,18 @@ with pytest.MonkeyPatch.context() as patch:
 needs_tools = pytest.mark.skipif(not _sass.tools_found(), reason=_sass.HOW_TO_GET_TOOLS)
 
 
-def dumped(monkeypatch, flags: str, folder: Path) -> dict | list:
+def dumped(flags: str, folder: Path) -> dict | list:
     """What main() leaves in JSON."""
     report = folder / "dump.json"
     arguments = [*flags.split(), "--out", str(folder), "--json", str(report)]
-    monkeypatch.setattr(sys, "argv", ["dump.py moe", *arguments])
-    assert dump_moe.main() == 0
+    assert dump_moe.main(arguments) == 0
     return json.loads(report.read_text())
 
 
 @needs_tools
-def test_figures_of_a_product(monkeypatch, capsys, tmp_path):
+def test_figures_of_a_product(capsys, tmp_path):
     """A sigmoid is an exponential and a reciprocal, for every pair of columns."""
-    found = dumped(monkeypatch, "--tile-rows 128 --h-scale token", tmp_path)
+    found = dumped("--tile-rows 128 --h-scale token", tmp_path)
     names = {path.suffix: path for path in tmp_path.glob("moe_sm_100a_nvfp4*")}
     assert set(names) == {".ptx", ".cubin", ".sass"}
     assert ".target sm_100a" in names[".ptx"].read_text()
@@ -58,8 +57,8 @@ def test_figures_of_a_product(monkeypatch, capsys, tmp_path):
 @needs_tools
 def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, capsys, tmp_path):
     refused = GroupedConfig(tile_rows=24)
-    monkeypatch.setattr(dump_moe, "GRID", (GroupedConfig(), refused))
-    head, plain, other = dumped(monkeypatch, "--grid", tmp_path)
+    monkeypatch.setattr(_dump_moe, "GRID", (GroupedConfig(), refused))
+    head, plain, other = dumped("--grid", tmp_path)
     assert "nvidia-cutlass-dsl" in head["versions"]
     assert plain["config"] == {}
     assert plain["ptxas"].startswith("1")
@@ -72,8 +71,8 @@ def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, capsys
 
 
 def test_the_grid_covers_every_tile_and_every_output():
-    configs = set(dump_moe.GRID)
-    assert len(configs) == len(dump_moe.GRID)
+    configs = set(_dump_moe.GRID)
+    assert len(configs) == len(_dump_moe.GRID)
     for config in configs:
         make_plan(config)
     for tile_rows in TILE_ROWS:
@@ -122,9 +121,8 @@ def test_several_epilogues_are_taken_together():
     assert _epilogue_sass.epilogue_of(none) == (0, {}, 0)
 
 
-def test_a_refusal_comes_before_anything_is_compiled(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["dump.py moe", "--hidden", "100"])
-    assert dump_moe.main() == 2
+def test_a_refusal_comes_before_anything_is_compiled(capsys):
+    assert dump_moe.main(["--hidden", "100"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "refused: K = 100 in nvfp4: a positive multiple of 16\n"

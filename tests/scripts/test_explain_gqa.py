@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
@@ -16,7 +17,13 @@ from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100.plan import ROLES, make_plan
 from tests.house.source import ROOT
-from tests.scripts.test_scripts import run
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "scripts")
+    import _common
+    import _gqa_cases
+    import _gqa_flags
+    import explain_gqa
 
 LLAMA = "--kvL 8192 --kvH 8 --qH 64"  # a group of 8 heads
 EVERYTHING = (
@@ -26,22 +33,12 @@ EVERYTHING = (
 )
 
 
-@pytest.fixture(scope="module")
-def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        import explain_gqa
-
-        yield explain_gqa
-
-
 @pytest.fixture
-def explain(script, monkeypatch, capsys):
+def explain(capsys):
     """explain('--kvL 8192', arch) -> what it prints."""
 
     def explain(flags: str, arch: str = "sm_90a") -> str:
-        monkeypatch.setattr(sys, "argv", ["explain.py gqa", *flags.split(), "--arch", arch])
-        assert script.main() == 0
+        assert explain_gqa.main([*flags.split(), "--arch", arch]) == 0
         return capsys.readouterr().out
 
     return explain
@@ -112,9 +109,9 @@ def test_the_same_on_blackwell_and_all_that_its_plan_names(explain):
 @pytest.mark.parametrize("flags", [
     "", "--D 64 --qH 128", "--D 256 --kv-dtype e4m3", "--qH 64 --kvH 2 --warps 4 --owners 2",
 ])  # fmt: skip
-def test_shared_memory_of_hopper_is_that_of_the_plan(script, explain, flags):
+def test_shared_memory_of_hopper_is_that_of_the_plan(explain, flags):
     printed = explain(flags)
-    plan = Plan90(script.settled(_case(script, flags, "sm_90a"))[1])
+    plan = Plan90(_gqa_cases.settled(_case(flags, "sm_90a"))[1])
     found = re.findall(r"\[ *([\d,]+), *([\d,]+)\)  (\w+)", printed)
     ranges = {n: tuple(int(x.replace(",", "")) for x in (b, e)) for b, e, n in found}
     assert f"Shared memory: {plan.smem_bytes:,} of" in printed
@@ -129,20 +126,20 @@ def test_shared_memory_of_hopper_is_that_of_the_plan(script, explain, flags):
     assert edges[-1] == plan.smem_bytes
 
 
-def _case(script, flags: str, arch: str):
-    parser = script.argparse.ArgumentParser()
-    script.add_case_arguments(parser, default=arch, help="")
-    return script.case_of(parser.parse_args(flags.split()))
+def _case(flags: str, arch: str):
+    parser = argparse.ArgumentParser()
+    _gqa_flags.add_case_arguments(parser, default=arch, help="")
+    return _gqa_cases.case_of(parser.parse_args(flags.split()))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("flags", ["", "--kvL 200 --kvH 1 --qH 100", EVERYTHING])
-def test_tensors_without_memory_give_the_config_of_real_ones(script, flags, arch):
+def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
     flags = flags if arch == "sm_90a" else flags.replace("--page-size 8", "--page-size 16")
-    case = _case(script, flags, arch)
+    case = _case(flags, arch)
     options = {**case.tables, **case.options, **case.tuning, "arch": arch, "backend": "emulate"}
     _, config = forward.prepare(Arguments(*case.tensors, **options))
-    assert script.settled(case)[1] == config
+    assert _gqa_cases.settled(case)[1] == config
     if flags:
         assert config != DecodeConfig(cluster=config.cluster)
 
@@ -195,10 +192,8 @@ def test_what_limits_the_cluster(explain, flags, width, reason):
     assert rows["batch_invariant"].startswith("on" if "invariant" in flags else "off")
 
 
-def test_a_gpu_that_runs_few_clusters_at_once(script, explain, monkeypatch):
+def test_a_gpu_that_runs_few_clusters_at_once(explain, monkeypatch):
     """One of eight CTAs to an SM at a time, two of four: 8 clusters end up with one CTA each."""
-    import _gqa_cases
-
     monkeypatch.setattr(_gqa_cases, "native_arch", lambda: "sm_90a")
     monkeypatch.setattr(forward, "clusters_at_once", lambda device, ctas: 8 // ctas)
     rows = sharing(explain(LLAMA))
@@ -242,16 +237,15 @@ def test_no_keys_no_launch(explain, flags):
     ("--scales", "only e4m3 is scaled"),
     ("--parts 65", "65 parts: from 1 to 64"),
 ])  # fmt: skip
-def test_refusals_name_value_and_limit(script, monkeypatch, capsys, flags, words):
-    monkeypatch.setattr(sys, "argv", ["explain.py gqa", *flags.split()])
-    assert script.main() == 2
+def test_refusals_name_value_and_limit(capsys, flags, words):
+    assert explain_gqa.main(flags.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("refused: ")
     assert words in err
 
 
-def test_the_command_line_takes_a_kernel_and_hands_its_flags_on():
+def test_the_command_line_takes_a_kernel_and_hands_its_flags_on(run):
     result = run("explain.py", "gqa", "--cluster", "3")
     assert result.returncode == 2
     assert result.stderr.startswith("refused: cluster 3")
@@ -264,30 +258,28 @@ def test_the_command_line_takes_a_kernel_and_hands_its_flags_on():
     ("fmha gqa", "one", ["gqa"]),
     ("moe", "one", ["moe"]),  # which its main() refuses
 ])  # fmt: skip
-def test_the_first_word_may_name_a_kernel(script, monkeypatch, command, module, rest):
-    import _common
-
+def test_the_first_word_may_name_a_kernel(monkeypatch, command, module, rest):
     for name in ("one", "two"):
-        main = partial(lambda name: (name, sys.argv[1:]), name)
+        main = partial(lambda name, argv: (name, argv), name)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(main=main))
+    kernels = {"fmha": "one", "gqa": "two"}
+    assert _common.main_of(kernels, "help", command.split()) == (module, rest)
     monkeypatch.setattr(sys, "argv", ["explain.py", *command.split()])
-    assert _common.main_of({"fmha": "one", "gqa": "two"}, "help") == (module, rest)
+    assert _common.main_of(kernels, "help", None) == (module, rest)
 
 
-def test_help_without_a_kernel_names_them(script, monkeypatch, capsys):
-    import _common
-
+def test_help_without_a_kernel_names_them(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scripts/explain.py", "--help"])
-    assert _common.main_of({"fmha": "one", "gqa": "two"}, "What it does.\n") == 0
+    assert _common.main_of({"fmha": "one", "gqa": "two"}, "What it does.\n", None) == 0
     usage = "usage: explain.py [fmha|gqa] FLAGS; `explain.py NAME -h` lists them"
     assert capsys.readouterr().out == f"{usage}\n\nWhat it does.\n"
 
 
-def test_the_readme_spells_commands_that_there_are(script, explain):
+def test_the_readme_spells_commands_that_there_are():
     readme = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
     found = re.findall(
         r"^    python scripts/(explain|dump)\.py gqa ([^#\n]*)", readme, re.MULTILINE
     )
     assert [name for name, _ in found] == ["explain", "dump"]
     for _, flags in found:
-        assert _case(script, " ".join(shlex.split(flags)), "sm_90a").kvL == (8192,)
+        assert _case(" ".join(shlex.split(flags)), "sm_90a").kvL == (8192,)

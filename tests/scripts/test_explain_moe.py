@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -20,10 +19,9 @@ with pytest.MonkeyPatch.context() as patch:
 
 
 @pytest.fixture
-def explain(monkeypatch, capsys):
+def explain(capsys):
     def printed(flags: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["explain.py moe", *shlex.split(flags)])
-        assert explain_moe.main() == 0
+        assert explain_moe.main(shlex.split(flags)) == 0
         return capsys.readouterr().out
 
     return printed
@@ -115,9 +113,8 @@ def test_no_rows_no_launch(explain):
     ("--tile-n 64", "tile_n 64: supported are (128, 256)"),
     ("--format mxfp4 --x-scale token", "mxfp4 has no global scale"),
 ])  # fmt: skip
-def test_refusals_name_value_and_limit(monkeypatch, capsys, flags, words):
-    monkeypatch.setattr(sys, "argv", ["explain.py moe", *flags.split()])
-    assert explain_moe.main() == 2
+def test_refusals_name_value_and_limit(capsys, flags, words):
+    assert explain_moe.main(flags.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("refused: ")

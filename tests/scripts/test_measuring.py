@@ -14,36 +14,18 @@ import pytest
 import torch
 
 from fmha import AttentionConfig
-from fmha.sm100.compile import compile_attention
+from fmha.compile import compile_attention
 from tests.house.source import ROOT
 
 
-def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python COMMAND` in the root of the repository."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield
-
-
 @pytest.mark.matrix
-def test_bench_fmha_writes_static_figures(tmp_path, scripts):
+def test_bench_fmha_writes_static_figures(run, tmp_path):
     from _sass import HOW_TO_GET_TOOLS, tools_found
     from _timing import why_not_here
 
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
     chosen = ("--head-dim", 64, "--p-path", "tmem", "--mask", "causal", "--shape", "1,8,8,1,1")
-    result = run("scripts/bench.py", "fmha", *chosen, "--json", report, "--plot", picture)
+    result = run("bench.py", "fmha", *chosen, "--json", report, "--plot", picture)
     assert result.returncode == 0, result.stderr
     document = json.loads(report.read_text())
     assert document["setting"]["versions"]["torch"] == torch.__version__
@@ -60,13 +42,13 @@ def test_bench_fmha_writes_static_figures(tmp_path, scripts):
         assert sum(loop["kinds"].values()) == loop["total"]
 
 
-def test_bench_hands_its_options_on():
-    result = run("scripts/bench.py", "fmha", "--help")
+def test_bench_hands_its_options_on(run):
+    result = run("bench.py", "fmha", "--help")
     assert result.stdout.startswith("usage: bench.py fmha")
 
 
-def test_flops_of_visible_pairs(scripts):
-    from bench_fmha import Problem
+def test_flops_of_visible_pairs():
+    from _bench_fmha import Problem
 
     full = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=False)
     assert full.flop == 2 * 4 * 15 * 2 * (192 + 128)
@@ -76,9 +58,11 @@ def test_flops_of_visible_pairs(scripts):
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
-def test_profile_prints_what_to_run_elsewhere(tool, tmp_path):
+def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(ROOT)
     shape = ("--shape", "1,128,128,1,1")
-    result = run("scripts/profile.py", "fmha", "--tool", tool, "--", *shape, PATH=str(tmp_path))
+    result = run("_profile.py", "fmha", "--tool", tool, "--", *shape)
     assert result.returncode == 0, result.stderr
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
@@ -92,35 +76,38 @@ def test_profile_prints_what_to_run_elsewhere(tool, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", ["fmha", "merge"])
-def test_profile_names_scripts_and_flags_that_exist(kernel, scripts):
-    from _profile import SCRIPTS, TARGETS
+def test_profile_names_scripts_and_flags_that_exist(run, kernel):
+    from _profile import TARGETS
 
     target = TARGETS[kernel]
-    usage = run(SCRIPTS / target.script, "--help").stdout
+    usage = run(target.script, "--help").stdout
     assert all(flag in usage for flag in target.flags if flag.startswith("--"))
 
 
-def test_the_profiled_name_is_in_the_symbol_of_the_kernel(scripts):
+def test_the_profiled_name_is_in_the_symbol_of_the_kernel():
     from _profile import TARGETS
 
-    ptx = compile_attention(AttentionConfig()).artifacts.PTX
+    ptx = compile_attention(AttentionConfig()).ptx
     (symbol,) = re.findall(r"\.entry (\w+)", ptx)
     assert re.search(TARGETS["fmha"].name, symbol)
 
 
 def test_scripts_still_find_the_profile_of_the_standard_library():
     code = "import cProfile, profile; print(profile.__file__)"
-    result = run("-c", code, PYTHONPATH=str(ROOT / "scripts"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     assert not result.stdout.startswith(str(ROOT))
 
 
 @pytest.mark.matrix
-def test_dump_writes_its_figures(tmp_path, scripts):
+def test_dump_writes_its_figures(run, tmp_path):
     from _sass import tools_found
 
     report = tmp_path / "dump.json"
-    result = run("scripts/dump.py", "--causal", "--out", tmp_path, "--json", report)
+    result = run("dump.py", "--causal", "--out", tmp_path, "--json", report)
     assert result.returncode == 0, result.stderr
     figures = json.loads(report.read_text())
     assert figures["config"]["right"]
@@ -132,7 +119,7 @@ def test_dump_writes_its_figures(tmp_path, scripts):
 
 
 @pytest.mark.hw
-def test_measure_times_a_product_on_any_gpu(scripts):
+def test_measure_times_a_product_on_any_gpu():
     from _timing import measure, setting
 
     if not torch.cuda.is_available():
@@ -145,7 +132,7 @@ def test_measure_times_a_product_on_any_gpu(scripts):
 
 
 @pytest.mark.hw
-def test_ncu_knows_every_section(scripts):
+def test_ncu_knows_every_section():
     from _profile import SECTIONS
 
     if not shutil.which("ncu"):

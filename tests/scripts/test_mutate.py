@@ -17,13 +17,12 @@ COMMITS = ("--subject", "minimal", "--kind", "remove commit", "--jobs", "1")
 @pytest.fixture
 def mutate(monkeypatch):
     """The command in this process: mutate(*arguments) -> exit code."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import _mutate
     import mutate
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mutate.py", *map(str, arguments)])
-        monkeypatch.setattr(mutate.signal, "signal", lambda *_: None)
-        return mutate.main()
+        monkeypatch.setattr(_mutate.signal, "signal", lambda *_: None)
+        return mutate.main([*map(str, arguments)])
 
     monkeypatch.setenv("COLUMNS", "200")
     return run

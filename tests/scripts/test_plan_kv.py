@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -111,14 +110,12 @@ def test_only_v4_has_a_layout_in_vllm_here():
 
 
 @pytest.fixture
-def planned(monkeypatch, capsys, tmp_path):
+def planned(capsys, tmp_path):
     """What is printed, and the documents of --json."""
 
     def of(flags: str) -> tuple[str, list[dict]]:
         path = tmp_path / "plan.json"
-        arguments = ["plan_kv.py", *shlex.split(flags), "--json", str(path)]
-        monkeypatch.setattr(sys, "argv", arguments)
-        assert plan_kv.main() == 0
+        assert plan_kv.main([*shlex.split(flags), "--json", str(path)]) == 0
         return capsys.readouterr().out, json.loads(path.read_text())
 
     return of
@@ -216,10 +213,9 @@ def test_numbers_in_tables():
     ("--checkpoints -1", "'-1'"),
     ("--draft many", "'many': an integer from 0 on"),
 ])  # fmt: skip
-def test_refusals_are_one_line_with_value_and_limit(monkeypatch, capsys, flags, words):
-    monkeypatch.setattr(sys, "argv", ["plan_kv.py", *flags.split()])
+def test_refusals_are_one_line_with_value_and_limit(capsys, flags, words):
     try:
-        code = plan_kv.main()
+        code = plan_kv.main(flags.split())
     except SystemExit as error:
         code = error.code
     assert code == 2

@@ -4,7 +4,6 @@ models are noticed; what it prints and writes, its exit codes."""
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from PIL import Image
@@ -13,28 +12,28 @@ from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
+    import _run_dsv4_layer
     import run_dsv4_layer
     from _dsv4_judge import Judge
-    from _dsv4_model import MUTATIONS, Recompute
+    from _dsv4_model import Recompute
+    from _dsv4_shape import MUTATIONS
 
 CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels
 SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --intermediate 64"
 
 
-def run_of(flags: str) -> run_dsv4_layer.Run:
+def run_of(flags: str) -> _run_dsv4_layer.Run:
     """The run that the flags spell, not begun."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["run_dsv4_layer.py", *SMALL.split(), *flags.split()])
-        options = run_dsv4_layer.parse_arguments()
-    run_dsv4_layer.choose_place(options)
-    run_dsv4_layer.check(options)
-    return run_dsv4_layer.Run(options)
+    options = run_dsv4_layer.parse_arguments([*SMALL.split(), *flags.split()])
+    _run_dsv4_layer.choose_place(options)
+    _run_dsv4_layer.check(options)
+    return _run_dsv4_layer.Run(options)
 
 
 class Judges:
     """The right judge, and beside it those with a wrong model: what each has found."""
 
-    def __init__(self, run: run_dsv4_layer.Run) -> None:
+    def __init__(self, run: _run_dsv4_layer.Run) -> None:
         right = run.judge
         weights, records = run.layer.weights, right.model.records
         self.right = right
@@ -51,7 +50,7 @@ class Judges:
         return self.right.step(*given)
 
 
-def finished(flags: str) -> list[run_dsv4_layer.Row]:
+def finished(flags: str) -> list[_run_dsv4_layer.Row]:
     """All steps, every one within its limits."""
     rows = list(run_of(flags).rows())
     for row in rows:
@@ -102,8 +101,7 @@ def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
     flags = f"{SMALL} --kind csa --prefix 60 --chunk 40 --steps 2 --every 2 --check"
     paths = ["--json", str(report), "--plot", str(picture)]
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split(), *paths])
-    assert run_dsv4_layer.main() == 0
+    assert run_dsv4_layer.main([*flags.split(), *paths]) == 0
     out = capsys.readouterr().out
     assert "every component is within its limit" in out
     assert "bytes of the cache" in out
@@ -120,10 +118,9 @@ def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.matrix
-def test_a_wrong_model_is_an_exit_code(monkeypatch, capsys):
+def test_a_wrong_model_is_an_exit_code(capsys):
     flags = f"{SMALL} --kind swa --prefix 20 --steps 1 --mutate sink"
-    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split()])
-    assert run_dsv4_layer.main() == 1
+    assert run_dsv4_layer.main(flags.split()) == 1
     assert "OUT OF ITS LIMIT" in capsys.readouterr().out
 
 
@@ -132,7 +129,6 @@ def test_a_wrong_model_is_an_exit_code(monkeypatch, capsys):
     [("--heads 3", "3 heads in 2 groups"), ("--steps 0", "--steps 0: at least 1"),
      ("--draft -1", "--draft -1"), ("--choices 9", "9 choices of 6 experts")],
 )  # fmt: skip
-def test_refusals(monkeypatch, capsys, flags, words):
-    monkeypatch.setattr(sys, "argv", ["run_dsv4_layer.py", *flags.split()])
-    assert run_dsv4_layer.main() == 2
+def test_refusals(capsys, flags, words):
+    assert run_dsv4_layer.main(flags.split()) == 2
     assert words in capsys.readouterr().err

@@ -8,16 +8,13 @@ import json
 import pytest
 import torch
 
-from tests.house.source import ROOT
-from tests.scripts.test_scripts import run
-
 EVERYTHING = (
     "--BS 2 --kvL 40,3 --kvH 1 --qH 3 --qL 2 --D 64 --dtype fp16 --kv-dtype e4m3 --out-dtype fp32 "
     "--page-size 8 --window 20 --sink-tokens 3 --softcap 4 --sinks --cluster 2 --pdl --arch sm_90a"
 )
 
 
-def test_a_bit_of_everything(tmp_path):
+def test_a_bit_of_everything(run, tmp_path):
     report = tmp_path / "row.json"
     result = run("run_gqa.py", *EVERYTHING.split(), "--check", "--json", report)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -36,7 +33,7 @@ def test_a_bit_of_everything(tmp_path):
 
 
 @pytest.mark.matrix
-def test_out_of_tolerance_is_a_failure():
+def test_out_of_tolerance_is_a_failure(run):
     flags = ("--kvL", "9", "--kvH", "1", "--qH", "1", "--D", "64", "--arch", "sm_90a")
     result = run("run_gqa.py", *flags, "--tolerance", "1e-6")
     assert result.returncode == 1, result.stdout + result.stderr
@@ -45,15 +42,14 @@ def test_out_of_tolerance_is_a_failure():
 
 def place(backend, arch, *, check=False, capability=None, monkeypatch=None):
     """What is chosen on a machine with a GPU of this capability, or none."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import run_gqa
+    import _run_gqa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     asked = argparse.Namespace(
         backend=backend, arch=arch, check=check, strict=False, check_json=None
     )
-    run_gqa.choose_place(asked)
+    _run_gqa.choose_place(asked)
     return asked.backend, asked.arch
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-import sys
 
 import pytest
 import torch
@@ -16,7 +15,9 @@ from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
+    import _moe_flags
     import _moe_layers
+    import _run_moe
     import run_moe
 
 SMALL = "--tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
@@ -25,14 +26,13 @@ SMALL = "--tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
 def ran(monkeypatch, capsys, flags: str, *more: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "argv", ["run_moe.py", *flags.split(), *map(str, more)])
-    code = run_moe.main()
+    code = run_moe.main([*flags.split(), *map(str, more)])
     return code, *capsys.readouterr()
 
 
 def layer(flags: str) -> _moe_layers.Layer:
     parser = argparse.ArgumentParser()
-    _moe_layers.add_layer_arguments(parser)
+    _moe_flags.add_layer_arguments(parser)
     return _moe_layers.layer_of(parser.parse_args(shlex.split(flags)))
 
 
@@ -67,11 +67,11 @@ def test_what_is_tolerated(monkeypatch, capsys, share, code):
     """The reference itself passes; one that is further away than its own error allows does not."""
 
     def fused(x, experts, logits, router, *, activation, **options):
-        routed = run_moe.route(logits, **vars(router))
+        routed = _run_moe.route(logits, **vars(router))
         given = {"fmt": experts.fmt, **vars(activation)}
-        return reference.layer(x, *run_moe.unpack(experts), routed, **given) * share
+        return reference.layer(x, *_run_moe.unpack(experts), routed, **given) * share
 
-    monkeypatch.setattr(run_moe, "fused_moe", fused)
+    monkeypatch.setattr(_run_moe, "fused_moe", fused)
     found, out, _ = ran(monkeypatch, capsys, f"{SMALL} --format mxfp8")
     assert found == code, out
     assert ("out of tolerance" in out) == bool(code)
@@ -133,16 +133,16 @@ def test_where_it_runs(monkeypatch, backend, check, capability, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     asked = argparse.Namespace(backend=backend, check=check, strict=False, check_json=None)
-    run_moe.choose_backend(asked)
+    _run_moe.choose_backend(asked)
     assert asked.backend == expected
     if expected == "cuda":
         asked.check = True
         with pytest.raises(ValueError, match="the checker is the emulator's"):
-            run_moe.choose_backend(asked)
+            _run_moe.choose_backend(asked)
 
 
 def test_long_work_says_how_far_it_is():
-    emulated = run_moe.Emulation(reports=[1, 2])
-    said = run_moe.Stage("running", emulated).__rich__()
+    emulated = _run_moe.Emulation(reports=[1, 2])
+    said = _run_moe.Stage("running", emulated).__rich__()
     assert re.fullmatch(r"running, \d+ s, 2 launches done", said)
-    assert run_moe.Stage("packing").__rich__() == "packing, 0 s"
+    assert _run_moe.Stage("packing").__rich__() == "packing, 0 s"

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,44 +11,15 @@ from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from tests.house.source import ROOT
 
-SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
 TINY = ("--shape", "1,5,7,1,1")
 
 
-def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user would, from the root of the repository."""
-    command = [sys.executable, f"scripts/{script}", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-@pytest.fixture
-def run_inside(monkeypatch, capsys):
-    """As `run`, in this process, which has imported torch already: (exit code, stdout, stderr)."""
-
-    def call(script: str, *arguments: object) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"scripts/{script}", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.syspath_prepend(ROOT / "scripts")
-        with pytest.raises(SystemExit) as left:
-            runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
-        return left.value.code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_help(script, run_inside):
-    code, out, err = run_inside(script, "--help")
-    assert code == 0, err
-    assert out.startswith("usage: ")
-
-
-def test_explain_prints_the_whole_plan(run_inside):
+def test_explain_prints_the_whole_plan(run):
     plan = make_plan(AttentionConfig(head_dim=128, right=True, p_path="smem", k_stages=3))
     flags = ("--head-dim", "128", "--causal", "--p-path", "smem", "--k-stages", "3")
-    code, out, err = run_inside("explain.py", *flags)
-    assert code == 0, err
+    result = run("explain.py", *flags)
+    assert result.returncode == 0, result.stderr
+    out = result.stdout
     words = set(out.replace(",", " ").split())
     assert {role.name for role in plan.roles.roles} <= words
     assert {edge.name for edge in plan.edges.edges} <= words
@@ -61,8 +28,8 @@ def test_explain_prints_the_whole_plan(run_inside):
     assert f"{plan.smem.bytes:,} of" in out
 
 
-def test_the_readme_of_fmha_shows_the_live_plan(run_inside):
-    _, _, plan = run_inside("explain.py")[1].partition("\n\n")
+def test_the_readme_of_fmha_shows_the_live_plan(run):
+    _, _, plan = run("explain.py").stdout.partition("\n\n")
     assert plan.startswith("Roles: ")
     assert plan.strip() in (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
 
@@ -83,10 +50,10 @@ def test_the_readme_of_fmha_shows_the_live_plan(run_inside):
         ("run_gqa.py", ("--BS", "3", "--kvL", "5,6"), "one length, or as many"),
     ],
 )
-def test_refusals_are_one_line_with_the_value(script, flags, words, run_inside):
-    code, out, err = run_inside(script, *flags)
-    assert code == 2, out + err
-    assert words in err.splitlines()[-1]
+def test_refusals_are_one_line_with_the_value(script, flags, words, run):
+    result = run(script, *flags)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert words in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("flags", "config"), [
@@ -110,8 +77,7 @@ def test_refusals_are_one_line_with_the_value(script, flags, words, run_inside):
     (("--shape", "1,4,128,8,1", "--no-pack"), AttentionConfig()),
     (("--shape", "4,512,512,32,32"), AttentionConfig(schedule="pingpong")),
 ])  # fmt: skip
-def test_flags_spell_the_config(monkeypatch, flags, config):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def test_flags_spell_the_config(flags, config):
     import argparse
 
     import _cases
@@ -119,10 +85,10 @@ def test_flags_spell_the_config(monkeypatch, flags, config):
 
     parser = argparse.ArgumentParser()
     _flags.add_case_arguments(parser, _flags.PLAIN_SHAPE)
-    assert _cases.config_of(_flags.case_of(parser.parse_args(flags))) == config
+    assert _cases.config_of(_cases.case_of(parser.parse_args(flags))) == config
 
 
-def test_run_fmha_measures(tmp_path):
+def test_run_fmha_measures(run, tmp_path):
     report = tmp_path / "rows.json"
     result = run("run_fmha.py", *TINY, "--check", "--json", report)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -142,17 +108,16 @@ def test_run_fmha_measures(tmp_path):
     assert all(count > 0 for count in row["roles"].values())
 
 
-def test_run_fmha_checks_in_the_emulator_alone(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import run_fmha
+def test_run_fmha_checks_in_the_emulator_alone():
+    import _run_fmha
 
     with pytest.raises(ValueError, match="the checker is the emulator's"):
-        run_fmha.pick_backend("cuda", checked=True)
-    assert run_fmha.pick_backend("auto", checked=True)[0] == "emulate"
+        _run_fmha.pick_backend("cuda", checked=True)
+    assert _run_fmha.pick_backend("auto", checked=True)[0] == "emulate"
 
 
 @pytest.mark.matrix
-def test_run_fmha_takes_every_kind_of_flag():
+def test_run_fmha_takes_every_kind_of_flag(run):
     """One launch with a bit of everything that goes together."""
     flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
     more = "--page-size 16 --kv-lens 40,33 --varlen q --rope-dim 8 --out-dtype fp32 --pdl"
@@ -163,27 +128,26 @@ def test_run_fmha_takes_every_kind_of_flag():
 
 
 @pytest.mark.matrix
-def test_run_fmha_fails_out_of_tolerance():
+def test_run_fmha_fails_out_of_tolerance(run):
     result = run("run_fmha.py", *TINY, "--backend", "emulate", "--tolerance", "1e-6")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "1 of 1 out of tolerance" in result.stdout
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_run_fmha_excuses_no_special_value(monkeypatch, value):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import run_fmha
+def test_run_fmha_excuses_no_special_value(value):
+    import _run_fmha
 
-    case = run_fmha.Case(1, 5, 7, 1, 1)
-    exact = run_fmha.reference.definition(*case.inputs())
-    assert run_fmha.judge(case, (exact.o, exact.lse), slack=1.0)["of_limit"] == 0.0
+    case = _run_fmha.Case(1, 5, 7, 1, 1)
+    exact = _run_fmha.reference.definition(*case.inputs())
+    assert _run_fmha.judge(case, (exact.o, exact.lse), slack=1.0)["of_limit"] == 0.0
     wrong = exact.o.clone()
     wrong[0, 3, 0, 17] = value
-    assert run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
+    assert _run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
 
 
 @pytest.mark.matrix
-def test_emulate_writes_the_timeline(tmp_path):
+def test_emulate_writes_the_timeline(run, tmp_path):
     findings = tmp_path / "findings.json"
     result = run("emulate.py", *TINY, "--out", tmp_path / "timeline", "--check-json", findings)
     assert result.returncode == 0, result.stderr
@@ -198,7 +162,7 @@ def test_emulate_writes_the_timeline(tmp_path):
     assert _is_png(tmp_path / "again.png")
 
 
-def test_dump_writes_the_ptx(tmp_path):
+def test_dump_writes_the_ptx(run, tmp_path):
     result = run("dump.py", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     (ptx,) = tmp_path.glob("*.ptx")

@@ -13,28 +13,18 @@ from tests.kvcache import long_run
 from tests.kvcache.cases import CASES
 from tests.kvcache.long_run import WEIGHTS
 
-
-@pytest.fixture(scope="module")
-def soak():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        import soak_kvcache
-
-        yield soak_kvcache
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(ROOT / "scripts")
+    import _soak_kvcache as soak
+    import soak_kvcache
 
 
-@pytest.fixture
-def run(soak, monkeypatch):
+def run(*arguments: object) -> int:
     """The exit code of the script with these arguments."""
-
-    def with_arguments(*arguments: object) -> int:
-        monkeypatch.setattr("sys.argv", ["soak_kvcache.py", *map(str, arguments)])
-        return soak.main()
-
-    return with_arguments
+    return soak_kvcache.main([*map(str, arguments)])
 
 
-def test_a_short_run(run, tmp_path, capsys):
+def test_a_short_run(tmp_path, capsys):
     figures = tmp_path / "soak.json"
     flags = ("--operations", 200, "--layout", "plain", "--jobs", 1, "--every", 4)
     assert run(*flags, "--json", figures) == 0
@@ -45,22 +35,22 @@ def test_a_short_run(run, tmp_path, capsys):
     assert set(document["cases"]) == {"plain"}
 
 
-def test_the_cases_take_turns_with_seeds_of_their_own(soak):
+def test_the_cases_take_turns_with_seeds_of_their_own():
     lives = list(soak.lives(["a", "b"], 2 * soak.LIFE + 5, seed=7))
     assert lives == [("a", 7, soak.LIFE), ("b", 7, soak.LIFE), ("a", 8, 5)]
-    assert soak.number("50k") == 50_000
-    assert soak.number("2m") == 2_000_000
-    assert soak.number("31") == 31
+    assert soak_kvcache.number("50k") == 50_000
+    assert soak_kvcache.number("2m") == 2_000_000
+    assert soak_kvcache.number("31") == 31
 
 
-def test_what_it_refuses(run, capsys):
+def test_what_it_refuses(capsys):
     assert run("--layout", "nonsense") == 2
     error = capsys.readouterr().err
     assert all(name in error for name in CASES)
     assert run("--operations", 0) == 2
 
 
-def test_a_failure_is_made_short_and_stored(run, soak, tmp_path, monkeypatch, capsys):
+def test_a_failure_is_made_short_and_stored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PrefixCache, "forget", lambda self, slot: None)
     monkeypatch.setattr(soak, "FAILURE", tmp_path / "failure.json")
     failed = long_run.run("plain", seed=0, operations=2000)
@@ -70,6 +60,5 @@ def test_a_failure_is_made_short_and_stored(run, soak, tmp_path, monkeypatch, ca
     assert len(stored["log"]) <= 10
     assert run("--replay", soak.FAILURE) == 1
     monkeypatch.undo()
-    monkeypatch.setattr("sys.argv", ["soak_kvcache.py", "--replay", str(tmp_path / "failure.json")])
-    assert soak.main() == 0
+    assert run("--replay", tmp_path / "failure.json") == 0
     assert "nothing fails" in capsys.readouterr().out

@@ -13,7 +13,8 @@ from cutlass.memory import SmemAllocator
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
-from kernelkit.param_table import DeviceTable, ParamTable
+from kernelkit.device_table import DeviceTable
+from kernelkit.param_table import ParamTable
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.words import vector_at
 from kvcache.indexer.scores_config import KEYS, BlockScaledConfig

@@ -1,4 +1,4 @@
-"""AttentionConfig -> the compiled kernel: fake tensors with dynamic shapes and strides."""
+"""What the host function of attention takes: fake tensors, shapes and strides dynamic."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from fmha.config import AttentionConfig
 from fmha.sm100.kernel import AttentionForward
 from fmha.sm100.products import IO_TYPES, OUT_TYPES
 from kernelkit import hw
-from kernelkit.compile import compile_once
 
 
-def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> Any:
-    """The compiled `AttentionForward.__call__` of `config`; compiled once per process."""
-    return compile_once(config, arch, lambda: (AttentionForward(config), *_arguments(config)))
+def host_function(config: AttentionConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return AttentionForward(config), *example_arguments(config)
 
 
-def _arguments(config: AttentionConfig) -> tuple:
+def example_arguments(config: AttentionConfig) -> tuple:
+    """(tensors, arrays, numbers, stream), as `AttentionForward.__call__` takes them."""
     batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
 

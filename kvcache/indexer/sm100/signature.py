@@ -1,4 +1,4 @@
-"""BlockScaledConfig -> the compiled kernel."""
+"""What the host function of the block-scaled scores takes, and how it is found to be compiled."""
 
 from typing import Any
 
@@ -8,25 +8,16 @@ from cutlass import Int32, Uint8
 from cutlass.cute.runtime import make_fake_tensor
 
 from kernelkit import hw
-from kernelkit.compile import compile_once
+from kernelkit.param_table import table_of
 from kvcache.indexer.scores_config import BlockScaledConfig
 from kvcache.indexer.scores_device import FIELDS
 from kvcache.indexer.sm100.kernel import BlockScaledScores
-from kvcache.kernels.device import table_of
 
 
-def compile_block_scaled(config: BlockScaledConfig, arch: str = "sm_100a") -> Any:
-    """The compiled `BlockScaledScores.__call__` of `config`; compiled once per process."""
-
-    def describe() -> tuple:
-        operands = (_moved(), _moved())
-        return BlockScaledScores(config), operands, table_of([0] * FIELDS), *_numbers()
-
-    return compile_once(config, arch, describe)
-
-
-def _numbers() -> tuple:
-    return Int32(1), Int32(1), CUstream(0)
+def host_function(config: BlockScaledConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    numbers = Int32(1), Int32(1), CUstream(0)
+    return BlockScaledScores(config), (_moved(), _moved()), table_of([0] * FIELDS), *numbers
 
 
 def _moved() -> Any:

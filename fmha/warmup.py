@@ -1,0 +1,74 @@
+"""`warmup`: every kernel that attention of given sizes can choose, compiled ahead of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fmha.arguments import Arguments
+from fmha.compile import SOURCE
+from fmha.config import AttentionConfig
+from fmha.forward import ARCHS, Sizes, _plain_config, check_config, config_for
+from fmha.layout import TILE_M
+from kernelkit.keys import KernelKey
+from kernelkit.launch import choose_target
+from kernelkit.warm import Progress, Warmed, warm
+
+
+def warmup(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> Warmed:
+    """Find or compile all kernels that `attention` can choose for calls like this one.
+
+    q, k, v, options: as for `fmha.attention`; dtypes, heads, head dims, page size, masks and which
+    tables there are count, lengths and contents do not, and tensors may be on the device 'meta'
+    where `arch` is given. batches: entries of a call. lengths: query tokens of the longest entry,
+    or an upper bound of them. Both are sequences such as `range(1, 8193)`. progress: see
+    `kernelkit.warm.warm`.
+
+    A later `attention` within these sizes compiles nothing. Raises what `attention` raises.
+    """
+    arguments = Arguments(q, k, v, **options)
+    arguments.check()
+    return warm(kernels_for(arguments, batches, lengths), progress)
+
+
+def kernels_for(
+    arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
+) -> list[KernelKey]:
+    """The kernels of `warmup`, each once."""
+    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    configs = dict.fromkeys(_configs(arguments, batches, lengths))
+    for config in configs:
+        check_config(config)
+    return [KernelKey(SOURCE, config, target.arch) for config in configs]
+
+
+def _configs(
+    arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
+) -> Iterator[AttentionConfig]:
+    plain = _plain_config(arguments)
+    entries = [batch for batch in batches if batch > 0]
+    for length in _representative(lengths):
+        for batch in {min(entries), max(entries)} if entries else ():
+            yield config_for(arguments, plain, Sizes(batch, length))
+
+
+def _representative(lengths: Sequence[int]) -> list[int]:
+    """Whether heads share tiles depends on the rows of the last tile alone, and with that settled
+    the schedule changes once as entries or tokens grow: so the ends of each class are enough."""
+    classes: dict[int, list[int]] = {}
+    for length in lengths:
+        if length > 0:
+            known = classes.setdefault(length % TILE_M, [length, length])
+            known[:] = min(known[0], length), max(known[1], length)
+    return sorted({length for ends in classes.values() for length in ends})

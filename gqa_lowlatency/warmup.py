@@ -1,0 +1,105 @@
+"""`warmup`: every kernel that decode steps of given sizes can choose, compiled before the first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.config import CLUSTERS, DecodeConfig
+from gqa_lowlatency.forward import (
+    ARCHS,
+    KERNELS,
+    Load,
+    check_config,
+    choose,
+    co_scheduled_on,
+    config_for,
+    wished_config,
+)
+from gqa_lowlatency.plan import MACHINES, MANY, TILE, CoScheduled
+from kernelkit.arch import written_for
+from kernelkit.keys import KernelKey
+from kernelkit.launch import Target, choose_target
+from kernelkit.warm import Progress, Warmed, warm
+
+
+def warmup(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> Warmed:
+    """Find or compile all kernels that `decode` can choose for steps like this one.
+
+    q, k, v, options: as for `gqa_lowlatency.decode`; their dtypes, heads, head_dim, query tokens,
+    page size and which tables there are count, their lengths and contents do not, and they may be
+    on the device 'meta' where `arch` is given. batches: entries of a step. lengths: values of
+    `max_seq_len`, or capacities where that is not given. Both are sequences such as
+    `range(1, 65)`. progress: see `kernelkit.warm.warm`.
+
+    A later `decode` within these sizes compiles nothing. Raises what `decode` raises.
+    """
+    arguments = Arguments(q, k, v, **options)
+    arguments.check()
+    return warm(kernels_for(arguments, batches, lengths), progress)
+
+
+def kernels_for(
+    arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
+) -> list[KernelKey]:
+    """The kernels of `warmup`, each once."""
+    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    configs = dict.fromkeys(_configs(arguments, target, batches, lengths))
+    for config in configs:
+        check_config(config, target.arch)
+    source = KERNELS[written_for(target.arch)]
+    return [KernelKey(source, config, target.arch) for config in configs]
+
+
+def _configs(
+    arguments: Arguments, target: Target, batches: Sequence[int], lengths: Sequence[int]
+) -> Iterator[DecodeConfig]:
+    wished, arch = wished_config(arguments, target.arch), target.arch
+    every_limit = _limits(arguments, target, replace(wished, cluster=1))
+    fixed = {"batch_invariant": arguments.batch_invariant, "parts": arguments.parts}
+    # Beyond one cluster to an SM it no longer matters how many there are.
+    most = MACHINES[written_for(arch)].sms + 1
+    heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
+    seen = {replace(arguments, max_seq_len=n).most_seen for n in _representative(lengths)}
+    known, row_tiles = set(), wished.row_tiles
+    for keys, count, limit in itertools.product(seen, heads, every_limit):
+        load = Load(keys, count, **fixed)
+        choice = choose(wished, row_tiles, arch, load, limit)
+        if choice not in known:
+            known.add(choice)
+            yield config_for(wished, arch, load, limit)
+
+
+def _limits(
+    arguments: Arguments, target: Target, config: DecodeConfig
+) -> list[CoScheduled | None]:
+    """How many clusters run at once: what the device says, or for one that is not here, all that it
+    could say."""
+    if target.backend != "none":
+        return [co_scheduled_on(target, config, arguments.q.device)]
+    return [lambda width, most=most: MANY if width <= most else 0 for most in CLUSTERS]
+
+
+def _representative(lengths: Sequence[int]) -> Iterator[int]:
+    """One of all lengths between which no choice changes: choices look at whole tiles of keys,
+    begun or complete."""
+    known = set()
+    for length in lengths:
+        place = -(-length // TILE), length // TILE
+        if length > 0 and place not in known:
+            known.add(place)
+            yield length

@@ -1,0 +1,171 @@
+"""`python -m kernelkit`: the cache of compiled kernels, and kernels compiled ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kernelkit import aot, store
+from kernelkit.arch import ARCHITECTURES
+from kernelkit.keys import KernelKey
+
+EXAMPLES = f"""examples:
+  python -m kernelkit cache list
+  {aot.RECORD_VARIABLE}=run.jsonl python my_model.py    # notes every kernel that a run compiles
+  python -m kernelkit cache warm --for run.jsonl
+  python -m kernelkit aot --for run.jsonl --out kernels
+  {aot.VARIABLE}=kernels python my_model.py             # needs no DSL
+
+environment:
+  {store.VARIABLE}: the folder of the cache, or 'off'
+  {store.LIMIT_VARIABLE}: its size at most, {store.DEFAULT_LIMIT} unless set
+  {aot.VARIABLE}: folders of kernels compiled ahead of time, separated by colons
+  {aot.RECORD_VARIABLE}: a file that notes the kernels of a run, one to a line
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 1 where something is damaged or failed."""
+    given = _parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except (aot.AotError, ValueError, OSError) as error:
+        print(f"kernelkit: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernelkit",
+        description=__doc__.partition("`: ")[2],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    cache = commands.add_parser("cache", help="list, clear, verify or warm the cache on disk")
+    actions = cache.add_subparsers(required=True, metavar="action")
+    _command(actions, "list", _list, "what is in it, the last used first").add_argument(
+        "--json", action="store_true", help="as JSON"
+    )
+    _command(actions, "clear", _clear, "remove everything")
+    _command(actions, "verify", _verify, "read every file; damaged ones are removed")
+    _with_keys(_command(actions, "warm", _warm, "find or compile the kernels of a record"))
+    ahead = _command(commands, "aot", _aot, "write artefacts for processes without the DSL")
+    _with_keys(ahead)
+    ahead.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    _command(commands, "show", _show, "what a folder of artefacts holds").add_argument(
+        "folder", type=Path
+    )
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction, name: str, run: Callable, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run)
+    return command
+
+
+def _with_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for", dest="record", type=Path, required=True, metavar="FILE",
+        help=f"kernels, one to a line, as {aot.RECORD_VARIABLE} notes them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch", nargs="+", choices=ARCHITECTURES, metavar="ARCH",
+        help=f"of {', '.join(ARCHITECTURES)}: for these instead of those of the record; a kernel "
+        "that is written for one alone stays with it",
+    )  # fmt: skip
+
+
+# ---- the cache
+
+
+def _opened() -> store.Store:
+    opened = store.from_environment()
+    if opened is None:
+        raise ValueError(f"{store.VARIABLE}={os.environ[store.VARIABLE]}: the cache is off")
+    return opened
+
+
+def _list(given: argparse.Namespace) -> int:
+    opened = _opened()
+    rows = opened.listed()
+    if given.json:
+        content = {"folder": str(opened.folder), "limit": opened.limit, "kernels": rows}
+        print(json.dumps(content, indent=1))
+        return 0
+    for row in rows:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["used"]))
+        print(f"{used}  {row['bytes'] / 1024:7.0f} kB  {row['title']}")
+    total = sum(entry.nbytes for entry in opened.entries())
+    print(f"{len(rows)} kernels, {total / 2**20:.1f} of {opened.limit / 2**20:.0f} MB")
+    print(f"in {opened.folder}")
+    return 0
+
+
+def _clear(given: argparse.Namespace) -> int:
+    opened = _opened()
+    print(f"removed {opened.clear()} files from {opened.folder}")
+    return 0
+
+
+def _verify(given: argparse.Namespace) -> int:
+    opened = _opened()
+    good, damaged = opened.verify()
+    for path in damaged:
+        print(f"damaged, removed: {path}")
+    print(f"{good} files of {opened.folder} are whole, {len(damaged)} were damaged")
+    return 1 if damaged else 0
+
+
+def _warm(given: argparse.Namespace) -> int:
+    from kernelkit.warm import warm
+
+    _opened()
+    print(warm(_keys(given), progress=True))
+    return 0
+
+
+def _keys(given: argparse.Namespace) -> list[KernelKey]:
+    keys = aot.read_record(given.record)
+    if not keys:
+        raise ValueError(f"{given.record} names no kernels")
+    return list(aot.for_archs(keys, given.arch)) if given.arch else keys
+
+
+# ---- ahead of time
+
+
+def _aot(given: argparse.Namespace) -> int:
+    from kernelkit.trace import toolchain
+    from kernelkit.warm import print_progress, ready
+
+    keys, folder = _keys(given), aot.Folder(given.out, toolchain())
+    for number, key in enumerate(keys, 1):
+        start = time.perf_counter()
+        folder.add(key, ready(key).artifact)
+        print_progress(number, len(keys), key, time.perf_counter() - start)
+    print(f"{len(keys)} kernels in {folder.finish().parent}")
+    return 0
+
+
+def _show(given: argparse.Namespace) -> int:
+    manifest = aot.read_manifest(given.folder)
+    for item in manifest["kernels"]:
+        print(f"{item['file']}  {item['title']}")
+    made = ", ".join(f"{name} {number}" for name, number in manifest["toolchain"].items())
+    print(f"{len(manifest['kernels'])} kernels, made by {made}")
+    changed = aot.changed_sources(manifest)
+    print(f"other sources here: {', '.join(changed)}" if changed else "made from the sources here")
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""How a compiled host function takes its arguments, and arguments laid out that way.
+
+The function takes an array of pointers, one for each argument and one for its result. A tensor is
+its address and, behind it, those of its sizes (int32) and strides (int64, in elements) that were
+left open when it was compiled; the others are part of the kernel and are checked here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+_CODES = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f"}  # of LLVM types, for `struct`
+_SCALARS = re.compile(r"array<(\d+) x i64>|ptr|i32|i64|f32")
+_NUMBERS = {"Int32": "i32", "Int64": "i64", "Float32": "f32"}
+_STREAM, _TABLE, _TENSOR, _NOTHING = "stream", "table", "tensor", "nothing"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a compiled function.
+
+    kind: 'tensor', 'table', 'stream', 'nothing' (None, which is no argument at run time), or the
+    type of a number. types: LLVM's, of what the argument points to. bits: of an element of a
+    tensor. shape, strides: in elements, None for what each launch says anew.
+    """
+
+    kind: str
+    types: tuple[str, ...] = ()
+    bits: int = 0
+    shape: tuple[int | None, ...] = ()
+    strides: tuple[int | None, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        """For `struct`, with natural alignment and a multiple of 8 bytes."""
+        if self.kind == _TABLE:
+            return self.types[0].replace("array<", "").replace(" x i64>", "q")
+        return "".join(_CODES[name] for name in self.types) + "0q"
+
+
+class Signature:
+    """Arguments of a compiled function in their order."""
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        self.arguments = tuple(arguments)
+        present = [argument for argument in self.arguments if argument.kind != _NOTHING]
+        self._offsets, layout = [], ""
+        for argument in present:
+            self._offsets.append(struct.calcsize("@" + layout + "0q"))
+            layout += "0q" + argument.layout
+        self._result = struct.calcsize("@" + layout)
+        self._struct = struct.Struct("@" + layout + "q")
+        kinds = [argument.kind for argument in present]
+        self._tensor_offsets = [
+            offset for offset, kind in zip(self._offsets, kinds, strict=True) if kind == _TENSOR
+        ]
+        self._stream = self._offsets[kinds.index(_STREAM)] if _STREAM in kinds else None
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What `from_json` takes."""
+        return [asdict(argument) for argument in self.arguments]
+
+    @classmethod
+    def from_json(cls, stored: Iterable[dict[str, Any]]) -> Signature:
+        """Of what `to_json` gave."""
+        return cls(
+            [
+                Argument(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+                for item in stored
+            ]
+        )
+
+    def pack(self, values: Sequence[Any], stream: int = 0) -> Packed:
+        """The pointers for one call or many.
+
+        values: those of all arguments but the stream, nested as they like: tensors, numbers,
+        `ParamTable`s, None. Raises ValueError for what the kernel was not compiled for.
+        """
+        words: list[Any] = []
+        given = [*leaves(values), *([stream] if self._stream is not None else [])]
+        if len(given) != len(self.arguments):
+            raise ValueError(f"{len(given)} arguments, expected {len(self.arguments)}")
+        for position, (argument, value) in enumerate(zip(self.arguments, given, strict=True)):
+            if argument.kind == _TENSOR:
+                words += _words_of(position, argument, value)
+            elif argument.kind == _TABLE:
+                words += value.numbers
+            elif argument.kind != _NOTHING:
+                words.append(value)
+            elif value is not None:
+                raise ValueError(f"argument {position}: {value!r}, compiled for None")
+        words.append(0)
+        return Packed(self, words)
+
+    def place(self, buffer: Any) -> tuple[list[int], list[int], int | None, int]:
+        """Addresses in a buffer: of all arguments, of the tensors' addresses, of the stream, of the
+        result."""
+        base = ctypes.addressof(buffer)
+        stream = None if self._stream is None else base + self._stream
+        tensors = [base + offset for offset in self._tensor_offsets]
+        return [base + offset for offset in self._offsets], tensors, stream, base + self._result
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arguments and the result."""
+        return self._struct.size
+
+    def fill(self, buffer: Any, words: Sequence[Any]) -> None:
+        """Write the arguments."""
+        try:
+            self._struct.pack_into(buffer, 0, *words)
+        except struct.error as error:
+            raise ValueError(f"numbers {words}: {error}") from error
+
+
+class Packed:
+    """Arguments in memory that this object owns; of tensors it keeps addresses alone."""
+
+    def __init__(self, signature: Signature, words: Sequence[Any]) -> None:
+        self._buffer = ctypes.create_string_buffer(signature.nbytes)
+        signature.fill(self._buffer, words)
+        arguments, tensors, stream, result = signature.place(self._buffer)
+        self.pointers = (ctypes.c_void_p * (len(arguments) + 1))(*arguments, result)
+        self._tensors = tensors
+        self._stream = stream
+        self._result = result
+
+    @property
+    def tensor_words(self) -> list[ctypes.c_uint64]:
+        """The words that hold the tensors' addresses, in order."""
+        return [ctypes.c_uint64.from_address(address) for address in self._tensors]
+
+    @property
+    def stream_word(self) -> ctypes.c_uint64:
+        """The word that holds the stream's handle."""
+        if self._stream is None:
+            return ctypes.c_uint64(0)
+        return ctypes.c_uint64.from_address(self._stream)
+
+    @property
+    def result_word(self) -> ctypes.c_int32:
+        """The word that the host function leaves a cudaError_t in."""
+        return ctypes.c_int32.from_address(self._result)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What nested tuples and lists hold, in order."""
+    if not isinstance(value, tuple | list):
+        yield value
+        return
+    for item in value:
+        yield from leaves(item)
+
+
+def _words_of(position: int, argument: Argument, tensor: Any) -> list[int]:
+    """Address, open sizes, open strides."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"argument {position} is {type(tensor).__name__}, expected a tensor")
+    shape, strides = tensor.shape, tensor.stride()
+    if len(shape) != len(argument.shape) or tensor.element_size() * 8 != argument.bits:
+        raise ValueError(
+            f"argument {position} is {tensor.dtype} {tuple(shape)}, compiled for "
+            f"{len(argument.shape)} dimensions of {argument.bits} bits"
+        )
+    words, behind = [tensor.data_ptr()], []
+    for size, fixed, stride, fixed_stride in zip(
+        shape, argument.shape, strides, argument.strides, strict=True
+    ):
+        if fixed is None:
+            words.append(size)
+        elif size != fixed:
+            raise ValueError(f"argument {position} has shape {tuple(shape)}: {argument.shape}")
+        if fixed_stride is None:
+            behind.append(stride)
+        elif stride != fixed_stride and size > 1:
+            raise ValueError(f"argument {position} has strides {strides}: {argument.strides}")
+    return words + behind
+
+
+# ---- the signature of what the DSL compiled
+
+
+def signature_of(examples: Sequence[Any], function_type: str) -> Signature:
+    """examples: the arguments that the function was compiled with. function_type: LLVM's, as the
+    DSL prints it, which settles how each argument lies in memory."""
+    kinds = [_described(example) for example in leaves(examples)]
+    types = iter(_parameters(function_type))
+    arguments = []
+    for argument in kinds:
+        if argument.kind == _NOTHING:
+            arguments.append(argument)
+            continue
+        given = next(types)
+        found = tuple(match.group() for match in _SCALARS.finditer(given))
+        if not _agrees(argument, found):
+            raise RuntimeError(f"the DSL lowered {argument} to {given}")
+        arguments.append(Argument(**{**vars(argument), "types": found}))
+    if next(types, None) is not None:
+        raise RuntimeError(f"{function_type} takes more than {len(arguments)} arguments")
+    return Signature(arguments)
+
+
+def _described(example: Any) -> Argument:
+    """All but the types."""
+    name = type(example).__name__
+    if example is None:
+        return Argument(_NOTHING)
+    if name == "CUstream":
+        return Argument(_STREAM)
+    if name == "ParamTable":
+        return Argument(_TABLE)
+    if name in _NUMBERS:
+        return Argument(_NUMBERS[name])
+    if name == "_FakeTensor":
+        shape, strides = (
+            tuple(size if isinstance(size, int) else None for size in sizes)
+            for sizes in (example.shape, example.stride)
+        )
+        return Argument(_TENSOR, (), example.element_type.width, shape, strides)
+    raise TypeError(f"an argument of type {name} of a kernel's host function")
+
+
+def _agrees(argument: Argument, types: tuple[str, ...]) -> bool:
+    if argument.kind == _TENSOR:
+        sizes, strides = argument.shape.count(None), argument.strides.count(None)
+        return types == ("ptr", *["i32"] * sizes, *["i64"] * strides)
+    if argument.kind == _TABLE:
+        return len(types) == 1 and types[0].startswith("array")
+    return types == (("ptr",) if argument.kind == _STREAM else (argument.kind,))
+
+
+def _parameters(function_type: str) -> Iterator[str]:
+    """The types between the outermost parentheses of `!llvm.func<i32 (...)>`, one by one."""
+    inside = function_type[function_type.index("(") + 1 : function_type.rindex(")")]
+    depth, start = 0, 0
+    for position, letter in enumerate(inside):
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            yield inside[start:position].strip()
+            start = position + 1
+    if inside[start:].strip():
+        yield inside[start:].strip()

@@ -1,0 +1,71 @@
+"""`warmup`: every kernel that a layer can choose for so many tokens, compiled ahead of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelkit.compile import collecting
+from kernelkit.keys import KernelKey
+from kernelkit.launch import choose_target
+from kernelkit.tensors import as_meta
+from kernelkit.warm import Progress, Warmed, kernels_over, warm
+from moe.arguments import Router, Scales, SwiGLU
+from moe.forward import ARCHS
+from moe.packing import PackedExperts
+from moe.steps import Layer, run_layer
+
+
+def warmup(
+    x: torch.Tensor,
+    experts: PackedExperts,
+    router_logits: torch.Tensor,
+    router: Router,
+    *,
+    tokens: Sequence[int],
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> Warmed:
+    """Find or compile all kernels that `fused_moe` can choose for layers like this one.
+
+    x, experts, router_logits, router, options: as for `moe.fused_moe`; what tensors hold does not
+    count, nor how many tokens there are, and they may be on the device 'meta' where `arch` is
+    given. tokens: how many a call may have, a sequence such as `range(1, 8193)`. progress: see
+    `kernelkit.warm.warm`.
+
+    A later `fused_moe` with so many tokens compiles nothing. Raises what `fused_moe` raises.
+    """
+    return warm(kernels_for(x, experts, router_logits, router, tokens, **options), progress)
+
+
+def kernels_for(
+    x: torch.Tensor,
+    experts: PackedExperts,
+    router_logits: torch.Tensor,
+    router: Router,
+    tokens: Sequence[int],
+    *,
+    backend: str = "auto",
+    arch: str | None = None,
+    **options: Any,
+) -> list[KernelKey]:
+    """The kernels of `warmup`, each once."""
+    target = choose_target(x.device, backend, arch, ARCHS)
+    given = {"activation": SwiGLU(), "scales": Scales()} | {
+        name: value for name, value in options.items() if value is not None
+    }
+    layer = as_meta(Layer(experts, router, **given))
+    layer = Layer(**{**vars(layer), "arch": target.arch})
+
+    def kernels_at(count: int) -> list[KernelKey]:
+        with collecting() as keys:
+            run_layer(_rows(x, count), _rows(router_logits, count), layer)
+        return keys
+
+    return kernels_over([count for count in tokens if count > 0], kernels_at)
+
+
+def _rows(like: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="meta")
