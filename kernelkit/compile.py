@@ -89,7 +89,7 @@ def _find_or_compile(config: Hashable, arch: str, source: str | Callable[[], tup
         return ready
     kept, digest = store.from_environment(), _digest(key)
     if kept is None or digest is None:
-        return _compile(key.host_function, arch, kept)[0]
+        return _compile_key(key, kept)[0]
     found = _from_config(kept, digest)
     if found is not None:
         return found
@@ -97,7 +97,7 @@ def _find_or_compile(config: Hashable, arch: str, source: str | Callable[[], tup
         found = _from_config(kept, digest)  # by a process that was quicker
         if found is not None:
             return found
-        artifact, traced = _compile(key.host_function, arch, kept)
+        artifact, traced = _compile_key(key, kept)
         # Only now all its modules are loaded.
         if not pristine.patched(key.module):
             kept.put_config(digest, {"kernel": traced, "key": json.loads(key.to_text())})
@@ -119,6 +119,18 @@ def _digest(key: KernelKey) -> str | None:
         return None
     parts += [toolchain(), settings(), sys.version_info[:2]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _compile_key(key: KernelKey, kept: Store | None) -> tuple[Artifact, str]:
+    try:
+        return _compile(key.host_function, key.arch, kept)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "cutlass":
+            raise
+        raise ImportError(
+            f"the kernel {key.title()} is not there, and without nvidia-cutlass-dsl it cannot be "
+            f"compiled: have it in a folder that {aot.VARIABLE} names, see python -m kernelkit aot"
+        ) from error
 
 
 def _compile(

@@ -65,7 +65,10 @@ class Signature:
 
     def to_json(self) -> list[dict[str, Any]]:
         """What `from_json` takes."""
-        return [asdict(argument) for argument in self.arguments]
+        return [
+            {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(argument).items()}
+            for argument in self.arguments
+        ]
 
     @classmethod
     def from_json(cls, stored: Iterable[dict[str, Any]]) -> Signature:

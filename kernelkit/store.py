@@ -187,7 +187,7 @@ class Store:
         """All files, the least recently used first."""
         found = []
         for kind in ("kernels", "configs"):
-            for path in (self.folder / kind).glob("*/*"):
+            for path in (self.folder / kind).glob("*/[!.]*"):
                 with contextlib.suppress(OSError):
                     status = path.stat()
                     found.append(Entry(path, status.st_size, status.st_mtime))

@@ -1,0 +1,279 @@
+"""Compiled kernels on disk: found again, never torn, never trusted blindly, bounded, shared."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelkit import compile as kernel_compile
+from kernelkit import pristine, store
+from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
+from kvcache.compile import compile_checksum
+from kvcache.kernels import checksum_kernel
+from kvcache.kernels.config import ChecksumConfig
+from tests.house.source import ROOT
+
+ARCH = "sm_90a"
+NO_DSL = "import sys; sys.modules['cutlass'] = None\n"  # importing it raises
+FORK = multiprocessing.get_context("fork")  # torch is imported, and threads have none started
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Store:
+    """An empty store, and a process that has compiled nothing."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    forget(monkeypatch)
+    return store.from_environment()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """The folder of a store with one kernel, to be copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("filled") / "cache"))
+        forget(patch)
+        compiled()
+        return store.from_environment().folder
+
+
+@pytest.fixture
+def warm(cache, filled) -> Store:
+    """A store with one kernel."""
+    shutil.copytree(filled, cache.folder)
+    return cache
+
+
+def forget(monkeypatch) -> None:
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+
+
+def files(cache: Store, kind: str) -> list[Path]:
+    return sorted((cache.folder / kind).glob("*/*"))
+
+
+def compiled(threads: int = 256):
+    return compile_checksum(ChecksumConfig(threads), ARCH)
+
+
+@pytest.fixture
+def traces(monkeypatch) -> list[str]:
+    """'compiled', or 'found' where the traced code was known, of each trace."""
+    seen = []
+
+    class Counting(kernel_compile.Traced):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            seen.append("found" if self.found else "compiled")
+
+    monkeypatch.setattr(kernel_compile, "Traced", Counting)
+    return seen
+
+
+def test_a_kernel_is_found_again(cache, traces, monkeypatch):
+    first = compiled()
+    forget(monkeypatch)
+    again = compiled()
+    assert again is not first
+    assert again.artifact == first.artifact
+    assert traces == ["compiled"]
+    assert [len(files(cache, kind)) for kind in ("kernels", "configs")] == [1, 1]
+
+
+def test_a_fresh_process_needs_no_dsl(warm):
+    ptx = compiled().ptx
+    code = NO_DSL + (
+        "from kvcache.compile import compile_checksum\n"
+        "from kvcache.kernels.config import ChecksumConfig\n"
+        f"sys.stdout.write(compile_checksum(ChecksumConfig(), {ARCH!r}).ptx)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ptx), done.stderr
+
+
+def test_without_a_cache_every_process_compiles(cache, traces, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "off")
+    for _ in range(2):
+        forget(monkeypatch)
+        compiled()
+    assert traces == ["compiled", "compiled"]
+    assert not cache.folder.exists()
+
+
+def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
+    """Neither is it served the plain one, nor does anybody get it for the plain one."""
+    with monkeypatch.context() as patch:
+        forget(patch)
+        real = checksum_kernel.load_bytes
+        patch.setattr(checksum_kernel, "load_bytes", lambda *a, **k: real(*a, **k))
+        same = compiled()  # does the same by another name: the traced code is that of the plain one
+        assert pristine.patched("kvcache.kernels.checksum_kernel") != []
+        assert not files(cache, "configs")
+    with monkeypatch.context() as patch:
+        forget(patch)
+        patch.setattr(checksum_kernel, "NUMBERS", checksum_kernel.NUMBERS + 1)
+        other = compiled()
+        assert not files(cache, "configs")
+    plain = compiled()
+    assert plain.ptx == same.ptx != other.ptx
+    assert traces == ["compiled", "compiled", "found"]
+    assert len(files(cache, "configs")) == 1
+    with monkeypatch.context() as patch:
+        forget(patch)
+        patch.setattr(checksum_kernel, "NUMBERS", checksum_kernel.NUMBERS + 1)
+        assert compiled().ptx == other.ptx
+
+
+def test_another_fingerprint_is_another_config(warm, traces, monkeypatch):
+    """A change of the sources that the kernel does not see: it is traced, and not compiled."""
+    compiled()
+    forget(monkeypatch)
+    monkeypatch.setattr("kernelkit.sources.fingerprint", lambda module: "changed")
+    compiled()
+    assert traces == ["found"]
+    assert [len(files(warm, kind)) for kind in ("kernels", "configs")] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["kernels", "configs"])
+@pytest.mark.parametrize("damage", [
+    lambda data: b"", lambda data: data[: len(data) // 2], lambda data: data[:-1],
+    lambda data: data[:2] + bytes([data[2] ^ 1]) + data[3:], lambda data: b"\0" * len(data),
+])  # fmt: skip
+def test_damaged_files_are_compiled_again_and_said(warm, kind, damage, monkeypatch):
+    ptx = compiled().ptx
+    (path,) = files(warm, kind)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    forget(monkeypatch)
+    with pytest.warns(CacheWarning, match="compiling again"):
+        assert compiled().ptx == ptx
+    assert path.read_bytes() == whole
+
+
+def test_a_config_whose_kernel_is_gone_is_compiled_again(warm, traces, monkeypatch):
+    ptx = compiled().ptx
+    (path,) = files(warm, "kernels")
+    path.unlink()
+    forget(monkeypatch)
+    assert compiled().ptx == ptx
+    assert traces == ["compiled"]
+
+
+def test_a_full_disk_is_said_once_and_no_error(cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(CacheWarning, match="No space left on device") as seen:
+        first, second = compiled(), compiled(128)
+    assert len([w for w in seen if w.category is CacheWarning]) == 1
+    assert str(cache.folder) in str(seen[0].message)
+    assert first.ptx != second.ptx
+    assert not files(cache, "kernels")
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "cache"))
+    forget(monkeypatch)
+    with pytest.warns(CacheWarning, match="going on without it"):
+        assert compiled().ptx
+
+
+def test_what_was_used_least_recently_goes_first(warm):
+    artifact = compiled().artifact
+    size = len(artifact.to_bytes())
+    small = Store(warm.folder / "small", 4 * size)
+    for number in range(6):
+        small.put_kernel(f"{number:064}", artifact)
+        os.utime(small._kernel_path(f"{number:064}"), (number, number))
+    assert small.kernel(f"{0:064}") is not None  # used now
+    small.evict()
+    left = [number for number in range(6) if small.kernel(f"{number:064}") is not None]
+    assert left == [0, 3, 4, 5]
+
+
+def test_every_so_many_files_the_size_is_looked_at(warm):
+    artifact = compiled().artifact
+    small = Store(warm.folder / "small", 1)
+    for number in range(2 * store._BETWEEN_LOOKS + 1):
+        small.put_kernel(f"{number:064}", artifact)
+    assert len(small.entries()) <= store._BETWEEN_LOOKS
+
+
+def _compile_and_report(queue, number: int) -> None:
+    kernel_compile.forget()
+    made = []
+    real = kernel_compile.Traced
+
+    class Counting(real):
+        def __init__(self, *arguments):
+            made.append(number)
+            super().__init__(*arguments)
+
+    kernel_compile.Traced = Counting
+    queue.put((len(made), compiled().ptx) if compiled() else None)
+
+
+def test_processes_that_start_at_once_compile_once(cache):
+    compile_checksum(ChecksumConfig(64), ARCH)  # so that the DSL is imported
+    queue = FORK.Queue()
+    workers = [FORK.Process(target=_compile_and_report, args=(queue, n)) for n in range(8)]
+    for worker in workers:
+        worker.start()
+    found = [queue.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert sum(count for count, _ in found) == 1
+    assert len({ptx for _, ptx in found}) == 1
+
+
+def _die_before_renaming() -> None:
+    kernel_compile.forget()
+    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    compiled()
+
+
+def test_a_killed_process_leaves_no_torn_file_and_no_lock(cache):
+    worker = FORK.Process(target=_die_before_renaming)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    assert not [path for path in files(cache, "kernels") if not path.name.startswith(".new-")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        assert compiled().ptx
+    assert cache.verify() == (2, [])
+    assert cache.clear() == 2
+    assert not files(cache, "kernels")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("512M", 512 << 20), ("2G", 2 << 30), ("7", 7)])
+def test_sizes(text, expected):
+    assert bytes_of(text) == expected
+
+
+def test_a_limit_that_is_no_size_is_refused(cache, monkeypatch):
+    monkeypatch.setenv(LIMIT_VARIABLE, "much")
+    with pytest.raises(ValueError, match="'much' is no size"):
+        compiled()
+
+
+def test_sums_are_right_from_disk(warm, monkeypatch):
+    """The kernel that comes from the cache computes."""
+    from kvcache import checksum
+
+    pool, slots = torch.randint(0, 255, (3, 4096), dtype=torch.uint8), torch.tensor([2, 0])
+    first = checksum(pool, slots, 0, 4096, arch=ARCH)
+    forget(monkeypatch)
+    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+    assert torch.equal(checksum(pool, slots, 0, 4096, arch=ARCH), first)

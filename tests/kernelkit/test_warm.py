@@ -1,0 +1,143 @@
+"""Warm-ups name every kernel that sizes can choose, and compile each once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import fmha.warmup
+import gqa_lowlatency.warmup
+import kvcache.warmup
+import moe.warmup
+from kernelkit import compile as kernel_compile
+from kernelkit.compile import collecting
+from kernelkit.keys import KernelKey
+from kernelkit.launch import Target, launch
+from kernelkit.warm import kernels_over, warm
+from kvcache import gqa, preset
+from moe import Router, pack
+from tests.kernelkit.scale_kernel import compile_scale
+from tests.marks import quick
+
+SAMPLES = 300
+
+
+def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(("arch", "options"), quick([
+    ("sm_90a", {}),
+    ("sm_100a", {"window": 128}),
+    ("sm_90a", {"window": 4096, "sink_tokens": 4}),
+    ("sm_90a", {"batch_invariant": True}),
+    ("sm_90a", {"pdl": True, "kv_ready_before_pdl": True}),
+    ("sm_100a", {"cluster": 4}),
+    ("sm_100a", {}),
+]))  # fmt: skip
+@pytest.mark.parametrize("heads", [(64, 8), (8, 1)])
+def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
+    """Nor where a device runs fewer wide clusters at once than the emulator, which has no limit."""
+    forward, chance = gqa_lowlatency.forward, random.Random(1)
+
+    def arguments(batch: int, keys: int) -> gqa_lowlatency.arguments.Arguments:
+        kv = on_meta(batch, keys, heads[1], 128)
+        q = on_meta(batch, heads[0], 128)
+        return gqa_lowlatency.arguments.Arguments(q, kv, kv, arch=arch, **options)
+
+    batches, lengths = range(1, 65), range(1, 40_000)
+    keys = gqa_lowlatency.warmup.kernels_for(arguments(1, 1), batches, lengths)
+    known = {key.config for key in keys}
+    at_once = {1: 132, 2: 66, 4: 32, 8: 15, 16: 0}
+    monkeypatch.setattr(forward, "clusters_at_once", lambda device, width: at_once[width])
+    for _ in range(SAMPLES):
+        longest = chance.choice((200, 3000, 39_999))
+        given = arguments(chance.choice(batches), chance.randint(1, longest))
+        for backend in ("emulate", "cuda"):
+            assert forward.choose_config(given, Target(backend, arch)) in known
+
+
+@pytest.mark.parametrize("heads", [(64, 8), (4, 4), (16, 1)])
+@pytest.mark.parametrize("options", [{}, {"schedule": "pingpong"}, {"pack_heads": True}], ids=str)
+def test_attention_chooses_no_other(heads, options):
+    chance = random.Random(1)
+
+    def arguments(batch: int, tokens: int) -> fmha.arguments.Arguments:
+        q, kv = on_meta(batch, tokens, heads[0], 128), on_meta(batch, 77, heads[1], 128)
+        return fmha.arguments.Arguments(q, kv, kv, causal=True, arch="sm_100a", **options)
+
+    batches, lengths = range(1, 65), range(1, 9000)
+    keys = fmha.warmup.kernels_for(arguments(1, 1), batches, lengths)
+    for _ in range(SAMPLES):
+        tokens = chance.randint(1, chance.choice((130, 600, 8999)))
+        config = fmha.forward.choose_config(arguments(chance.choice(batches), tokens))
+        assert KernelKey(fmha.compile.SOURCE, config, "sm_100a") in keys
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
+def test_a_layer_of_experts_chooses_no_other(fmt):
+    experts = pack(torch.zeros(8, 512, 256).bfloat16(), torch.zeros(8, 256, 256).bfloat16(), fmt)
+    x, logits, chance = on_meta(1, 256), on_meta(1, 8), random.Random(1)
+
+    def kernels(*tokens: int) -> list[KernelKey]:
+        given = x, experts, logits, Router(2)
+        return moe.warmup.kernels_for(*given, tokens, arch="sm_100a")
+
+    known = set(kernels(*range(1, 5000)))
+    for _ in range(SAMPLES // 10):
+        assert set(kernels(chance.randint(1, chance.choice((40, 600, 4999))))) <= known
+    assert len(known) > len(kernels(1))
+
+
+@pytest.mark.parametrize("layout", [gqa(2, 8, 128), preset("deepseek-v4-flash")], ids=["gqa", "v4"])
+def test_a_cache_names_its_kernels(layout):
+    keys = kvcache.warmup.kernels_for(layout, ["bf16"], "sm_90a")
+    sources = {key.source.rpartition(".")[2] for key in keys}
+    assert {"slots_kernel", "checksum_kernel"} < sources
+    assert ("append_kernel" in sources) == (layout.name != "gqa")
+    assert len(keys) == len(set(keys))
+
+
+# ---- what all of them use
+
+
+def test_thresholds_are_found():
+    """By looks that grow with the thresholds, not with the sizes."""
+    asked = []
+
+    def kernels_at(size: int) -> list[str]:
+        asked.append(size)
+        return ["all", f"tile {(size > 7) + (size > 900)}", *["long"] * (size > 4000)]
+
+    found = kernels_over(range(1, 100_000), kernels_at)
+    assert sorted(found) == ["all", "long", "tile 0", "tile 1", "tile 2"]
+    assert len(asked) == len(set(asked)) < 100
+    assert kernels_over([], kernels_at) == []
+
+
+def test_each_kernel_is_made_once_with_progress(monkeypatch, capsys):
+    made, seen = [], []
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setattr(kernel_compile, "_make", lambda *key: made.append(key) or object())
+    keys = [KernelKey("kernelkit.merge_kernel", n, "sm_90a") for n in (1, 2, 1)]
+    done = warm(keys, lambda number, count, key, seconds: seen.append((number, count, key)))
+    assert [config for config, _, _ in made] == [1, 2]
+    assert seen == [(1, 2, keys[0]), (2, 2, keys[1])]
+    assert str(done).startswith("2 kernels in ")
+    warm(keys, True)
+    assert "[2/2]" in capsys.readouterr().err
+    assert len(made) == 2
+
+
+def test_without_memory_nothing_is_launched():
+    kv = on_meta(1, 16, 2, 64)
+    with collecting() as keys:
+        gqa_lowlatency.forward.forward(gqa_lowlatency.arguments.Arguments(
+            on_meta(1, 2, 64), kv, kv, arch="sm_90a"
+        ))  # fmt: skip
+    assert [key.arch for key in keys] == ["sm_90a"]
+    x = on_meta(2, 64, dtype=torch.float32)
+    with pytest.raises(NotImplementedError, match="device meta"):
+        launch(compile_scale("sm_90a"), (x, x, 1.0), Target("none", "sm_90a"), x.device)
