@@ -5,6 +5,8 @@
 PYTHON ?= python3
 JOBS   ?= 2
 PKG    ?=
+# A file for the seconds of each package and tier.
+DURATIONS ?=
 
 BIN   := .venv/bin
 STAMP := .venv/installed
@@ -15,21 +17,11 @@ export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # loadgroup: conftest.py gives each test file a group, so tests that share a compiled kernel share a worker.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
-
-# Tests with one mark. Exit code 5 (nothing collected) is a pass only while no test bears the mark.
-define pytest_marked
-test -d tests/$(PKG) || { echo "there is no tests/$(PKG)"; exit 1; }; \
-$(PYTEST) -m "$(1) and not hw" tests/$(PKG); code=$$?; \
-if [ $$code -eq 5 ] && ! grep -rqs --include='test_*.py' 'mark\.$(1)' tests/$(PKG); then \
-    echo "No test under tests/$(PKG) is marked '$(1)' yet: nothing was verified."; \
-else \
-    exit $$code; \
-fi
-endef
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10 $(DURATIONS:%=--durations-json %)
+QUICK  := -m "not matrix and not sweep and not hw"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix sweep lint clean
+.PHONY: help demo test quick matrix sweep tiers lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -38,13 +30,19 @@ demo: $(STAMP)  ## run the attention kernel here, on a GPU or in the emulator, a
 	$(BIN)/python scripts/run_fmha.py
 
 test: lint  ## ruff, the house rules and every quick test
-	$(PYTEST) -m "not matrix and not sweep and not hw"
+	$(PYTEST) $(QUICK)
+
+quick: $(STAMP)  ## the quick tests of one package with PKG=fmha
+	$(PYTEST) $(QUICK) tests/$(PKG)
 
 matrix: $(STAMP)  ## the case matrix, of one package with PKG=fmha
-	@$(call pytest_marked,matrix)
+	$(PYTEST) -m "matrix and not hw" tests/$(PKG)
 
 sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; takes hours
-	@$(call pytest_marked,sweep)
+	$(PYTEST) -m "sweep and not hw" tests/$(PKG)
+
+tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values they cover
+	$(BIN)/python -m tests.tier_report
 
 lint: $(STAMP)  ## ruff alone
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from kernelkit.exports import exports
 if TYPE_CHECKING:
     from fmha.api import attention
     from fmha.config import AttentionConfig
-    from fmha.warmup import warmup
+    from fmha.warm import warmup
     from kernelkit.merge import merge
 
 __all__ = ["AttentionConfig", "attention", "merge", "warmup"]
@@ -19,6 +19,6 @@ __all__ = ["AttentionConfig", "attention", "merge", "warmup"]
 __getattr__, __dir__ = exports(__name__, {
     "fmha.api": "attention",
     "fmha.config": "AttentionConfig",
-    "fmha.warmup": "warmup",
+    "fmha.warm": "warmup",
     "kernelkit.merge": "merge",
 })  # fmt: skip

@@ -11,7 +11,7 @@ from kernelkit.exports import exports
 if TYPE_CHECKING:
     from gqa_lowlatency.api import decode, decode_plan
     from gqa_lowlatency.config import DecodeConfig
-    from gqa_lowlatency.warmup import warmup
+    from gqa_lowlatency.warm import warmup
     from kernelkit.merge import merge
 
 __all__ = ["DecodeConfig", "decode", "decode_plan", "merge", "warmup"]
@@ -19,6 +19,6 @@ __all__ = ["DecodeConfig", "decode", "decode_plan", "merge", "warmup"]
 __getattr__, __dir__ = exports(__name__, {
     "gqa_lowlatency.api": "decode decode_plan",
     "gqa_lowlatency.config": "DecodeConfig",
-    "gqa_lowlatency.warmup": "warmup",
+    "gqa_lowlatency.warm": "warmup",
     "kernelkit.merge": "merge",
 })  # fmt: skip

@@ -144,9 +144,11 @@ def _keys(given: argparse.Namespace) -> list[KernelKey]:
 
 
 def _aot(given: argparse.Namespace) -> int:
-    from kernelkit.trace import toolchain
+    from kernelkit.trace import PTXAS_VARIABLE, toolchain
     from kernelkit.warm import print_progress, ready
 
+    if os.environ.get(PTXAS_VARIABLE):
+        raise ValueError(f"{PTXAS_VARIABLE} is set: artefacts are for GPUs, so unset it")
     keys, folder = _keys(given), aot.Folder(given.out, toolchain())
     for number, key in enumerate(keys, 1):
         start = time.perf_counter()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -23,7 +24,7 @@ from kernelkit.artifact import FORMAT, Artifact
 from kernelkit.kernel import CompiledKernel
 from kernelkit.keys import KernelKey, NotPlain
 from kernelkit.store import Store
-from kernelkit.trace import Traced, settings, toolchain
+from kernelkit.trace import PTXAS_VARIABLE, Traced, settings, toolchain
 
 _compiled: dict[tuple[Hashable, ...], CompiledKernel] = {}
 _lock = threading.Lock()
@@ -45,7 +46,8 @@ def compile_once(
     if collected is not None:
         collected.append(KernelKey(source, config, arch))
         return None
-    known = (source if isinstance(source, str) else source.__qualname__, config, arch)
+    name = source if isinstance(source, str) else source.__qualname__
+    known = (name, config, arch, os.environ.get(PTXAS_VARIABLE))
     with _lock:
         if known not in _compiled:
             _compiled[known] = _make(config, arch, source)

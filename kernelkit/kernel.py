@@ -39,6 +39,7 @@ class CompiledKernel:
     @cached_property
     def cubin(self) -> bytes:
         """The machine code of the GPU, an ELF file."""
+        self._require_all_of_ptxas()
         return cubin_in(self._object.constant("_binary"))
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
@@ -57,6 +58,7 @@ class CompiledKernel:
 
     def _prepare(self, device: int) -> None:
         """Load the library, set the attributes of its kernels on `device`."""
+        self._require_all_of_ptxas()
         slot, index, code = ctypes.pointer(self._library), ctypes.c_int32(device), ctypes.c_int32(0)
         if not self._devices:
             self._find = self.link(_runtime_symbols)
@@ -66,6 +68,14 @@ class CompiledKernel:
         self._function("cuda_load_to_device")(_addresses(slot, index, code))
         check_result(code.value)
         self._devices.add(device)
+
+    def _require_all_of_ptxas(self) -> None:
+        options = self.artifact.about.get("ptxas")
+        if options:
+            raise RuntimeError(
+                f"{self!r} was compiled for the emulator alone, by ptxas {options}: run with "
+                "BLACKWELL_KERNELS_PTXAS unset"
+            )
 
     def _function(self, name: str) -> Callable[[ctypes.Array], None]:
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._find(name))

@@ -7,6 +7,7 @@ compiles at a time.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ _DSL = tuple("nvidia-cutlass-dsl" + end for end in ("", "-libs-base", "-libs-cu1
 # Code for every x86-64 processor: an artefact may be run on another machine.
 _HOST = {"host_triple": "x86_64-unknown-linux-gnu", "host_cpu": "x86-64"}
 _INTERFACE = "_mlir_ciface_"
+PTXAS_VARIABLE = "BLACKWELL_KERNELS_PTXAS"  # options of ptxas, for kernels that are only emulated
 
 
 @cache
@@ -39,9 +41,13 @@ def toolchain() -> dict[str, str]:
 
 
 def settings() -> dict[str, str]:
-    """The DSL's environment variables that change what it makes."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("CUTE_DSL_")}
-    return {name: value for name, value in own.items() if not name.endswith(("_DIR", "_KEEP"))}
+    """Environment variables that change what is made: the DSL's, and options of ptxas."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == PTXAS_VARIABLE
+        or (name.startswith("CUTE_DSL_") and not name.endswith(("_DIR", "_KEEP")))
+    }
 
 
 class _Known(BaseException):
@@ -65,7 +71,13 @@ class Traced:
         self.found = False
         self._arch = arch
         self._look_up = look_up
-        self.artifact = self._compile(*described)
+        enabled = gc.isenabled()
+        gc.disable()  # a trace is hundreds of thousands of objects, which all stay until its end
+        try:
+            self.artifact = self._compile(*described)
+        finally:
+            if enabled:
+                gc.enable()
 
     def _compile(self, function: Callable, *examples: Any) -> Artifact:
         import cutlass.cute as cute
@@ -73,6 +85,9 @@ class Traced:
         # The DSL writes the files that it is asked to keep, and reads them back at once.
         with tempfile.TemporaryDirectory() as folder:
             options = f"--gpu-arch {self._arch} --keep-ptx --dump-dir {folder}"
+            ptxas = os.environ.get(PTXAS_VARIABLE)
+            if ptxas:
+                options += f" --ptxas-options '{ptxas}'"
             try:
                 compiled = cute.compile(
                     function,
@@ -109,7 +124,7 @@ def _artifact(compiled: Any, arch: str, examples: tuple) -> Artifact:
         ptx=compiled.artifacts.PTX,
         host=_host_object(compiled),
         signature=signature.to_json(),
-        about={"toolchain": toolchain()},
+        about={"toolchain": toolchain(), "ptxas": os.environ.get(PTXAS_VARIABLE, "")},
     )
 
 

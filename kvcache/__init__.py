@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvcache.requests import Request
     from kvcache.rows import Rows
     from kvcache.step import Step
-    from kvcache.warmup import warmup
+    from kvcache.warm import warmup
     from kvcache.work import Copy, Pool, Work
 
 __all__ = [
@@ -87,6 +87,6 @@ __getattr__, __dir__ = exports(__name__, {
     "kvcache.requests": "Request",
     "kvcache.rows": "Rows",
     "kvcache.step": "Step",
-    "kvcache.warmup": "warmup",
+    "kvcache.warm": "warmup",
     "kvcache.work": "Copy Pool Work",
 })  # fmt: skip

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from moe.quantiser.api import quantise
     from moe.quantized import Quantized
     from moe.routing import Permutation, combine, permutation, route
-    from moe.warmup import warmup
+    from moe.warm import warmup
 
 __all__ = [
     "FORMATS",
@@ -48,5 +48,5 @@ __getattr__, __dir__ = exports(__name__, {
     "moe.quantiser.api": "quantise",
     "moe.quantized": "Quantized",
     "moe.routing": "Permutation combine permutation route",
-    "moe.warmup": "warmup",
+    "moe.warm": "warmup",
 })  # fmt: skip

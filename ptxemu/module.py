@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
+from ptxemu import collection, ops, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
@@ -25,7 +25,8 @@ class Module:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tree = parse(text)
+        with collection.put_off():
+            self.tree = parse(text)
         self._buffers: dict[str, np.ndarray] = {}
         self._symbols: dict[str, tuple[str, int]] = {}
         self._shared: list[Variable] = []
@@ -68,12 +69,9 @@ class Module:
         entry = self.entry(name)
         key = (entry.name, late, checked)
         if key not in self._programs:
-            self._programs[key] = Program(
-                entry,
-                Layout(entry, self._symbols, self._shared),
-                late=late,
-                checked=checked,
-            )
+            layout = Layout(entry, self._symbols, self._shared)
+            with collection.put_off():
+                self._programs[key] = Program(entry, layout, late=late, checked=checked)
         return self._programs[key]
 
     def launch(

@@ -1,4 +1,4 @@
-"""What every test session shares: the `--hw` switch, and which tests share a worker.
+"""What every test session shares: the `--hw` switch, tiers, and which tests share a worker.
 
 Compiling a kernel takes seconds, so the tests of one file run in one worker and can share what they
 compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. What a worker
@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 
 import pytest
 
 from kernelkit.compile import forget
+from kernelkit.trace import PTXAS_VARIABLE
+from tests import tiers
+from tests.durations import Durations
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hw", action="store_true", help="run the tests that need a GPU, too")
+    parser.addoption("--durations-json", metavar="FILE", help="seconds of each package and tier")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[tiers.DECIDED] = tiers.assign(items)
     off = pytest.mark.skip(reason="needs a GPU; run with --hw")
     for item in items:
         if item.get_closest_marker("hw") and not config.getoption("--hw"):
@@ -54,8 +60,17 @@ class Garbage:
             _release_free_memory()
 
 
+@pytest.fixture
+def whole_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled as for a GPU: for tests that read machine code."""
+    monkeypatch.delenv(PTXAS_VARIABLE, raising=False)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hw"):
+        os.environ.setdefault(PTXAS_VARIABLE, "-O1")  # a tenth of a compile less
     config.pluginmanager.register(Garbage())
+    config.pluginmanager.register(Durations(config.getoption("--durations-json")))
 
 
 def _group(item: pytest.Item) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import TYPE_BITS, Instr
@@ -77,6 +78,7 @@ def op(
         for name in names.split():
             form = Form(name, emit, frozenset(flags.split()), alternatives, section, **kind)
             _FORMS.setdefault(name, []).append(form)
+        _find.cache_clear()
         return emit
 
     return register
@@ -107,17 +109,23 @@ def _match_form(form: Form, parts: tuple[str, ...]) -> Match | None:
 def match(instr: Instr) -> Match:
     """The form that implements `instr`; raises UnsupportedPtx naming what is not known."""
     parts = instr.parts
-    for cut in range(len(parts), 0, -1):
-        forms = _FORMS.get(".".join(parts[:cut]))
-        if forms is None:
-            continue
-        for form in forms:
-            found = _match_form(form, parts[cut:])
-            if found is not None:
-                return found
+    found = _find(parts)
+    if found is not None:
+        return found
     known = [name for name in _FORMS if name.split(".")[0] == parts[0]]
     what = f"form of {parts[0]}" if known else "instruction"
     raise UnsupportedPtx(f"unsupported {what} {instr.opcode!r}", line=instr.line, text=instr.text)
+
+
+@cache
+def _find(parts: tuple[str, ...]) -> Match | None:
+    """A kernel has thousands of instructions and a hundred opcodes."""
+    for cut in range(len(parts), 0, -1):
+        for form in _FORMS.get(".".join(parts[:cut]), ()):
+            found = _match_form(form, parts[cut:])
+            if found is not None:
+                return found
+    return None
 
 
 def supported() -> list[Form]:

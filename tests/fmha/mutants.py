@@ -15,10 +15,11 @@ from unittest import mock
 import torch
 
 import ptxemu
-from fmha.minimal import compile_minimal
+from fmha.compile import compile_minimal
+from kernelkit.launch import Target, emulation, launch
 from ptxemu import LaunchReport, Options, Report
-from ptxemu.host import cutedsl
 from ptxemu.host.emulator import Emulator
+from ptxemu.host.engine import host_program
 from ptxemu.host.launch_config import LaunchRequest
 from tests.fmha import cases
 from tests.fmha.cases import Case, same_bits
@@ -108,7 +109,9 @@ SUBJECTS: dict[str, Subject] = {
 def _run_minimal(case: Case, options: Options) -> Outcome:
     q, k, v = case.inputs()
     o = torch.full(q.shape, math.nan, dtype=q.dtype)
-    report = ptxemu.run(compile_minimal(), q, k, v, o, 0.125, options=options)
+    with emulation(options) as emulated:
+        launch(compile_minimal(), (q, k, v, o, 0.125), Target("emulate", "sm_100a"), q.device)
+    (report,) = emulated.reports
     return (o,), report.launches
 
 
@@ -127,14 +130,14 @@ def poisoned_outputs() -> Iterator[None]:
 def changed_launches(change: Callable[[str], str]) -> Iterator[None]:
     """Within the block every emulated launch runs `change` of its PTX."""
 
-    def run(compiled: Any, *arguments: Any, options: Options | None = None) -> Report:
+    def run(code: Any, pointers: Sequence[int], options: Options | None = None) -> Report:
         emulator = Emulator(options)
 
         def launcher(request: LaunchRequest) -> Any:
             return emulator(dataclasses.replace(request, ptx=change(request.ptx)))
 
-        cutedsl.run(compiled, *arguments, launcher=launcher)
+        host_program(code).call(pointers, launcher)
         return emulator.report
 
-    with mock.patch.object(ptxemu, "run", run):
+    with mock.patch.object(ptxemu, "run_host", run):
         yield

@@ -24,7 +24,6 @@ from kvcache.records import FP8_656
 from kvcache.window import PAGE
 from tests.fmha.cached_cases import BF16, LAYERS, STREAMS, Case, Model
 from tests.kvcache.rows_cases import checked
-from tests.marks import matrix
 
 FP8, PLAIN = Case("fp8"), Case("bf16")
 
@@ -188,13 +187,11 @@ def test_what_is_refused_writes_nothing():
 
 # -- broad ----------------------------------------------------------------------------------------
 
-DECODING = matrix(
-    [
-        replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
-        replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3),
-    ],
-    sweep=[FP8, PLAIN, replace(PLAIN, block_tokens=1024)],
-)  # fmt: skip
+DECODING = [
+    replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
+    replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3), FP8, PLAIN,
+    replace(PLAIN, block_tokens=1024),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DECODING, ids=str)
@@ -205,7 +202,7 @@ def test_one_token_each(case, poisoned_outputs):
         assert_good(model.step({a: 1, b: 1, c: 1}, padding=1))
 
 
-DRAFTS = matrix([replace(FP8, draft=3)], sweep=[replace(PLAIN, draft=3)])
+DRAFTS = [replace(FP8, draft=3), replace(PLAIN, draft=3)]
 
 
 @pytest.mark.parametrize("case", DRAFTS, ids=str)
@@ -223,7 +220,7 @@ def test_drafts(case, poisoned_outputs):
 
 
 NARROW = {"window": 24, "sinks": False, "draft": 3}
-CHUNKS = matrix([FP8], sweep=[PLAIN, replace(FP8, **NARROW), replace(PLAIN, **NARROW)])
+CHUNKS = [FP8, PLAIN, replace(FP8, **NARROW), replace(PLAIN, **NARROW)]
 
 
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
@@ -234,7 +231,7 @@ def test_chunks_among_decoding(case, poisoned_outputs):
     assert_good(model.step({a: 1, b: 1, c: 1}))
 
 
-@pytest.mark.parametrize("case", matrix([PLAIN], sweep=[FP8]), ids=str)
+@pytest.mark.parametrize("case", [PLAIN, FP8], ids=str)
 def test_a_chunk_longer_than_its_ring(case, poisoned_outputs):
     model = Model(case)
     a, b = (model.admit(name, tokens) for name, tokens in (("a", 0), ("b", 250)))
@@ -243,7 +240,7 @@ def test_a_chunk_longer_than_its_ring(case, poisoned_outputs):
     assert_good(model.step({a: 1, b: 1}))
 
 
-HEADS = matrix([("bf16", 1), ("fp8", 64), ("fp8", 128)], [("fp8", 1), ("bf16", 64), ("bf16", 128)])
+HEADS = [(record, heads) for record in ("bf16", "fp8") for heads in (1, 64, 128)]
 
 
 @pytest.mark.parametrize(("record", "heads"), HEADS)
@@ -253,7 +250,6 @@ def test_heads_of_the_models(record, heads, poisoned_outputs):
     assert_good(model.step({a: 3, b: 2}))
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("record", ["fp8", "bf16"])
 def test_a_chunk_in_groups(record, poisoned_outputs):
     """Groups begin and end inside of requests."""
@@ -275,7 +271,6 @@ def test_a_chunk_in_groups(record, poisoned_outputs):
             assert torch.equal(*found)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("sinks", [True, False])
 def test_a_window_without_keys(sinks, poisoned_outputs):
     """Which no token of a cache has: the past alone, and neither, where O is zero."""
@@ -297,7 +292,6 @@ def test_a_window_without_keys(sinks, poisoned_outputs):
     assert verdict.ok, str(verdict)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("record", ["fp8", "bf16"])
 def test_under_the_checker(record):
     model, (a, b, c) = lived(Case(record))

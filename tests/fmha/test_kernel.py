@@ -56,7 +56,6 @@ def test_edges_of_masks(case):
     check(case, TWO_POLICIES)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("case", by_group(EDGES[len(EDGES) // 2 :]))
 def test_edges_of_masks_in_the_ping_pong_schedule(case):
     check(case, TWO_POLICIES)
@@ -67,13 +66,11 @@ def test_every_value_of_every_factor(case):
     check(case, ADVERSARIAL)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("case", by_group(MATRIX))
 def test_every_pair_of_values(case):
     check(case, ADVERSARIAL)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("case", by_group(QUICK + MATRIX + SWEPT))
 def test_every_pair_of_values_in_two_schedules(case):
     check(case, TWO_POLICIES)
@@ -94,7 +91,6 @@ def test_nothing_to_sum(case):
     check(case)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("case", by_group(EMPTY[1::2]))
 def test_nothing_to_sum_either(case):
     check(case)
@@ -208,7 +204,7 @@ WRONG = {
 
 @pytest.mark.parametrize(
     "name",
-    [*list(WRONG)[:4], *(pytest.param(name, marks=pytest.mark.matrix) for name in list(WRONG)[4:])],
+    WRONG,
 )
 def test_the_judge_tells_another_problem_from_this_one(name):
     """What a kernel with one mistake would return, judged; nothing is compiled."""

@@ -20,7 +20,6 @@ from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
 from tests.fmha import cases, space
 from tests.fmha.cases import Case
 from tests.fmha.pairwise import random_row
-from tests.marks import matrix
 
 
 @pytest.fixture
@@ -70,20 +69,12 @@ OUTSIDE = {
 }  # fmt: skip
 
 
-def quick_but(table: dict, *matrix: str) -> list:
-    """Names of a table, of which some are left to the matrix."""
-    return [pytest.param(n, marks=[pytest.mark.matrix] * (n in matrix)) for n in table]
-
-
-PAIR = "shared memory of a pair"
-
-
-@pytest.mark.parametrize("name", quick_but(INSIDE, PAIR, "all columns of TMEM"))
+@pytest.mark.parametrize("name", INSIDE)
 def test_just_inside_runs(name):
     attend(*INSIDE[name])
 
 
-@pytest.mark.parametrize("name", quick_but(OUTSIDE, PAIR, "P of a pair in TMEM"))
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_just_outside_is_refused(name, forced):
     dims, tuning, error, words = OUTSIDE[name]
     with pytest.raises(error, match=words):
@@ -106,7 +97,6 @@ def test_pages_of_one_key_meet_the_alignment_of_tma(forced, monkeypatch):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("page_size", [8, 256])
 @pytest.mark.parametrize("dims", [(96, 96), (512, 512)], ids=str)
 def test_the_smallest_pages_and_large_ones_run(dims, page_size):
@@ -154,7 +144,7 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
             return case, wish, {"pdl": generator.random() < 0.5}
 
 
-@pytest.mark.parametrize("seed", matrix(range(6), sweep=range(6, 218)))
+@pytest.mark.parametrize("seed", range(218))
 def test_what_is_accepted_runs(seed):
     case, config, options = accepted(seed)
     results, _ = cases.run_reported(case, "adversarial", seed, config=config, **options)

@@ -9,8 +9,9 @@ import torch
 
 import ptxemu
 from fmha import reference
-from fmha.minimal import compile_minimal
+from fmha.compile import compile_minimal
 from kernelkit import tolerance
+from kernelkit.launch import Target, emulation, launch
 from tests.fmha.cases import POLICIES, Case, same_bits
 
 
@@ -25,7 +26,8 @@ def test_minimal(compiled, case):
     results = []
     for policy in POLICIES:
         o = torch.full(q.shape, math.nan, dtype=q.dtype)
-        ptxemu.run(compiled, q, k, v, o, 0.125, options=ptxemu.Options(policy=policy))
+        with emulation(ptxemu.Options(policy=policy)):
+            launch(compiled, (q, k, v, o, 0.125), Target("emulate", "sm_100a"), q.device)
         results.append((o,))
     assert all(same_bits(results[0], other) for other in results[1:])
     exact, rounded = reference.definition(q, k, v), reference.rounded(q, k, v)

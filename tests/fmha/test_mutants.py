@@ -10,14 +10,13 @@ import pytest
 from tests.fmha.mutants import SUBJECTS
 from tests.mutation.sample import assert_noticed
 
-QUICK = {"minimal": 14}  # kernel -> mutants in the quick tests
-MATRIX = {"64 base tmem": 8, "64 pingpong smem": 6, "512 pair": 6, "64 dependent launch": 2}
-
-
+SAMPLES = {  # kernel -> mutants
+    "minimal": 14, "64 base tmem": 8, "64 pingpong smem": 6, "512 pair": 6,
+    "64 dependent launch": 2,
+}  # fmt: skip
 PARAMETERS = [
-    pytest.param(name, count, marks=[pytest.mark.xdist_group(f"fmha-mutants-{name}"), *marks])
-    for marks, kernels in (([], QUICK), ([pytest.mark.matrix], MATRIX))
-    for name, count in kernels.items()
+    pytest.param(name, count, marks=pytest.mark.xdist_group(f"fmha-mutants-{name}"))
+    for name, count in SAMPLES.items()
 ]
 
 

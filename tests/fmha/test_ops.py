@@ -18,7 +18,6 @@ from fmha.arguments import Arguments
 from kernelkit.launch import Target
 from kernelkit.merge import merge_op
 from kernelkit.tensors import require_no_grad
-from tests.marks import quick
 
 BF16, INT = torch.bfloat16, torch.int32
 
@@ -85,7 +84,7 @@ def test_meta_tensors_are_shapes_without_a_launch():
     assert o.device.type == lse.device.type == "meta"
 
 
-@pytest.mark.parametrize("kind", quick(KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_code_calls_the_kernel(kind):
     inputs, tables = problem(kind)
 
@@ -123,7 +122,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.parametrize("name", quick(CHECKED))
+@pytest.mark.parametrize("name", CHECKED)
 def test_opcheck_of_attention(name):
     kind, options = CHECKED[name]
     inputs, tables = problem(kind)
@@ -159,7 +158,6 @@ def parts():
     ]
 
 
-@pytest.mark.matrix
 def test_compiled_code_merges():
     def step(parts, sinks):
         return merge(parts, sinks=sinks, out_dtype=torch.float32)
@@ -223,9 +221,7 @@ def launches(monkeypatch):
     def record(compiled, arguments, target, device):
         seen.append((compiled, arguments, device))
 
-    import fmha.sm100.compile
-
-    monkeypatch.setattr(fmha.sm100.compile, "compile_attention", lambda config, arch: config)
+    monkeypatch.setattr(fmha.forward, "compile_attention", lambda config, arch: config)
     monkeypatch.setattr(fmha.forward, "choose_target", lambda *_: Target("cuda", "sm_100a"))
     monkeypatch.setattr(fmha.forward, "launch", record)
     # A fake tensor has no address.

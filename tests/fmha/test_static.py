@@ -12,13 +12,13 @@ import re
 import pytest
 
 import ptxemu
+from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
 from fmha.layout import TILE_M, TILE_N
 from fmha.plan import AttentionPlan, make_plan
 from fmha.reference import Options, visible_keys
 from fmha.sm100.boxes import k_box, q_box, v_box
-from fmha.sm100.compile import compile_attention
-from ptxemu.host import cutedsl
+from ptxemu.host.engine import host_program
 from tests.fmha import cases
 from tests.fmha.cases import Case
 
@@ -46,26 +46,20 @@ LOADS = (
     Case(9, 300, (6, 2), 2, page_size=16, kv_lens=(300, 40), pack_heads=True, schedule="base"),
     Case(0, 0, (2, 1), q_lens=(200, 3), k_lens=(400, 140), causal=True, schedule="base"),
 )
-QUICK_LOADS = (LAUNCHES["tmem"], SKIPS, LOADS[-2])
-
-
-def chosen(value: object, quick: bool) -> object:
-    """A parameter, of `make matrix` where it is not quick."""
-    return pytest.param(value, id=str(value), marks=[] if quick else pytest.mark.matrix)
 
 
 def count(text: str, pattern: str) -> int:
     return len(re.findall(pattern, text))
 
 
-@pytest.fixture(params=[chosen(name, name == "tmem") for name in CONFIGS])
+@pytest.fixture(params=CONFIGS)
 def config(request) -> AttentionConfig:
     return CONFIGS[request.param]
 
 
 @pytest.fixture
 def ptx(config) -> str:
-    return compile_attention(config).artifacts.PTX
+    return compile_attention(config).ptx
 
 
 @pytest.fixture
@@ -121,11 +115,11 @@ def requests_of(case: Case, monkeypatch) -> list:
     """The launches that the host asks for; none runs."""
     found = []
 
-    def take(compiled, *arguments, options=None):
-        cutedsl.run(compiled, *arguments, launcher=found.append)
+    def take(code, pointers, options=None):
+        host_program(code).call(pointers, found.append)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ptxemu, "run", take)
+        patch.setattr(ptxemu, "run_host", take)
         cases.run_reported(case, "round-robin")
     return found
 
@@ -141,7 +135,7 @@ def test_the_launch_asks_for_what_the_plan_says(name, monkeypatch):
     assert request.grid == (blocks * plan.config.ctas, case.heads[0], case.batch)
 
 
-@pytest.mark.parametrize("case", [chosen(case, case in QUICK_LOADS) for case in LOADS])
+@pytest.mark.parametrize("case", LOADS, ids=str)
 def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
     """The tile counter of the emulator: boxes of Q per block, boxes of K and V per visible tile."""
     plan = plan_of(case)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
-from fmha.sm100.compile import compile_attention
 from tests.house.source import ROOT
 
 with pytest.MonkeyPatch.context() as patch:
@@ -21,7 +21,10 @@ with pytest.MonkeyPatch.context() as patch:
     import _softmax_sass
     from _sass import HOW_TO_GET_TOOLS, resources, tools_found
 
-pytestmark = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+pytestmark = [
+    pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
+    pytest.mark.usefixtures("whole_ptxas"),
+]
 
 ONE_SIDED = {"right": True}
 TWO_SIDED = {"right": True, "left": True}
@@ -59,19 +62,6 @@ LOOPS = [
     for kernel, mask in itertools.product(KERNELS, BUDGETS)
     if kernel[0][0] in (64, 128) or mask[0] is ONE_SIDED
 ]
-MATRIX, SWEEP = pytest.mark.matrix, pytest.mark.sweep
-QUICK = (
-    ((128, 0), "smem", "base", ONE_SIDED),
-    ((64, 0), "tmem", "pingpong", SOFTCAP),
-)
-
-
-def when(kernel: tuple, mask: dict, budget: tuple) -> list:
-    """Of a kernel that has every mask, one is the matrix's, in turns, the others the sweep's."""
-    if (*kernel, mask) in QUICK:
-        return []
-    turn = KERNELS.index(kernel) + BUDGETS.index((mask, budget))
-    return [SWEEP if turn % len(BUDGETS) and kernel[0][0] in (64, 128) else MATRIX]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +72,7 @@ def cubin(tmp_path_factory):
     def write(config: AttentionConfig):
         if config not in known:
             known[config] = folder / f"{len(known)}.cubin"
-            known[config].write_bytes(compile_attention(config).artifacts.CUBIN)
+            known[config].write_bytes(compile_attention(config).cubin)
         return known[config]
 
     return write
@@ -107,7 +97,6 @@ def config_of(kernel: tuple, fields: dict) -> AttentionConfig:
     [
         pytest.param(
             *loops,
-            marks=when(*loops),
             id=f"{name(loops[0])}-{name(loops[1])}",
         )
         for loops in LOOPS
@@ -158,15 +147,9 @@ def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) ->
         assert 1 - behind / body <= LATEST_STATISTICS
 
 
-# One of the five kinds of fields for every other kernel in the matrix, all in the sweep.
-FIELDS = [
-    pytest.param(kernel, fields, marks=MATRIX if number / 2 % len(ALL_FIELDS) == kind else SWEEP)
-    for number, kernel in enumerate(KERNELS)
-    for kind, fields in enumerate(ALL_FIELDS)
-]
-
-
-@pytest.mark.parametrize(("kernel", "fields"), FIELDS, ids=name)
+@pytest.mark.parametrize(
+    ("kernel", "fields"), [*itertools.product(KERNELS, ALL_FIELDS)], ids=name
+)
 def test_no_config_spills(cubin, kernel, fields):
     """The stack is where registers spill to."""
     (usage,) = resources(cubin(config_of(kernel, fields)))

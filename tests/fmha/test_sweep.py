@@ -17,7 +17,6 @@ PROBLEMS = 6
 SCHEDULES = (("round-robin", 0), ("random", 0), ("adversarial", 0), ("adversarial", 1))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 def test_random_problems(seed):
     before = torch.are_deterministic_algorithms_enabled()

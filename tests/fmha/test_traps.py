@@ -74,13 +74,9 @@ def _verdict(case: Case, policy: str, seed: int) -> str:
     return f"wrong {' and '.join(wrong)}" if wrong else "right"
 
 
-# One variant of each trap belongs to the quick tests, the others to the matrix.
-MATRIX = pytest.mark.matrix
-BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", pytest.param("tmem", marks=MATRIX)])
-BROKEN_AND_CURED = pytest.mark.parametrize("cured", [pytest.param(True, marks=MATRIX), False])
-BOTH_SCHEDULES = pytest.mark.parametrize(
-    "schedule", ["base", pytest.param("pingpong", marks=MATRIX)]
-)
+BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", "tmem"])
+BROKEN_AND_CURED = pytest.mark.parametrize("cured", [True, False])
+BOTH_SCHEDULES = pytest.mark.parametrize("schedule", ["base", "pingpong"])
 
 
 @BOTH_PATHS
@@ -183,7 +179,7 @@ def test_no_product_starts_before_p_is_there(changed, p_path, cured):
     ("name", "cure"),
     [
         ("exponentiate", "finite_max = Float32(0.0)"),
-        pytest.param("next_max", "shrink = Float32(1.0)\n    ret", marks=MATRIX),
+        ("next_max", "shrink = Float32(1.0)\n    ret"),
     ],
 )
 def test_a_fully_masked_tile_makes_no_nan(changed, name, cure):
@@ -221,7 +217,7 @@ def test_raw_output_of_fp16_does_not_overflow():
     assert torch.isposinf(raw).any()
 
 
-@pytest.mark.parametrize("normalize", [True, pytest.param(False, marks=MATRIX)])
+@pytest.mark.parametrize("normalize", [True, False])
 def test_lse_is_in_natural_log(changed, normalize):
     case = Case(3, 70, normalize=normalize, schedule="base")
     assert not noticed(case)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -22,34 +23,27 @@ from ptxemu.check.text import render
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
-from tests.marks import quick
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
-SAMPLED = slice(2, None, 13)  # of the matrix, cheap cases: under the adversarial schedule, too
+SAMPLED = slice(2, None, 13)  # of many cases: under the adversarial schedule, too
 
 
-def on_every_arch(chosen: tuple[Case, ...], *, in_turns: bool = False) -> list:
-    """(arch, case) with ids; those that share a compiled kernel share a worker. in_turns: quick
-    tests take one architecture of a case, the matrix takes the other."""
+def on_every_arch(chosen: Sequence[Case]) -> list:
+    """(arch, case) with ids; those that share a compiled kernel share a worker."""
     return [
         pytest.param(
             arch, case, id=f"{arch}-{case}",
-            marks=(
-                pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
-                *(pytest.mark.matrix for _ in range(in_turns and (turn + number) % 2)),
-            ),
+            marks=pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
         )
-        for turn, arch in enumerate(ARCHS)
-        for number, case in enumerate(chosen)
+        for arch in ARCHS
+        for case in chosen
     ]  # fmt: skip
 
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
-# The second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 def check(case: Case, arch: str) -> None:
@@ -64,53 +58,37 @@ def check_once(case: Case, arch: str) -> tuple[torch.Tensor, ...]:
     return results
 
 
-@pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK, in_turns=True))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK))
 def test_every_value_of_many_factors(arch, case):
     check(case, arch)
 
 
-def check_in_matrix(case: Case, arch: str, chosen: tuple[Case, ...]) -> None:
-    """Round-robin shows the checker what it needs; adversarial costs up to fifty times that."""
-    (check if case in chosen[SAMPLED] else check_once)(case, arch)
-
-
-def mostly_blackwell(chosen: tuple[Case, ...], every: int) -> list:
-    """Every so many cases of sm_100a in the matrix, a third of these on sm_90a, too, where all run
-    on a Hopper GPU (`test_native`); the rest in the sweep."""
-    return [
-        pytest.param(
-            arch, case, id=f"{arch}-{case}",
-            marks=(
-                pytest.mark.xdist_group(f"gqa-{arch}-{case.group}"),
-                pytest.mark.sweep if number % (every * share) else pytest.mark.matrix,
-            ),
-        )
-        for arch, share in (("sm_100a", 1), ("sm_90a", 3))
-        for number, case in enumerate(chosen)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arch", "case"), mostly_blackwell(MATRIX, every=1))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(MATRIX))
 def test_every_pair_of_values(arch, case):
-    check_in_matrix(case, arch, MATRIX)
+    """Round-robin shows the checker what it needs; adversarial costs up to fifty times that."""
+    check_once(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), mostly_blackwell(SECOND, every=4))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch((*MATRIX[SAMPLED], *GROUPS[SAMPLED])))
+def test_pairs_in_two_schedules(arch, case):
+    check(case, arch)
+
+
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(SECOND))
 def test_another_problem_for_each_kernel(arch, case):
     check_once(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), mostly_blackwell(GROUPS, every=1))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch(GROUPS))
 def test_rows_of_a_kv_head(arch, case):
-    check_in_matrix(case, arch, GROUPS)
+    check_once(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[:4], *EDGES[:4]), in_turns=True))
+@pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[:4], *EDGES[:4])))
 def test_borders_of_tiles_and_edges_of_masks(arch, case):
     check_once(case, arch)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("arch", "case"), on_every_arch((*BORDERS[4:], *EDGES[4:])))
 def test_more_borders_and_edges(arch, case):
     check_once(case, arch)
@@ -119,7 +97,7 @@ def test_more_borders_and_edges(arch, case):
 STEADY = Case((700, 130, 0), (8, 2), 2, head_dim=64, cluster=4, sinks=True, window=300)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("policy", ["random", "adversarial"])
 def test_the_same_bits_every_time(arch, policy):
     results = [cases.run(STEADY, arch, policy, seed) for seed in (3, 3, 4)]
@@ -130,7 +108,7 @@ def test_the_same_bits_every_time(arch, policy):
 INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant=True)
 
 
-@first_arch
+@each_arch
 def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
     """Alone, in another order, beside longer ones: the bits are the same at one max_seq_len."""
     small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
@@ -152,7 +130,6 @@ def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
     assert not torch.equal(others, o), "the batch makes no difference, so this shows nothing"
 
 
-@pytest.mark.matrix
 @each_arch
 def test_the_cluster_changes_rounding_alone(arch):
     """Every number of CTAs and owners finds the same answer, and all of them all of it."""
@@ -164,7 +141,7 @@ def test_the_cluster_changes_rounding_alone(arch):
 SHARED = Case((1300, 130, 0), (8, 2), 2, head_dim=64, cluster=2, sinks=True, parts=3)
 
 
-@first_arch
+@each_arch
 def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch, monkeypatch):
     """Entries with fewer tiles than parts, or none; the same bits at every launch."""
     made = []

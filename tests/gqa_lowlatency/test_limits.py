@@ -34,12 +34,10 @@ def attend(case: Case, arch: str) -> None:
         assert report.ok, str(report)
 
 
-@pytest.mark.matrix
 def test_shared_memory_just_inside():
     attend(WIDE, HOPPER)
 
 
-@pytest.mark.matrix
 def test_shared_memory_just_outside(forced):
     config = DecodeConfig(64, group=64, cluster=16, owners=2, lens=True)
     with pytest.raises(ValueError, match="limit 232448"):
@@ -55,7 +53,6 @@ def test_clusters_of_more_than_16(arch, forced, monkeypatch):
         attend(Case((40,), (8, 1), head_dim=64, cluster=32), arch)
 
 
-@pytest.mark.matrix
 @each_arch
 def test_the_smallest_pages(arch):
     """A line a page."""
@@ -63,7 +60,6 @@ def test_the_smallest_pages(arch):
         attend(Case((37, 0, 20), (4, 2), head_dim=64, keys=size), arch)
 
 
-@pytest.mark.matrix
 @each_arch
 def test_more_query_rows_than_a_cta_holds(arch):
     """All heads on one KV head, 8 tokens: 256 rows, which take CTAs beside each other."""

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from gqa_lowlatency import DecodeConfig, reference
@@ -19,7 +18,6 @@ from tests.house.source import ROOT
 README = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.matrix
 def test_examples_run_and_the_last_one_merges():
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict = {}

@@ -15,13 +15,12 @@ import pytest
 
 import kernelkit.compile
 from gqa_lowlatency import DecodeConfig
+from gqa_lowlatency.forward import compile_for
 from gqa_lowlatency.sm100 import kernel
-from gqa_lowlatency.sm100.compile import compile_decode
 from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
-from tests.marks import matrix, quick
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -78,14 +77,14 @@ WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of th
 )
 
 
-@pytest.mark.parametrize("case", matrix(WIDE, every=2), ids=str)
+@pytest.mark.parametrize("case", WIDE, ids=str)
 def test_no_schedule_shows_at_the_edges_of_the_plan(case):
     check(case)
 
 
 @pytest.mark.parametrize("pdl", [False, True])
 def test_two_ctas_get_their_registers_with_pdl(pdl):
-    ptx = compile_decode(DecodeConfig(head_dim=64, group=32, pdl=pdl)).artifacts.PTX
+    ptx = compile_for(DecodeConfig(head_dim=64, group=32, pdl=pdl), "sm_100a").ptx
     assert (".minnctapersm 2" in ptx) == pdl
 
 
@@ -166,7 +165,7 @@ TRAPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trap", quick(TRAPS, every=2))
+@pytest.mark.parametrize("trap", TRAPS)
 def test_what_each_cure_is_for(changed, trap):
     module, users, name, case, old, new = TRAPS[trap]
     users = [user for user in users if hasattr(user, name)]

@@ -8,10 +8,10 @@ from pathlib import PurePosixPath
 
 from tests.house.size import PACKAGE_README_LINES
 from tests.house.source import PACKAGES, ROOT, Finding, Source
+from tests.tiers import MATRIX, TABLE, table
 
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|work|root|Users|opt|mnt)/[\w.]")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
-MATRIX_MARK = re.compile(r"\bmark\s*\.\s*matrix\b")
 
 
 def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:
@@ -55,10 +55,6 @@ def folders_are_packages(sources: Sequence[Source]) -> Iterator[Finding]:
 def kernels_have_a_matrix(sources: Sequence[Source]) -> Iterator[Finding]:
     """A package with a kernel has tests that `make matrix` runs, so that no matrix is empty."""
     kernels = {s.package for s in sources if s.package in PACKAGES and s.path.name == "kernel.py"}
-    tested = {
-        source.path.parts[1]
-        for source in sources
-        if source.package == "tests" and MATRIX_MARK.search(source.text)
-    }
-    for package in sorted(kernels - tested):
-        yield Finding(package, 1, f"no test under tests/{package} is marked 'matrix'")
+    for package in sorted(kernels):
+        if not any(row.tier == MATRIX for row in table(ROOT / "tests" / package)):
+            yield Finding(package, 1, f"tests/{package}/{TABLE} has no row of the matrix")

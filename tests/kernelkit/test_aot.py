@@ -20,6 +20,7 @@ from kernelkit.aot import AotError
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.store import VARIABLE
+from kernelkit.trace import PTXAS_VARIABLE
 from kvcache.compile import compile_checksum
 from kvcache.kernels.config import ChecksumConfig
 from tests.house.source import ROOT
@@ -38,7 +39,7 @@ assert not [name for name in sys.modules if name.startswith("cutlass.")]
 
 
 @pytest.fixture
-def nothing_loaded(monkeypatch):
+def nothing_loaded(monkeypatch, whole_ptxas):
     """No folder is loaded, no kernel is in memory, none is on disk."""
     monkeypatch.setattr(aot, "_ready", {})
     monkeypatch.setattr(aot, "_folders_read", set())
@@ -198,8 +199,14 @@ def test_a_folder_from_the_command_line(folder, capsys, monkeypatch):
     (("aot", "--for", "nowhere", "--out", "x"), "nowhere"),
     (("show", "nowhere"), "nowhere has no readable manifest.json"),
 ])  # fmt: skip
-def test_errors_are_one_line(arguments, words, capsys):
+def test_errors_are_one_line(arguments, words, capsys, whole_ptxas):
     assert words in said(capsys, *arguments, code=1)
+
+
+def test_artefacts_for_gpus_are_whole(record, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(PTXAS_VARIABLE, "-O1")
+    words = said(capsys, "aot", "--for", record, "--out", tmp_path / "kernels", code=1)
+    assert "BLACKWELL_KERNELS_PTXAS is set" in words
 
 
 def test_a_cache_that_is_off_is_said(monkeypatch, capsys):

@@ -14,13 +14,14 @@ from kernelkit.cuda import runtime_symbol
 from kernelkit.host_object import HostObject, LoadedObject, ObjectError
 from kernelkit.param_table import ParamTable
 from kernelkit.signature import Argument, Signature, signature_of
+from kernelkit.trace import PTXAS_VARIABLE
 from tests.kernelkit.scale_kernel import compile_scale
 
 MATRIX = Argument("tensor", ("ptr", "i32", "i32", "i64"), 32, (None, None), (None, 1))
 
 
-@pytest.fixture(scope="module")
-def kernel():
+@pytest.fixture
+def kernel(whole_ptxas):
     return compile_scale("sm_100a")
 
 
@@ -57,6 +58,18 @@ def test_the_cubin_is_an_elf_file_of_the_gpu(kernel):
     assert machine == (190,)  # EM_CUDA
     assert cubin_in(kernel.cubin) == kernel.cubin
     assert ".target sm_100a" in kernel.ptx
+
+
+def test_a_kernel_for_the_emulator_alone_is_not_taken_for_a_whole_one(kernel, monkeypatch):
+    """By ptxas -O1 it would run, slowly: nobody gets its machine code, nor another's key."""
+    monkeypatch.setenv(PTXAS_VARIABLE, "-O1")
+    quick = compile_scale("sm_100a")
+    assert quick.ptx == kernel.ptx
+    for wanted in (lambda: quick.cubin, lambda: quick.entry(0)):
+        with pytest.raises(RuntimeError, match="for the emulator alone, by ptxas -O1"):
+            wanted()
+    monkeypatch.delenv(PTXAS_VARIABLE)
+    assert compile_scale("sm_100a").cubin == kernel.cubin
 
 
 # ---- the host object

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-import fmha.warmup
-import gqa_lowlatency.warmup
-import kvcache.warmup
-import moe.warmup
+import fmha.warm
+import gqa_lowlatency.warm
+import kvcache.warm
+import moe.warm
 from kernelkit import compile as kernel_compile
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
@@ -19,7 +19,6 @@ from kernelkit.warm import kernels_over, warm
 from kvcache import gqa, preset
 from moe import Router, pack
 from tests.kernelkit.scale_kernel import compile_scale
-from tests.marks import quick
 
 SAMPLES = 300
 
@@ -28,7 +27,7 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-@pytest.mark.parametrize(("arch", "options"), quick([
+@pytest.mark.parametrize(("arch", "options"), [
     ("sm_90a", {}),
     ("sm_100a", {"window": 128}),
     ("sm_90a", {"window": 4096, "sink_tokens": 4}),
@@ -36,7 +35,7 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     ("sm_90a", {"pdl": True, "kv_ready_before_pdl": True}),
     ("sm_100a", {"cluster": 4}),
     ("sm_100a", {}),
-]))  # fmt: skip
+])  # fmt: skip
 @pytest.mark.parametrize("heads", [(64, 8), (8, 1)])
 def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
     """Nor where a device runs fewer wide clusters at once than the emulator, which has no limit."""
@@ -48,7 +47,7 @@ def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
         return gqa_lowlatency.arguments.Arguments(q, kv, kv, arch=arch, **options)
 
     batches, lengths = range(1, 65), range(1, 40_000)
-    keys = gqa_lowlatency.warmup.kernels_for(arguments(1, 1), batches, lengths)
+    keys = gqa_lowlatency.warm.kernels_for(arguments(1, 1), batches, lengths)
     known = {key.config for key in keys}
     at_once = {1: 132, 2: 66, 4: 32, 8: 15, 16: 0}
     monkeypatch.setattr(forward, "clusters_at_once", lambda device, width: at_once[width])
@@ -69,7 +68,7 @@ def test_attention_chooses_no_other(heads, options):
         return fmha.arguments.Arguments(q, kv, kv, causal=True, arch="sm_100a", **options)
 
     batches, lengths = range(1, 65), range(1, 9000)
-    keys = fmha.warmup.kernels_for(arguments(1, 1), batches, lengths)
+    keys = fmha.warm.kernels_for(arguments(1, 1), batches, lengths)
     for _ in range(SAMPLES):
         tokens = chance.randint(1, chance.choice((130, 600, 8999)))
         config = fmha.forward.choose_config(arguments(chance.choice(batches), tokens))
@@ -83,7 +82,7 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
 
     def kernels(*tokens: int) -> list[KernelKey]:
         given = x, experts, logits, Router(2)
-        return moe.warmup.kernels_for(*given, tokens, arch="sm_100a")
+        return moe.warm.kernels_for(*given, tokens, arch="sm_100a")
 
     known = set(kernels(*range(1, 5000)))
     for _ in range(SAMPLES // 10):
@@ -93,7 +92,7 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
 
 @pytest.mark.parametrize("layout", [gqa(2, 8, 128), preset("deepseek-v4-flash")], ids=["gqa", "v4"])
 def test_a_cache_names_its_kernels(layout):
-    keys = kvcache.warmup.kernels_for(layout, ["bf16"], "sm_90a")
+    keys = kvcache.warm.kernels_for(layout, ["bf16"], "sm_90a")
     sources = {key.source.rpartition(".")[2] for key in keys}
     assert {"slots_kernel", "checksum_kernel"} < sources
     assert ("append_kernel" in sources) == (layout.name != "gqa")

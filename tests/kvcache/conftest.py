@@ -11,5 +11,5 @@ from kvcache.kernels import forward
 @pytest.fixture
 def no_launches(monkeypatch):
     """Nothing compiles, nothing is launched."""
-    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(forward, "launch", lambda *_: pytest.fail("launched"))

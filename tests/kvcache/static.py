@@ -21,7 +21,7 @@ REGISTERS_UNIT = 256  # in which a warp gets them
 def check_resources(compiled: Any, threads: int, ctas: int, folder: Path) -> None:
     """Nothing spills, and so many CTAs find their registers on an SM."""
     cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.artifacts.CUBIN)
+    cubin.write_bytes(compiled.cubin)
     (usage,) = resources(cubin)
     assert usage.stack == 0
     per_warp = -(-usage.registers * hw.WARP_THREADS // REGISTERS_UNIT) * REGISTERS_UNIT

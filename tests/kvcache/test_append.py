@@ -21,7 +21,6 @@ from tests.kvcache.rows_cases import (
     check_append_rows,
     check_append_swa,
 )
-from tests.marks import quick
 
 GROUPS, GROUP, NOPE = 7, 64, 448
 ROWS = [
@@ -41,10 +40,10 @@ MORE = [
     )
 ]  # fmt: skip
 
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
+each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", SWA, ids=str)
 def test_entries(case, arch):
     check_append_swa(case, arch=arch)
@@ -54,14 +53,12 @@ def test_entries_on_the_other_architecture():
     check_append_swa(Case(FP8_584, 5, seed=2), arch="sm_90a")
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more_entries(case, arch):
     check_append_swa(case, arch=arch)
 
 
-@pytest.mark.matrix
 @settings(max_examples=60, deadline=None)
 @given(
     st.builds(
@@ -80,13 +77,12 @@ def test_any_entries(case):
     check_append_swa(case)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_rows(case, arch):
     check_append_rows(case, arch=arch)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("tokens", [1, 2, 35])
 @pytest.mark.parametrize(

@@ -240,12 +240,10 @@ def test_decode_reads_pages_in_place(spy):
     check_decode(Shape(), "sm_90a", spy)
 
 
-@pytest.mark.matrix
 def test_prefill_reads_pages_in_place(spy):
     check_prefill(Shape(layers=1), 5, spy)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "shape",
@@ -257,7 +255,6 @@ def test_decode(shape, arch, spy):
     check_decode(shape, arch, spy)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("shape", "tokens"),
     [(Shape(8, dim=128), 3), (Shape(32, heads=1, group=8, dim=96), 40), (Shape(64, dim=256), 1),
@@ -271,7 +268,6 @@ def test_prefill(shape, tokens, spy):
 # -- rings ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("draft", [0, 1])
 def test_a_ring_is_a_page(arch, draft, spy):
@@ -362,18 +358,15 @@ def check_latents(shadow: Shadow, name: str, spy: Spy) -> None:
                 _judge_prefill(q[index][None], [entries, entries], [x[index] for x in found])
 
 
-@pytest.mark.matrix
 def test_csa_entries(spy):
     check_latents(latents(V4, 300), "csa", spy)
 
 
-@pytest.mark.matrix
 def test_hca_entries_of_wide_blocks(spy):
     """Blocks of 1024 tokens have 8 entries of a layer side by side, as many as a page has."""
     check_latents(latents(WIDE, 1100), "hca", spy)
 
 
-@pytest.mark.matrix
 def test_swa_entries(spy):
     shadow = latents(V4, 300)
     with step_of(shadow) as step:

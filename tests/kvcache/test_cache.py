@@ -119,7 +119,6 @@ def test_a_hit_is_as_if_it_were_cold():
     every_hit(SPARSE, (7, 17))
 
 
-@pytest.mark.matrix
 @each_layout
 def test_every_hit_is_as_if_it_were_cold(layout):
     every_hit(layout, range(4 * layout.block_tokens + 3))
@@ -161,7 +160,6 @@ def random_life(layout, seed, **options):
     idle(shadow)
 
 
-@pytest.mark.matrix
 @each_layout
 @pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
 @pytest.mark.parametrize("seed", range(2))
@@ -348,7 +346,7 @@ def test_a_step_that_fails_has_never_been(layout):
 
 
 @pytest.mark.parametrize(
-    "deferred", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["", "deferred"]
+    "deferred", [False, True], ids=["", "deferred"]
 )
 @pytest.mark.parametrize("call", ["admit", "fork", "begin", "finish", "offload", "fetch"])
 def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):

@@ -12,12 +12,11 @@ from kvcache.kernels import api
 from kvcache.kernels.config import SMALLEST_PIECE
 from kvcache.kernels.forward import ARCHS
 from tests.kvcache.rows_cases import check_checksum, poisoned
-from tests.marks import quick
 
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
+each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-@first_arch
+@each_arch
 def test_numbers(arch):
     found = check_checksum(3 * SMALLEST_PIECE, 16, 2 * SMALLEST_PIECE + 48, arch=arch)
     assert found[1] == 0
@@ -25,7 +24,6 @@ def test_numbers(arch):
     assert len(set(found.tolist())) == 4
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("begin", "end"), [(0, 16), (16, 16), (0, 70_000), (4080, 4112)])
 def test_more_numbers(begin, end, arch):

@@ -8,12 +8,12 @@ import itertools
 import pytest
 
 from kernelkit import hw
-from kvcache.compressor.clusters import compile_clusters
+from kvcache.compile import compile_walk, compile_windows
 from kvcache.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
 from kvcache.compressor.forward import ARCHS, WALKED
-from kvcache.compressor.online_kernel import Walk
-from kvcache.compressor.window_kernel import Windows
 from tests.kvcache.static import check_resources, needs_tools
+
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
 
 ENTRIES = (
     EntryConfig("fp8_584", 4, 2, 512),
@@ -26,18 +26,13 @@ ENTRIES = (
 CHUNKS = (False, True)
 WINDOWS = [WindowConfig(**vars(e), chunk=c) for e, c in itertools.product(ENTRIES, CHUNKS)]
 WALKS = [WalkConfig(**vars(ENTRIES[3]), staged=(WALKED, STAGED)[c], chunk=c) for c in CHUNKS]
-QUICK = (WINDOWS[7], "sm_90a")  # C128 of a chunk, where 3 CTAs leave 80 registers a thread
-MARKS = dict(zip(ARCHS, (pytest.mark.sweep, pytest.mark.matrix), strict=True))  # sm_90a is timed
-ALL = [
-    pytest.param(config, arch, marks=() if (config, arch) == QUICK else MARKS[arch])
-    for config, arch in itertools.product((*WINDOWS, *WALKS), ARCHS)
-]
 
 
 @needs_tools
-@pytest.mark.parametrize(("config", "arch"), ALL, ids=str)
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("config", [*WINDOWS, *WALKS], ids=str)
 def test_no_config_spills(config, arch, tmp_path):
-    compiled = compile_clusters(Windows if config in WINDOWS else Walk, config, arch)
+    compiled = (compile_windows if config in WINDOWS else compile_walk)(config, arch)
     check_resources(compiled, config.threads, config.ctas_per_sm, tmp_path)
 
 

@@ -11,7 +11,6 @@ from kvcache.kernels import api
 from kvcache.kernels.config import LARGEST_PIECE, SMALLEST_PIECE, piece_bytes
 from kvcache.kernels.forward import ARCHS
 from tests.kvcache.rows_cases import Slots, check_copy_slots
-from tests.marks import quick
 
 PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))
 QUICK = [
@@ -26,23 +25,21 @@ MORE = [
     Slots(40_000, 50_000, segments=((0, 9600, 40_000),), cut=10_000),
     Slots(16_400, segments=((0, 16, 16_384),), pairs=((0, 1), (2, 3), (-1, -1))),
 ]
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
+each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_slots(case, arch):
     check_copy_slots(case, arch=arch)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more_slots(case, arch):
     check_copy_slots(case, arch=arch)
 
 
-@pytest.mark.matrix
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_segments(data):

@@ -22,7 +22,6 @@ from tests.kvcache.rows_cases import (
     check_gather,
     checked,
 )
-from tests.marks import quick
 
 OTHERS = [Case(INDEXER_BF16, 9, gap=80), Case(plain("k", 3, 7), 6, gap=82)]
 MORE = [
@@ -32,10 +31,10 @@ MORE = [
         ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 40, 9, 16, 3))
     )
 ]
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
+each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", [*LATENT_CASES, *OTHERS], ids=str)
 def test_any_bytes(case, arch):
     """Pools hold whatever bytes: every code of e4m3 and of a scale, their NaN too."""
@@ -46,14 +45,12 @@ def test_any_bytes_on_the_other_architecture():
     check_gather(Case(FP8_584, 5, seed=2), arch="sm_90a")
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more(case, arch):
     check_gather(case, arch=arch)
 
 
-@pytest.mark.matrix
 @settings(max_examples=40, deadline=None)
 @given(
     st.builds(
@@ -71,7 +68,6 @@ def test_any_case(case):
     check_gather(case)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_element_with_every_scale(arch):
     """256 codes of e4m3 beside 256 of the scale."""

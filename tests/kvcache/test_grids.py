@@ -24,7 +24,6 @@ def two_ctas(monkeypatch):
     monkeypatch.setattr(config, "CTAS", 2)
 
 
-@pytest.mark.matrix
 @pytest.mark.usefixtures("two_ctas")
 def test_ctas_take_turns():
     check_append_swa(Case(FP8_584, 19))

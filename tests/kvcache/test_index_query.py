@@ -38,14 +38,12 @@ def test_queries(case, arch):
     check_query(case, arch=arch)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_more_queries(case, arch):
     check_query(case, arch=arch)
 
 
-@pytest.mark.matrix
 @settings(max_examples=40, deadline=None)
 @given(
     st.builds(

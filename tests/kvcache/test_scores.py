@@ -13,7 +13,6 @@ from kvcache.indexer.scores_config import (
     grid_for,
 )
 from tests.kvcache.scores_cases import UNTOUCHED, Scored, check_scores
-from tests.marks import matrix, quick
 
 # Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
 MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
@@ -33,7 +32,7 @@ def test_scores(case, arch):
     check_scores(case, arch=arch)
 
 
-@pytest.mark.parametrize("arch", quick(ON))
+@pytest.mark.parametrize("arch", ON)
 def test_one_cta(monkeypatch, arch):
     """More tiles than there are accumulators, boxes that begin anywhere in pages, several runs."""
     monkeypatch.setattr(scores_forward, "grid_for", lambda *_: (1, 1))
@@ -42,7 +41,7 @@ def test_one_cta(monkeypatch, arch):
 
 
 # An H100 runs what is here for sm_90a (test_scores_hw.py).
-@pytest.mark.parametrize("arch", matrix(["sm_100a"], sweep=["sm_90a"]))
+@pytest.mark.parametrize("arch", ON)
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize(
     ("heads", "rows", "out", "longest"),
@@ -61,7 +60,6 @@ def test_every_kind(record, heads, rows, out, longest, arch):
             check_scores(case, arch=arch, kernel=kernel)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("arch", ON)
 def test_many_tiles(monkeypatch, arch):
     """More than the ring has stages, in runs one behind another, by two CTAs."""
@@ -70,7 +68,6 @@ def test_many_tiles(monkeypatch, arch):
     check_scores(Scored(tokens=tokens, heads=32, longest=2), arch=arch)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("record", "arch", "kernel"),
     [*((record, "sm_90a", "warp") for record in FORMATS), ("indexer_fp4", "sm_100a", "tcgen05")],

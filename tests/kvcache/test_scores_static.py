@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from kernelkit import hw
+from kvcache.compile import compile_block_scaled, compile_warp_scores
 from kvcache.indexer.formats import FORMATS
 from kvcache.indexer.scores_config import (
     HEADS,
@@ -17,11 +18,10 @@ from kvcache.indexer.scores_config import (
     tokens_for,
     warp_config,
 )
-from kvcache.indexer.scores_kernel import compile_warp_scores
-from kvcache.indexer.sm100.compile import compile_block_scaled
 from kvcache.indexer.sm100.plan import ROLES, make_plan
 from tests.kvcache.static import check_resources, needs_tools
-from tests.marks import matrix
+
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
 
 SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
 SIZES = [*dict.fromkeys(SIZES)]
@@ -32,16 +32,10 @@ ALL = [
         for record, size, arch in itertools.product(FORMATS, SIZES, ("sm_90a", "sm_100a"))
     ),
 ]
-QUICK = (ALL[4], ALL[-1])
-MATRIX = [each for each in ALL if each not in QUICK]
 
 
 @needs_tools
-@pytest.mark.parametrize(
-    ("config", "arch"),
-    [*QUICK, *matrix(MATRIX, every=2)],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "arch"), ALL, ids=str)
 def test_no_config_spills(config, arch, tmp_path):
     check_resources(*compile_for(config, arch), tmp_path)
 

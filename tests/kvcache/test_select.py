@@ -16,20 +16,16 @@ from kvcache.indexer import api, reference_select, select_forward
 from kvcache.indexer.select_config import CLUSTERS, MAX_K, SelectConfig, choose_select
 from kvcache.indexer.select_forward import ARCHS
 from tests.kvcache.select_cases import KINDS, Case, check_select
-from tests.marks import matrix
 
 KEPT = SelectConfig("fp32", 1, 512, True, 64)
 PAIR = SelectConfig("fp32", 2, 512, True, 64, listed=16)  # lists that some warps overflow
 READ_AGAIN = SelectConfig("bf16", 2, 0, False, 64, aligned=False)
 SAMPLED = SelectConfig("fp32", 1, 0, True, 64, listed=64, sampled=2)
 ONE_OF_EACH = [
-    pytest.param(*case, id=name, marks=marks)
-    for name, case, marks in (
-        ("kept", (Case(16, (200, 16, 0)), KEPT, "sm_100a"), pytest.mark.matrix),
-        ("pair", (Case(40, (60, 120, 0, 300), first=3), PAIR, "sm_90a"), ()),
-        ("read", (Case(80, (333, 90), "bf16", 0, first=1), READ_AGAIN, "sm_100a"), ()),
-        ("sampled", (Case(20, (2200,), first=9), SAMPLED, "sm_90a"), pytest.mark.matrix),
-    )
+    pytest.param(Case(16, (200, 16, 0)), KEPT, "sm_100a", id="kept"),
+    pytest.param(Case(40, (60, 120, 0, 300), first=3), PAIR, "sm_90a", id="pair"),
+    pytest.param(Case(80, (333, 90), "bf16", 0, first=1), READ_AGAIN, "sm_100a", id="read"),
+    pytest.param(Case(20, (2200,), first=9), SAMPLED, "sm_90a", id="sampled"),
 ]
 EVERY_KIND = tuple(range(200, 200 + 37 * KINDS, 37))
 CONFIGS = [
@@ -57,7 +53,7 @@ def named(config: SelectConfig | int | tuple) -> str:
     return f"{config.dtype}-{config.cluster}-{config.capacity}-{config.paged}-{config.listed}"
 
 
-@pytest.mark.parametrize("turn", matrix([0], sweep=[1]))  # one architecture, and the other
+@pytest.mark.parametrize("turn", [0, 1])  # one architecture, and the other
 @pytest.mark.parametrize(
     ("config", "k", "archs"),
     [*zip(CONFIGS, cycle((1, 33, 250)), cycle((ARCHS, ARCHS[::-1])), strict=False)],
@@ -68,19 +64,16 @@ def test_every_kind(config, k, archs, turn):
     check_select(Case(k, EVERY_KIND, config.dtype, page, seed=k), config, arch=archs[turn])
 
 
-DTYPES_AND_ARCHS = matrix(
-    zip(("fp32", "bf16"), ARCHS, strict=True), sweep=zip(("bf16", "fp32"), ARCHS, strict=True)
-)
 
 
-@pytest.mark.parametrize(("dtype", "arch"), DTYPES_AND_ARCHS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_as_chosen(dtype, arch):
     """Configs of the library's own choice, one row and several; a block of one entry, too."""
     check_select(Case(512, (9000,), dtype, page=1), arch=arch)
     check_select(Case(MAX_K, (5000, 2048, 2049), dtype, first=1), arch=arch)
 
 
-@pytest.mark.matrix
 @settings(max_examples=25, deadline=None)
 @given(
     st.builds(

@@ -18,7 +18,6 @@ from tests.kvcache.cases import CASES, Case
 from tests.kvcache.driver import Driver, Operation
 from tests.kvcache.long_run import WEIGHTS, drawn, fails, run, shrunk, takes
 from tests.kvcache.machine import Mismatch
-from tests.marks import quick
 
 NUMBER = st.integers(0, 127)
 # The same examples each time: new ones are the long run's. An example takes as long as it is.
@@ -59,7 +58,7 @@ for _operation in WEIGHTS:
         setattr(Life, f"{_operation}_{_again}", _rule(_operation))
 
 
-@pytest.mark.parametrize("case", quick(CASES, every=2))
+@pytest.mark.parametrize("case", CASES)
 def test_a_random_life(case):
     """A longer one than those of hypothesis, in which little is evicted; seed 1 has pools of its
     own."""

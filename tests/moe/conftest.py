@@ -19,7 +19,7 @@ def poison():
 
 @pytest.fixture
 def no_compiles(monkeypatch):
-    monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled"))
 
 
 @pytest.fixture

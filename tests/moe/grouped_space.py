@@ -69,6 +69,7 @@ TILES = {  # what of the config is not chosen
     "128 x 256": {"tile_rows": 128, "tile_n": 256},
     "256 x 256, carry": {"tile_rows": 256, "tile_n": 256, "carry": True},
 }
+NO_TILE = {"tile_rows": None, "tile_n": None, "carry": False}
 
 
 def most_rows(tile: str) -> float:
@@ -119,6 +120,19 @@ def case_of(row: Mapping[str, Any]) -> Case:
     named["granularity"] = row["granularity"] if named["form"] else 0
     fields = {name: value for name, value in row.items() if name != "tile"}
     return Case(**fields | named | TILES[row["tile"]])
+
+
+def rows_of(case: Case) -> list[dict[str, Any]]:
+    """The values of factors that a case has, others left out; of a plain product, where granularity
+    says nothing, a row for each."""
+    tiles = (name for name, tile in TILES.items() if replace(case, **NO_TILE | tile) == case)
+    counts = (name for name, counts in COUNTS.items() if counts == case.counts)
+    forms = (name for name, form in FORMS.items() if form == case.form)
+    named = {"tile": next(tiles, None), "counts": next(counts, None), "form": next(forms, None)}
+    values = {**vars(case), **named}
+    row = {name: values[name] for name in FACTORS if values[name] in FACTORS[name]}
+    sizes = FACTORS["granularity"] if case.form is None else ()
+    return [row | {"granularity": size} for size in sizes] or [row]
 
 
 MATRIX = tuple(dict.fromkeys(case_of(row) for row in covering(SPACE)))

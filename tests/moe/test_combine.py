@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from moe.compile import compile_combine
 from moe.routing import combine, config
-from moe.routing.combine_kernel import compile_combine
 from moe.routing.config import CombineConfig
 from moe.routing.forward import ARCHS
-from tests.marks import in_turns
 from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -40,7 +39,8 @@ def test_combine(case, arch):
     check_combine(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
+@each_arch
+@pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_combine_more(arch, case):
     check_combine(case, arch)
 
@@ -96,7 +96,7 @@ def test_no_tokens(no_compiles):
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
 def test_sixteen_bytes_at_a_time(arch, out_dtype):
     """Beside the two tables of numbers; nothing is spilled."""
-    ptx = compile_combine(CombineConfig(8, "bf16", out_dtype, True), arch).artifacts.PTX
+    ptx = compile_combine(CombineConfig(8, "bf16", out_dtype, True), arch).ptx
     lines = [line.split() for line in ptx.splitlines() if ".global" in line]
     stores = {words[0] for words in lines if words[0].startswith("st.")}
     wide = [words for words in lines if words[0].startswith("ld.global.v")]

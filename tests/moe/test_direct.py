@@ -40,7 +40,7 @@ def parts(result) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "case", [QUANTISED, pytest.param(PLAIN, marks=pytest.mark.matrix)], ids=str
+    "case", [QUANTISED, PLAIN], ids=str
 )
 def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
     (x, w, offsets), options = given(case)
@@ -122,7 +122,6 @@ def layer(fmt: str) -> tuple:
     return x, experts, torch.randn(3, 3, generator=generator), Router(2), {"scales": scales}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
 def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(fmt):
     *tensors, options = layer(fmt)

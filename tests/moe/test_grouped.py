@@ -44,13 +44,11 @@ def test_quick(case):
     check(case)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("case", in_groups(MATRIX), ids=str)
 def test_matrix(case):
     check(case)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 def test_any(seed):
     """A problem of the whole space at random, in two orders of events."""
@@ -78,7 +76,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
 
 
 @pytest.mark.parametrize(
-    "granularity", [8, *(pytest.param(size, marks=pytest.mark.matrix) for size in (16, 64))]
+    "granularity", [8, 16, 64]
 )
 def test_every_granularity_gives_the_same_bits(granularity):
     """The same logical weights, packed differently: only their order differs."""

@@ -86,8 +86,8 @@ KNOWN = Scales(h=torch.tensor([300.0]))
     ("fmt", "scales"),
     [
         ("nvfp4", KNOWN),
-        pytest.param("nvfp4", None, marks=pytest.mark.matrix),
-        pytest.param("mxfp8", None, marks=pytest.mark.matrix),
+        ("nvfp4", None),
+        ("mxfp8", None),
     ],
     ids=str,
 )
@@ -95,16 +95,16 @@ def test_a_small_layer(fmt, scales):
     compare(SMALL, fmt, scales)
 
 
-def own_group(layer: Layer, fmt: str, when: pytest.MarkDecorator = pytest.mark.matrix) -> object:
+def own_group(layer: Layer, fmt: str) -> object:
     """No worker has to do all of them."""
-    return pytest.param(layer, fmt, marks=[when, pytest.mark.xdist_group(f"{layer}-{fmt}")])
+    return pytest.param(layer, fmt, marks=pytest.mark.xdist_group(f"{layer}-{fmt}"))
 
 
 DECODE = [
     own_group(GPT_OSS, "nvfp4"),
     own_group(DEEPSEEK, "nvfp4"),
-    own_group(GPT_OSS, "mxfp4", pytest.mark.sweep),
-    own_group(GPT_OSS, "mxfp8", pytest.mark.sweep),
+    own_group(GPT_OSS, "mxfp4"),
+    own_group(GPT_OSS, "mxfp8"),
 ]
 
 
@@ -114,7 +114,6 @@ def test_decode_with_the_sizes_of_models(layer, fmt):
     compare(layer, fmt, KNOWN if fmt == "nvfp4" else None)
 
 
-@pytest.mark.matrix
 @pytest.mark.xdist_group("moe-prefill")
 def test_prefill_with_the_sizes_of_a_model():
     """Tiles of pairs of CTAs, full ones and others, of two experts; the third one has no token."""

@@ -14,7 +14,6 @@ SAMPLES = {"moe 128 quantised": 5, "moe pair x 256": 5, "moe swapped": 5, "moe p
 SAMPLES |= {"moe dependent launch": 2}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "count"), SAMPLES.items(), ids=str)
 def test_mutants_are_noticed(name, count):
     assert_noticed(SUBJECTS[name], count)

@@ -10,14 +10,13 @@ import torch
 
 from kernelkit.launch import emulation
 from moe import reference
+from moe.compile import compile_quantise
 from moe.formats import FORMATS, BlockFormat, format_of
 from moe.quantiser.config import AmaxConfig, QuantiseConfig
 from moe.quantiser.forward import ARCHS, quantise
-from moe.quantiser.kernel import compile_quantise
 from ptxemu import Options
 from ptxemu.check.text import render
 from ptxemu.numerics import formats
-from tests.marks import in_turns, quick
 from tests.moe.block_kernel import run_blocks
 from tests.moe.quantise_cases import (
     Case,
@@ -51,8 +50,6 @@ MATRIX = [
 ]  # fmt: skip
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
-# Of many cases the second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
 
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -65,13 +62,14 @@ def check_emulated(case: Case, arch: str, options: Options = CHECKED) -> None:
         assert not report.findings, render(report)
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits(case, arch):
     check_emulated(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
+@each_arch
+@pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_matrix(arch, case):
     check_emulated(case, arch)
 
@@ -120,10 +118,7 @@ MORE_SCATTERED = [
 
 @pytest.mark.parametrize(
     ("arch", "case"),
-    [
-        *quick((arch, SCATTERED[0]) for arch in ARCHS),
-        *in_turns(ARCHS, (*SCATTERED[1:], *MORE_SCATTERED)),
-    ],
+    [(arch, case) for case in (*SCATTERED, *MORE_SCATTERED) for arch in ARCHS],
     ids=str,
 )
 def test_every_token_is_read_once(arch, case):
@@ -267,7 +262,7 @@ def test_refusals(arguments, options, error, words):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
 def test_what_is_compiled(arch):
     """16-byte loads, no local memory; e2m1 by conversion where there is one."""
-    ptx = compile_quantise(QuantiseConfig("nvfp4", "bf16", scaling="tensor"), arch).artifacts.PTX
+    ptx = compile_quantise(QuantiseConfig("nvfp4", "bf16", scaling="tensor"), arch).ptx
     loads = {line.split()[0] for line in ptx.splitlines() if line.strip().startswith("ld.global")}
     assert f".target {arch}" in ptx
     assert loads == {"ld.global.v4.b32", "ld.global.b32"}

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from moe import reference, reference_routing
@@ -17,7 +16,6 @@ from tests.house.source import ROOT
 README = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.matrix
 def test_the_example_runs_and_is_right():
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict = {}

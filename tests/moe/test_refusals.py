@@ -230,7 +230,6 @@ def test_no_tokens(no_compiles):
     assert quantise(X[:0], "nvfp4").data.shape == (0, 32)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (3, 3)])
 def test_one_expert_and_all_of_them(experts, top_k):
     """Nothing is chosen: every token has every expert."""

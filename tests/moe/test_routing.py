@@ -14,14 +14,12 @@ from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.forward import ARCHS
-from tests.marks import in_turns, quick
 from tests.moe import routing_cases as cases
 from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-# The second architecture is left to the matrix.
-first_arch = pytest.mark.parametrize("arch", quick(ARCHS))
+each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 CASES = [
     Case(1, 1, 1, hostile=False),
@@ -56,13 +54,14 @@ MATRIX = [
 ]
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_route(case, arch):
     check_route(case, arch)
 
 
-@pytest.mark.parametrize(("arch", "case"), in_turns(ARCHS, MATRIX), ids=str)
+@each_arch
+@pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_route_more(arch, case):
     check_route(case, arch)
 
@@ -81,7 +80,7 @@ def test_lanes_have_every_expert_once():
 @pytest.mark.parametrize(("before", "vectors"), [(8, True), (4, True), (3, False)])
 def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     seen = []
-    monkeypatch.setattr("moe.routing.topk_kernel.compile_route", lambda c, _: seen.append(c))
+    monkeypatch.setattr("moe.routing.forward.compile_route", lambda c, _: seen.append(c))
     monkeypatch.setattr("moe.routing.forward.launch", lambda *_: None)
     wide = torch.zeros(4, 256 + 16)
     route(wide[:, before : before + 256], 8)
@@ -89,7 +88,7 @@ def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     assert [found.vectors for found in seen] == [vectors, False]
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("experts", [32, 256])
 def test_equal_candidates(experts, arch):
     """Three of each value, far apart: few enough to be ranked side by side."""
@@ -100,7 +99,7 @@ def test_equal_candidates(experts, arch):
     assert torch.equal(ids, reference.route(logits, 8)[0])
 
 
-@first_arch
+@each_arch
 def test_more_candidates_than_lanes(arch):
     """Equal logits by the hundred, beside better ones and in closed groups."""
     few = torch.zeros(2, 48)
@@ -117,7 +116,7 @@ def test_more_candidates_than_lanes(arch):
     assert torch.equal(ids, reference.route(logits, 8, **given)[0])
 
 
-@first_arch
+@each_arch
 def test_ties_go_to_the_lower_index(arch):
     """Within a lane, between lanes, and where a bias makes up for a score."""
     logits = torch.zeros(3, 64)
@@ -138,7 +137,7 @@ def test_ties_go_to_the_lower_index(arch):
     assert weights[0, 0] == 0
 
 
-@first_arch
+@each_arch
 def test_equal_groups(arch):
     """The group with the lower index; two equal experts of a group both count."""
     logits = torch.full((2, 32), -5.0)
@@ -149,7 +148,7 @@ def test_equal_groups(arch):
     assert ids.tolist() == [[17, 18, 16], [0, 1, 2]]
 
 
-@first_arch
+@each_arch
 def test_tokens_without_a_logit(arch):
     """All -inf or NaN: scores of 0, so the first experts, and weights of 0."""
     logits = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
@@ -159,7 +158,7 @@ def test_tokens_without_a_logit(arch):
         assert torch.equal(weights, torch.zeros(2, 3))
 
 
-@first_arch
+@each_arch
 def test_sqrtsoftplus_far_from_zero(arch):
     """Where 1 + exp(x) is 1, the score still is exp(x / 2); where it is huge, sqrt(x)."""
     logits = torch.tensor([[80.0, -20.0, 1e30, 9.0, -60.0, 0.0, -1.0, math.inf]])
@@ -171,7 +170,7 @@ def test_sqrtsoftplus_far_from_zero(arch):
     assert ((weights - exact) / exact).abs().max() < 60 * 2**-23
 
 
-@first_arch
+@each_arch
 def test_softmax_over_the_chosen(arch):
     """What gpt-oss does: a softmax over k logits."""
     logits, _ = cases.build(Case(20, 32, 4, hostile=False))
@@ -208,20 +207,19 @@ MORE_PERMUTATIONS = [
 IN_CHUNKS = [(107, 10, 1, "any"), (128, 8, 512, "any"), (129, 16, 33, "one")]
 
 
-@first_arch
+@each_arch
 @pytest.mark.parametrize("shape", PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
 def test_permutation(shape, arch):
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
-@pytest.mark.matrix
-@first_arch
+@each_arch
 @pytest.mark.parametrize("shape", MORE_PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
 def test_permutation_more(shape, arch):
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
-@first_arch
+@each_arch
 def test_two_launches(arch, monkeypatch):
     """Chunks of several CTAs, the last one not full."""
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
@@ -229,16 +227,14 @@ def test_two_launches(arch, monkeypatch):
     check_permutation(random_ids(107, 10, 40), 40, arch)
 
 
-@pytest.mark.matrix
-@first_arch
+@each_arch
 @pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
 def test_two_launches_more(shape, arch, monkeypatch):
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
-@pytest.mark.matrix
-@first_arch
+@each_arch
 def test_long_runs(arch, monkeypatch):
     """Warps that take several turns, in one CTA and in three."""
     ids = random_ids(1000, 8, 100)

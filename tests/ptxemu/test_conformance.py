@@ -98,7 +98,6 @@ def test_a_sample_still_gives_what_the_gpu_gave() -> None:
     assert not _unlike_silicon(_cases()[::SAMPLE])
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
 def test_all_cases_give_what_the_gpu_gave(policy: str) -> None:
     assert not _unlike_silicon(_cases(), Options(policy=policy, seed=1, limit=None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 import ptxemu
 from ptxemu.options import POLICIES
@@ -48,7 +47,6 @@ def test_random_programs():
         check(seed)
 
 
-@pytest.mark.sweep
 def test_many_random_programs():
     for seed in range(QUICK, QUICK + LONG):
         check(seed)

@@ -14,6 +14,8 @@ from gqa_lowlatency.sm90.plan import Plan90
 from tests.house.source import ROOT
 from tests.scripts.test_sass import listing
 
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
+
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
     import _decode_sass

@@ -13,6 +13,8 @@ from moe.sm100.plan import make_plan
 from tests.house.source import ROOT
 from tests.scripts.test_sass import listing
 
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
+
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
     import _dump_moe

@@ -103,7 +103,7 @@ def test_scripts_still_find_the_profile_of_the_standard_library():
 
 
 @pytest.mark.matrix
-def test_dump_writes_its_figures(run, tmp_path):
+def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
     from _sass import tools_found
 
     report = tmp_path / "dump.json"

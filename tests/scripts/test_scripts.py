@@ -162,7 +162,7 @@ def test_emulate_writes_the_timeline(run, tmp_path):
     assert _is_png(tmp_path / "again.png")
 
 
-def test_dump_writes_the_ptx(run, tmp_path):
+def test_dump_writes_the_ptx(run, tmp_path, whole_ptxas):
     result = run("dump.py", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     (ptx,) = tmp_path.glob("*.ptx")

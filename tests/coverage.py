@@ -1,0 +1,104 @@
+"""Pairs of values of two factors that the tests of each family of kernels have, by tier.
+
+A family with a space (`tests.fmha.pairwise.Space`) counts its valid pairs, and of the tests those
+whose case is a row of the space. The others have lists of cases by hand: there a factor is a
+parameter of a test or a field of its case, `test` among them, and valid is what any tier has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fmha import space as fmha
+from tests.fmha.pairwise import Space
+from tests.gqa_lowlatency import space as gqa
+from tests.moe import grouped_space as moe
+from tests.tiers import TIERS
+
+Row = Mapping[str, Any]
+SEEDS = ("seed", "name")  # fields that are no factor
+
+
+@dataclass(frozen=True)
+class Family:
+    """tests: beginnings of names, folder/file or folder/file::function; rows: of a test's name and
+    parameters, none where they are no case of the family."""
+
+    name: str
+    tests: tuple[str, ...]
+    rows: Callable[[str, Row], Sequence[Row]]
+    space: Space | None = None
+
+
+def of_space(name: str, package: str, module: Any) -> Family:
+    """Cases of `module`, which has a space and a function from rows to cases, or one from cases to
+    their rows."""
+    known = {module.case_of(row): [row] for row in getattr(module, "ROWS", ())}
+    rows_of = getattr(module, "rows_of", lambda case: known.get(case, []))
+
+    def rows(_: str, parameters: Row) -> Sequence[Row]:
+        cases = (value for value in parameters.values() if isinstance(value, module.Case))
+        return [row for case in cases for row in rows_of(case)]
+
+    return Family(name, (f"{package}/",), rows, module.SPACE)
+
+
+def by_hand(name: str, *tests: str) -> Family:
+    """Any test with parameters."""
+
+    def rows(test: str, parameters: Row) -> Sequence[Row]:
+        values = {"test": test.rpartition("::")[2]}
+        for key, value in parameters.items():
+            fields = vars(value) if dataclasses.is_dataclass(value) else {key: value}
+            values |= {key: repr(field) for key, field in fields.items() if key not in SEEDS}
+        return [values] if parameters else []
+
+    return Family(name, tests, rows)
+
+
+FAMILIES = (
+    of_space("fmha", "fmha", fmha),
+    of_space("grouped GEMM", "moe", moe),
+    of_space("gqa_lowlatency", "gqa_lowlatency", gqa),
+    by_hand("router and permutation", "moe/test_routing.py::test_route",
+            "moe/test_routing.py::test_permutation"),
+    by_hand("quantiser", "moe/test_quantise.py::test_bits", "moe/test_quantise.py::test_matrix",
+            "moe/test_quantise.py::test_every_token"),
+    by_hand("combination", "moe/test_combine.py::test_combine"),
+    by_hand("attention over a cache", "fmha/test_cached.py", "kvcache/test_attention.py"),
+    by_hand("append, gather, copy", "kvcache/test_append.py", "kvcache/test_gather.py",
+            "kvcache/test_copy.py", "kvcache/test_checksum.py"),
+    by_hand("compressor", "kvcache/test_compressor.py"),
+    by_hand("indexer", "kvcache/test_index_query.py::test_queries",
+            "kvcache/test_index_query.py::test_more", "kvcache/test_scores.py",
+            "kvcache/test_select.py::test_select", "kvcache/test_select.py::test_every"),
+)  # fmt: skip
+
+
+def pairs(row: Row) -> set[tuple]:
+    """Every two of its factors with their values."""
+    return set(map(frozenset, itertools.combinations(row.items(), 2)))
+
+
+def table(tests: Iterable[tuple[str, str, Row]]) -> dict[str, dict[str, int]]:
+    """Family -> valid pairs, and those that a tier has together with the tiers before it; of
+    (folder/file::function, tier, parameters)."""
+    tests = list(tests)
+    found = {}
+    for family in FAMILIES:
+        seen: dict[str, set] = {tier: set() for tier in TIERS}
+        for name, tier, parameters in tests:
+            if name.startswith(family.tests):
+                seen[tier].update(*map(pairs, family.rows(name, parameters)))
+        possible = family.space.pairs() if family.space else set().union(*seen.values())
+        valid = set(map(frozenset, possible))
+        so_far, sums = set(), {"valid": len(valid)}
+        for tier in TIERS:
+            so_far |= seen[tier] & valid
+            sums[tier] = len(so_far)
+        found[family.name] = sums
+    return found
