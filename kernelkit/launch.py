@@ -165,7 +165,7 @@ def launch(
         return
     packed = compiled.signature.pack(arguments)
     if _is_emulated(target):
-        _emulate(compiled, packed)
+        _emulate(compiled, packed, _seen(arguments))
         return
     with torch.cuda.device(device):
         _NativeCall(compiled, packed)()
@@ -183,8 +183,8 @@ class PreparedLaunch:
     """A launch with its arguments laid out beforehand: `move` says where tensors lie now, `launch`
     launches.
 
-    Only addresses are overwritten: a few microseconds of host work. No tensor is kept. One thread
-    at a time.
+    Only addresses are overwritten: a few microseconds of host work. Natively no tensor is kept. One
+    thread at a time.
 
     last: tensors among the arguments whose addresses come behind those of the others.
     """
@@ -205,7 +205,7 @@ class PreparedLaunch:
         ordered = sorted(pairs, key=lambda pair: id(pair[0]) in behind)  # stable
         self._addresses = [word for _, word in ordered]
         if _is_emulated(target):
-            self.launch = partial(_emulate, compiled, packed)
+            self.launch = partial(_emulate, compiled, packed, _seen(arguments))
         else:
             with torch.cuda.device(device):
                 self.launch = _NativeCall(compiled, packed)
@@ -248,7 +248,14 @@ def _is_pretended() -> bool:
     return emulator is not None and emulator.pretends()
 
 
-def _emulate(compiled: CompiledKernel, packed: Packed) -> None:
+def _seen(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments once more. The emulator's checker knows memory by the tensors
+    that the garbage collector knows, and those that were there at a `gc.freeze` it does not."""
+    return [leaf.detach() for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+def _emulate(compiled: CompiledKernel, packed: Packed, _seen: list[torch.Tensor]) -> None:
+    """Run the launches of a host function here, under the options of this context."""
     import ptxemu
 
     active = _emulation.get() or Emulation()

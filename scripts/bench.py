@@ -23,6 +23,7 @@ BENCHMARKS = {
     "kvcache-host": "bench_allocator",
     "kvcache-tier": "bench_host_tier",
     "emulator": "bench_emulator",
+    "first-call": "bench_first_call",
 }
 
 

@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.marks import quick
-
 
 @pytest.fixture
 def problem():
@@ -410,7 +408,7 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(run, monkeypatch, tm
     assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.08e6)
 
 
-@pytest.mark.parametrize("wrong", quick(["wraps=4", "warps=x", "cluster"]))
+@pytest.mark.parametrize("wrong", ["wraps=4", "warps=x", "cluster"])
 def test_what_cannot_be_tuned_is_refused(run, wrong):
     result = run("bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
     assert result.returncode != 0

@@ -122,7 +122,6 @@ def test_torch_routes_as_the_reference():
         torch.testing.assert_close(weights, expected[1])
 
 
-@pytest.mark.matrix
 def test_kernels_pass_in_the_emulator():
     from _bench_flags import MOE_STEPS as STEPS
     from _moe_cases import problems_of

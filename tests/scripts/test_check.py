@@ -177,7 +177,6 @@ def main():
 """
 
 
-@pytest.mark.matrix  # a process that imports torch and the DSL
 def test_a_dsl_kernel_is_checked_whichever_way_it_is_launched(tmp_path):
     path = tmp_path / "shift.py"
     path.write_text(KERNEL)

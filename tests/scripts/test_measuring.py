@@ -18,8 +18,7 @@ from fmha.compile import compile_attention
 from tests.house.source import ROOT
 
 
-@pytest.mark.matrix
-def test_bench_fmha_writes_static_figures(run, tmp_path):
+def test_bench_fmha_writes_static_figures(run, tmp_path, whole_ptxas):
     from _sass import HOW_TO_GET_TOOLS, tools_found
     from _timing import why_not_here
 
@@ -102,7 +101,6 @@ def test_scripts_still_find_the_profile_of_the_standard_library():
     assert not result.stdout.startswith(str(ROOT))
 
 
-@pytest.mark.matrix
 def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
     from _sass import tools_found
 

@@ -59,7 +59,6 @@ def finished(flags: str) -> list[_run_dsv4_layer.Row]:
 
 
 @CSA
-@pytest.mark.matrix
 def test_a_csa_layer_and_wrong_models():
     """A prompt in one piece, decoding behind it; each wrong model is noticed where it is wrong."""
     run = run_of("--kind csa --prefix 133 --chunk 133 --steps 2")
@@ -72,7 +71,6 @@ def test_a_csa_layer_and_wrong_models():
     assert judges.noticed["phase"] == judges.noticed["rope"] == {"entries", "keys"}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "flags",
     [
@@ -94,7 +92,6 @@ def test_layers(flags):
     finished(flags)
 
 
-@pytest.mark.matrix
 def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
     """No finding in any kernel of a step; what is printed and written."""
     report, picture = tmp_path / "layer.json", tmp_path / "layer.png"
@@ -117,7 +114,6 @@ def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
     assert Image.open(picture).size[0] > 500
 
 
-@pytest.mark.matrix
 def test_a_wrong_model_is_an_exit_code(capsys):
     flags = f"{SMALL} --kind swa --prefix 20 --steps 1 --mutate sink"
     assert run_dsv4_layer.main(flags.split()) == 1

@@ -32,7 +32,6 @@ def test_a_bit_of_everything(run, tmp_path):
     )
 
 
-@pytest.mark.matrix
 def test_out_of_tolerance_is_a_failure(run):
     flags = ("--kvL", "9", "--kvH", "1", "--qH", "1", "--D", "64", "--arch", "sm_90a")
     result = run("run_gqa.py", *flags, "--tolerance", "1e-6")

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from tests.house.source import ROOT
-from tests.marks import quick
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(ROOT / "scripts")
@@ -26,7 +25,7 @@ def ran(monkeypatch, capsys, flags: str, *more: object) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("watched", quick(["", "--canary --check"]))
+@pytest.mark.parametrize("watched", ["", "--canary --check"])
 def test_a_bit_of_everything(monkeypatch, capsys, tmp_path, watched):
     report = tmp_path / "life.json"
     flags = f"{SMALL} --draft 2 --events {watched} --json"
@@ -75,7 +74,6 @@ def test_out_of_tolerance_is_a_failure(monkeypatch, capsys):
     assert "attention is out of tolerance" in out
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "flags",
     [

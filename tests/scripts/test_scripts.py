@@ -116,7 +116,6 @@ def test_run_fmha_checks_in_the_emulator_alone():
     assert _run_fmha.pick_backend("auto", checked=True)[0] == "emulate"
 
 
-@pytest.mark.matrix
 def test_run_fmha_takes_every_kind_of_flag(run):
     """One launch with a bit of everything that goes together."""
     flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
@@ -127,7 +126,6 @@ def test_run_fmha_takes_every_kind_of_flag(run):
     assert "3x40 h4/2 b2 d64 bf16 window(20,) sink-tokens(3) q-offset(30)" in result.stdout
 
 
-@pytest.mark.matrix
 def test_run_fmha_fails_out_of_tolerance(run):
     result = run("run_fmha.py", *TINY, "--backend", "emulate", "--tolerance", "1e-6")
     assert result.returncode == 1, result.stdout + result.stderr
@@ -146,7 +144,6 @@ def test_run_fmha_excuses_no_special_value(value):
     assert _run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
 
 
-@pytest.mark.matrix
 def test_emulate_writes_the_timeline(run, tmp_path):
     findings = tmp_path / "findings.json"
     result = run("emulate.py", *TINY, "--out", tmp_path / "timeline", "--check-json", findings)
