@@ -49,17 +49,21 @@ def no_nested_roles(source: Source) -> Iterator[Finding]:
 
 def no_future_annotations(source: Source) -> Iterator[Finding]:
     """The DSL reads annotations as objects; postponed ones are strings."""
+    postponed = [
+        node
+        for node in source.tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    if not postponed:
+        return
     decorators = {
         ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
         for node in ast.walk(source.tree)
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
         for decorator in node.decorator_list
     }
-    if not decorators & {"cute.struct", "cute.jit", "cute.kernel"}:
-        return
-    for node in source.tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            yield source.finding("postponed annotations in a file that the DSL traces", node)
+    if decorators & {"cute.struct", "cute.jit", "cute.kernel"}:
+        yield source.finding("postponed annotations in a file that the DSL traces", postponed[0])
 
 
 def no_traps_imported(source: Source) -> Iterator[Finding]:

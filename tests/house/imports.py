@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
 
-from tests.house.source import PACKAGES, ROOT, Finding, Source
+from tests.house.source import PACKAGES, ROOT, Finding, Source, inner_statements
 
 MAY_IMPORT = {
     "ptxemu": set(),
@@ -54,7 +54,7 @@ def imports(source: Source) -> tuple[Import, ...]:
 
 
 def _walk(node: ast.AST, path: PurePosixPath, *, lazy: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in inner_statements(node):
         if isinstance(child, ast.Import):
             yield from (Import(alias.name, child, lazy) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):

@@ -82,10 +82,16 @@ class Source:
         return Finding(str(self.path), getattr(at, "lineno", 1), message)
 
 
+def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Children of a node that may hold a definition or an import: no expression does, and those are
+    nine tenths of a tree."""
+    return (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+
+
 def _functions(
     node: ast.AST, *, prefix: str, is_method: bool, inside: FunctionNode | None
 ) -> Iterator[Function]:
-    for child in ast.iter_child_nodes(node):
+    for child in inner_statements(node):
         if isinstance(child, FunctionNode):
             yield Function(child, prefix + child.name, is_method, inside)
             yield from _functions(
