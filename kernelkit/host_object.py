@@ -2,7 +2,7 @@
 
 The DSL turns a host function into position-independent code of the large model, which needs a
 global offset table and four kinds of relocation (System V ABI, AMD64 supplement, section 4.4).
-Anything else is refused by name. What is loaded stays for the life of the process.
+Anything else is refused by name.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class HostObject:
 
 
 class LoadedObject:
-    """A host object in memory, its code executable.
+    """A host object in memory, its code executable. The memory goes with this object: who has an
+    address of it keeps it.
 
     resolve(name) -> address of an undefined symbol; it raises for one that it does not know.
     """
@@ -134,7 +135,6 @@ class LoadedObject:
         self._outside = {name: resolve(name) for name in undefined}
         self._got_slots: dict[str, int] = {}
         size = self._lay_out()
-        # Never unmapped: compiled code may be on a stack, and callbacks may come from it.
         self._memory = mmap.mmap(-1, size)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._copy_sections()

@@ -224,7 +224,7 @@ class _NativeCall:
         self._entry = compiled.entry(self._index)
         self._pointers = packed.pointers
         self._stream, self._result = packed.stream_word, packed.result_word
-        self._kept = packed
+        self._kept = compiled, packed  # the code and what it reads
 
     def __call__(self) -> None:
         if torch.cuda.current_device() != self._index:

@@ -200,6 +200,18 @@ def test_a_launch_that_fails_raises(monkeypatch):
         at(prepared, [0, 0])
 
 
+def test_a_prepared_native_launch_keeps_its_kernel(monkeypatch):
+    """Whoever else forgets it: its code would be gone."""
+    Gpu(monkeypatch)
+    compiled = recorded()
+    alive = weakref.ref(compiled)
+    prepared = prepare(compiled, matrix("cpu"), matrix("cpu"))
+    del compiled
+    gc.collect()
+    assert alive() is not None
+    at(prepared, [0, 0])
+
+
 def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
     """A cache may be tens of gigabytes; of it only the description stays, and stays right."""
     Gpu(monkeypatch)
