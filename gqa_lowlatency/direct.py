@@ -48,7 +48,7 @@ def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
 def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Allocates one like `tensor`; on the current device, if that is a GPU."""
     layout = tuple(tensor.shape), tensor.stride()
-    if tensor.is_cuda:
+    if tensor.device.type == "cuda":
         return partial(_empty_strided_cuda, *layout, tensor.dtype)
     return partial(torch.empty_strided, *layout, dtype=tensor.dtype, device=tensor.device)
 

@@ -20,11 +20,13 @@ from typing import Any
 
 from kernelkit.artifact import FORMAT, Artifact
 from kernelkit.signature import Signature, signature_of
+from kernelkit.sources import ROOT
 
 _DSL = tuple("nvidia-cutlass-dsl" + end for end in ("", "-libs-base", "-libs-cu12", "-libs-cu13"))
 # Code for every x86-64 processor: an artefact may be run on another machine.
 _HOST = {"host_triple": "x86_64-unknown-linux-gnu", "host_cpu": "x86-64"}
 _INTERFACE = "_mlir_ciface_"
+_LINES = "CUTE_DSL_LINEINFO"
 PTXAS_VARIABLE = "BLACKWELL_KERNELS_PTXAS"  # options of ptxas, for kernels that are only emulated
 
 
@@ -41,13 +43,15 @@ def toolchain() -> dict[str, str]:
 
 
 def settings() -> dict[str, str]:
-    """Environment variables that change what is made: the DSL's, and options of ptxas."""
-    return {
+    """Environment variables that change what is made: the DSL's, and options of ptxas; where lines
+    are kept, the folder that they are of."""
+    found = {
         name: value
         for name, value in os.environ.items()
         if name == PTXAS_VARIABLE
         or (name.startswith("CUTE_DSL_") and not name.endswith(("_DIR", "_KEEP")))
     }
+    return found | {"root": str(ROOT)} if _LINES in found else found
 
 
 class _Known(BaseException):
@@ -110,8 +114,7 @@ class Traced:
 
 def _key_of(module: Any, arch: str) -> str:
     """Of all that the passes see: the traced code, the versions and settings of the compiler."""
-    has_lines = "CUTE_DSL_LINEINFO" in os.environ
-    code = module.operation.get_asm(enable_debug_info=has_lines)
+    code = module.operation.get_asm(enable_debug_info=_LINES in os.environ)
     others = json.dumps([FORMAT, arch, toolchain(), settings()], sort_keys=True)
     return hashlib.sha256(f"{others}\n{code}".encode()).hexdigest()
 

@@ -2,6 +2,10 @@
 
 import ctypes
 import gc
+import json
+import os
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -10,6 +14,7 @@ import torch
 
 from kernelkit import compile as kernel_compile
 from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, recording
+from tests.house.source import ROOT
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 
@@ -270,3 +275,25 @@ def test_refusals(backend, arch, error, words):
 def test_unknown_device():
     with pytest.raises(NotImplementedError, match="device meta"):
         choose_target(torch.device("meta"), "auto", None, ARCHS)
+
+
+SCRIPT = """
+import torch
+from gqa_lowlatency import decode, merge
+q, (k, v) = torch.randn(1, 2, 64, device="cuda"), torch.randn(2, 1, 33, 2, 64, device="cuda")
+o, lse = decode(q.bfloat16(), k.bfloat16(), v.bfloat16(), return_lse=True)
+again, _ = merge([(o.unsqueeze(1), lse.unsqueeze(-1))])
+assert torch.equal(again[:, 0], o)
+"""
+
+
+def test_a_script_for_a_gpu_runs_in_the_emulator(tmp_path):
+    """`python -m ptxemu`: native launches come to the emulator."""
+    script, report = tmp_path / "script.py", tmp_path / "report.json"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "ptxemu", "--report", report, script]
+    where = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    entries = [launch["entry"] for launch in json.loads(report.read_text())["launches"]]
+    assert ["Decode" in entries[0], "Merge" in entries[1], len(entries)] == [True, True, 2]

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit import pristine, store
+from kernelkit import pristine, sources, store
 from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
+from kernelkit.trace import settings
 from kvcache.compile import compile_checksum
 from kvcache.kernels import checksum_kernel
 from kvcache.kernels.config import ChecksumConfig
@@ -255,6 +256,13 @@ def test_a_killed_process_leaves_no_torn_file_and_no_lock(cache):
     assert cache.verify() == (2, [])
     assert cache.clear() == 2
     assert not files(cache, "kernels")
+
+
+def test_kernels_with_lines_are_those_of_their_checkout(monkeypatch):
+    """Another one has other paths in its PTX; without lines both share kernels."""
+    assert str(sources.ROOT) not in settings().values()
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    assert str(sources.ROOT) in settings().values()
 
 
 @pytest.mark.parametrize(("text", "expected"), [("512M", 512 << 20), ("2G", 2 << 30), ("7", 7)])
