@@ -142,10 +142,15 @@ def choose(
     """None where a cluster is wished for, and with it the rest. row_tiles: those of `wished`."""
     if wished.cluster:
         return None
-    arch, fixed = written_for(arch), {"batch_invariant": load.batch_invariant}
-    clusters = load.heads * row_tiles
-    cluster = choose_cluster(arch, load.keys, clusters, co_scheduled=co_scheduled, **fixed)
-    parts = load.parts or choose_parts(arch, load.keys, max(clusters, 1), cluster, **fixed)
+    arch, clusters = written_for(arch), load.heads * row_tiles
+    cluster = choose_cluster(
+        arch,
+        load.keys,
+        clusters,
+        batch_invariant=load.batch_invariant,
+        co_scheduled=co_scheduled,
+    )
+    parts = _parts(arch, load, clusters, cluster)
     return _for_shares(wished, arch, load, (row_tiles, cluster, parts))
 
 
@@ -156,15 +161,14 @@ def _load(arguments: Arguments) -> Load:
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
-    return _parts(arch, _load(arguments), config)
+    load = _load(arguments)
+    return _parts(arch, load, load.heads * config.row_tiles, config.cluster)
 
 
-def _parts(arch: str, load: Load, config: DecodeConfig) -> int:
-    if load.parts:
-        return load.parts
-    clusters = max(load.heads * config.row_tiles, 1)
+def _parts(arch: str, load: Load, clusters: int, cluster: int) -> int:
+    """As wished, or chosen."""
     fixed = {"batch_invariant": load.batch_invariant}
-    return choose_parts(arch, load.keys, clusters, config.cluster, **fixed)
+    return load.parts or choose_parts(arch, load.keys, max(clusters, 1), cluster, **fixed)
 
 
 def _for_shares(

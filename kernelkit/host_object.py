@@ -131,6 +131,7 @@ class LoadedObject:
 
     def __init__(self, parsed: HostObject, resolve: Callable[[str], int]) -> None:
         self._parsed = parsed
+        self._relocations = parsed.relocations()
         undefined = parsed.undefined
         self._outside = {name: resolve(name) for name in undefined}
         self._got_slots: dict[str, int] = {}
@@ -167,7 +168,7 @@ class LoadedObject:
         self._got = _up(position, _WORD)
         entries = {
             symbol.name or str(id(symbol))
-            for _, relocations in self._parsed.relocations()
+            for _, relocations in self._relocations
             for _, kind, symbol, _ in relocations
             if kind == _R_GOT64
         }
@@ -185,7 +186,7 @@ class LoadedObject:
     def _relocate(self) -> None:
         numbers = {id(section): index for index, section in enumerate(self._parsed.sections)}
         got = self._base + self._got
-        for section, entries in self._parsed.relocations():
+        for section, entries in self._relocations:
             start = self._places[numbers[id(section)]]
             for offset, kind, symbol, addend in entries:
                 place = self._base + start + offset

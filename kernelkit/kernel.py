@@ -43,7 +43,8 @@ class CompiledKernel:
         return cubin_in(self._object.constant("_binary"))
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """As `ptxemu.host.engine.HostCode`: bind(names) -> addresses of those that it knows."""
+        """As `ptxemu.host.engine.HostCode`: bind(names) -> addresses of those that it knows; the
+        others are the CUDA runtime's and the C library's."""
         known = bind(self._object.undefined)
         loaded = LoadedObject(self._object, lambda name: known.get(name) or runtime_symbol(name))
         return lambda name: loaded.address(_PACKED + name)
@@ -61,7 +62,7 @@ class CompiledKernel:
         self._require_all_of_ptxas()
         slot, index, code = ctypes.pointer(self._library), ctypes.c_int32(device), ctypes.c_int32(0)
         if not self._devices:
-            self._find = self.link(_runtime_symbols)
+            self._find = self.link(lambda names: {})
             self._entry = self._function(_C_INTERFACE + self.name)
             self._function("cuda_init")(_addresses(slot, code))
             check_result(code.value)
@@ -82,10 +83,6 @@ class CompiledKernel:
 
     def __repr__(self) -> str:
         return f"<compiled for {self.arch}: {self.name[:60]}>"
-
-
-def _runtime_symbols(names: Iterable[str]) -> dict[str, int]:
-    return {name: runtime_symbol(name) for name in names}
 
 
 def _addresses(*words: ctypes._SimpleCData | ctypes._Pointer) -> ctypes.Array:
