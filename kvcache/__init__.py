@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 from kernelkit.exports import exports
 
 if TYPE_CHECKING:
-    from kvcache.cache import Cache
-    from kvcache.capacity import Mix, Plan, plan, usage
-    from kvcache.checkpoints import Policy
-    from kvcache.errors import (
+    from kvcache.books.checkpoints import Policy
+    from kvcache.books.errors import (
         CacheError,
         CorruptedBlock,
         DoubleFree,
@@ -19,16 +17,18 @@ if TYPE_CHECKING:
         RollbackPastRing,
         StepOpen,
     )
-    from kvcache.kernels.api import append_rows, append_swa, checksum, copy_slots, gather
-    from kvcache.layout import Layout, Ring, Stream, Tail
-    from kvcache.manager import Admission, Manager, Sizes
-    from kvcache.presets import PRESETS, Options, from_config, gqa, preset
-    from kvcache.records import Record
-    from kvcache.requests import Request
-    from kvcache.rows import Rows
-    from kvcache.step import Step
-    from kvcache.warm import warmup
-    from kvcache.work import Copy, Pool, Work
+    from kvcache.books.manager import Admission, Manager, Sizes
+    from kvcache.books.requests import Request
+    from kvcache.books.step import Step
+    from kvcache.books.work import Copy, Pool, Work
+    from kvcache.layouts.layout import Layout, Ring, Stream, Tail
+    from kvcache.layouts.presets import PRESETS, Options, from_config, gqa, preset
+    from kvcache.layouts.records import Record
+    from kvcache.layouts.rows import Rows
+    from kvcache.memory.cache import Cache
+    from kvcache.movement.api import append_rows, append_swa, checksum, copy_slots, gather
+    from kvcache.movement.warm import warmup
+    from kvcache.planner.capacity import Mix, Plan, plan, usage
 
 __all__ = [
     "PRESETS",
@@ -74,19 +74,19 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = exports(__name__, {
-    "kvcache.cache": "Cache",
-    "kvcache.capacity": "Mix Plan plan usage",
-    "kvcache.checkpoints": "Policy",
-    "kvcache.errors": "CacheError CorruptedBlock DoubleFree HostTierFull InvariantBroken "
+    "kvcache.memory.cache": "Cache",
+    "kvcache.planner.capacity": "Mix Plan plan usage",
+    "kvcache.books.checkpoints": "Policy",
+    "kvcache.books.errors": "CacheError CorruptedBlock DoubleFree HostTierFull InvariantBroken "
     "NotResident PoolExhausted RollbackPastRing StepOpen",
-    "kvcache.kernels.api": "append_rows append_swa checksum copy_slots gather",
-    "kvcache.layout": "Layout Ring Stream Tail",
-    "kvcache.manager": "Admission Manager Sizes",
-    "kvcache.presets": "PRESETS Options from_config gqa preset",
-    "kvcache.records": "Record",
-    "kvcache.requests": "Request",
-    "kvcache.rows": "Rows",
-    "kvcache.step": "Step",
-    "kvcache.warm": "warmup",
-    "kvcache.work": "Copy Pool Work",
+    "kvcache.movement.api": "append_rows append_swa checksum copy_slots gather",
+    "kvcache.layouts.layout": "Layout Ring Stream Tail",
+    "kvcache.books.manager": "Admission Manager Sizes",
+    "kvcache.layouts.presets": "PRESETS Options from_config gqa preset",
+    "kvcache.layouts.records": "Record",
+    "kvcache.books.requests": "Request",
+    "kvcache.layouts.rows": "Rows",
+    "kvcache.books.step": "Step",
+    "kvcache.movement.warm": "warmup",
+    "kvcache.books.work": "Copy Pool Work",
 })  # fmt: skip

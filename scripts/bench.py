@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _common import main_under
+from workbench.common import main_under
 
 # name -> module beside this file that has its main()
 BENCHMARKS = {

@@ -36,7 +36,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _bench_allocator import perform
+    from workbench.bench.allocator import perform
 
     return perform(options)
 

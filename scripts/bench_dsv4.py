@@ -17,16 +17,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from _bench_flags import DSV4_STEPS
 from bench_kvcache import parse_arguments
+from workbench.flags.bench import DSV4_STEPS
 
 ROWS = (1, 32, 128, 1024, 4096)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(__doc__, DSV4_STEPS, ROWS, argv)
-    from _bench_kvcache import perform
-    from _dsv4_cases import problems_of
+    from workbench.bench.kvcache import perform
+    from workbench.cases.dsv4 import problems_of
 
     return perform(options, problems_of)
 

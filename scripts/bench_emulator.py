@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _flags import add_case_arguments
 from ptxemu.options import POLICIES
+from workbench.flags.attention import add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=3, help="launches after the first")
     parser.add_argument("--check", action="store_true", help="the same under the checker")
     arguments = parser.parse_args(argv)
-    from _bench_emulator import perform
+    from workbench.bench.emulator import perform
 
     return perform(arguments)
 

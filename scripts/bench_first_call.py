@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=3, help="processes that find the kernels")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     options = parser.parse_args(argv)
-    from _bench_first_call import perform
+    from workbench.bench.first_call import perform
 
     return perform(options)
 

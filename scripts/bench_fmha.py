@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench_flags import MASKS
-from _flags import SHAPE, shape
 from fmha.config import HEAD_DIMS, IO_DTYPES, P_PATHS, SCHEDULES
+from workbench.flags.attention import SHAPE, shape
+from workbench.flags.bench import MASKS
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -45,7 +45,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _bench_fmha import perform
+    from workbench.bench.fmha import perform
 
     return perform(options)
 

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench_flags import length
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
+from workbench.flags.bench import length
 
 # of _gqa_peers.PEERS, which imports torch
 PEERS = (
@@ -68,7 +68,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _bench_gqa import perform
+    from workbench.bench.gqa import perform
 
     return perform(options)
 

@@ -3,10 +3,11 @@
     python scripts/bench.py kvcache-tier [--json results/kvcache_tier_h100.json]
     python scripts/bench.py kvcache-tier --show results/kvcache_tier_h100.json
 
-`memcpy`: a copy of each block by the copy engines, as kvcache/mover.py does it; `kernel N`: one
-launch of kvcache's own copy kernel with N CTAs, which reads or writes pinned memory over the bus.
-They run on a stream of their own, again and again, while CUDA graphs of decode steps (all layers
-over the same pool's pages) run on another one. Bytes are compared before anything is measured.
+`memcpy`: a copy of each block by the copy engines, as kvcache/memory/mover.py does it; `kernel N`:
+one launch of kvcache's own copy kernel with N CTAs, which reads or writes pinned memory over the
+bus. They run on a stream of their own, again and again, while CUDA graphs of decode steps (all
+layers over the same pool's pages) run on another one. Bytes are compared before anything is
+measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of an earlier run")
     options = parser.parse_args(argv)
-    from _bench_host_tier import perform
+    from workbench.bench.host_tier import perform
 
     return perform(options)
 

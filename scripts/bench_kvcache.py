@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench_flags import KVCACHE_STEPS, length
+from workbench.flags.bench import KVCACHE_STEPS, length
 
 ROWS = (1, 128, 2048, 8192, 32768)
 
@@ -48,8 +48,8 @@ def parse_arguments(
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(__doc__, KVCACHE_STEPS, ROWS, argv)
-    from _bench_kvcache import perform
-    from _kvcache_cases import problems_of
+    from workbench.bench.kvcache import perform
+    from workbench.cases.kvcache import problems_of
 
     return perform(options, problems_of)
 

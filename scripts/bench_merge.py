@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stacked", action="store_true", help="parts as one stacked tensor")
     parser.add_argument("--json", type=Path, help="write the rows there, too")
     options = parser.parse_args(argv)
-    from _bench_merge import perform
+    from workbench.bench.merge import perform
 
     return perform(options)
 

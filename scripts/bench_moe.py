@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench_flags import MOE_HIDDEN, MOE_STEPS, length
+from workbench.flags.bench import MOE_HIDDEN, MOE_STEPS, length
 
 TOKENS = (1, 64, 4096, 32768)
 
@@ -47,7 +47,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _bench_moe import perform
+    from workbench.bench.moe import perform
 
     return perform(options)
 

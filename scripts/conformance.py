@@ -14,8 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests are not installed
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -26,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="programs whose name has the word")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that emulate")
     arguments = parser.parse_args(argv)
-    from _conformance import perform
+    from workbench.conformance.perform import perform
 
     return perform(arguments)
 

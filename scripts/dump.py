@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from _common import main_of
+from workbench.common import main_of
 
 # name -> module beside this file that has its main()
 KERNELS = {"fmha": "dump_fmha", "gqa": "dump_gqa", "moe": "dump_moe"}

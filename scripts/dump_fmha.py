@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _flags import PLAIN_SHAPE, add_case_arguments
+from workbench.flags.attention import PLAIN_SHAPE, add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     add_case_arguments(parser, PLAIN_SHAPE)
     options = parser.parse_args(argv)
-    from _dump_fmha import perform
+    from workbench.dump.fmha import perform
 
     return perform(options)
 

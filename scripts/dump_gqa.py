@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _gqa_flags import add_case_arguments
+from workbench.flags.decode import add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/dump"), help="default: out/dump")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args(argv)
-    from _dump_gqa import perform
+    from workbench.dump.gqa import perform
 
     return perform(options)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _moe_flags import add_layer_arguments, add_product_arguments
+from workbench.flags.moe import add_layer_arguments, add_product_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/dump"), help="default: out/dump")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args(argv)
-    from _dump_moe import perform
+    from workbench.dump.moe import perform
 
     return perform(options)
 

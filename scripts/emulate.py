@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _flags import add_case_arguments
 from ptxemu.host.command_line import add_check_arguments
 from ptxemu.options import POLICIES
+from workbench.flags.attention import add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_check_arguments(parser)
     arguments = parser.parse_args(argv)
-    from _emulate import perform
+    from workbench.emulate.perform import perform
 
     return perform(arguments)
 

@@ -10,14 +10,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _flags import PLAIN_SHAPE, add_case_arguments
+from workbench.flags.attention import PLAIN_SHAPE, add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_case_arguments(parser, PLAIN_SHAPE)
     options = parser.parse_args(argv)
-    from _explain_fmha import perform
+    from workbench.explain.fmha import perform
 
     return perform(options)
 

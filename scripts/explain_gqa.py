@@ -10,14 +10,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _gqa_flags import add_case_arguments
+from workbench.flags.decode import add_case_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_case_arguments(parser, default="sm_100a", help="default: sm_100a")
     options = parser.parse_args(argv)
-    from _explain_gqa import perform
+    from workbench.explain.gqa import perform
 
     return perform(options)
 

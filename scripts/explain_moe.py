@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _moe_flags import add_layer_arguments, add_product_arguments
+from workbench.flags.moe import add_layer_arguments, add_product_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_layer_arguments(parser)
     add_product_arguments(parser)
     options = parser.parse_args(argv)
-    from _explain_moe import perform
+    from workbench.explain.moe import perform
 
     return perform(options)
 

@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are not installed
-
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
@@ -50,7 +48,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def print_classes() -> None:
-    from tests.mutation.catalogue import CLASSES
+    from workbench.mutation.catalogue import CLASSES
 
     for kind in CLASSES:
         reason = f" Equivalent where {kind.same.reason}." if kind.same.reason else ""
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.classes:
         print_classes()
         return 0
-    from _mutate import perform
+    from workbench.mutation.perform import perform
 
     return perform(options)
 

@@ -6,7 +6,8 @@
 
 Nothing is allocated and no GPU is needed. All numbers are of one GPU that holds every KV head; k
 and M of token counts are 1,024 and 1,048,576, GB is 10^9 bytes and GiB 2^30. For DeepSeek-V4 the
-last table has vLLM's layout beside, rebuilt from its specs (sources: scripts/_kv_vllm.py).
+last table has vLLM's layout beside, rebuilt from its specs (sources:
+scripts/workbench/plan/vllm.py).
 
 What the words mean: a block holds `--block-tokens` tokens of all layers; a state is what a request
 has beside its blocks (the windows' entries, rows that wait for compression); a checkpoint is a copy
@@ -24,9 +25,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import _kv_args
-from kvcache.models import BLOCK_TOKENS
-from kvcache.presets import CONFIGS
+from kvcache.layouts.models import BLOCK_TOKENS
+from kvcache.layouts.presets import CONFIGS
+from workbench.flags import kvcache as _kv_args
 
 WORKSPACE_ROWS = 32768
 LENGTHS = "128,1k,8k,64k,1M"
@@ -34,7 +35,7 @@ LENGTHS = "128,1k,8k,64k,1M"
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments().parse_args(argv)
-    from _plan_kv import perform
+    from workbench.plan.kv import perform
 
     return perform(options)
 

@@ -3,10 +3,10 @@
 Prompts arrive in chunks while earlier requests decode; every step compresses, indexes, selects,
 attends and runs the experts by the repository's kernels. A plain torch model keeps all tokens and
 computes everything anew in every step; every component is held against it, within a limit that is
-derived (scripts/_dsv4_judge.py says how). Weights are random, the width is reduced, head_dim 512,
-the windows and the records are the model's. A GPU of compute capability 10.x runs the kernels
-themselves, everywhere else the emulator does. Exit code 1 when something is out of its limit or the
-checker finds an error, 2 when a run is refused.
+derived (scripts/workbench/dsv4/judge.py says how). Weights are random, the width is reduced,
+head_dim 512, the windows and the records are the model's. A GPU of compute capability 10.x runs
+the kernels themselves, everywhere else the emulator does. Exit code 1 when something is out of its
+limit or the checker finds an error, 2 when a run is refused.
 
     python scripts/run_dsv4_layer.py --kind csa --prefix 200 --steps 300
 """
@@ -18,10 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _dsv4_shape import MUTATIONS, RATIOS, Shape
-from _run_flags import add_backend_arguments
-from kvcache.models import V4_RECORDS
+from kvcache.layouts.models import V4_RECORDS
 from ptxemu.host.command_line import add_check_arguments
+from workbench.dsv4.shape import MUTATIONS, RATIOS, Shape
+from workbench.flags.run import add_backend_arguments
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -62,7 +62,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _run_dsv4_layer import perform
+    from workbench.run.dsv4 import perform
 
     return perform(options)
 

@@ -12,9 +12,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _flags import add_case_arguments
-from _run_flags import add_backend_arguments, add_result_arguments
 from ptxemu.host.command_line import add_check_arguments
+from workbench.flags.attention import add_case_arguments
+from workbench.flags.run import add_backend_arguments, add_result_arguments
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,7 +35,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _run_fmha import perform
+    from workbench.run.fmha import perform
 
     return perform(options)
 

@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _gqa_flags import add_case_arguments
-from _run_flags import add_backend_arguments, add_result_arguments
 from ptxemu.host.command_line import add_check_arguments
+from workbench.flags.decode import add_case_arguments
+from workbench.flags.run import add_backend_arguments, add_result_arguments
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -36,7 +36,7 @@ def _add_run_arguments(group: argparse._ArgumentGroup) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _run_gqa import perform
+    from workbench.run.gqa import perform
 
     return perform(options)
 

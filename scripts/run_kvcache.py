@@ -2,10 +2,10 @@
 
 Requests share beginnings, append through the kernels, are attended to over the cache's own pages,
 forked, taken back, sent to the host's memory and fetched, preempted, and refused. Behind every step
-all entries of all requests are compared with kvcache/reference.py, byte for byte, and attention
-with the fp64 definition over dense keys. A GPU of compute capability 9.0 or 10.x runs the kernels
-itself, everywhere else the emulator does. Exit code 1 when a byte is wrong, attention is out of
-tolerance or the checker finds an error, 2 when something is refused.
+all entries of all requests are compared with kvcache/movement/reference.py, byte for byte, and
+attention with the fp64 definition over dense keys. A GPU of compute capability 9.0 or 10.x runs
+the kernels itself, everywhere else the emulator does. Exit code 1 when a byte is wrong, attention
+is out of tolerance or the checker finds an error, 2 when something is refused.
 
     python scripts/run_kvcache.py --model deepseek-v4-flash --record bf16 --layers 1
 """
@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _kv_args import PLAIN
-from _run_flags import add_backend_arguments
-from kvcache.presets import CONFIGS
+from kvcache.layouts.presets import CONFIGS
 from ptxemu.host.command_line import add_check_arguments
+from workbench.flags.kvcache import PLAIN
+from workbench.flags.run import add_backend_arguments
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -32,7 +32,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument(
         "--model", default=PLAIN, help=f"{names}, or a config.json; default: {PLAIN}"
     )
-    group.add_argument("--record", default="", help="of its entries, see kvcache/presets.py")
+    group.add_argument("--record", default="", help="of its entries, see kvcache.preset")
     group.add_argument("--layers", type=int, default=2, help="at most, of every array; default: 2")
     group.add_argument("--heads", type=int, default=2, help=f"KV heads of {PLAIN}; default: 2")
     group.add_argument("--dim", type=int, default=0, help="columns of a plain head")
@@ -54,7 +54,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _run_kvcache import perform
+    from workbench.run.kvcache import perform
 
     return perform(options)
 

@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from _moe_flags import add_layer_arguments
-from _run_flags import add_backend_arguments, add_result_arguments
 from ptxemu.host.command_line import add_check_arguments
+from workbench.flags.moe import add_layer_arguments
+from workbench.flags.run import add_backend_arguments, add_result_arguments
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -33,7 +33,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
-    from _run_moe import perform
+    from workbench.run.moe import perform
 
     return perform(options)
 

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the tests are not installed
-
 
 def number(text: str) -> int:
     """50k is 50,000, 2m two million."""
@@ -46,7 +44,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
-    from _soak_kvcache import perform
+    from workbench.soak.perform import perform
 
     return perform(options)
 

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cta", type=int, help="which CTA (default: the first with spans)")
     parser.add_argument("--title", default="", help="default: the name of the trace file")
     options = parser.parse_args(argv)
-    from _timeline_png import perform
+    from workbench.emulate.timeline import perform
 
     return perform(options)
 

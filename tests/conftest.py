@@ -16,8 +16,8 @@ import pytest
 
 from kernelkit.compile import forget
 from kernelkit.trace import PTXAS_VARIABLE
-from tests import tiers
 from tests.durations import Durations
+from workbench.house import tiers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

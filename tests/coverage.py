@@ -17,7 +17,7 @@ from tests.fmha import space as fmha
 from tests.fmha.pairwise import Space
 from tests.gqa_lowlatency import space as gqa
 from tests.moe import grouped_space as moe
-from tests.tiers import TIERS
+from workbench.house.tiers import TIERS
 
 Row = Mapping[str, Any]
 SEEDS = ("seed", "name")  # fields that are no factor

@@ -17,7 +17,7 @@ import pytest
 
 import kernelkit.compile
 import ptxemu
-from tests.tiers import SWEEP, package_of, tier_of
+from workbench.house.tiers import SWEEP, package_of, tier_of
 
 _asked: list[str] = []
 _of_sweep = False

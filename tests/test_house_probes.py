@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from tests.house import dsl, imports, repository, size
-from tests.house.source import ROOT, Source
+from workbench.house import dsl, imports, repository, size
+from workbench.house.source import ROOT, Source
 
 
 def probe(rule, text: str, path: str = "kernelkit/probe.py") -> list[str]:
@@ -50,7 +50,7 @@ def test_size(rule, bad, good):
         ("kernelkit/a.py", "import fmha", "import torch"),
         ("kvcache/a.py", "from gqa_lowlatency import split", "from kernelkit.tma import atoms"),
         ("fmha/a.py", "from moe import router", "from gqa_lowlatency import decode"),
-        ("moe/a.py", "import kvcache.layout", "from . import plan"),
+        ("moe/a.py", "import kvcache.layouts.layout", "from . import plan"),
         ("moe/sm100/a.py", "from fmha.config import C", "from ..plan import P"),
         ("fmha/api.py", "def f():\n    import ptxemu", "from kernelkit.launch import launch"),
         ("kernelkit/launch.py", "import ptxemu", "def f():\n    import ptxemu"),

@@ -1,16 +1,16 @@
 """The house rules hold: limits, import direction, the DSL's silent traps, prose.
 
-tests/house/ holds the rules, tests/test_house_probes.py shows that each of them can fail, and ruff
-holds the rest.
+`workbench.house` has the rules, tests/test_house_probes.py shows that each of them can fail, and
+ruff holds the rest.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.house import dsl, imports, repository, size
-from tests.house.exceptions import EXCEPTIONS
-from tests.house.source import PACKAGES, ROOT, Finding, files, sources
+from workbench.house import dsl, imports, repository, size
+from workbench.house.exceptions import EXCEPTIONS
+from workbench.house.source import PACKAGES, ROOT, Finding, files, sources
 
 EVERYWHERE = {*PACKAGES, "tests", "scripts"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from tests.house.source import PACKAGES, ROOT
+from workbench.house.source import PACKAGES, ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

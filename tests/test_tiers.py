@@ -6,7 +6,18 @@ import re
 
 import pytest
 
-from tests.tiers import DECIDED, MATRIX, QUICK, SWEEP, TESTS, Row, deciding, files_of, parse, table
+from workbench.house.tiers import (
+    DECIDED,
+    MATRIX,
+    QUICK,
+    SWEEP,
+    TESTS,
+    Row,
+    deciding,
+    files_of,
+    parse,
+    table,
+)
 
 TABLE = """
 | tests | tier | why |
@@ -15,7 +26,7 @@ TABLE = """
 | `test_a.py::test_two[*sm_90a*`, 2 of 3 | sweep | some |
 | `test_b.py`, first 4 | matrix | some more |
 """
-FOLDERS = sorted(folder for folder in TESTS.iterdir() if table(folder))
+FOLDERS = sorted(path.parent for path in TESTS.rglob("tiers.md"))
 MARK = re.compile(r"\bmark\s*\.\s*(matrix|sweep)\b")
 
 

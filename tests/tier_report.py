@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests import coverage
-from tests.tiers import TESTS, TIERS, package_of, tier_of
+from workbench.house.tiers import TESTS, TIERS, package_of, tier_of
 
 ROOT = TESTS.parent
 SAVED = ROOT / "results" / "test_coverage.json"

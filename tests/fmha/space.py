@@ -14,8 +14,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fmha.cases import Case
 from tests.fmha.pairwise import Rule, Space, covering, random_row
+from workbench.problems.attention import Case
 
 # (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
 SIZES = {

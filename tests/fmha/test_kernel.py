@@ -14,9 +14,9 @@ import torch
 from fmha import AttentionConfig, attention, reference
 from kernelkit import tolerance
 from ptxemu import Options
-from tests.fmha import cases
-from tests.fmha.cases import PATIENCE, POLICIES, Case
 from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK, SWEPT
+from workbench.problems import attention as cases
+from workbench.problems.attention import PATIENCE, POLICIES, Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

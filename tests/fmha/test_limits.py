@@ -17,9 +17,10 @@ import fmha.sm100.kernel
 from fmha import AttentionConfig, attention
 from fmha.plan import plan_unchecked
 from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
-from tests.fmha import cases, space
-from tests.fmha.cases import Case
+from tests.fmha import space
 from tests.fmha.pairwise import random_row
+from workbench.problems import attention as cases
+from workbench.problems.attention import Case
 
 
 @pytest.fixture

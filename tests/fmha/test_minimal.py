@@ -12,7 +12,7 @@ from fmha import reference
 from fmha.compile import compile_minimal
 from kernelkit import tolerance
 from kernelkit.launch import Target, emulation, launch
-from tests.fmha.cases import POLICIES, Case, same_bits
+from workbench.problems.attention import POLICIES, Case, same_bits
 
 
 @pytest.fixture(scope="module")

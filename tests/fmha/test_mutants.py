@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fmha.mutants import SUBJECTS
-from tests.mutation.sample import assert_noticed
+from workbench.mutation.attention import SUBJECTS
+from workbench.mutation.sample import assert_noticed
 
 SAMPLES = {  # kernel -> mutants
     "minimal": 14, "64 base tmem": 8, "64 pingpong smem": 6, "512 pair": 6,

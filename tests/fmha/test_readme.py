@@ -12,7 +12,7 @@ import torch
 from fmha import reference
 from fmha.config import HEAD_DIMS, P_PATHS, SCHEDULES, AttentionConfig
 from fmha.plan import make_plan
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 README = (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
 

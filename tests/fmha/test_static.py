@@ -19,8 +19,8 @@ from fmha.plan import AttentionPlan, make_plan
 from fmha.reference import Options, visible_keys
 from fmha.sm100.boxes import k_box, q_box, v_box
 from ptxemu.host.engine import host_program
-from tests.fmha import cases
-from tests.fmha.cases import Case
+from workbench.problems import attention as cases
+from workbench.problems.attention import Case
 
 # Causal: where at most one tile is masked the compiler peels that loop and drops what is dead.
 CONFIGS = {

@@ -14,12 +14,8 @@ import pytest
 
 from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _softmax_sass
-    from _sass import HOW_TO_GET_TOOLS, resources, tools_found
+from workbench.sass import softmax as _softmax_sass
+from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

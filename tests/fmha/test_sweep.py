@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.fmha import cases
 from tests.fmha.space import random_cases
+from workbench.problems import attention as cases
 
 SEEDS = 1000
 PROBLEMS = 6

@@ -19,8 +19,8 @@ from fmha.sm100 import kernel
 from fmha.sm100.roles import correction, epilogue, mma, publish, softmax
 from kernelkit import online_softmax
 from ptxemu import Deadlock, PtxEmuError
-from tests.fmha import cases
-from tests.fmha.cases import Case
+from workbench.problems import attention as cases
+from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

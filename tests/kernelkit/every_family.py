@@ -8,8 +8,8 @@ import fmha
 import gqa_lowlatency
 import kvcache
 import moe
-from kvcache.records import BF16_512
-from kvcache.rows import Rows
+from kvcache.layouts.records import BF16_512
+from kvcache.layouts.rows import Rows
 
 
 def results() -> dict[str, torch.Tensor]:

@@ -21,11 +21,11 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.store import VARIABLE
 from kernelkit.trace import PTXAS_VARIABLE
-from kvcache.compile import compile_checksum
-from kvcache.kernels.config import ChecksumConfig
-from tests.house.source import ROOT
+from kvcache.movement.compile import compile_checksum
+from kvcache.movement.config import ChecksumConfig
+from workbench.house.source import ROOT
 
-CHECKSUM = KernelKey("kvcache.kernels.checksum_kernel", ChecksumConfig(), "sm_100a")
+CHECKSUM = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
 
 # Every family in a process that cannot import the DSL: results go to the first argument.
 PROGRAM = """
@@ -178,7 +178,7 @@ def test_the_cache_from_the_command_line(cache, record, capsys):
     warmed = said(capsys, "cache", "warm", "--for", record)
     assert "[1/1]" in warmed
     assert "1 kernels in " in warmed
-    title = "kvcache.kernels.checksum_kernel ChecksumConfig() sm_100a"
+    title = "kvcache.movement.checksum_kernel ChecksumConfig() sm_100a"
     assert title in said(capsys, "cache", "list")
     (row,) = json.loads(said(capsys, "cache", "list", "--json"))["kernels"]
     assert (row["title"], row["bytes"] > 1000) == (title, True)

@@ -21,7 +21,7 @@ from kernelkit import merge_plan, pristine, sources
 from kernelkit.keys import KernelKey, NotPlain
 from kernelkit.merge_plan import MergeConfig
 from moe.routing.config import PermutationConfig
-from tests.house.source import PACKAGES, ROOT
+from workbench.house.source import PACKAGES, ROOT
 
 ATTENTION = "fmha.sm100.signature"
 MERGE = MergeConfig(64, ("bf16", "fp32"), "bf16", False, True, False, capacity=4, lanes=2)
@@ -80,7 +80,7 @@ def test_what_a_trace_imports_was_reached(tmp_path):
         "import importlib, sys; importlib.import_module(sys.argv[1]);"
         "print(*(m for m in sys.modules if m.partition('.')[0] in sys.argv[2:]))"
     )
-    for root in (ATTENTION, "kvcache.compressor.window_kernel", "moe.sm100.kernel"):
+    for root in (ATTENTION, "fmha.sparse.compressor.window_kernel", "moe.sm100.kernel"):
         command = [sys.executable, "-c", code, root, *sources.PACKAGES]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         imported = {name for name in done.stdout.split() if not _is_package(name)}

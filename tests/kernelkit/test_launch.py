@@ -14,9 +14,9 @@ import torch
 
 from kernelkit import compile as kernel_compile
 from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, recording
-from tests.house.source import ROOT
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
+from workbench.house.source import ROOT
 
 
 def matrix(device: str, rows: int = 5, columns: int = 260) -> torch.Tensor:

@@ -7,7 +7,7 @@ import re
 from kernelkit import __main__ as command_line
 from kernelkit import aot, store
 from kernelkit.compile import collecting
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 PAGE = (ROOT / "docs/compiled_kernels.md").read_text(encoding="utf-8")
 

@@ -19,10 +19,10 @@ from kernelkit import compile as kernel_compile
 from kernelkit import pristine, sources, store
 from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
 from kernelkit.trace import settings
-from kvcache.compile import compile_checksum
-from kvcache.kernels import checksum_kernel
-from kvcache.kernels.config import ChecksumConfig
-from tests.house.source import ROOT
+from kvcache.movement import checksum_kernel
+from kvcache.movement.compile import compile_checksum
+from kvcache.movement.config import ChecksumConfig
+from workbench.house.source import ROOT
 
 ARCH = "sm_90a"
 NO_DSL = "import sys; sys.modules['cutlass'] = None\n"  # importing it raises
@@ -93,8 +93,8 @@ def test_a_kernel_is_found_again(cache, traces, monkeypatch):
 def test_a_fresh_process_needs_no_dsl(warm):
     ptx = compiled().ptx
     code = NO_DSL + (
-        "from kvcache.compile import compile_checksum\n"
-        "from kvcache.kernels.config import ChecksumConfig\n"
+        "from kvcache.movement.compile import compile_checksum\n"
+        "from kvcache.movement.config import ChecksumConfig\n"
         f"sys.stdout.write(compile_checksum(ChecksumConfig(), {ARCH!r}).ptx)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -117,7 +117,7 @@ def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
         real = checksum_kernel.load_bytes
         patch.setattr(checksum_kernel, "load_bytes", lambda *a, **k: real(*a, **k))
         same = compiled()  # does the same by another name: the traced code is that of the plain one
-        assert pristine.patched("kvcache.kernels.checksum_kernel") != []
+        assert pristine.patched("kvcache.movement.checksum_kernel") != []
         assert not files(cache, "configs")
     with monkeypatch.context() as patch:
         forget(patch)

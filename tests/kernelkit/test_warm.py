@@ -9,7 +9,7 @@ import torch
 
 import fmha.warm
 import gqa_lowlatency.warm
-import kvcache.warm
+import kvcache.movement.warm
 import moe.warm
 from kernelkit import compile as kernel_compile
 from kernelkit.compile import collecting
@@ -92,7 +92,7 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
 
 @pytest.mark.parametrize("layout", [gqa(2, 8, 128), preset("deepseek-v4-flash")], ids=["gqa", "v4"])
 def test_a_cache_names_its_kernels(layout):
-    keys = kvcache.warm.kernels_for(layout, ["bf16"], "sm_90a")
+    keys = kvcache.movement.warm.kernels_for(layout, ["bf16"], "sm_90a")
     sources = {key.source.rpartition(".")[2] for key in keys}
     assert {"slots_kernel", "checksum_kernel"} < sources
     assert ("append_kernel" in sources) == (layout.name != "gqa")

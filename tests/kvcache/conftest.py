@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelkit import compile as kernel_compile
-from kvcache.kernels import forward
+from kvcache.movement import forward
 
 
 @pytest.fixture

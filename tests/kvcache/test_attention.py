@@ -19,12 +19,12 @@ import gqa_lowlatency.forward
 import gqa_lowlatency.reference
 from fmha.config import PAGE_SIZES
 from kernelkit.tolerance import compare_lse, compare_output
-from kvcache.cache import Cache
-from kvcache.layout import Layout
-from kvcache.manager import Sizes
-from kvcache.models import Options, deepseek_v4, gqa
-from kvcache.work import Pool
-from tests.kvcache.shadow import NAN_BYTE, Shadow, numbers
+from kvcache.books.manager import Sizes
+from kvcache.books.work import Pool
+from kvcache.layouts.layout import Layout
+from kvcache.layouts.models import Options, deepseek_v4, gqa
+from kvcache.memory.cache import Cache
+from tests.kvcache.memory.shadow import NAN_BYTE, Shadow, numbers
 
 BF16 = torch.bfloat16
 ARCHS = ("sm_90a", "sm_100a")

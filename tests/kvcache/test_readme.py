@@ -10,7 +10,7 @@ import sys
 import torch
 
 from kvcache import preset
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 README = (ROOT / "kvcache" / "README.md").read_text(encoding="utf-8")
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from moe.config import CARRIED, TILE_ROWS
 from moe.formats import format_of
 from moe.tiles import FEW
 from tests.fmha.pairwise import Rule, Space, covering, random_row
-from tests.moe import hostile
-from tests.moe.grouped_cases import DTYPES, Case
+from workbench.problems import hostile
+from workbench.problems.grouped_gemm import DTYPES, Case
 
 FORMS = {
     "plain": None,

@@ -14,7 +14,7 @@ from moe import direct, forward
 from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan
 from moe.layer import Router, Scales, fused_moe, fused_moe_plan
 from moe.packing import pack
-from tests.moe.grouped_cases import CHECKED, DTYPES, Case
+from workbench.problems.grouped_gemm import CHECKED, DTYPES, Case
 
 QUANTISED = Case((3, 0, 2), 128, 64, out="nvfp4", amax=True)
 PLAIN = Case((2, 1), 64, 64, "mxfp8", 0, None, "fp32")

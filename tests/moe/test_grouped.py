@@ -13,9 +13,9 @@ from moe.grouped import Activation, grouped_gemm, grouped_gemm_swiglu
 from moe.packing import pack
 from moe.quantized import Quantized
 from ptxemu import Options
-from tests.moe import grouped_cases as cases
-from tests.moe.grouped_cases import CHECKED, PATIENCE, Case
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
+from workbench.problems import grouped_gemm as cases
+from workbench.problems.grouped_gemm import CHECKED, PATIENCE, Case
 
 GROUPS = 4
 SEEDS = 200  # of the sweep

@@ -20,11 +20,11 @@ from moe.grouped import grouped_gemm
 from moe.quantiser.forward import quantise
 from moe.quantized import Quantized
 from moe.reference import FLT_MAX
-from tests.moe import grouped_cases as cases
-from tests.moe import hostile
-from tests.moe.grouped_cases import Case, checked
 from tests.moe.grouped_space import FORMS
 from tests.moe.quantise_cases import assert_equal
+from workbench.problems import grouped_gemm as cases
+from workbench.problems import hostile
+from workbench.problems.grouped_gemm import Case, checked
 
 pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
 

@@ -14,8 +14,8 @@ from moe.grouped import grouped_gemm
 from moe.quantiser.forward import quantise
 from moe.quantized import Quantized
 from moe.reference import NAN_CODE
-from tests.moe.grouped_cases import Case, checked
 from tests.moe.grouped_space import FORMS
+from workbench.problems.grouped_gemm import Case, checked
 
 pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
 

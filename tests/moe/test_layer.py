@@ -14,7 +14,7 @@ import torch
 from moe import reference, reference_routing
 from moe.layer import Router, Scales, SwiGLU, fused_moe
 from moe.packing import pack, unpack
-from tests.moe.grouped_cases import checked
+from workbench.problems.grouped_gemm import checked
 
 EXTRA = 1.02  # times the quantisation error of the reference
 QUANTISING = {"nvfp4": 0.26, "mxfp4": 0.3, "mxfp8": 0.08}  # of random numbers

@@ -11,7 +11,7 @@ import torch
 
 from moe import reference, reference_routing
 from moe.config import TILE_ROWS
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 README = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from moe import Router, Scales, SwiGLU, combine, fused_moe, pack, permutation, q
 from moe.arguments import Arguments
 from moe.grouped import Activation, grouped_gemm
 from moe.quantiser import forward
-from tests.moe.grouped_cases import Case, checked
+from workbench.problems.grouped_gemm import Case, checked
 
 INF, NAN = math.inf, math.nan
 INT = torch.int32

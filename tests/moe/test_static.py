@@ -14,14 +14,9 @@ from moe.compile import compile_grouped
 from moe.config import GRANULARITIES, OUT_BITS, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 from moe.sm100.plan import ROLES, make_plan
-from tests.house.source import ROOT
+from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    from _sass import HOW_TO_GET_TOOLS, resources, tools_found
-
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
 # (tile_rows, tile_n) -> of nvfp4, mxfp4, mxfp8: (stages, bytes of one, columns of tensor memory).

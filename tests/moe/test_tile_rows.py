@@ -12,9 +12,9 @@ from moe import reference
 from moe.config import TILE_ROWS
 from moe.quantized import Quantized
 from moe.tiles import FEW
-from tests.moe import grouped_cases as cases
-from tests.moe.grouped_cases import Case
 from tests.moe.grouped_space import FORMS
+from workbench.problems import grouped_gemm as cases
+from workbench.problems.grouped_gemm import Case
 
 pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
 

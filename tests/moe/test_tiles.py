@@ -11,7 +11,7 @@ from moe.config import TILE_ROWS, GroupedConfig
 from moe.grouped import grouped_gemm
 from moe.sm100.plan import make_plan
 from moe.tiles import FEW, check_tile_rows, choose_tile_n, choose_tile_rows, row_tiles
-from tests.moe.grouped_cases import Case
+from workbench.problems.grouped_gemm import Case
 
 CHOICES = [  # rows, experts, most rows of one -> rows of a tile
     (8, 384, 1, 8),  # a token of a large model

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from ptxemu import Deadlock, Finding, Options
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from tests.mutation import campaign
-from tests.mutation.campaign import Record, Records
-from tests.mutation.table import counts, shares, show, within_contract
-from tests.mutation.verdict import BITS, BROKEN, CHECKER, DEADLOCK, REFUSED, SURVIVED, Judge
+from workbench.mutation import campaign
+from workbench.mutation.campaign import Record, Records
+from workbench.mutation.table import counts, shares, show, within_contract
+from workbench.mutation.verdict import BITS, BROKEN, CHECKER, DEADLOCK, REFUSED, SURVIVED, Judge
 
 FIRST, SECOND = Options(), Options(policy="random", seed=3)
 KNOWN = Finding("race", "of the kernel itself", line=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import ptxemu
-from tests.mutation.observe import observe
+from workbench.mutation.observe import observe
 
 KERNEL = """
 .version 8.8

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 import ptxemu
-from tests.mutation.catalogue import BAR, CLASSES
-from tests.mutation.classes import mutants
-from tests.mutation.operators import remove
-from tests.mutation.text import Text, statement
+from workbench.mutation.catalogue import BAR, CLASSES
+from workbench.mutation.classes import mutants
+from workbench.mutation.operators import remove
+from workbench.mutation.text import Text, statement
 
 HEAD = """
 .version 8.8

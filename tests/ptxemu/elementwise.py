@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.ptxemu.ptx_program import DTYPES, Buffer, Program, generate
+from workbench.conformance.ptx_program import DTYPES, Buffer, Program, generate
 
 LANES = 32
 SETS = 4  # equal operations on distinct registers: the least that is grouped

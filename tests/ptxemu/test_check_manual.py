@@ -11,7 +11,7 @@ from ptxemu import Options
 from ptxemu.machine.memory import Allocations
 from ptxemu.report import Finding
 from tests.ptxemu.check_pairs.scenario import Scenario, write
-from tests.ptxemu.ptx_program import aligned_copy
+from workbench.conformance.ptx_program import aligned_copy
 
 _SIGNAL = "mbarrier.arrive.shared.b64 _, [full];"
 

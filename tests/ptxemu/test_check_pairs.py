@@ -13,7 +13,7 @@ import ptxemu
 from ptxemu.machine import tensor_map
 from ptxemu.report import Finding, LaunchReport
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
-from tests.ptxemu.ptx_program import POLICIES, aligned_copy
+from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 TOPICS = (
     "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime known_right"

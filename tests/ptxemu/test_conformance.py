@@ -15,10 +15,17 @@ import numpy as np
 import pytest
 
 from ptxemu import Options
-from tests.ptxemu import hw_runner
-from tests.ptxemu.conformance import bounds, coverage, elementwise, everything, patterns, values
-from tests.ptxemu.conformance.campaign import Campaign, refusals
-from tests.ptxemu.conformance.case import Case
+from workbench.conformance import (
+    bounds,
+    coverage,
+    elementwise,
+    everything,
+    hw_runner,
+    patterns,
+    values,
+)
+from workbench.conformance.campaign import Campaign, refusals
+from workbench.conformance.case import Case
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 INPUTS = 1000  # at least, of each form

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ptxemu import Options, load
-from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.exact_arithmetic import (
+from workbench.conformance import hw_runner
+from workbench.conformance.exact_arithmetic import (
     bf16,
     clamp,
     code_of,
@@ -24,7 +24,7 @@ from tests.ptxemu.exact_arithmetic import (
     rounded,
     to_bf16,
 )
-from tests.ptxemu.ptx_program import check, emulate
+from workbench.conformance.ptx_program import check, emulate
 
 _INT = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 _NARROW = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ptxemu import Options, load
-from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.exact_arithmetic import bf16, exact, halves, to_bf16
-from tests.ptxemu.ptx_program import check, emulate
+from workbench.conformance import hw_runner
+from workbench.conformance.exact_arithmetic import bf16, exact, halves, to_bf16
+from workbench.conformance.ptx_program import check, emulate
 
 _OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "div": 2, "rcp": 1, "sqrt": 1}
 CANONICAL_32 = 0x7FFFFFFF

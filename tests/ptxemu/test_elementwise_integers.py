@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ptxemu import Options, load
-from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.exact_arithmetic import (
+from workbench.conformance import hw_runner
+from workbench.conformance.exact_arithmetic import (
     clamp,
     each,
     extract_field,
@@ -21,7 +21,7 @@ from tests.ptxemu.exact_arithmetic import (
     truncated_remainder,
     wrap,
 )
-from tests.ptxemu.ptx_program import check, emulate
+from workbench.conformance.ptx_program import check, emulate
 
 _BITS = {"u16": 16, "s16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64}
 S32 = clamp(-(1 << 31), (1 << 31) - 1)

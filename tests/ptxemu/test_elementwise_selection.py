@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ptxemu import Options, load
-from tests.ptxemu import hw_runner
 from tests.ptxemu.elementwise import Row, program
-from tests.ptxemu.exact_arithmetic import bf16, halves
-from tests.ptxemu.ptx_program import check, emulate
+from workbench.conformance import hw_runner
+from workbench.conformance.exact_arithmetic import bf16, halves
+from workbench.conformance.ptx_program import check, emulate
 
 _COMPARE = {
     "eq": np.equal,

@@ -19,7 +19,7 @@ from ptxemu import (
     UnsupportedPtx,
 )
 from ptxemu.machine.tensor_map import encode
-from tests.ptxemu.ptx_program import POLICIES, aligned_copy
+from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 REGISTERS = """.reg .pred %p<8>;

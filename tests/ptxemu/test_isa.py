@@ -11,8 +11,8 @@ import pytest
 
 import ptxemu
 from ptxemu.errors import UnsupportedPtx
-from tests.ptxemu import hw_runner
-from tests.ptxemu.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
+from workbench.conformance import hw_runner
+from workbench.conformance.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
 
 FILES = sorted(FOLDER.glob("*.ptx"))
 

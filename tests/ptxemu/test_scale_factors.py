@@ -16,8 +16,8 @@ from ptxemu.machine.mma import mma
 from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
+from workbench.conformance import ptx_program
 
-from . import ptx_program
 from .test_mma import Cta
 from .umma_operands import put_operand, random_codes, values_of
 

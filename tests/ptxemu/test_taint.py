@@ -12,7 +12,8 @@ import pytest
 
 import ptxemu
 from ptxemu.machine import cta, tensor_map
-from tests.ptxemu import ptx_program, random_programs
+from tests.ptxemu import random_programs
+from workbench.conformance import ptx_program
 
 HEADER = """
 .version 8.8

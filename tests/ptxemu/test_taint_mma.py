@@ -6,8 +6,8 @@ import pytest
 
 import ptxemu
 from ptxemu.watch import watched
-from tests.ptxemu import ptx_program
 from tests.ptxemu.test_taint import GLOBAL, found
+from workbench.conformance import ptx_program
 
 _MMA = (ptx_program.FOLDER / "tcgen05_mma.ptx").read_text()
 _FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first of row %tid

@@ -15,8 +15,8 @@ from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.tmem_fill import SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import smem_desc
 from ptxemu.report import LaunchReport
+from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
-from .ptx_program import POLICIES, aligned_copy
 from .umma_operands import put_operand
 
 # (shape, multicast): the first row that each quarter of the lanes gets, how many, bytes of a row

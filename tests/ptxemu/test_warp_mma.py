@@ -16,12 +16,11 @@ from ptxemu.check.rules import ALL, RULES
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Instr, Reg, Vec
-from tests.ptxemu import fragments
-from tests.ptxemu.conformance import bounds, coverage, everything, matrices
-from tests.ptxemu.conformance.campaign import Campaign
-from tests.ptxemu.conformance.case import Case
-from tests.ptxemu.fragments import BITS, M, N, place_a, place_b, place_d
 from tests.ptxemu.test_taint import HEADER, found, launch
+from workbench.conformance import bounds, coverage, everything, fragments, matrices
+from workbench.conformance.campaign import Campaign
+from workbench.conformance.case import Case
+from workbench.conformance.fragments import BITS, M, N, place_a, place_b, place_d
 
 COUNT = 16  # matrices of a program
 CASES = {case.name: case for case in matrices.products(COUNT)}

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,13 +7,9 @@ import sys
 
 import pytest
 
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _bench_allocator
-    import _vllm_pool
-    import bench
+import bench
+from workbench.bench import allocator as _bench_allocator
+from workbench.bench import vllm_pool as _vllm_pool
 
 SMALL = "--blocks 300 --batches 1 100 --requests 2 --repeats 20"
 POOL = """\

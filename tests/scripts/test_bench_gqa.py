@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @pytest.fixture
 def problem():
-    from _gqa_peers import Problem
+    from workbench.bench.gqa_peers import Problem
 
     return Problem(batch=2, kv_len=192, q_heads=6, kv_heads=2, head_dim=64, dtype="bf16")
 
@@ -38,7 +38,7 @@ def exact(inputs):
 
 
 def test_bytes_and_sets_of_a_rotation():
-    from _gqa_peers import Problem
+    from workbench.bench.gqa_peers import Problem
 
     problem = Problem(8, 8192, 64, 8, 128, "bf16")
     assert problem.nbytes == 2 * 8 * 8192 * 8 * 128 * 2 + 2 * 8 * 64 * 128 * 2
@@ -53,7 +53,7 @@ def test_bytes_and_sets_of_a_rotation():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3"])
 def test_inputs_differ_between_sets_and_have_their_dtypes(dtype, problem):
-    from _gqa_peers import DTYPES, Problem
+    from workbench.bench.gqa_peers import DTYPES, Problem
 
     same = Problem(1, 64, 2, 1, 64, dtype)
     q, k, v = same.inputs("cpu", 3)
@@ -67,7 +67,7 @@ def test_inputs_differ_between_sets_and_have_their_dtypes(dtype, problem):
 
 @pytest.mark.parametrize("chunk", [1, 50, 64, 8192])
 def test_reference_is_attention_for_any_chunk(chunk, sets, monkeypatch):
-    import _gqa_peers
+    from workbench.bench import gqa_peers as _gqa_peers
 
     monkeypatch.setattr(_gqa_peers, "CHUNK", chunk)
     torch.testing.assert_close(
@@ -76,7 +76,7 @@ def test_reference_is_attention_for_any_chunk(chunk, sets, monkeypatch):
 
 
 def test_what_does_not_fit_is_refused(problem):
-    from _bench_gqa import allocate
+    from workbench.bench.gqa import allocate
 
     with pytest.raises(ValueError, match="buffer sets are"):
         allocate(problem, 1 << 20, 1 << 20, "cpu")
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused(problem):
 
 def rows(problem, sets, **peers):
     """Rows of peers: as many microseconds as there are launches."""
-    from _bench_gqa import rows_of
+    from workbench.bench.gqa import rows_of
 
     return rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
@@ -133,7 +133,7 @@ def test_only_right_results_are_measured(problem, sets):
 
 
 def test_a_peer_that_is_not_there_leaves_its_reason(problem, sets, monkeypatch):
-    from _gqa_peers import PEERS
+    from workbench.bench.gqa_peers import PEERS
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     (row,) = rows(problem, sets, fa2=PEERS["flashinfer fa2"])
@@ -144,14 +144,14 @@ def test_a_peer_that_is_not_there_leaves_its_reason(problem, sets, monkeypatch):
 
 
 def test_torch_is_right_on_the_cpu(problem, sets):
-    from _gqa_peers import PEERS
+    from workbench.bench.gqa_peers import PEERS
 
     (row,) = rows(problem, sets, torch=PEERS["torch flash"])
     assert row["n_us"] == 2
 
 
 def test_decode_is_right_in_the_emulator():
-    from _gqa_peers import CALLS, OURS, Problem
+    from workbench.bench.gqa_peers import CALLS, OURS, Problem
 
     small = Problem(1, 200, 8, 1, 64, "bf16")
     peers = {"plan": OURS["decode pdl kv-ready"], "call": CALLS["decode()"]}
@@ -193,7 +193,7 @@ def tables(q, pair, workspace, table, lens, longest, *, bmm1_scale, bmm2_scale, 
 
 
 def test_flashinfer_gets_pages_of_the_same_memory(problem, sets, monkeypatch):
-    from _gqa_peers import PEERS
+    from workbench.bench.gqa_peers import PEERS
 
     library, decode = ModuleType("flashinfer"), ModuleType("flashinfer.decode")
     library.BatchDecodeWithPagedKVCacheWrapper = Wrapper
@@ -226,7 +226,7 @@ def latencies(problem):
 
 
 def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
-    from _gqa_tables import latency_table, show
+    from workbench.bench.gqa_tables import latency_table, show
 
     found = latencies(problem)[:3]
     title, heads, cells = latency_table(found)
@@ -240,7 +240,7 @@ def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
 
 
 def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
-    from _gqa_tables import latency_table, show
+    from workbench.bench.gqa_tables import latency_table, show
 
     monkeypatch.setitem(sys.modules, "rich.table", None)
     show(*latency_table(latencies(problem)[:3]))
@@ -250,7 +250,7 @@ def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
 
 
 def test_samples_take_turns():
-    from _bench_gqa import REPEATS, spreads
+    from workbench.bench.gqa import REPEATS, spreads
 
     order = []
 
@@ -266,8 +266,8 @@ def test_samples_take_turns():
 
 
 def test_a_file_is_shown_again(problem, tmp_path, capsys):
-    from _common import read_rows, save_rows
     from bench_gqa import main
+    from workbench.common import read_rows, save_rows
 
     rows = [{"kind": "latency", **row} for row in latencies(problem)]
     head = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
@@ -287,7 +287,7 @@ def test_a_file_is_shown_again(problem, tmp_path, capsys):
 
 
 def test_a_picture_of_latency_against_length(problem, tmp_path):
-    from _gqa_tables import draw
+    from workbench.bench.gqa_tables import draw
 
     draw(tmp_path / "new" / "gqa.png", latencies(problem))
     assert (tmp_path / "new" / "gqa.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -295,7 +295,7 @@ def test_a_picture_of_latency_against_length(problem, tmp_path):
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
     """`replay` with a clock of its own instead of a GPU."""
-    import _bench_gqa
+    from workbench.bench import gqa as _bench_gqa
 
     calls, graphs = [0, 0, 0], []
     nothing = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
@@ -329,9 +329,9 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
 @pytest.fixture
 def pretended(monkeypatch):
     """bench_gqa on a GPU of 64 KB of L2 whose memory is the host's and whose launches take 4 us."""
-    import _bench_gqa
     import bench_gqa
-    from _gqa_peers import PEERS, Problem
+    from workbench.bench import gqa as _bench_gqa
+    from workbench.bench.gqa_peers import PEERS, Problem
 
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _bench_host_tier
-    import bench
+import bench
+from workbench.bench import host_tier as _bench_host_tier
+from workbench.house.source import ROOT
 
 
 def ran(*flags):
@@ -24,7 +20,7 @@ def test_without_a_gpu_there_is_no_bus(monkeypatch, capsys):
 
 
 def test_copy_engines_leave_decode_alone(capsys):
-    """Why `kvcache.mover` does not use its own kernel over the bus."""
+    """Why `kvcache.memory.mover` does not use its own kernel over the bus."""
     path = ROOT / "results" / "kvcache_tier_h100.json"
     rows = [row for row in _bench_host_tier.read_rows(path) if row["kind"] == "tier"]
     slowdown = {(row["way"], row["direction"]): row["slowdown"] for row in rows}

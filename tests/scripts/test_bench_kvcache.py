@@ -9,12 +9,12 @@ import json
 import pytest
 import torch
 
-from kvcache.rows import Rows
-from tests.house.source import ROOT
+from kvcache.layouts.rows import Rows
+from workbench.house.source import ROOT
 
 
 def problem_of(step, name, count):
-    from _kvcache_cases import problems_of
+    from workbench.cases.kvcache import problems_of
 
     (found,) = problems_of([step], [count], [name])
     return found
@@ -69,8 +69,8 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_rows_with_shares():
-    from _bench_kvcache import OURS, rows_of
-    from _moe_tables import COPY
+    from workbench.bench.kvcache import OURS, rows_of
+    from workbench.bench.moe_tables import COPY
 
     problem = problem_of("gather", "bf16_512", 2)
     times = iter((2.0, 8.0, 1.0))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from moe import reference, reference_routing
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 
 def problem_of(step, name="", tokens=3, hidden=64):
-    from _moe_cases import problems_of
+    from workbench.cases.moe_steps import problems_of
 
     (found,) = problems_of([step], [tokens], hidden, [name] if name else ())
     return found
@@ -38,8 +38,8 @@ class Fixed:
 
 
 def test_problems_and_their_order():
-    from _bench_flags import MOE_STEPS as STEPS
-    from _moe_cases import GATHERED, QUANTISERS, ROUTERS, problems_of
+    from workbench.cases.moe_steps import GATHERED, QUANTISERS, ROUTERS, problems_of
+    from workbench.flags.bench import MOE_STEPS as STEPS
 
     found = problems_of(STEPS, (1, 64), 64)
     assert [p.step for p in found] == sorted((p.step for p in found), key=STEPS.index)
@@ -55,7 +55,7 @@ def test_problems_and_their_order():
     "name", ["scale known", "scale of the tensor", "scale of each token", "mxfp8", "mxfp4"]
 )
 def test_bytes_of_quantising(name):
-    from _moe_cases import QUANTISERS, tensors_of
+    from workbench.cases.moe_steps import QUANTISERS, tensors_of
 
     problem = problem_of("quantise", name)
     x, scale = problem.draw(0, "cpu")
@@ -72,7 +72,7 @@ def test_bytes_of_quantising(name):
 
 def test_bytes_of_copies():
     """One token: eight experts have a row each."""
-    from _moe_cases import GATHERED, tensors_of
+    from workbench.cases.moe_steps import GATHERED, tensors_of
 
     problem = problem_of("quantise", GATHERED, tokens=1)
     arguments = problem.draw(0, "cpu")
@@ -89,7 +89,7 @@ def test_bytes_of_copies():
 @pytest.mark.parametrize("step", ["route", "permutation", "combine"])
 def test_bytes_and_torch(step):
     """What torch computes passes the check, and what is wrong does not."""
-    from _moe_cases import problems_of
+    from workbench.cases.moe_steps import problems_of
 
     for problem in problems_of([step], [5], 64):
         arguments = problem.draw(1, "cpu")
@@ -101,8 +101,8 @@ def test_bytes_and_torch(step):
 
 
 def test_arguments_differ_between_sets():
-    from _bench_flags import MOE_STEPS as STEPS
-    from _moe_cases import problems_of
+    from workbench.cases.moe_steps import problems_of
+    from workbench.flags.bench import MOE_STEPS as STEPS
 
     for problem in problems_of(STEPS, [4], 64):
         first, again, other = (problem.draw(seed, "cpu")[0] for seed in (0, 0, 1))
@@ -111,7 +111,7 @@ def test_arguments_differ_between_sets():
 
 
 def test_torch_routes_as_the_reference():
-    from _moe_cases import ROUTERS, normal, torch_route
+    from workbench.cases.moe_steps import ROUTERS, normal, torch_route
 
     for experts, biased, options in ROUTERS.values():
         logits = normal(0, "cpu", 50, experts).float() + torch.rand(50, experts) / 64
@@ -123,8 +123,8 @@ def test_torch_routes_as_the_reference():
 
 
 def test_kernels_pass_in_the_emulator():
-    from _bench_flags import MOE_STEPS as STEPS
-    from _moe_cases import problems_of
+    from workbench.cases.moe_steps import problems_of
+    from workbench.flags.bench import MOE_STEPS as STEPS
 
     for problem in problems_of(STEPS, [2], 64):
         arguments = problem.draw(0, "cpu")
@@ -141,7 +141,7 @@ def test_rotation_is_larger_than_the_cache():
 
 
 def test_copies_move_the_bytes():
-    from _bench_moe import COPY_UNIT, copies
+    from workbench.bench.moe import COPY_UNIT, copies
 
     for nbytes in (99, 60 * COPY_UNIT + 1):
         launches = copies(nbytes, 2, "cpu")
@@ -152,7 +152,7 @@ def test_copies_move_the_bytes():
 
 def test_rows_of_a_problem():
     """A peer that is wrong, or raises, has no time; what is timed has a share of the copy."""
-    from _bench_moe import rows_of
+    from workbench.bench.moe import rows_of
 
     times = iter([8.0, 4.0])
     problem = problem_of("permutation")
@@ -182,7 +182,7 @@ def test_rows_of_a_problem():
 
 
 def test_few_bytes_stay_warm():
-    from _bench_moe import MAX_SETS, rows_of
+    from workbench.bench.moe import MAX_SETS, rows_of
 
     problem = dataclasses.replace(problem_of("permutation"), peers={"moe": lambda ids: (ids,)})
     problem = dataclasses.replace(problem, check=lambda arguments, outputs: None)
@@ -191,7 +191,7 @@ def test_few_bytes_stay_warm():
 
 
 def test_a_call_keeps_its_results():
-    from _bench_moe import Call
+    from workbench.bench.moe import Call
 
     call = Call(lambda x: (x + 1,), (torch.ones(2),))
     assert call.results is None
@@ -210,7 +210,7 @@ def row(peer="moe", tokens=1, name="mxfp8", **changes):
 
 
 def test_table_of_a_problem():
-    from _moe_tables import step_table
+    from workbench.bench.moe_tables import step_table
 
     refused = {k: v for k, v in row("torch").items() if k not in ("us", "tbs", "share", "spread")}
     title, heads, cells = step_table([row(), {**refused, "refused": "OutOfMemoryError: much"}])
@@ -221,7 +221,7 @@ def test_table_of_a_problem():
 
 
 def test_markdown_has_a_line_per_variant():
-    from _moe_tables import markdown
+    from workbench.bench.moe_tables import markdown
 
     rows = [row(), row(tokens=64, us=123.4, share=0.812), row("torch", 64, us=3.0), row("copy", 64)]
     lines = markdown([*rows, row(name="mxfp4", tokens=64)]).splitlines()
@@ -232,7 +232,7 @@ def test_markdown_has_a_line_per_variant():
 
 def test_shown_again(tmp_path, capsys):
     import bench_moe
-    from _common import save_rows
+    from workbench.common import save_rows
 
     file = tmp_path / "moe.json"
     head = {"kind": "setting", "date": "2026-01-02", "gpu": {"name": "Some GPU"}}
@@ -250,7 +250,7 @@ def test_shown_again(tmp_path, capsys):
 
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    from _moe_tables import draw
+    from workbench.bench.moe_tables import draw
 
     rows = [row(tokens=t, peer=p) for t in (1, 64) for p in ("moe", "copy")]
     draw(tmp_path / "a" / "moe.png", rows)
@@ -278,9 +278,9 @@ def test_the_name_hands_options_on(run):
 
 def test_results_hold_what_the_page_says():
     """The file of the H100: every problem, checked, and the copy beside it."""
-    from _bench_flags import MOE_HIDDEN, MOE_STEPS
-    from _moe_cases import problems_of
     from bench_moe import TOKENS
+    from workbench.cases.moe_steps import problems_of
+    from workbench.flags.bench import MOE_HIDDEN, MOE_STEPS
 
     head, *rows = json.loads((ROOT / "results" / "moe_h100.json").read_text())
     assert head["gpu"]["name"].startswith("NVIDIA H100")

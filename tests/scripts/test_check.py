@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 MODULE = """
 from pathlib import Path

@@ -9,14 +9,10 @@ import math
 import pytest
 import torch
 
-from kvcache.records import BF16_512, FP8_584, INDEXER_BF16, INDEXER_FP4
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    from _dsv4_model import Recompute, hadamard
-    from _dsv4_shape import MUTATIONS, ROPE, Definition, Shape
-    from _dsv4_weights import EPS, Weights, angles, frequencies, rotate
+from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, INDEXER_FP4
+from workbench.dsv4.model import Recompute, hadamard
+from workbench.dsv4.shape import MUTATIONS, ROPE, Definition, Shape
+from workbench.dsv4.weights import EPS, Weights, angles, frequencies, rotate
 
 TOKENS = 141
 RECORDS = {"window": BF16_512, "keys": INDEXER_BF16}

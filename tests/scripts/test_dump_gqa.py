@@ -9,20 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import dump_gqa
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
-from tests.house.source import ROOT
 from tests.scripts.test_sass import listing
+from workbench.dump import gqa as _dump_gqa
+from workbench.sass import decode as _decode_sass
+from workbench.sass import listing as _sass
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _decode_sass
-    import _dump_gqa
-    import _sass
-    import dump_gqa
-
 needs_tools = pytest.mark.skipif(not _sass.tools_found(), reason=_sass.HOW_TO_GET_TOOLS)
 
 SMALL = "--kvL 512 --kvH 2 --qH 16 --D 64"  # 8 columns

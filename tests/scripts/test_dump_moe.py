@@ -8,20 +8,15 @@ from pathlib import Path
 
 import pytest
 
+import dump_moe
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.sm100.plan import make_plan
-from tests.house.source import ROOT
 from tests.scripts.test_sass import listing
+from workbench.dump import moe as _dump_moe
+from workbench.sass import epilogue as _epilogue_sass
+from workbench.sass import listing as _sass
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _dump_moe
-    import _epilogue_sass
-    import _sass
-    import dump_moe
-
 needs_tools = pytest.mark.skipif(not _sass.tools_found(), reason=_sass.HOW_TO_GET_TOOLS)
 
 

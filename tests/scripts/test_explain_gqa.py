@@ -11,19 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
+import explain_gqa
 from gqa_lowlatency import forward
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100.plan import ROLES, make_plan
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _common
-    import _gqa_cases
-    import _gqa_flags
-    import explain_gqa
+from workbench import common as _common
+from workbench.cases import decode as _gqa_cases
+from workbench.flags import decode as _gqa_flags
+from workbench.house.source import ROOT
 
 LLAMA = "--kvL 8192 --kvH 8 --qH 64"  # a group of 8 heads
 EVERYTHING = (

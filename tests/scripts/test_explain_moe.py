@@ -8,14 +8,11 @@ import shlex
 
 import pytest
 
+import explain_moe
 from moe.forward import grid
 from moe.sm100.plan import ROLES, make_plan
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import explain_moe
-    from tests.scripts.test_run_moe import layer
+from tests.scripts.test_run_moe import layer
+from workbench.house.source import ROOT
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import torch
 
 from fmha import AttentionConfig
 from fmha.compile import compile_attention
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 
 def test_bench_fmha_writes_static_figures(run, tmp_path, whole_ptxas):
-    from _sass import HOW_TO_GET_TOOLS, tools_found
-    from _timing import why_not_here
+    from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
+    from workbench.timing import why_not_here
 
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
     chosen = ("--head-dim", 64, "--p-path", "tmem", "--mask", "causal", "--shape", "1,8,8,1,1")
@@ -47,7 +47,7 @@ def test_bench_hands_its_options_on(run):
 
 
 def test_flops_of_visible_pairs():
-    from _bench_fmha import Problem
+    from workbench.bench.fmha import Problem
 
     full = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=False)
     assert full.flop == 2 * 4 * 15 * 2 * (192 + 128)
@@ -61,7 +61,7 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(ROOT)
     shape = ("--shape", "1,128,128,1,1")
-    result = run("_profile.py", "fmha", "--tool", tool, "--", *shape)
+    result = run("nsight.py", "fmha", "--tool", tool, "--", *shape)
     assert result.returncode == 0, result.stderr
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
@@ -76,7 +76,7 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
 
 @pytest.mark.parametrize("kernel", ["fmha", "merge"])
 def test_profile_names_scripts_and_flags_that_exist(run, kernel):
-    from _profile import TARGETS
+    from workbench.nsight import TARGETS
 
     target = TARGETS[kernel]
     usage = run(target.script, "--help").stdout
@@ -84,7 +84,7 @@ def test_profile_names_scripts_and_flags_that_exist(run, kernel):
 
 
 def test_the_profiled_name_is_in_the_symbol_of_the_kernel():
-    from _profile import TARGETS
+    from workbench.nsight import TARGETS
 
     ptx = compile_attention(AttentionConfig()).ptx
     (symbol,) = re.findall(r"\.entry (\w+)", ptx)
@@ -102,7 +102,7 @@ def test_scripts_still_find_the_profile_of_the_standard_library():
 
 
 def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
-    from _sass import tools_found
+    from workbench.sass.listing import tools_found
 
     report = tmp_path / "dump.json"
     result = run("dump.py", "--causal", "--out", tmp_path, "--json", report)
@@ -118,7 +118,7 @@ def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
 
 @pytest.mark.hw
 def test_measure_times_a_product_on_any_gpu():
-    from _timing import measure, setting
+    from workbench.timing import measure, setting
 
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
@@ -131,7 +131,7 @@ def test_measure_times_a_product_on_any_gpu():
 
 @pytest.mark.hw
 def test_ncu_knows_every_section():
-    from _profile import SECTIONS
+    from workbench.nsight import SECTIONS
 
     if not shutil.which("ncu"):
         pytest.skip("no ncu")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 COMMITS = ("--subject", "minimal", "--kind", "remove commit", "--jobs", "1")
 
@@ -17,8 +17,8 @@ COMMITS = ("--subject", "minimal", "--kind", "remove commit", "--jobs", "1")
 @pytest.fixture
 def mutate(monkeypatch):
     """The command in this process: mutate(*arguments) -> exit code."""
-    import _mutate
     import mutate
+    from workbench.mutation import perform as _mutate
 
     def run(*arguments):
         monkeypatch.setattr(_mutate.signal, "signal", lambda *_: None)

@@ -8,17 +8,13 @@ import shlex
 
 import pytest
 
-from kvcache import presets
-from kvcache.capacity import Mix, plan, usage
-from kvcache.models import gqa
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _kv_args
-    import _kv_tables
-    import _kv_vllm
-    import plan_kv
+import plan_kv
+from kvcache.layouts import presets
+from kvcache.layouts.models import gqa
+from kvcache.planner.capacity import Mix, plan, usage
+from workbench.flags import kvcache as _kv_args
+from workbench.plan import tables as _kv_tables
+from workbench.plan import vllm as _kv_vllm
 
 FLASH = _kv_vllm.vllm_layout(presets.deepseek_v4_flash())
 PRO = _kv_vllm.vllm_layout(presets.deepseek_v4_pro(record="bf16", online_hca=True))

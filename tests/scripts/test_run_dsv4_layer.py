@@ -8,15 +8,11 @@ import json
 import pytest
 from PIL import Image
 
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _run_dsv4_layer
-    import run_dsv4_layer
-    from _dsv4_judge import Judge
-    from _dsv4_model import Recompute
-    from _dsv4_shape import MUTATIONS
+import run_dsv4_layer
+from workbench.dsv4.judge import Judge
+from workbench.dsv4.model import Recompute
+from workbench.dsv4.shape import MUTATIONS
+from workbench.run import dsv4 as _run_dsv4_layer
 
 CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels
 SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --intermediate 64"

@@ -41,7 +41,7 @@ def test_out_of_tolerance_is_a_failure(run):
 
 def place(backend, arch, *, check=False, capability=None, monkeypatch=None):
     """What is chosen on a machine with a GPU of this capability, or none."""
-    import _run_gqa
+    from workbench.run import gqa as _run_gqa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)

@@ -6,14 +6,10 @@ import json
 
 import pytest
 
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _kv_args
-    import _kvcache_model
-    import _run_kvcache
-    import run_kvcache
+import run_kvcache
+from workbench.cases import kvcache_model as _kvcache_model
+from workbench.flags import kvcache as _kv_args
+from workbench.run import kvcache as _run_kvcache
 
 SMALL = "--layers 1 --heads 1 --block-tokens 16 --steps 0 --arch sm_90a"
 

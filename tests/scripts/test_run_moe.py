@@ -10,15 +10,11 @@ import shlex
 import pytest
 import torch
 
+import run_moe
 from moe import Router, SwiGLU, reference
-from tests.house.source import ROOT
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _moe_flags
-    import _moe_layers
-    import _run_moe
-    import run_moe
+from workbench.cases import moe as _moe_layers
+from workbench.flags import moe as _moe_flags
+from workbench.run import moe as _run_moe
 
 SMALL = "--tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
 

@@ -1,24 +1,25 @@
-"""scripts/_sass.py and _softmax_sass.py on listings written here: blocks, loops, counts."""
+"""scripts/workbench/sass/listing.py and _softmax_sass.py on listings written here: blocks, loops,
+counts."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 
 @pytest.fixture(scope="module")
 def sass():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts")
-        import _sass
+        from workbench.sass import listing as _sass
 
         yield _sass
 
 
 @pytest.fixture(scope="module")
 def softmax(sass):
-    import _softmax_sass
+    from workbench.sass import softmax as _softmax_sass
 
     return _softmax_sass
 

@@ -9,7 +9,7 @@ import pytest
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 TINY = ("--shape", "1,5,7,1,1")
 
@@ -80,8 +80,8 @@ def test_refusals_are_one_line_with_the_value(script, flags, words, run):
 def test_flags_spell_the_config(flags, config):
     import argparse
 
-    import _cases
-    import _flags
+    from workbench.cases import attention as _cases
+    from workbench.flags import attention as _flags
 
     parser = argparse.ArgumentParser()
     _flags.add_case_arguments(parser, _flags.PLAIN_SHAPE)
@@ -109,7 +109,7 @@ def test_run_fmha_measures(run, tmp_path):
 
 
 def test_run_fmha_checks_in_the_emulator_alone():
-    import _run_fmha
+    from workbench.run import fmha as _run_fmha
 
     with pytest.raises(ValueError, match="the checker is the emulator's"):
         _run_fmha.pick_backend("cuda", checked=True)
@@ -134,7 +134,7 @@ def test_run_fmha_fails_out_of_tolerance(run):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_run_fmha_excuses_no_special_value(value):
-    import _run_fmha
+    from workbench.run import fmha as _run_fmha
 
     case = _run_fmha.Case(1, 5, 7, 1, 1)
     exact = _run_fmha.reference.definition(*case.inputs())

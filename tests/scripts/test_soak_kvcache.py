@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from rich.console import Console
 
-from kvcache.prefix import PrefixCache
-from tests.house.source import ROOT
-from tests.kvcache import long_run
-from tests.kvcache.cases import CASES
-from tests.kvcache.long_run import WEIGHTS
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(ROOT / "scripts")
-    import _soak_kvcache as soak
-    import soak_kvcache
+import soak_kvcache
+from kvcache.books.prefix import PrefixCache
+from workbench.soak import long_run
+from workbench.soak import perform as soak
+from workbench.soak.cases import CASES
+from workbench.soak.long_run import WEIGHTS
 
 
 def run(*arguments: object) -> int:

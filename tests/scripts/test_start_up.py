@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.house.source import ROOT
+from workbench.house.source import ROOT
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
 PACKAGES = ["fmha", "gqa_lowlatency", "kvcache", "moe"]
-INNER = ["kvcache.compressor", "kvcache.indexer", "moe.routing"]
+INNER = ["fmha.sparse.compressor", "fmha.sparse.indexer", "moe.routing"]
 HEAVY = {"torch", "numpy", "cutlass", "ptxemu.module", "matplotlib", "rich", "kernelkit.launch"}
 SECONDS = 1.0  # of CPU; --help takes 0.05 to 0.15, importing torch 2.5
 
@@ -107,7 +107,7 @@ print(*set(sys.modules) - before)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     new = set(done.stdout.split())
-    assert {"fmha.ops", "gqa_lowlatency.ops", "moe.ops", "kvcache.cache"} <= new
+    assert {"fmha.ops", "gqa_lowlatency.ops", "moe.ops", "kvcache.memory.cache"} <= new
     assert not {name.partition(".")[0] for name in new} & {"cutlass", "ptxemu", "sympy", "triton"}
     assert not [name for name in new if name.startswith(("torch._dynamo", "torch._inductor"))]
 
@@ -128,16 +128,16 @@ def test_exports_are_what_a_type_checker_sees(package):
 
 def test_choices_are_those_of_what_imports_torch():
     """Flags that name what a module with torch in it knows."""
-    import _gqa_cases
-    import _gqa_flags
-    import _gqa_peers
-    import _moe_flags
-    import _moe_layers
-    import _run_flags
     import bench_gqa
     from gqa_lowlatency import forward
     from kernelkit import launch
     from moe import reference_routing
+    from workbench.bench import gqa_peers as _gqa_peers
+    from workbench.cases import decode as _gqa_cases
+    from workbench.cases import moe as _moe_layers
+    from workbench.flags import decode as _gqa_flags
+    from workbench.flags import moe as _moe_flags
+    from workbench.flags import run as _run_flags
 
     assert _run_flags.BACKENDS == launch.BACKENDS
     assert (*_gqa_peers.PEERS,) == bench_gqa.PEERS

@@ -1,0 +1,155 @@
+"""What a compressor is called with, and what of it is refused: by value and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fmha.sparse.compressor.config import RECORDS, EntryConfig, refused
+from kernelkit.tensors import require_rank, require_table, require_tensors, require_tma
+from kvcache.books.step import ENDS_OF, ROWS_OF
+from kvcache.layouts.latent import ROPE
+from kvcache.layouts.rows import Rows, TailRows, check_mapping, check_range
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Weights of a compressor; ratio, overlap and width are its tail's.
+
+    ape: fp32 [ratio, overlap * width], added to the scores of a token by its place in the window.
+    weight: fp32 [width], of the RMSNorm; eps: of the RMSNorm.
+    """
+
+    ape: torch.Tensor
+    weight: torch.Tensor
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Arrays of a step, see `kvcache.books.step.Step`: T tokens, B requests, E ends.
+
+    positions: int64 [T]. owners: int32 [T]. starts, state_slots: int32 [B]. cu_tokens: int32
+    [B + 1]. ends: int32 [E], tokens that complete an entry, -1 for padding. tail_rows: int64 [T],
+    rows of the tail. entries: int64 [T], entries of the stream.
+    """
+
+    positions: torch.Tensor
+    owners: torch.Tensor
+    starts: torch.Tensor
+    cu_tokens: torch.Tensor
+    state_slots: torch.Tensor
+    ends: torch.Tensor
+    tail_rows: torch.Tensor
+    entries: torch.Tensor
+
+    @staticmethod
+    def of(tensors: Mapping[str, torch.Tensor], stream: str, tail: str) -> Tables:
+        """Out of `Step.tensors`, for a stream and the tail of its compressor."""
+        plain = ("positions", "owners", "starts", "cu_tokens", "state_slots")
+        names = (*plain, f"{ENDS_OF}{stream}", f"{ROWS_OF}{tail}", f"{ROWS_OF}{stream}")
+        return Tables(*(tensors[name] for name in names))
+
+    @property
+    def named(self) -> dict[str, torch.Tensor]:
+        """All of them."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All arguments of `fmha.sparse.compressor.api.compress`."""
+
+    compressor: Compressor
+    tail: TailRows
+    out: Rows
+    values: torch.Tensor
+    scores: torch.Tensor
+    tables: Tables
+    cos: torch.Tensor
+    sin: torch.Tensor
+    longest: int | None = None
+
+    @property
+    def entry(self) -> EntryConfig:
+        """What is compressed to what."""
+        tail = self.tail.tail
+        return EntryConfig(self.out.record.name, tail.ratio, tail.overlap, tail.width)
+
+    @property
+    def tokens(self) -> int:
+        """Of the step."""
+        return len(self.values)
+
+
+def check(job: Job) -> None:
+    """TypeError, ValueError or NotImplementedError for what the kernels do not do."""
+    compressor, tail, out = job.compressor, job.tail, job.out
+    floats = {"values": job.values, "scores": job.scores}
+    weights = {"ape": compressor.ape, "weight": compressor.weight}
+    angles = {"cos": job.cos, "sin": job.sin}
+    pools = {"tail pool": tail.pool, "pool": out.pool}
+    require_tensors(**pools, **floats, **weights, **angles, **job.tables.named)
+    tail.check()
+    out.check()
+    if out.record.name not in RECORDS:
+        raise NotImplementedError(f"record {out.record.name}: supported are {[*RECORDS]}")
+    reason = refused(job.entry, online=tail.tail.online)
+    if reason:
+        raise NotImplementedError(reason)
+    _check_scales(out)
+    columns, layer = job.entry.columns, tail.tail
+    for name, tensor in floats.items():
+        require_rank(name, tensor, "[T, columns]")
+        require_table(name, tensor, torch.float32, (job.tokens, columns))
+        require_tma(name, tensor)
+    require_table("ape", compressor.ape, torch.float32, (layer.ratio, columns))
+    require_table("weight", compressor.weight, torch.float32, (layer.width,))
+    require_table("cos", job.cos, torch.float32, (None, ROPE // 2))
+    require_table("sin", job.sin, torch.float32, (len(job.cos), ROPE // 2))
+    for name, tensor in (*weights.items(), *angles.items()):
+        require_tma(name, tensor)
+    if not compressor.eps >= 0:
+        raise ValueError(f"eps {compressor.eps}: at least 0")
+    _check_tables(job)
+
+
+def _check_scales(out: Rows) -> None:
+    """fp32 scales are written whole."""
+    unit = 4 if out.record.scale_bytes == 4 else 1
+    if out.record.scale_bytes and out.scale_offset % unit:
+        raise ValueError(f"scales at {out.scale_offset}: a multiple of {unit}")
+
+
+def _check_tables(job: Job) -> None:
+    """Types and sizes; on the CPU what is in them, too."""
+    tables, tokens, tail = job.tables, job.tokens, job.tail
+    requests = len(tables.starts) if tables.starts.ndim else 0
+    sizes = {"positions": tokens, "owners": tokens, "tail_rows": tokens, "entries": tokens}
+    sizes |= {"starts": requests, "state_slots": requests, "cu_tokens": requests + 1, "ends": None}
+    for name, tensor in tables.named.items():
+        long = name in ("positions", "tail_rows", "entries")
+        require_table(name, tensor, torch.int64 if long else torch.int32, (sizes[name],))
+    slots = len(tail.pool)
+    limit = f"{slots} slots of {tail.rows} rows have 0 to {slots * tail.rows - 1}"
+    check_mapping("tail_rows", tables.tail_rows, slots * tail.rows, limit)
+    limit = f"the pool has entries 0 to {job.out.entries - 1}"
+    check_mapping("entries", tables.entries, job.out.entries, limit)
+    check_mapping("ends", tables.ends, tokens, f"there are tokens 0 to {tokens - 1}")
+    limit = f"the tail has slots 0 to {slots - 1}"
+    check_mapping("state_slots", tables.state_slots, slots, limit)
+    check_range("owners", tables.owners, (0, requests), f"there are requests 0 to {requests - 1}")
+    check_range("cu_tokens", tables.cu_tokens, (0, tokens + 1), f"from 0 to {tokens} tokens")
+    if job.longest is not None and job.longest < 0:
+        raise ValueError(f"longest {job.longest}: tokens of a request, at least 0")
+    ends = tables.ends
+    if ends.device.type == "cpu" and tokens and ends.numel():
+        first = tables.positions[ends[ends >= 0].long()] + 1 - tail.tail.ratio
+        limit = f"entries begin there, and the tables of angles have 0 to {len(job.cos) - 1}"
+        check_range("positions", first, (0, len(job.cos)), limit)
+    if job.longest is not None and tables.cu_tokens.device.type == "cpu":
+        most = int(tables.cu_tokens.diff().max()) if requests else 0
+        if most > job.longest:
+            raise ValueError(f"longest {job.longest}: a request has {most} tokens")

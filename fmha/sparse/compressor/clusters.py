@@ -1,0 +1,34 @@
+"""Launches of the compressors' kernels: clusters of CTAs take windows or requests, and a CTA of a
+cluster a slice of the channels (device code)."""
+
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32
+
+from fmha.sparse.compressor.config import WalkConfig, WindowConfig
+from fmha.sparse.compressor.device import NUMBERS
+from kernelkit.param_table import ParamTable, table_of
+
+
+class Clusters:
+    """Host function of one config; a class that inherits it has the `kernel`."""
+
+    def __init__(self, config: WindowConfig | WalkConfig, arch: str) -> None:
+        self.config, self.arch = config, arch
+
+    @cute.jit
+    def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
+        """table: see `fmha.sparse.compressor.device.Numbers`."""
+        self.kernel(table).launch(
+            grid=(clusters * self.config.slices, 1, 1),
+            block=(self.config.threads, 1, 1),
+            cluster=(self.config.slices, 1, 1),
+            min_blocks_per_mp=self.config.ctas_per_sm,  # bounds the registers of a thread
+            preferred_smem_carveout=100,  # percent of what an SM has
+            stream=stream,
+        )
+
+
+def example_arguments() -> tuple:
+    """Of `Clusters.__call__`."""
+    return table_of([0] * NUMBERS), Int32(0), CUstream(0)

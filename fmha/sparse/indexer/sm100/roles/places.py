@@ -1,0 +1,46 @@
+"""Slots of the boxes of tiles, looked up by a whole warp for several tiles at once (device code).
+
+A look into a block table takes longer than a tile: lane l looks for box l % boxes of visit
+l / boxes, and shuffles tell the others.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from fmha.sparse.indexer.scores_config import KEYS
+from fmha.sparse.indexer.scores_device import Run, slot_of
+from fmha.sparse.indexer.sm100.args import Scope
+from fmha.sparse.indexer.sm100.plan import ScoresPlan
+from kernelkit import hw
+
+
+def visits(plan: ScoresPlan) -> int:
+    """Tiles that a warp looks up together."""
+    return hw.WARP_THREADS // plan.config.boxes
+
+
+@cute.jit
+def tiles_of(run: Run) -> Int32:
+    """With keys that a token of the run sees."""
+    return (run.most + KEYS - 1) // KEYS
+
+
+@cute.jit
+def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> tuple:
+    """(slot, row) where the lane's box begins, -1 for a slot where the run sees none of its keys.
+    `tile` is of visit 0."""
+    lane, boxes = cute.arch.lane_idx(), plan.config.boxes
+    key = (tile + lane // boxes * scope.share.ctas) * KEYS + lane % boxes * plan.config.box
+    rows = Uint32(scope.problem.rows)
+    block, slot = Uint32(key) // rows, Int32(-1)
+    if key < run.most:
+        slot = slot_of(scope.problem, run.owner, Int32(block))
+    return slot, key - Int32(block * rows)
+
+
+@cute.jit
+def visits_left(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> Int32:
+    """Tiles from `tile` on, of those that are looked up together."""
+    left = (tiles_of(run) - tile + scope.share.ctas - 1) // scope.share.ctas
+    return cutlass.min(left, Int32(visits(plan)))

@@ -1,0 +1,108 @@
+"""When the state of a request is copied aside, so that another may begin there.
+
+Only at the boundary of a block: there compressors wait for little (DeepSeek-V4: HCA for nothing,
+CSA for the half of four rows), and a hit ends at a boundary anyway. A step may end up to `draft`
+tokens behind the boundary, since rings keep that much more than the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcache.books.prefix import PrefixCache
+from kvcache.books.requests import Request
+from kvcache.books.work import Copy, Pool
+from kvcache.layouts.layout import Layout
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which boundaries are worth a checkpoint.
+
+    every: multiples of so many blocks. prompt_end: the last one that a repeated prompt can use.
+    rolling: each, but a request keeps only its newest such: for its next turn.
+    """
+
+    every: int | None = None
+    prompt_end: bool = True
+    rolling: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"a checkpoint every {self.every} blocks: at least 1, None for none")
+
+    def wants(self, request: Request, boundary: int, block_tokens: int) -> bool:
+        """Whether one at `boundary` is to stay, whatever comes behind."""
+        if self.every and boundary // block_tokens % self.every == 0:
+            return True
+        return self.prompt_end and boundary == request.last_boundary
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of a prefix cache, by `policy`."""
+
+    layout: Layout
+    policy: Policy
+    prefix: PrefixCache
+    _rolling: dict[bytes, Request] = field(default_factory=dict)  # digest -> whose newest it is
+
+    @property
+    def on(self) -> bool:
+        """Whether there are any."""
+        return self.layout.has_state and self.prefix.checkpoints.slots > 0
+
+    def room(self, request: Request, wanted: int) -> int:
+        """How many of its next `wanted` tokens one append takes without missing a checkpoint."""
+        if not self.on:
+            return wanted
+        size = self.layout.block_tokens
+        first = (request.length // size + 1) * size
+        behind = min(self.layout.draft, size - 1)  # a step takes one at its last boundary alone
+        for boundary in range(first, request.length + wanted - behind, size):
+            if self.policy.wants(request, boundary, size):
+                return boundary - request.length
+        return wanted
+
+    def take(self, request: Request, start: int, ticket: int) -> tuple[Copy, ...]:
+        """The copy that makes one, if an append from `start` to where `request` is calls for it."""
+        size, prefix = self.layout.block_tokens, self.prefix
+        boundary = request.length // size * size
+        reached = start < boundary and request.furthest - boundary <= self.layout.draft
+        if not self.on or not reached:
+            return ()
+        stays, digest = self.policy.wants(request, boundary, size), request.digests[-1]
+        if stays:
+            self.keep(digest)
+        elif not self.policy.rolling:
+            return ()
+        if prefix.checkpoints.find(digest) is not None:
+            return ()
+        if not prefix.checkpoints.available:
+            prefix.counters.checkpoints_skipped += 1
+            return ()
+        self._roll(request)
+        if not stays:
+            self._rolling[digest], request.rolling = request, digest
+        (slot,) = prefix.checkpoints.take(1, request.name)
+        prefix.store_checkpoint(slot, digest)
+        prefix.checkpoints.release([slot], ticket)
+        return (Copy(Pool.STATES, Pool.CHECKPOINTS, request.state, slot, boundary),)
+
+    def keep(self, digest: bytes) -> None:
+        """Others rely on this one: it stays when the request that made it goes on."""
+        self._rolling.pop(digest, None)
+
+    def leave(self, request: Request) -> bool:
+        """The end of a request: its newest checkpoint stays, for its next turn. Whether it has
+        one that was not to stay otherwise."""
+        rolls = self._rolling.get(request.rolling) is request
+        if rolls:
+            del self._rolling[request.rolling]
+        return rolls
+
+    def _roll(self, request: Request) -> None:
+        """The request has a newer one than its newest so far."""
+        if self.leave(request):
+            self.prefix.forget_checkpoint(request.rolling)
+        request.rolling = None

@@ -1,0 +1,72 @@
+"""What has to be true of a manager's books between calls, and what its slots waste."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kvcache.books.errors import InvariantBroken
+from kvcache.books.prefix import chained, seed
+from kvcache.books.work import Pool
+
+if TYPE_CHECKING:
+    from kvcache.books.manager import Manager
+    from kvcache.books.requests import Request
+
+
+def check(manager: Manager) -> None:
+    """InvariantBroken, saying which, unless all of them hold; time grows with the whole cache."""
+    for request in manager.requests:
+        _check_request(manager, request)
+    expected = {pool: Counter() for pool in Pool}
+    for request in manager.requests:
+        expected[Pool.BLOCKS].update(request.blocks)
+        expected[Pool.HOST_BLOCKS].update(request.host_blocks)
+        expected[Pool.STATES].update([request.state] if request.state >= 0 else [])
+        expected[Pool.HOST_STATES].update([request.host_state] if request.host_state >= 0 else [])
+    for pool, slots in manager.pools.items():
+        slots.check(dict(expected[pool]))
+    without = set(manager.prefix.checkpoints.registered()) - set(manager.blocks.registered())
+    if without:
+        raise InvariantBroken(f"{len(without)} checkpoints without the block before them")
+
+
+def _check_request(manager: Manager, request: Request) -> None:
+    layout, size = manager.layout, manager.layout.block_tokens
+    places = {
+        "blocks": (len(request.blocks), layout.blocks(request.length) * request.resident),
+        "host blocks": (
+            len(request.host_blocks), layout.blocks(request.length) * (not request.resident)
+        ),
+        "states": (request.state >= 0, layout.has_state and request.resident),
+        "host states": (request.host_state >= 0, layout.has_state and not request.resident),
+        "digests": (len(request.digests), request.length // size),
+        "freed": (request.freed, False),
+        "distinct blocks": (len(set(request.blocks)), len(request.blocks)),
+    }  # fmt: skip
+    wrong = {name: pair for name, pair in places.items() if pair[0] != pair[1]}
+    if wrong:
+        raise InvariantBroken(f"request {request.name!r}: (has, should have) {wrong}")
+    floor = request.floor if layout.has_state else 0
+    if not floor <= request.length <= request.furthest:
+        raise InvariantBroken(
+            f"request {request.name!r}: length {request.length} not between floor {floor} "
+            f"and furthest {request.furthest}"
+        )
+    digest = seed(request.salt)
+    for index, (has, block) in enumerate(zip(request.digests, request.blocks, strict=False)):
+        digest = chained(digest, request.tokens[index * size : (index + 1) * size])
+        if has != digest or manager.blocks.key(block) not in (None, digest):
+            raise InvariantBroken(f"request {request.name!r}: block {block} has another content")
+
+
+def stranded_bytes(manager: Manager) -> int:
+    """Bytes of held blocks and states that hold no row of a request."""
+    layout, filled = manager.layout, {}
+    for request in manager.requests:
+        for index, block in enumerate(request.blocks):
+            tokens = min(layout.block_tokens, request.length - index * layout.block_tokens)
+            filled[block] = max(filled.get(block, 0), tokens)
+    payload = sum(layout.payload(tokens) for tokens in filled.values())
+    states = manager.states.held * (layout.state_bytes - layout.state_payload)
+    return len(filled) * layout.block_bytes - payload + states

@@ -1,0 +1,484 @@
+"""The manager: which request holds which slots, what is shared, what device work that takes.
+
+It owns no memory and launches nothing. A call either returns the `Work` that it implies or raises a
+`kvcache.books.errors.CacheError` and changes nothing. `kvcache.memory.cache.Cache` adds storage
+and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from kvcache.books import invariants
+from kvcache.books.checkpoints import Checkpoints, Policy
+from kvcache.books.errors import PoolExhausted, RollbackPastRing
+from kvcache.books.metrics import Counters, KVEvent, Metrics
+from kvcache.books.prefix import Match, PrefixCache, chained, seed
+from kvcache.books.requests import Request
+from kvcache.books.slot_pool import NO_TICKET, SlotPool
+from kvcache.books.step import Step
+from kvcache.books.work import Copy, Event, Pool, Tickets, Work
+from kvcache.layouts.layout import Layout
+
+RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
+CLEAN = 0  # that state: each new one begins as a copy of it
+Tokens = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots of each pool that requests can have."""
+
+    blocks: int
+    states: int = 0
+    checkpoints: int = 0
+    host_blocks: int = 0
+    host_states: int = 0
+
+
+@dataclass(eq=False)
+class Admission(Work):
+    """A new request, and how many of its tokens are there already: `hit`.
+
+    cached: tokens whose blocks were found; those behind `hit` lack a checkpoint.
+    """
+
+    request: Request | None = None
+    hit: int = 0
+    cached: int = 0
+
+
+class Manager:
+    """Requests over the pools of a layout.
+
+    deferred: device work may overlap what is done next (several streams, or a host that runs
+    ahead): each Work is reported by `issued`, and what it may touch is not handed out before it is
+    over. keep_events: see `events`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        sizes: Sizes,
+        *,
+        policy: Policy | None = None,
+        deferred: bool = False,
+        keep_events: bool = False,
+    ) -> None:
+        if sizes.blocks < 1 or (layout.has_state and sizes.states < 1):
+            raise ValueError(
+                f"{sizes.blocks} blocks and {sizes.states} states: {layout.name} needs at least 1 "
+                f"block{' and 1 state' if layout.has_state else ''}"
+            )
+        self.layout, self.sizes = layout, sizes
+        self.counters = Counters()
+        self.pools = {
+            pool: SlotPool(
+                pool.value,
+                getattr(sizes, pool.name.lower()),
+                first=RESERVED if pool in (Pool.BLOCKS, Pool.STATES) else 0,
+                on_host=pool.on_host,
+            )
+            for pool in Pool
+        }
+        self.blocks, self.states = self.pools[Pool.BLOCKS], self.pools[Pool.STATES]
+        events: list[KVEvent] | None = [] if keep_events else None
+        checkpoints = self.pools[Pool.CHECKPOINTS]
+        self.prefix = PrefixCache(layout, self.blocks, checkpoints, self.counters, events)
+        self.checkpoints = Checkpoints(layout, policy or Policy(), self.prefix)
+        self.requests: dict[Request, None] = {}
+        self._tickets = Tickets(deferred)
+
+    # -- life of a request -------------------------------------------------------------------
+
+    def admit(
+        self, name: str, prompt: Tokens, *, salt: bytes = b"", use_cache: bool = True
+    ) -> Admission:
+        """A request for `prompt`, of which the first `hit` tokens are there.
+
+        The others, at least one, are the caller's to append. salt: requests with different ones
+        share nothing. PoolExhausted without a free state.
+        """
+        tokens = _ids("prompt", prompt)
+        self.poll()
+        if self.layout.has_state:
+            self.states.require(1, name)
+        match = self.prefix.match(tokens, salt) if use_cache else Match([], [], -1, 0)
+        size = self.layout.block_tokens
+        request = Request(name, salt, (len(tokens) - 1) // size * size)
+        self.blocks.share(match.blocks)
+        request.blocks.extend(match.blocks)
+        request.digests = match.digests
+        hit = len(match.blocks) * size
+        request.extend(tokens[:hit])
+        request.floor = hit
+        ticket = self._tickets.take()
+        copies = self._new_state(request, match, ticket) if self.layout.has_state else ()
+        self.requests[request] = None
+        counters = self.counters
+        counters.admitted += 1
+        if use_cache:
+            counters.prompt_tokens += len(tokens)
+            counters.hit_tokens += hit
+            counters.lost_hit_tokens += match.lost * size
+        return Admission(ticket, copies, request, hit, hit + match.lost * size)
+
+    def _new_state(self, request: Request, match: Match, ticket: int) -> tuple[Copy, ...]:
+        """A clean state, with what the checkpoint knows."""
+        clean = self._clean_state(request)
+        if match.checkpoint < 0:
+            return (clean,)
+        self.checkpoints.keep(request.digests[-1])
+        # Nobody holds it longer than the work that reads it.
+        self.prefix.checkpoints.share([match.checkpoint])
+        self.prefix.checkpoints.release([match.checkpoint], ticket)
+        source, target = Pool.CHECKPOINTS, Pool.STATES
+        restore = Copy(source, target, match.checkpoint, request.state, request.length)
+        return (clean, restore)
+
+    def _clean_state(self, request: Request) -> Copy:
+        """A state for the request, and the copy that makes it as if nobody had had it."""
+        (request.state,) = self.states.take(1, request.name)
+        return Copy(Pool.STATES, Pool.STATES, CLEAN, request.state)
+
+    def fork(self, request: Request, name: str) -> Admission:
+        """A request with the same tokens: it shares the blocks and has a copy of the state."""
+        self._require(request)
+        self.poll()
+        if self.layout.has_state:
+            self.states.require(1, name)
+        child = Request(name, request.salt, request.last_boundary)
+        child.extend(request.tokens)
+        child.floor = request.length
+        child.blocks, child.digests = request.blocks[:], request.digests[:]
+        self.blocks.share(child.blocks)
+        copies: tuple[Copy, ...] = ()
+        if self.layout.has_state:
+            clean = self._clean_state(child)
+            slots = (request.state, child.state)
+            copies = (clean, Copy(Pool.STATES, Pool.STATES, *slots, request.length))
+        self.requests[child] = None
+        self.counters.forked += 1
+        return Admission(self._tickets.take(), copies, child, child.length, child.length)
+
+    def free(self, request: Request) -> None:
+        """The end of a request; its full blocks stay as long as nobody needs the room."""
+        self._require(request, resident=False)
+        del self.requests[request]
+        request.freed = True
+        self.checkpoints.leave(request)
+        if request.resident:
+            self._forget_unreachable(request)
+        self._release_device(request)
+        self._release_host(request)
+        self.counters.freed += 1
+
+    def preempt(self, request: Request) -> np.ndarray:
+        """Free a request that is to be admitted again: its tokens, int64."""
+        self._require(request, resident=False)
+        tokens = request.tokens.copy()
+        self.free(request)
+        self.counters.preempted += 1
+        return tokens
+
+    def _require(self, request: Request, *, resident: bool = True) -> None:
+        """The request is alive, one of this manager, and on the device."""
+        request.require(resident=resident)
+        if request not in self.requests:
+            raise ValueError(f"request {request.name!r} is of another manager")
+
+    def _forget_unreachable(self, request: Request) -> None:
+        """Full blocks behind the last checkpoint would take room for hits that cannot be."""
+        if not self.layout.has_state:
+            return
+        for block, digest in reversed([*zip(request.blocks, request.digests, strict=False)]):
+            if self.prefix.checkpoints.find(digest) is not None:
+                return
+            if self.blocks.key(block) == digest and self.blocks.holders(block) == 1:
+                self.prefix.forget(block)
+
+    def _release_device(self, request: Request) -> None:
+        ticket = self._tickets.last
+        self.blocks.release(request.blocks[::-1], ticket)  # the end of a chain goes first
+        del request.blocks[:]
+        if request.state >= 0:
+            self.states.release([request.state], ticket)
+            request.state = -1
+
+    def _release_host(self, request: Request) -> None:
+        ticket = self._tickets.last
+        self.pools[Pool.HOST_BLOCKS].release(request.host_blocks, ticket)
+        request.host_blocks = []
+        if request.host_state >= 0:
+            self.pools[Pool.HOST_STATES].release([request.host_state], ticket)
+            request.host_state = -1
+
+    # -- tokens ------------------------------------------------------------------------------
+
+    def append(self, batch: Mapping[Request, Tokens]) -> Step:
+        """The next tokens of some requests; all or none.
+
+        PoolExhausted names the first request for which blocks are missing.
+        """
+        tokens = {request: _ids(request.name, new) for request, new in batch.items()}
+        for request in tokens:
+            self._require(request)
+        self.poll()
+        plan = self._growth(tokens)
+        fresh = iter(self.blocks.take(sum(new + copied for new, copied in plan.values())))
+        starts = np.array([request.length for request in tokens], np.int32)
+        ticket = self._tickets.take()
+        copies: list[Copy] = []
+        for request, (new, copied) in plan.items():
+            copies += self._make_writable(request, copied, fresh)
+            request.blocks.extend(islice(fresh, new))
+        after: list[Copy] = []
+        for request, ids in tokens.items():
+            start = request.length
+            self.counters.checkpoints_missed += self.room(request, len(ids)) < len(ids)
+            request.extend(ids)
+            self._store_full(request)
+            after += self.checkpoints.take(request, start, ticket)
+            self.counters.appended_tokens += len(ids)
+        return Step(
+            ticket, tuple(copies), self.layout, tuple(tokens), tuple(after),
+            starts, np.array([request.length for request in tokens], np.int32),
+            np.array([request.state for request in tokens], np.int32), _tables(list(tokens)),
+        )  # fmt: skip
+
+    def _growth(self, tokens: Mapping[Request, np.ndarray]) -> dict[Request, tuple[int, bool]]:
+        """Blocks that each request needs, and whether its last one has to be copied first."""
+        plan: dict[Request, tuple[int, bool]] = {}
+        left: dict[int, int] = {}  # shared blocks that requests before leave for a copy
+        needed = 0
+        for request, ids in tokens.items():
+            new = self.layout.blocks(request.length + len(ids)) - len(request.blocks)
+            copied = False
+            if request.length % self.layout.block_tokens:
+                last = request.blocks[-1]
+                # Where requests of this step share a block, the last of them may keep it.
+                others = self.blocks.holders(last) - left.get(last, 0) - 1
+                copied = others > 0 or self.blocks.busy(last)
+                left[last] = left.get(last, 0) + copied
+            plan[request] = (new, copied)
+            needed += new + copied
+            self.blocks.require(needed, request.name)
+        return plan
+
+    def _make_writable(self, request: Request, copied: bool, fresh: Iterator[int]) -> list[Copy]:
+        """The request alone holds its last block, and nobody finds it, if it is to be written."""
+        if not request.length % self.layout.block_tokens:
+            return []
+        last = request.blocks[-1]
+        if not copied:
+            if self.blocks.key(last) is not None:  # full once, then taken back
+                self.prefix.forget(last)
+            return []
+        request.blocks[-1] = next(fresh)
+        # Those who still hold it write behind the copy, in the order of steps.
+        shared = self.blocks.holders(last) > 1
+        self.blocks.release([last], NO_TICKET if shared else self._tickets.last)
+        self.counters.blocks_copied_on_write += 1
+        return [Copy(Pool.BLOCKS, Pool.BLOCKS, last, request.blocks[-1])]
+
+    def _store_full(self, request: Request) -> None:
+        """Blocks that became full can be found."""
+        size, digests = self.layout.block_tokens, request.digests
+        for index in range(len(digests), request.length // size):
+            parent, ids = self._content(request, index)
+            digests.append(chained(parent, ids))
+            self.prefix.store(request.blocks[index], parent, digests[-1], ids)
+
+    def _content(self, request: Request, index: int) -> tuple[bytes, np.ndarray]:
+        """What the digest of full block `index` is made of: the one before it, and its tokens."""
+        size = self.layout.block_tokens
+        parent = request.digests[index - 1] if index else seed(request.salt)
+        return parent, request.tokens[index * size : (index + 1) * size]
+
+    def rollback(self, request: Request, tokens: int) -> None:
+        """Take back the last `tokens` tokens.
+
+        RollbackPastRing where they reach past what rings still hold: `draft` tokens behind the
+        furthest position that was written, and not before the state came from elsewhere. Without
+        a state the beginning is the limit.
+        """
+        self._require(request)
+        if tokens < 0:
+            raise ValueError(f"request {request.name!r}: {tokens} tokens to take back, at least 0")
+        first = 0
+        if self.layout.has_state:
+            first = max(request.floor, request.furthest - self.layout.draft)
+        if tokens > request.length - first:
+            raise RollbackPastRing(request.name, tokens, request.length - first)
+        request.length -= tokens
+        kept = self.layout.blocks(request.length)
+        self.blocks.release(request.blocks[kept:][::-1], self._tickets.last)
+        del request.blocks[kept:]
+        del request.digests[request.length // self.layout.block_tokens :]
+        self.counters.rolled_back_tokens += tokens
+
+    def room(self, request: Request, wanted: int) -> int:
+        """How many of its next `wanted` tokens one append takes without missing a checkpoint.
+
+        An append may take more; then later hits are shorter.
+        """
+        return self.checkpoints.room(request, wanted)
+
+    def abandon(self, step: Step) -> None:
+        """`step` was not executed, or not to its end: what it wrote is worth nothing.
+
+        Its requests are freed, and nothing that it would have filled can be found. Call it before
+        anything else is planned on the step.
+        """
+        self.discard(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
+        for request, start in zip(step.requests, step.starts.tolist(), strict=True):
+            if request.freed:
+                continue
+            begun = start // self.layout.block_tokens
+            for block, digest in list(zip(request.blocks, request.digests, strict=False))[begun:]:
+                if self.blocks.key(block) == digest:
+                    self.prefix.forget(block)
+            self.free(request)
+
+    # -- host tier ---------------------------------------------------------------------------
+
+    def offload(self, request: Request) -> Work:
+        """A request leaves the device for host memory; HostTierFull where there is no room."""
+        self._require(request)
+        self.poll()
+        host_blocks, host_states = self.pools[Pool.HOST_BLOCKS], self.pools[Pool.HOST_STATES]
+        host_blocks.require(len(request.blocks), request.name)
+        host_states.require(int(self.layout.has_state), request.name)
+        ticket = self._tickets.take()
+        request.host_blocks = host_blocks.take(len(request.blocks), request.name)
+        pairs = zip(request.blocks, request.host_blocks, strict=True)
+        copies = [Copy(Pool.BLOCKS, Pool.HOST_BLOCKS, *pair) for pair in pairs]
+        if self.layout.has_state:
+            (request.host_state,) = host_states.take(1, request.name)
+            slots = (request.state, request.host_state)
+            copies.append(Copy(Pool.STATES, Pool.HOST_STATES, *slots, request.length))
+        self._release_device(request)
+        request.resident = False
+        self.counters.offloaded += 1
+        return Work(ticket, tuple(copies))
+
+    def fetch(self, request: Request) -> Work:
+        """A request comes back; blocks that can still be found by their content are shared."""
+        self._require(request, resident=False)
+        if request.resident:
+            raise ValueError(f"request {request.name!r} is not in the host tier")
+        self.poll()
+        found = [self.blocks.find(digest) for digest in request.digests]
+        there = [slot for slot in found if slot is not None]
+        self.blocks.share(there)  # first, so that taking blocks does not evict them
+        try:
+            self.states.require(int(self.layout.has_state), request.name)
+            fresh = iter(self.blocks.take(len(request.host_blocks) - len(there), request.name))
+        except PoolExhausted:
+            self.blocks.release(there[::-1], self._tickets.last)
+            raise
+        return self._fetched(request, found, fresh)
+
+    def _fetched(self, request: Request, found: list[int | None], fresh: Iterator[int]) -> Work:
+        ticket, copies = self._tickets.take(), []
+        for index, host in enumerate(request.host_blocks):
+            slot = found[index] if index < len(found) else None
+            if slot is None:
+                slot = next(fresh)
+                copies.append(Copy(Pool.HOST_BLOCKS, Pool.BLOCKS, host, slot))
+            request.blocks.append(slot)
+            if index < len(found):
+                parent, ids = self._content(request, index)
+                self.prefix.store(slot, parent, request.digests[index], ids)
+        if self.layout.has_state:
+            copies.append(self._clean_state(request))
+            slots = (request.host_state, request.state)
+            copies.append(Copy(Pool.HOST_STATES, Pool.STATES, *slots, request.length))
+        self._release_host(request)
+        request.resident = True
+        request.floor = request.furthest = request.length
+        self.counters.fetched += 1
+        return Work(ticket, tuple(copies))
+
+    # -- device work, books ------------------------------------------------------------------
+
+    def issued(self, work: Work, event: Event | None = None) -> None:
+        """`work` and what reads its slots is on its way; over once `event` says so, or now."""
+        self._tickets.issued(work.ticket, event)
+
+    def poll(self) -> None:
+        """Take note of work that is over."""
+        over = self._tickets.over()
+        for pool in self.pools.values():
+            pool.over(over)
+
+    def clear(self) -> None:
+        """Forget the prefix cache."""
+        self.prefix.clear()
+
+    def discard(self, pool: Pool, slots: Sequence[int]) -> None:
+        """What is in these slots is wrong: the prefix cache does not find it any more."""
+        for slot in slots:
+            key = self.pools[pool].key(slot)
+            if pool is Pool.BLOCKS and key is not None:
+                self.prefix.forget(slot)
+            elif pool is Pool.CHECKPOINTS and key is not None:
+                self.prefix.forget_checkpoint(key)
+
+    def readers(self, pool: Pool, slots: Sequence[int]) -> list[str]:
+        """Names of the requests that hold one of them."""
+        held = {
+            Pool.BLOCKS: lambda request: request.blocks,
+            Pool.STATES: lambda request: [request.state],
+            Pool.HOST_BLOCKS: lambda request: request.host_blocks,
+            Pool.HOST_STATES: lambda request: [request.host_state],
+            Pool.CHECKPOINTS: lambda request: [],
+        }[pool]
+        wanted = set(slots)
+        return [request.name for request in self.requests if wanted.intersection(held(request))]
+
+    def check(self) -> None:
+        """InvariantBroken where the books contradict themselves."""
+        invariants.check(self)
+
+    def events(self) -> list[KVEvent]:
+        """What the prefix cache gained and lost since the last call, with keep_events."""
+        if self.prefix.events is None:
+            raise ValueError("no events are kept: Manager(..., keep_events=True)")
+        taken, self.prefix.events = self.prefix.events, []
+        return taken
+
+    @property
+    def metrics(self) -> Metrics:
+        """How full everything is; walks over all requests."""
+        host = self.pools[Pool.HOST_BLOCKS], self.pools[Pool.HOST_STATES]
+        return Metrics(
+            len(self.requests), sum(request.length for request in self.requests),
+            self.blocks.held, self.blocks.kept, self.blocks.waiting, self.blocks.available,
+            self.states.held, self.states.available, self.prefix.checkpoints.kept,
+            host[0].held, host[1].held, self._tickets.in_flight,
+            invariants.stranded_bytes(self), self.counters,
+        )  # fmt: skip
+
+
+def _ids(name: str, tokens: Tokens) -> np.ndarray:
+    """Token ids as int64 [n]; TypeError or ValueError for anything else."""
+    ids = np.asarray(tokens)
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(f"{name}: tokens of shape {ids.shape}, expected at least one in one row")
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"{name}: tokens of dtype {ids.dtype}, expected integers")
+    return ids.astype(np.int64, copy=False)
+
+
+def _tables(requests: list[Request]) -> np.ndarray:
+    """int32 [B, W]: their blocks, behind them the null block."""
+    counts = [len(request.blocks) for request in requests]
+    tables = np.zeros((len(requests), max(counts, default=0)), np.int32)
+    for row, request, count in zip(tables, requests, counts, strict=True):
+        row[:count] = np.frombuffer(request.blocks, np.int32) if count else 0
+    return tables

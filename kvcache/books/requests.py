@@ -1,0 +1,60 @@
+"""A request as the manager keeps it: its tokens, its slots, how far back it can go."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from kvcache.books.errors import DoubleFree, NotResident
+
+FIRST_TOKENS = 256  # room of a new request; it doubles
+
+
+class Request:
+    """A handle: callers read it, the manager writes it.
+
+    name: for messages. length: tokens in the cache. blocks: of the paged pool, in order, block i
+    for tokens i * block_tokens and those behind. state: its slot in STATES, -1 without. floor: it
+    cannot be taken back below this position, where its state was copied. furthest: the furthest
+    that it ever wrote since. digests: of its full blocks. last_boundary: of the prompt, where a
+    checkpoint serves whoever asks the same again.
+    """
+
+    def __init__(self, name: str, salt: bytes, last_boundary: int) -> None:
+        self.name, self.salt, self.last_boundary = name, salt, last_boundary
+        self.length = self.floor = self.furthest = 0
+        self.blocks = array("i")  # int32, as block tables are
+        self.digests: list[bytes] = []
+        self.state = -1
+        self.host_blocks: list[int] = []
+        self.host_state = -1
+        self.resident, self.freed = True, False
+        self.rolling: bytes | None = None  # digest of its newest checkpoint that is not to stay
+        self._tokens = np.empty(FIRST_TOKENS, np.int64)
+
+    def __repr__(self) -> str:
+        return f"Request({self.name!r}, {self.length} tokens)"
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Ids of the tokens in the cache, int64 [length]; a view."""
+        return self._tokens[: self.length]
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """More tokens at the end."""
+        end = self.length + len(tokens)
+        if end > len(self._tokens):
+            grown = np.empty(max(end, 2 * len(self._tokens)), np.int64)
+            grown[: self.length] = self.tokens
+            self._tokens = grown
+        self._tokens[self.length : end] = tokens
+        self.length = end
+        self.furthest = max(self.furthest, end)
+
+    def require(self, *, resident: bool = True) -> None:
+        """DoubleFree for one that was freed, NotResident for one that is in the host tier."""
+        if self.freed:
+            raise DoubleFree(f"request {self.name!r} has been freed before")
+        if resident and not self.resident:
+            raise NotResident(f"request {self.name!r} is in the host tier: fetch it first")

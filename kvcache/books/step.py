@@ -1,0 +1,145 @@
+"""A step of some requests: which tokens it appends and where every layer puts and finds them.
+
+The arrays are what kernels take: slot mappings int64, -1 where a token writes nothing; block tables
+and lengths int32. `Step.tensors` and `Step.fill` bring them to a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvcache.books.requests import Request
+from kvcache.books.work import Copy, Work
+from kvcache.layouts.layout import Layout, Ring, Stream, Tail
+
+if TYPE_CHECKING:
+    import torch
+
+NOWHERE = -1  # in a slot mapping
+ROWS_OF, ENDS_OF = "rows_of.", "ends_of."
+PLAIN = ("cu_tokens", "positions", "owners", "starts", "lengths", "state_slots", "block_tables")
+
+
+@dataclass(eq=False)
+class Step(Work):
+    """The tokens starts[i] .. lengths[i] - 1 of requests[i], one request behind another.
+
+    copies: before the step writes (copy on write); after: once it has written (checkpoints).
+    block_tables: int32 [B, W], behind a request's blocks 0, the null block. state_slots: int32 [B],
+    -1 without states. starts, lengths: int32 [B], tokens before and after.
+    """
+
+    layout: Layout | None = None
+    requests: tuple[Request, ...] = ()
+    after: tuple[Copy, ...] = ()
+    starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    state_slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    block_tables: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.int32))
+
+    @cached_property
+    def cu_tokens(self) -> np.ndarray:
+        """int32 [B + 1]: where the tokens of a request begin among those of the step."""
+        return np.concatenate(([0], np.cumsum(self.lengths - self.starts))).astype(np.int32)
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """int32 [T]: whose each token is, an index of `requests`."""
+        return np.repeat(np.arange(len(self.requests), dtype=np.int32), self.lengths - self.starts)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a request has in this step."""
+        return int((self.lengths - self.starts).max(initial=0))
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """int64 [T]: of each token in its request."""
+        counts = self.lengths - self.starts
+        return np.arange(self.cu_tokens[-1], dtype=np.int64) + np.repeat(
+            self.starts - self.cu_tokens[:-1], counts
+        )
+
+    def rows_of(self, name: str) -> np.ndarray:
+        """Slot mapping int64 [T] of the stream, ring or tail `name`: slot * rows + row, or -1.
+
+        Of a stream it names the rows of entries that these tokens complete. Of a ring or tail only
+        the last tokens have rows: those that would overwrite each other have none.
+        """
+        array = self.layout.find(name)
+        if isinstance(array, Stream):
+            return self._entry_rows(array)
+        return self._ring_rows(array)
+
+    def ends_of(self, name: str) -> np.ndarray:
+        """int32 [E]: the tokens that complete an entry of the stream `name`, in their order."""
+        return np.flatnonzero(self._completes(self.layout.find(name))).astype(np.int32)
+
+    def _completes(self, stream: Stream) -> np.ndarray:
+        return (self.positions + 1) % stream.ratio == 0
+
+    def _entry_rows(self, stream: Stream) -> np.ndarray:
+        entries = self.layout.entries(stream)
+        blocks = self.block_tables[self.owners, self.positions // self.layout.block_tokens]
+        rows = blocks.astype(np.int64) * entries + self.positions // stream.ratio % entries
+        return np.where(self._completes(stream), rows, NOWHERE)
+
+    def _ring_rows(self, array: Ring | Tail) -> np.ndarray:
+        rows = array.rows(self.layout.draft)
+        slots = self.state_slots.astype(np.int64)[self.owners] * rows + self.positions % rows
+        return np.where(self.positions >= self.lengths[self.owners] - rows, slots, NOWHERE)
+
+    def entries(self, name: str) -> np.ndarray:
+        """int32 [B]: entries of a stream that the requests have after the step."""
+        return self.lengths // self.layout.find(name).ratio
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array by its name: 'rows_of.<name>' of all, 'ends_of.<name>' of streams."""
+        found = {name: getattr(self, name) for name in PLAIN}
+        for array in self.layout.arrays:
+            found[f"{ROWS_OF}{array.name}"] = self.rows_of(array.name)
+        for stream in self.layout.streams:
+            found[f"{ENDS_OF}{stream.name}"] = self.ends_of(stream.name)
+        return found
+
+    def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
+        """`arrays` as tensors on `device`.
+
+        To a GPU they travel from pinned memory on the current stream, without a wait.
+        """
+        import torch
+
+        from kernelkit.tensors import brought
+
+        arrays = self.arrays().items()
+        return {name: brought(torch.from_numpy(array), device) for name, array in arrays}
+
+    def fill(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Write `arrays` into tensors that stay where they are, as a captured graph needs them.
+
+        They may be larger. What is left over is padding: tokens that write nothing, requests of no
+        tokens, null blocks. ValueError for one that is too small.
+        """
+        import torch
+
+        arrays = self.arrays()
+        for name, buffer in buffers.items():
+            array = arrays[name]
+            if len(buffer.shape) != array.ndim or any(map(int.__gt__, array.shape, buffer.shape)):
+                raise ValueError(
+                    f"{name} {array.shape} does not fit into a buffer of {tuple(buffer.shape)}"
+                )
+            padded = np.full(buffer.shape, self._padding(name), array.dtype)
+            padded[tuple(slice(size) for size in array.shape)] = array
+            source = torch.from_numpy(padded)
+            buffer.copy_(source.pin_memory() if buffer.is_cuda else source, non_blocking=True)
+
+    def _padding(self, name: str) -> int:
+        if name == "cu_tokens":
+            return int(self.cu_tokens[-1])
+        return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0

@@ -1,1 +1,0 @@
-"""Kernels that move what the cache holds: append, gather, copy, checksum; any architecture."""

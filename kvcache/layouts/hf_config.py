@@ -1,0 +1,266 @@
+"""The cache layout that a model's config.json (Hugging Face names) asks for.
+
+What the file does not say is refused and not guessed; above all `compress_ratios`: where it is
+absent, transformers fills in a layer order whose phase is the opposite of the released models'.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvcache.layouts.layout import Layout
+from kvcache.layouts.models import (
+    CSA,
+    ELEMENT_BYTES,
+    HCA,
+    HEAD_DIM,
+    INDEX_DIM,
+    ROPE_DIM,
+    ConfigError,
+    Options,
+    deepseek_v4,
+    deepseek_v41,
+    gqa,
+    mla,
+)
+
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # -> windowed
+V4_LAYER_TYPES = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": CSA,
+    "heavily_compressed_attention": HCA,
+}
+# What this cache has no page for: recurrent layers, and layers that differ in their heads.
+UNSUPPORTED = (
+    "attention_chunk_size",
+    "attention_k_eq_v",
+    "full_attention_interval",
+    "global_head_dim",
+    "hybrid_override_pattern",
+    "indexer_types",
+    "layers_block_type",
+    "linear_attn_config",
+    "num_global_key_value_heads",
+    "num_kv_shared_layers",
+)
+
+
+class _Reader:
+    """A config's keys; every failure names the file, the key, and its value."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        self.name, self.values = name, values
+
+    def has(self, *keys: str) -> bool:
+        return any(self.values.get(key) is not None for key in keys)
+
+    def fail(self, reason: str) -> ConfigError:
+        return ConfigError(f"{self.name}: {reason}")
+
+    def count(self, key: str, least: int = 1, default: int | None = None) -> int:
+        """An integer of at least `least`."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.fail(f"{key} is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.fail(f"{key} is {value!r}, an integer of at least {least}")
+        return value
+
+    def counts(self, key: str) -> list[int]:
+        """A list of integers of at least 0."""
+        values = self.values.get(key)
+        if not isinstance(values, list) or not values:
+            raise self.fail(f"{key} is {values!r}, a list with an integer per layer")
+        for place, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise self.fail(f"{key}[{place}] is {value!r}, an integer of at least 0")
+        return values
+
+    def fixed(self, key: str, value: int, why: str) -> None:
+        """The key has that value."""
+        found = self.count(key)
+        if found != value:
+            raise self.fail(f"{key} is {found}, supported is {value}: {why}")
+
+
+def from_config(
+    config: str | Path | Mapping[str, Any], options: Options | None = None, *, name: str = ""
+) -> Layout:
+    """The layout of a config.json (its path, its folder, or what is in it).
+
+    Raises ConfigError (a ValueError) where the file lacks a key or contradicts itself, ValueError
+    for options that the model does not have.
+    """
+    values, name = _load(config, name)
+    options = options or Options()
+    if isinstance(values.get("text_config"), Mapping):
+        values = values["text_config"]
+    reader = _Reader(name, values)
+    unsupported = [key for key in UNSUPPORTED if values.get(key)]
+    if unsupported:
+        shown = ", ".join(f"{key} {values[key]!r:.60}" for key in unsupported)
+        raise reader.fail(f"this cache has no layers as in {shown}")
+    if str(values.get("model_type", "")).startswith("deepseek_v4") or reader.has("compress_ratios"):
+        return _v4(reader, options)
+    if reader.has("kv_lora_rank"):
+        return _mla(reader, options)
+    return _gqa(reader, options)
+
+
+def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
+    if isinstance(config, Mapping):
+        return config, name or str(config.get("model_type", "config"))
+    path = Path(config)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON, {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: a JSON object is expected, found a {type(values).__name__}")
+    return values, name or (path.parent.name if path.name == "config.json" else path.stem)
+
+
+def _v4(reader: _Reader, options: Options) -> Layout:
+    """DeepSeek-V4, and V4.1 where layers read the entries of source layers."""
+    layers = reader.count("num_hidden_layers")
+    if not reader.has("compress_ratios"):
+        raise reader.fail(
+            "compress_ratios is missing. It says which layers are CSA and which HCA; layer_types "
+            "that transformers makes up without it have the opposite phase"
+        )
+    ratios = reader.counts("compress_ratios")
+    _check_drafters(reader, ratios, layers, options)
+    _check_layer_types(reader, ratios[:layers])
+    fixed = f"the records are those of {HEAD_DIM} elements, {ROPE_DIM} of them RoPE"
+    reader.fixed("head_dim", HEAD_DIM, fixed)
+    reader.fixed("qk_rope_head_dim", ROPE_DIM, fixed)
+    if reader.has("num_key_value_heads"):
+        reader.fixed("num_key_value_heads", 1, "all heads share an entry")
+    if not any(ratios):
+        raise reader.fail(f"compress_ratios are all 0, so nothing is in pages: {ratios}")
+    if any(ratio not in (0, HCA) for ratio in ratios):
+        reader.fixed("index_head_dim", INDEX_DIM, f"the indexer's records have {INDEX_DIM}")
+    ratios, window = ratios[: layers + options.mtp], reader.count("sliding_window")
+    for key in ("kv_source_layer_ids", "kv_source_layers"):
+        if reader.has(key):
+            sources = reader.counts(key)
+            return deepseek_v41(reader.name, ratios, sources, window, options)
+    if str(reader.values.get("model_type", "")).startswith("deepseek_v41"):
+        raise reader.fail("kv_source_layer_ids is missing: the layers that make entries")
+    return deepseek_v4(reader.name, ratios, window, options)
+
+
+def _check_drafters(reader: _Reader, ratios: list[int], layers: int, options: Options) -> None:
+    """Entries behind the layers' are those of draft layers, which have the window alone.
+
+    V4's releases with three draft layers still say num_nextn_predict_layers 1: the list counts.
+    """
+    drafters = len(ratios) - layers
+    if drafters < 0:
+        raise reader.fail(
+            f"compress_ratios has {len(ratios)} entries, num_hidden_layers is {layers}"
+        )
+    said = reader.count("num_nextn_predict_layers", 0, default=0)
+    if drafters and said > drafters:
+        raise reader.fail(
+            f"num_nextn_predict_layers is {said}, but compress_ratios has {len(ratios)} entries "
+            f"for {layers} layers and {drafters} draft layers"
+        )
+    if any(ratios[layers:]):
+        raise reader.fail(f"compress_ratios[{layers}:] are {ratios[layers:]}, draft layers have 0")
+    if not 0 <= options.mtp <= drafters:
+        raise reader.fail(
+            f"mtp {options.mtp}, the model has 0 to {drafters} draft layers "
+            f"(compress_ratios beyond num_hidden_layers {layers})"
+        )
+
+
+def _check_layer_types(reader: _Reader, ratios: list[int]) -> None:
+    """layer_types, where transformers wrote them, too, say the same."""
+    kinds = reader.values.get("layer_types")
+    if not isinstance(kinds, list):
+        return
+    for layer, (kind, ratio) in enumerate(zip(kinds, ratios, strict=False)):
+        if V4_LAYER_TYPES.get(kind, ratio) != ratio:
+            raise reader.fail(
+                f"layer_types[{layer}] is {kind!r}, compress_ratios[{layer}] is {ratio}"
+            )
+
+
+def _mla(reader: _Reader, options: Options) -> Layout:
+    """DeepSeek-V3.2 with an indexer in each layer, V3 without."""
+    layers = reader.count("num_hidden_layers")
+    fixed = f"the records are those of {HEAD_DIM} latent elements and {ROPE_DIM} of RoPE"
+    reader.fixed("kv_lora_rank", HEAD_DIM, fixed)
+    reader.fixed("qk_rope_head_dim", ROPE_DIM, fixed)
+    indexer = reader.has("index_head_dim", "index_topk", "index_n_heads")
+    if indexer:
+        reader.fixed("index_head_dim", INDEX_DIM, f"the indexer's records have {INDEX_DIM}")
+    drafters = reader.count("num_nextn_predict_layers", 0, default=0)
+    if not 0 <= options.mtp <= drafters:
+        raise reader.fail(f"mtp {options.mtp}, num_nextn_predict_layers is {drafters}")
+    return mla(reader.name, layers, options, indexer)
+
+
+def _gqa(reader: _Reader, options: Options) -> Layout:
+    if options.online_hca or options.mtp:
+        raise reader.fail(
+            f"online_hca {options.online_hca} and mtp {options.mtp} are of DeepSeek's layers; this "
+            "model has plain keys and values"
+        )
+    layers, heads = reader.count("num_hidden_layers"), reader.count("num_key_value_heads")
+    if reader.has("head_dim"):
+        head_dim = reader.count("head_dim")
+    else:
+        hidden, query_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
+        head_dim, left = divmod(hidden, query_heads)
+        if left:
+            raise reader.fail(
+                f"head_dim is missing, and hidden_size {hidden} is no multiple of "
+                f"num_attention_heads {query_heads}"
+            )
+    windowed = _windowed(reader, layers)
+    return gqa(
+        layers,
+        heads,
+        head_dim,
+        element_bytes=ELEMENT_BYTES[options.choice(reader.name, tuple(ELEMENT_BYTES))],
+        block_tokens=options.block_tokens,
+        draft=options.draft,
+        window=reader.count("sliding_window") if any(windowed) else 0,
+        windowed=windowed,
+        name=reader.name,
+    )
+
+
+def _windowed(reader: _Reader, layers: int) -> list[bool]:
+    """Which layers see a window alone."""
+    kinds = reader.values.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            found = f"{len(kinds)} entries" if isinstance(kinds, list) else repr(kinds)
+            raise reader.fail(f"layer_types has {found}, num_hidden_layers is {layers}")
+        for layer, kind in enumerate(kinds):
+            if kind not in LAYER_TYPES:
+                raise reader.fail(f"layer_types[{layer}] is {kind!r}, one of {tuple(LAYER_TYPES)}")
+        marks = [LAYER_TYPES[kind] for kind in kinds]
+        if all(marks):
+            raise reader.fail(f"all {layers} layer_types are sliding: nothing is in pages")
+        return marks
+    if not reader.has("sliding_window") or reader.values.get("use_sliding_window") is False:
+        return [False] * layers
+    if reader.has("sliding_window_pattern"):  # every so manyth layer sees everything
+        every = reader.count("sliding_window_pattern", 2)
+        return [bool((layer + 1) % every) for layer in range(layers)]
+    raise reader.fail(
+        f"sliding_window is {reader.values['sliding_window']!r}, but neither layer_types nor "
+        "sliding_window_pattern says of which layers; a model whose layers are all windowed has "
+        "nothing in pages"
+    )

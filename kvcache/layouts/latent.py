@@ -1,0 +1,51 @@
+"""Latent entries: NoPE elements, in groups that share a scale if they are quantised, and behind
+them RoPE elements in bf16. Plain data: kernels, their reference and tests read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record
+
+ROPE = 64  # elements, the last ones, rotated in neighbouring pairs
+INLINE_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Of one record. group: NoPE elements with a scale in common, 0 where all are bf16. inline:
+    scales are fp32 in the data, behind the NoPE elements; else bytes (UE8M0), apart from the data.
+    """
+
+    record: Record
+    nope: int
+    group: int = 0
+    inline: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Of an entry."""
+        return self.nope + ROPE
+
+    @property
+    def groups(self) -> int:
+        """With a scale each."""
+        return self.nope // self.group if self.group else 0
+
+    @property
+    def rope_offset(self) -> int:
+        """Bytes of the data in front of the RoPE elements."""
+        if not self.group:
+            return 2 * self.nope
+        return self.nope + self.groups * INLINE_SCALE_BYTES * self.inline
+
+
+# By the name of the record.
+LATENTS = {
+    latent.record.name: latent
+    for latent in (
+        Latent(BF16_512, 448),
+        Latent(FP8_584, 448, 64),
+        Latent(FP8_656, 512, 128, inline=True),
+    )
+}

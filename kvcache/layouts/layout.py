@@ -1,0 +1,402 @@
+"""What a block and a request's state hold, as data: every offset of the cache follows from it.
+
+    block       block_tokens original tokens of all layers: for each stream and layer a page of
+                block_tokens / ratio entries; a packed stream has one page for all its layers
+    state       one per request: rings (the last tokens as they are) and tails (rows that wait for
+                compression), one of each per layer
+    checkpoint  the rows of a state that a request at some multiple of block_tokens still needs,
+                side by side
+
+Each ends in GUARD_BYTES that nobody writes but the canary. All sizes are bytes. No torch, no DSL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from kvcache.layouts.records import TMA_ALIGN, Record, round_up
+
+GUARD_BYTES = 64
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Entries that stay: one for `ratio` tokens and copy, in pages of the paged pool.
+
+    copies: layers that have entries of their own. packed: the entries of all copies share a page,
+    which wastes nothing where a layer has one or two. of_layer: for each layer of the model which
+    copy it reads, or None; by default copy i is layer i's.
+    """
+
+    name: str
+    record: Record
+    ratio: int
+    copies: int
+    packed: bool = False
+    of_layer: tuple[int | None, ...] = ()
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Payload."""
+        return self.copies * self.record.bytes / self.ratio
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The last `window` entries of a sliding window, position x in row x % rows."""
+
+    name: str
+    record: Record
+    window: int
+    copies: int
+    of_layer: tuple[int | None, ...] = ()
+
+    def rows(self, draft: int) -> int:
+        """So many that a step may append `draft` tokens and take them all back."""
+        return self.window + max(draft, 1) - 1
+
+    def page_bytes(self, draft: int) -> int:
+        """Of one copy."""
+        return self.record.page_bytes(self.rows(draft))
+
+    def live(self, position: int, draft: int) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of what a request of `position` tokens still needs, in a copy's page.
+
+        The next query sees itself and window - 1 tokens before it.
+        """
+        rows, record = self.rows(draft), self.record
+        for first, count in _runs(max(0, position - self.window + 1), position, rows):
+            yield first * record.data_bytes, count * record.data_bytes
+            if record.scale_bytes:
+                scales = rows * record.data_bytes
+                yield scales + first * record.scale_bytes, count * record.scale_bytes
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What a compressor needs of tokens that are not compressed yet, in fp32.
+
+    Every `ratio` tokens it emits an entry from `overlap` windows, the last one and those before.
+    Raw: position x in row x % rows of [rows, overlap * width] values and, behind them, as many
+    scores; the first half of a row is for the window that follows. online: row x % rows has the
+    running [maximum, sum, value] of the window instead, three times `width`, after position x.
+    """
+
+    name: str
+    ratio: int
+    width: int
+    copies: int
+    overlap: int = 1
+    online: bool = False
+    of_layer: tuple[int | None, ...] = ()
+
+    def rows(self, draft: int) -> int:
+        """So many that a step may append `draft` tokens and take them all back."""
+        return draft + 1 if self.online else self.overlap * self.ratio + max(draft, 1) - 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of values or of scores; of all three, online."""
+        return FP32_BYTES * self.width * (3 if self.online else self.overlap)
+
+    def page_bytes(self, draft: int) -> int:
+        """Of one copy."""
+        return self.rows(draft) * self.row_bytes * (1 if self.online else 2)
+
+    def live(self, position: int, draft: int) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of what a request of `position` tokens still needs, in a copy's page."""
+        rows, inside = self.rows(draft), position % self.ratio
+        begun = position - inside
+        if self.online:
+            if inside:
+                yield (position - 1) % rows * self.row_bytes, self.row_bytes
+            return
+        for part in (0, rows * self.row_bytes):
+            for first, count in _runs(begun, position, rows):
+                yield part + first * self.row_bytes, count * self.row_bytes
+            half = self.row_bytes // self.overlap
+            for row in range(max(0, begun - (self.overlap - 1) * self.ratio), begun):
+                yield part + row % rows * self.row_bytes, (self.overlap - 1) * half
+
+
+def _runs(begin: int, end: int, rows: int) -> Iterator[tuple[int, int]]:
+    """(first row, rows) where positions begin .. end - 1 of a ring lie side by side."""
+    if begin == end:
+        return
+    first, count = begin % rows, end - begin
+    yield first, min(count, rows - first)
+    if first + count > rows:
+        yield 0, first + count - rows
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows of one copy lie in a slot of a pool, see `kvcache.layouts.rows.Rows`."""
+
+    record: Record
+    rows: int
+    data_offset: int
+    scale_offset: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A named piece of a slot, for those who move or register memory piece by piece."""
+
+    name: str
+    copy: int
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cache of a model.
+
+    block_tokens: of a block, a multiple of every ratio. draft: the most tokens of a step that may
+    be taken back. model_layers: for the layer maps, 0 where there are none.
+    """
+
+    name: str
+    block_tokens: int
+    streams: tuple[Stream, ...]
+    rings: tuple[Ring, ...] = ()
+    tails: tuple[Tail, ...] = ()
+    draft: int = 0
+    model_layers: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def arrays(self) -> tuple[Stream | Ring | Tail, ...]:
+        """All of them."""
+        return (*self.streams, *self.rings, *self.tails)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stream | Ring | Tail]:
+        return {array.name: array for array in self.arrays}
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a request has anything outside its blocks."""
+        return bool(self.rings or self.tails)
+
+    @property
+    def window(self) -> int:
+        """Of the widest ring, 0 without one."""
+        return max((ring.window for ring in self.rings), default=0)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Payload in the paged pool of a long request: what papers quote."""
+        return sum(stream.bytes_per_token for stream in self.streams)
+
+    def entries(self, stream: Stream) -> int:
+        """Of one copy in a block."""
+        return self.block_tokens // stream.ratio
+
+    @cached_property
+    def block_regions(self) -> tuple[Region, ...]:
+        """The pages of a block in order; a packed stream has one."""
+        sizes = []
+        for stream in self.streams:
+            entries, pages = self.entries(stream), stream.copies
+            if stream.packed:
+                entries, pages = entries * pages, 1
+            size = stream.record.page_bytes(entries)
+            sizes += [(stream.name, copy, size, stream.record.page_align) for copy in range(pages)]
+        return _placed(sizes)
+
+    @cached_property
+    def state_regions(self) -> tuple[Region, ...]:
+        """The pages of a state in order."""
+        sizes = []
+        for array in (*self.rings, *self.tails):
+            align = array.record.page_align if isinstance(array, Ring) else TMA_ALIGN
+            size = round_up(array.page_bytes(self.draft), TMA_ALIGN)
+            sizes += [(array.name, copy, size, align) for copy in range(array.copies)]
+        return _placed(sizes)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Stride of blocks."""
+        return self._slot_bytes(self.block_regions, [s.record.page_align for s in self.streams])
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Stride of states, 0 where requests have none."""
+        if not self.has_state:
+            return 0
+        return self._slot_bytes(self.state_regions, [r.record.page_align for r in self.rings])
+
+    @cached_property
+    def checkpoint_bytes(self) -> int:
+        """Stride of checkpoints: room for the most that a state needs at a block's boundary."""
+        if not self.has_state:
+            return 0
+        return sum(a.copies * self._most_live(a) for a in (*self.rings, *self.tails)) + GUARD_BYTES
+
+    def _most_live(self, array: Ring | Tail) -> int:
+        """Bytes of a copy that a checkpoint holds, wherever in the ring they begin."""
+        rows, block = array.rows(self.draft), self.block_tokens
+        first = round_up(self.window, block) + block  # from where on no window is cut short
+        positions = range(first, first + rows * block, block)
+        return max(sum(size for _, size in self._live(array, p)) for p in positions)
+
+    @staticmethod
+    def _slot_bytes(regions: tuple[Region, ...], aligns: list[int]) -> int:
+        end = max(region.offset + region.bytes for region in regions)
+        return round_up(end + GUARD_BYTES, math.lcm(TMA_ALIGN, *aligns))
+
+    @cached_property
+    def block_payload(self) -> int:
+        """Bytes of the entries of a full block."""
+        return sum(self.entries(s) * s.copies * s.record.bytes for s in self.streams)
+
+    @cached_property
+    def state_payload(self) -> int:
+        """Bytes of the rows of a state."""
+        rings = sum(r.copies * r.rows(self.draft) * r.record.bytes for r in self.rings)
+        return rings + sum(t.copies * t.page_bytes(self.draft) for t in self.tails)
+
+    def payload(self, tokens: int) -> int:
+        """Bytes of the entries that a request of `tokens` tokens has in the paged pool."""
+        return sum(tokens // s.ratio * s.copies * s.record.bytes for s in self.streams)
+
+    def blocks(self, tokens: int) -> int:
+        """That a request of `tokens` tokens has."""
+        return -(-tokens // self.block_tokens)
+
+    def live(self, position: int) -> list[tuple[int, int]]:
+        """(offset, bytes) in a state of what a request of `position` tokens still needs of it."""
+        return [
+            (self.offset(array.name, copy) + offset, size)
+            for array in (*self.rings, *self.tails)
+            for offset, size in self._live(array, position)
+            for copy in range(array.copies)
+        ]
+
+    def _live(self, array: Ring | Tail, position: int) -> list[tuple[int, int]]:
+        """`live` of one copy, rounded out to what copies move: a row of scales may be 8 bytes."""
+        found = []
+        for offset, size in array.live(position, self.draft):
+            start = offset // TMA_ALIGN * TMA_ALIGN
+            found.append((start, round_up(offset + size, TMA_ALIGN) - start))
+        return found
+
+    def segments(self, position: int) -> list[tuple[int, int, int]]:
+        """(offset in the state, offset in the checkpoint, bytes) of a checkpoint at `position`.
+
+        ValueError inside a block, where tails have more than a checkpoint has room for.
+        """
+        if position < 0 or position % self.block_tokens:
+            raise ValueError(
+                f"a checkpoint at {position}: from 0 on, a multiple of {self.block_tokens} tokens"
+            )
+        live = self.live(position)
+        starts = accumulate((size for _, size in live), initial=0)
+        return [(offset, start, size) for (offset, size), start in zip(live, starts, strict=False)]
+
+    def alike(self, position: int) -> int:
+        """An early position with the same `live`, and inside a block at the same place: for those
+        who keep tables by position."""
+        first, period = self._repetition
+        return position if position < first else first + (position - first) % period
+
+    @cached_property
+    def _repetition(self) -> tuple[int, int]:
+        """(from where on, every how many tokens) `live` repeats."""
+        reach = [ring.window for ring in self.rings]
+        reach += [(tail.overlap - 1) * tail.ratio for tail in self.tails]
+        rows = [array.rows(self.draft) for array in (*self.rings, *self.tails)]
+        first = round_up(max(reach, default=0), self.block_tokens)
+        return first, math.lcm(self.block_tokens, *rows)
+
+    def find(self, name: str) -> Stream | Ring | Tail:
+        """The stream, ring or tail of that name; KeyError names those that are there."""
+        if name not in self._by_name:
+            raise KeyError(f"{name!r}: the layout {self.name} has {sorted(self._by_name)}")
+        return self._by_name[name]
+
+    def place(self, name: str, copy: int) -> Place:
+        """Where the rows of `copy` of a stream or ring lie in a slot."""
+        array = self.find(name)
+        if isinstance(array, Tail):
+            raise TypeError(f"{name!r} is a tail of fp32 rows, not of records")
+        if not 0 <= copy < array.copies:
+            raise IndexError(f"copy {copy} of {name!r}: it has {array.copies}")
+        rows = array.rows(self.draft) if isinstance(array, Ring) else self.entries(array)
+        record = array.record
+        packed = isinstance(array, Stream) and array.packed
+        first, page_rows = (copy * rows, array.copies * rows) if packed else (0, rows)
+        start = self.offset(name, 0 if packed else copy)
+        scales = start + page_rows * record.data_bytes
+        return Place(
+            record, rows, start + first * record.data_bytes, scales + first * record.scale_bytes
+        )
+
+    def offset(self, name: str, page: int) -> int:
+        """Of a page in its slot: of copy `page`, or page 0 of a packed stream."""
+        return self._offsets[name, page]
+
+    @cached_property
+    def _offsets(self) -> dict[tuple[str, int], int]:
+        regions = (*self.block_regions, *self.state_regions)
+        return {(region.name, region.copy): region.offset for region in regions}
+
+
+def _placed(sizes: list[tuple[str, int, int, int]]) -> tuple[Region, ...]:
+    """Regions one behind another from (name, copy, bytes, alignment)."""
+    regions, end = [], 0
+    for name, copy, size, align in sizes:
+        start = round_up(end, align)
+        regions.append(Region(name, copy, start, size))
+        end = start + size
+    return tuple(regions)
+
+
+def _check(layout: Layout) -> None:
+    """ValueError for a layout that contradicts itself, by value and limit."""
+    arrays = layout.arrays
+    names = [array.name for array in arrays]
+    if not layout.streams:
+        raise ValueError(f"{layout.name}: a cache has at least one stream of entries")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{layout.name}: names {names} are not distinct")
+    if layout.block_tokens < 1 or layout.draft < 0:
+        raise ValueError(
+            f"{layout.name}: block_tokens {layout.block_tokens} at least 1, "
+            f"draft {layout.draft} at least 0"
+        )
+    for array in arrays:
+        if array.copies < 1:
+            raise ValueError(f"{array.name}: {array.copies} copies, at least 1")
+        if array.of_layer and len(array.of_layer) != layout.model_layers:
+            raise ValueError(
+                f"{array.name}: a map of {len(array.of_layer)} layers, "
+                f"the model has {layout.model_layers}"
+            )
+        wrong = [copy for copy in array.of_layer if copy not in (None, *range(array.copies))]
+        if wrong:
+            raise ValueError(f"{array.name}: copies {wrong} in its map, there are {array.copies}")
+        ratio = getattr(array, "ratio", 1)
+        if ratio < 1 or layout.block_tokens % ratio:
+            raise ValueError(
+                f"{array.name}: one entry for {ratio} tokens does not divide a block of "
+                f"{layout.block_tokens}"
+            )
+    for tail in layout.tails:
+        if tail.overlap not in (1, 2) or (tail.online and tail.overlap > 1):
+            raise ValueError(
+                f"{tail.name}: overlap {tail.overlap}, online {tail.online}: "
+                "1 or 2 windows, online 1"
+            )
+    for ring in layout.rings:
+        if ring.window < 1:
+            raise ValueError(f"{ring.name}: a window of {ring.window} tokens, at least 1")

@@ -1,0 +1,145 @@
+"""Where the entries, or the tail, of one layer lie in a pool: what kernels and references address.
+
+A pool is a uint8 tensor [slots, slot_bytes]. Entry `slot * rows + row` has its data bytes at
+`data_offset + row * data_bytes` of the slot and its scale bytes at
+`scale_offset + row * scale_bytes`. A mapping is an int64 tensor of such numbers, NO_ENTRY for none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit.tensors import require_rank, require_types
+from kvcache.layouts.layout import FP32_BYTES, Tail
+from kvcache.layouts.records import TMA_ALIGN, Record
+
+NO_ENTRY = -1  # of a mapping: writes nothing, reads zeros
+MAX_ENTRIES = (1 << 31) - 1  # kernels split the number of an entry in 32 bits
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`rows` entries of `record` in every slot of `pool`; offsets are bytes within a slot."""
+
+    pool: torch.Tensor
+    data_offset: int
+    scale_offset: int
+    rows: int
+    record: Record
+
+    @property
+    def entries(self) -> int:
+        """In all slots: what the numbers of a mapping stay below."""
+        return len(self.pool) * self.rows
+
+    def data(self) -> torch.Tensor:
+        """A view [slots, rows, data_bytes] of the pool."""
+        return self._view(self.data_offset, self.record.data_bytes)
+
+    def scales(self) -> torch.Tensor:
+        """A view [slots, rows, scale_bytes] of the pool."""
+        return self._view(self.scale_offset, self.record.scale_bytes)
+
+    def _view(self, offset: int, row_bytes: int) -> torch.Tensor:
+        size, stride = (len(self.pool), self.rows, row_bytes), (self.pool.stride(0), row_bytes, 1)
+        return self.pool.as_strided(size, stride, self.pool.storage_offset() + offset)
+
+    def check(self, align: int = TMA_ALIGN) -> None:
+        """TypeError or ValueError, naming value and limit, for rows that do not lie in the pool.
+
+        align: what data_offset, the stride of slots and the pool's address are multiples of.
+        """
+        check_pool("pool", self.pool, align)
+        slots, slot_bytes = self.pool.shape
+        if self.rows < 1 or self.entries > MAX_ENTRIES:
+            raise ValueError(
+                f"{slots} slots of {self.rows} rows: from 1 row to {MAX_ENTRIES} entries in all"
+            )
+        for name, offset, row_bytes, unit in (
+            ("data", self.data_offset, self.record.data_bytes, align),
+            ("scales", self.scale_offset, self.record.scale_bytes, 1),
+        ):
+            end = offset + self.rows * row_bytes
+            if row_bytes and (offset < 0 or offset % unit or end > slot_bytes):
+                raise ValueError(
+                    f"{name} of {self.record.name} at {offset}, {self.rows} rows of {row_bytes} "
+                    f"bytes: a multiple of {unit} from 0, and the end {end} at most the slot's "
+                    f"{slot_bytes} bytes"
+                )
+
+
+@dataclass(frozen=True)
+class TailRows:
+    """`rows` rows of `tail` in every slot of `pool`, from `offset` bytes on; see `layout.Tail`."""
+
+    pool: torch.Tensor
+    offset: int
+    rows: int
+    tail: Tail
+
+    @property
+    def columns(self) -> int:
+        """Of a row of each part."""
+        return self.tail.width * self.tail.overlap
+
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """fp32 views [slots, rows, columns]: values, scores; online maxima, sums, values."""
+        pool, columns = self.pool.view(torch.float32), self.columns
+        # Online the parts of a row are neighbours, else each is a block of all rows.
+        count, row, part = 2, columns, self.rows * columns
+        if self.tail.online:
+            count, row, part = 3, 3 * columns, columns
+        start = pool.storage_offset() + self.offset // FP32_BYTES
+        size, stride = (len(pool), self.rows, columns), (pool.stride(0), row, 1)
+        return tuple(pool.as_strided(size, stride, start + index * part) for index in range(count))
+
+    def check(self) -> None:
+        """TypeError or ValueError, naming value and limit, for a tail that is not in the pool."""
+        check_pool("pool", self.pool)
+        slot_bytes = self.pool.shape[1]
+        parts = 3 if self.tail.online else 2
+        end = self.offset + parts * self.rows * self.columns * FP32_BYTES
+        least = 1 if self.tail.online else self.tail.overlap * self.tail.ratio
+        if self.rows < least or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
+            raise ValueError(
+                f"{self.tail.name} at {self.offset}, {self.rows} rows: a multiple of {TMA_ALIGN} "
+                f"from 0, at least {least}, and the end {end} at most the slot's {slot_bytes} bytes"
+            )
+
+
+def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:
+    """TypeError or ValueError for what is no pool: uint8 [slots, slot_bytes], slots apart."""
+    require_types(**{name: pool})
+    require_rank(name, pool, "[slots, slot_bytes]")
+    slots, slot_bytes = pool.shape
+    if pool.dtype != torch.uint8 or (slot_bytes > 1 and pool.stride(1) != 1):
+        raise ValueError(
+            f"{name} is {pool.dtype} with strides {pool.stride()}: torch.uint8, the last one 1"
+        )
+    if slots > 1 and pool.stride(0) < slot_bytes:
+        raise ValueError(
+            f"{name} has slots of {slot_bytes} bytes every {pool.stride(0)}: they overlap"
+        )
+    begins = (pool.data_ptr(), pool.stride(0) if slots > 1 else 0)
+    if any(begin % align for begin in begins):
+        raise ValueError(
+            f"{name} at address {begins[0]:#x} with a slot every {begins[1]} bytes: multiples of "
+            f"{align}"
+        )
+
+
+def check_mapping(name: str, numbers: torch.Tensor, end: int, limit: str) -> None:
+    """ValueError for a number that is neither NO_ENTRY nor from 0 to end - 1; see `check_range`."""
+    check_range(name, numbers, (NO_ENTRY, end), f"{NO_ENTRY}, or {limit}")
+
+
+def check_range(name: str, numbers: torch.Tensor, range_: tuple[int, int], limit: str) -> None:
+    """ValueError for a number outside of [begin, end); only looked at in the memory of this
+    machine: on a GPU kernels pass over what is out of range."""
+    if numbers.device.type != "cpu" or numbers.numel() == 0:
+        return
+    low, high = (int(value) for value in numbers.aminmax())
+    if low < range_[0] or high >= range_[1]:
+        raise ValueError(f"{name} has numbers from {low} to {high}: {limit}")

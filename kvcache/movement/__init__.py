@@ -1,0 +1,1 @@
+"""Kernels that move what the cache holds: append, gather, copy, checksum."""

@@ -1,0 +1,82 @@
+"""`warmup`: the kernels of a cache of some layout, compiled before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from kernelkit.compile import collecting
+from kernelkit.keys import KernelKey
+from kernelkit.launch import choose_target
+from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.warm import Progress, Warmed, warm
+from kvcache.layouts.latent import LATENTS
+from kvcache.layouts.layout import Layout, Ring, Stream
+from kvcache.movement.compile import (
+    compile_append,
+    compile_checksum,
+    compile_copy,
+    compile_dequantise,
+    compile_rows,
+)
+from kvcache.movement.config import (
+    AppendConfig,
+    ChecksumConfig,
+    CopyConfig,
+    DequantiseConfig,
+    RowsConfig,
+    lanes_of,
+    vector_of,
+)
+from kvcache.movement.forward import ARCHS
+
+
+def warmup(
+    layout: Layout,
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    device: torch.device | str = "cuda",
+    backend: str = "auto",
+    arch: str | None = None,
+    progress: Progress | bool | None = None,
+) -> Warmed:
+    """Find or compile the kernels with which a cache of `layout` is written, read and moved.
+
+    Those of `append_swa`, `append_rows`, `gather`, `copy_slots` and `checksum`, whatever the number
+    of tokens; tensors of tokens begin at multiples of 16 bytes. dtypes: of what `append_swa` takes.
+    device: of the cache; 'meta' with `arch` needs no GPU. progress: see `kernelkit.warm.warm`.
+    """
+    target = choose_target(torch.device(device), backend, arch, ARCHS)
+    names = [DTYPE_NAMES[dtype] for dtype in dtypes]
+    return warm(kernels_for(layout, names, target.arch), progress)
+
+
+def kernels_for(layout: Layout, dtypes: Sequence[str], arch: str) -> list[KernelKey]:
+    """The kernels of `warmup`, each once; dtypes by name."""
+    with collecting() as keys:
+        for segmented in (False, True):
+            compile_copy(CopyConfig(segmented), arch)
+        compile_checksum(ChecksumConfig(), arch)
+        for array in (*layout.streams, *layout.rings):
+            latent = LATENTS.get(array.record.name)
+            for dtype in dtypes if latent else ():
+                compile_append(AppendConfig(array.record.name, dtype), arch)
+            if latent and latent.group:
+                compile_dequantise(DequantiseConfig(array.record.name), arch)
+            for config in () if array.record.scale_bytes else _rows_configs(layout, array):
+                compile_rows(config, arch)
+    return list(dict.fromkeys(keys))
+
+
+def _rows_configs(layout: Layout, array: Stream | Ring) -> Iterator[RowsConfig]:
+    """Rows as they are, of one array or, as keys and values, of two that are alike."""
+    slot_bytes = layout.block_bytes if isinstance(array, Stream) else layout.state_bytes
+    for copy in range(array.copies):
+        place = layout.place(array.name, copy)
+        nbytes = array.record.data_bytes
+        vector = vector_of(place.data_offset, nbytes, slot_bytes)
+        lanes = lanes_of(nbytes, vector)
+        yield RowsConfig(vector, lanes, gathered=True)
+        for pairs in (1, 2):
+            yield RowsConfig(vector, lanes, pairs)

@@ -1,0 +1,1 @@
+"""What fits into how much memory, and what is stranded."""

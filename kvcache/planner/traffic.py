@@ -1,0 +1,99 @@
+"""Bytes of the cache that a step reads and writes, by array: what its time cannot be less than.
+
+Arithmetic alone, no torch. Counted once is what kernels need once: rows of a window that are there
+already, the keys of an indexer by a request, selected entries by every token, a compressor's older
+rows when a window is complete. Workspaces and activations are not the cache's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvcache.layouts.layout import FP32_BYTES, Layout, Ring, Stream, Tail
+
+Span = tuple[int, int]  # tokens of a request before and after a step
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one array, all of its copies."""
+
+    name: str
+    read: int
+    written: int
+
+    @property
+    def bytes(self) -> int:
+        """Both."""
+        return self.read + self.written
+
+    def seconds(self, bandwidth: float) -> float:
+        """At so many bytes a second."""
+        return self.bytes / bandwidth
+
+
+def step_traffic(
+    layout: Layout, spans: Sequence[Span], selected: Mapping[str, int] | None = None
+) -> tuple[Traffic, ...]:
+    """Of a step that takes every request from spans[i][0] to spans[i][1] tokens, array by array.
+
+    selected: entries of a stream that each token reads at most, 1024 of 'csa' for DeepSeek-V4-Pro;
+    of other streams a request reads all that it has. ValueError for a span that goes backwards, or
+    a stream that the layout has not.
+    """
+    selected = selected or {}
+    unknown = sorted({*selected} - {stream.name for stream in layout.streams})
+    if unknown:
+        raise ValueError(f"selected {unknown}: {layout.name} has no such stream")
+    for start, length in spans:
+        if not 0 <= start <= length:
+            raise ValueError(f"a step from {start} to {length} tokens: from 0 on, not backwards")
+    return tuple(
+        _traffic(layout, array, spans, selected.get(array.name)) for array in layout.arrays
+    )
+
+
+def _traffic(
+    layout: Layout, array: Stream | Ring | Tail, spans: Sequence[Span], most: int | None
+) -> Traffic:
+    read = written = 0
+    for span in spans:
+        if isinstance(array, Stream):
+            mine = _of_stream(array, span, most)
+        else:
+            of_state = _of_ring if isinstance(array, Ring) else _of_tail
+            mine = of_state(array, span, layout.draft)
+        read, written = read + mine[0], written + mine[1]
+    return Traffic(array.name, array.copies * read, array.copies * written)
+
+
+def _of_stream(stream: Stream, span: Span, most: int | None) -> Span:
+    start, length = span
+    made = length // stream.ratio - start // stream.ratio
+    if most is None:
+        read = length // stream.ratio if length > start else 0
+    else:
+        read = sum(min(most, (token + 1) // stream.ratio) for token in range(start, length))
+    return read * stream.record.bytes, made * stream.record.bytes
+
+
+def _of_ring(ring: Ring, span: Span, draft: int) -> Span:
+    start, length = span
+    tokens = length - start
+    older = min(start, ring.window - 1) if tokens else 0
+    return (older + tokens) * ring.record.bytes, min(tokens, ring.rows(draft)) * ring.record.bytes
+
+
+def _of_tail(tail: Tail, span: Span, draft: int) -> Span:
+    start, length = span
+    rows = min(length - start, tail.rows(draft))
+    if tail.online:
+        running = start % tail.ratio > 0 and length > start
+        return running * tail.row_bytes, rows * tail.row_bytes
+    # Of every row a window reads one half: values and scores of its own columns.
+    read = 0
+    for entry in range(start // tail.ratio, length // tail.ratio):
+        first = max(0, (entry + 1 - tail.overlap) * tail.ratio)
+        read += max(0, start - first)
+    return read * tail.width * FP32_BYTES * 2, rows * tail.row_bytes * 2

@@ -1,0 +1,13 @@
+"""Nsight Compute or Nsight Systems on the run script of a kernel.
+
+    python scripts/nsight.py fmha --tool ncu -- --shape 2,4096,4096,16,16 --causal
+
+Without the tool it prints the command line to use elsewhere.
+"""
+
+import sys
+
+from workbench.nsight import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What scripts/bench*.py do: times and static figures, beside peers."""

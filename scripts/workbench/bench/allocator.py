@@ -1,0 +1,219 @@
+"""What bench_allocator.py does: the manager's calls timed, beside vLLM's BlockPool."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import itertools
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from kvcache.books.manager import Manager, Sizes
+from kvcache.books.slot_pool import SlotPool
+from kvcache.layouts.models import gqa
+from kvcache.layouts.presets import preset
+from workbench.bench.gqa_tables import show
+from workbench.bench.vllm_pool import block_pool
+from workbench.common import read_rows, refuse, save_rows
+
+CONTEXT = 8192  # tokens of a request of the manager's rows
+LAYOUTS = {
+    "gqa": lambda: gqa(2, 8, 128),
+    "deepseek-v4-pro": lambda: preset("deepseek-v4-pro"),
+}
+OURS, KEPT, PEER = "kvcache", "kvcache, kept", "vllm"
+
+
+class Rounds:
+    """Seconds of two parts of a loop, round by round."""
+
+    def __init__(self, repeats: int) -> None:
+        self.repeats = repeats
+        self.parts: tuple[list[float], list[float]] = ([], [])
+
+    def run(self, first: Callable[[], Any], second: Callable[[Any], Any]) -> tuple[float, float]:
+        """Medians, in microseconds, of `first` and of `second` with what it returned."""
+        gc.collect()
+        clock = time.perf_counter
+        for _ in range(self.repeats):
+            start = clock()
+            found = first()
+            middle = clock()
+            second(found)
+            end = clock()
+            self.parts[0].append(middle - start)
+            self.parts[1].append(end - middle)
+        take, give = (statistics.median(part) * 1e6 for part in self.parts)
+        return take, give
+
+
+def pool_rows(options: argparse.Namespace) -> Iterator[dict]:
+    """A row for each pool and batch."""
+    make, said = block_pool(options.vllm)
+    if make is None:
+        yield {"kind": "pool", "peer": PEER, "refused": said}
+    for batch in options.batches:
+        repeats = max(20, min(options.repeats, 2_000_000 // batch))
+        for name in (OURS, KEPT):
+            pool = SlotPool("blocks", options.blocks, first=1)
+            if name == KEPT:
+                _register_all(pool)
+            give = partial(_keep, pool) if name == KEPT else pool.release
+            found = Rounds(repeats).run(partial(pool.take, batch), give)
+            yield _pool_row(name, "", batch, found)
+        if make is not None:
+            peer = make(options.blocks)
+            found = Rounds(repeats).run(partial(peer.get_new_blocks, batch), peer.free_blocks)
+            yield _pool_row(PEER, said, batch, found)
+
+
+def _register_all(pool: SlotPool) -> None:
+    _keep(pool, pool.take(pool.slots))
+
+
+def _keep(pool: SlotPool, slots: list[int]) -> None:
+    """Give slots back that can be found by a content that no other has had."""
+    for slot in slots:
+        pool.register(slot, next(_CONTENTS))
+    pool.release(slots)
+
+
+_CONTENTS = (number.to_bytes(16, "little") for number in itertools.count())
+
+
+def _pool_row(peer: str, version: str, batch: int, found: tuple[float, float]) -> dict:
+    take, give = found
+    row = {"kind": "pool", "peer": peer, "batch": batch, "take_us": take, "give_us": give}
+    row["million_per_s"] = batch / (take + give)
+    return row | ({"version": version} if version else {})
+
+
+def manager_rows(options: argparse.Namespace) -> Iterator[dict]:
+    """A row for each layout and number of requests."""
+    for name, make in LAYOUTS.items():
+        layout = make()
+        for count in options.requests:
+            repeats = max(10, options.repeats // (20 * count))
+            yield {"kind": "manager", "layout": name, "requests": count, "context": CONTEXT,
+                   **_manager_row(layout, count, repeats)}  # fmt: skip
+
+
+def _manager_row(layout: Any, count: int, repeats: int) -> dict[str, float]:
+    """Microseconds: of a step per request, of its arrays, of admissions, of the walk."""
+    blocks = count * (CONTEXT // layout.block_tokens + repeats // layout.block_tokens + 4)
+    # Each request has a prompt of its own, and one more comes and goes.
+    sizes = Sizes(2 * blocks + 200, states=count + 2, checkpoints=2 * count + 4)
+    manager, generator = Manager(layout, sizes), np.random.default_rng(0)
+    prompts = generator.integers(0, 1 << 17, (count, CONTEXT))
+    requests = []
+    for index, prompt in enumerate(prompts):
+        requests.append(manager.admit(f"r{index}", prompt).request)
+        _fill(manager, requests[-1], prompt)
+    one = np.zeros(1, np.int64)
+    batch = dict.fromkeys(requests, one)
+    append, arrays = Rounds(repeats).run(lambda: manager.append(batch), _arrays)
+    hit, free = Rounds(repeats).run(
+        lambda: manager.admit("again", prompts[0]), lambda found: manager.free(found.request)
+    )
+    others = iter(generator.integers(0, 1 << 17, (repeats, CONTEXT)))
+    cold, _ = Rounds(repeats).run(
+        lambda: manager.admit("new", next(others)), lambda found: manager.free(found.request)
+    )
+    check, _ = Rounds(3).run(manager.check, lambda found: None)
+    return {
+        "append_us_per_request": append / count, "arrays_us_per_request": arrays / count,
+        "admit_hit_us": hit, "free_us": free, "admit_miss_us": cold, "check_us": check,
+    }  # fmt: skip
+
+
+def _fill(manager: Manager, request: Any, prompt: np.ndarray) -> None:
+    while request.length < len(prompt):
+        room = manager.room(request, len(prompt) - request.length)
+        manager.append({request: prompt[request.length : request.length + room]})
+
+
+def _arrays(step: Any) -> None:
+    """What a step's kernels take."""
+    layout = step.layout
+    for array in (*layout.streams, *layout.rings, *layout.tails):
+        step.rows_of(array.name)
+
+
+def pool_table(rows: list[dict]) -> tuple[str, list[str], list[list[str]]]:
+    cells = []
+    for row in rows:
+        if "refused" in row:
+            cells.append([row["peer"], "-", "", "", row["refused"][:60]])
+            continue
+        numbers = [f"{row['take_us']:.2f}", f"{row['give_us']:.2f}", f"{row['million_per_s']:.2f}"]
+        cells.append([row["peer"], str(row["batch"]), *numbers])
+    return "pools", ["peer", "batch", "take us", "give us", "M blocks/s"], cells
+
+
+def manager_table(rows: list[dict]) -> tuple[str, list[str], list[list[str]]]:
+    names = ("append_us_per_request", "arrays_us_per_request", "admit_hit_us", "free_us",
+             "admit_miss_us", "check_us")  # fmt: skip
+    heads = ["layout", "requests", "append us each", "arrays us each", "hit us", "free us",
+             "miss us", "check us"]  # fmt: skip
+    cells = [
+        [row["layout"], str(row["requests"]), *(f"{row[name]:.1f}" for name in names)]
+        for row in rows
+    ]
+    return f"manager, requests of {CONTEXT} tokens", heads, cells
+
+
+def setting_of(options: argparse.Namespace) -> dict:
+    """Machine, version, and how quiet it is."""
+    return {
+        "kind": "setting", "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": platform.machine(), "cores": os.cpu_count(),
+        "python": platform.python_version(), "load": [round(x, 2) for x in os.getloadavg()],
+        "blocks": options.blocks, "repeats": options.repeats,
+    }  # fmt: skip
+
+
+def show_rows(rows: list[dict]) -> None:
+    setting = rows[0]
+    print(f"Python {setting['python']}, {setting['machine']}, {setting['cores']} cores, "
+          f"load {setting['load'][0]}, {setting['date']}")  # fmt: skip
+    for kind, table in (("pool", pool_table), ("manager", manager_table)):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        if of_kind:
+            show(*table(of_kind))
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; returns the exit code."""
+    if options.show:
+        show_rows(read_rows(options.show))
+        return 0
+    most = max(options.batches)
+    if min(options.batches) < 1 or most >= options.blocks or options.repeats < 1:
+        return refuse(f"batches {options.batches}: from 1 to fewer than --blocks {options.blocks}; "
+                      f"--repeats {options.repeats}: at least 1")  # fmt: skip
+    rows = [setting_of(options)]
+    steps = [*[(pool_rows, "pools")], *[(manager_rows, "manager")] * bool(options.requests)]
+    console = Console(stderr=True)
+    for measure, what in steps:
+        rows += track(measure(options), what, console=console, transient=True,
+                      total=_rows_of(what, options))  # fmt: skip
+    show_rows(rows)
+    if options.json:
+        save_rows(options.json, rows)
+    return 0
+
+
+def _rows_of(what: str, options: argparse.Namespace) -> int:
+    if what == "pools":
+        return 3 * len(options.batches)
+    return len(LAYOUTS) * len(options.requests)

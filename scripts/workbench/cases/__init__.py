@@ -1,0 +1,1 @@
+"""Problems as the flags of a command spell them, and their inputs."""

@@ -1,0 +1,162 @@
+"""One MoE layer, from its flags to its products: what run_moe, explain_moe and dump_moe share."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kernelkit.tensors import DTYPE_NAMES
+from moe import Router, Scales, SwiGLU
+from moe.arguments import Activation, Arguments
+from moe.config import DEFAULT_GRANULARITY
+from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
+from moe.quantized import Quantized, of_bytes
+from workbench.flags.moe import ACTIVATIONS, MODELS, OF_A_MODEL, PLAIN
+
+SEED = 0
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ROUTERS = {
+    "softmax": {"scoring": "softmax"},
+    "sigmoid": {"scoring": "sigmoid", "scale": 2.5},
+    "sqrtsoftplus": {"scoring": "sqrtsoftplus", "scale": 2.5},
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the flags spell, by their names."""
+
+    tokens: int
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+    activation: str
+    scoring: str
+    dtype: str
+    format: str
+    granularity: int
+    x_scale: str | float | None
+    h_scale: str | float | None
+    amax: bool
+    tile_rows: int | None
+
+    def __str__(self) -> str:
+        words = [f"T{self.tokens} H{self.hidden} I{self.intermediate} E{self.experts}"]
+        words += [f"k{self.top_k} {self.format} {self.dtype} {self.activation} {self.scoring}"]
+        words += [f"granularity({self.granularity})"] * (self.granularity != DEFAULT_GRANULARITY)
+        words += [f"{n}({s})" for n, s in (("x", self.x_scale), ("h", self.h_scale)) if s]
+        words += ["amax"] * self.amax + [f"tile_rows({self.tile_rows})"] * bool(self.tile_rows)
+        return " ".join(words)
+
+    @property
+    def router(self) -> Router:
+        return Router(self.top_k, **ROUTERS[self.scoring])
+
+    @property
+    def form(self) -> SwiGLU:
+        return SwiGLU(**ACTIVATIONS[self.activation])
+
+    @property
+    def scales(self) -> Scales:
+        """Numbers as tensors."""
+        x, h = (
+            torch.tensor([scale]) if isinstance(scale, float) else scale
+            for scale in (self.x_scale, self.h_scale)
+        )
+        return Scales(x, h, torch.zeros(1) if self.amax else None)
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """x, w13, w2, logits: standard normal, weights such that all products are, too."""
+        generator = torch.Generator().manual_seed(SEED)
+        shapes = (
+            (self.tokens, self.hidden),
+            (self.experts, 2 * self.intermediate, self.hidden),
+            (self.experts, self.hidden, self.intermediate),
+            (self.tokens, self.experts),
+        )
+        x, w13, w2, logits = (torch.randn(shape, generator=generator) for shape in shapes)
+        dtype = DTYPES[self.dtype]
+        w13, w2 = w13 * self.hidden**-0.5, w2 * self.intermediate**-0.5
+        return x.to(dtype), w13.to(dtype), w2.to(dtype), logits
+
+    def product(self, name: str, **tuning: Any) -> Arguments:
+        """What grouped_gemm gets for w13 or w2, tensors without contents; checked."""
+        rows, form = self.tokens * self.top_k, FORMATS[self.format]
+        n, k = (2 * self.intermediate, self.hidden)
+        if name == "w2":
+            n, k = self.hidden, self.intermediate
+        of_rows = self.h_scale if name == "w2" else self.x_scale
+        x = _without_memory((rows, k), self, rows if of_rows == "token" else 1)
+        w = _without_memory((self.experts, n, k), self, self.experts)
+        offsets = _empty(self.experts + 1, torch.int32)
+        tiles = {"tile_rows": self.tile_rows, "most_rows": self.tokens, **tuning}
+        if name == "w2":
+            arguments = Arguments(x, w, offsets, out=self.dtype, **tiles)
+        else:
+            quantised = isinstance(self.h_scale, float) or not form.has_global
+            encode = _empty(1) if quantised and form.has_global else None
+            amax = _empty(1) if self.amax else None
+            act = Activation(self.granularity, **vars(self.form))
+            out = self.format if quantised else self.dtype
+            arguments = Arguments(x, w, offsets, encode, amax, act, out, **tiles)
+        arguments.check()
+        return arguments
+
+
+def _empty(size: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quantized:
+    """Rows of all experts, or a matrix of each."""
+    form, (*outer, k) = FORMATS[layer.format], shape
+    if len(outer) == 2:
+        blocks = outer[0] * row_blocks(outer[1])
+    else:
+        blocks = scale_blocks(outer[0], layer.experts)
+    form.columns(k)
+    data = _empty((*outer, k // form.per_byte), torch.uint8)
+    codes = _empty(scale_bytes(blocks, form.columns(k)), torch.uint8)
+    both = (_empty(scales), _empty(scales)) if form.has_global else (None, None)
+    return of_bytes(data, codes, *both, layer.format)
+
+
+def product_of(arguments: argparse.Namespace) -> Arguments:
+    """The product that the flags spell."""
+    layer = layer_of(arguments)
+    return layer.product(arguments.product, tile_n=arguments.tile_n, carry=arguments.carry)
+
+
+def layer_of(arguments: argparse.Namespace) -> Layer:
+    """The layer that the flags spell; ValueError for sizes that are none."""
+    model = MODELS[arguments.model] | OF_A_MODEL if arguments.model else {}
+    fields = {**PLAIN, **model}
+    fields |= {name: value for name in PLAIN if (value := getattr(arguments, name)) is not None}
+    for name in ("hidden", "intermediate", "experts", "top_k"):
+        if fields[name] < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {fields[name]}: at least 1")
+    if fields["tokens"] < 0:
+        raise ValueError(f"--tokens {fields['tokens']}: at least 0")
+    if fields["top_k"] > fields["experts"]:
+        raise ValueError(f"--top-k {fields['top_k']}: {fields['experts']} experts")
+    for name in ("dtype", "format", "granularity", "x_scale", "h_scale", "amax", "tile_rows"):
+        fields[name] = getattr(arguments, name)
+    layer = Layer(**fields)
+    if FORMATS[layer.format].has_global:
+        return replace(layer, h_scale=300.0 if layer.h_scale is None else layer.h_scale)
+    for name in ("x_scale", "h_scale"):
+        if fields[name] is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} {fields[name]}: {layer.format} has no global scale")
+    return layer
+
+
+def names_of(layer: Layer) -> dict[str, object]:
+    """For JSON."""
+    return {**vars(layer), "dtype": DTYPE_NAMES[DTYPES[layer.dtype]]}

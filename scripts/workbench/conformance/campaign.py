@@ -1,0 +1,189 @@
+"""Every conformance case on the GPU and in ptxemu, and what came of it, form by form.
+
+The GPU runs in a process of its own, so that a program that hangs or is refused there (which
+spoils a CUDA context for good) costs one case and not the rest.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.conformance import hw_runner
+from workbench.conformance.bounds import bounds_of, excess, ulps_apart
+from workbench.conformance.case import Case, Output
+
+_SECONDS = 60  # of one case on the GPU
+_SHOWN = 3  # examples of a difference
+_ERROR = re.compile(r"line (\d+); \w+\s*: (.*)")
+_SPAWN = multiprocessing.get_context("spawn")
+
+Outputs = dict[str, np.ndarray]
+
+
+@dataclass
+class Tally:
+    """What all cases say about one form."""
+
+    inputs: int = 0
+    same: int = 0
+    bound: str = ""
+    ulps: int = 0  # the most between the two results, where the form is an approximation
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # GPU's, ptxemu's, in bounds
+    examples: list[str] = field(default_factory=list)
+    differs: bool = False  # somewhere where every bit counts
+
+    @property
+    def right(self) -> bool:
+        """The same bits, or both within the bound."""
+        return not self.differs and max(self.errors) <= 1
+
+
+@dataclass
+class Campaign:
+    """Tallies by form, digests of the GPU's outputs by case, and what could not be run."""
+
+    forms: dict[str, Tally] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def judge(self, case: Case, gpu: Outputs, emulated: Outputs) -> None:
+        sources = [b.data for b in case.program.buffers() if b.expected is None]
+        if case.recorded:
+            self.digests[case.name] = case.digest(gpu)
+        for name, output in case.outputs.items():
+            a, b = _bits(gpu[name]), _bits(emulated[name])
+            for (forms, x), (_, y) in zip(output.parts(a), output.parts(b), strict=True):
+                for form in forms:
+                    self._tally(form, output, sources, (x, y))
+
+    def _tally(self, form: str, output: Output, sources: list[np.ndarray], found: tuple) -> None:
+        same = found[0] == found[1]
+        tally = self.forms.setdefault(form, Tally())
+        tally.inputs += output.inputs
+        tally.same += int(same.sum()) * output.inputs // max(same.size, 1)
+        if output.approximate:
+            _compare_approximation(tally, form, sources, found)
+        elif not same.all():
+            tally.differs = True
+            tally.examples += _examples(output.label, sources, *found)
+
+
+def _bits(found: np.ndarray) -> np.ndarray:
+    return found.view(f"u{found.itemsize}")
+
+
+def _compare_approximation(
+    tally: Tally, form: str, sources: list[np.ndarray], found: tuple[np.ndarray, np.ndarray]
+) -> None:
+    bounds = bounds_of(form)
+    tally.bound = ", ".join(map(str, bounds))
+    promised = np.zeros(ulps_apart(form, *found).shape, bool)
+    for bound in bounds:
+        for k in (0, 1):
+            error = excess(form, bound, sources, found[k])
+            promised |= error >= 0
+            tally.errors[k] = max(tally.errors[k], float(error.max()))
+            if error.max() > 1:
+                worst = int(error.argmax())
+                who = ("GPU", "ptxemu")[k]
+                tally.examples.append(f"{who}: element {worst} is {error[worst]:.3g} bounds off")
+    tally.ulps = max(tally.ulps, int(np.where(promised, ulps_apart(form, *found), 0).max()))
+
+
+def _examples(label: str, sources: list[np.ndarray], a: np.ndarray, b: np.ndarray) -> list[str]:
+    """The first elements that differ: operands, the GPU's result, ptxemu's."""
+    wrong = np.flatnonzero(a != b)
+    out = [f"{label}: {len(wrong)} of {len(a)} elements differ"]
+    for k in wrong[:_SHOWN].tolist():
+        shown = [hex(int(x[k])) for x in sources if x.size == a.size and x.dtype.kind == "u"]
+        out.append(f"[{k}] {' '.join(shown)}: GPU {int(a[k]):#x}, ptxemu {int(b[k]):#x}")
+    return [" ".join(out)]
+
+
+# -- the GPU, in its own process -------------------------------------------------------------
+
+
+class Device:
+    """One worker process that holds the GPU; replaced after a failure."""
+
+    def __init__(self) -> None:
+        self._pool = self._fresh()
+
+    @staticmethod
+    def _fresh() -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, mp_context=_SPAWN)
+
+    def ask(self, function: object, *arguments: object) -> object:
+        """function(*arguments) there; raises what it raises, and forgets the process then."""
+        try:
+            return self._pool.submit(function, *arguments).result(timeout=_SECONDS)
+        except Exception:
+            self._end()
+            self._pool = self._fresh()
+            raise
+
+    def _end(self) -> None:
+        for process in list(self._pool._processes.values()):
+            process.kill()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def refusals(
+    ask: Callable[[str], str], lines: Sequence, question: Callable[[Sequence], tuple[str, int]]
+) -> dict[int, str]:
+    """Index of a line -> why the compiler does not take it.
+
+    question(lines): a module with one of them per text line, and the number of the first. A line
+    that is no PTX at all stops the compiler, so the others are asked again without it.
+    """
+    left, out = list(range(len(lines))), {}
+    while True:
+        text, first = question([lines[k] for k in left])
+        said = ask(text)
+        found = {
+            left[int(number) - first]: reason.strip()
+            for number, reason in reversed(_ERROR.findall(said))
+        }
+        if said and not found:
+            raise RuntimeError(f"the compiler's answer is not understood: {said[:500]}")
+        out |= found
+        left = [k for k in left if k not in found]
+        if not found:
+            return out
+
+
+def _emulate(case: Case) -> Outputs:
+    return case.emulated()
+
+
+def emulated(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Outputs]]:
+    """The cases with what ptxemu makes of them, several at a time."""
+    with ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool:
+        yield from zip(cases, pool.map(_emulate, cases, chunksize=4), strict=True)
+
+
+def campaign(
+    device: Device, cases: Iterable[Case], result: Campaign, jobs: int
+) -> Iterator[tuple[str, str]]:
+    """Run the cases into `result`; yields (name, "" or what failed) as they are done."""
+    with ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool:
+        started: list[tuple[Case, Future]] = [(case, pool.submit(_emulate, case)) for case in cases]
+        for case, future in started:
+            failure = ""
+            try:
+                result.judge(case, device.ask(hw_runner.run, case.program), future.result())
+            except (Exception, BrokenProcessPool) as caught:  # noqa: BLE001  any failure is a result
+                failure = f"{type(caught).__name__}: {caught}"
+                result.failures[case.name] = failure
+            yield case.name, failure

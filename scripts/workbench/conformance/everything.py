@@ -1,0 +1,106 @@
+"""All conformance cases, and what a session learns from them: the document that is kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from workbench.conformance import (
+    atomics,
+    barriers,
+    copies,
+    coverage,
+    elementwise,
+    matrices,
+    memory,
+    misc,
+    patterns,
+    programs,
+    tensors,
+    unavailable,
+    warp,
+)
+from workbench.conformance.campaign import Campaign, Tally
+from workbench.conformance.case import Case
+from workbench.conformance.patterns import Variant
+
+_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs, matrices)
+
+# a form -> why silicon and ptxemu differ in it
+EXPLAINED = {
+    "fns.b32": "an offset of -2^31: the code that ptxas expands fns to finds bit 0 of any mask that"
+    " has it, while the manual's text finds nothing; ptxemu keeps to the text",
+}
+
+
+def variants() -> list[Variant]:
+    """Every elementwise and warp variant, also those that a GPU may not have."""
+    return [*patterns.variants(), *warp.variants()]
+
+
+def cases(refused: Iterable[str]) -> Iterator[Case]:
+    """Every case for a GPU whose compiler refuses these opcodes."""
+    dropped = set(refused)
+    taken = [variant for variant in variants() if variant.opcode not in dropped]
+    yield from elementwise.cases(taken)
+    yield from itertools.chain.from_iterable(module.cases() for module in _STRUCTURED)
+
+
+def different(result: Campaign) -> dict[str, Tally]:
+    """The forms whose results differ for no known reason."""
+    return {
+        form: tally
+        for form, tally in sorted(result.forms.items())
+        if not tally.right and form not in EXPLAINED
+    }
+
+
+def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
+    """What is kept of a campaign."""
+    forms = dict(sorted(result.forms.items()))
+    near = {form: tally for form, tally in forms.items() if tally.bound}
+    listed = coverage.missing(forms, result.refused)
+    return {
+        "what": "ptxemu beside silicon: the same programs on the same inputs, form by form",
+        "how": "python scripts/conformance.py --json FILE",
+        "setting": setting,
+        "summary": {
+            "programs": len(result.digests),
+            "forms": len(forms),
+            "inputs": sum(tally.inputs for tally in forms.values()),
+            "same_bits": sum(tally.same == tally.inputs for tally in forms.values()),
+            "within_bounds": sum(tally.right for tally in near.values()),
+            "explained": sum(
+                form in EXPLAINED and not tally.right for form, tally in forms.items()
+            ),
+            "different": len(different(result)),
+            "failed": len(result.failures),
+            "not_witnessed": len(result.refused) + len(listed),
+        },
+        "forms": {form: [t.inputs, t.same] for form, t in forms.items() if not t.bound},
+        "approximations": {
+            form: {
+                "inputs": tally.inputs,
+                "same": tally.same,
+                "bound": tally.bound,
+                "gpu_error": round(tally.errors[0], 4),
+                "ptxemu_error": round(tally.errors[1], 4),
+                "most_ulps_apart": tally.ulps,
+            }
+            for form, tally in near.items()
+        },
+        "explained": {
+            form: why for form, why in EXPLAINED.items() if form in forms and not forms[form].right
+        },
+        "different": {form: tally.examples for form, tally in different(result).items()},
+        "failed": result.failures,
+        "refused_for_this_gpu": dict(sorted(result.refused.items())),
+        "not_witnessed": {" ".join(item): why for item, why in listed.items()},
+        "silicon": result.digests,
+    }
+
+
+def refused_instructions(answers: dict[int, str]) -> dict[str, str]:
+    """Opcode -> reason, of the lines of `unavailable`."""
+    lines = unavailable.instructions()
+    return {lines[k].split(" ")[0]: why for k, why in sorted(answers.items())}

@@ -1,0 +1,1 @@
+"""What scripts/dump.py does: PTX, registers, spills and SASS."""

@@ -1,0 +1,99 @@
+"""What a compiler made of a kernel, on disk and counted by kind: PTX and SASS."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from workbench.sass.listing import Kinds, disassemble, kind_of
+from workbench.sass.softmax import SPILLS
+
+PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
+SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
+
+PTX_KINDS: Kinds = {
+    "tensor core": ("tcgen05.mma", "tcgen05.cp"),
+    "tensor memory": ("tcgen05.",),
+    "mma.sync": ("mma.",),
+    "ldmatrix": ("ldmatrix",),
+    "movmatrix": ("movmatrix",),
+    "TMA and bulk copies": ("cp.async.bulk", "cp.reduce"),
+    "asynchronous copies": ("cp.async",),
+    "barriers and fences": ("mbarrier", "bar.", "barrier", "fence", "membar"),
+    "memory": ("ld.", "st.", "atom", "red."),
+    "special functions": ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh", "sin", "cos"),
+    "conversions": ("cvt",),
+    "floating point": ("fma", "add.f", "add.rn", "sub.f", "mul.f", "mul.rn", "max.", "min."),
+    "control and selection": ("bra", "setp", "selp", "ret", "elect", "vote", "shfl"),
+    "integer and moves": ("",),
+}
+SASS_KINDS: Kinds = {
+    "tensor core": ("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCMMA", "UTCCP"),
+    "tensor memory": ("LDTM", "STTM", "UTCATOMSWS", "UTCBAR", "UTC"),
+    "HMMA": ("HMMA",),
+    "LDSM": ("LDSM",),
+    "MOVM": ("MOVM",),
+    "LDGSTS": ("LDGSTS",),
+    "TMA and bulk copies": ("UTMA", "UBLKCP", "UBLKRED"),
+    "barriers and fences": (
+        "SYNCS",
+        "BAR",
+        "FENCE",
+        "MEMBAR",
+        "WARPSYNC",
+        "UCGABAR",
+        "DEPBAR",
+        "LDGDEPBAR",
+    ),
+    "spills": SPILLS,
+    "memory": ("LDG", "STG", "LDS", "STS", "LDC", "ULDC", "ATOM", "RED"),
+    "special functions": ("MUFU",),
+    "conversions": ("F2F", "I2F", "F2I"),
+    "floating point": ("FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "FSET", "HFMA", "HADD", "HMUL"),
+    "control and selection": ("BRA", "EXIT", "BSSY", "BSYNC", "ISETP", "SEL", "PLOP", "VOTE"),
+    "integer and moves": ("",),
+}
+
+
+def count_kinds(text: str, instruction: re.Pattern, kinds: Kinds) -> Counter:
+    """Instructions of a listing by kind, in the order of `kinds`."""
+    opcodes = Counter(match[1] for match in map(instruction.match, text.splitlines()) if match)
+    counts = Counter(dict.fromkeys(kinds, 0))
+    for opcode, count in opcodes.items():
+        counts[kind_of(opcode, kinds)] += count
+    return counts
+
+
+def write_to(folder: Path, name: str, compiled: Any) -> tuple[Path, Path]:
+    """Write (PTX, cubin) of what `compile_once` returned; `name` becomes that of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w.]+", "_", name)
+    ptx, cubin = folder / f"{stem}.ptx", folder / f"{stem}.cubin"
+    ptx.write_text(compiled.ptx, encoding="utf-8")
+    cubin.write_bytes(compiled.cubin)
+    return ptx, cubin
+
+
+def print_ptx(ptx: Path) -> Counter:
+    """Print how many instructions of which kind there are; returns them."""
+    counts = count_kinds(ptx.read_text(encoding="utf-8"), PTX_INSTRUCTION, PTX_KINDS)
+    print_counts(f"PTX ({ptx})", counts)
+    return counts
+
+
+def print_sass(cubin: Path) -> Counter:
+    """The same of the SASS, which is left beside the cubin."""
+    listing = cubin.with_suffix(".sass")
+    listing.write_text(disassemble(cubin), encoding="utf-8")
+    counts = count_kinds(listing.read_text(encoding="utf-8"), SASS_INSTRUCTION, SASS_KINDS)
+    print_counts(f"SASS ({listing})", counts)
+    return counts
+
+
+def print_counts(title: str, counts: Counter) -> None:
+    print(f"\n{title}: {sum(counts.values())} instructions")
+    for kind, count in counts.items():
+        if count:
+            print(f"  {kind:<22}{count:>6}")

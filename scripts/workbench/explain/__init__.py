@@ -1,0 +1,1 @@
+"""What scripts/explain.py does: a plan as text."""

@@ -1,0 +1,1 @@
+"""Command-line flags, in groups that commands share."""

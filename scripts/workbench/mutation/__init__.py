@@ -1,0 +1,1 @@
+"""Mutants of kernels: one synchronising instruction changed, and what notices it."""

@@ -1,0 +1,192 @@
+"""All classes of mutation: what each does to which instructions. Sections are those of the PTX ISA
+manual.
+"""
+
+from __future__ import annotations
+
+from workbench.mutation import equivalence as same
+from workbench.mutation.classes import MutationClass
+from workbench.mutation.moves import late, late_wait
+from workbench.mutation.operators import (
+    always_true,
+    astray,
+    count,
+    flipped,
+    halve,
+    masked,
+    nothing,
+    other_barrier,
+    other_space,
+    relaxed,
+    relaxed_wait,
+    remove,
+    repeat,
+    replaced,
+    unless,
+)
+
+WAIT = r"mbarrier\.(?:try|test)_wait"
+ARRIVE = r"mbarrier\.arrive(?!\.expect_tx)"
+EXPECT = r"mbarrier\.arrive\.expect_tx"
+INIT = r"mbarrier\.init"
+BAR = r"(?:bar|barrier)(?:\.cta)?\.sync"
+BAR_ARRIVE = r"(?:bar|barrier)(?:\.cta)?\.arrive"
+CLUSTER_ARRIVE = r"barrier\.cluster\.arrive"
+PROXY_FENCE = r"fence\.proxy\.async"
+INIT_FENCE = r"fence\.mbarrier_init"
+FENCE = r"fence\.(?:acq_rel|sc|acquire|release)"
+COMMIT = r"tcgen05\.commit"
+WAIT_STORES = r"tcgen05\.wait::st"
+TMA_LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::c\w+\.global"
+TMA_STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
+BULK_COMMIT = r"cp\.async\.bulk\.commit_group"
+BULK_WAIT = r"cp\.async\.bulk\.wait_group"
+ACCESS = r"tcgen05\.(?:ld|st|mma)|ld\.shared|st\.shared|cp\.async\.bulk\.tensor"
+
+_REMOVED = (
+    ("mbarrier wait", "goes on at once", "mbarrier.try_wait", always_true(WAIT),
+     same.WAITED_BEFORE),
+    ("arrival", "a thread does not arrive", "mbarrier.arrive", remove(ARRIVE), same.UNHEARD),
+    ("arrival with bytes", "neither arrives nor announces", "mbarrier.arrive", remove(EXPECT)),
+    ("mbarrier.init", "the barrier is no barrier", "mbarrier.init", remove(INIT)),
+    ("named barrier", "threads do not wait for each other", "bar.sync", remove(BAR)),
+    ("named arrival", "a thread does not arrive", "bar.arrive", remove(BAR_ARRIVE)),
+    ("warp barrier", "lanes do not wait for each other", "bar.warp.sync",
+     remove(r"bar\.warp\.sync"), same.ORDERS_ONLY_WRITES),
+    ("cluster arrival", "a thread does not arrive", "barrier.cluster", remove(CLUSTER_ARRIVE)),
+    ("cluster wait", "nobody waits for the cluster", "barrier.cluster",
+     remove(r"barrier\.cluster\.wait")),
+    ("proxy fence", "stores stay in the generic proxy", "fence.proxy", remove(PROXY_FENCE),
+     same.FENCED_AGAIN),
+    ("mbarrier_init fence", "inits stay unseen", "fence.mbarrier_init", remove(INIT_FENCE)),
+    ("memory fence", "orders nothing", "membar, fence", remove(rf"{FENCE}|membar")),
+    ("commit", "the end of MMAs is not signalled", "tcgen05.commit", remove(COMMIT),
+     same.UNHEARD),
+    ("wait::st", "TMEM stores are not waited for", "tcgen05.wait", remove(WAIT_STORES),
+     same.NO_STORE_WAITS),
+    ("wait::ld", "TMEM loads are not waited for", "tcgen05.wait", remove(r"tcgen05\.wait::ld"),
+     same.REGISTERS_USED),
+    ("tcgen05.fence", "orders nothing", "tcgen05.fence", remove(r"tcgen05\.fence"),
+     same.ORDERED_ANYWAY),
+    ("alloc", "no tensor memory", "tcgen05.alloc", remove(r"tcgen05\.alloc")),
+    ("relinquish", "keeps the right to allocate", "tcgen05.relinquish_alloc_permit",
+     remove(r"tcgen05\.relinquish_alloc_permit"), same.ALLOCATES_ONCE),
+    ("dealloc", "tensor memory is never freed", "tcgen05.dealloc", remove(r"tcgen05\.dealloc")),
+    ("bulk commit_group", "copies belong to no group", "cp.async.bulk.commit_group",
+     remove(BULK_COMMIT), same.NOTHING_OVERWRITTEN),
+    ("bulk wait_group", "bulk copies are not waited for", "cp.async.bulk.wait_group",
+     remove(BULK_WAIT), same.NOTHING_OVERWRITTEN),
+    ("cp.async wait", "copies are not waited for", "cp.async.wait_group",
+     remove(r"cp\.async\.wait_(?:group|all)")),
+    ("cp.async arrival", "the end of copies is not signalled", "cp.async.mbarrier.arrive",
+     remove(r"cp\.async\.mbarrier\.arrive")),
+    ("dependency wait", "the grid before is not waited for", "griddepcontrol",
+     remove(r"griddepcontrol\.wait")),
+    ("launch_dependents", "dependents start at the end", "griddepcontrol",
+     remove(r"griddepcontrol\.launch_dependents"), same.IMPLIED_AT_EXIT),
+)  # fmt: skip
+
+_WEAKENED = (
+    ("wait: relaxed", "acquires nothing", "mbarrier.try_wait",
+     relaxed_wait(WAIT, "mbarrier.try_wait.parity"), same.WAITED_BEFORE),
+    ("arrival: relaxed", "releases nothing", "mbarrier.arrive",
+     relaxed(ARRIVE, "mbarrier.arrive"), same.UNHEARD),
+    # Where the thread wrote nothing it publishes nothing: the bytes have their own complete_tx.
+    ("arrival with bytes: relaxed", "releases nothing", "mbarrier.arrive",
+     unless(same.nothing_written_before, relaxed(EXPECT, "mbarrier.arrive.expect_tx"))),
+    ("named barrier: arrival alone", "does not wait", "bar.sync",
+     replaced(BAR, "sync", "arrive", operands=2)),
+    ("cluster arrival: relaxed", "releases nothing", "barrier.cluster",
+     replaced(CLUSTER_ARRIVE, ".arrive", ".arrive.relaxed", but=".relaxed")),
+    ("scope: cluster to cta", "orders threads of the own CTA alone", "Scope",
+     replaced(rf"(?:{FENCE}|mbarrier\.\w+)\S*\.cluster\b", ".cluster", ".cta")),
+    ("proxy fence: other space", "fences global memory instead of shared", "fence.proxy",
+     other_space(PROXY_FENCE), same.FENCED_AGAIN),
+    ("wait::st to wait::ld", "waits for loads", "tcgen05.wait",
+     replaced(WAIT_STORES, "::st", "::ld"), same.NO_STORE_WAITS),
+    ("bulk wait_group: one more", "one group stays open", "cp.async.bulk.wait_group",
+     count(BULK_WAIT, 0, 1), same.NOTHING_OVERWRITTEN),
+    ("bulk wait_group: .read", "waits for reads alone", "cp.async.bulk.wait_group",
+     replaced(BULK_WAIT, "wait_group", "wait_group.read", but=".read")),
+    ("cp.async wait: one more", "one group stays open", "cp.async.wait_group",
+     count(r"cp\.async\.wait_group", 0, 1)),
+)  # fmt: skip
+
+_CHANGED = (
+    ("parity", "waits for the other phase", "mbarrier.try_wait", flipped(rf"{WAIT}\.parity", 2)),
+    ("init count +1", "one arrival too many is expected", "mbarrier.init", count(INIT, 1, 1)),
+    ("init count -1", "completes one arrival early", "mbarrier.init", count(INIT, 1, -1, least=1)),
+    ("arrival count +1", "arrives once more than it may", "mbarrier.arrive", count(ARRIVE, -1, 1),
+     same.UNHEARD),
+    ("expected bytes +16", "more than will come", "mbarrier.expect_tx",
+     count(EXPECT, -1, 16, nothing_at_0=True)),
+    ("expected bytes -16", "less than will come", "mbarrier.expect_tx",
+     count(EXPECT, -1, -16, least=1)),
+    ("expected bytes to 0", "announces nothing", "mbarrier.expect_tx", nothing(EXPECT, -1)),
+    ("barrier threads -32", "completes without one warp", "bar.sync", count(BAR, 1, -32, least=32)),
+    ("barrier threads +32", "waits for a warp that never comes", "bar.sync", count(BAR, 1, 32)),
+    ("barrier id", "meets other threads", "bar.sync", other_barrier(BAR, 0)),
+    ("commit mask to 1", "the second CTA is not told", "tcgen05.commit", masked(COMMIT, 1)),
+    ("commit mask to 2", "the first CTA is not told", "tcgen05.commit", masked(COMMIT, 2)),
+    ("alloc columns", "half the tensor memory", "tcgen05.alloc", halve(r"tcgen05\.alloc", 1, 32)),
+    ("dealloc columns", "half is freed", "tcgen05.dealloc", halve(r"tcgen05\.dealloc", 1, 32)),
+)  # fmt: skip
+
+_REPEATED = (
+    ("arrival", "a thread arrives twice", "mbarrier.arrive", repeat(ARRIVE), same.UNHEARD),
+    ("arrival with bytes", "arrives and announces twice", "mbarrier.arrive", repeat(EXPECT)),
+    ("commit", "signals twice", "tcgen05.commit", repeat(COMMIT)),
+    ("named arrival", "arrives twice", "bar.arrive", repeat(BAR_ARRIVE)),
+)
+
+_MISDIRECTED = (
+    ("wait", "waits for the mbarrier before", "mbarrier.try_wait", astray(WAIT, 1, -8)),
+    ("wait forth", "waits for the next mbarrier", "mbarrier.try_wait", astray(WAIT, 1, 8)),
+    ("arrival", "the next mbarrier gets it", "mbarrier.arrive", astray(ARRIVE, -2, 8)),
+    ("arrival back", "the mbarrier before gets it", "mbarrier.arrive", astray(ARRIVE, -2, -8)),
+    ("arrival with bytes", "the next mbarrier gets it", "mbarrier.arrive", astray(EXPECT, -2, 8)),
+    ("arrival with bytes back", "the mbarrier before gets it", "mbarrier.arrive",
+     astray(EXPECT, -2, -8)),
+    ("commit", "the next mbarrier gets it", "tcgen05.commit", astray(COMMIT, 0, 8)),
+    ("commit back", "the mbarrier before gets it", "tcgen05.commit", astray(COMMIT, 0, -8)),
+    ("TMA load", "the next mbarrier gets its bytes", "cp.async.bulk.tensor",
+     astray(TMA_LOAD, 2, 8)),
+    ("TMA load back", "the mbarrier before gets its bytes", "cp.async.bulk.tensor",
+     astray(TMA_LOAD, 2, -8)),
+)  # fmt: skip
+
+_ORDER = "Causality order"
+_MOVED = (
+    ("wait behind access", "the first access that it guards comes first", "mbarrier.try_wait",
+     late_wait(WAIT, ACCESS), same.WAITED_BEFORE),
+    ("bulk store behind commit_group", "it belongs to no group", _ORDER,
+     late(TMA_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
+    *(
+        (name, "is executed behind what publishes it", _ORDER, late(earlier, release), same.UNHEARD)
+        for name, earlier, release in (
+            ("st.shared behind arrival", r"st\.shared", ARRIVE),
+            ("st.shared behind barrier", r"st\.shared", BAR),
+            ("st.shared behind proxy fence", r"st\.shared", PROXY_FENCE),
+            ("ld.shared behind arrival", r"ld\.shared", ARRIVE),
+            ("proxy fence behind arrival", PROXY_FENCE, ARRIVE),
+            ("wait::st behind arrival", WAIT_STORES, ARRIVE),
+            ("tcgen05.st behind wait::st", r"tcgen05\.st", WAIT_STORES),
+            ("tcgen05.ld behind arrival", r"tcgen05\.ld", ARRIVE),
+            ("mma behind commit", r"tcgen05\.mma", COMMIT),
+            ("init fence behind barrier", INIT_FENCE, BAR),
+        )
+    ),
+)  # fmt: skip
+
+CLASSES: tuple[MutationClass, ...] = tuple(
+    MutationClass(f"{verb} {name}", *rest)
+    for verb, found in (
+        ("remove", _REMOVED),
+        ("weaken", _WEAKENED),
+        ("change", _CHANGED),
+        ("repeat", _REPEATED),
+        ("misdirect", _MISDIRECTED),
+        ("move", _MOVED),
+    )
+    for name, *rest in found
+)

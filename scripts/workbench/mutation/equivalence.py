@@ -1,0 +1,254 @@
+"""Rules that tell, from the text or from a run of the kernel, that a mutant means the same as its
+kernel; below, what they argue. Sections are those of the PTX ISA manual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ptxemu.syntax.tree import Imm, Instr, Reg, Vec
+from workbench.mutation.operators import Change
+from workbench.mutation.paths import after, before, known_guards
+from workbench.mutation.text import Text, used, written
+
+Rule = Callable[[Text, Change], bool]
+Parts = tuple[Reg, ...]  # the loaded registers that a register is a copy or a pair of
+
+# Where another thread, or the tensor core, may learn that this one is done with a TMEM range.
+_RELEASES = ("mbarrier.arrive", "bar", "tcgen05.commit", "tcgen05.dealloc", "ret", "exit")
+
+
+def registers_used_before_release(text: Text, change: Change) -> bool:
+    """Every register that the loads before a `tcgen05.wait::ld` fill is used by an instruction, on
+    every path, before this thread signals anybody: its interlock has waited for the load."""
+    place = text.places[change.instr.line]
+    start, waiting = _loaded_before(text, place)
+    parts: dict[Reg, Parts] = {reg: (reg,) for reg in waiting}
+    for item in _straight_on(text, start):
+        if item.opcode.startswith(_RELEASES):
+            break
+        if item.opcode.startswith("tcgen05.ld"):
+            continue
+        if item.root == "mov":
+            parts |= _moved(item, parts)
+        else:
+            waiting -= {part for reg in used(item) for part in parts.get(reg, ())}
+    return not waiting
+
+
+def _loaded_before(text: Text, place: int) -> tuple[int, set[Reg]]:
+    """(place of the first, registers) of the loads that the wait at `place` is the next one of."""
+    first, found = place, set()
+    for k in range(place - 1, -1, -1):
+        item = text.body[k]
+        if isinstance(item, Instr) and item.opcode.startswith("tcgen05.wait::ld"):
+            break
+        if isinstance(item, Instr) and item.opcode.startswith("tcgen05.ld"):
+            first, found = k, found | written(item)
+        if isinstance(item, str) and "@" not in item:  # a label of the kernel: other paths join
+            break
+    return first, found
+
+
+def _moved(item: Instr, parts: dict[Reg, Parts]) -> dict[Reg, Parts]:
+    """What a mov makes copies, pairs or halves of loaded registers."""
+    target, source = item.operands
+    if isinstance(target, Vec):
+        whole = parts.get(source, ())
+        if len(whole) == len(target.items):
+            return {reg: (part,) for reg, part in zip(target.items, whole, strict=True) if reg}
+        return {reg: () for reg in target.items if reg}
+    sources = source.items if isinstance(source, Vec) else (source,)
+    return {target: tuple(part for reg in sources for part in parts.get(reg, ()))}
+
+
+def _straight_on(text: Text, start: int) -> Iterator[Instr]:
+    """From `start` on, the instructions that every path executes, up to the end of the loop."""
+    k, skipped_until = start, start
+    while k < len(text.body):
+        item = text.body[k]
+        k += 1
+        if not isinstance(item, Instr):
+            continue
+        target = text.target(item)
+        if target is None:
+            if (k > skipped_until and item.guard is None) or _is_release(item):
+                yield item
+        elif target <= start:
+            return
+        elif target >= k and item.guard is not None:
+            skipped_until = max(skipped_until, target)
+        elif target >= k and k > skipped_until:
+            k = target
+
+
+def _is_release(item: Instr) -> bool:
+    return item.opcode.startswith(_RELEASES)
+
+
+_WRITES = ("st", "red", "atom", "tcgen05.st", "tcgen05.mma", "mbarrier.init")
+_BARRIERS = ("bar.sync", "barrier.sync", "barrier.cluster.wait")
+
+
+def nothing_written_before(text: Text, change: Change) -> bool:
+    """On no path from the last barrier to the instruction does the thread write memory."""
+    place = text.places[change.instr.line]
+    came_by = before(text, place, lambda item: item.opcode.startswith(_BARRIERS))
+    return not any(item.opcode.startswith(_WRITES) for item in came_by)
+
+
+# Where others may act on what the thread has done so far, and where the async proxy acts.
+_CONSEQUENCES = (*_RELEASES, "tcgen05.mma", "tcgen05.cp", "cp.async.bulk", "st.async", "red.async")
+
+
+def done_again(text: Text, change: Change) -> bool:
+    """On every path the thread executes the same instruction once more before it signals anybody
+    or lets the async proxy act."""
+    place, opcode = text.places[change.instr.line], change.instr.opcode
+    to_come = after(text, place, lambda item: item.opcode == opcode and item.guard is None)
+    return not any(item.opcode.startswith(_CONSEQUENCES) for item in to_come)
+
+
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", *_BARRIERS)
+_LOADS = ("ld", "ldmatrix", "atom", "red")
+
+
+def waited_before(text: Text, change: Change) -> bool:
+    """A run has shown that the thread knows all that the wait tells; or on every path it has waited
+    for the same phase of the same mbarrier before, with address and parity as they are now."""
+    if change.instr.line in text.observed.implied:
+        return True
+    place = text.places[change.instr.line]
+    _, address, parity, *_ = change.instr.operands
+    base, offset = _origin(text, address.base, address.offset)
+    known = known_guards(text, place)
+    fixed = {base, parity, *known}
+
+    def same(item: Instr) -> bool:
+        if not item.opcode.startswith("mbarrier.try_wait") or item.guard is not None:
+            return False
+        _, other, other_parity, *_ = item.operands
+        at = _origin(text, other.base, other.offset)
+        return item is not change.instr and at == (base, offset) and other_parity == parity
+
+    return not any(
+        item is text.first or written(item) & fixed for item in before(text, place, same, known)
+    )
+
+
+def _origin(text: Text, base: object, offset: int) -> tuple[object, int]:
+    """An address as (register that is set more than once or not by an addition, offset)."""
+    while isinstance(base, Reg):
+        settings = text.settings.get(base, ())
+        if len(settings) != 1 or settings[0].root not in ("add", "mov") or settings[0].guard:
+            break
+        first, *second = settings[0].operands[1:]
+        if first == base or not isinstance(first, Reg):
+            break
+        if second and not isinstance(second[0], Imm):
+            break
+        base, offset = first, offset + (second[0].value if second else 0)
+    return base, offset
+
+
+def orders_only_writes(text: Text, change: Change) -> bool:
+    """Between the waits and barriers before and behind it the thread reads no memory, so that it
+    orders nothing but writes, of which each lane has its own."""
+    place = text.places[change.instr.line]
+
+    def stop(item: Instr) -> bool:
+        return item.opcode.startswith(_WAITS)
+
+    around = [*before(text, place, stop), *after(text, place, stop)]
+    return not any(
+        item.root in _LOADS and not item.opcode.startswith("ld.param") for item in around
+    )
+
+
+def no_store_waits(text: Text, change: Change) -> bool:
+    """No tcgen05.st of the thread can be under way, or it waits for it again, see `done_again`."""
+    place, opcode = text.places[change.instr.line], change.instr.opcode
+    since = before(text, place, lambda item: item.opcode == opcode)
+    return done_again(text, change) or not any(i.opcode.startswith("tcgen05.st") for i in since)
+
+
+def unheard(text: Text, change: Change) -> bool:
+    """A run has shown that nobody waits for what it signals."""
+    return change.instr.line in text.observed.unheard
+
+
+_SHARED_WRITES = ("st", "red", "atom", "cp", "stmatrix", "mbarrier.arrive", "tcgen05.mma")
+
+
+def nothing_overwritten(text: Text, change: Change) -> bool:
+    """On no path behind it, or nowhere in a run, is anything written that a copy may still have to
+    read."""
+    if change.instr.line in text.observed.last:
+        return True
+    place = text.places[change.instr.line]
+    to_come = after(text, place, lambda item: item.opcode.startswith("cp.async.bulk.wait_group"))
+    return not any(
+        item.opcode.startswith(_SHARED_WRITES) and not item.opcode.startswith("st.global")
+        for item in to_come
+    )
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """`reason` holds for the changes that `rule` finds."""
+
+    rule: Rule
+    reason: str
+
+
+NEVER = Equivalence(lambda text, change: False, "")
+WAITED_BEFORE = Equivalence(
+    waited_before,
+    "the thread has waited for this phase of this mbarrier before (mbarrier.try_wait: what has "
+    "completed stays so until the next phase completes, and that one needs this thread), or for "
+    "others that follow from all its arrivals (causality order: base causality is transitive)",
+)
+UNHEARD = Equivalence(
+    unheard,
+    "nobody waits for the phase that it is part of, nor for a later one (mbarrier: a phase shows "
+    "in test_wait and try_wait alone)",
+)
+NOTHING_OVERWRITTEN = Equivalence(
+    nothing_overwritten,
+    "nothing writes shared memory behind it, and copies under way when a CTA exits are completed: "
+    "NVIDIA's tutorial_tma waits for none (cp.async.bulk.wait_group)",
+)
+ORDERS_ONLY_WRITES = Equivalence(
+    orders_only_writes,
+    "the thread reads no memory between the waits before and behind it, so it orders only writes, "
+    "of which each lane has its own (bar.warp.sync: ordering among its lanes)",
+)
+FENCED_AGAIN = Equivalence(
+    done_again,
+    "the thread fences once more before it signals anybody, and the async proxy does nothing for "
+    "it in between (fence.proxy: all prior accesses of the thread)",
+)
+NO_STORE_WAITS = Equivalence(
+    no_store_waits,
+    "the thread has stored nothing to TMEM, or waits once more before it signals anybody "
+    "(tcgen05.wait: all prior tcgen05.st of the thread)",
+)
+REGISTERS_USED = Equivalence(
+    registers_used_before_release,
+    "every loaded register is used before the next signal, and its use waits for the load "
+    "(tcgen05.ld writes registers asynchronously; hardware interlocks them)",
+)
+ORDERED_ANYWAY = Equivalence(
+    lambda text, change: True,
+    "on hardware an mbarrier's arrive and wait order tcgen05 operations by themselves (tcgen05 "
+    "memory consistency model; the strict rules note what its text asks for)",
+)
+ALLOCATES_ONCE = Equivalence(
+    lambda text, change: True,
+    "it lets other CTAs allocate sooner, and this one allocates no more "
+    "(tcgen05.relinquish_alloc_permit)",
+)
+IMPLIED_AT_EXIT = Equivalence(
+    lambda text, change: True, "completion of the grid implies it (griddepcontrol)"
+)

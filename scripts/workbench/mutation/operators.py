@@ -1,0 +1,193 @@
+"""What a mutation does to the text: builders of functions that yield every `Change` of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ptxemu.syntax.tree import Instr
+from workbench.mutation.paths import after
+from workbench.mutation.text import Statement, Text
+
+
+@dataclass(frozen=True)
+class Change:
+    """New text for some lines; `instr` is the instruction that is changed."""
+
+    instr: Instr
+    lines: Mapping[int, str]
+
+
+Operator = Callable[[Text], Iterator[Change]]
+Rewrite = Callable[[Statement], Statement | str | None]
+
+
+def rewrite(pattern: str, new: Rewrite) -> Operator:
+    """Each instruction that `pattern` finds becomes what `new` makes of it; None: no mutant."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for instr in text.find(pattern):
+            after = new(text.statement(instr))
+            if after is not None and str(after) != str(text.statement(instr)):
+                yield Change(instr, {instr.line: str(after)})
+
+    return changes
+
+
+def remove(pattern: str) -> Operator:
+    """Each instruction that `pattern` finds is gone."""
+    return rewrite(pattern, lambda _: "")
+
+
+def repeat(pattern: str) -> Operator:
+    """Each instruction that `pattern` finds is executed twice."""
+    return rewrite(pattern, lambda old: f"{old} {old}")
+
+
+def always_true(pattern: str) -> Operator:
+    """A test that writes a predicate says yes at once."""
+
+    def new(old: Statement) -> Statement:
+        return Statement(old.guard, "setp.eq.u32", (old.operands[0], "0", "0"))
+
+    return rewrite(pattern, new)
+
+
+def count(
+    pattern: str, index: int, by: int, *, least: int = 0, nothing_at_0: bool = False
+) -> Operator:
+    """An operand that counts is changed by so much. No mutant where it would fall below `least`, or
+    is known to be 0 and this says that nothing is counted."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for instr in text.find(pattern):
+            old = text.statement(instr)
+            if not -len(old.operands) <= index < len(old.operands) or "[" in old.operands[index]:
+                continue  # it counts one
+            value = text.constant(text.places[instr.line], instr.operands[index])
+            if value is not None and (value + by < least or (nothing_at_0 and value == 0)):
+                continue
+            yield Change(instr, {instr.line: old.computed(index, "add", by)})
+
+    return changes
+
+
+def nothing(pattern: str, index: int) -> Operator:
+    """An operand that counts becomes 0."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for instr in text.find(pattern):
+            if text.constant(text.places[instr.line], instr.operands[index]) != 0:
+                new = text.statement(instr).with_operand(index, "0")
+                yield Change(instr, {instr.line: str(new)})
+
+    return changes
+
+
+def halve(pattern: str, index: int, least: int) -> Operator:
+    """An operand that counts becomes half of what it is, where that is at least `least`."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for instr in text.find(pattern):
+            value = text.constant(text.places[instr.line], instr.operands[index])
+            if value is not None and value // 2 >= least:
+                new = text.statement(instr).with_operand(index, str(value // 2))
+                yield Change(instr, {instr.line: str(new)})
+
+    return changes
+
+
+def other_barrier(pattern: str, index: int) -> Operator:
+    """The named barrier is another one. No mutant where one instruction alone uses it, or all
+    threads of the CTA meet there (no count): that changes a name, and nothing else."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        users = [(i, i.operands[index]) for i in text.find(pattern)]
+        for instr, barrier in users:
+            if len(instr.operands) > 1 and sum(other == barrier for _, other in users) > 1:
+                new = text.statement(instr).computed(index, "add", 1)
+                yield Change(instr, {instr.line: new})
+
+    return changes
+
+
+def unless(rule: Callable[[Text, Change], bool], operator: Operator) -> Operator:
+    """Without the changes that `rule` finds to change nothing."""
+    return lambda text: (c for c in operator(text) if not rule(text, c))
+
+
+def relaxed(pattern: str, form: str) -> Operator:
+    """An mbarrier operation that orders no memory any more; with a scope, as the manual asks."""
+
+    def new(old: Statement) -> Statement | None:
+        if ".relaxed" in old.opcode:
+            return None
+        scope = "cluster" if ".cluster" in old.opcode or "::cluster" in old.opcode else "cta"
+        plain = old.opcode.replace(".release", "").replace(".acquire", "")
+        for word in (".cluster.", ".cta."):
+            plain = plain.replace(word, ".")
+        return Statement(old.guard, plain.replace(form, f"{form}.relaxed.{scope}", 1), old.operands)
+
+    return rewrite(pattern, new)
+
+
+def relaxed_wait(pattern: str, form: str) -> Operator:
+    """A wait that orders nothing: relaxed, and without the tcgen05.fence::after_thread_sync behind
+    it, by which the manual's own examples order tcgen05 operations after relaxed waits."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        for change in relaxed(pattern, form)(text):
+            to_come = after(text, text.places[change.instr.line], _is_tensor_access)
+            fences = [i.line for i in to_come if i.opcode == "tcgen05.fence::after_thread_sync"]
+            yield Change(change.instr, {**change.lines, **dict.fromkeys(fences, "")})
+
+    return changes
+
+
+def _is_tensor_access(instr: Instr) -> bool:
+    return instr.opcode.startswith(("tcgen05.ld", "tcgen05.st", "tcgen05.mma", "tcgen05.cp"))
+
+
+def replaced(
+    pattern: str, old_text: str, new_text: str, *, but: str = "", operands: int = 0
+) -> Operator:
+    """Another word in the opcode. No mutant where the opcode has the word `but` already, or the
+    instruction fewer operands."""
+
+    def new(old: Statement) -> Statement | None:
+        if len(old.operands) < operands or (but and but in old.opcode):
+            return None
+        return old.with_opcode(old_text, new_text)
+
+    return rewrite(pattern, new)
+
+
+def masked(pattern: str, mask: int) -> Operator:
+    """The mask of a multicast, its last operand, has fewer bits."""
+
+    def new(old: Statement) -> str | None:
+        multicast = ".multicast" in old.opcode
+        return old.computed(len(old.operands) - 1, "and", mask, bits=16) if multicast else None
+
+    return rewrite(pattern, new)
+
+
+def other_space(pattern: str) -> Operator:
+    """A proxy fence is for global memory instead of shared, or the reverse."""
+
+    def new(old: Statement) -> Statement:
+        if ".global" in old.opcode:
+            return old.with_opcode(".global", ".shared::cta")
+        return Statement(old.guard, "fence.proxy.async.global", ())
+
+    return rewrite(pattern, new)
+
+
+def flipped(pattern: str, index: int) -> Operator:
+    """An operand that is 0 or 1 is the other one."""
+    return rewrite(pattern, lambda old: old.computed(index, "xor", 1))
+
+
+def astray(pattern: str, index: int, nbytes: int) -> Operator:
+    """The mbarrier is another one, so many bytes further on."""
+    return rewrite(pattern, lambda old: old.displaced(index, nbytes))

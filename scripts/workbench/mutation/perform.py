@@ -1,0 +1,103 @@
+"""What mutate.py does: mutants made, judged, kept and counted."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+from collections import Counter
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from workbench.common import refuse
+from workbench.mutation import campaign
+from workbench.mutation.campaign import Record, Records, digest, key_of
+from workbench.mutation.classes import Mutant
+from workbench.mutation.subjects import SUBJECTS
+from workbench.mutation.table import show, within_contract
+from workbench.mutation.verdict import SCHEDULES
+
+Chosen = list[tuple[str, Mutant]]
+
+
+def chosen_mutants(options: argparse.Namespace) -> Chosen:
+    """Kernel by kernel; each is compiled for it."""
+    found: Chosen = []
+    for name, subject in SUBJECTS.items():
+        if options.subject and not any(part in name for part in options.subject):
+            continue
+        mutants = [
+            mutant
+            for mutant in subject.mutants()
+            if not options.kind or any(part in mutant.kind.name for part in options.kind)
+        ]
+        if options.sample:
+            numbers = random.Random(options.seed).sample(
+                range(len(mutants)), min(options.sample, len(mutants))
+            )
+            mutants = [mutants[number] for number in sorted(numbers)]
+        found += [(name, mutant) for mutant in mutants]
+    return found
+
+
+def print_list(chosen: Chosen) -> None:
+    for name, mutant in chosen:
+        print(f"{name}: {mutant.name}  {mutant.instruction}")
+    for name, count in Counter(name for name, _ in chosen).items():
+        same = sum(bool(mutant.equivalent) for subject, mutant in chosen if subject == name)
+        print(f"{name}: {count} mutants, {same} of them equivalent by rule")
+
+
+def still_to_judge(chosen: Chosen, records: Records, again: str | None) -> list:
+    """Mutants without a verdict on the text as it is, and those that are wanted again."""
+    keys = []
+    for name, mutant in chosen:
+        record = records.by_key.get(key_of(name, mutant))
+        known = record is not None and record.ptx == digest(mutant.text.ptx)
+        if not known or again == "all" or (again == "survivors" and not record.killed):
+            keys.append(key_of(name, mutant))
+    return keys
+
+
+def judge(keys: list, records: Records, options: argparse.Namespace, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    schedules = len(SCHEDULES) if options.schedules is None else options.schedules
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("mutants", total=len(keys))
+
+        def seen(record: Record) -> None:
+            records.add(record)
+            progress.update(task, advance=1, description=record.subject)
+            if record.survived:
+                progress.console.print(
+                    f"survived: {record.subject}: {record.kind} @{record.line} "
+                    f"{record.instruction}",
+                    highlight=False, markup=False, soft_wrap=True,
+                )  # fmt: skip
+
+        try:
+            campaign.run(keys, options.jobs, schedules, seen)
+        finally:
+            records.save()
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; returns the exit code."""
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the pool, too
+    chosen = chosen_mutants(options)
+    if not chosen:
+        return refuse(f"nothing of --subject {options.subject} and --kind {options.kind}")
+    if options.list:
+        print_list(chosen)
+        return 0
+    records = Records(options.json)
+    keys = still_to_judge(chosen, records, options.again)
+    if keys:
+        judge(keys, records, options, console)
+    found = records.of(chosen)
+    show(found, console)
+    return 0 if within_contract(found) else 1

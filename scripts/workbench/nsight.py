@@ -1,0 +1,141 @@
+"""Command lines of Nsight Compute and Nsight Systems for the run scripts of the kernels.
+
+ncu answers why one launch takes its time, nsys what happens around the launches. Both see the NVTX
+ranges that the run scripts put round launches; ncu also sees the Python line of every instruction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+TOOLS = ("ncu", "nsys")
+CLOCKS = ("none", "base", "boost")
+LINE_INFO = "CUTE_DSL_LINEINFO=1"  # the DSL then adds Python lines; the code stays the same
+
+# Sections that matter for kernels of tensor cores, TMA and warp roles; `ncu --list-sections`.
+SECTIONS = (
+    "SpeedOfLight",
+    "SpeedOfLight_HierarchicalTensorRooflineChart",
+    "PmSampling",  # utilisation over the time of the launch: prologue, tail, waves
+    "PmSampling_WarpStates",
+    "ComputeWorkloadAnalysis",  # pipes: tensor core, FMA, MUFU (XU), ALU
+    "InstructionStats",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Chart",
+    "MemoryWorkloadAnalysis_Tables",
+    "SchedulerStats",
+    "WarpStateStats",
+    "WorkloadDistribution",
+    "LaunchStats",
+    "Occupancy",
+    "SourceCounters",  # stalls by line of source and SASS
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """script: what runs the kernel. flags: given to it before the user's. name: regular
+    expression that finds the kernel among all that are launched."""
+
+    script: str
+    flags: tuple[str, ...]
+    name: str
+
+
+TARGETS = {
+    "fmha": Target("run_fmha.py", ("--backend", "cuda"), "AttentionForward"),
+    "merge": Target("bench_merge.py", (), "[Mm]erge"),
+}
+
+
+def command_line(options: argparse.Namespace) -> list[str]:
+    """The profiler with its flags, then the run script with its own."""
+    target = TARGETS[options.kernel]
+    script = os.path.relpath(SCRIPTS / target.script)
+    profiler = ncu(options, target) if options.tool == "ncu" else nsys(options)
+    return ["env", LINE_INFO, *profiler, options.python, script, *target.flags, *options.run]
+
+
+def ncu(options: argparse.Namespace, target: Target) -> list[str]:
+    """Nsight Compute: the sections of SECTIONS for chosen launches of one kernel."""
+    name = options.name or target.name
+    flags = [
+        *("--target-processes", "all"),
+        *("--kernel-name-base", "mangled", "--kernel-name", f"regex:{name}"),
+        *("--launch-skip", str(options.launch_skip), "--launch-count", str(options.launch_count)),
+        *("--clock-control", options.clock_control, "--cache-control", options.cache_control),
+        *("--import-source", "yes", "--source-folders", os.path.relpath(SCRIPTS.parent)),
+        *("--nvtx", "--force-overwrite", "--export", str(options.out)),
+    ]
+    if options.nvtx_include:
+        flags += ["--nvtx-include", options.nvtx_include]
+    sections = options.section or SECTIONS
+    return ["ncu", *flags, *(word for section in sections for word in ("--section", section))]
+
+
+def nsys(options: argparse.Namespace) -> list[str]:
+    """Nsight Systems: launches, copies and NVTX ranges over time, the nodes of graphs apart.
+
+    It records every kernel, and prints tables by kernel and range at the end.
+    """
+    flags = [
+        *("profile", "--trace=cuda,nvtx,osrt", "--cuda-graph-trace=node"),
+        *("--sample=none", "--cpuctxsw=none", "--stats=true"),
+        *("--force-overwrite=true", f"--output={options.out}"),
+    ]
+    if options.gpu_metrics:
+        flags.append("--gpu-metrics-devices=all")
+    if options.nvtx_include:
+        flags += ["--capture-range=nvtx", f"--nvtx-capture={options.nvtx_include}"]
+        flags += ["--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "--capture-range-end=stop"]
+    return ["nsys", *flags]
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Options of the profiler; what stands behind `--` goes to the run script."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        description="Nsight Compute or Nsight Systems on a kernel's run script.",
+        epilog="Behind -- stand flags of the run script. Without the tool, or with --print, the "
+        "command line is printed and nothing runs.",
+    )
+    parser.add_argument("kernel", choices=TARGETS, help="whose run script")
+    parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
+    parser.add_argument("--out", type=Path, metavar="STEM", help="default: out/profile/KERNEL")
+    parser.add_argument("--name", metavar="REGEX", help="kernel name to profile instead (ncu)")
+    parser.add_argument("--launch-skip", type=int, default=0, help="matching launches (ncu)")
+    parser.add_argument("--launch-count", type=int, default=1, help="default: 1 (ncu)")
+    parser.add_argument("--section", action="append", help="instead of all (ncu, repeatable)")
+    parser.add_argument("--clock-control", choices=CLOCKS, default="none", help="(ncu)")
+    parser.add_argument("--cache-control", choices=("all", "none"), default="all", help="(ncu)")
+    parser.add_argument("--gpu-metrics", action="store_true", help="sample the GPU (nsys)")
+    parser.add_argument("--nvtx-include", metavar="RANGE", help="profile inside this range only")
+    parser.add_argument("--python", default="python", help="default: the one on the PATH")
+    parser.add_argument("--print", action="store_true", help="print the command line only")
+    options = parser.parse_args(arguments[:end])
+    options.run = arguments[end + 1 :]
+    options.out = options.out or Path("out") / "profile" / options.kernel
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_arguments(sys.argv[1:] if argv is None else [*argv])
+    command = command_line(options)
+    found = shutil.which(options.tool)
+    if options.print or not found:
+        if not found:
+            print(f"{options.tool} is not on the PATH here; to be run where it is:")
+        print(shlex.join(command))
+        return 0
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    print(shlex.join(command), flush=True)
+    return subprocess.run(command, check=False).returncode

@@ -1,0 +1,1 @@
+"""What scripts/plan_kv.py does: the memory of a cache divided."""

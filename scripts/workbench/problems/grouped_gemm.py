@@ -1,0 +1,221 @@
+"""Problems of the grouped GEMM: inputs, a launch in the emulator, and what the result has to be."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import torch
+
+from kernelkit import tolerance
+from kernelkit.launch import emulation
+from moe import reference
+from moe.config import GroupedConfig
+from moe.grouped import Activation, grouped_gemm
+from moe.packing import pack
+from moe.quantized import Quantized
+from ptxemu import Options
+from ptxemu.check.text import render
+from workbench.problems import hostile
+
+PATIENCE = 600.0  # seconds of a launch; a busy machine is no reason to fail
+CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+K_BLOCK = 32
+# Of a quantised output: the others stood at a tie, and sigmoid is approximated. Hostile numbers
+# have more ties; tests/moe/test_hostile.py has every byte of those.
+SAME_BYTES, OF_HOSTILE = 0.999, 0.98
+LARGEST_FP16 = 65_519.0  # what is rounded to less than infinity
+
+
+@dataclass(frozen=True)
+class Case:
+    """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
+    None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
+    `workbench.problems.hostile`. tile_rows: as `grouped_gemm` takes it, None: what it chooses;
+    tile_n, carry, pdl: of the config, where it is not to choose."""
+
+    counts: tuple[int, ...]
+    k: int = 256
+    columns: int = 128
+    fmt: str = "nvfp4"
+    granularity: int = 32
+    form: tuple[float, float, float | None] | None = (1.0, 0.0, None)
+    out: str = "bf16"
+    per_token: bool = False
+    amax: bool = False
+    amplitude: float = 1.0
+    x_like: str = "normal"
+    w_like: str = "normal"
+    tile_rows: int | None = None
+    tile_n: int | None = None
+    carry: bool = False
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        tile = f"-m{self.tile_rows}" * bool(self.tile_rows) + f"-{self.tile_n}" * bool(self.tile_n)
+        return self.problem + tile + "-carry" * self.carry + "-pdl" * self.pdl
+
+    @property
+    def problem(self) -> str:
+        """What it is called without the schedule."""
+        counts = ".".join(map(str, self.counts[:6])) + "..." * (len(self.counts) > 6)
+        parts = [self.fmt, f"{len(self.counts)}x{counts}", f"k{self.k}", f"n{self.columns}"]
+        parts += [f"g{self.granularity}-{self.form}"] if self.form else ["plain"]
+        parts += [self.out] + ["token"] * self.per_token + ["amax"] * self.amax
+        likes = (("x", self.x_like), ("w", self.w_like))
+        parts += [f"{name}.{like.replace(' ', '.')}" for name, like in likes if like != "normal"]
+        return "-".join(parts).replace(" ", "")
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """int32 [E + 1]."""
+        return torch.tensor([0, *self.counts]).cumsum(0).int()
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def activation(self) -> Activation | None:
+        return Activation(self.granularity, *self.form) if self.form else None
+
+    def values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """bf16 x [R, K] and w [E, N, K], the same for every schedule."""
+        generator = torch.Generator().manual_seed(zlib.crc32(self.problem.encode()))
+        x = torch.randn(self.rows, self.k, generator=generator) * self.amplitude
+        n = self.columns * (2 if self.form else 1)
+        w = torch.randn(len(self.counts), n, self.k, generator=generator) * self.k**-0.5
+        return hostile.values(self.x_like, x, self.fmt), hostile.values(self.w_like, w, self.fmt)
+
+    def scale_of_x(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Its global scale as `quantise` takes it."""
+        rows = x if self.per_token else x.flatten()[None]
+        return hostile.encode_scale(self.x_like, rows, self.fmt)
+
+    def inputs(self) -> tuple[Quantized, Quantized]:
+        """x and w, quantised."""
+        x, w = self.values()
+        scale = self.scale_of_x(x)
+        quantised = reference.quantise(x, self.fmt, global_scale=scale, offsets=self.offsets)
+        return quantised, self._weights(w)
+
+    def _weights(self, w: torch.Tensor) -> Quantized:
+        """Packed as the layer's first product; a plain product takes rows as they are."""
+        scale = hostile.encode_scale(self.w_like, w.flatten(1), self.fmt)
+        if not self.form:
+            return plain_weights(w, self.fmt, scale)
+        other = torch.ones(len(w), self.k, self.columns, dtype=w.dtype)
+        both = None if scale is None else (scale, torch.ones_like(scale))
+        packing = {"granularity": self.granularity, "encode_scales": both}
+        return pack(w, other, self.fmt, **packing).w13
+
+    def encode_scale(self) -> torch.Tensor | None:
+        """Of an output in nvfp4."""
+        return torch.tensor([448.0]) if self.out == "nvfp4" else None
+
+    def config(self, **fields: Any) -> GroupedConfig:
+        """What is compiled, with what the case asks for."""
+        changes = {"tile_n": self.tile_n} if self.tile_n else {}
+        return replace(GroupedConfig(**fields), **changes, carry=self.carry, pdl=self.pdl)
+
+    def options(self) -> dict[str, Any]:
+        """Further arguments of `grouped_gemm`."""
+        given = {
+            "activation": self.activation,
+            "amax": torch.zeros(1) if self.amax else None,
+            "encode_scale": self.encode_scale(),
+            "out": DTYPES.get(self.out, self.out),
+        }
+        if self.tile_rows:
+            given |= {"tile_rows": self.tile_rows, "most_rows": max(self.counts)}
+        return given
+
+
+def plain_weights(w: torch.Tensor, fmt: str, scale: torch.Tensor | None) -> Quantized:
+    """[E, N, K], every expert by itself."""
+    own = [None] * len(w) if scale is None else scale.split(1)
+    parts = [reference.quantise(e, fmt, global_scale=g) for e, g in zip(w, own, strict=True)]
+    joined = {
+        name: torch.stack([getattr(part, name).view(torch.uint8) for part in parts])
+        for name in ("data", "scales")
+    }
+    return Quantized(
+        joined["data"].view(parts[0].data.dtype),
+        joined["scales"].flatten().view(parts[0].scales.dtype),
+        scale,
+        None if scale is None else scale.reciprocal(),
+        fmt,
+    )
+
+
+def run(case: Case, options: Options = CHECKED, **changes: Any) -> tuple:
+    """(the result, amax or None) of the kernel in the emulator, where nothing is found."""
+    x, w = case.inputs()
+    given = case.options() | changes
+    with checked(options), mock.patch("moe.arguments.GroupedConfig", case.config):
+        result = grouped_gemm(x, w, case.offsets, **given)
+    return result, given["amax"]
+
+
+@contextmanager
+def checked(options: Options = CHECKED) -> Iterator[None]:
+    """Launches in the emulator, of which nothing is found."""
+    with emulation(options) as active:
+        yield
+    for report in active.reports:
+        assert not report.findings, render(report)
+
+
+def definition(case: Case, dtype: torch.dtype) -> torch.Tensor:
+    """[R, columns] in fp64, or with what the kernel computes in fp32: sums, block by block of K,
+    and SwiGLU."""
+    x, w = case.inputs()
+    product = reference.grouped_gemm(x, w, case.offsets)
+    if dtype == torch.float32:
+        product = _summed(
+            reference.dequantise(x, offsets=case.offsets), reference.dequantise(w), case
+        )
+    if case.form is None:
+        return product
+    pairs = product.unflatten(1, (-1, 2, case.granularity))
+    gate, up = (pairs[:, :, index].flatten(1) for index in range(2))
+    alpha, beta, limit = case.form
+    return reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit)
+
+
+def _summed(x: torch.Tensor, w: torch.Tensor, case: Case) -> torch.Tensor:
+    """fp32 [R, N]: an MMA adds up products of K_BLOCK elements, and adds those to what is there."""
+    starts, rows = case.offsets.tolist(), []
+    for expert, (begin, end) in enumerate(pairwise(starts)):
+        total = torch.zeros(end - begin, w.shape[1])
+        for own, other in zip(
+            x[begin:end].split(K_BLOCK, 1), w[expert].split(K_BLOCK, 1), strict=True
+        ):
+            total += own.float() @ other.float().T
+        rows.append(total)
+    return torch.cat(rows)
+
+
+def judge(case: Case, result: torch.Tensor | Quantized) -> tolerance.Report:
+    """Of the values; a quantised output has to be, byte by byte, nearly always the definition's."""
+    exact, rounded = definition(case, torch.float64), definition(case, torch.float32)
+    if isinstance(result, torch.Tensor):
+        assert result.dtype == DTYPES[case.out]
+        if case.out == "fp16":
+            exact = torch.where(exact.abs() > LARGEST_FP16, exact.sign() * math.inf, exact)
+        return tolerance.compare_output(result, exact, rounded.to(result.dtype), result.dtype)
+    wanted = reference.quantise(
+        rounded, case.out, global_scale=case.encode_scale(), offsets=case.offsets
+    )
+    same = result.data.view(torch.uint8) == wanted.data.view(torch.uint8)
+    least = SAME_BYTES if {case.x_like, case.w_like} == {"normal"} else OF_HOSTILE
+    assert same.numel() == 0 or same.double().mean() >= least, same.double().mean()
+    values = [reference.dequantise(each, offsets=case.offsets) for each in (result, wanted)]
+    return tolerance.compare_output(values[0], exact, values[1], torch.bfloat16)

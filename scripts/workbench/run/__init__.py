@@ -1,0 +1,1 @@
+"""What scripts/run_*.py do."""

@@ -1,0 +1,346 @@
+"""What run_dsv4_layer.py does: a layer over the cache, step by step, beside its judge."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from kernelkit.launch import emulation
+from kvcache.books.manager import Sizes
+from kvcache.layouts.layout import Layout
+from kvcache.layouts.models import Options as CacheOptions
+from kvcache.layouts.records import Record
+from kvcache.memory.cache import Cache
+from kvcache.planner.capacity import usage
+from kvcache.planner.traffic import step_traffic
+from ptxemu.check import text
+from ptxemu.host.command_line import checking
+from ptxemu.options import Options
+from workbench.common import refuse, write_json
+from workbench.dsv4.judge import Judge, Verdict
+from workbench.dsv4.layer import Layer, layout_of
+from workbench.dsv4.model import Recompute
+from workbench.dsv4.shape import MUTATIONS, Definition, Shape
+from workbench.dsv4.weights import Weights
+from workbench.run.gqa import choose_place
+from workbench.timing import setting
+
+VOCABULARY = 997
+COMPONENTS = (
+    "window",
+    "entries",
+    "keys",
+    "scores",
+    "selected",
+    "attention",
+    "end to end",
+    "experts",
+)
+HEADS = {
+    "window": "win-\ndow", "entries": "en-\ntries", "keys": "\nkeys", "scores": "sco-\nres",
+    "attention": "at-\ntn", "end to end": "end\nto e.", "experts": "\nmoe",
+}  # fmt: skip
+SWAPPED = "scores"  # what of it differs are entries, not numbers
+B200 = 8e12  # bytes a second, of its data sheet
+SHORTER, LATER = 37, 2  # a prompt than the one before it, steps until the next request arrives
+
+
+@dataclass
+class Row:
+    """A step. differ: stored numbers that are not the model's; swapped: selected entries that the
+    model would not have selected; live: bytes of the cache that the requests need."""
+
+    step: int
+    tokens: int
+    lengths: list[int]
+    verdict: Verdict
+    read: int
+    written: int
+    live: int
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        found = {name: vars(finding) for name, finding in self.verdict.findings.items()}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "verdict"}
+        return {**plain, "components": found, "ok": self.verdict.ok}
+
+
+class Run:
+    """The layer, its judge and the tokens."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        shape = shape_of(options)
+        weights = Weights(shape, options.seed)
+        layout = layout_of(
+            shape.ratio, CacheOptions(record=options.record, draft=options.draft,
+                                      online_hca=options.online_hca),
+        )  # fmt: skip
+        longest = options.prefix + options.steps * max(1, options.draft) + 1
+        blocks = options.requests * layout.blocks(longest)
+        place = {"backend": options.backend, "arch": options.arch}
+        device = "cuda" if options.backend == "cuda" else "cpu"
+        self.cache = Cache(layout, Sizes(blocks, options.requests), device=device, **place)
+        self.layer = Layer(self.cache, weights, place, longest)
+        definition = MUTATIONS[options.mutate] if options.mutate else Definition()
+        model = Recompute(weights, records_of(layout), definition)
+        self.judge = Judge(self.layer, model)
+        random = np.random.default_rng(options.seed)
+        names = [f"request {number}" for number in range(options.requests)]
+        self.prompts = {
+            name: max(1, options.prefix - SHORTER * number) for number, name in enumerate(names)
+        }
+        self.tokens = {name: random.integers(0, VOCABULARY, longest) for name in names}
+        self.random, self.requests = random, {}
+        table = torch.Generator().manual_seed(options.seed + 1)
+        self.embedding = torch.randn(VOCABULARY, shape.hidden, generator=table).bfloat16()
+
+    @property
+    def steps(self) -> int:
+        """At least, for the progress bar."""
+        chunks = -(-self.options.prefix // self.options.chunk)
+        return self.options.steps + max(chunks, LATER * (self.options.requests - 1))
+
+    def rows(self) -> Iterator[Row]:
+        """Step after step until every request has been decoded as often as was asked."""
+        decoded = dict.fromkeys(self.prompts, 0)
+        number = 0
+        while min(decoded.values()) < self.options.steps:
+            arriving = list(self.prompts)[: number // LATER + 1]
+            for name in arriving:
+                if name not in self.requests:
+                    prompt = self.tokens[name][: self.prompts[name]]
+                    self.requests[name] = self.cache.admit(name, prompt).request
+            batch: dict[str, int] = {}
+            for name in arriving:
+                left = self.prompts[name] - self.requests[name].length
+                if left > 0:
+                    batch[name] = min(left, self.options.chunk)
+                elif decoded[name] < self.options.steps:
+                    decoded[name] += 1
+                    batch[name] = max(1, self.options.draft)
+            yield self._step(number, batch)
+            self._take_back(batch)
+            number += 1
+
+    def _step(self, number: int, batch: Mapping[str, int]) -> Row:
+        """The next tokens of some requests."""
+        start = time.perf_counter()
+        given = {}
+        for name, count in batch.items():
+            request = self.requests[name]
+            given[request] = self.tokens[name][request.length : request.length + count]
+        with self.cache.step(given) as step:
+            ids = np.concatenate([*given.values()])
+            taps = self.layer.run(step, self.embedding[torch.from_numpy(ids)])
+            seconds = time.perf_counter() - start
+            inputs = {
+                self.requests[name]: self.embedding[torch.from_numpy(self.tokens[name])]
+                for name in batch
+            }
+            verdict = self.judge.step(step, taps, inputs)
+            spans = list(zip(step.starts.tolist(), step.lengths.tolist(), strict=True))
+        layout = self.cache.layout
+        live = sum(usage(layout, length).live for _, length in spans)
+        return Row(
+            number, len(ids), [length for _, length in spans], verdict,
+            *self._bytes(spans), live, seconds,
+        )  # fmt: skip
+
+    def _bytes(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
+        """Of the cache, that this layer reads and writes in a step."""
+        layout, shape = self.cache.layout, self.layer.shape
+        selected = {"csa": shape.select} if shape.kind == "csa" else {}
+        read = written = 0
+        for part in step_traffic(layout, spans, selected):
+            if shape.ratio or part.name == "swa":
+                copies = layout.find(part.name).copies
+                read, written = read + part.read // copies, written + part.written // copies
+        return read, written
+
+    def _take_back(self, batch: Mapping[str, int]) -> None:
+        """Some draft tokens were wrong."""
+        for name, count in batch.items():
+            request = self.requests[name]
+            if self.options.draft > 1 and request.length > self.prompts[name]:
+                self.cache.rollback(request, int(self.random.integers(0, count)))
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """What the flags say; ValueError for a layer that there is not."""
+    names = {f.name for f in fields(Shape)}
+    return Shape(**{name: value for name, value in vars(options).items() if name in names})
+
+
+def records_of(layout: Layout) -> dict[str, Record]:
+    """Of latent entries, and of the indexer's keys where there are some."""
+    records = {array.name: array.record for array in (*layout.rings, *layout.streams)}
+    return {"window": records["swa"], "keys": records.get("index")}
+
+
+def show(rows: list[Row], every: int, console: Console) -> None:
+    """A line for each `every` steps, with the worst of them; shares are of limits. else: numbers
+    that the model rounds to something else; swap: entries that it would not have selected."""
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    shown = {name: head for name, head in HEADS.items()
+             if any(name in row.verdict.findings for row in rows)}  # fmt: skip
+    table.add_column("\nstep", no_wrap=True)
+    heads = ("to-\nkens", *shown.values(), "\nelse", "\nswap", "KB\nread", "KB\nwrit", "\ns")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for first in range(0, len(rows), every):
+        table.add_row(*cells(rows[first : first + every], [*shown]))
+    console.print(table)
+
+
+def cells(rows: list[Row], names: list[str]) -> list[str]:
+    """A line of the table: steps that stand together."""
+    shares = [max(_share(row, name) for row in rows) for name in names]
+    differ = dict.fromkeys(COMPONENTS, 0)
+    for row in rows:
+        for name, finding in row.verdict.findings.items():
+            differ[name] += finding.differ
+    return [
+        f"{rows[-1].step}",
+        f"{max(max(row.lengths) for row in rows)}",
+        *(f"[red]{share:.0%}[/]" if share > 1 else f"{share:.0%}" for share in shares),
+        f"{sum(differ.values()) - differ[SWAPPED]}",
+        f"{differ[SWAPPED]}",
+        f"{sum(row.read for row in rows) / 1e3:,.0f}",
+        f"{sum(row.written for row in rows) / 1e3:,.1f}",
+        f"{sum(row.seconds for row in rows):.1f}",
+    ]
+
+
+def _share(row: Row, name: str) -> float:
+    finding = row.verdict.findings.get(name)
+    return finding.share if finding else 0.0
+
+
+def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]:
+    """The worst of every component, and what the last step needs of the cache."""
+    found = {}
+    for name in COMPONENTS:
+        findings = [row.verdict.findings[name] for row in rows if name in row.verdict.findings]
+        if findings:
+            found[name] = {
+                "error": max(finding.error for finding in findings),
+                "share": max(finding.share for finding in findings),
+                "differ": sum(finding.differ for finding in findings),
+                "of": sum(finding.of for finding in findings),
+            }
+    last = rows[-1]
+    held = [usage(layout, length) for length in last.lengths]
+    cache = {
+        "blocks": sum(use.blocks for use in held),
+        "block_bytes": sum(use.block_bytes for use in held),
+        "state_bytes": sum(use.state_bytes for use in held),
+        "live_bytes": sum(use.live for use in held),
+        "read": last.read,
+        "written": last.written,
+        "seconds_at_8TBps": (last.read + last.written) / B200,
+        "seconds_here": last.seconds,
+    }
+    for name, values in found.items():
+        words = f"{name}: error {values['error']:.1e}, {values['share']:.0%} of the limit"
+        if values["of"]:
+            words += f"; {values['differ']} of {values['of']:,} are not the model's"
+        console.print(words)
+    console.print(
+        f"the last step's requests hold {cache['blocks']} blocks of {layout.block_bytes:,} bytes "
+        f"and states of {cache['state_bytes']:,}, of which {cache['live_bytes']:,} are needed; it "
+        f"read {cache['read']:,} and wrote {cache['written']:,} bytes of the cache, "
+        f"{cache['seconds_at_8TBps'] * 1e6:.2f} us at 8 TB/s, and took {last.seconds:.1f} s here"
+    )
+    return {"components": found, "cache": cache}
+
+
+def track(run: Run, console: Console) -> list[Row]:
+    """All steps, with a bar on a terminal."""
+    rows: list[Row] = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("steps", total=run.steps)
+        for row in run.rows():
+            rows.append(row)
+            bar.advance(task)
+            shares = ", ".join(
+                f"{name} {finding.share:.0%}" for name, finding in row.verdict.findings.items()
+            )
+            bar.update(task, description=f"{max(row.lengths)} tokens: {shares}")
+    return rows
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError for numbers that are none."""
+    for name in ("requests", "prefix", "chunk", "steps", "every"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} {getattr(options, name)}: at least 1")
+    if options.draft < 0:
+        raise ValueError(f"--draft {options.draft}: at least 0")
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Shares of the limits over steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    for name in COMPONENTS:
+        points = [
+            (row.step, row.verdict.findings[name].share)
+            for row in rows
+            if name in row.verdict.findings
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1)
+    axes.axhline(1.0, color="red", linewidth=1)
+    axes.set_xlabel("step")
+    axes.set_ylabel("error / limit")
+    axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; returns the exit code."""
+    console = Console()
+    try:
+        choose_place(options)
+        check(options)
+        with (
+            checking(options) as report,
+            emulation(Options(policy=options.policy, seed=options.seed, limit=None)),
+        ):
+            run = Run(options)
+            rows = track(run, Console(stderr=True))
+    except (ValueError, NotImplementedError) as refused:
+        return refuse(refused)
+    layout = run.cache.layout
+    console.print(f"{options.kind}, entries {options.record}, {options.backend} {options.arch}")
+    show(rows, options.every, console)
+    found = summary(rows, layout, console)
+    ok = all(row.verdict.ok for row in rows)
+    if options.json:
+        checks = {"checks": text.document(report, counts=False)} if report.launches else {}
+        steps = [row.document() for row in rows]
+        words = {name: str(value) for name, value in vars(options).items()}
+        write_json(options.json, {"setting": setting(), "flags": words, "ok": ok, **found,
+                                  "steps": steps, **checks})  # fmt: skip
+    if options.plot:
+        plot(rows, options.plot)
+    console.print("every component is within its limit" if ok else "[red]OUT OF ITS LIMIT[/]")
+    return 0 if ok and not report.errors else 1

@@ -1,0 +1,1 @@
+"""SASS of a kernel as a control-flow graph, and its loops counted by kind."""

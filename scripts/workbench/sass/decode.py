@@ -1,0 +1,101 @@
+"""The loop over keys in the SASS of a decode kernel: its work by kind.
+
+sm_90a: of a warp that streams its keys, per step of 16 keys. sm_100a: of an epilogue warp, softmax
+and correction, per tile of 128 keys. Cold blocks, such as repeated waits, are counted once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gqa_lowlatency.config import DecodeConfig
+from workbench.sass.listing import Function, Kinds, disassemble, parse, resources
+from workbench.sass.softmax import SPILLS, kinds_of
+
+# arch -> (what the loop has, what an iteration is at least)
+LOOPS = {
+    "sm_90a": (("HMMA", "LDGSTS"), "step of 16 keys"),
+    "sm_100a": (("LDTM", "MUFU.EX2"), "tile of 128 keys"),
+}
+MMA_SHAPE = (16, 8)  # k, n of an HMMA: columns of the head or keys, query rows
+
+LOOP_KINDS: Kinds = {
+    "HMMA": ("HMMA",),
+    "LDSM": ("LDSM",),
+    "MOVM": ("MOVM",),
+    "LDGSTS": ("LDGSTS",),
+    "LDTM, STTM": ("LDTM", "STTM"),
+    "LDS, STS": ("LDS", "STS"),
+    "MUFU": ("MUFU",),
+    "SHFL, REDUX": ("SHFL", "REDUX", "CREDUX"),
+    "conversions": ("F2FP", "F2F", "HADD2"),
+    "floating point": ("FFMA", "FADD", "FMUL", "FMNMX", "HFMA", "HMUL"),
+    "spills": SPILLS,
+    "barriers": (
+        *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
+    ),
+    "branches": ("BRA", "BSSY", "BSYNC", "EXIT", "VOTE"),
+    "selection": ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL"),
+    "integer and moves": ("",),
+}
+
+
+@dataclass(frozen=True)
+class Static:
+    """What can be said of a cubin with one kernel without running it.
+
+    spills: instructions that move registers to local memory or back. instructions: all of them.
+    unit: of `loop`, instructions by kind; empty where there are several such loops, or none.
+    """
+
+    registers: int
+    stack: int
+    spills: int
+    instructions: int
+    unit: str
+    loop: dict[str, float]
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
+
+
+def static(cubin: Path, config: DecodeConfig, arch: str) -> Static:
+    """Read the cubin of `config`, a file with one kernel.
+
+    Raises FileNotFoundError without the tools, ValueError for more kernels than one.
+    """
+    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
+    return Static(
+        registers=usage.registers,
+        stack=usage.stack,
+        spills=sum(item.opcode.startswith(SPILLS) for item in function.instructions),
+        instructions=len(function.instructions),
+        unit=LOOPS[arch][1],
+        loop=loop_of(function, config, arch),
+    )
+
+
+def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, float]:
+    """Instructions by kind of the innermost loop with the marks of `arch`."""
+    marks, _ = LOOPS[arch]
+    inner = function.innermost(
+        head for head, body in function.loops.items() if has_all(function, body, marks)
+    )
+    if len(inner) != 1:
+        return {}
+    (head,) = inner
+    counts = kinds_of(function.code(function.loops[head]), LOOP_KINDS)
+    steps = counts["HMMA"] / products(config) if arch == "sm_90a" else 1
+    return {kind: count / steps for kind, count in counts.items()}
+
+
+def has_all(function: Function, body: frozenset[int], marks: tuple[str, ...]) -> bool:
+    return all(any(function.blocks[block].has(mark) for block in body) for mark in marks)
+
+
+def products(config: DecodeConfig) -> int:
+    """HMMA of a step: those of S^T = K Q^T and as many of O^T += V^T P."""
+    k, n = MMA_SHAPE
+    return 2 * (config.head_dim // k) * (config.columns // n)

@@ -1,0 +1,283 @@
+"""The softmax loops in the SASS of an attention kernel: their work by kind, where they publish.
+
+Counted per warp and tile of 128 columns: what stands between loop head and back edge, without the
+conditional block that rescales O (the correction, kept beside) and without repeated waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from workbench.sass.listing import (
+    Function,
+    Instruction,
+    Kinds,
+    disassemble,
+    kind_of,
+    parse,
+    resources,
+)
+
+SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
+TILE_COLUMNS = 128
+P_COLUMNS = 8  # TMEM columns from which on a store is one of P, not of row statistics
+RETRY_LIMIT = 24  # instructions at most of a cold block that only repeats a wait
+SPILLS = ("STL", "LDL")  # to local memory and back
+PARKED = ("MOV.SPILL", "R2UR.FILL")  # uniform registers kept in others: moves, no memory
+WORK = ("MUFU.EX2", "LDTM", "STTM", "R2P", "FSEL", "FMNMX", "F2FP")
+
+SOFTMAX_KINDS: Kinds = {
+    "MUFU.EX2": ("MUFU.EX2",),
+    "MUFU other": ("MUFU",),
+    "FFMA2": ("FFMA2",),
+    "FADD2": ("FADD2",),
+    "FMUL2": ("FMUL2",),
+    "scalar float": ("FFMA", "FADD", "FMUL", "FSETP", "HFMA", "HADD", "HMUL"),
+    "F2FP": ("F2FP",),
+    "FMNMX": ("FMNMX",),
+    "LDTM, STTM": ("LDTM", "STTM"),
+    "STS, LDS": ("STS", "LDS", "ATOMS"),
+    "spills": SPILLS,
+    "barriers": (
+        *("SYNCS", "BAR", "FENCE", "MEMBAR", "WARPSYNC", "UCGABAR", "DEPBAR", "NOP", "NANOSLEEP"),
+    ),
+    "branches": ("BRA", "BSSY", "BSYNC", "EXIT", "CALL", "RET", "VOTE", "UVOTE"),
+    "moves": ("MOV", "UMOV", "IMAD.MOV", "IMAD.U32", "R2UR", "CS2R", "S2R", "S2UR", "LDC", "LDCU"),
+    "mask": (
+        *("R2P", "FSEL", "SEL", "USEL", "ISETP", "UISETP", "LOP3", "ULOP3", "PLOP3", "UPLOP3"),
+        *("BMSK", "UBMSK", "SHF", "USHF", "VIMNMX", "UVIMNMX", "PRMT", "UPRMT", "P2R"),
+    ),
+    "other": ("",),
+}
+
+
+@dataclass(frozen=True)
+class Publishes:
+    """Where in the body events end, as shares of its instructions; None where there is none.
+
+    load: first and last load of S. statistics: last store of row statistics. p: first and last
+    store of P. ready: the last arrival on an mbarrier, where it comes after P. adds_after: FADD2
+    behind it, the row sum.
+    """
+
+    load: tuple[float, float] | None
+    statistics: float | None
+    p: tuple[float, float] | None
+    ready: float | None
+    adds_after: int
+
+
+@dataclass(frozen=True)
+class SoftmaxLoop:
+    """One copy of the tile loop of the softmax role.
+
+    body: its instructions in execution order, without correction and wait retries.
+    correction: the conditional block that rescales O. tiles: tiles per iteration.
+    nested: addresses of loops inside that do more than wait: their bodies count once here.
+    """
+
+    address: int
+    body: tuple[Instruction, ...]
+    correction: tuple[Instruction, ...]
+    tiles: int
+    nested: tuple[int, ...]
+
+    @property
+    def total(self) -> float:
+        """Instructions per warp and tile, correction excluded."""
+        return len(self.body) / self.tiles
+
+    @property
+    def masked(self) -> bool:
+        """True when scores are selected by column."""
+        return self.opcodes()["FSEL"] + self.opcodes()["SEL"] >= TILE_COLUMNS // 2
+
+    @property
+    def spills(self) -> int:
+        """Instructions that move registers to memory or back, correction included."""
+        return _count((*self.body, *self.correction), SPILLS)
+
+    def opcodes(self) -> Counter:
+        """Instructions by the first word of their opcode."""
+        return Counter(item.word for item in self.body)
+
+    def kinds(self) -> dict[str, float]:
+        """Instructions per tile by kind, in the order of SOFTMAX_KINDS."""
+        counts = kinds_of(self.body, SOFTMAX_KINDS)
+        return {kind: count / self.tiles for kind, count in counts.items()}
+
+    def publishes(self) -> Publishes:
+        """Positions of what other warps wait for."""
+        return _publishes(self.body)
+
+
+def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
+    """Instructions by kind; every kind stands in the result."""
+    counts = dict.fromkeys(kinds, 0)
+    for item in instructions:
+        counts[kind_of(item.opcode, kinds)] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class Static:
+    """What can be said of a cubin with one kernel without running it.
+
+    spills: instructions that move registers to local memory or back; parked: those that keep
+    uniform registers in others. others: see `other_loops`. outside: exponentials in no loop, see
+    `exponentials_outside`.
+    """
+
+    registers: int
+    stack: int
+    spills: int
+    parked: int
+    loops: tuple[SoftmaxLoop, ...]
+    others: dict[int, dict[str, int]]
+    outside: int
+
+    def as_dict(self) -> dict:
+        """For JSON: the fields, and of every loop what its properties say."""
+        loops = [
+            {
+                "address": loop.address,
+                "masked": loop.masked,
+                "total": loop.total,
+                "kinds": loop.kinds(),
+                "correction": len(loop.correction),
+                "tiles": loop.tiles,
+                "nested": loop.nested,
+                "publishes": asdict(loop.publishes()),
+            }
+            for loop in self.loops
+        ]
+        names = ("registers", "stack", "spills", "parked", "outside")
+        others = {f"{address:#x}": words for address, words in self.others.items()}
+        return {name: getattr(self, name) for name in names} | {"loops": loops, "others": others}
+
+
+def static(cubin: Path) -> Static:
+    """Read a cubin with one kernel.
+
+    Raises FileNotFoundError without the tools, ValueError for more kernels than one.
+    """
+    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
+    return Static(
+        registers=usage.registers,
+        stack=usage.stack,
+        spills=_count(function.instructions, SPILLS),
+        parked=_count(function.instructions, PARKED),
+        loops=tuple(softmax_loops(function)),
+        others=other_loops(function),
+        outside=exponentials_outside(function),
+    )
+
+
+def softmax_loops(function: Function) -> list[SoftmaxLoop]:
+    """The innermost loops with exponentials, by address."""
+    heads = [head for head, body in function.loops.items() if _exponentials(function, body)]
+    inner = function.innermost(heads)
+    return sorted((_softmax_loop(function, h) for h in inner), key=lambda loop: loop.address)
+
+
+def other_loops(function: Function) -> dict[int, dict[str, int]]:
+    """Address -> opcodes of softmax work in loops neither around a softmax loop nor inside one.
+
+    A tile loop that a compiler split in two shows up here, and so does a rolled epilogue.
+    """
+    own = [body for body in function.loops.values() if _exponentials(function, body)]
+    covered = frozenset().union(*own)
+    result = {}
+    for head, body in function.loops.items():
+        code = function.code(body)
+        work = dict(Counter(item.word for item in code if item.opcode.startswith(WORK)))
+        if head not in covered and work:
+            result[function.address(head)] = work
+    return dict(sorted(result.items()))
+
+
+def exponentials_outside(function: Function) -> int:
+    """MUFU.EX2 in no softmax loop: a tile that ptxas knows to come once at most is no loop."""
+    bodies = [body for body in function.loops.values() if _exponentials(function, body)]
+    covered = frozenset().union(*bodies)
+    return _count(function.code(set(function.order) - covered), "MUFU.EX2")
+
+
+def _exponentials(function: Function, body: Iterable[int]) -> bool:
+    return _count(function.code(body), "MUFU.EX2") >= SOFTMAX_EX2
+
+
+def _count(code: Iterable[Instruction], heads: str | tuple[str, ...]) -> int:
+    return sum(item.opcode.startswith(heads) for item in code)
+
+
+def _softmax_loop(function: Function, head: int) -> SoftmaxLoop:
+    body = function.loops[head]
+    correction = _correction(function, body)
+    rest = body - correction - _retries(function, body)
+    code = function.code(rest)
+    columns = sum(item.repetition for item in code if item.opcode.startswith("LDTM"))
+    nested = [
+        other
+        for other in function.loops
+        if other in rest - {head}
+        and any(function.blocks[block].has(*WORK) for block in function.loops[other])
+    ]
+    return SoftmaxLoop(
+        address=function.address(head),
+        body=code,
+        correction=function.code(correction),
+        tiles=max(1, round(columns / TILE_COLUMNS)),
+        nested=tuple(map(function.address, nested)),
+    )
+
+
+def _retries(function: Function, body: frozenset[int]) -> frozenset[int]:
+    """Cold blocks that repeat an mbarrier wait whose first try stands in the body."""
+    found = frozenset()
+    for block, region in function.guarded(body):
+        code = function.code(region)
+        waits = any("TRYWAIT" in item.opcode for item in code)
+        works = any(item.opcode.startswith(WORK) for item in code)
+        tried = function.blocks[block].has("SYNCS")
+        if tried and waits and not works and len(code) < RETRY_LIMIT:
+            found |= region
+    return found
+
+
+def _correction(function: Function, body: frozenset[int]) -> frozenset[int]:
+    """The largest conditional region that loads, multiplies and stores TMEM: it rescales O."""
+    steps = ("LDTM", "FMUL", "STTM")
+    found = [
+        region
+        for _, region in function.guarded(body)
+        if all(_count(function.code(region), step) for step in steps)
+        and not _count(function.code(region), "MUFU.EX2")
+    ]
+    return max(found, key=len, default=frozenset())
+
+
+def _publishes(body: tuple[Instruction, ...]) -> Publishes:
+    """Positions in one body; P stores are wide STTM, or vector STS where P waits in SMEM."""
+
+    def share(index: int) -> float:
+        return (index + 1) / len(body)
+
+    def places(*heads: str) -> list[int]:
+        return [i for i, item in enumerate(body) if item.opcode.startswith(heads)]
+
+    loads = places("LDTM")
+    wide = [i for i in places("STTM") if body[i].repetition >= P_COLUMNS]
+    p = wide or places("STS.128", "STS.64")
+    statistics = sorted({*places("STTM", "STS")} - {*p})
+    ready = [i for i in places("SYNCS.ARRIVE") if p and i > p[-1]]
+    return Publishes(
+        load=(share(loads[0]), share(loads[-1])) if loads else None,
+        statistics=share(statistics[-1]) if statistics else None,
+        p=(share(p[0]), share(p[-1])) if p else None,
+        ready=share(ready[-1]) if ready else None,
+        adds_after=sum(i > ready[-1] for i in places("FADD2")) if ready else 0,
+    )

@@ -1,0 +1,1 @@
+"""Random operations on a cache, beside a model that keeps every token."""

@@ -1,0 +1,5 @@
+"""What tests of several files here share."""
+
+from tests.kvcache.conftest import no_launches
+
+__all__ = ["no_launches"]

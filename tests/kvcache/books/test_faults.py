@@ -1,0 +1,364 @@
+"""What can go wrong: a named exception with the request and the limit, nothing lost, and the next
+request is served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvcache.books.checkpoints import Policy
+from kvcache.books.errors import (
+    CacheError,
+    DoubleFree,
+    HostTierFull,
+    InvariantBroken,
+    NotResident,
+    PoolExhausted,
+)
+from kvcache.books.manager import Manager, Sizes
+from kvcache.memory.cache import Cache
+from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
+from workbench.soak.cases import PLAIN, SPARSE
+from workbench.soak.machine import Event
+
+
+def _fails(driver, error, call, *parts):
+    """The exception, after which nothing has changed."""
+    driver.verify()
+    before = driver.ledger.snapshot(driver.live)
+    with pytest.raises(error) as caught:
+        call()
+    assert driver.ledger.snapshot(driver.live) == before
+    for part in parts:
+        assert str(part) in str(caught.value), caught.value
+    driver.verify()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_blocks_run_out(name):
+    driver = cache(name, sizes=Sizes(10, 4, 2))
+    size = driver.layout.block_tokens
+    first, second = served(driver, tokens(6 * size)), served(driver, tokens(3 * size, 1))
+    error = _fails(
+        driver,
+        PoolExhausted,
+        lambda: driver.manager.append(
+            {first.request: [1] * size, second.request: [1] * (size + 1)}
+        ),
+        second.request.name, "needs 3 of blocks", "1 are free",
+    )  # fmt: skip
+    assert (error.pool, error.needed, error.available, error.held) == ("blocks", 3, 1, 0)
+    appended(driver, first, tokens(size, 2))
+    freed(driver, second)
+    served(driver, tokens(3 * size, 4))
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names(state=True))
+def test_states_run_out(name):
+    driver = cache(name, sizes=Sizes(20, 2, 1, 20, 1))
+    first = served(driver, tokens(9))
+    served(driver, tokens(9, 1))
+    for call in (
+        lambda: driver.manager.admit("late", tokens(9)),
+        lambda: driver.manager.fork(first.request, "late"),
+    ):
+        error = _fails(driver, PoolExhausted, call, "late", "needs 1 of states", "0 are free")
+        assert error.request == "late"
+    # One in the host tier has none, so another can come, and then it cannot come back.
+    driver.offload(0)
+    third = served(driver, tokens(9, 2))
+    _fails(driver, PoolExhausted, lambda: driver.manager.fetch(first.request), first.request.name)
+    freed(driver, third)
+    driver.fetch(0)
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_the_host_tier_is_full(name):
+    driver = cache(name, sizes=Sizes(30, 4, 1, 5, 1))
+    state, size = driver.layout.has_state, driver.layout.block_tokens
+    lives = [served(driver, tokens(3 * size, variety)) for variety in range(2)]
+    driver.offload(0)
+    error = _fails(
+        driver,
+        HostTierFull,
+        lambda: driver.manager.offload(lives[1].request),
+        lives[1].request.name, "needs 3 of host blocks", "2 are free",
+    )  # fmt: skip
+    assert isinstance(error, PoolExhausted)
+    small = served(driver, tokens(size, 5))
+    if state:
+        call = lambda: driver.manager.offload(small.request)  # noqa: E731
+        _fails(driver, HostTierFull, call, small.request.name, "needs 1 of host states")
+    driver.fetch(0)
+    driver.offload(1)
+    assert not lives[1].request.resident
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_a_freed_handle_is_refused_by_everything(name):
+    driver = cache(name)
+    live, other = served(driver, tokens(9)), served(driver, tokens(9, 1))
+    freed(driver, live)
+    manager, request = driver.manager, live.request
+    for call in (
+        lambda: manager.free(request),
+        lambda: manager.append({other.request: [1], request: [1]}),
+        lambda: manager.rollback(request, 0),
+        lambda: manager.fork(request, "twin"),
+        lambda: manager.preempt(request),
+        lambda: manager.offload(request),
+        lambda: manager.fetch(request),
+    ):
+        _fails(driver, DoubleFree, call, request.name)
+    appended(driver, other, [1])
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_another_managers_handle_is_refused_by_everything(name):
+    driver, other = cache(name), cache(name)
+    foreign = served(other, tokens(9)).request
+    mine, manager = served(driver, tokens(9, 1)), driver.manager
+    for call in (
+        lambda: manager.free(foreign),
+        lambda: manager.append({mine.request: [1], foreign: [1]}),
+        lambda: manager.rollback(foreign, 0),
+        lambda: manager.fork(foreign, "twin"),
+        lambda: manager.preempt(foreign),
+        lambda: manager.offload(foreign),
+        lambda: manager.fetch(foreign),
+    ):
+        _fails(driver, (ValueError, CacheError), call, foreign.name)
+    other.verify()
+    driver.finish()
+    other.finish()
+
+
+def test_a_request_in_the_host_tier_has_to_be_fetched():
+    driver = cache("sparse")
+    live, other = served(driver, tokens(9)), served(driver, tokens(9, 1))
+    driver.offload(0)
+    manager, request = driver.manager, live.request
+    for call in (
+        lambda: manager.append({other.request: [1], request: [1]}),
+        lambda: manager.rollback(request, 0),
+        lambda: manager.fork(request, "twin"),
+        lambda: manager.offload(request),
+    ):
+        _fails(driver, NotResident, call, request.name)
+    _fails(driver, ValueError, lambda: manager.fetch(other.request), other.request.name)
+    driver.free(0)
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names(deferred=True))
+def test_a_fork_bomb_ends_at_the_limit(name):
+    driver = cache(name, sizes=Sizes(12, 6, 2, 1, 1))
+    size, manager = driver.layout.block_tokens, driver.manager
+    served(driver, tokens(2 * size + 1))
+    twins = 0
+    try:
+        while twins < 50:
+            driver.manager.fork(driver.live[0].request, f"twin {twins}")
+            twins += 1
+    except PoolExhausted as error:
+        assert (error.pool, error.request) == ("states", f"twin {twins}")  # noqa: PT017
+    assert twins == (5 if driver.layout.has_state else 50)
+    requests = list(manager.requests)
+    # Each of them wants its own copy of the last block; all but one have nothing to write to.
+    with pytest.raises(PoolExhausted) as error:
+        manager.append({request: tokens(4 * size, 3) for request in requests})
+    assert error.value.request in {request.name for request in requests}
+    manager.check()
+    for request in requests:
+        manager.free(request)
+    driver.live.clear()
+    while driver.machine.in_flight:
+        driver.over(0)
+    for ticket in list(manager._tickets._events):  # works of the forks, which nobody executed
+        manager._tickets.issued(ticket, None)
+    served(driver, tokens(11 * size, 5))
+    driver.machine.in_flight[-1].event.over = True
+    manager.check()
+
+
+@pytest.mark.parametrize("name", case_names(deferred=True))
+def test_an_abort_in_flight_holds_slots_until_the_work_is_over(name):
+    driver = cache(name, sizes=Sizes(8, 2, 1), policy=Policy(prompt_end=False, rolling=False))
+    size, manager = driver.layout.block_tokens, driver.manager
+    live = served(driver, tokens(6 * size - 1))
+    events = [work.event for work in driver.machine.in_flight]
+    slots = set(live.request.blocks)
+    freed(driver, live)
+    assert manager.metrics.blocks_waiting == 6
+    late = manager.admit("late", tokens(3 * size, 1))
+    manager.issued(late)
+    with pytest.raises(PoolExhausted, match=r"'late' needs 3 of blocks, 2 are free, 6 more wait"):
+        manager.append({late.request: tokens(3 * size, 1)})
+    manager.append({late.request: tokens(2 * size, 1)})
+    assert not slots & set(late.request.blocks)
+    # The last of them first: they are over in any order, slots are free when all are.
+    for event in events[::-1]:
+        assert manager.metrics.blocks_waiting == 6
+        for work in driver.machine.in_flight:
+            if work.event is event and not work.reported:
+                manager.issued(work.work, event)
+        event.over = True
+        manager.poll()
+    assert manager.metrics.blocks_waiting == 0
+    manager.append({late.request: tokens(4 * size, 2)})
+    assert slots & set(late.request.blocks)
+    manager.check()
+
+
+@pytest.mark.parametrize("name", case_names(deferred=True))
+def test_a_block_that_is_still_copied_to_the_host_is_not_written(name):
+    """Of two who share a block one leaves for the host: the other one holds it alone, and writes
+    into a copy until the host has it."""
+    driver = cache(name)
+    size = driver.layout.block_tokens
+    first = served(driver, tokens(2 * size + 1))
+    (_, twin) = driver.fork(0)
+    while driver.machine.in_flight:
+        driver.over(0)
+    driver.offload(0)
+    shared = twin.request.blocks[-1]
+    assert driver.manager.blocks.holders(shared) == 1
+    appended(driver, twin, [1])
+    assert twin.request.blocks[-1] != shared
+    while driver.machine.in_flight:
+        driver.over(0)
+    driver.fetch(0)
+    appended(driver, first, [2])
+    alone = first.request.blocks[-1]
+    appended(driver, first, [3])
+    assert first.request.blocks[-1] == alone
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names(deferred=True, state=False))
+def test_a_block_found_before_its_last_work_is_over_is_not_written(name):
+    """It was given back with a copy to the host in flight, and found again; where there is a state
+    nothing that was found is taken back."""
+    driver = cache(name)
+    size = driver.layout.block_tokens
+    served(driver, tokens(2 * size))
+    while driver.machine.in_flight:
+        driver.over(0)
+    driver.offload(0)
+    found = admitted(driver, tokens(2 * size + 1))
+    blocks = list(found.request.blocks)
+    driver.take_back(found, 1)
+    appended(driver, found, [1])
+    assert found.request.blocks[0] == blocks[0]
+    assert found.request.blocks[1] != blocks[1]
+    driver.finish()
+
+
+def test_a_work_is_reported_once_and_by_its_own_manager():
+    manager = Manager(SPARSE, Sizes(8, 2), deferred=True)
+    work = manager.admit("one", tokens(9))
+    event = Event()
+    manager.issued(work, event)
+    assert manager.metrics.works_in_flight == 1
+    event.over = True
+    manager.poll()
+    assert manager.metrics.works_in_flight == 0
+    with pytest.raises(ValueError, match=f"ticket {work.ticket}"):
+        manager.issued(work, event)
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_an_abandoned_step_leaves_nothing_to_find(name):
+    driver = cache(name, policy=Policy(every=1))
+    size = driver.layout.block_tokens
+    prompt = tokens(3 * size + 1)
+    served(driver, prompt[: size + 1])
+    cut, other = admitted(driver, prompt), served(driver, tokens(size, 1))
+    assert cut.request.length == size
+    driver.abandon_tokens({cut: prompt[size : 2 * size], other: [5] * size})
+    driver.verify()
+    assert cut.request.freed
+    assert other.request.freed
+    assert admitted(driver, prompt).request.length == size
+    assert admitted(driver, [*tokens(size, 1), *[5] * (size + 1)]).request.length in (0, size)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout"), [(Sizes(0), PLAIN), (Sizes(4), SPARSE), (Sizes(-1, 2), SPARSE)]
+)
+def test_a_manager_without_room_for_one_request_is_refused(sizes, layout):
+    with pytest.raises(ValueError, match="needs at least 1"):
+        Manager(layout, sizes)
+
+
+def test_policies_and_arguments_without_sense():
+    with pytest.raises(ValueError, match="every 0 blocks"):
+        Policy(every=0)
+    manager = Manager(PLAIN, Sizes(4))
+    for prompt, error in (([], ValueError), ([[1]], ValueError), ([0.5], TypeError)):
+        with pytest.raises(error, match="prompt"):
+            manager.admit("one", prompt)
+    with pytest.raises(ValueError, match="keep_events"):
+        manager.events()
+    request = manager.admit("one", np.arange(5, dtype=np.uint16)).request
+    for new, error in (([], ValueError), (["a"], TypeError), (np.ones((2, 2)), ValueError)):
+        with pytest.raises(error, match="one"):
+            manager.append({request: new})
+    manager.check()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda manager, request: manager.blocks._holders.__setitem__(request.blocks[0], 2),
+        lambda manager, request: manager.blocks._free.append(request.blocks[0]),
+        lambda manager, request: manager.states._free.pop(),
+        lambda manager, request: request.blocks.pop(),
+        lambda manager, request: request.digests.pop(),
+        lambda manager, request: setattr(request, "state", -1),
+        lambda manager, request: setattr(request, "floor", request.length + 1),
+        lambda manager, request: request.tokens.__setitem__(0, 77),
+        lambda manager, request: manager.blocks._key_of.pop(request.blocks[0]),
+        lambda manager, request: manager.prefix.blocks.unregister(request.blocks[0]),
+    ],
+)
+def test_check_notices(spoil):
+    """One book at a time is made wrong."""
+    manager = Manager(SPARSE, Sizes(8, 3, 2), policy=Policy(every=1))
+    request = manager.admit("one", tokens(9)).request
+    manager.append({request: tokens(8)})
+    manager.check()
+    spoil(manager, request)
+    with pytest.raises(InvariantBroken):
+        manager.check()
+
+
+def test_what_a_failed_fetch_did_not_bring_back_is_not_found(monkeypatch):
+    cache = Cache(PLAIN, Sizes(12, host_blocks=6))
+    prompt = tokens(3 * PLAIN.block_tokens + 1)
+    away = cache.admit("away", prompt).request
+    with cache.step({away: prompt}):
+        pass
+    cache.offload(away)
+    greedy = cache.admit("greedy", tokens(12 * PLAIN.block_tokens, 1)).request
+    with cache.step({greedy: tokens(12 * PLAIN.block_tokens, 1)}):
+        pass  # nothing of the other one is left on the device
+    cache.free(greedy)
+
+    def broken(copies):
+        raise OSError("no copy today")
+
+    monkeypatch.setattr(cache._mover, "move", broken)
+    with pytest.raises(OSError, match="no copy today"):
+        cache.fetch(away)
+    monkeypatch.undo()
+    cache.manager.check()
+    with pytest.raises(DoubleFree, match="away"):
+        cache.fetch(away)
+    assert cache.manager.metrics.host_blocks_used == 0
+    assert cache.admit("next", prompt).hit == 0

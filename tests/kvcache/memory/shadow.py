@@ -1,0 +1,200 @@
+"""A cache with its kernels and, beside it, what every request should hold, on the CPU or a GPU.
+
+As in `naive.py`, what a token leaves behind is a function of the tokens up to it, so that a row of
+somebody else, an old one or none shows. Entries go through the append kernels where
+`Step.rows_of` says; rows of tails, which have no kernel yet, through torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from kvcache.books.requests import Request
+from kvcache.books.step import Step
+from kvcache.books.work import Pool
+from kvcache.layouts.layout import GUARD_BYTES, Stream, Tail
+from kvcache.memory.cache import Cache
+from kvcache.movement.api import append_rows
+from workbench.soak.naive import History, ends, half_rows, whole_rows
+
+NAN_BYTE = 0xFF  # bf16 and fp32 of such bytes are NaN
+STEP, SPREAD = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, without a pattern
+
+
+@lru_cache(1024)
+def _keys(name: str, copy: int, columns: int, device: str) -> torch.Tensor:
+    text = hashlib.shake_128(f"{name} {copy}".encode()).digest(columns * 8)
+    return torch.frombuffer(bytearray(text), dtype=torch.int64).to(device)
+
+
+def numbers(name: str, copy: int, hashes: torch.Tensor, columns: int) -> torch.Tensor:
+    """bf16 [n, columns] from -2 to 2: what tokens with these hashes leave in a copy."""
+    mixed = (hashes[:, None] ^ _keys(name, copy, columns, str(hashes.device))) * STEP
+    mixed = (mixed ^ (mixed >> 29)) * SPREAD
+    return (((mixed >> 40) & 0xFF) - 128).bfloat16() / 64
+
+
+class Shadow:
+    """`cache`, and the true past of its requests."""
+
+    def __init__(self, cache: Cache, *, poison: bool = True) -> None:
+        self.cache, self.layout = cache, cache.layout
+        self.histories: dict[Request, History] = {}
+        self.kernels = {"backend": "auto", "arch": None}
+        if poison:
+            for pool in Pool:
+                reserved = int(pool in (Pool.BLOCKS, Pool.STATES))
+                cache.storage.pools[pool][reserved:, :-GUARD_BYTES] = NAN_BYTE
+
+    # -- life of a request -------------------------------------------------------------------
+
+    def admit(self, name: str, prompt: Sequence[int], chunk: int = 0, **options) -> Request:
+        """A request, and what was not found of its prompt appended, `chunk` tokens at a time."""
+        request = self.enter(name, prompt, **options)
+        prompt = list(prompt)
+        while request.length < len(prompt):
+            wanted = min(chunk or len(prompt), len(prompt) - request.length)
+            room = self.cache.manager.room(request, wanted)
+            self.append({request: prompt[request.length : request.length + room]})
+        return request
+
+    def enter(self, name: str, prompt: Sequence[int], **options) -> Request:
+        """A request with what was found of its prompt."""
+        admission = self.cache.admit(name, prompt, **options)
+        history = History(options.get("salt", b""), prompt[: admission.hit])
+        history.restored()
+        self.histories[admission.request] = history
+        return admission.request
+
+    def fork(self, request: Request, name: str) -> Request:
+        child = self.cache.fork(request, name).request
+        self.histories[child] = History(request.salt, self.histories[request].tokens)
+        self.histories[child].restored()
+        return child
+
+    def rollback(self, request: Request, tokens: int) -> None:
+        self.cache.rollback(request, tokens)
+        self.histories[request].cut(request.length)
+
+    def fetch(self, request: Request) -> None:
+        self.cache.fetch(request)
+        self.histories[request].restored()
+
+    def free(self, request: Request) -> None:
+        self.cache.free(request)
+        del self.histories[request]
+
+    # -- tokens ------------------------------------------------------------------------------
+
+    def append(self, batch: Mapping[Request, Sequence[int]]) -> Step:
+        """A step, with everything that its layers write."""
+        with self.cache.step(batch) as step:
+            self.write(step)
+        return step
+
+    def write(self, step: Step) -> dict[str, torch.Tensor]:
+        """What the layers of a model write in a step that is open; the step's tensors."""
+        for request in step.requests:
+            self.histories[request].extend(request.tokens[len(self.histories[request]) :])
+        tensors = step.tensors(self.cache.device)
+        hashes = torch.cat([
+            self.hashes(request, range(start + 1, end + 1))
+            for request, start, end in zip(
+                step.requests, step.starts.tolist(), step.lengths.tolist(), strict=True
+            )
+        ])  # fmt: skip
+        for array in (*self.layout.streams, *self.layout.rings):
+            columns, slots = array.record.data_bytes // 2, tensors[f"rows_of.{array.name}"]
+            for copy in range(array.copies):
+                values = numbers(array.name, copy, hashes, columns)
+                append_rows((self.cache.rows(array.name, copy), values), None, slots,
+                            **self.kernels)  # fmt: skip
+        for tail in self.layout.tails:
+            self._write_tail(tail, hashes, tensors[f"rows_of.{tail.name}"])
+        return tensors
+
+    def _write_tail(self, tail: Tail, hashes: torch.Tensor, slots: torch.Tensor) -> None:
+        kept, rows = slots >= 0, tail.rows(self.layout.draft)
+        place = slots[kept] // rows, slots[kept] % rows
+        for copy in range(tail.copies):
+            for part, view in enumerate(self.cache.tail(tail.name, copy).parts()):
+                values = numbers(f"{tail.name} {part}", copy, hashes[kept], view.shape[2])
+                view[place] = values.float()
+
+    # -- what is true, and what is there -----------------------------------------------------
+
+    def hashes(self, request: Request, ends: Iterable[int]) -> torch.Tensor:
+        """int64: of the first `end` tokens of a request, for each of `ends`."""
+        chain = torch.from_numpy(self.histories[request].chain(ends).astype("int64"))
+        if self.cache.device.type == "cpu":
+            return chain
+        return chain.pin_memory().to(self.cache.device, non_blocking=True)
+
+    def entries(self, request: Request, name: str, copy: int) -> torch.Tensor:
+        """bf16 [n, columns]: the true entries of a stream, or the positions of a ring that the
+        next token sees."""
+        array = self.layout.find(name)
+        if isinstance(array, Stream):
+            positions = ends(array, request.length)
+        else:
+            positions = [position + 1 for position in whole_rows(array, request.length)]
+        return numbers(name, copy, self.hashes(request, positions), array.record.data_bytes // 2)
+
+    def wrong(self, request: Request) -> torch.Tensor:
+        """How many rows of a request on the device differ from what they should be: [1], there."""
+        wrong = torch.zeros(1, dtype=torch.int64, device=self.cache.device)
+        blocks = self._to(request.blocks)
+        for stream in self.layout.streams:
+            size = self.layout.entries(stream)
+            entry = torch.arange(request.length // stream.ratio, device=blocks.device)
+            for copy in range(stream.copies):
+                data = self.cache.rows(stream.name, copy).data()[
+                    blocks[entry // size], entry % size
+                ]
+                wrong += _differ(data, self.entries(request, stream.name, copy))
+        for ring in self.layout.rings:
+            rows = self._to([p % ring.rows(self.layout.draft)
+                             for p in whole_rows(ring, request.length)])  # fmt: skip
+            for copy in range(ring.copies):
+                data = self.cache.rows(ring.name, copy).data()[request.state, rows]
+                wrong += _differ(data, self.entries(request, ring.name, copy))
+        for tail in self.layout.tails:
+            wrong += self._wrong_tail(request, tail)
+        return wrong
+
+    def _wrong_tail(self, request: Request, tail: Tail) -> torch.Tensor:
+        wrong = torch.zeros(1, dtype=torch.int64, device=self.cache.device)
+        half = tail.width * (tail.overlap - 1)
+        for positions, end in ((whole_rows, None), (half_rows, half)):
+            found = list(positions(tail, request.length))
+            rows = self._to([position % tail.rows(self.layout.draft) for position in found])
+            hashes = self.hashes(request, [position + 1 for position in found])
+            for copy in range(tail.copies):
+                for part, view in enumerate(self.cache.tail(tail.name, copy).parts()):
+                    true = numbers(f"{tail.name} {part}", copy, hashes, view.shape[2]).float()
+                    wrong += _differ(view[request.state, rows][:, :end], true[:, :end])
+        return wrong
+
+    def _to(self, values: Sequence[int]) -> torch.Tensor:
+        table = torch.tensor(values, dtype=torch.int64)
+        if self.cache.device.type == "cpu":
+            return table
+        return table.pin_memory().to(self.cache.device, non_blocking=True)
+
+    def check(self) -> None:
+        """Everything that is on the device is right, and so are the books."""
+        self.cache.manager.check()
+        for request in self.histories:
+            if request.resident:
+                wrong = int(self.wrong(request))
+                assert not wrong, f"{request!r}: {wrong} rows are not its own"
+
+
+def _differ(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """Rows with another byte."""
+    found, true = (x.contiguous().view(torch.uint8) for x in (found, true))
+    return (found.flatten(1) != true.flatten(1)).any(1).sum()

@@ -1,0 +1,414 @@
+"""The cache as a whole, kernels in the emulator: every byte of every request, whatever happens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kvcache.books.checkpoints import Policy
+from kvcache.books.errors import (
+    CorruptedBlock,
+    DoubleFree,
+    HostTierFull,
+    NotResident,
+    PoolExhausted,
+    RollbackPastRing,
+    StepOpen,
+)
+from kvcache.books.manager import Sizes
+from kvcache.books.work import Copy, Pool
+from kvcache.layouts.layout import GUARD_BYTES, Layout, Ring, Stream, Tail
+from kvcache.layouts.models import gqa
+from kvcache.layouts.records import Record
+from kvcache.memory.cache import Cache
+from kvcache.memory.mover import grouped
+from tests.kvcache.memory.shadow import Shadow
+
+WIDE, NARROW = Record("wide", 48), Record("narrow", 16)
+SPARSE = Layout(  # as DeepSeek-V4, with small numbers
+    "sparse",
+    8,
+    (Stream("main", WIDE, 2, 2), Stream("packed", NARROW, 8, 3, packed=True)),
+    (Ring("window", WIDE, 5, 2),),
+    (Tail("raw", 2, 2, 1, overlap=2), Tail("online", 8, 4, 1, online=True)),
+    draft=3,
+)
+PLAIN = gqa(2, 1, 8, block_tokens=4, draft=2)
+SIZES = Sizes(blocks=24, states=6, checkpoints=4, host_blocks=12, host_states=2)
+each_layout = pytest.mark.parametrize("layout", [SPARSE, PLAIN], ids=lambda x: x.name)
+
+
+def new(layout=SPARSE, sizes=SIZES, **options):
+    return Shadow(Cache(layout, sizes, canary=True, **options))
+
+
+def ids(count, seed=0):
+    pick = random.Random(seed)
+    return [pick.randrange(1000) for _ in range(count)]
+
+
+def idle(shadow):
+    """Nothing is held, and the next request works."""
+    for request in list(shadow.histories):
+        shadow.free(request)
+    manager = shadow.cache.manager
+    manager.check()
+    assert all(pool.held == 0 for pool in manager.pools.values())
+    last = shadow.admit("last", ids(17, 99))
+    shadow.check()
+    shadow.cache.verify()
+    shadow.free(last)
+
+
+# -- what a request goes through ------------------------------------------------------------------
+
+
+def a_life(layout, **options):
+    """Hits, forks, drafts, the host tier: what is there is right after each, and sealed."""
+    shadow, prompt = new(layout, **options), ids(29)
+    size, cache = layout.block_tokens, shadow.cache
+    first = shadow.admit("first", prompt, chunk=5)
+    again = shadow.enter("again", [*prompt, 7])
+    assert again.length == 29 // size * size
+    shadow.append({again: [1, 2], first: [3]})
+    child = shadow.fork(first, "child")
+    shadow.append({child: [4, 5], first: [6, 7], again: [8]})
+    shadow.rollback(child, 2)
+    shadow.append({child: [9]})
+    shadow.check()
+    blocks = child.length // size + (child.length % size > 0)
+    cache.offload(child)
+    assert cache.manager.pools[Pool.HOST_BLOCKS].held == blocks
+    shadow.free(first)
+    shadow.append({again: [1] * 3})
+    shadow.fetch(child)
+    shadow.append({child: ids(2 * size)})
+    shadow.check()
+    cache.verify()
+    prompt = cache.preempt(again)
+    del shadow.histories[again]
+    back = shadow.admit("back", prompt)
+    assert cache.manager.counters.hit_tokens > 0
+    shadow.append({back: [5]})
+    shadow.check()
+    idle(shadow)
+
+
+@each_layout
+def test_a_life(layout):
+    a_life(layout)
+
+
+def every_hit(layout, shares, **options):
+    """Whatever beginning of a prompt is there, rows of the whole are what they are without."""
+    prompt, size = ids(4 * layout.block_tokens + 3), layout.block_tokens
+    for shared in shares:
+        shadow = new(layout, policy=Policy(every=1), **options)
+        shadow.admit("first", [*prompt[:shared], *ids(5, 7)], chunk=layout.draft + 2)
+        request = shadow.admit("second", prompt)
+        shadow.check()
+        found = shadow.cache.manager.counters.hit_tokens
+        assert found == min(shared, len(prompt) - 1) // size * size
+        shadow.append({request: [1]})
+        shadow.check()
+
+
+def test_a_hit_is_as_if_it_were_cold():
+    every_hit(SPARSE, (7, 17))
+
+
+@each_layout
+def test_every_hit_is_as_if_it_were_cold(layout):
+    every_hit(layout, range(4 * layout.block_tokens + 3))
+
+
+def random_life(layout, seed, **options):
+    """Any operation after any other."""
+    shadow, pick = new(layout, **options), random.Random(seed)
+    cache, past = shadow.cache, [ids(40, n) for n in range(3)]
+
+    def a_request(resident=True):
+        found = [r for r in shadow.histories if r.resident == resident]
+        return pick.choice(found) if found else None
+
+    for number in range(60):
+        kind, request = pick.randrange(8), a_request()
+        try:
+            if request is None or kind == 0:
+                prompt = pick.choice(past)[: pick.randrange(1, 40)]
+                shadow.admit(f"r{number}", prompt, chunk=pick.choice((0, 3, 8)))
+            elif kind == 1:
+                shadow.fork(request, f"f{number}")
+            elif kind == 2:
+                shadow.rollback(request, pick.randrange(layout.draft + 2))
+            elif kind == 3:
+                cache.offload(request)
+            elif kind == 4 and a_request(resident=False):
+                shadow.fetch(a_request(resident=False))
+            elif kind == 5:
+                shadow.free(request)
+            else:
+                batch = [r for r in shadow.histories if r.resident and pick.random() < 0.7]
+                shadow.append({r: ids(pick.randrange(1, 4), number) for r in batch or [request]})
+        except (PoolExhausted, RollbackPastRing):
+            for other in [r for r in shadow.histories if pick.random() < 0.5]:
+                shadow.free(other)
+        shadow.check()
+    cache.verify()
+    idle(shadow)
+
+
+@each_layout
+@pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_lives(layout, deferred, seed):
+    """Also deferred, which on the CPU means that everything is over when it is reported."""
+    random_life(layout, seed, deferred=deferred)
+
+
+# -- corruption -----------------------------------------------------------------------------------
+
+
+def damage(shadow, pool, slot, offset=3):
+    shadow.cache.storage.pools[pool][slot, offset] ^= 1
+
+
+def test_a_whole_cache_has_nothing_to_complain_of():
+    shadow = new()
+    shadow.admit("a", ids(20))
+    shadow.cache.verify()
+    with pytest.raises(ValueError, match="nothing was sealed"):
+        Cache(PLAIN, Sizes(2)).verify()
+
+
+def guards_of(pool, **options):
+    """A byte behind the first or last slot."""
+    shadow = new(**options)
+    slots = len(shadow.cache.storage.pools[pool])
+    for slot in {0, slots - 1}:
+        damage(shadow, pool, slot, -GUARD_BYTES)
+        with pytest.raises(CorruptedBlock, match="the guard of") as caught:
+            shadow.cache.verify()
+        assert (caught.value.pool, caught.value.slots) == (pool.value, [slot])
+        damage(shadow, pool, slot, -GUARD_BYTES)
+        shadow.cache.verify()
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_every_guard_is_looked_at(pool):
+    guards_of(pool)
+
+
+def corrupted_block(**options):
+    """Not hit."""
+    shadow, prompt = new(**options), ids(30)
+    first = shadow.admit("first", prompt)
+    damage(shadow, Pool.BLOCKS, first.blocks[1])
+    with pytest.raises(CorruptedBlock, match="the content of blocks") as caught:
+        shadow.cache.admit("second", prompt)
+    assert caught.value.slots == [first.blocks[1]]
+    assert {"first"} <= set(caught.value.requests) <= {"first", "second"}
+    assert list(shadow.cache.manager.requests) == [first]
+    # What lies before it is still good, what is behind it is not found any more.
+    shadow.free(first)
+    third = shadow.admit("third", prompt)
+    shadow.check()
+    shadow.free(third)
+    idle(shadow)
+
+
+def corrupted_checkpoint(**options):
+    """Not restored."""
+    shadow, prompt = new(**options), ids(30)
+    first = shadow.admit("first", prompt)
+    (slot,) = shadow.cache.canary.sealed[Pool.CHECKPOINTS]
+    damage(shadow, Pool.CHECKPOINTS, slot)
+    with pytest.raises(CorruptedBlock, match="the content of checkpoints") as caught:
+        shadow.cache.admit("second", prompt)
+    assert (caught.value.pool, caught.value.slots) == ("checkpoints", [slot])
+    shadow.admit("third", prompt)
+    shadow.check()
+    assert next(iter(shadow.cache.manager.requests)) is first
+    idle(shadow)
+
+
+def corrupted_on_the_host(pool, **options):
+    """Does not come back."""
+    shadow = new(**options)
+    first = shadow.admit("first", ids(30))
+    shadow.cache.offload(first)
+    if shadow.cache.device.type == "cuda":
+        torch.cuda.synchronize()
+    slot = first.host_blocks[2] if pool is Pool.HOST_BLOCKS else first.host_state
+    place = 3
+    if pool is Pool.HOST_STATES:  # a copied row
+        place = shadow.layout.live(first.length)[0][0]
+    damage(shadow, pool, slot, place)
+    for _ in range(2):  # asking again makes it no better
+        with pytest.raises(CorruptedBlock) as caught:
+            shadow.cache.fetch(first)
+        error = caught.value
+        assert (error.pool, error.slots, error.requests) == (pool.value, [slot], ["first"])
+        assert not first.resident
+    with pytest.raises(CorruptedBlock):
+        shadow.cache.verify()
+    shadow.free(first)
+    idle(shadow)
+
+
+def test_a_corrupted_block_is_not_hit():
+    corrupted_block()
+
+
+def test_a_corrupted_checkpoint_is_not_restored():
+    corrupted_checkpoint()
+
+
+@pytest.mark.parametrize("pool", [Pool.HOST_BLOCKS, Pool.HOST_STATES])
+def test_what_was_corrupted_on_the_host_does_not_come_back(pool):
+    corrupted_on_the_host(pool)
+
+
+def test_verify_names_pool_slot_and_readers():
+    shadow = new()
+    first = shadow.admit("first", ids(30))
+    second = shadow.fork(first, "second")
+    damage(shadow, Pool.BLOCKS, first.blocks[0])
+    with pytest.raises(CorruptedBlock, match=r"read by \['first', 'second'\]"):
+        shadow.cache.verify()
+    shadow.free(second)
+    shadow.free(first)
+    shadow.cache.verify()  # nobody can read it any more
+    idle(shadow)
+
+
+def test_copies_that_depend_on_each_other_are_apart():
+    """One launch has no order: what it writes, it neither reads nor writes twice."""
+
+    def of(*pairs, position=None):
+        return [Copy(Pool.BLOCKS, Pool.BLOCKS, *pair, position) for pair in pairs]
+
+    def sizes(copies):
+        return [len(group) for group in grouped(copies)]
+
+    assert sizes(of((1, 2), (1, 3), (4, 5))) == [3]
+    assert sizes(of((1, 2), (2, 3))) == [1, 1]
+    assert sizes(of((1, 2), (3, 1))) == [1, 1]
+    assert sizes(of((1, 2), (3, 2), (3, 4))) == [1, 2]
+    assert sizes([*of((1, 2)), *of((3, 4), position=8), *of((5, 6), position=8)]) == [1, 2]
+    assert sizes([Copy(Pool.BLOCKS, Pool.HOST_BLOCKS, 1, 2), *of((2, 3))]) == [1, 1]
+    assert sizes([]) == []
+
+
+# -- order ----------------------------------------------------------------------------------------
+
+
+def test_nothing_else_while_a_step_is_open():
+    shadow = new()
+    first, cache = shadow.admit("first", ids(9)), shadow.cache
+    step = cache.begin({first: [1]})
+    calls = [
+        lambda: cache.admit("x", [1]), lambda: cache.fork(first, "x"), lambda: cache.free(first),
+        lambda: cache.preempt(first), lambda: cache.rollback(first, 1),
+        lambda: cache.begin({first: [1]}), lambda: cache.offload(first),
+        lambda: cache.fetch(first),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StepOpen, match=r"a step of .'first'. is open"):
+            call()
+    shadow.write(step)
+    cache.finish(step)
+    for call in (cache.finish, cache.abandon):
+        with pytest.raises(StepOpen, match="not open"):
+            call(step)
+    shadow.check()
+    idle(shadow)
+
+
+@each_layout
+def test_a_step_that_fails_has_never_been(layout):
+    """An exception within: its requests are gone, and nobody finds what it did not write."""
+    shadow, prompt = new(layout), ids(40)
+    other = shadow.admit("other", prompt[:11])
+    request = shadow.enter("first", prompt)
+    with pytest.raises(ZeroDivisionError), shadow.cache.step({request: prompt[request.length :]}):
+        raise ZeroDivisionError
+    assert request.freed
+    with pytest.raises(DoubleFree, match="'first' has been freed"):
+        shadow.cache.free(request)
+    del shadow.histories[request]
+    shadow.admit("second", prompt)
+    shadow.append({other: [3]})
+    shadow.check()
+    idle(shadow)
+
+
+@pytest.mark.parametrize(
+    "deferred", [False, True], ids=["", "deferred"]
+)
+@pytest.mark.parametrize("call", ["admit", "fork", "begin", "finish", "offload", "fetch"])
+def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
+    """Whatever breaks in between: the others go on, and no slot waits for what never ran."""
+    shadow = new(deferred=deferred)
+    cache = shadow.cache
+    first, other = shadow.admit("first", ids(21)), shadow.admit("other", ids(9, 1))
+    child = shadow.fork(first, "child")
+    calls = {
+        "admit": lambda: cache.admit("x", ids(21)),
+        "fork": lambda: cache.fork(other, "x"),
+        "begin": lambda: cache.begin({child: [1]}),
+        "finish": lambda: shadow.append({child: [1, 2, 3]}),
+        "offload": lambda: cache.offload(child),
+        "fetch": lambda: cache.fetch(child),
+    }
+    if call == "fetch":
+        cache.offload(child)
+
+    class Broken(Exception):
+        pass
+
+    def move(copies):
+        if list(copies):
+            raise Broken
+
+    monkeypatch.setattr(cache._mover, "move", move)
+    if call == "finish":  # where there is nothing to copy before
+        monkeypatch.setattr(
+            cache._mover, "move", lambda copies, left=[0, 1]: left.pop() or move([1])
+        )
+    with pytest.raises(Broken):
+        calls[call]()
+    monkeypatch.undo()
+    if call not in ("admit", "fork"):
+        assert child.freed
+        del shadow.histories[child]
+    assert list(cache.manager.requests) == list(shadow.histories)
+    shadow.append({other: [1], first: [2]})
+    shadow.check()
+    idle(shadow)
+
+
+def test_a_refused_step_leaves_everything_as_it_was():
+    shadow = new(sizes=Sizes(blocks=4, states=2, host_blocks=2, host_states=1))
+    first = shadow.admit("first", ids(17))
+    second = shadow.enter("second", ids(30, 5))
+    with pytest.raises(PoolExhausted, match="request 'second' needs 2 of blocks, 1 are free"):
+        shadow.cache.begin({second: ids(16)})
+    with pytest.raises(PoolExhausted, match="request 'third' needs 1 of states, 0 are free"):
+        shadow.cache.admit("third", [1])
+    with pytest.raises(PoolExhausted, match="of states"):
+        shadow.cache.fork(first, "third")
+    with pytest.raises(HostTierFull, match="request 'first' needs 3 of host blocks, 2 are free"):
+        shadow.cache.offload(first)
+    with pytest.raises(RollbackPastRing, match="at most 3"):
+        shadow.cache.rollback(first, 4)
+    shadow.append({second: [1]})
+    shadow.check()
+    shadow.cache.offload(second)
+    with pytest.raises(NotResident, match="'second' is in the host tier"):
+        shadow.cache.begin({second: [1]})
+    with pytest.raises(NotResident):
+        shadow.cache.fork(second, "x")
+    idle(shadow)
