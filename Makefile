@@ -27,9 +27,9 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP)  ## run the attention kernel here, on a GPU or in the emulator, and print how exact it is
-	$(BIN)/python scripts/run_fmha.py
+	$(BIN)/python scripts/run.py fmha
 
-test: lint  ## ruff, the house rules and every quick test
+test: lint  ## ruff, mypy, the house rules and every quick test
 	$(PYTEST) $(QUICK)
 
 quick: $(STAMP)  ## the quick tests of one package with PKG=fmha
@@ -44,11 +44,12 @@ sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; 
 tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values they cover
 	$(BIN)/python -m tests.tier_report
 
-lint: $(STAMP)  ## ruff alone
+lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 clean:  ## remove the environment, the caches and out/
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build out *.egg-info
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build out *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from kernelkit.exports import exports
 
 if TYPE_CHECKING:
-    from fmha.api import attention
+    from fmha.api import attention, attention_plan
     from fmha.config import AttentionConfig
     from fmha.warm import warmup
     from kernelkit.merge import merge
 
-__all__ = ["AttentionConfig", "attention", "merge", "warmup"]
+__all__ = ["AttentionConfig", "attention", "attention_plan", "merge", "warmup"]
 
 __getattr__, __dir__ = exports(__name__, {
-    "fmha.api": "attention",
+    "fmha.api": "attention attention_plan",
     "fmha.config": "AttentionConfig",
     "fmha.warm": "warmup",
     "kernelkit.merge": "merge",

@@ -1,26 +1,28 @@
-"""`attention`: the arguments of a user in, the custom operator called, its results picked."""
+"""`attention` and `attention_plan`: a user's arguments in, the operator or a plan behind them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from fmha import ops
-from fmha.arguments import SCALAR_KINDS
-from fmha.config import MAX_POSITION, TUNABLE, AttentionConfig
-from kernelkit.tensors import require_no_grad, require_scalars, require_types
+from fmha.config import TUNABLE, AttentionConfig
+from fmha.launch import ATTENTION
+from kernelkit.attention import OTHER_NAMES, Window, given_options, tunable_fields, window_sides
+from kernelkit.limits import MAX_POSITION
+from kernelkit.operator import Plan, named
 
-Window = tuple[int | None, int | None]
 
-
+@named(OTHER_NAMES)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
     causal: bool = False,
-    window: Window = (None, None),
+    window: Window = None,
     sink_tokens: int = 0,
-    softcap: float = 0.0,
+    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
     q_offset: int | torch.Tensor | None = None,
@@ -32,6 +34,7 @@ def attention(
     rope: tuple[torch.Tensor, torch.Tensor] | None = None,
     normalize: bool = True,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     pack_heads: bool | None = None,
     pdl: bool = False,
@@ -55,20 +58,23 @@ def attention(
     What a row sees. Row r of an entry of n_q queries and n_k keys stands at q_offset + r; q_offset
     is an int or int32 [B], n_k - n_q by default (the last query at the last key). It sees key c if
     begin <= c < end, or c < min(sink_tokens, end).
-    window: (left, right), keys seen before and behind the own position, None for unbounded;
+    window: (left, right), keys seen before and behind the own position, None for unbounded; a
+        number is left;
         begin = max(0, q_offset + r - left), end = min(n_k, q_offset + r + right + 1).
     causal: the same as right = 0.
     q_offset without a right edge: end = min(n_k, q_offset + n_q), a prefix and a block of queries.
     sink_tokens: that many first keys are visible beside a left window.
 
     Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
-    c tanh(s / c). sinks: fp32 [Hq], for each head a logit whose value is zero.
+    c tanh(s / c), None leaves it. sinks: [Hq], any floating dtype, for each head a logit whose
+    value is zero; fp32 is read in place, others are converted first.
 
-    Results. O like q with Dv columns in out_dtype (bfloat16, float16, float32; q.dtype by default);
-    with return_lse (O, LSE), LSE [B, Hq, Sq], packed [Hq, T], fp32 in natural log, sinks included;
-    with normalize=False (O_raw, LSE, row_max): O_raw = sum exp(s - row_max) V, fp32 by default,
-    and O = O_raw / exp(LSE - row_max). row_max is the reference maximum that was used, which may
-    lag the true one. A row that sees no key has O = 0, LSE = row_max = -inf, or LSE = its sink.
+    Results. O like q with Dv columns in out_dtype (bfloat16, float16, float32; q.dtype by default),
+    in `out` where it is given; with return_lse (O, LSE), LSE [B, Hq, Sq], packed [Hq, T], fp32 in
+    natural log, sinks included; with normalize=False (O_raw, LSE, row_max), where O_raw =
+    sum exp(s - row_max) V, fp32 by default, and O = O_raw / exp(LSE - row_max). row_max is the
+    reference maximum that was used, which may lag the true one. A row that sees no key has O = 0,
+    LSE = row_max = -inf, or LSE = its sink.
     rope: (cos, sin), fp32 [positions, rope_dim / 2]: the last rope_dim columns of O are turned back
         by the angle of the row's position, pairs (x, y) of neighbours becoming
         (x cos + y sin, y cos - x sin).
@@ -84,56 +90,64 @@ def attention(
     pool read as zeros, and cu_seqlens and q_offset are taken as they are. Forward only.
     torch.compile sees one operator, `blackwell_kernels::attention`; CUDA graphs capture it.
     """
-    cos, sin = _rope_tables(rope)
-    tables = {
-        "kv_lens": kv_lens,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "page_table": page_table,
-        "sinks": sinks,
-        "cos": cos,
-        "sin": sin,
-    }
-    given = {name: table for name, table in tables.items() if table is not None}
-    require_types(q=q, k=k, v=v, **given)
-    require_no_grad(q=q, k=k, v=v, **given)
-    left, right = _sides(window)
-    config = AttentionConfig() if config is None else config
-    if not isinstance(config, AttentionConfig):
-        raise TypeError(f"config is {type(config).__name__}, expected AttentionConfig")
     options = {
-        "causal": causal,
-        "window_left": left,
-        "window_right": right,
-        "sink_tokens": sink_tokens,
-        "softcap": softcap,
-        "scale": scale,
-        "max_seqlen_q": max_seqlen_q,
-        "normalize": normalize,
-        "out_dtype": out_dtype,
-        "pack_heads": pack_heads,
-        "pdl": pdl,
-        "backend": backend,
-        "arch": arch,
-        **{name: getattr(config, name) for name in TUNABLE},
-    }
-    require_scalars(SCALAR_KINDS, options)
-    offsets = _offsets(q_offset, q, cu_seqlens_q)
-    o, lse, row_max = ops.attention(q, k, v, **tables, q_offset=offsets, **options)
+        "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
+        "sinks": sinks, "scale": scale, "q_offset": q_offset, "kv_lens": kv_lens,
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q,
+        "page_table": page_table, "rope": rope, "normalize": normalize, "out": out,
+        "out_dtype": out_dtype, "pack_heads": pack_heads, "pdl": pdl, "backend": backend,
+        "arch": arch, "config": config,
+    }  # fmt: skip
+    o, lse, row_max = ATTENTION(fields_of(q, k, v, given_options(options, _DEFAULTS)))
     if not normalize:
         return o, lse, row_max
     return (o, lse) if return_lse else o
 
 
-def _sides(window: Window) -> Window:
-    if not isinstance(window, tuple | list) or len(window) != 2:
-        raise TypeError(f"window {window!r}: (left, right) in keys, None for unbounded")
-    return window[0], window[1]
+_DEFAULTS = dict(attention.__wrapped__.__kwdefaults__)
 
 
-def _rope_tables(rope: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    if rope is None:
-        return None, None
+def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:
+    """A plan for calls like this one: plan(q, k, v, kv_lens=, page_table=, ..., out=, lse=).
+
+    The tensors and options are those of `attention`, and everything that it checks is checked here,
+    the kernel is compiled here. A call costs the host some microseconds: it compares shapes,
+    strides, dtypes and devices with those planned, and launches at the new addresses. It takes the
+    tables that the plan was made with by name; sinks and rope tables belong to the plan. Returns
+    (O, LSE, row_max), row_max empty where O is normalised.
+    """
+    for name in ("return_lse", "out"):
+        if name in options:
+            raise TypeError(f"attention_plan takes no {name}: a call returns (O, LSE, row_max)")
+    moves = ("q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table")
+    fields = fields_of(q, k, v, options)
+    return Plan(ATTENTION, fields, moves=moves, results=("out", "lse", "row_max"))
+
+
+def fields_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
+    fields = {"q": q, "k": k, "v": v, **options}
+    for name in options:
+        if name not in _DEFAULTS:
+            attention(q, k, v, **{name: None})  # which says what is right
+    window = fields.pop("window", None)
+    if window is not None:
+        fields["window_left"], fields["window_right"] = window_sides(window)
+    if fields.get("softcap", 0.0) is None:
+        del fields["softcap"]
+    if fields.get("rope") is not None:
+        fields["cos"], fields["sin"] = _rope_tables(fields["rope"])
+    fields.pop("rope", None)
+    if "q_offset" in fields:
+        fields["q_offset"] = _offsets(fields["q_offset"], q, fields.get("cu_seqlens_q"))
+    if "config" in fields:
+        fields |= tunable_fields(fields.pop("config"), AttentionConfig, TUNABLE)
+    return fields
+
+
+def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
     return rope[0], rope[1]

@@ -1,4 +1,4 @@
-"""One attention problem as the custom op gets it, and every check that needs no config.
+"""The arguments of `attention`, and every check that needs no config.
 
 Shapes, dtypes and options are checked everywhere. What tensors say (lengths, offsets, page
 numbers) is checked on the CPU, where reading it costs nothing; on a GPU that would make the host
@@ -7,31 +7,25 @@ wait, so there the kernel clamps it. No check makes a copy.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from fmha.config import IO_DTYPES, MAX_POSITION, PAGE_SIZES, AttentionConfig
-from kernelkit.log2 import check_factors
+from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
+from kernelkit.attention import AttentionArguments
+from kernelkit.limits import MAX_POSITION
 from kernelkit.tensors import (
     DTYPE_NAMES,
     require_grid,
     require_pages,
     require_rank,
     require_table,
-    require_tensors,
-    scalar_kinds,
 )
-
-TABLES = (
-    "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "sinks", "cos", "sin",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(AttentionArguments):
     """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
 
     q_offset: always a tensor. window_left, window_right: None for unbounded. cos, sin: the tables
@@ -49,6 +43,7 @@ class Arguments:
     sinks: torch.Tensor | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
+    out: torch.Tensor | None = None
     causal: bool = False
     window_left: int | None = None
     window_right: int | None = None
@@ -74,16 +69,6 @@ class Arguments:
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     @property
-    def q_heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[-2]
-
-    @property
-    def kv_heads(self) -> int:
-        """Key heads, each read by the same number of query heads."""
-        return self.k.shape[-2]
-
-    @property
     def queries(self) -> int:
         """Queries of an entry, or of all entries together where they are packed."""
         return self.q.shape[-3]
@@ -98,43 +83,20 @@ class Arguments:
     @property
     def o_dtype(self) -> torch.dtype:
         """dtype of O: raw sums leave the range of fp16."""
-        return self.out_dtype or (self.q.dtype if self.normalize else torch.float32)
-
-    @property
-    def softmax_scale(self) -> float:
-        """What q.k is multiplied by."""
-        if self.scale is not None:
-            return float(self.scale)
-        return 1.0 / math.sqrt(self.q.shape[-1]) if self.q.shape[-1] else 1.0
-
-    @property
-    def on_host(self) -> bool:
-        """Whether reading a tensor is free of waiting."""
-        return self.q.device.type == "cpu"
-
-    def present_tables(self) -> dict[str, torch.Tensor]:
-        """Name -> tensor for those beside q, k and v that are there."""
-        tables = {name: getattr(self, name) for name in TABLES}
-        return {name: table for name, table in tables.items() if table is not None}
-
-    def check_devices(self) -> None:
-        """Raise ValueError for tensors on different devices."""
-        require_tensors(q=self.q, k=self.k, v=self.v, **self.present_tables())
+        if self.out is not None or self.out_dtype is not None or self.normalize:
+            return super().o_dtype
+        return torch.float32
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         self.check_devices()
         _check_tokens(self)
-        _check_heads(self)
+        self.check_scores((*self.q.shape[:-1], self.v.shape[-1]))
         _check_batch(self)
         _check_tables(self)
-        _check_window(self)
-        _check_numbers(self)
+        _check_options(self)
         if self.on_host:
             _check_contents(self)
-
-
-SCALAR_KINDS = scalar_kinds(Arguments)
 
 
 def token_layouts(arguments: Arguments) -> dict[str, str]:
@@ -158,23 +120,12 @@ def _check_tokens(arguments: Arguments) -> None:
         raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
     if DTYPE_NAMES.get(q.dtype) not in IO_DTYPES:
         raise NotImplementedError(f"dtype {q.dtype}: supported are {IO_DTYPES}")
-    if arguments.o_dtype not in DTYPE_NAMES:
-        raise NotImplementedError(f"out_dtype {arguments.o_dtype}: one of {tuple(DTYPE_NAMES)}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
     if arguments.page_table is not None and k.shape[1] not in PAGE_SIZES:
         raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PAGE_SIZES}")
-
-
-def _check_heads(arguments: Arguments) -> None:
-    q_heads, kv_heads = arguments.q_heads, arguments.kv_heads
-    if q_heads == 0 or kv_heads == 0:
-        raise ValueError(f"{q_heads} query and {kv_heads} key heads: at least 1 of each")
-    if q_heads % kv_heads:
-        raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} key heads")
-    require_grid(heads=q_heads)
 
 
 def _check_batch(arguments: Arguments) -> None:
@@ -186,7 +137,7 @@ def _check_batch(arguments: Arguments) -> None:
             if starts.shape[0] == 0:
                 raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
     batch = arguments.batch
-    require_grid(batch=batch)
+    require_grid(batch=batch, heads=arguments.q_heads)
     if arguments.page_table is not None:
         require_table("page_table", arguments.page_table, torch.int32, (batch, None))
         if arguments.kv_lens is None:
@@ -205,10 +156,8 @@ def _check_batch(arguments: Arguments) -> None:
 
 
 def _check_tables(arguments: Arguments) -> None:
-    if arguments.sinks is not None:
-        require_table("sinks", arguments.sinks, torch.float32, (arguments.q_heads,))
-        if not arguments.normalize:
-            raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
+    if arguments.sinks is not None and not arguments.normalize:
+        raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
     cos, sin = arguments.cos, arguments.sin
     if (cos is None) != (sin is None):
         raise ValueError("rope is the two tables (cos, sin), one of them is missing")
@@ -219,25 +168,11 @@ def _check_tables(arguments: Arguments) -> None:
             raise ValueError(f"rope tables of shape {tuple(cos.shape)} hold no position")
 
 
-def _check_window(arguments: Arguments) -> None:
-    for side in ("left", "right"):
-        size = getattr(arguments, f"window_{side}")
-        if size is not None and size < 0:
-            raise ValueError(f"window {side} {size}: at least 0 keys, None for unbounded")
+def _check_options(arguments: Arguments) -> None:
     if arguments.causal and arguments.window_right is not None:
         raise ValueError(
             f"causal with window right {arguments.window_right}: causal is window right 0"
         )
-    if arguments.sink_tokens < 0:
-        raise ValueError(f"sink_tokens {arguments.sink_tokens}: at least 0")
-    if arguments.sink_tokens and arguments.window_left is None:
-        raise ValueError(
-            f"sink_tokens {arguments.sink_tokens} without a left window: the first keys are visible"
-        )
-
-
-def _check_numbers(arguments: Arguments) -> None:
-    check_factors(arguments.softmax_scale, arguments.softcap)
     longest = arguments.max_seqlen_q
     if longest is not None and arguments.cu_seqlens_q is None:
         raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")

@@ -17,7 +17,6 @@ P_PATHS = ("tmem", "smem")
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
-MAX_POSITION = 1 << 29  # offset + row + window and the like then stay within an int32
 TUNABLE = ("p_path", "k_stages", "v_stages", "schedule", "rescale_log2")
 PAIR_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: two CTAs share the tile, 64 rows each
 
@@ -115,14 +114,10 @@ class AttentionConfig:
         """Rows of the last key tile may lie past an end that TMA does not know."""
         return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset
 
-    def check(self) -> None:
-        """Raise ValueError or NotImplementedError, naming the value and what is possible."""
-        from fmha.plan import make_plan  # it reads configs, so it stands above this module
-
-        make_plan(self)
-
     def check_values(self) -> None:
-        """`check` without the maps of memory: every field for itself, and their combinations."""
+        """Raise ValueError or NotImplementedError, naming the value and what is possible: for every
+        field and their combinations. What memory cannot hold is refused by `fmha.plan.make_plan`.
+        """
         self._check_types()
         self._check_options()
 

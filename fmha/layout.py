@@ -26,7 +26,8 @@ TILE_N = 128  # keys of a tile
 S_STAGES = 2  # Q K^T of tile i + 1 runs under the softmax of tile i
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 # Slots of a row: halves of a row meet once per tile, and two of them save a barrier; the softmax
-# warps of the ping-pong schedule pass (shrink), and at the end (sum, maximum), of two query tiles.
+# warps of the ping-pong schedule pass (acc_scale), and at the end (row_sum, row_max), of two query
+# tiles.
 STATISTICS_SLOTS = 4
 MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first aligned buffer
 

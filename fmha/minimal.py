@@ -5,7 +5,7 @@ it loads, multiplies, exponentiates and multiplies again, strictly one after the
 specialisation, no pipeline, one buffer of everything, O accumulated in registers. Thread r owns
 row r of the tile, which is lane r of TMEM. bfloat16, head_dim 64, no mask, any lengths.
 
-    compiled = fmha.compile.compile_minimal()       # for sm_100a; no GPU is needed
+    compiled = fmha.launch.compile_minimal()       # for sm_100a; no GPU is needed
     target = Target("emulate", "sm_100a")           # on a Blackwell GPU Target("cuda", "sm_100a")
     kernelkit.launch.launch(compiled, (q, k, v, o, scale), target, q.device)
 
@@ -14,6 +14,7 @@ multiples of 8 elements, base addresses 16-byte aligned; scale: float, multiplie
 The fast kernel is `sm100/kernel.py`; what it adds to this file is overlap, not mathematics.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -25,6 +26,7 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
 from kernelkit.boxes import reorder
+from kernelkit.fake import fake_tensor
 from kernelkit.log2 import LOG2_E
 
 HEAD_DIM = 64
@@ -39,6 +41,23 @@ TMEM_P = 64  # bf16 P: columns 64..127, over the tail of S, which is in register
 TMEM_O = 128  # fp32 product of one step: columns 128..191
 TMEM_COLUMNS = 256  # allocations are powers of two
 BF16 = cutlass.BFloat16
+
+
+@dataclass(frozen=True)
+class Products:
+    """The tiled MMAs of S = Q K^T and of O = P V."""
+
+    qk: cute.TiledMma
+    pv: cute.TiledMma
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that TMA brings to shared memory."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor  # coordinates (S, D, H, B), for V (D, S, H, B)
+    layout: cute.ComposedLayout  # of its tile in shared memory
 
 
 @cute.struct
@@ -59,7 +78,9 @@ def multiply(mma: cute.TiledMma, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor)
 
 
 @cute.jit
-def tma_views(atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor) -> tuple:
+def tma_views(
+    atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
     """(shared view, global view) of a tile for one TMA copy; modes behind the tile stay."""
     return cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(smem, 0, 3), cute.group_modes(gmem, 0, 3)
@@ -68,51 +89,43 @@ def tma_views(atom: cute.CopyAtom, smem: cute.Tensor, gmem: cute.Tensor) -> tupl
 
 @cute.jit
 def exponentiate(
-    scores: cute.Tensor, visible: Int32, statistics: tuple, scale_log2: Float32
-) -> tuple:
+    scores: cute.Tensor, visible: Int32, old_max: Float32, row_sum: Float32, scale_log2: Float32
+) -> tuple[Float32, Float32, Float32]:
     """Scores (128,) become weights in place; columns from `visible` on get none.
 
-    statistics: (row_max, row_sum) so far. Returns (row_max, row_sum, shrink), where shrink is what
-    a larger maximum makes of sums taken under the old one.
+    old_max, row_sum: so far. Returns (row_max, row_sum, acc_scale), where acc_scale is what sums
+    taken under the old maximum are to be multiplied by.
     """
-    old_max, row_sum = statistics
     for column in cutlass.range(TILE_N, unroll_full=True):
         scores[column] = scores[column] if column < visible else -Float32.inf
     row_max = scores.load().reduce(cute.ReductionOp.MAX, old_max, 0)
-    shrink = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
-    row_sum = row_sum * shrink
+    acc_scale = cute.math.exp2((old_max - row_max) * scale_log2, fastmath=True)
+    row_sum = row_sum * acc_scale
     for column in cutlass.range(TILE_N, unroll_full=True):
         scores[column] = cute.math.exp2((scores[column] - row_max) * scale_log2, fastmath=True)
         row_sum = row_sum + scores[column]
-    return row_max, row_sum, shrink
+    return row_max, row_sum, acc_scale
 
 
 @cute.kernel
 def kernel(
-    mmas: tuple,
-    tma_q: tuple,
-    tma_k: tuple,
-    tma_v: tuple,
-    mO: cute.Tensor,
-    scale_log2: Float32,
+    products: Products, q: Operand, k: Operand, v: Operand, mO: cute.Tensor, scale_log2: Float32
 ) -> None:
     """Grid (query tiles, heads, batch), 128 threads.
 
-    mmas: the QK and the PV tiled MMA; tma_q, tma_k, tma_v: (copy atom, coordinate tensor
-    (S, D, H, B), for V (D, S, H, B), shared layout); mO: (Sq, D, H, B);
-    scale_log2: scale * log2(e).
+    mO: (Sq, D, H, B); scale_log2: scale * log2(e).
     """
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     q_tile, head, batch = cute.arch.block_idx()
-    qk_mma, pv_mma = mmas
+    qk_mma, pv_mma = products.qk, products.pv
 
     # Allocate: shared memory, barriers, tensor memory.
     smem = SmemAllocator()
     storage = smem.allocate(SharedStorage)
-    sQ = smem.allocate_tensor(BF16, tma_q[2].outer, 1024, swizzle=tma_q[2].inner)
-    sK = smem.allocate_tensor(BF16, tma_k[2].outer, 1024, swizzle=tma_k[2].inner)
-    sV = smem.allocate_tensor(BF16, tma_v[2].outer, 1024, swizzle=tma_v[2].inner)
+    sQ = smem.allocate_tensor(BF16, q.layout.outer, 1024, swizzle=q.layout.inner)
+    sK = smem.allocate_tensor(BF16, k.layout.outer, 1024, swizzle=k.layout.inner)
+    sV = smem.allocate_tensor(BF16, v.layout.outer, 1024, swizzle=v.layout.inner)
     loaded, multiplied = storage.loaded.ptr, storage.multiplied.ptr
     if thread == 0:
         cute.arch.mbarrier_init(loaded, 1)
@@ -125,12 +138,15 @@ def kernel(
     tmem_base = cute.arch.retrieve_tmem_ptr(Float32, 16, storage.tmem_base.ptr)
 
     # Partition: what TMA copies, and the operands of the two products.
-    gQ = cute.local_tile(tma_q[1], (TILE_M, HEAD_DIM), (q_tile, 0, head, batch))
-    gK = cute.local_tile(tma_k[1], (TILE_N, HEAD_DIM), (None, 0, head, batch))
-    gV = cute.local_tile(tma_v[1], (HEAD_DIM, TILE_N), (0, None, head, batch))
-    tQsQ, tQgQ = tma_views(tma_q[0], sQ, qk_mma.get_slice(0).partition_A(gQ))
-    tKsK, tKgK = tma_views(tma_k[0], sK, qk_mma.get_slice(0).partition_B(gK))
-    tVsV, tVgV = tma_views(tma_v[0], sV, pv_mma.get_slice(0).partition_B(gV))
+    # -> (TILE_M, HEAD_DIM), (TILE_N, HEAD_DIM, tile), (HEAD_DIM, TILE_N, tile)
+    gQ = cute.local_tile(q.tensor, (TILE_M, HEAD_DIM), (q_tile, 0, head, batch))
+    gK = cute.local_tile(k.tensor, (TILE_N, HEAD_DIM), (None, 0, head, batch))
+    gV = cute.local_tile(v.tensor, (HEAD_DIM, TILE_N), (0, None, head, batch))
+    # -> (TMA, 1) and (TMA,) for Q, (TMA, tile) for K and V
+    tQsQ, tQgQ = tma_views(q.atom, sQ, qk_mma.get_slice(0).partition_A(gQ))
+    tKsK, tKgK = tma_views(k.atom, sK, qk_mma.get_slice(0).partition_B(gK))
+    tVsV, tVgV = tma_views(v.atom, sV, pv_mma.get_slice(0).partition_B(gV))
+    # -> (MMA, MMA_M or MMA_N, MMA_K)
     tSrQ = qk_mma.make_fragment_A(sQ)[None, None, None, 0]
     tSrK = qk_mma.make_fragment_B(sK)[None, None, None, 0]
     tOrV = pv_mma.make_fragment_B(sV)[None, None, None, 0]
@@ -150,7 +166,7 @@ def kernel(
     output.fill(0.0)
     row_max, row_sum = -Float32.inf, Float32(0.0)
 
-    kv_length = cute.size(tma_k[1], mode=[0])
+    kv_length = cute.size(k.tensor, mode=[0])
     for kv_tile in cutlass.range(cute.ceil_div(kv_length, TILE_N)):
         # Load K and V, and Q before the first step.
         if warp == 0:
@@ -158,9 +174,9 @@ def kernel(
                 q_bytes = Q_BYTES if kv_tile == 0 else 0
                 cute.arch.mbarrier_arrive_and_expect_tx(loaded, q_bytes + K_BYTES + V_BYTES)
             if kv_tile == 0:
-                cute.copy(tma_q[0], tQgQ[None], tQsQ[None, 0], tma_bar_ptr=loaded)
-            cute.copy(tma_k[0], tKgK[None, kv_tile], tKsK[None, 0], tma_bar_ptr=loaded)
-            cute.copy(tma_v[0], tVgV[None, kv_tile], tVsV[None, 0], tma_bar_ptr=loaded)
+                cute.copy(q.atom, tQgQ[None], tQsQ[None, 0], tma_bar_ptr=loaded)
+            cute.copy(k.atom, tKgK[None, kv_tile], tKsK[None, 0], tma_bar_ptr=loaded)
+            cute.copy(v.atom, tVgV[None, kv_tile], tVsV[None, 0], tma_bar_ptr=loaded)
         cute.arch.mbarrier_wait(loaded, kv_tile % 2)
 
         # S = Q K^T.
@@ -176,14 +192,14 @@ def kernel(
         tmem.load_row(rows_s, scores, thread)
         tmem.wait_loads()
         visible = kv_length - kv_tile * TILE_N
-        row_max, row_sum, shrink = exponentiate(scores, visible, (row_max, row_sum), scale_log2)
+        row_max, row_sum, acc_scale = exponentiate(scores, visible, row_max, row_sum, scale_log2)
         weights.store(scores.load().to(BF16))
         tmem.store_row(packed, rows_p, thread)
         tmem.wait_stores()
         tmem.order_before_signal()
         cute.arch.sync_threads()  # every row of P is in TMEM before any of it is multiplied
 
-        # O = O * shrink + P V.
+        # O = O * acc_scale + P V.
         if warp == 0:
             tmem.order_after_wait()
             multiply(pv_mma, tO, tOrP, tOrV)
@@ -193,7 +209,7 @@ def kernel(
         tmem.order_after_wait()
         tmem.load_row(rows_o, product, thread)
         tmem.wait_loads()
-        output.store(output.load() * shrink + product.load())
+        output.store(output.load() * acc_scale + product.load())
         tmem.order_before_signal()
         cute.arch.sync_threads()  # every row has been read before the next step overwrites
 
@@ -208,7 +224,9 @@ def kernel(
 
 
 @cute.jit
-def tmem_operands(qk_mma: cute.TiledMma, pv_mma: cute.TiledMma, base: cute.Pointer) -> tuple:
+def tmem_operands(
+    qk_mma: cute.TiledMma, pv_mma: cute.TiledMma, base: cute.Pointer
+) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
     """Accumulators S (128, 128) and O (128, 64), and P as the A operand of PV, in TMEM."""
     tS = qk_mma.make_fragment_C(qk_mma.partition_shape_C((TILE_M, TILE_N)))
     tO = pv_mma.make_fragment_C(pv_mma.partition_shape_C((TILE_M, HEAD_DIM)))
@@ -252,10 +270,10 @@ def minimal_attention(
     mO = reorder(o, (1, 3, 2, 0))
     batch, q_length, heads, _ = q.shape
     kernel(
-        (qk_mma, pv_mma),
-        (atom_q, mQ, q_layout),
-        (atom_k, mK, k_layout),
-        (atom_v, mV, v_layout),
+        Products(qk_mma, pv_mma),
+        Operand(atom_q, mQ, q_layout),
+        Operand(atom_k, mK, k_layout),
+        Operand(atom_v, mV, v_layout),
         mO,
         scale * LOG2_E,
     ).launch(grid=(cute.ceil_div(q_length, TILE_M), heads, batch), block=(TILE_M, 1, 1))
@@ -270,8 +288,6 @@ def _fake_arguments() -> tuple:
     batch, heads, q_length, kv_length = (cute.sym_int32() for _ in range(4))
 
     def tensor(tokens: cute.SymInt) -> Any:
-        strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
-        shape = (batch, tokens, heads, HEAD_DIM)
-        return cute.runtime.make_fake_tensor(BF16, shape, (*strides, 1), assumed_align=16)
+        return fake_tensor(BF16, batch, tokens, heads, HEAD_DIM, align=16)
 
     return tensor(q_length), tensor(kv_length), tensor(kv_length), tensor(q_length), Float32(1.0)

@@ -108,7 +108,7 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
         both = {"signal": Signal.THREADS, "release": Signal.THREADS}
         edges += [
             Edge("rescaled", owner, "mma", q_tiles, Signal.THREADS, "O to add to", freed_by="o"),
-            Edge("row", "softmax", owner, q_tiles, payload="shrink; last sum, maximum", **both),
+            Edge("row", "softmax", owner, q_tiles, payload="acc_scale; row_sum, row_max", **both),
         ]
     if config.ragged_keys:
         # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from fmha.api import fields_of
 from fmha.arguments import Arguments
-from fmha.compile import SOURCE
+from fmha.choose import Sizes, config_for, plain_config
 from fmha.config import AttentionConfig
-from fmha.forward import ARCHS, Sizes, _plain_config, check_config, config_for
+from fmha.launch import ARCHS, ATTENTION, KERNEL, check_config
 from fmha.layout import TILE_M
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
@@ -37,7 +38,7 @@ def warmup(
 
     A later `attention` within these sizes compiles nothing. Raises what `attention` raises.
     """
-    arguments = Arguments(q, k, v, **options)
+    arguments = ATTENTION.arguments(fields_of(q, k, v, options))
     arguments.check()
     return warm(kernels_for(arguments, batches, lengths), progress)
 
@@ -50,13 +51,13 @@ def kernels_for(
     configs = dict.fromkeys(_configs(arguments, batches, lengths))
     for config in configs:
         check_config(config)
-    return [KernelKey(SOURCE, config, target.arch) for config in configs]
+    return [KernelKey(KERNEL, config, target.arch) for config in configs]
 
 
 def _configs(
     arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[AttentionConfig]:
-    plain = _plain_config(arguments)
+    plain = plain_config(arguments)
     entries = [batch for batch in batches if batch > 0]
     for length in _representative(lengths):
         for batch in {min(entries), max(entries)} if entries else ():

@@ -6,33 +6,34 @@ from typing import Any
 
 import torch
 
-from gqa_lowlatency import ops
-from gqa_lowlatency.arguments import SCALAR_KINDS, TABLES, Arguments
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
-from gqa_lowlatency.direct import DecodePlan
-from kernelkit.tensors import require_no_grad, require_scalars, require_types
+from gqa_lowlatency.launch import DECODE, prepare
+from kernelkit.attention import OTHER_NAMES, Window, given_options, tunable_fields, window_sides
+from kernelkit.operator import Plan, named
 
 Scale = float | torch.Tensor
 SCALES = ("k_scale", "v_scale")
 
 
+@named(OTHER_NAMES)
 def decode(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    seq_lens: torch.Tensor | None = None,
+    kv_lens: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
-    max_seq_len: int | None = None,
+    max_kv_len: int | None = None,
     causal: bool = True,
-    window: int | None = None,
+    window: Window = None,
     sink_tokens: int = 0,
-    softcap: float = 0.0,
+    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
     k_scale: Scale | None = None,
     v_scale: Scale | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     pdl: bool = False,
     kv_ready_before_pdl: bool = False,
@@ -47,31 +48,34 @@ def decode(
     Shapes. q [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D
     one of `gqa_lowlatency.config.HEAD_DIMS`. k, v [B, S, Hkv, D] of q's dtype or float8_e4m3fn;
     query head h reads KV head h // (Hq // Hkv). Pages: k, v [pages, page_size, Hkv, D], page_size
-    a divisor of 128, with page_table, int32 [B, pages of an entry], and seq_lens. The last
+    a divisor of 128, with page_table, int32 [B, pages of an entry], and kv_lens. The last
     dimension is contiguous, other strides are multiples of 16 bytes: views are read in place.
-    seq_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
-        seq_lens - T + t. The cache may be longer, what lies behind is never used; None is all of
+    kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
+        kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all of
         S. An entry may have no keys, or fewer than T.
-    max_seq_len: a bound on seq_lens that decides how many CTAs share the keys of a KV head; None
+    max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
         is what the cache can hold. A captured launch is right for all lengths up to S.
 
     What a token sees. causal: no key behind its own position; False: all keys of the entry.
-    window: keys seen before the own position, None for all. sink_tokens: that many first keys are
-    visible beside a window. Keys and pages that no token sees are not read and may hold NaN.
+    window: keys seen before the own position, or (before, behind) as for `fmha.attention`, where
+    behind is None or, with causal, 0; None for all. sink_tokens: that many first keys are visible
+    beside a window. Keys and pages that no token sees are not read and may hold NaN.
 
     Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
-    c tanh(s / c). sinks: fp32 [Hq], for each head a logit whose value is zero. k_scale, v_scale:
-    what e4m3 keys and values are multiplied by, a number or fp32 [1] or [Hkv], 1 by default; only
-    [Hkv] is read in place: a number takes a small fill before the kernel, [1] a copy.
+    c tanh(s / c), None leaves it. sinks: [Hq], any floating dtype, for each head a logit whose
+    value is zero; fp32 is read in place, others are converted first. k_scale, v_scale: what e4m3
+    keys and values are multiplied by, a number or fp32 [1] or [Hkv], 1 by default; only [Hkv] is
+    read in place: a number takes a small fill before the kernel, [1] a copy.
 
-    Results. O like q in out_dtype (bfloat16, float16, float32; q.dtype by default); with
-    return_lse (O, LSE), LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in natural log, sinks
-    included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its sink.
+    Results. O like q in out_dtype (bfloat16, float16, float32; q.dtype by default), in `out` where
+    it is given; with return_lse (O, LSE), LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in
+    natural log, sinks included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its
+    sink.
 
     How it runs. pdl: programmatic dependent launch: the kernel may begin before the one in front
-    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, seq_lens
+    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, kv_lens
     and page_table, so that they are read at once; all the others wait. batch_invariant: the
-    bits of an entry depend on its own tensors, length and max_seq_len only, whatever else is in
+    bits of an entry depend on its own tensors, length and max_kv_len only, whatever else is in
     the batch. parts: clusters that share a KV head and merge through a workspace in global memory;
     0 chooses, 1 unless there are few KV heads and many keys. backend, arch: see
     `kernelkit.launch.choose_target`. config: its tunable fields (`gqa_lowlatency.config.TUNABLE`)
@@ -84,70 +88,66 @@ def decode(
     torch.compile sees one operator, `blackwell_kernels::decode`; CUDA graphs capture it.
     """
     options = {
-        "seq_lens": seq_lens, "page_table": page_table, "max_seq_len": max_seq_len,
+        "kv_lens": kv_lens, "page_table": page_table, "max_kv_len": max_kv_len,
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
-        "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
+        "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale, "out": out,
         "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
         "batch_invariant": batch_invariant, "parts": parts, "backend": backend, "arch": arch,
         "config": config,
     }  # fmt: skip
-    # An operator parses every argument that it is given: those of a plain call are three.
-    given = {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
-    o, lse = ops.decode(q, k, v, **_arguments(q, k, v, given))
+    o, lse = DECODE(fields_of(q, k, v, given_options(options, _DEFAULTS)))
     return (o, lse) if return_lse else o
 
 
-_DEFAULTS = dict(decode.__kwdefaults__)
+_DEFAULTS = dict(decode.__wrapped__.__kwdefaults__)
+
+
+class DecodePlan(Plan):
+    """A decode step whose sizes do not change; `decode_plan` makes it. config: what is compiled.
+
+    plan(q, k, v, kv_lens=, page_table=, out=, lse=) gives (O, LSE).
+    """
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        _, self.config = prepare(DECODE.arguments(fields))
+        moves = ("q", "k", "v", "kv_lens", "page_table")
+        super().__init__(DECODE, fields, moves=moves, results=("out", "lse"))
 
 
 def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> DecodePlan:
-    """A plan for steps like this one: plan(q, k, v, seq_lens=, page_table=, out=, lse=).
+    """A plan for steps like this one: plan(q, k, v, kv_lens=, page_table=, out=, lse=).
 
     The tensors and options are those of `decode`, and everything that it checks is checked here,
     the kernel is compiled here. A call then costs the host some microseconds: it compares shapes,
     strides, dtypes and devices with those planned, puts the new addresses into arguments that were
     made here, and launches. Sinks and scales belong to the plan; their contents may change in
-    place, but those of a number. return_lse has no meaning: a call returns (O, LSE).
+    place, but those of a number. return_lse and out have no meaning: a call returns (O, LSE), and
+    takes `out`.
     """
-    if "return_lse" in options:
-        raise TypeError("decode_plan takes no return_lse: a call of the plan returns (O, LSE)")
-    return DecodePlan(Arguments(q, k, v, **_arguments(q, k, v, options)))
+    for name in ("return_lse", "out"):
+        if name in options:
+            raise TypeError(f"decode_plan takes no {name}: a call of the plan returns (O, LSE)")
+    return DecodePlan(fields_of(q, k, v, options))
 
 
-def _arguments(
+def fields_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The fields of Arguments behind q, k and v by name, types checked; only those given."""
-    require_types(q=q, k=k, v=v)
-    tensors, scalars = {}, {}
-    for name, value in options.items():
-        if name in TABLES:
-            if value is not None:
-                tensors[name] = _scale(value, k) if name in SCALES else value
-        elif name == "config":
-            scalars |= _tunable(value)
-        elif name in SCALAR_KINDS and name not in TUNABLE:
-            scalars[name] = value
-        else:
-            raise TypeError(f"unknown option {name}")
-    require_types(**tensors)
-    require_no_grad(q=q, k=k, v=v, **tensors)
-    require_scalars({name: SCALAR_KINDS[name] for name in scalars}, scalars)
-    return tensors | scalars
-
-
-def _scale(scale: Scale, k: torch.Tensor) -> Scale:
-    """A number becomes a tensor with an element for each head, which the kernel reads in place."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        return scale
-    return torch.full(k.shape[-2:-1], float(scale), device=k.device)
-
-
-def _tunable(config: DecodeConfig | None) -> dict[str, int]:
-    """The tunable fields of `config` that do not leave the choice to us."""
-    if config is None:
-        return {}
-    if not isinstance(config, DecodeConfig):
-        raise TypeError(f"config is {type(config).__name__}, expected DecodeConfig")
-    fields = {name: getattr(config, name) for name in TUNABLE}
-    return {name: value for name, value in fields.items() if value}
+    """Arguments of `decode` -> fields of `gqa_lowlatency.arguments.Arguments`."""
+    fields = {"q": q, "k": k, "v": v, **options}
+    for name in options:
+        if name not in _DEFAULTS:
+            decode(q, k, v, **{name: None})  # which says what is right
+    window = fields.pop("window", None)
+    if window is not None:
+        fields["window_left"], fields["window_right"] = window_sides(window)
+    if fields.get("softcap", 0.0) is None:
+        del fields["softcap"]
+    for name in SCALES:
+        scale = fields.get(name)
+        if isinstance(scale, int | float) and not isinstance(scale, bool):
+            # The kernel reads one for each head, in place.
+            fields[name] = torch.full(k.shape[-2:-1], float(scale), device=k.device)
+    if "config" in fields:
+        fields |= tunable_fields(fields.pop("config"), DecodeConfig, TUNABLE)
+    return fields

@@ -1,4 +1,4 @@
-"""One decode problem as the custom op gets it, and every check that needs no config.
+"""The arguments of `decode`, and every check that needs no config.
 
 Shapes, dtypes and options are checked everywhere. What tensors say (lengths, page numbers) is
 checked on the CPU, where reading it costs nothing; on a GPU that would make the host wait.
@@ -6,14 +6,14 @@ checked on the CPU, where reading it costs nothing; on a GPU that would make the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_PAGE_SIZE, MAX_Q_TOKENS
 from gqa_lowlatency.split import reach
-from kernelkit.log2 import check_factors
+from kernelkit.attention import AttentionArguments
+from kernelkit.limits import MAX_POSITION
 from kernelkit.tensors import (
     DTYPE_NAMES,
     is_broadcast,
@@ -21,18 +21,14 @@ from kernelkit.tensors import (
     require_pages,
     require_rank,
     require_table,
-    require_tensors,
-    scalar_kinds,
 )
 
-MAX_POSITION = 1 << 29  # position + window and the like then stay within an int32
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
 KV_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
-TABLES = ("seq_lens", "page_table", "sinks", "k_scale", "v_scale")
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(AttentionArguments):
     """Arguments of the op `blackwell_kernels::decode`; `gqa_lowlatency.decode` explains them.
 
     parts: clusters that share a KV head; cluster and what follows: tunable fields of the config. 0
@@ -42,14 +38,16 @@ class Arguments:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    seq_lens: torch.Tensor | None = None
+    kv_lens: torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
-    max_seq_len: int | None = None
+    out: torch.Tensor | None = None
+    max_kv_len: int | None = None
     causal: bool = True
-    window: int | None = None
+    window_left: int | None = None
+    window_right: int | None = None
     sink_tokens: int = 0
     softcap: float = 0.0
     scale: float | None = None
@@ -77,21 +75,6 @@ class Arguments:
         return self.q.shape[1] if self.q.ndim == 4 else 1
 
     @property
-    def q_heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[-2]
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads, each read by the same number of query heads."""
-        return self.k.shape[-2]
-
-    @property
-    def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.q_heads // self.kv_heads
-
-    @property
     def capacity(self) -> int:
         """Keys that an entry can have at most."""
         if self.page_table is None:
@@ -101,58 +84,30 @@ class Arguments:
     @property
     def longest(self) -> int:
         """Keys that the launch is laid out for."""
-        return self.capacity if self.max_seq_len is None else self.max_seq_len
+        return self.capacity if self.max_kv_len is None else self.max_kv_len
 
     @property
     def most_seen(self) -> int:
         """Keys that the tokens of an entry see at most."""
-        if self.window is None:
+        if self.window_left is None:
             return self.longest
-        return min(self.longest, self.window + self.q_tokens + self.sink_tokens)
+        return min(self.longest, self.window_left + self.q_tokens + self.sink_tokens)
 
     @property
     def is_fp8(self) -> bool:
         """K and V are e4m3."""
         return self.k.dtype == torch.float8_e4m3fn
 
-    @property
-    def o_dtype(self) -> torch.dtype:
-        """dtype of O."""
-        return self.out_dtype or self.q.dtype
-
-    @property
-    def softmax_scale(self) -> float:
-        """What q.k is multiplied by."""
-        return 1.0 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
-
-    @property
-    def on_host(self) -> bool:
-        """Whether reading a tensor is free of waiting."""
-        return self.q.device.type == "cpu"
-
-    def present_tables(self) -> dict[str, torch.Tensor]:
-        """Name -> tensor for those beside q, k and v that are there."""
-        tables = {name: getattr(self, name) for name in TABLES}
-        return {name: table for name, table in tables.items() if table is not None}
-
-    def check_devices(self) -> None:
-        """Raise ValueError for tensors on different devices."""
-        require_tensors(q=self.q, k=self.k, v=self.v, **self.present_tables())
-
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         self.check_devices()
         _check_tensors(self)
-        _check_heads(self)
+        self.check_scores(tuple(self.q.shape))
         _check_tables(self)
         _check_scales(self)
-        _check_window(self)
-        check_factors(self.softmax_scale, self.softcap)
+        _check_options(self)
         if self.on_host:
             _check_contents(self)
-
-
-SCALAR_KINDS = scalar_kinds(Arguments)
 
 
 def _check_tensors(arguments: Arguments) -> None:
@@ -172,8 +127,6 @@ def _check_tensors(arguments: Arguments) -> None:
         raise NotImplementedError(f"dtype {k.dtype} of k and v: supported are {KV_DTYPES}")
     if not arguments.is_fp8 and k.dtype != q.dtype:
         raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is no e4m3")
-    if arguments.o_dtype not in DTYPE_NAMES:
-        raise NotImplementedError(f"out_dtype {arguments.o_dtype}: one of {tuple(DTYPE_NAMES)}")
     if not 1 <= arguments.q_tokens <= MAX_Q_TOKENS:
         raise ValueError(f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}")
     if arguments.page_table is None and k.shape[0] != arguments.batch:
@@ -182,35 +135,25 @@ def _check_tensors(arguments: Arguments) -> None:
         raise NotImplementedError(f"pages of {k.shape[1]} rows: a divisor of {MAX_PAGE_SIZE}")
 
 
-def _check_heads(arguments: Arguments) -> None:
-    q_heads, kv_heads = arguments.q_heads, arguments.kv_heads
-    if q_heads == 0 or kv_heads == 0:
-        raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
-    if q_heads % kv_heads:
-        raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} KV heads")
-    require_grid(batch=arguments.batch)
-
-
 def _check_tables(arguments: Arguments) -> None:
     batch = arguments.batch
-    if arguments.seq_lens is not None:
-        require_table("seq_lens", arguments.seq_lens, torch.int32, (batch,))
+    require_grid(batch=batch)
+    if arguments.kv_lens is not None:
+        require_table("kv_lens", arguments.kv_lens, torch.int32, (batch,))
     if arguments.page_table is not None:
         require_table("page_table", arguments.page_table, torch.int32, (batch, None))
-        if arguments.seq_lens is None:
-            raise ValueError("page_table without seq_lens: nothing says how many keys there are")
-    if arguments.sinks is not None:
-        require_table("sinks", arguments.sinks, torch.float32, (arguments.q_heads,))
+        if arguments.kv_lens is None:
+            raise ValueError("page_table without kv_lens: nothing says how many keys there are")
     if arguments.capacity >= MAX_POSITION:
         raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
-    longest = arguments.max_seq_len
+    longest = arguments.max_kv_len
     if not 0 <= arguments.parts <= MAX_PARTS:
         raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 chooses")
     if longest is not None and not 0 <= longest <= arguments.capacity:
-        raise ValueError(f"max_seq_len {longest}: from 0 to S = {arguments.capacity}")
-    if arguments.seq_lens is None and arguments.longest < arguments.capacity:
+        raise ValueError(f"max_kv_len {longest}: from 0 to S = {arguments.capacity}")
+    if arguments.kv_lens is None and arguments.longest < arguments.capacity:
         raise ValueError(
-            f"max_seq_len {longest} without seq_lens: entries have all {arguments.capacity} keys"
+            f"max_kv_len {longest} without kv_lens: entries have all {arguments.capacity} keys"
         )
 
 
@@ -230,14 +173,13 @@ def _check_scales(arguments: Arguments) -> None:
             )
 
 
-def _check_window(arguments: Arguments) -> None:
-    window, sink_tokens = arguments.window, arguments.sink_tokens
-    if window is not None and window < 0:
-        raise ValueError(f"window {window}: at least 0 keys, None for unbounded")
-    if sink_tokens < 0:
-        raise ValueError(f"sink_tokens {sink_tokens}: at least 0")
-    if sink_tokens and window is None:
-        raise ValueError(f"sink_tokens {sink_tokens} without a window: the first keys are visible")
+def _check_options(arguments: Arguments) -> None:
+    if arguments.window_right not in (None, 0):
+        raise NotImplementedError(
+            f"window right {arguments.window_right}: decode has causal, which is window right 0"
+        )
+    if arguments.window_right == 0 and not arguments.causal:
+        raise ValueError("window right 0 with causal=False: causal is window right 0")
     if arguments.kv_ready_before_pdl and not arguments.pdl:
         raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
     table = arguments.page_table if arguments.kv_ready_before_pdl else None
@@ -250,12 +192,12 @@ def _check_window(arguments: Arguments) -> None:
 
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
-    if arguments.seq_lens is None:
+    if arguments.kv_lens is None:
         return
-    for entry, length in enumerate(arguments.seq_lens.tolist()):
+    for entry, length in enumerate(arguments.kv_lens.tolist()):
         if not 0 <= length <= arguments.longest:
             raise ValueError(
-                f"seq_lens {length} of entry {entry}: from 0 to max_seq_len = {arguments.longest}"
+                f"kv_lens {length} of entry {entry}: from 0 to max_kv_len = {arguments.longest}"
             )
         if arguments.page_table is not None:
             _check_pages(arguments, entry, length)
@@ -264,6 +206,7 @@ def _check_contents(arguments: Arguments) -> None:
 def _check_pages(arguments: Arguments, entry: int, length: int) -> None:
     """Pages with keys that a token sees; others may have been given back to the pool."""
     pages, page_size = arguments.k.shape[:2]
-    seen = reach(length, arguments.q_tokens, page_size, arguments.window, arguments.sink_tokens)
+    window = arguments.window_left, arguments.sink_tokens
+    seen = reach(length, arguments.q_tokens, page_size, *window)
     row = arguments.page_table[entry].tolist()
     require_pages(entry, [row[seen.tile(index)] for index in range(seen.tiles)], pages)

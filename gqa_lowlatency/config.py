@@ -145,7 +145,7 @@ class DecodeConfig:
         if self.stages < 0:
             raise ValueError(f"stages {self.stages}: at least 0, which chooses")
         if self.page_size and not self.lens:
-            raise ValueError("pages without seq_lens: nothing says how many keys they hold")
+            raise ValueError("pages without kv_lens: nothing says how many keys they hold")
         if self.kv_ready and not self.pdl:
             raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
         if self.early and not self.kv_ready:

@@ -30,7 +30,7 @@ class Options:
     """The keyword arguments of `gqa_lowlatency.decode` that change its result; and arch, which
     says what is rounded."""
 
-    seq_lens: Sequence[int] | torch.Tensor | None = None
+    kv_lens: Sequence[int] | torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     causal: bool = True
     window: int | None = None
@@ -90,7 +90,7 @@ def _decode(
 
 def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
     """The keys or values of an entry, [n_keys, Hkv, D]."""
-    length = None if options.seq_lens is None else int(options.seq_lens[entry])
+    length = None if options.kv_lens is None else int(options.kv_lens[entry])
     if options.page_table is None:
         return cache[entry, :length]
     pages = options.page_table[entry, : -(-length // cache.shape[1])].long()

@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
+from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.config import CLUSTERS, DecodeConfig
-from gqa_lowlatency.forward import (
-    ARCHS,
-    KERNELS,
+from gqa_lowlatency.choose import (
+    MACHINES,
+    MANY,
+    TILE,
+    CoScheduled,
     Load,
-    check_config,
     choose,
     co_scheduled_on,
     config_for,
     wished_config,
 )
-from gqa_lowlatency.plan import MACHINES, MANY, TILE, CoScheduled
+from gqa_lowlatency.config import CLUSTERS, DecodeConfig
+from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.arch import written_for
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
@@ -43,12 +45,12 @@ def warmup(
     q, k, v, options: as for `gqa_lowlatency.decode`; their dtypes, heads, head_dim, query tokens,
     page size and which tables there are count, their lengths and contents do not, and they may be
     on the device 'meta' where `arch` is given. batches: entries of a step. lengths: values of
-    `max_seq_len`, or capacities where that is not given. Both are sequences such as
+    `max_kv_len`, or capacities where that is not given. Both are sequences such as
     `range(1, 65)`. progress: see `kernelkit.warm.warm`.
 
     A later `decode` within these sizes compiles nothing. Raises what `decode` raises.
     """
-    arguments = Arguments(q, k, v, **options)
+    arguments = DECODE.arguments(fields_of(q, k, v, options))
     arguments.check()
     return warm(kernels_for(arguments, batches, lengths), progress)
 
@@ -74,7 +76,7 @@ def _configs(
     # Beyond one cluster to an SM it no longer matters how many there are.
     most = MACHINES[written_for(arch)].sms + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
-    seen = {replace(arguments, max_seq_len=n).most_seen for n in _representative(lengths)}
+    seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
     known, row_tiles = set(), wished.row_tiles
     for keys, count, limit in itertools.product(seen, heads, every_limit):
         load = Load(keys, count, **fixed)

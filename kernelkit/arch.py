@@ -1,6 +1,8 @@
-"""Architectures that kernels are compiled for, by compute capability."""
+"""Backends, and architectures that kernels are compiled for, by compute capability."""
 
 from __future__ import annotations
+
+BACKENDS = ("auto", "cuda", "emulate")  # where a kernel runs; auto: where its tensors are
 
 # Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
 # Compatibility Guide); what is written for sm_100a compiles for sm_103a as it is.

@@ -26,6 +26,16 @@ class TmaTensor:
 
 
 @dataclass(frozen=True)
+class BoxPosition:
+    """Where a box begins in the coordinates of a `TmaTensor`."""
+
+    row: Int32
+    column: Int32
+    head: Int32
+    entry: Int32  # batch entry or page
+
+
+@dataclass(frozen=True)
 class Box:
     """`rows` lines of `columns` elements."""
 
@@ -66,7 +76,7 @@ def describe(operation: object, tensor: cute.Tensor, box: Box) -> TmaTensor:
 
 @cute.jit
 def copy_in(
-    source: TmaTensor, box: Box, position: tuple, target: cute.Tensor, barrier: cute.Pointer
+    source: TmaTensor, box: Box, position: BoxPosition, target: cute.Tensor, barrier: cute.Pointer
 ) -> None:
     """Start one box from global to shared memory; `barrier` counts its bytes."""
     to_shared, from_global = partition(source, box, position, target)
@@ -74,18 +84,20 @@ def copy_in(
 
 
 @cute.jit
-def copy_out(target: TmaTensor, box: Box, position: tuple, source: cute.Tensor) -> None:
+def copy_out(target: TmaTensor, box: Box, position: BoxPosition, source: cute.Tensor) -> None:
     """Start one box from shared to global memory."""
     from_shared, to_global = partition(target, box, position, source)
     cute.copy(target.atom, from_shared, to_global)
 
 
 @cute.jit
-def partition(tma: TmaTensor, box: Box, position: tuple, held: cute.Tensor) -> tuple:
-    """(shared, global) views of one box at (row, column, head, entry)."""
-    row, column, head, entry = position
-    moved = cute.domain_offset((row, column, 0, 0), tma.tensor)
-    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, head, entry))
+def partition(
+    tma: TmaTensor, box: Box, position: BoxPosition, held: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """The views of one box for a TMA copy, each (TMA,): in shared and in global memory."""
+    moved = cute.domain_offset((position.row, position.column, 0, 0), tma.tensor)
+    # -> (rows, columns)
+    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, position.head, position.entry))
     return cpasync.tma_partition(
         tma.atom,
         0,

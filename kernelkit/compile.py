@@ -68,6 +68,12 @@ def collecting() -> Iterator[list[KernelKey]]:
         _collected.reset(token)
 
 
+def in_memory() -> list[tuple[KernelKey, CompiledKernel]]:
+    """Every compiled kernel that this process holds."""
+    with _lock:
+        return [(KernelKey(*known[:3]), made) for known, made in _compiled.items()]
+
+
 def forget() -> int:
     """Drop every compiled kernel of this process's memory, and say how many they were; who holds
     one keeps it."""

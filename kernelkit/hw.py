@@ -1,7 +1,8 @@
-"""Limits of an SM of compute capability 10.0 (sm_100a), each with its source.
+"""What the hardware can hold, each number with its source: pure constants.
 
-Pure constants. CUDA C++ Programming Guide 13, table "Technical Specifications per Compute
-Capability" unless a line says otherwise.
+They are those of compute capability 10.0; 9.0 has the same ones but for tensor memory, which it
+lacks, and the number of SMs. CUDA C++ Programming Guide 13, table "Technical Specifications per
+Compute Capability" unless a line says otherwise.
 """
 
 WARP_THREADS = 32

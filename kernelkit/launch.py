@@ -7,7 +7,7 @@ cannot run raises and says why: nothing falls back to another implementation.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 from kernelkit import cuda, hw
-from kernelkit.arch import ARCH_OF_CAPABILITY, written_for
+from kernelkit.arch import ARCH_OF_CAPABILITY, BACKENDS, written_for
 from kernelkit.kernel import CompiledKernel
-from kernelkit.signature import Packed, leaves
+from kernelkit.signature import Packed, addressed, leaves
 
-BACKENDS = ("auto", "cuda", "emulate")
 EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
 
 
@@ -56,35 +55,23 @@ def emulation(options: Any = None) -> Iterator[Emulation]:
         _emulation.reset(token)
 
 
-@dataclass
-class Recording:
-    """Launches of a context, in order, to be repeated with what their tensors hold then.
-
-    launches: each costs the host some microseconds. kept: their arguments, which they need. What
-    torch computed between the launches is not repeated.
-    """
-
-    launches: list[PreparedLaunch] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
-
-    def repeat(self) -> None:
-        """Natively on the current stream, without a wait."""
-        for prepared in self.launches:
-            prepared.launch()
-
-
-_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+Watcher = Callable[["PreparedLaunch | None", list[tuple[torch.Tensor, int]]], None]
+_watched: ContextVar[tuple[Watcher, bool] | None] = ContextVar("watched", default=None)
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
-    """Within the block launches are made as always, and recorded."""
-    active = Recording()
-    token = _recording.set(active)
+def watching(watcher: Watcher, *, launching: bool = True) -> Iterator[None]:
+    """Within the block every launch is shown to `watcher`: a launch that can be made again, and
+    the tensors whose addresses its words hold, with the bytes between each and the word's address.
+    It is shown None for one that has no kernel, see `launch`.
+
+    launching: whether the launches are made.
+    """
+    token = _watched.set((watcher, launching))
     try:
-        yield active
+        yield
     finally:
-        _recording.reset(token)
+        _watched.reset(token)
 
 
 def choose_target(
@@ -154,18 +141,21 @@ def launch(
     arguments: tensors (last dimension contiguous), numbers, `ParamTable`s, None, and tuples of
     them. Natively the launch goes to torch's current stream of `device` and does not wait for it.
     """
+    watched = _watched.get()
     if compiled is None:  # while `kernelkit.compile.collecting`
+        if watched is not None:
+            watched[0](None, [])
         return
-    recorded = _recording.get()
-    if recorded is not None:
+    if watched is not None:
+        watcher, launching = watched
         prepared = PreparedLaunch(compiled, arguments, target, device)
-        prepared.launch()
-        recorded.launches.append(prepared)
-        recorded.kept.append(arguments)
+        watcher(prepared, addressed(arguments))
+        if launching:
+            prepared.launch(arguments)
         return
     packed = compiled.signature.pack(arguments)
     if _is_emulated(target):
-        _emulate(compiled, packed, _seen(arguments))
+        _emulate(compiled, packed, arguments)
         return
     with torch.cuda.device(device):
         _NativeCall(compiled, packed)()
@@ -180,13 +170,11 @@ def current_stream(index: int) -> int:
 
 
 class PreparedLaunch:
-    """A launch with its arguments laid out beforehand: `move` says where tensors lie now, `launch`
-    launches.
+    """A launch with its arguments laid out beforehand, a few microseconds of host work each time.
 
-    Only addresses are overwritten: a few microseconds of host work. Natively no tensor is kept. One
-    thread at a time.
-
-    last: tensors among the arguments whose addresses come behind those of the others.
+    words: hold the addresses of the tensors among the arguments, in the order of `addressed`; who
+    changes them moves the launch to other tensors. launch(tensors): those are the launch's, which
+    the emulator would know by nothing else. No tensor is kept. One thread at a time.
     """
 
     def __init__(
@@ -195,25 +183,15 @@ class PreparedLaunch:
         arguments: Sequence[Any],
         target: Target,
         device: torch.device,
-        *,
-        last: Sequence[torch.Tensor] = (),
     ) -> None:
         packed = compiled.signature.pack(arguments)
-        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
-        behind = {id(tensor) for tensor in last}
-        pairs = zip(tensors, packed.tensor_words, strict=True)
-        ordered = sorted(pairs, key=lambda pair: id(pair[0]) in behind)  # stable
-        self._addresses = [word for _, word in ordered]
+        self.words = packed.address_words
+        self.launch: Callable[[Sequence[Any]], None]
         if _is_emulated(target):
-            self.launch = partial(_emulate, compiled, packed, _seen(arguments))
+            self.launch = partial(_emulate, compiled, packed)
         else:
             with torch.cuda.device(device):
                 self.launch = _NativeCall(compiled, packed)
-
-    def move(self, addresses: Iterable[int]) -> None:
-        """addresses: of all tensors among the arguments, in their order."""
-        for word, address in zip(self._addresses, addresses, strict=True):
-            word.value = address
 
 
 class _NativeCall:
@@ -226,7 +204,7 @@ class _NativeCall:
         self._stream, self._result = packed.stream_word, packed.result_word
         self._kept = compiled, packed  # the code and what it reads
 
-    def __call__(self) -> None:
+    def __call__(self, _tensors: Sequence[Any] = ()) -> None:
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
                 return self()
@@ -254,10 +232,12 @@ def _seen(arguments: Sequence[Any]) -> list[torch.Tensor]:
     return [leaf.detach() for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
-def _emulate(compiled: CompiledKernel, packed: Packed, _seen: list[torch.Tensor]) -> None:
+def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any]) -> None:
     """Run the launches of a host function here, under the options of this context."""
     import ptxemu
 
     active = _emulation.get() or Emulation()
+    kept = _seen(arguments)
     report = ptxemu.run_host(compiled, packed.pointers[:-1], active.options)
+    del kept
     active.reports.append(report)

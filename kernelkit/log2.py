@@ -9,10 +9,10 @@ MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be o
 
 
 def exponent_factors(scale: float, softcap: float) -> tuple[float, float]:
-    """(scale_log2, squash_log2): exp2 takes the place of exp, so scales carry log2(e).
+    """(scale_log2, softcap_log2): exp2 takes the place of exp, so scales carry log2(e).
 
     With softcap c the kernel computes c tanh(x) as 2 c (1/2 - 1 / (1 + exp(2 x))), where x is
-    scale q.k / c; without it squash_log2 is 0.
+    scale q.k / c; without it softcap_log2 is 0.
     """
     scale_log2 = scale * LOG2_E
     if softcap <= 0:

@@ -2,26 +2,17 @@
 
 Split-KV decoding, attention over a prefix and a block, over a window and a compressed past, or over
 the shards of a sequence all end here. It is the torch operator `blackwell_kernels::merge`, which
-tracers see whole: here are its arguments and shapes, `merge_forward.py` does the work.
+tracers see whole: here are its arguments and shapes, `merge_launch.py` does the work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from kernelkit.merge_forward import NAMES, Part, merge_parts
-from kernelkit.schema import register_operator
-from kernelkit.tensors import require_no_grad, require_types
-
-Tensors = Sequence[torch.Tensor]
-
-SCHEMA = (
-    "(Tensor[] o, Tensor[] lse, Tensor?[] row_max, Tensor? sinks, *, bool stacked, "
-    "ScalarType out_dtype, str backend='auto', str? arch=None) -> (Tensor, Tensor)"
-)
+from kernelkit.merge_launch import MERGE, NAMES, Part
+from kernelkit.tensors import require_types
 
 
 def merge(
@@ -73,44 +64,11 @@ def merge(
         lse.append(part[1])
         row_max.append(part[2] if len(part) == 3 else None)
     require_types(**given)
-    require_no_grad(**given)
     if out_dtype is None:
         normalised = [part for part in listed if len(part) == 2]
         out_dtype = (normalised or listed)[0][0].dtype
-    results = merge_op(
-        o, lse, row_max, sinks, stacked=stacked, out_dtype=out_dtype, backend=backend, arch=arch
-    )
+    results = MERGE({
+        "o": o, "lse": lse, "row_max": row_max, "sinks": sinks, "stacked": stacked,
+        "out_dtype": out_dtype, "backend": backend, "arch": arch,
+    })  # fmt: skip
     return results if return_lse else results[0]
-
-
-def _merge(
-    o: Tensors,
-    lse: Tensors,
-    row_max: Sequence[torch.Tensor | None],
-    sinks: torch.Tensor | None,
-    *,
-    stacked: bool,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = [part[:2] if part[2] is None else part for part in zip(o, lse, row_max, strict=True)]
-    return merge_parts(parts, sinks, stacked=stacked, **options)
-
-
-def _fake_merge(
-    o: Tensors,
-    lse: Tensors,
-    row_max: Sequence[torch.Tensor | None],
-    sinks: torch.Tensor | None,
-    *,
-    stacked: bool,
-    out_dtype: torch.dtype,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    front = 1 if stacked else 0
-    return (
-        o[0].new_empty(o[0].shape[front:], dtype=out_dtype),
-        lse[0].new_empty(lse[0].shape[front:], dtype=torch.float32),
-    )
-
-
-merge_op = register_operator("merge", SCHEMA, _merge, _fake_merge)

@@ -5,15 +5,16 @@ what was summed under an older one shrinks. Nothing is shared between threads bu
 lanes, their partial sums at the end. No tensor cores: it compiles for any architecture.
 """
 
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.cute.runtime import make_fake_tensor
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
+from kernelkit.fake import fake_tensor
 from kernelkit.log2 import LN_2, LOG2_E
 from kernelkit.merge_plan import (
     FIELDS_OF_PART,
@@ -27,6 +28,34 @@ from kernelkit.param_table import ParamTable
 from kernelkit.words import vector_at
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A thread's row of the result; one that does not exist is clamped to one that does."""
+
+    position: Int32
+    head: Int32
+    batch: Int32
+    exists: Boolean
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a thread reads of every part: a row, in vectors from `column` on."""
+
+    table: cute.Tensor
+    row: Row
+    column: Int32
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row of one part: vectors of O as 32-bit words, its LSE, and what O is relative to."""
+
+    words: list
+    lse: Float32
+    reference: Float32
 
 
 @cute.jit
@@ -45,8 +74,8 @@ class Merge:
     def __call__(
         self,
         table: ParamTable,
-        counts: tuple,
-        outputs: tuple,
+        counts: tuple[Int32, ...],
+        outputs: tuple[cute.Tensor, ...],
         sinks: cute.Tensor | None,
         tile_shift: Int32,
         stream: CUstream,
@@ -58,7 +87,7 @@ class Merge:
         """
         batch, positions, heads, _ = outputs[0].shape
         head_tiles, position_tiles = self.tiles(positions, heads, tile_shift)
-        self.kernel(table, counts, outputs, sinks, tile_shift).launch(
+        self.kernel(table, counts, *outputs, sinks, tile_shift).launch(
             grid=(head_tiles * position_tiles, batch, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -68,70 +97,71 @@ class Merge:
     def kernel(
         self,
         table: DeviceTable,
-        counts: tuple,
-        outputs: tuple,
+        counts: tuple[Int32, ...],
+        mO: cute.Tensor,
+        mLSE: cute.Tensor,
         sinks: cute.Tensor | None,
         tile_shift: Int32,
     ) -> None:
         """Grid (tiles of heads within tiles of positions, batch); see `__call__`."""
         config = self.config
-        mO, mLSE = outputs
         thread, _, _ = cute.arch.thread_idx()
         column = thread % config.columns
         lane = Int32(0)
         if cutlass.const_expr(config.lanes > 1):
             lane = thread // (config.columns * config.rows)
-        position, head, batch, inside = self.row_of(thread, mO.shape, tile_shift)
-        parts = table.read()
+        row = self.row_of(thread, mO, tile_shift)
+        source = Source(table.read(), row, column)
         acc = cute.make_rmem_tensor((config.vector, config.vectors), Float32)
         acc.fill(0.0)
         top, total = -Float32.inf, Float32(0.0)
         if cutlass.const_expr(sinks is not None):
             if lane == 0:
-                top = sinks[head]
+                top = sinks[row.head]
             total = weight(top, finite(top))
 
         first = Int32(0)
         for index in cutlass.range_constexpr(len(config.dtypes)):
             dtype = TYPES[config.dtypes[index]]
-            source = (parts, (position, head, batch), column)
             # Parts first + lane, first + lane + lanes, ...: by fours, then two, then one.
             left = (counts[index] - lane + config.lanes - 1) // config.lanes
             part = first + lane
             for _ in cutlass.range(left // UNROLLED, unroll=1):
-                top, total = self.absorb((UNROLLED, dtype), source, part, acc, (top, total))
+                top, total = self.absorb(UNROLLED, dtype, source, part, acc, top, total)
                 part = part + UNROLLED * config.lanes
             if left & 2:
-                top, total = self.absorb((2, dtype), source, part, acc, (top, total))
+                top, total = self.absorb(2, dtype, source, part, acc, top, total)
                 part = part + 2 * config.lanes
             if left & 1:
-                top, total = self.absorb((1, dtype), source, part, acc, (top, total))
+                top, total = self.absorb(1, dtype, source, part, acc, top, total)
             first = first + counts[index]
 
         if cutlass.const_expr(config.lanes > 1):
-            top, total = self.add_lanes(thread, acc, (top, total))
-        if inside and lane == 0:
+            top, total = self.add_lanes(thread, acc, top, total)
+        if row.exists and lane == 0:
             norm = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total)
             for vector in cutlass.range_constexpr(config.vectors):
                 place = (column + vector * config.columns,)
-                gO = cute.local_tile(mO[batch, position, head, None], (config.vector,), place)
+                gO = cute.local_tile(
+                    mO[row.batch, row.position, row.head, None], (config.vector,), place
+                )
                 gO.store((acc[None, vector].load() * norm).to(TYPES[config.out_dtype]))
             if column == 0:
                 log_total = cute.math.log2(total, fastmath=True) * LN_2
-                mLSE[batch, head, position] = top + log_total
+                mLSE[row.batch, row.head, row.position] = top + log_total
 
     @cute.jit
-    def tiles(self, positions: Int32, heads: Int32, tile_shift: Int32) -> tuple:
+    def tiles(self, positions: Int32, heads: Int32, tile_shift: Int32) -> tuple[Int32, Int32]:
         """(tiles side by side over the heads, over the positions)."""
         head_shift = (self.config.rows.bit_length() - 1) - tile_shift
         heads, positions = heads - 1, positions - 1
         return (heads >> head_shift) + 1, (positions >> tile_shift) + 1
 
     @cute.jit
-    def row_of(self, thread: Int32, shape: tuple, tile_shift: Int32) -> tuple:
-        """(position, head, batch, whether it exists) of a thread; what does not is clamped."""
+    def row_of(self, thread: Int32, mO: cute.Tensor, tile_shift: Int32) -> Row:
+        """Of a thread, in this CTA's tile."""
+        _, positions, heads, _ = mO.shape
         tile, batch, _ = cute.arch.block_idx()
-        _, positions, heads, _ = shape
         head_tiles, _ = self.tiles(positions, heads, tile_shift)
         position_tile = Int32(Uint32(tile) // Uint32(head_tiles))
         head_tile = tile - position_tile * head_tiles
@@ -139,39 +169,39 @@ class Merge:
         head_shift = (self.config.rows.bit_length() - 1) - tile_shift
         position = (position_tile << tile_shift) + (row & ((Int32(1) << tile_shift) - 1))
         head = (head_tile << head_shift) + (row >> tile_shift)
-        inside = position < positions and head < heads
-        return cutlass.min(position, positions - 1), cutlass.min(head, heads - 1), batch, inside
+        exists = position < positions and head < heads
+        return Row(
+            cutlass.min(position, positions - 1), cutlass.min(head, heads - 1), batch, exists
+        )
 
     @cute.jit
     def absorb(
         self,
-        static: cutlass.Constexpr,
-        source: tuple,
+        count: cutlass.Constexpr[int],
+        dtype: cutlass.Constexpr,
+        source: Source,
         part: Int32,
         acc: cute.Tensor,
-        state: tuple,
-    ) -> tuple:
-        """Add parts `part`, part + lanes, ... to acc and to (top, total), which come back anew.
-
-        static: (how many parts, their dtype). All are loaded before the first one is used.
-        """
-        count, dtype = static
-        top, total = state
+        top: Float32,
+        total: Float32,
+    ) -> tuple[Float32, Float32]:
+        """Add `count` parts, `part`, part + lanes, ..., to acc and to (top, total), which come back
+        anew. All are loaded before the first one is used."""
         loaded = []
         for index in cutlass.range_constexpr(count):
             loaded.append(self.read_part(dtype, source, part + index * self.config.lanes))
         new_top = top
         for index in cutlass.range_constexpr(count):
-            new_top = cutlass.max(new_top, loaded[index][1])
+            new_top = cutlass.max(new_top, loaded[index].lse)
         base = finite(new_top)
-        shrink = weight(top, base)
-        total = total * shrink
+        acc_scale = weight(top, base)
+        total = total * acc_scale
         for element in cutlass.range_constexpr(cute.size(acc)):
-            acc[element] = acc[element] * shrink
+            acc[element] = acc[element] * acc_scale
         for index in cutlass.range_constexpr(count):
-            words, lse, reference = loaded[index]
+            words, lse = loaded[index].words, loaded[index].lse
             total = total + weight(lse, base)
-            share = weight(reference, base)
+            share = weight(loaded[index].reference, base)
             # What a part without keys holds may be anything, NaN too: its bits become zeros.
             kept = cute.full(words[0].shape, Int32(0) if lse == -Float32.inf else Int32(-1), Int32)
             for vector in cutlass.range_constexpr(self.config.vectors):
@@ -180,15 +210,15 @@ class Merge:
         return new_top, total
 
     @cute.jit
-    def read_part(self, dtype: cutlass.Constexpr, source: tuple, part: Int32) -> tuple:
-        """(vectors of O as 32-bit words, LSE, exponent of the weight of O) of one row.
+    def read_part(self, dtype: cutlass.Constexpr, source: Source, part: Int32) -> Part:
+        """One row of one part.
 
-        source: (table, (position, head, batch), column). A row of the table: addresses of O, LSE
-        and row_max, then the strides of each of the three over (position, head, batch) and, in a
-        stack, over its parts, counted in vectors for O and in elements for the others.
+        A row of the table: addresses of O, LSE and row_max, then the strides of each of the three
+        over (position, head, batch) and, in a stack, over its parts, counted in vectors for O and
+        in elements for the others.
         """
-        config = self.config
-        table, row, column = source
+        config, table = self.config, source.table
+        row = (source.row.position, source.row.head, source.row.batch)
         entry = 0 if cutlass.const_expr(config.stacked) else part
         index = (*row, part) if cutlass.const_expr(config.stacked) else row
         offsets = []
@@ -201,7 +231,7 @@ class Merge:
         vector_bytes = config.vector * dtype.width // 8
         words = []
         for vector in cutlass.range_constexpr(config.vectors):
-            place = offsets[0] + column + vector * config.columns
+            place = offsets[0] + source.column + vector * config.columns
             address = table[entry, 0] + place * vector_bytes
             words.append(vector_at(address, Int32, vector_bytes // 4).load())
         lse = vector_at(table[entry, 1] + offsets[1] * 4, Float32, 1)[0]
@@ -211,10 +241,12 @@ class Merge:
         if cutlass.const_expr(config.raw):
             row_max = vector_at(table[entry, 2] + offsets[2] * 4, Float32, 1)[0]
             reference = lse if lse == -Float32.inf else row_max
-        return words, lse, reference
+        return Part(words, lse, reference)
 
     @cute.jit
-    def add_lanes(self, thread: Int32, acc: cute.Tensor, state: tuple) -> tuple:
+    def add_lanes(
+        self, thread: Int32, acc: cute.Tensor, top: Float32, total: Float32
+    ) -> tuple[Float32, Float32]:
         """(top, total) over all lanes, and acc with them, in the threads of lane 0."""
         config = self.config
         per_lane = config.rows * config.columns
@@ -223,7 +255,6 @@ class Merge:
         # Threads side by side, so that their words lie in different banks.
         shape = (config.lanes, cute.size(acc) + 2, per_lane)
         sState = smem.allocate_tensor(Float32, cute.make_ordered_layout(shape, order=(2, 1, 0)))
-        top, total = state
         mine = sState[thread // per_lane, None, slot]
         mine[0], mine[1] = top, total
         for element in cutlass.range_constexpr(cute.size(acc)):
@@ -236,10 +267,10 @@ class Merge:
         total = Float32(0.0)
         acc.fill(0.0)
         for lane in cutlass.range_constexpr(config.lanes):
-            shrink = weight(sState[lane, 0, slot], base)
-            total += sState[lane, 1, slot] * shrink
+            acc_scale = weight(sState[lane, 0, slot], base)
+            total += sState[lane, 1, slot] * acc_scale
             for element in cutlass.range_constexpr(cute.size(acc)):
-                acc[element] += sState[lane, 2 + element, slot] * shrink
+                acc[element] += sState[lane, 2 + element, slot] * acc_scale
         return new_top, total
 
 
@@ -250,14 +281,10 @@ def host_function(config: MergeConfig, _arch: str) -> tuple:
 
 def _arguments(config: MergeConfig) -> tuple:
     batch, positions, heads = (cute.sym_int32() for _ in range(3))
-    out = TYPES[config.out_dtype]
-    strides = [cute.sym_int64(divisibility=VECTOR_BYTES * 8 // out.width) for _ in range(3)]
-    o = make_fake_tensor(
-        out, (batch, positions, heads, config.head_dim), (*strides, 1), assumed_align=VECTOR_BYTES
-    )
-    strides = [cute.sym_int64() for _ in range(2)]
-    lse = make_fake_tensor(Float32, (batch, heads, positions), (*strides, 1))
-    sinks = make_fake_tensor(Float32, (heads,), (1,)) if config.sinks else None
+    out, shape = TYPES[config.out_dtype], (batch, positions, heads, config.head_dim)
+    o = fake_tensor(out, *shape, align=VECTOR_BYTES)
+    lse = fake_tensor(Float32, batch, heads, positions)
+    sinks = fake_tensor(Float32, heads) if config.sinks else None
     width = FIELDS_OF_STACK if config.stacked else FIELDS_OF_PART
     table = ParamTable([(0,) * width], config.capacity)
     counts = tuple(Int32(0) for _ in config.dtypes)

@@ -16,8 +16,8 @@ ALL_BITS = 0xFFFFFFFF
 
 
 @cute.jit
-def squash(scores: cute.Tensor, squash_log2: Float32) -> None:
-    """scores (N,) in place: s becomes -1 / (1 + exp(2 s / c)), squash_log2 being 2 log2(e) / c.
+def softcap_scores(scores: cute.Tensor, softcap_log2: Float32) -> None:
+    """scores (N,) in place: s becomes -1 / (1 + exp(2 s / c)), softcap_log2 being 2 log2(e) / c.
 
     c tanh(s / c) = c + 2 c * (-1 / (1 + exp(2 s / c))). The softmax has no use for the first c, so
     a softcap costs no more than this, and 2 c becomes part of the scale. It is exact to rounding
@@ -25,13 +25,21 @@ def squash(scores: cute.Tensor, squash_log2: Float32) -> None:
     """
     for pair in cutlass.range(0, cute.size(scores), 2, unroll_full=True):
         exponents = cute.arch.mul_packed_f32x2(
-            (scores[pair], scores[pair + 1]), (squash_log2, squash_log2)
+            (scores[pair], scores[pair + 1]), (softcap_log2, softcap_log2)
         )
         powers = tuple(cute.math.exp2(exponent, fastmath=True) for exponent in exponents)
         # Negated here, so that the maximum of the scores stays a maximum.
         negative = cute.arch.fma_packed_f32x2(powers, (-1.0, -1.0), (-1.0, -1.0))
         scores[pair] = cute.arch.rcp_approx(negative[0])
         scores[pair + 1] = cute.arch.rcp_approx(negative[1])
+
+
+@cute.jit
+def softcap_score(score: Float32, scale_log2: Float32, softcap_log2: Float32) -> Float32:
+    """c tanh(s / c) in log2 units: the formula of `softcap_scores` for one score and as a whole,
+    on architectures without arithmetic on pairs. scale_log2 is 2 c log2(e)."""
+    power = cute.math.exp2(score * softcap_log2, fastmath=True)
+    return scale_log2 * (0.5 - cute.arch.rcp_approx(1.0 + power))
 
 
 @cute.jit
@@ -75,20 +83,20 @@ def top_score(scores: cute.Tensor, row_max: Float32) -> Float32:
 @cute.jit
 def next_max(
     top: Float32, row_max: Float32, scale_log2: Float32, slack_log2: cutlass.Constexpr
-) -> tuple:
-    """(row_max to use from now on, shrink = what older sums and O are to be multiplied by).
+) -> tuple[Float32, Float32]:
+    """(row_max to use from now on, acc_scale = what older sums and O are to be multiplied by).
 
-    top: at least row_max. Where nothing was summed before (row_max = -inf) shrink is 1: there is
+    top: at least row_max. Where nothing was summed before (row_max = -inf) acc_scale is 1: there is
     nothing to rescale.
     """
     new_max = row_max
     # (-inf) - (-inf) is NaN, the comparison false, and a row that saw no key stays at -inf.
     if (top - row_max) * scale_log2 > slack_log2:
         new_max = top
-    shrink = cute.math.exp2((row_max - new_max) * scale_log2, fastmath=True)
+    acc_scale = cute.math.exp2((row_max - new_max) * scale_log2, fastmath=True)
     if row_max == -Float32.inf:
-        shrink = Float32(1.0)
-    return new_max, shrink
+        acc_scale = Float32(1.0)
+    return new_max, acc_scale
 
 
 @cute.jit
@@ -124,21 +132,23 @@ def row_total(weights: cute.Tensor) -> Float32:
 
 
 @cute.jit
-def finish_row(max_log2: Float32, row_sum: Float32, sink: Float32 | None = None) -> tuple:
+def finish_row(
+    max_log2: Float32, row_sum: Float32, sink: Float32 | None = None
+) -> tuple[Float32, Float32]:
     """(what sum(P V) is to be multiplied by, LSE in natural log) of a whole row.
 
     max_log2: row_max in log2 units; -inf with row_sum 0 where the row saw no key. sink: natural-log
     logit of one more key whose value is zero. With neither the factor is 0 and LSE is -inf.
     """
-    shrink, total = Float32(1.0), row_sum
+    acc_scale, total = Float32(1.0), row_sum
     if cutlass.const_expr(sink is not None):
         sink_log2 = sink * LOG2_E
         joint = cutlass.max(max_log2, sink_log2)
         base = finite(joint)
-        shrink = cute.math.exp2(max_log2 - base, fastmath=True)
-        total = row_sum * shrink + cute.math.exp2(sink_log2 - base, fastmath=True)
+        acc_scale = cute.math.exp2(max_log2 - base, fastmath=True)
+        total = row_sum * acc_scale + cute.math.exp2(sink_log2 - base, fastmath=True)
         max_log2 = joint
     factor = Float32(0.0)
     if total != 0.0:
-        factor = shrink * cute.arch.rcp_approx(total)
+        factor = acc_scale * cute.arch.rcp_approx(total)
     return factor, (max_log2 + cute.math.log2(total, fastmath=True)) * LN_2

@@ -184,11 +184,11 @@ def tma_group(plan: EdgePlan, name: str) -> tcgen05.CtaGroup:
     return tcgen05.CtaGroup.TWO if two else tcgen05.CtaGroup.ONE
 
 
-def filling(stages: int) -> PipelineState:
+def producer_state(stages: int) -> PipelineState:
     """State of who fills stages: on a fresh barrier the first round of waits passes."""
     return make_pipeline_state(PipelineUserType.Producer, stages)
 
 
-def draining(stages: int) -> PipelineState:
+def consumer_state(stages: int) -> PipelineState:
     """State of who waits for filled stages."""
     return make_pipeline_state(PipelineUserType.Consumer, stages)

@@ -1,74 +1,261 @@
-"""Torch operators: their registration, and the schema of one whose arguments are the fields of a
-dataclass.
+"""The schema of a torch operator whose arguments are the fields of a dataclass, and the way between
+the two, by name.
+
+A field that is a dataclass itself stands for its own fields, `x_data` for `x.data`. What may be a
+tensor or a word is two arguments, `scale` and `scale_word`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-NAMESPACE = "blackwell_kernels"
+from kernelkit.tensors import require_no_grad
+
 SCHEMA_TYPES = {
-    "torch.Tensor": "Tensor",
-    "torch.Tensor | None": "Tensor?",
-    "bool": "bool",
-    "bool | None": "bool?",
-    "int": "SymInt",
-    "int | None": "SymInt?",
-    "float": "float",
-    "float | None": "float?",
-    "str": "str",
-    "str | None": "str?",
-    "torch.dtype | None": "ScalarType?",
+    torch.Tensor: "Tensor",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    torch.dtype: "ScalarType",
 }
+# A bool is no number, an int is a float.
+ACCEPTED = {int: (int, torch.SymInt), float: (float, int, torch.SymFloat)}
+WORD = "_word"
 
 
-def operator_schema(arguments: type, results: int) -> str:
-    """'(Tensor q, ..., *, bool causal=False, ...) -> (Tensor, ...)': the fields of the dataclass
-    `arguments` with their defaults, tensors by position and the others by name."""
-    parts, only_names = [], False
-    for field in dataclasses.fields(arguments):
-        if not (only_names or field.type.startswith("torch.Tensor")):
-            parts, only_names = [*parts, "*"], True
-        part = f"{SCHEMA_TYPES[field.type]} {field.name}"
-        if field.default is not dataclasses.MISSING:
-            default = f'"{field.default}"' if isinstance(field.default, str) else field.default
-            part += f"={default}"
-        parts.append(part)
-    return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * results)})"
+@dataclass(frozen=True)
+class Leaf:
+    """One argument of an operator.
 
-
-def register_operator(name: str, schema: str, run: Callable, fake: Callable) -> Any:
-    """The operator `blackwell_kernels::name`, which returns new tensors and has no backward.
-
-    fake: makes the results that `run` would return, for tracers: sizes may be symbols.
+    name: in the schema. path: from the dataclass, dotted. kind: a key of SCHEMA_TYPES. optional:
+    None will do. default: MISSING where there is none. alone: what the field holds is of this kind,
+    and not perhaps of another, which is another argument. many: it holds a sequence of them.
     """
-    qualified = f"{NAMESPACE}::{name}"
 
-    def refuse_backward(context: Any, *gradients: Any) -> None:
-        raise NotImplementedError(f"{qualified} has no backward; use no_grad()")
+    name: str
+    path: str
+    kind: type
+    optional: bool
+    default: Any = MISSING
+    alone: bool = True
+    many: bool = False
 
-    operator = register_mutating_operator(name, schema, run, fake)
-    torch.library.register_autograd(qualified, refuse_backward)
-    return operator
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it goes by position."""
+        return self.kind is torch.Tensor
+
+    @cached_property
+    def exact(self) -> frozenset[type]:
+        """Types that need no second look."""
+        if self.many:
+            return frozenset()
+        return frozenset({self.kind, *({type(None)} if self.optional else ())})
+
+    def check(self, value: Any) -> None:
+        """TypeError for a value of another kind."""
+        if self.many:
+            for item in value:
+                replace(self, many=False).check(item)
+            return
+        accepted = ACCEPTED.get(self.kind, (self.kind,))
+        if value is None and self.optional:
+            return
+        if isinstance(value, accepted) and not (isinstance(value, bool) and self.kind is not bool):
+            return
+        if self.is_tensor:
+            raise TypeError(f"{self.path} is {type(value).__name__}, expected torch.Tensor")
+        kind = "torch.dtype" if self.kind is torch.dtype else self.kind.__name__
+        raise TypeError(f"{self.path} is {value!r}, expected {kind}{' | None' * self.optional}")
+
+    def declared(self, letter: str = "") -> str:
+        """In a schema. letter: of the memory that the operator writes to, '' for none."""
+        written = f"({letter}!)" if letter else ""
+        sequence = "[]" * self.many
+        text = f"{SCHEMA_TYPES[self.kind]}{written}{'?' * self.optional}{sequence} {self.name}"
+        if self.default is MISSING:
+            return text
+        literal = f'"{self.default}"' if isinstance(self.default, str) else self.default
+        return f"{text}={literal}"
 
 
-def _writes(*arguments: Any, **options: Any) -> None:
-    """What tracers see of an operator that returns nothing."""
+class Schema:
+    """Of a dataclass of arguments.
 
-
-def register_mutating_operator(
-    name: str, schema: str, run: Callable, fake: Callable = _writes
-) -> Any:
-    """As `register_operator`, for an operator that writes to one of its arguments: torch takes no
-    backward for one, not even one that refuses.
+    tensors: its leaves that are, those that may be left out last, as they go by position. others:
+    go by name.
     """
-    qualified = f"{NAMESPACE}::{name}"
-    # What `custom_op` does, without the layers that it puts around each call.
-    torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "default", run)
-    torch.library.register_fake(qualified, fake)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def __init__(self, arguments: type) -> None:
+        self.arguments = arguments
+        leaves = [*_leaves(arguments)]
+        self.tensors = [leaf for leaf in leaves if leaf.is_tensor]
+        self.tensors.sort(key=lambda leaf: leaf.default is not MISSING)
+        self.others = [leaf for leaf in leaves if not leaf.is_tensor]
+        self._defaults = {leaf.name: leaf.default for leaf in leaves if leaf.default is not MISSING}
+        self._of_field: dict[str, list[tuple[Leaf, tuple[str, ...]]]] = {}
+        for leaf in leaves:
+            field, *path = leaf.path.split(".")
+            self._of_field.setdefault(field, []).append((leaf, tuple(path)))
+        self._plain = {
+            leaf.name: (leaf, leaf.exact, leaf.is_tensor, leaf.default)
+            for leaf in leaves
+            if leaf.name == leaf.path and leaf.alone and not leaf.many
+        }
+        hints = typing.get_type_hints(arguments)
+        self._nested = {
+            name: kind
+            for name, kind in ((field, _split(hints[field])) for field in self._of_field)
+            if kind[0] and dataclasses.is_dataclass(kind[0][0])
+        }
+
+    def text(self, results: int, writes: tuple[str, ...] = (), without: str = "") -> str:
+        """'(Tensor q, ..., *, bool causal=False, ...) -> (Tensor, Tensor)'. writes: names of
+        tensors that the operator writes to. without: a tensor that is no argument of it."""
+        letters = dict(zip(writes, "abcdefgh", strict=False))
+        parts = [t.declared(letters.get(t.name, "")) for t in self.tensors if t.name != without]
+        if self.others:
+            parts += ["*", *(leaf.declared() for leaf in self.others)]
+        return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * results)})"
+
+    def flat(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of fields -> values of leaves, those left out that have their default.
+
+        TypeError for a value of another type, NotImplementedError for a tensor of which autograd
+        expects gradients.
+        """
+        found, grad = {}, torch.is_grad_enabled()
+        for field, value in given.items():
+            plain = self._plain.get(field)
+            if plain is None:
+                self._flatten(field, value, found, grad)
+                continue
+            leaf, exact, is_tensor, default = plain
+            if type(value) not in exact:
+                leaf.check(value)
+            if is_tensor:
+                if value is None:
+                    continue
+                if grad and value.requires_grad:
+                    require_no_grad(**{field: value})
+            elif value is default or value == default:
+                continue
+            found[field] = value
+        return found
+
+    def _flatten(self, field: str, value: Any, found: dict[str, Any], grad: bool) -> None:
+        """The leaves of a field that is a dataclass, a sequence, or of two kinds."""
+        if field not in self._of_field:
+            raise TypeError(f"{self.arguments.__name__} has no argument {field}")
+        if field in self._nested:
+            _check_nested(field, value, *self._nested[field])
+        for leaf, path in self._of_field[field]:
+            item = _at(value, path)
+            if item is MISSING:
+                continue
+            if not leaf.alone and isinstance(item, str) != (leaf.kind is str):
+                item = None
+            if type(item) not in leaf.exact:
+                leaf.check(item)
+            if leaf.is_tensor:
+                if item is None:
+                    continue
+                if grad:
+                    _refuse_grad(leaf, item)
+            elif item is leaf.default or item == leaf.default:
+                continue
+            found[leaf.name] = item
+
+    def build(self, flat: Mapping[str, Any]) -> Any:
+        """The dataclass, of values of leaves; those left out have their default."""
+        return _build(self.arguments, self._defaults | flat, "")
+
+
+def _leaves(
+    kind: type, prefix: str = "", path: str = "", base: Any = MISSING, optional: bool = False
+) -> Iterator[Leaf]:
+    """Leaves of a dataclass. base: an instance whose values are the defaults; optional: that stands
+    where None might."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default if base is MISSING else getattr(base, field.name)
+        name, where = prefix + field.name, path + field.name
+        hint = hints[field.name]
+        many = typing.get_origin(hint) is tuple
+        kinds, nullable = _split(typing.get_args(hint)[0] if many else hint)
+        if dataclasses.is_dataclass(kinds[0]):
+            inner = MISSING if default is None else default
+            yield from _leaves(kinds[0], f"{name}_", f"{where}.", inner, optional or nullable)
+            continue
+        if default is MISSING and (optional or nullable) and not many:
+            default = None
+        for item in kinds:
+            alone = len(kinds) == 1
+            own = name if item is not str or alone else name + WORD
+            value = default if alone or default is MISSING or isinstance(default, item) else None
+            may_be_none = nullable or not alone or (optional and value is None)
+            yield Leaf(own, where, item, may_be_none, value, alone, many)
+
+
+def _split(hint: Any) -> tuple[tuple[type, ...], bool]:
+    """The types of a hint, and whether None is one."""
+    kinds = typing.get_args(hint) or (hint,)
+    nothing = type(None)
+    return tuple(kind for kind in kinds if kind is not nothing), nothing in kinds
+
+
+def _refuse_grad(leaf: Leaf, value: Any) -> None:
+    for number, item in enumerate(value if leaf.many else (value,)):
+        if item is not None and item.requires_grad:
+            require_no_grad(**{f"{leaf.path}[{number}]" if leaf.many else leaf.path: item})
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """value.a.b, MISSING where something on the way is None. torch.compile traces it, which it does
+    not do with an attrgetter."""
+    for name in path:
+        if value is None:
+            return MISSING
+        value = getattr(value, name)
+    return value
+
+
+def _check_nested(field: str, value: Any, kinds: tuple[type, ...], optional: bool) -> None:
+    if not (isinstance(value, kinds) or (value is None and optional)):
+        words = f"{kinds[0].__name__}{' or None' * optional}"
+        raise TypeError(f"{field} is {type(value).__name__}, expected {words}")
+
+
+def _build(kind: type, flat: Mapping[str, Any], prefix: str) -> Any:
+    hints, values = typing.get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        name, (kinds, nullable) = prefix + field.name, _split(hints[field.name])
+        if dataclasses.is_dataclass(kinds[0]):
+            there = not nullable or _is_there(kinds[0], flat, name)
+            value = _build(kinds[0], flat, f"{name}_") if there else None
+        elif len(kinds) > 1:
+            value = flat.get(name)
+            value = flat.get(name + WORD) if value is None else value
+        else:
+            value = flat.get(name)
+        if value is None and not nullable:
+            if field.default is MISSING:
+                raise TypeError(f"{name} is missing")
+            value = field.default
+        values[field.name] = value
+    return kind(**values)
+
+
+def _is_there(kind: type, flat: Mapping[str, Any], name: str) -> bool:
+    """An optional dataclass is there if one of the fields is that cannot be left out."""
+    fields = dataclasses.fields(kind)
+    needed = [field.name for field in fields if field.default is MISSING]
+    return not needed or any(flat.get(f"{name}_{inner}") is not None for inner in needed)

@@ -58,9 +58,6 @@ class Signature:
         self._result = struct.calcsize("@" + layout)
         self._struct = struct.Struct("@" + layout + "q")
         kinds = [argument.kind for argument in present]
-        self._tensor_offsets = [
-            offset for offset, kind in zip(self._offsets, kinds, strict=True) if kind == _TENSOR
-        ]
         self._stream = self._offsets[kinds.index(_STREAM)] if _STREAM in kinds else None
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -87,28 +84,33 @@ class Signature:
         `ParamTable`s, None. Raises ValueError for what the kernel was not compiled for.
         """
         words: list[Any] = []
+        addresses: list[int] = []
+        offsets = iter(self._offsets)
         given = [*leaves(values), *([stream] if self._stream is not None else [])]
         if len(given) != len(self.arguments):
             raise ValueError(f"{len(given)} arguments, expected {len(self.arguments)}")
         for position, (argument, value) in enumerate(zip(self.arguments, given, strict=True)):
+            if argument.kind == _NOTHING:
+                if value is not None:
+                    raise ValueError(f"argument {position}: {value!r}, compiled for None")
+                continue
+            offset = next(offsets)
             if argument.kind == _TENSOR:
                 words += _words_of(position, argument, value)
+                addresses.append(offset)
             elif argument.kind == _TABLE:
                 words += value.numbers
-            elif argument.kind != _NOTHING:
+                addresses += [offset + 8 * place for place, _, _ in value.addresses]
+            else:
                 words.append(value)
-            elif value is not None:
-                raise ValueError(f"argument {position}: {value!r}, compiled for None")
         words.append(0)
-        return Packed(self, words)
+        return Packed(self, words, addresses)
 
-    def place(self, buffer: Any) -> tuple[list[int], list[int], int | None, int]:
-        """Addresses in a buffer: of all arguments, of the tensors' addresses, of the stream, of the
-        result."""
+    def place(self, buffer: Any) -> tuple[list[int], int | None, int]:
+        """Addresses in a buffer: of all arguments, of the stream, of the result."""
         base = ctypes.addressof(buffer)
         stream = None if self._stream is None else base + self._stream
-        tensors = [base + offset for offset in self._tensor_offsets]
-        return [base + offset for offset in self._offsets], tensors, stream, base + self._result
+        return [base + offset for offset in self._offsets], stream, base + self._result
 
     @property
     def nbytes(self) -> int:
@@ -126,19 +128,22 @@ class Signature:
 class Packed:
     """Arguments in memory that this object owns; of tensors it keeps addresses alone."""
 
-    def __init__(self, signature: Signature, words: Sequence[Any]) -> None:
+    def __init__(
+        self, signature: Signature, words: Sequence[Any], addresses: Sequence[int]
+    ) -> None:
+        """addresses: where in the memory the addresses of tensors stand."""
         self._buffer = ctypes.create_string_buffer(signature.nbytes)
         signature.fill(self._buffer, words)
-        arguments, tensors, stream, result = signature.place(self._buffer)
+        arguments, stream, result = signature.place(self._buffer)
         self.pointers = (ctypes.c_void_p * (len(arguments) + 1))(*arguments, result)
-        self._tensors = tensors
+        self._addresses = [ctypes.addressof(self._buffer) + offset for offset in addresses]
         self._stream = stream
         self._result = result
 
     @property
-    def tensor_words(self) -> list[ctypes.c_uint64]:
-        """The words that hold the tensors' addresses, in order."""
-        return [ctypes.c_uint64.from_address(address) for address in self._tensors]
+    def address_words(self) -> list[ctypes.c_uint64]:
+        """The words that hold addresses of tensors, in the order of `addressed`."""
+        return [ctypes.c_uint64.from_address(address) for address in self._addresses]
 
     @property
     def stream_word(self) -> ctypes.c_uint64:
@@ -160,6 +165,18 @@ def leaves(value: Any) -> Iterator[Any]:
         return
     for item in value:
         yield from leaves(item)
+
+
+def addressed(values: Sequence[Any]) -> list[tuple[torch.Tensor, int]]:
+    """The tensors whose addresses a launch is given, in order, also in tables; and the bytes from
+    the beginning of each to the address that is given."""
+    found = []
+    for value in leaves(values):
+        if isinstance(value, torch.Tensor):
+            found.append((value, 0))
+        else:
+            found += [(tensor, offset) for _, tensor, offset in getattr(value, "addresses", ())]
+    return found
 
 
 def _words_of(position: int, argument: Argument, tensor: Any) -> list[int]:

@@ -15,7 +15,7 @@ CHUNK_BYTES = 16  # what ldmatrix and cp.async move at a time
 
 
 @cute.jit
-def load_fragment(address: Int32, transposed: cutlass.Constexpr) -> tuple:
+def load_fragment(address: Int32, transposed: cutlass.Constexpr) -> tuple[Uint32, ...]:
     """Four words of 8x8 matrices whose rows lie at the shared `address` of lanes 0-7, 8-15, ..."""
     trans = ".trans" if transposed else ""
     return cute.arch.inline_ptx(
@@ -27,7 +27,9 @@ def load_fragment(address: Int32, transposed: cutlass.Constexpr) -> tuple:
 
 
 @cute.jit
-def multiply(acc: cute.Tensor, a: tuple, b: tuple, dtype: cutlass.Constexpr) -> None:
+def multiply(
+    acc: cute.Tensor, a: tuple[Uint32, ...], b: tuple[Uint32, ...], dtype: cutlass.Constexpr
+) -> None:
     """acc (4,) += A B; a: four words, b: two; dtype: 'bf16' or 'fp16'."""
     kind = MMA_TYPES[dtype]
     acc[0], acc[1], acc[2], acc[3] = cute.arch.inline_ptx(
@@ -60,7 +62,7 @@ def pack(low: Float32, high: Float32, dtype: cutlass.Constexpr) -> Uint32:
 
 
 @cute.jit
-def widen(word: Uint32, dtype: cutlass.Constexpr) -> tuple:
+def widen(word: Uint32, dtype: cutlass.Constexpr) -> tuple[Uint32, Uint32]:
     """Four e4m3 as two words of `dtype`, exactly; the low two first."""
     low, high = cute.arch.inline_ptx(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "

@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING
 from kernelkit.exports import exports
 
 if TYPE_CHECKING:
+    from moe.api import (
+        fused_moe,
+        fused_moe_plan,
+        grouped_gemm,
+        grouped_gemm_plan,
+        grouped_gemm_swiglu,
+    )
+    from moe.arguments import Activation, Router, Scales, SwiGLU
     from moe.formats import FORMATS, BlockFormat
-    from moe.grouped import Activation, grouped_gemm, grouped_gemm_plan, grouped_gemm_swiglu
-    from moe.layer import Router, Scales, SwiGLU, fused_moe, fused_moe_plan
     from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
     from moe.quantiser.api import quantise
     from moe.quantized import Quantized
@@ -42,8 +48,8 @@ __all__ = [
 
 __getattr__, __dir__ = exports(__name__, {
     "moe.formats": "FORMATS BlockFormat",
-    "moe.grouped": "Activation grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
-    "moe.layer": "Router Scales SwiGLU fused_moe fused_moe_plan",
+    "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
+    "moe.arguments": "Activation Router Scales SwiGLU",
     "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack",
     "moe.quantiser.api": "quantise",
     "moe.quantized": "Quantized",

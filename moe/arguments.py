@@ -1,5 +1,5 @@
-"""The arguments of `grouped_gemm` and `fused_moe`: checks by value and limit, and the config of the
-grouped GEMM that serves them."""
+"""The arguments of `grouped_gemm` and what those of `fused_moe` are made of: checks by value and
+limit, and the config of the grouped GEMM that serves them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.tensors import DTYPE_NAMES, require_scalars, require_table, require_tensors
+from moe.choose import check_tile_rows, choose_tile_n, choose_tile_rows
 from moe.config import GRANULARITIES, GroupedConfig
 from moe.formats import FORMATS, scale_blocks, scale_bytes
 from moe.indices import check_offsets
 from moe.quantized import Quantized
-from moe.tiles import check_tile_rows, choose_tile_n, choose_tile_rows
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are chosen, as `moe.routing.route` takes it."""
+    """How experts are chosen, as `moe.route` takes it."""
 
     top_k: int
     scoring: str = "softmax"
@@ -71,7 +71,7 @@ class Scales:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """As `moe.grouped.grouped_gemm` describes them; out: a name of a dtype or of a format."""
+    """As `moe.grouped_gemm` describes them; out: a name of a dtype or of a format."""
 
     x: Quantized
     w: Quantized
@@ -85,6 +85,8 @@ class Arguments:
     tile_n: int | None = None
     carry: bool = False
     pdl: bool = False
+    backend: str = "auto"
+    arch: str | None = None
 
     @property
     def experts(self) -> int:

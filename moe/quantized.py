@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_tensors
+from kernelkit.tensors import require_tensors, require_types
 from moe.formats import BlockFormat, format_of, row_blocks, scale_bytes
 
 ELEMENT_DTYPES = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn}
@@ -35,6 +35,9 @@ class Quantized:
     fmt: str
 
     def __post_init__(self) -> None:
+        require_types(data=self.data, scales=self.scales)
+        if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
+            return  # a tracer's, on whose sizes no check could decide
         form = self.format
         global_scales = self._global_scales(form)
         require_tensors(data=self.data, scales=self.scales, **global_scales)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
 from kernelkit.tensors import as_meta
 from kernelkit.warm import Progress, Warmed, kernels_over, warm
-from moe.arguments import Router, Scales, SwiGLU
-from moe.forward import ARCHS
+from moe.arguments import Router
+from moe.fused import Layer, run_layer
+from moe.launch import ARCHS
 from moe.packing import PackedExperts
-from moe.steps import Layer, run_layer
 
 
 def warmup(
@@ -53,15 +54,13 @@ def kernels_for(
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
     target = choose_target(x.device, backend, arch, ARCHS)
-    given = {"activation": SwiGLU(), "scales": Scales()} | {
-        name: value for name, value in options.items() if value is not None
-    }
-    layer = as_meta(Layer(experts, router, **given))
-    layer = Layer(**{**vars(layer), "arch": target.arch})
+    given = {name: value for name, value in options.items() if value is not None}
+    layer = as_meta(Layer(x, router_logits, experts, router, arch=target.arch, **given))
 
     def kernels_at(count: int) -> list[KernelKey]:
         with collecting() as keys:
-            run_layer(_rows(x, count), _rows(router_logits, count), layer)
+            rows = {"x": _rows(x, count), "router_logits": _rows(router_logits, count)}
+            run_layer(replace(layer, **rows))
         return keys
 
     return kernels_over([count for count in tokens if count > 0], kernels_at)

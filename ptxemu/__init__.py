@@ -4,6 +4,15 @@ Three doors: `load(text).launch(...)` runs PTX; `compile(fn, *args)` and `run(co
 the same for CuTe DSL kernels through their own host code; `python -m ptxemu script.py` runs a whole
 script. Needs numpy; the DSL and torch only for the last two. See README.md for the memory model and
 its gaps.
+
+Layers, from the lowest; each imports only those before it:
+
+    errors options | syntax numerics trace | report | codegen | machine | ops | check |
+    watch collection | module | host | this file and __main__
+
+`codegen` knows the registry of instructions and `ops` fills it; `machine` and `ops` announce what
+happens to `machine.listener.Listener`, and the checker and the timeline in `check` listen. What
+outlives a launch belongs to a context (`contextvars`) or is a cache.
 """
 
 from __future__ import annotations
@@ -58,8 +67,10 @@ def run_host(code: object, pointers: Sequence[int], options: Options | None = No
     """
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.engine import host_program
+    from ptxemu.host.pretence import pretended
 
-    emulator = _launchers[-1] if options is None and _launchers else Emulator(options)
+    launcher = pretended.get() if options is None else None
+    emulator = launcher if isinstance(launcher, Emulator) else Emulator(options)
     host_program(code).call(pointers, emulator)
     return emulator.report
 
@@ -67,10 +78,9 @@ def run_host(code: object, pointers: Sequence[int], options: Options | None = No
 def pretends() -> bool:
     """Whether this process is run as if it had a GPU, by `python -m ptxemu`: native launches of
     host code that the DSL does not launch are to come to `run_host`."""
-    return bool(_launchers)
+    from ptxemu.host.pretence import pretended
 
-
-_launchers: list = []  # of ptxemu.host.interception, the innermost last
+    return pretended.get() is not None
 
 
 def __getattr__(name: str) -> Any:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 
 from ptxemu import collection, ops, watch  # noqa: F401  (ops fills the registry)
+from ptxemu.check.checker import Checker
 from ptxemu.check.global_memory import GlobalShadow
+from ptxemu.check.timeline import Timeline
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.machine.machine import Dim3, Machine, Shape
 from ptxemu.machine.memory import GlobalMemory, Range
 from ptxemu.options import Options
-from ptxemu.report import LaunchReport
+from ptxemu.report import Finding, LaunchReport
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
+
+# What the last launch of this context has touched, where it was checked.
+memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
 
 
 class Module:
     """PTX text, ready to launch. Module variables live as long as the module."""
-
-    memory_before: GlobalShadow | None = None  # that the last checked launch touched
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -83,7 +88,7 @@ class Module:
         cluster: Sequence[int] = (1, 1, 1),
         smem_bytes: int = 0,
         params: Sequence[bytes] = (),
-        memory: list | None = None,
+        memory: list[Any] | None = None,
         options: Options | None = None,
         dependent: bool = False,
         allocated: list[Range] | None = None,
@@ -112,24 +117,37 @@ class Module:
         reachable.allow(block_of_params.ctypes.data, len(block_of_params))
         for buffer in self._buffers.values():
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
-        machine = Machine(program, shape, block_of_params, reachable, options)
-        before, Module.memory_before = Module.memory_before, None
-        if options.check and dependent and before is not None:
-            machine.checker.memory.before = before
-            for low, high, _ in freed:
-                before.forget(low, high)
-        if options.check and allocated is not None:
-            reachable.watch(allocated, machine.checker.outside)
+        findings: list[Finding] = []
+        before = _take_memory_before(dependent, freed)
+        checker = timeline = None
+        if options.check:
+            checker = Checker(program, reachable, findings, strict=options.strict, before=before)
+        if options.trace:
+            timeline = Timeline()
+        if checker and allocated is not None:
+            reachable.watch(allocated, checker.outside)
+        listeners = tuple(each for each in (checker, timeline) if each is not None)
+        machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
         try:
             report = machine.run()
         except PtxEmuError as error:
             watch.note(_stopped(machine, error))
             raise
-        if machine.checker:
-            Module.memory_before = machine.checker.memory
+        memory_before.set(checker.shadow if checker else None)
         report.options = options
+        report.trace = timeline.trace if timeline else None
         watch.note(report)
         return report
+
+
+def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow | None:
+    """What the launch before has touched, if this one may overlap it, but for what is `freed`."""
+    before = memory_before.get() if dependent else None
+    memory_before.set(None)
+    for low, high, _ in freed:
+        if before:
+            before.forget(low, high)
+    return before
 
 
 def _stopped(machine: Machine, error: PtxEmuError) -> LaunchReport:
@@ -146,10 +164,11 @@ def _stopped(machine: Machine, error: PtxEmuError) -> LaunchReport:
 
 
 def _dim3(name: str, dims: Sequence[int]) -> Dim3:
-    values = tuple(int(d) for d in dims)
+    values = [int(d) for d in dims]
     if not 1 <= len(values) <= 3:
         raise HardwareRefusal(f"{name}={dims}; one to three dimensions")
-    return (*values, *(1,) * (3 - len(values)))
+    x, y, z = (*values, *(1,) * (3 - len(values)))
+    return x, y, z
 
 
 def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:

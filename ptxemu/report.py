@@ -9,6 +9,7 @@ from typing import Any
 
 from ptxemu.options import Options
 from ptxemu.syntax.tree import Instr
+from ptxemu.trace import Trace
 
 ERROR, NOTE = "error", "note"
 
@@ -43,7 +44,7 @@ class Access:
     source: str = ""
 
     @property
-    def place(self) -> tuple:
+    def place(self) -> tuple[Any, ...]:
         """Equal where one line of Python, or of PTX where it has no line information, does the same
         to the same kind of memory: an unrolled loop is one place.
         """
@@ -61,7 +62,7 @@ class Access:
         found = re.search(r"cta ?\([\d, ]+\)", self.agent)
         return found[0] if found else ""
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """As plain JSON values, by the names of the fields and `warp` and `cta`."""
         return {**asdict(self), "warp": self.warp, "cta": self.cta}
 
@@ -90,7 +91,7 @@ class Finding:
     rule: str = ""
 
     @property
-    def place(self) -> tuple:
+    def place(self) -> tuple[Any, ...]:
         """Equal for findings that have one cause: the same instructions, whoever executed them, in
         either order; the same words where no instruction is known.
         """
@@ -98,7 +99,7 @@ class Finding:
         words = "" if self.line or any(access.line for access in self.accesses) else self.message
         return self.check, self.severity, sides, self.missing, words
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """As plain JSON values, by the names of the fields."""
         return {**vars(self), "accesses": [access.to_json() for access in self.accesses]}
 
@@ -111,12 +112,16 @@ class LaunchReport:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
-    by_warp: dict[int, Counter] = field(default_factory=dict)  # warp -> opcode -> warp-instructions
-    bytes: Counter = field(default_factory=Counter)  # path such as "tma.load" -> bytes
-    counts: Counter = field(default_factory=Counter)  # unit such as "tma.load" -> operations
+    by_warp: dict[int, Counter[str]] = field(
+        default_factory=dict
+    )  # warp -> opcode -> warp-instructions
+    bytes: Counter[str] = field(default_factory=Counter[str])  # path such as "tma.load" -> bytes
+    counts: Counter[str] = field(
+        default_factory=Counter[str]
+    )  # unit such as "tma.load" -> operations
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
-    trace: object | None = None
+    trace: Trace | None = None
     options: Options = field(default_factory=Options)
     stopped: str = ""  # the error that ended the launch early
 

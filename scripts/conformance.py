@@ -14,19 +14,25 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.command import Command
+from workbench.flags import groups
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    groups.add_json(parser, "the results")
+    words = "results of a GPU that ptxemu is compared with; needs none here"
+    parser.add_argument("--recorded", type=Path, metavar="FILE", help=words)
+    words = "programs whose name has one of these words; default: all"
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help=words)
+    words = "processes that emulate; default: as many as there are cores"
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help=words)
+
+
+COMMAND = Command("workbench.conformance.perform", add_flags, __doc__)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="where the results go")
-    parser.add_argument("--recorded", type=Path, help="results to compare ptxemu with, without GPU")
-    parser.add_argument("--only", nargs="*", default=[], help="programs whose name has the word")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that emulate")
-    arguments = parser.parse_args(argv)
-    from workbench.conformance.perform import perform
-
-    return perform(arguments)
+    return COMMAND.main("conformance.py", argv)
 
 
 if __name__ == "__main__":

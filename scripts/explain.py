@@ -1,21 +1,18 @@
 """The plan of a kernel as text: `python scripts/explain.py gqa`; fmha without a name.
 
-Behind the name stand the flags that spell a case. Nothing is compiled: a plan is data.
-"""
+Nothing is compiled: a plan is data."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from workbench.common import main_of
-
-# name -> module beside this file that has its main()
-KERNELS = {"fmha": "explain_fmha", "gqa": "explain_gqa", "moe": "explain_moe"}
+from workbench.command import main_of
+from workbench.commands import EXPLAIN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(KERNELS, __doc__, argv)
+    return main_of(EXPLAIN, __doc__, argv, default="fmha")
 
 
 if __name__ == "__main__":

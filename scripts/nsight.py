@@ -1,4 +1,4 @@
-"""Nsight Compute or Nsight Systems on the run script of a kernel.
+"""Nsight Compute or Nsight Systems on a kernel that run.py knows.
 
     python scripts/nsight.py fmha --tool ncu -- --shape 2,4096,4096,16,16 --causal
 

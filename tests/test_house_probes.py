@@ -19,6 +19,11 @@ def probe(rule, text: str, path: str = "kernelkit/probe.py") -> list[str]:
     return [finding.message for finding in rule(Source(PurePosixPath(path), dedent(text)))]
 
 
+JIT = "import cutlass.cute as cute\n\n@cute.jit\n"
+EIGHT = "a, b, c, d, e, f, g, h"
+NINE = f"{EIGHT}, i"
+
+
 def function_of(lines: int, name: str = "step") -> str:
     return f"def {name}():\n" + "    pass\n" * (lines - 1)
 
@@ -28,13 +33,14 @@ def function_of(lines: int, name: str = "step") -> str:
     [
         (size.file_length, "x = 1\n" * 501, "x = 1\n" * 500),
         (size.function_length, function_of(61), function_of(60)),
-        (size.function_length, function_of(121, "run"), function_of(120, "run")),
-        (size.parameter_count, "def f(a, b, c, d, e, f, g): 0", "def f(a, b, c, d, e, *, f, g): 0"),
-        (size.parameter_count, "def _f(a, b, c, d, e, *, f, g): 0", "def _f(a, b, c, d, e, f): 0"),
+        (size.function_length, function_of(61, "run"), function_of(60, "run")),
+        (size.function_length, JIT + function_of(121, "run"), JIT + function_of(120, "run")),
+        (size.parameter_count, f"def f({NINE}): 0", f"def f({EIGHT}, *, i): 0"),
+        (size.parameter_count, f"def _f({EIGHT}, *, i): 0", f"def _f({EIGHT}): 0"),
         (
             size.parameter_count,
-            "class A:\n    def f(self, a, b, c, d, e, f, g): ...",
-            "class A:\n    def f(self, a, b, c, d, e, f): ...",
+            f"class A:\n    def f(self, {NINE}): ...",
+            f"class A:\n    def f(self, {EIGHT}): ...",
         ),
         (size.module_docstring, "import os", '"""Says its duty."""'),
     ],
@@ -96,12 +102,9 @@ def test_plans_without_dsl_follows_our_modules(monkeypatch):
         path = PurePosixPath(*module.split(".")).with_suffix(".py")
         return Source(path, modules[module]) if module in modules else None
 
-    monkeypatch.setattr(imports, "_own_source", own_source)
+    monkeypatch.setattr(imports, "own_source", own_source)
     messages = probe(imports.plans_without_dsl, "import kernelkit.edges", "fmha/plan.py")
     assert messages == ["reaches the DSL: kernelkit.edges -> kernelkit.pipelines -> cutlass"]
-
-
-JIT = "import cutlass.cute as cute\n\n@cute.jit\n"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +142,28 @@ def test_dsl_state(rule, bad, good):
     assert not probe(rule, JIT + good)
 
 
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ("x: tuple", "x: tuple[Int32, ...]"),
+        ("x: tuple[Int32, Int32, Int32]", "x: tuple[Int32, Int32]"),
+        ("x: cutlass.Constexpr[tuple]", "x: cutlass.Constexpr[int]"),
+        ("x: tuple[tuple, ...] | None", "x: tuple[Row, ...] | None"),
+        (NINE, EIGHT),
+        (f"{EIGHT}, *, i", "a, *, i"),
+    ],
+)
+def test_jit_signature(bad, good):
+    for parameters, broken in ((bad, True), (good, False)):
+        assert bool(probe(size.jit_signature, f"{JIT}def f({parameters}): ...\n")) == broken
+        assert not probe(size.jit_signature, f"def f({parameters}): ...\n")
+
+
+def test_a_jit_function_says_what_it_returns():
+    assert probe(size.jit_signature, f"{JIT}def f() -> tuple: ...\n")
+    assert not probe(size.jit_signature, f"{JIT}def f() -> tuple[A, B, C]: ...\n")
+
+
 def test_advance_of_another_library_is_free():
     assert not probe(dsl.advanced_state_returns, "def step(cursor):\n    cursor.advance()\n")
 
@@ -169,11 +194,16 @@ def test_prose():
     assert list(repository.no_machine_paths(readme, "see /" + "home/someone/x"))
     assert not list(repository.no_machine_paths(readme, "GET /api/home/x and docs/work/x"))
     assert list(repository.no_dumps(PurePosixPath("cutlass_kernel.ptx"), ""))
+    assert list(repository.no_dumps(PurePosixPath("tests/cutlass_kernel.ptx"), ""))
     assert not list(repository.no_dumps(PurePosixPath("tests/ptxemu/ptx/add.ptx"), ""))
     assert list(repository.links_resolve(readme, "[a](no_such_file.md)"))
     assert not list(repository.links_resolve(readme, "[a](../LICENSE) [b](https://x.org) [c](#d)"))
-    assert list(repository.package_readme_length(readme, "x\n" * 101))
-    assert not list(repository.package_readme_length(readme, "x\n" * 100))
+    words = "word " * 30
+    assert list(repository.markdown_line_length(readme, words))
+    for free in (f"| {words}", f"    {words}", f"```\n{words}\n```", "x" * 150, "word " * 23):
+        assert not list(repository.markdown_line_length(readme, free))
+    assert list(repository.package_readme_length(readme, "x\n" * 161))
+    assert not list(repository.package_readme_length(readme, "x\n" * 160))
 
 
 def test_tree():

@@ -12,28 +12,31 @@ from workbench.house import dsl, imports, repository, size
 from workbench.house.exceptions import EXCEPTIONS
 from workbench.house.source import PACKAGES, ROOT, Finding, files, sources
 
-EVERYWHERE = {*PACKAGES, "tests", "scripts"}
+EVERYWHERE = None
+KEPT = (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ".yaml", ".json", ".cfg", ".ini", "")
 
 # rule -> the top-level folders it looks at
 RULES_OF_A_FILE = {
     size.file_length: EVERYWHERE,
     size.function_length: EVERYWHERE,
     size.parameter_count: EVERYWHERE,
+    size.jit_signature: EVERYWHERE,
     size.module_docstring: EVERYWHERE,
     imports.direction: set(PACKAGES),
     imports.emulator_is_alone: {"ptxemu"},
     imports.plans_without_dsl: set(PACKAGES),
-    dsl.advanced_state_returns: set(PACKAGES),
-    dsl.no_advance_on_exit: set(PACKAGES),
+    dsl.advanced_state_returns: EVERYWHERE,
+    dsl.no_advance_on_exit: EVERYWHERE,
     dsl.no_nested_roles: EVERYWHERE,
     dsl.no_future_annotations: EVERYWHERE,
-    dsl.no_traps_imported: set(PACKAGES),
+    dsl.no_traps_imported: EVERYWHERE,
 }
 RULES_OF_A_TEXT = {
-    repository.no_machine_paths: (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ""),
-    repository.no_dumps: (".ptx", ".sass", ".log", ".jsonl"),
+    repository.no_machine_paths: KEPT,
+    repository.no_dumps: (".ptx", ".sass", ".mlir", ".ll", ".log", ".jsonl"),
     repository.links_resolve: (".md",),
     repository.package_readme_length: (".md",),
+    repository.markdown_line_length: (".md",),
 }
 RULES_OF_THE_TREE = (repository.folders_are_packages, repository.kernels_have_a_matrix)
 RULES = (*RULES_OF_A_FILE, *RULES_OF_A_TEXT, *RULES_OF_THE_TREE)
@@ -48,7 +51,7 @@ def _all_findings() -> dict[str, list[Finding]]:
     everything = sources()
     found = {rule.__name__: list(rule(everything)) for rule in RULES_OF_THE_TREE}
     for rule, folders in RULES_OF_A_FILE.items():
-        chosen = (source for source in everything if source.package in folders)
+        chosen = (s for s in everything if folders is EVERYWHERE or s.package in folders)
         found[rule.__name__] = [finding for source in chosen for finding in rule(source)]
     for rule, suffixes in RULES_OF_A_TEXT.items():
         texts = ((path, (ROOT / path).read_text(encoding="utf-8")) for path in files(*suffixes))

@@ -46,11 +46,11 @@ class Scalars:
 
     scale_log2: what a score is multiplied by inside exp2. Without softcap the score is q.k and
     this is scale * log2(e); with softcap it is -1 / (1 + exp(2 scale q.k / c)) and this is
-    2 c log2(e), see `kernelkit.online_softmax.squash`.
+    2 c log2(e), see `kernelkit.online_softmax.softcap_scores`.
     """
 
     scale_log2: Float32
-    squash_log2: Float32  # 2 scale log2(e) / c, with softcap only
+    softcap_log2: Float32  # 2 scale log2(e) / c, with softcap only
     window_left: Int32
     window_right: Int32
     sink_tokens: Int32
@@ -60,8 +60,8 @@ class Scalars:
 class Globals:
     """Global memory beside TMA: what threads read and write themselves."""
 
-    q_shape: tuple  # (rows, query heads)
-    k_shape: tuple  # (rows or rows of a page, KV heads)
+    q_shape: tuple[Int32, Int32]  # (rows, query heads)
+    k_shape: tuple[Int32, Int32]  # (rows or rows of a page, KV heads)
     q: cute.Tensor  # (row, D, Hq, B) io dtype; B is 1 where rows are packed (varlen)
     o: cute.Tensor  # (row, Dv, Hq, B) output dtype
     lse: cute.Tensor  # (row, Hq, B) fp32
@@ -131,13 +131,13 @@ class Row:
 class Buffers:
     """On-chip memory of the CTA: pointers to the buffers of the plan."""
 
+    tmem: cute.Pointer  # fp32, start of the tensor memory allocation
     q: cute.Pointer  # io dtype, panels of (rows, panel) lines
     k: cute.Pointer
     v: cute.Pointer
-    p: cute.Pointer  # where P lies in TMEM: unused
-    o: cute.Pointer  # output dtype
-    statistics: cute.Pointer  # fp32, in a pair and in the ping-pong schedule
-    tmem: cute.Pointer  # fp32, start of the tensor memory allocation
+    p: cute.Pointer | None  # None where P lies in TMEM
+    o: cute.Pointer | None  # output dtype; None where heads are packed
+    statistics: cute.Pointer | None  # fp32, in a pair and in the ping-pong schedule
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,17 @@ class Lane:
     scores: cute.Tensor | None  # fp32 registers: S, then its weights; correction has none
     scalars: Scalars
     buffers: Buffers
+    pipes: Pipes
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """What the prologue leaves to every role."""
+
+    smem: cute.Pointer
+    tma: TmaTensors
+    tensors: Globals
+    scalars: Scalars
     pipes: Pipes
 
 

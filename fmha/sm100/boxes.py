@@ -7,6 +7,7 @@ A panel is at most 128 bytes of every row. Its lines are swizzled inside themsel
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
@@ -49,26 +50,28 @@ def store_part(
     row: Row,
     values: cute.Tensor,
     first: cutlass.Constexpr,
-    columns: cutlass.Constexpr,
+    part_columns: cutlass.Constexpr,
+    tile_columns: cutlass.Constexpr,
 ) -> None:
     """Registers `values` (N,) to columns first .. first + N of this thread's part of its row.
 
-    columns: of a thread's part, all of the row or in a CTA pair half of a piece; of the query tile.
+    part_columns: of a thread's part, all of the row or in a CTA pair half of a piece;
+    tile_columns: of the query tile.
     """
-    of_part, of_tile = columns
-    box_index = first // box.columns + row.half * (of_part // box.columns)
-    box_index += row.q_tile * (of_tile // box.columns)
-    store_line(box, buffer, (box_index, row.row, first % box.columns), values)
+    box_index = first // box.columns + row.half * (part_columns // box.columns)
+    box_index += row.q_tile * (tile_columns // box.columns)
+    store_line(box, buffer, box_index, row.row, first % box.columns, values)
 
 
 @cute.jit
-def store_line(box: Box, buffer: cute.Pointer, place: tuple, values: cute.Tensor) -> None:
-    """Registers `values` (N,) to columns first .. first + N of a row, 16 bytes at a time.
+def store_line(
+    box: Box, buffer: cute.Pointer, index: Int32, row: Int32, first: Int32, values: cute.Tensor
+) -> None:
+    """Registers `values` (N,) to columns first .. first + N of a row of box `index` of the buffer.
 
-    place: (box of the buffer, row, first). Eight rows at one column lie in different banks. The
-    swizzle is spelled out because a copy through `Box.at` becomes single elements.
+    They go 16 bytes at a time; eight rows at one column lie in different banks. The swizzle is
+    spelled out because a copy through `Box.at` becomes single elements.
     """
-    index, row, first = place
     unit = hw.SMEM_UNIT_BYTES * 8 // values.element_type.width
     units = box.columns // unit
     line = buffer + (index * box.rows + row) * box.columns

@@ -20,10 +20,13 @@ from fmha.sm100.args import (
     Buffers,
     Globals,
     Pipes,
+    Prologue,
     Scalars,
     Scope,
     Tables,
     TmaTensors,
+    Walk,
+    Work,
 )
 from fmha.sm100.boxes import k_box, o_box, q_box, v_box
 from fmha.sm100.products import IO_TYPES, OUT_TYPES
@@ -35,6 +38,7 @@ from fmha.sm100.roles.softmax import Softmax
 from fmha.sm100.walk import locate, plan_walk
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
+from kernelkit.buffers import buffer_at
 from kernelkit.pipelines import (
     make_pipelines,
     meet_before_exit,
@@ -59,7 +63,7 @@ class AttentionForward:
         self,
         tensors: tuple[cute.Tensor, ...],
         arrays: tuple[cute.Tensor | None, ...],
-        numbers: tuple,
+        numbers: tuple[Float32 | Int32, ...],
         stream: CUstream,
     ) -> None:
         """Describe the copies and launch.
@@ -121,8 +125,9 @@ class AttentionForward:
         """Prologue for all warps, then each warp plays its role."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(self.plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
-        tmem_base = self.buffer(smem, "tmem_base", Int32)
-        pipes = Pipes(**make_pipelines(self.plan.edges, self.buffer(smem, "barriers", Int64)))
+        tmem_base = buffer_at(self.plan.smem, smem, "tmem_base", Int32)
+        barriers = buffer_at(self.plan.smem, smem, "barriers", Int64)
+        pipes = Pipes(**make_pipelines(self.plan.edges, barriers))
         is_two = self.plan.config.ctas == 2
         if warp == self.owner.first_warp:
             cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
@@ -131,17 +136,17 @@ class AttentionForward:
         if cutlass.const_expr(self.plan.config.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        whole = (smem, tma, tensors, scalars, pipes)
+        prologue = Prologue(smem, tma, tensors, scalars, pipes)
 
         if warp == self.load.role.first_warp:
-            scope, work, walk = self.enter(self.load.role, whole)
+            scope, work, walk = self.enter(self.load.role, prologue)
             self.load.run(work, walk, scope)
         elif warp == self.mma.role.first_warp:
-            scope, work, walk = self.enter(self.mma.role, whole)
+            scope, work, walk = self.enter(self.mma.role, prologue)
             if work.rank == 0:
                 self.mma.run(walk, scope)
         elif warp <= self.softmax.role.last_warp:
-            scope, work, walk = self.enter(self.softmax.role, whole)
+            scope, work, walk = self.enter(self.softmax.role, prologue)
             if cutlass.const_expr(self.plan.config.pack_heads):
                 gather_q(self.plan, work, scope)
             self.softmax.run(work, walk, scope)
@@ -150,7 +155,7 @@ class AttentionForward:
                 set_registers(self.plan.roles, self.idle)
             elif warp >= self.correction.role.first_warp:
                 if warp <= self.correction.role.last_warp:
-                    scope, work, walk = self.enter(self.correction.role, whole)
+                    scope, work, walk = self.enter(self.correction.role, prologue)
                     self.correction.run(work, walk, scope)
         if warp >= self.owner.first_warp and warp <= self.owner.last_warp:
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
@@ -161,32 +166,29 @@ class AttentionForward:
             cute.arch.dealloc_tmem(tmem_pointer, self.plan.tmem.allocated, is_two_cta=is_two)
 
     @cute.jit
-    def enter(self, role: Role, whole: tuple) -> tuple:
-        """(Scope, Work, Walk) of a role that begins.
+    def enter(self, role: Role, prologue: Prologue) -> tuple[Scope, Work, Walk]:
+        """What a role that begins works with.
 
         Each role finds them for itself: none keeps in registers what only others need.
         """
-        smem, tma, tensors, scalars, pipes = whole
         set_registers(self.plan.roles, role)
-        tmem_base = self.buffer(smem, "tmem_base", Int32)
-        tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
-        scope = Scope(tma, tensors, scalars, self.buffers(smem, tmem_pointer), pipes)
+        tensors, scalars = prologue.tensors, prologue.scalars
+        buffers = self.buffers(prologue.smem)
+        scope = Scope(prologue.tma, tensors, scalars, buffers, prologue.pipes)
         work = locate(self.plan, tensors)
         return scope, work, plan_walk(self.plan, work, scalars)
 
-    def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
-        """The buffer of the plan, where the plan puts it."""
-        begin, _ = self.plan.smem.offsets().get(name, (0, 0))
-        align = hw.SMEM_SWIZZLE_ALIGN if begin % hw.SMEM_SWIZZLE_ALIGN == 0 else dtype.width // 8
-        return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
-
-    def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
-        """All buffers that roles use; what the config has no use for points anywhere."""
-        config = self.plan.config
+    def buffers(self, smem: cute.Pointer) -> Buffers:
+        """All buffers that roles use, None for those that the config does without."""
+        plan, config = self.plan.smem, self.plan.config
         io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
-        q, k, v, p = (self.buffer(smem, name, io) for name in ("sQ", "sK", "sV", "sP"))
-        o, statistics = self.buffer(smem, "sO", out), self.buffer(smem, "statistics", Float32)
-        return Buffers(q, k, v, p, o, statistics, tmem)
+        types = {"sQ": io, "sK": io, "sV": io, "sP": io, "sO": out, "statistics": Float32}
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffer_at(plan, smem, "tmem_base", Int32))
+        pointers = (
+            buffer_at(plan, smem, name, dtype) if name in plan.offsets() else None
+            for name, dtype in types.items()
+        )
+        return Buffers(tmem, *pointers)
 
 
 @cute.jit

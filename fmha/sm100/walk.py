@@ -64,7 +64,7 @@ def locate(plan: AttentionPlan, tensors: Globals) -> Work:
 
 
 @cute.jit
-def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tuple:
+def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tuple[Int32, Int32]:
     """(first row of the tensor, rows) of a batch entry, packed or not."""
     start, length = Int32(0), Int32(rows)
     if cutlass.const_expr(cu_seqlens is not None):

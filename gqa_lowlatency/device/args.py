@@ -38,11 +38,12 @@ class Scalars:
     """Numbers of a launch.
 
     scale_log2: q.k times this is a logit in log2 units; with softcap c it is 2 c log2(e), and
-    squash_log2 turns q.k into 2 s / c. left: keys seen before the own one, sink_tokens: first keys.
+    softcap_log2 turns q.k into 2 s / c. left: keys seen before the own one; sink_tokens: the first
+    keys.
     """
 
     scale_log2: Float32
-    squash_log2: Float32
+    softcap_log2: Float32
     left: Int32
     sink_tokens: Int32
 

@@ -26,11 +26,15 @@ BARRIER = 7  # of the threads that finish
 
 @cute.jit
 def finish(
-    config: DecodeConfig, threads: cutlass.Constexpr, box: mailbox.Mailbox, place: Place,
-    active: Int32, memory: tuple,
-) -> None:  # fmt: skip
-    """By all threads of an owner. active: CTAs that had keys; memory: (Tensors, Tables)."""
-    tensors, tables = memory
+    config: DecodeConfig,
+    threads: cutlass.Constexpr,
+    box: mailbox.Mailbox,
+    place: Place,
+    active: Int32,
+    tensors: Tensors,
+    tables: Tables,
+) -> None:
+    """By all threads of an owner. active: CTAs that had keys."""
     thread, _, _ = cute.arch.thread_idx()
     senders = senders_of(config, place, active)
     vectors = config.head_dim // mailbox.VECTOR
@@ -39,20 +43,20 @@ def finish(
     for turn in cutlass.range_constexpr(turns):
         slot, vector = (thread + turn * threads) // vectors, thread % vectors
         if slot < config.owned_columns:
-            top, total = mailbox.merged_statistics(config, box, slot, senders)
-            acc = mailbox.merged_o(config, box, (slot, vector), senders, finite(top))
+            found = mailbox.merged_statistics(config, box, slot, senders)
+            acc = mailbox.merged_o(config, box, slot, vector, senders, finite(found.row_max))
             if cutlass.const_expr(config.parts):
-                leave(config, tables, (unit, place.part, slot, vector), acc, (top, total))
+                leave(config, tables, unit, place.part, slot, vector, acc, found)
             else:
-                write(config, (tensors, tables), place, (slot, vector), acc, (top, total))
+                write(config, tensors, tables, place, slot, vector, acc, found)
     if cutlass.const_expr(config.parts):
         all_parts = cutlass.max((active + config.cluster - 1) // config.cluster, 1)
         if is_last(threads, box, tables, unit, all_parts):
             for turn in cutlass.range_constexpr(turns):
                 slot, vector = (thread + turn * threads) // vectors, thread % vectors
                 if slot < config.owned_columns:
-                    acc, found = add_parts(config, tables, (unit, slot, vector), all_parts)
-                    write(config, (tensors, tables), place, (slot, vector), acc, found)
+                    acc, found = add_parts(config, tables, unit, slot, vector, all_parts)
+                    write(config, tensors, tables, place, slot, vector, acc, found)
 
 
 @cute.jit
@@ -71,24 +75,29 @@ def unit_of(config: DecodeConfig, place: Place, tensors: Tensors) -> Int32:
 
 @cute.jit
 def write(
-    config: DecodeConfig, memory: tuple, place: Place, item: tuple, acc: cute.Tensor, found: tuple
+    config: DecodeConfig,
+    tensors: Tensors,
+    tables: Tables,
+    place: Place,
+    slot: Int32,
+    vector: Int32,
+    acc: cute.Tensor,
+    found: mailbox.Statistics,
 ) -> None:
-    """Four elements of a row of O; whoever has the first of them writes the LSE. item: (owned
-    column, vector of the row); found: (maximum, sum). The sink's logit joins here."""
-    tensors, tables = memory
-    slot, vector = item
-    top, total = found
+    """Vector `vector`, four elements, of a row of O, that of owned column `slot`; whoever has the
+    first of them writes the LSE. The sink's logit joins here."""
+    top, total = found.row_max, found.row_sum
     row = place.row_tile * config.columns + place.rank * config.owned_columns + slot
     if row < config.rows:
         token, head = row // config.group, place.head * config.group + row % config.group
-        shrink = Float32(1.0)
+        acc_scale = Float32(1.0)
         if cutlass.const_expr(tables.sinks is not None):
             sink = tables.sinks[head] * LOG2_E
             higher = cutlass.max(top, sink)
-            shrink = cute.math.exp2(top - finite(higher), fastmath=True)
-            total = total * shrink + cute.math.exp2(sink - finite(higher), fastmath=True)
+            acc_scale = cute.math.exp2(top - finite(higher), fastmath=True)
+            total = total * acc_scale + cute.math.exp2(sink - finite(higher), fastmath=True)
             top = higher
-        norm = Float32(0.0) if total == 0.0 else shrink * cute.arch.rcp_approx(total)
+        norm = Float32(0.0) if total == 0.0 else acc_scale * cute.arch.rcp_approx(total)
         if cutlass.const_expr(tables.v_scale is not None):
             norm *= tables.v_scale[place.head]
         gO = cute.local_tile(
@@ -102,17 +111,23 @@ def write(
 
 @cute.jit
 def leave(
-    config: DecodeConfig, tables: Tables, item: tuple, acc: cute.Tensor, found: tuple
+    config: DecodeConfig,
+    tables: Tables,
+    unit: Int32,
+    part: Int32,
+    slot: Int32,
+    vector: Int32,
+    acc: cute.Tensor,
+    found: mailbox.Statistics,
 ) -> None:
-    """One part's sums into the workspace; item: (unit, part, owned column, vector)."""
-    unit, part, slot, vector = item
+    """One part's sums of an owned column into the workspace."""
     line = tables.partial[unit, part, None]
     begin = slot * (config.head_dim + mailbox.WORDS)
     for k in cutlass.range_constexpr(mailbox.VECTOR):
         line[begin + vector * mailbox.VECTOR + k] = acc[k]
     if vector == 0:
-        for k in cutlass.range_constexpr(mailbox.WORDS):
-            line[begin + config.head_dim + k] = found[k]
+        line[begin + config.head_dim] = found.row_max
+        line[begin + config.head_dim + 1] = found.row_sum
 
 
 @cute.jit
@@ -133,12 +148,11 @@ def is_last(
 
 
 @cute.jit
-def add_parts(config: DecodeConfig, tables: Tables, item: tuple, all_parts: Int32) -> tuple:
-    """(four elements, (maximum, sum)) over all parts in their order.
-
-    item: (unit, owned column, vector).
-    """
-    unit, slot, vector = item
+def add_parts(
+    config: DecodeConfig, tables: Tables, unit: Int32, slot: Int32, vector: Int32, all_parts: Int32
+) -> tuple[cute.Tensor, mailbox.Statistics]:
+    """Four elements of O, not normalised, and their column's statistics, over all parts in their
+    order."""
     words = config.head_dim + mailbox.WORDS
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)
@@ -154,4 +168,4 @@ def add_parts(config: DecodeConfig, tables: Tables, item: tuple, all_parts: Int3
             value = line[slot * words + vector * mailbox.VECTOR + k]
             acc[k] = acc[k] * old + value * new
         top = higher
-    return acc, (top, total)
+    return acc, mailbox.Statistics(top, total)

@@ -17,11 +17,19 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load_vector, load_word
+from gqa_lowlatency.device.shared_words import load_float, load_floats
 from kernelkit.online_softmax import finite
 
 VECTOR = 4  # fp32 that one thread sends or adds at a time
 WORDS = 2  # of the statistics of a column: maximum and sum
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a column: its maximum, and the sum of its weights under that maximum."""
+
+    row_max: Float32
+    row_sum: Float32
 
 
 @dataclass(frozen=True)
@@ -58,25 +66,34 @@ def open_mailbox(config: DecodeConfig, box: Mailbox, rank: Int32, senders: Int32
 
 @cute.jit
 def send_statistics(
-    config: DecodeConfig, box: Mailbox, rank: Int32, column: Int32, values: tuple
+    config: DecodeConfig, box: Mailbox, rank: Int32, column: Int32, statistics: Statistics
 ) -> None:
-    """(maximum, sum) of a column to its owner."""
+    """What this CTA found of a column, to its owner."""
     owner = column // config.owned_columns
     place = (column % config.owned_columns) * config.cluster + rank
+    values = (statistics.row_max, statistics.row_sum)
     _send(config, box, owner, box.statistics + place * WORDS * 4, values)
 
 
 @cute.jit
-def send_o(config: DecodeConfig, box: Mailbox, rank: Int32, place: tuple, values: tuple) -> None:
-    """One, two or four neighbouring elements of O to the owner; place: (column, head dim)."""
-    column, dim = place
+def send_o(
+    config: DecodeConfig,
+    box: Mailbox,
+    rank: Int32,
+    column: Int32,
+    dim: Int32,
+    values: tuple[Float32, ...],
+) -> None:
+    """One, two or four neighbouring elements of O, from head dim `dim` on, to the owner."""
     owner = column // config.owned_columns
     line = rank * config.owned_columns + column % config.owned_columns
     _send(config, box, owner, box.o + (line * config.head_dim + dim) * 4, values)
 
 
 @cute.jit
-def _send(config: DecodeConfig, box: Mailbox, owner: Int32, address: Int32, values: tuple) -> None:
+def _send(
+    config: DecodeConfig, box: Mailbox, owner: Int32, address: Int32, values: tuple[Float32, ...]
+) -> None:
     count = len(values)
     vector = f".v{count}" if count > 1 else ""
     words = ", ".join(f"{{$r{1 + k}}}" for k in range(count))
@@ -108,38 +125,37 @@ def wait_for_mail(config: DecodeConfig, box: Mailbox) -> None:
 
 
 @cute.jit
-def merged_statistics(config: DecodeConfig, box: Mailbox, slot: Int32, senders: Int32) -> tuple:
-    """(maximum, sum) of an owned column over all senders."""
+def merged_statistics(
+    config: DecodeConfig, box: Mailbox, slot: Int32, senders: Int32
+) -> Statistics:
+    """Of an owned column over all senders."""
     top = -Float32.inf
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = cutlass.max(top, load_word(_statistics(config, box, slot, rank)))
+            top = cutlass.max(top, load_float(_statistics(config, box, slot, rank)))
     total = Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
             address = _statistics(config, box, slot, rank)
-            weight = cute.math.exp2(load_word(address) - finite(top), fastmath=True)
-            total += weight * load_word(address + 4)
-    return top, total
+            weight = cute.math.exp2(load_float(address) - finite(top), fastmath=True)
+            total += weight * load_float(address + 4)
+    return Statistics(top, total)
 
 
 @cute.jit
 def merged_o(
-    config: DecodeConfig, box: Mailbox, item: tuple, senders: Int32, base: Float32
+    config: DecodeConfig, box: Mailbox, slot: Int32, vector: Int32, senders: Int32, base: Float32
 ) -> cute.Tensor:
-    """Four neighbouring elements of an owned column, summed in the order of ranks.
-
-    item: (owned column, vector of the row); base: a finite maximum.
-    """
-    slot, vector = item
+    """Vector `vector`, four neighbouring elements, of an owned column, summed in the order of
+    ranks. base: a finite maximum."""
     acc = cute.make_rmem_tensor(VECTOR, Float32)
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = load_word(_statistics(config, box, slot, rank))
+            top = load_float(_statistics(config, box, slot, rank))
             weight = cute.math.exp2(top - base, fastmath=True)
             line = rank * config.owned_columns + slot
-            values = load_vector(box.o + (line * config.head_dim + vector * VECTOR) * 4)
+            values = load_floats(box.o + (line * config.head_dim + vector * VECTOR) * 4)
             for k in cutlass.range_constexpr(VECTOR):
                 acc[k] += weight * values[k]
     return acc

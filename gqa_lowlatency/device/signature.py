@@ -6,10 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
-from cutlass.cute.runtime import make_fake_tensor
 
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit import hw
+from kernelkit.fake import fake_tensor
 
 TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32, "e4m3": Float8E4M3FN}
 
@@ -19,19 +19,15 @@ def example_arguments(config: DecodeConfig) -> tuple:
     batch, entries, tokens, keys, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     io, kv, out = (TYPES[n] for n in (config.dtype, config.keys_dtype, config.o_dtype))
 
-    def rows(dtype: type[cutlass.Numeric], size: tuple) -> Any:
-        unit = hw.TMA_ALIGN_BYTES * 8 // dtype.width
-        strides = tuple(cute.sym_int64(divisibility=unit) for _ in size)
-        align = hw.TMA_ALIGN_BYTES
-        return make_fake_tensor(dtype, (*size, config.head_dim), (*strides, 1), assumed_align=align)
+    def rows(dtype: type[cutlass.Numeric], *size: cute.SymInt) -> Any:
+        return fake_tensor(dtype, *size, config.head_dim, align=hw.TMA_ALIGN_BYTES)
 
-    lse_strides = (cute.sym_int64(), cute.sym_int64(), 1)
     tensors = (
-        rows(io, (batch, tokens, q_heads)),
-        rows(kv, (entries, keys, kv_heads)),
-        rows(kv, (entries, keys, kv_heads)),
-        rows(out, (batch, tokens, q_heads)),
-        make_fake_tensor(Float32, (batch, q_heads, tokens), lse_strides),
+        rows(io, batch, tokens, q_heads),
+        rows(kv, entries, keys, kv_heads),
+        rows(kv, entries, keys, kv_heads),
+        rows(out, batch, tokens, q_heads),
+        fake_tensor(Float32, batch, q_heads, tokens),
     )
     numbers = (Float32(1.0), Float32(1.0), Int32(0), Int32(0))
     return tensors, _tables(config, q_heads, kv_heads), numbers, Int32(1), CUstream(0)
@@ -41,8 +37,7 @@ def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> tuple | None:
     """In the order of `device.args.Tables`, None for what the config does not read, or for all."""
 
     def array(wanted: bool, dtype: type[cutlass.Numeric], *size: Any) -> Any:
-        strides = (*(cute.sym_int64() for _ in size[1:]), 1)
-        return make_fake_tensor(dtype, size, strides) if wanted else None
+        return fake_tensor(dtype, *size) if wanted else None
 
     sizes = tuple(cute.sym_int32() for _ in range(4))
     tables = (

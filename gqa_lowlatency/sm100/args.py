@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import Share
 from gqa_lowlatency.device.mailbox import Mailbox
+from gqa_lowlatency.device.split import Share
 from kernelkit.boxes import TmaTensor
 from kernelkit.pipelines import Event, Ring
 
@@ -21,7 +21,7 @@ class Buffers:
     TMA want them."""
 
     parts: Int32  # fp32 [parity][warp][column]
-    bases: Int32  # fp32 [warp][base or shrink][column]
+    bases: Int32  # fp32 [warp][base or acc_scale][column]
     row_scales: Int32  # fp32 [column], with e4m3: what products of a quantised row are to be times
     q: cute.Pointer
     p: cute.Pointer

@@ -16,10 +16,10 @@ from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import senders_of
 from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
 from gqa_lowlatency.device.signature import TYPES, example_arguments
+from gqa_lowlatency.device.split import locate
 from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
@@ -29,6 +29,7 @@ from gqa_lowlatency.sm100.roles.load_q import LoadQ
 from gqa_lowlatency.sm100.roles.mma import Mma
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, TmaTensor, describe, reorder
+from kernelkit.buffers import buffer_at
 from kernelkit.pipelines import make_pipelines, publish_barriers
 
 
@@ -43,7 +44,12 @@ class DecodeSm100:
 
     @cute.jit
     def __call__(
-        self, tensors: tuple, tables: tuple | None, numbers: tuple, parts: Int32, stream: CUstream
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        tables: tuple[cute.Tensor | None, ...] | None,
+        numbers: tuple[Float32 | Int32, ...],
+        parts: Int32,
+        stream: CUstream,
     ) -> None:
         """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
         all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
@@ -72,8 +78,9 @@ class DecodeSm100:
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
-        tmem_base = self.buffer(smem, "tmem_base", Int32)
-        pipes = Pipes(**make_pipelines(plan.edges, self.buffer(smem, "barriers", Int64)))
+        tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
+        barriers = buffer_at(plan.smem, smem, "barriers", Int64)
+        pipes = Pipes(**make_pipelines(plan.edges, barriers))
         # Warp 0 initialises the barriers: other things to prepare fall to other warps.
         owner = self.epilogue.role.last_warp
         if warp == owner:
@@ -117,16 +124,11 @@ class DecodeSm100:
         """Of the plan's buffer."""
         return smem.toint() + self.plan.smem.offsets()[name][0]
 
-    def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
-        """The plan's buffer, where the plan puts it."""
-        begin = self.plan.smem.offsets()[name][0]
-        align = hw.SMEM_SWIZZLE_ALIGN if begin % hw.SMEM_SWIZZLE_ALIGN == 0 else dtype.width // 8
-        return cute.recast_ptr((smem + begin).align(align), dtype=dtype)
-
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""
         operand = TYPES[self.config.keys_dtype]
-        q, p, ring = (self.buffer(smem, name, operand) for name in ("sQ", "sP", "ring"))
+        names = ("sQ", "sP", "ring")
+        q, p, ring = (buffer_at(self.plan.smem, smem, name, operand) for name in names)
         words = (self.address(smem, name) for name in ("parts", "bases", "row_scales"))
         return Buffers(*words, q, p, ring, tmem)
 

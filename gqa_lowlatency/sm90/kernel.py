@@ -9,15 +9,15 @@ cluster through the mailboxes of the owners.
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import locate
 from gqa_lowlatency.device.finish import finish, senders_of
 from gqa_lowlatency.device.signature import example_arguments
+from gqa_lowlatency.device.split import locate
 from gqa_lowlatency.sm90.merge_warps import leave_partial, send_sum
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm90.stream import Stream, stream_keys
@@ -32,7 +32,12 @@ class DecodeSm90:
 
     @cute.jit
     def __call__(
-        self, tensors: tuple, tables: tuple | None, numbers: tuple, parts: Int32, stream: CUstream
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        tables: tuple[cute.Tensor | None, ...] | None,
+        numbers: tuple[Float32 | Int32, ...],
+        parts: Int32,
+        stream: CUstream,
     ) -> None:
         """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
         all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
@@ -88,7 +93,7 @@ class DecodeSm90:
                 cute.arch.sync_threads()
             elif senders > 0:
                 mailbox.wait_for_mail(config, box)
-            finish(config, plan.threads, box, place, share.active, (tensors, tables))
+            finish(config, plan.threads, box, place, share.active, tensors, tables)
 
 
 def host_function(config: DecodeConfig, _arch: str) -> tuple:

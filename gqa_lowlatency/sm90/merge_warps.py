@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.shared_words import load_vector, load_word, store_word
+from gqa_lowlatency.device.shared_words import load_float, load_floats, store_float
 from gqa_lowlatency.sm90.plan import PAD, Plan90
 from gqa_lowlatency.sm90.products import dims_of
 from gqa_lowlatency.sm90.stream import Found
@@ -24,16 +24,16 @@ def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
     for tile in cutlass.range_constexpr(config.columns // 8):
         for column in cutlass.range_constexpr(2):
             place = tile * 8 + (lane % 4) * 2 + column
-            total = found.total[column, tile]
+            total = found.row_sum[column, tile]
             for distance in cutlass.range_constexpr(3):
                 total += cute.arch.shuffle_sync_bfly(total, offset=4 << distance)
             if lane < 4:
-                store_word(statistics + place * 8, found.top[column, tile])
-                store_word(statistics + place * 8 + 4, total)
+                store_float(statistics + place * 8, found.row_max[column, tile])
+                store_float(statistics + place * 8 + 4, total)
             for step in cutlass.range_constexpr(config.head_dim // 16):
                 for half in cutlass.range_constexpr(2):
                     dim = dims_of(config, step, half)
-                    store_word(
+                    store_float(
                         ring + place * line + dim * 4, found.o[column + 2 * half, tile, step]
                     )
 
@@ -50,7 +50,7 @@ def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> No
         if item < config.columns * vectors:
             column, dim = item // vectors, (item % vectors) * mailbox.VECTOR
             tops = [
-                load_word(smem + warp * plan.ring_bytes + config.columns * line + column * 8)
+                load_float(smem + warp * plan.ring_bytes + config.columns * line + column * 8)
                 for warp in range(plan.warps)
             ]
             top = tops[0]
@@ -63,12 +63,12 @@ def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> No
             for warp in cutlass.range_constexpr(plan.warps):
                 ring = smem + warp * plan.ring_bytes
                 weight = cute.math.exp2(tops[warp] - base, fastmath=True)
-                total += weight * load_word(ring + config.columns * line + column * 8 + 4)
-                values = load_vector(ring + column * line + dim * 4)
+                total += weight * load_float(ring + config.columns * line + column * 8 + 4)
+                values = load_floats(ring + column * line + dim * 4)
                 for k in cutlass.range_constexpr(mailbox.VECTOR):
                     acc[k] += weight * values[k]
-            mailbox.send_o(
-                config, box, rank, (column, dim), tuple(acc[k] for k in range(mailbox.VECTOR))
-            )
+            values = tuple(acc[k] for k in range(mailbox.VECTOR))
+            mailbox.send_o(config, box, rank, column, dim, values)
             if item % vectors == 0:
-                mailbox.send_statistics(config, box, rank, column, (top, total))
+                found = mailbox.Statistics(top, total)
+                mailbox.send_statistics(config, box, rank, column, found)

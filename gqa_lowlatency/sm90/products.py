@@ -6,6 +6,8 @@ two keys. So the dims of a step stand in another order, in which Q is loaded too
 written back (`query_words`, `dims_of`). They widen exactly: K to the dtype of Q, V to fp16.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -19,8 +21,16 @@ from kernelkit.swizzle import turn
 EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3
 
 
+@dataclass(frozen=True)
+class Queries:
+    """The B fragments of Q^T that a warp multiplies by."""
+
+    words: cute.Tensor | None  # (2, head_dim / 16, columns / 8); None where they stay in SMEM
+    address: Int32  # where they stand in shared memory
+
+
 @cute.jit
-def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> tuple:
+def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> tuple[Int32, Int32]:
     """Which pairs of dims of a query row are this lane's B fragment of a step."""
     if cutlass.const_expr(config.keys_dtype == "e4m3"):
         return step * 8 + 2 * (lane % 4), step * 8 + 2 * (lane % 4) + 1
@@ -37,7 +47,7 @@ def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constex
 
 
 @cute.jit
-def swizzled(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
+def chunk_offset(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
     """Where a chunk of 16 bytes of a key lies in its slot: eight rows touch all banks."""
     moved = turn(row, min(plan.row_bytes, hw.SMEM_LINE_BYTES))
     return row * plan.row_bytes + (chunk ^ moved) * warp_mma.CHUNK_BYTES
@@ -53,13 +63,12 @@ def query_address(
 
 
 @cute.jit
-def score(plan: Plan90, slot: Int32, queries: tuple, scores: cute.Tensor) -> None:
-    """scores (4, columns / 8) = 16 keys x Q^T; slot: address of K; queries: fragments of Q in
-    registers, or None, and their address in shared memory."""
+def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
+    """scores (4, columns / 8) = 16 keys x Q^T; slot: address of K."""
     config, lane = plan.config, cute.arch.lane_idx()
     scores.fill(0.0)
     for pair in cutlass.range_constexpr(plan.row_bytes // (2 * warp_mma.CHUNK_BYTES)):
-        address = slot + swizzled(plan, lane % 16, pair * 2 + lane // 16)
+        address = slot + chunk_offset(plan, lane % 16, pair * 2 + lane // 16)
         words = warp_mma.load_fragment(address, False)
         if cutlass.const_expr(config.keys_dtype == "e4m3"):
             for half in cutlass.range_constexpr(2):
@@ -73,15 +82,18 @@ def score(plan: Plan90, slot: Int32, queries: tuple, scores: cute.Tensor) -> Non
 
 @cute.jit
 def add_keys(
-    plan: Plan90, a: tuple, step: cutlass.Constexpr, queries: tuple, scores: cute.Tensor
+    plan: Plan90,
+    a: tuple[Uint32, ...],
+    step: cutlass.Constexpr,
+    queries: Queries,
+    scores: cute.Tensor,
 ) -> None:
-    """One step of 16 dims, for all columns."""
-    words, base = queries
+    """One step of 16 dims, for all columns; a: the fragment of K."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         if cutlass.const_expr(plan.queries_in_smem):
-            b = load_pair(query_address(plan, base, step, tile))
+            b = load_pair(query_address(plan, queries.address, step, tile))
         else:
-            b = (words[0, step, tile], words[1, step, tile])
+            b = (queries.words[0, step, tile], queries.words[1, step, tile])
         warp_mma.multiply(scores[None, tile], a, b, plan.config.dtype)
 
 
@@ -96,7 +108,7 @@ def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) 
             p[half, tile] = warp_mma.transpose(warp_mma.pack(low, high, plan.p_dtype))
     row = lane % 8 + (lane // 16) * 8
     for pair in cutlass.range_constexpr(plan.row_bytes // (2 * warp_mma.CHUNK_BYTES)):
-        address = slot + swizzled(plan, row, pair * 2 + (lane // 8) % 2)
+        address = slot + chunk_offset(plan, row, pair * 2 + (lane // 8) % 2)
         words = warp_mma.load_fragment(address, True)
         if cutlass.const_expr(config.keys_dtype == "e4m3"):
             for half in cutlass.range_constexpr(2):
@@ -114,8 +126,8 @@ def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) 
 
 @cute.jit
 def add_values(
-    plan: Plan90, a: tuple, step: cutlass.Constexpr, p: cute.Tensor, o: cute.Tensor
+    plan: Plan90, a: tuple[Uint32, ...], step: cutlass.Constexpr, p: cute.Tensor, o: cute.Tensor
 ) -> None:
-    """16 dims of O^T, for all columns."""
+    """16 dims of O^T, for all columns; a: the fragment of V^T."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         warp_mma.multiply(o[None, tile, step], a, (p[0, tile], p[1, tile]), plan.p_dtype)

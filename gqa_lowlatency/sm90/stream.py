@@ -12,18 +12,19 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.deal import Share, any_row_sees, capped, row_sees, tile_start
 from gqa_lowlatency.device.shared_words import store_pair
+from gqa_lowlatency.device.split import Share, any_row_sees, row_sees, tile_start
 from gqa_lowlatency.sm90.plan import KEYS, Plan90
 from gqa_lowlatency.sm90.products import (
+    Queries,
     accumulate,
+    chunk_offset,
     query_address,
     query_words,
     score,
-    swizzled,
 )
 from kernelkit import warp_mma
-from kernelkit.online_softmax import finite
+from kernelkit.online_softmax import finite, softcap_score
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Found:
     """What the keys of a warp gave: per lane, tensors in registers."""
 
     o: cute.Tensor  # (4, columns / 8, head_dim / 16): accumulators of O^T
-    top: cute.Tensor  # (2, columns / 8): maxima, in log2 units
-    total: cute.Tensor  # (2, columns / 8): sums of weights, of this lane's keys alone
+    row_max: cute.Tensor  # (2, columns / 8): maxima, in log2 units
+    row_sum: cute.Tensor  # (2, columns / 8): sums of weights, of this lane's keys alone
 
 
 @cute.jit
@@ -91,29 +92,29 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         cute.make_rmem_tensor((2, tiles), Float32),
     )
     found.o.fill(0.0)
-    found.top.fill(-Float32.inf)
-    found.total.fill(0.0)
+    found.row_max.fill(-Float32.inf)
+    found.row_sum.fill(0.0)
     ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
-        fetch(plan, work, share, Int32(unit // 2), (unit % 2, Int32(unit), page))
+        fetch(plan, work, share, Int32(unit // 2), unit % 2, Int32(unit), page)
     page_before = page_of(plan, work, share, Int32(ahead[0]))
     page_behind = page_of(plan, work, share, Int32(ahead[1]))
-    queries = load_queries(plan, work)
+    queries = Queries(load_queries(plan, work), work.queries)
     slot = Int32(0)
     for step in cutlass.range(share.count, unroll=1):
         # K of this step has landed; the slot of the last V is free.
         cute.arch.cp_async_wait_group(slots - 2)
         cute.arch.sync_warp()
-        target = ((slots - 1) % 2, previous(plan, slot), page_before)
-        fetch(plan, work, share, step + ahead[0], target)
+        index, free = (slots - 1) % 2, previous(plan, slot)
+        fetch(plan, work, share, step + ahead[0], index, free, page_before)
         page_before = page_of(plan, work, share, step + ahead[0] + 1)
         scores = cute.make_rmem_tensor((4, tiles), Float32)
-        score(plan, work.ring + slot * plan.slot_bytes, (queries, work.queries), scores)
+        score(plan, work.ring + slot * plan.slot_bytes, queries, scores)
         cute.arch.sync_warp()  # its slot is free
-        fetch(plan, work, share, step + ahead[1], (slots % 2, slot, page_behind))
+        fetch(plan, work, share, step + ahead[1], slots % 2, slot, page_behind)
         page_behind = page_of(plan, work, share, step + ahead[1] + 1)
-        weigh(plan, work, (share, first_key(plan, share, step)), scores, found)
+        exponentiate(plan, work, share, first_key(plan, share, step), scores, found)
         cute.arch.cp_async_wait_group(slots - 1)
         cute.arch.sync_warp()
         slot = following(plan, slot)
@@ -142,12 +143,19 @@ def previous(plan: Plan90, slot: Int32) -> Int32:
 
 
 @cute.jit
-def fetch(plan: Plan90, work: Stream, share: Share, step: Int32, target: tuple) -> None:
+def fetch(
+    plan: Plan90,
+    work: Stream,
+    share: Share,
+    step: Int32,
+    index: cutlass.Constexpr,
+    slot: Int32,
+    page: Int32,
+) -> None:
     """Begin to copy K or V of a step, one group; zeros for keys that no row sees or past the end.
 
-    target: (0 for K or 1 for V, slot, page).
+    index: 0 for K, 1 for V. page: that of the first key, where a page holds all keys of a step.
     """
-    index, slot, page = target
     if step < share.count:
         base = work.ring + slot * plan.slot_bytes
         key = first_key(plan, share, step)
@@ -156,7 +164,7 @@ def fetch(plan: Plan90, work: Stream, share: Share, step: Int32, target: tuple) 
         lane = cute.arch.lane_idx()
         chunk, own_row = lane % chunks, lane // chunks
         small = 0 < plan.config.page_size < KEYS  # a page for each row, not one for all
-        line, stride = line_of(plan.config, work, index, (key, page))
+        line, stride = line_of(plan.config, work, index, key, page)
         source = line + Int64(own_row) * stride + Int64(chunk * warp_mma.CHUNK_BYTES)
         for part in cutlass.range_constexpr(KEYS // rows):
             row = part * rows + own_row
@@ -164,9 +172,9 @@ def fetch(plan: Plan90, work: Stream, share: Share, step: Int32, target: tuple) 
             if cutlass.const_expr(small):
                 seen = key + row if valid else Int32(0)
                 own_page = work.tables.pages[work.place.entry, seen // plan.config.page_size]
-                source, _ = line_of(plan.config, work, index, (seen, own_page))
+                source, _ = line_of(plan.config, work, index, seen, own_page)
                 source += Int64(chunk * warp_mma.CHUNK_BYTES)
-            warp_mma.copy_chunk(base + swizzled(plan, row, chunk), source, valid)
+            warp_mma.copy_chunk(base + chunk_offset(plan, row, chunk), source, valid)
             source += rows * stride
     cute.arch.cp_async_commit_group()
 
@@ -184,12 +192,13 @@ def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
 
 
 @cute.jit
-def line_of(config: DecodeConfig, work: Stream, index: cutlass.Constexpr, place: tuple) -> tuple:
+def line_of(
+    config: DecodeConfig, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
+) -> tuple[Int64, Int64]:
     """(address of a key of this head, bytes to the key behind it); index: 0 for K, 1 for V.
 
-    place: (key, its page). It may lie behind the cache: what no row sees is not read.
+    page: the key's. It may lie behind the cache: what no row sees is not read.
     """
-    key, page = place
     memory = work.tensors.v if index else work.tensors.k
     entry, row = work.place.entry, key
     if cutlass.const_expr(config.page_size > 0):
@@ -199,21 +208,22 @@ def line_of(config: DecodeConfig, work: Stream, index: cutlass.Constexpr, place:
 
 
 @cute.jit
-def weigh(plan: Plan90, work: Stream, keys: tuple, scores: cute.Tensor, found: Found) -> None:
+def exponentiate(
+    plan: Plan90, work: Stream, share: Share, key: Int32, scores: cute.Tensor, found: Found
+) -> None:
     """scores become weights; the statistics, and O with them, move to the new maxima.
 
-    keys: (share, the first of the 16).
+    key: the first of the 16.
     """
     config, scalars = plan.config, work.scalars
-    share, key = keys
-    scale_log2, squash_log2 = scalars.scale_log2, scalars.squash_log2
+    scale_log2, softcap_log2 = scalars.scale_log2, scalars.softcap_log2
     if cutlass.const_expr(work.tables.k_scale is not None):
         k_scale = work.tables.k_scale[work.place.head]
         if cutlass.const_expr(config.softcap):
-            squash_log2 *= k_scale
+            softcap_log2 *= k_scale
         else:
             scale_log2 *= k_scale
-    top, total, o = found.top, found.total, found.o
+    row_max, row_sum, o = found.row_max, found.row_sum, found.o
     lane = cute.arch.lane_idx()
     for tile in cutlass.range_constexpr(config.columns // 8):
         for column in cutlass.range_constexpr(2):
@@ -224,23 +234,23 @@ def weigh(plan: Plan90, work: Stream, keys: tuple, scores: cute.Tensor, found: F
                 sees = row_sees(config, share, key + lane // 4 + 8 * half, token, scalars.left)
                 value = scores[place, tile] * scale_log2
                 if cutlass.const_expr(config.softcap):
-                    value = capped(scores[place, tile], scale_log2, squash_log2)
+                    value = softcap_score(scores[place, tile], scale_log2, softcap_log2)
                 scores[place, tile] = value if sees else -Float32.inf
             highest = cutlass.max(scores[column, tile], scores[column + 2, tile])
             for distance in cutlass.range_constexpr(3):
                 other = cute.arch.shuffle_sync_bfly(highest, offset=4 << distance)
                 highest = cutlass.max(highest, other)
-            new_top = cutlass.max(top[column, tile], highest)
-            base = finite(new_top)
-            shrink = cute.math.exp2(top[column, tile] - base, fastmath=True)
-            top[column, tile] = new_top
+            new_max = cutlass.max(row_max[column, tile], highest)
+            base = finite(new_max)
+            acc_scale = cute.math.exp2(row_max[column, tile] - base, fastmath=True)
+            row_max[column, tile] = new_max
             sums = Float32(0.0)
             for half in cutlass.range_constexpr(2):
                 place = column + 2 * half
                 weight = cute.math.exp2(scores[place, tile] - base, fastmath=True)
                 scores[place, tile] = weight
                 sums += weight
-            total[column, tile] = total[column, tile] * shrink + sums
+            row_sum[column, tile] = row_sum[column, tile] * acc_scale + sums
             for step in cutlass.range_constexpr(config.head_dim // 16):
-                o[column, tile, step] *= shrink
-                o[column + 2, tile, step] *= shrink
+                o[column, tile, step] *= acc_scale
+                o[column + 2, tile, step] *= acc_scale

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from kvcache.books.errors import InvariantBroken
 from kvcache.books.prefix import chained, seed
+from kvcache.books.requests import Request
+from kvcache.books.slot_pool import SlotPool
 from kvcache.books.work import Pool
-
-if TYPE_CHECKING:
-    from kvcache.books.manager import Manager
-    from kvcache.books.requests import Request
+from kvcache.layouts.layout import Layout
 
 
-def check(manager: Manager) -> None:
+def check(layout: Layout, requests: Collection[Request], pools: Mapping[Pool, SlotPool]) -> None:
     """InvariantBroken, saying which, unless all of them hold; time grows with the whole cache."""
-    for request in manager.requests:
-        _check_request(manager, request)
+    for request in requests:
+        _check_request(layout, request, pools[Pool.BLOCKS])
     expected = {pool: Counter() for pool in Pool}
-    for request in manager.requests:
+    for request in requests:
         expected[Pool.BLOCKS].update(request.blocks)
         expected[Pool.HOST_BLOCKS].update(request.host_blocks)
         expected[Pool.STATES].update([request.state] if request.state >= 0 else [])
         expected[Pool.HOST_STATES].update([request.host_state] if request.host_state >= 0 else [])
-    for pool, slots in manager.pools.items():
+    for pool, slots in pools.items():
         slots.check(dict(expected[pool]))
-    without = set(manager.prefix.checkpoints.registered()) - set(manager.blocks.registered())
+    blocks, checkpoints = pools[Pool.BLOCKS], pools[Pool.CHECKPOINTS]
+    without = set(checkpoints.registered()) - set(blocks.registered())
     if without:
         raise InvariantBroken(f"{len(without)} checkpoints without the block before them")
 
 
-def _check_request(manager: Manager, request: Request) -> None:
-    layout, size = manager.layout, manager.layout.block_tokens
+def _check_request(layout: Layout, request: Request, slots: SlotPool) -> None:
+    size = layout.block_tokens
     places = {
         "blocks": (len(request.blocks), layout.blocks(request.length) * request.resident),
         "host blocks": (
@@ -56,17 +56,17 @@ def _check_request(manager: Manager, request: Request) -> None:
     digest = seed(request.salt)
     for index, (has, block) in enumerate(zip(request.digests, request.blocks, strict=False)):
         digest = chained(digest, request.tokens[index * size : (index + 1) * size])
-        if has != digest or manager.blocks.key(block) not in (None, digest):
+        if has != digest or slots.key(block) not in (None, digest):
             raise InvariantBroken(f"request {request.name!r}: block {block} has another content")
 
 
-def stranded_bytes(manager: Manager) -> int:
-    """Bytes of held blocks and states that hold no row of a request."""
-    layout, filled = manager.layout, {}
-    for request in manager.requests:
+def stranded_bytes(layout: Layout, requests: Collection[Request], states: int) -> int:
+    """Bytes of held blocks, and of so many held states, that hold no row of a request."""
+    filled: dict[int, int] = {}
+    for request in requests:
         for index, block in enumerate(request.blocks):
             tokens = min(layout.block_tokens, request.length - index * layout.block_tokens)
             filled[block] = max(filled.get(block, 0), tokens)
     payload = sum(layout.payload(tokens) for tokens in filled.values())
-    states = manager.states.held * (layout.state_bytes - layout.state_payload)
-    return len(filled) * layout.block_bytes - payload + states
+    of_states = states * (layout.state_bytes - layout.state_payload)
+    return len(filled) * layout.block_bytes - payload + of_states

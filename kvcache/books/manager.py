@@ -443,7 +443,7 @@ class Manager:
 
     def check(self) -> None:
         """InvariantBroken where the books contradict themselves."""
-        invariants.check(self)
+        invariants.check(self.layout, self.requests, self.pools)
 
     def events(self) -> list[KVEvent]:
         """What the prefix cache gained and lost since the last call, with keep_events."""
@@ -461,7 +461,7 @@ class Manager:
             self.blocks.held, self.blocks.kept, self.blocks.waiting, self.blocks.available,
             self.states.held, self.states.available, self.prefix.checkpoints.kept,
             host[0].held, host[1].held, self._tickets.in_flight,
-            invariants.stranded_bytes(self), self.counters,
+            invariants.stranded_bytes(self.layout, self.requests, self.states.held), self.counters,
         )  # fmt: skip
 
 

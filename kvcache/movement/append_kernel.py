@@ -2,7 +2,6 @@
 code). `kvcache.movement.reference` defines the bits, `kvcache.movement.config` who does what.
 """
 
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -10,21 +9,12 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kernelkit.words import float_of, vector_at
 from kvcache.movement.config import PIECE, VECTOR_BYTES, AppendConfig
-from kvcache.movement.device import entry_of, number_at, numbers_of, zeros
-from kvcache.movement.entry import (
-    Pieces,
-    load_angles,
-    places_of,
-    rotated,
-    rounded,
-    store_piece,
-    widened,
-)
-
-NUMBERS = 15
+from kvcache.movement.device import EntryAddress, entry_address, entry_of, int64_at, zeros
+from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece, widened
+from kvcache.movement.params import AppendParams, TokenRows
 
 
 class Append:
@@ -35,20 +25,16 @@ class Append:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: kv's address, bytes between tokens, tokens; addresses of positions, slots, cos
-        and sin, bytes between positions in each of the two, positions; addresses of the first data
-        and scales, bytes between slots, rows, entries.
-        """
+        """Launch `ctas` CTAs. table: `AppendParams`."""
         self.kernel(table).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Warps take turns at the tokens; see `__call__`."""
-        config, numbers = self.config, numbers_of(table, NUMBERS)
-        source, tables, target = numbers[:3], numbers[3:10], numbers[10:]
-        tokens = Int32(source[2])
+        """Warps take turns at the tokens."""
+        config, params = self.config, table.unpack(AppendParams)
+        kv, entries, tokens = params.kv, params.entries, Int32(params.kv.count)
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
@@ -58,23 +44,24 @@ class Append:
             # Angles wait for a position, the rest for nothing: all loads stand before their use.
             position = Int64(0)
             if lane >= config.rope_lane and lane < config.last_lanes:
-                position = number_at(tables[0], token)
-            loaded = self.load(source, token, lane)
-            entry = entry_of(tables[1], token, target[4])
+                position = int64_at(params.positions, token)
+            loaded = self.load(kv, token, lane)
+            entry = entry_of(params.slots, token, entries.count)
             wanted = lane >= config.rope_lane and lane < config.last_lanes
             pair = (lane - config.rope_lane) * (PIECE // 2)
-            angles = load_angles(tables[2:], position, pair, PIECE // 2, wanted)
-            self.store((loaded, angles), places_of(config.latent, target, entry), entry, lane)
+            angles = load_angles(params.angles, position, pair, PIECE // 2, wanted)
+            address = entry_address(config.latent.record, entries, entry)
+            self.store(loaded, angles, address, entry, lane)
 
     @cute.jit
-    def load(self, source: tuple, token: Int32, lane: Int32) -> list:
-        """The pieces of a lane, as words."""
+    def load(self, kv: TokenRows, token: Int32, lane: Int32) -> list[cute.Tensor]:
+        """The pieces of a lane, as they lie in memory, in words of 32 bits."""
         config = self.config
         size = PIECE * (2 if config.dtype == "bf16" else 4)
         pieces = []
         for piece in cutlass.range_constexpr(config.pieces):
             words = zeros(size // 4)
-            place = source[0] + Int64(token) * source[1] + (piece * WARP_THREADS + lane) * size
+            place = kv.address + Int64(token) * kv.stride + (piece * WARP_THREADS + lane) * size
             if piece < config.pieces - 1 or lane < config.last_lanes:
                 for part in cutlass.range_constexpr(size // VECTOR_BYTES):
                     gPart = vector_at(place + part * VECTOR_BYTES, Uint32, VECTOR_BYTES // 4)
@@ -83,9 +70,16 @@ class Append:
         return pieces
 
     @cute.jit
-    def store(self, row: tuple, places: tuple, entry: Int32, lane: Int32) -> None:
-        """An entry; row: (loaded pieces, angles)."""
-        config, (loaded, angles) = self.config, row
+    def store(
+        self,
+        loaded: list[cute.Tensor],
+        angles: cute.Tensor,
+        address: EntryAddress,
+        entry: Int32,
+        lane: Int32,
+    ) -> None:
+        """The pieces of a lane to their entry; nothing where the entry is negative."""
+        config = self.config
         for piece in cutlass.range_constexpr(config.pieces):
             is_last, exists = piece == config.pieces - 1, entry >= 0
             words = turned = None
@@ -96,11 +90,11 @@ class Append:
             if cutlass.const_expr(pieces.nope or not config.latent.group):
                 words = self.packed(loaded[piece])
             column = (piece * WARP_THREADS + lane) * PIECE
-            store_piece(pieces, (words, turned), places, column, exists)
+            store_piece(pieces, words, turned, address, column, exists)
 
     @cute.jit
     def numbers(self, words: cute.Tensor) -> cute.Tensor:
-        """fp32 of a piece as it was loaded."""
+        """The elements of a piece in fp32, from the words that were loaded."""
         if cutlass.const_expr(self.config.dtype == "bf16"):
             return widened(words)
         values = cute.make_rmem_tensor(PIECE, Float32)
@@ -110,7 +104,7 @@ class Append:
 
     @cute.jit
     def packed(self, words: cute.Tensor) -> cute.Tensor:
-        """A piece in bf16, two to a word."""
+        """The elements of a piece in bf16, two to a word."""
         if cutlass.const_expr(self.config.dtype == "bf16"):
             return words
         return rounded(self.numbers(words))
@@ -118,4 +112,4 @@ class Append:
 
 def host_function(config: AppendConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Append(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return Append(config), ParamTable.zeros(AppendParams), Int32(0), CUstream(0)

@@ -4,7 +4,6 @@ bits.
 Sums do not depend on the order in which CTAs and threads add.
 """
 
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -13,12 +12,12 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kvcache.movement.config import VECTOR_BYTES, VECTORS, ChecksumConfig
-from kvcache.movement.device import load_bytes, number_at, numbers_of, zeros
+from kvcache.movement.device import int64_at, load_bytes, zeros
+from kvcache.movement.params import ChecksumParams
 from kvcache.movement.reference import KEYS, SHIFTS
 
-NUMBERS = 9  # in the table
 WORDS = VECTOR_BYTES // 4
 
 
@@ -30,31 +29,28 @@ class Checksum:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: address of the range in the first slot, bytes between slots, slots, bytes of the
-        range; address of the slots to take, how many; address of int64 zeros, one for each; pieces
-        of a range, bytes of one.
-        """
+        """Launch `ctas` CTAs. table: `ChecksumParams`."""
         self.kernel(table).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """CTAs take turns at the pieces of all slots; see `__call__`."""
-        config, numbers = self.config, numbers_of(table, NUMBERS)
-        pool, slots, sums = numbers[:4], numbers[4], numbers[6]
-        count, pieces, piece_bytes = Int32(numbers[5]), Int32(numbers[7]), numbers[8]
+        """CTAs take turns at the pieces of all slots."""
+        config, params = self.config, table.unpack(ChecksumParams)
+        pool, pieces = params.pool, Int32(params.pieces)
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         sSums = SmemAllocator().allocate_tensor(Uint32, cute.make_layout((config.warps, 2)))
-        for item in cutlass.range(cta, count * pieces, ctas, unroll=1):
+        for item in cutlass.range(cta, Int32(params.count) * pieces, ctas, unroll=1):
             index = Int32(Uint32(item) // Uint32(pieces))
-            slot = number_at(slots, index)
-            if slot >= 0 and slot < pool[2]:
-                begin = Int64(item - index * pieces) * piece_bytes
-                size = cutlass.min(pool[3] - begin, piece_bytes)
-                first, second = self.of_piece(pool[0] + slot * pool[1], begin, Int32(size))
+            slot = int64_at(params.slots, index)
+            if slot >= 0 and slot < pool.count:
+                begin = Int64(item - index * pieces) * params.piece_bytes
+                size = cutlass.min(pool.nbytes - begin, params.piece_bytes)
+                address = pool.address + slot * pool.stride
+                first, second = self.sums_of_piece(address, begin, Int32(size))
                 for step in (1, 2, 4, 8, 16):
                     first += cute.arch.shuffle_sync_bfly(first, step)
                     second += cute.arch.shuffle_sync_bfly(second, step)
@@ -66,14 +62,14 @@ class Checksum:
                     total = Uint32(0)
                     for warp in cutlass.range_constexpr(config.warps):
                         total += sSums[warp, thread]
-                    place = sums + Int64(index) * 8 + Int64(thread) * 4
+                    place = params.sums + Int64(index) * 8 + Int64(thread) * 4
                     word = cute.make_ptr(Uint32, place, AddressSpace.gmem, assumed_align=4)
                     cute.arch.atomic_add(word, total, sem="relaxed", scope="gpu")
                 cute.arch.sync_threads()
 
     @cute.jit
-    def of_piece(self, slot: Int64, begin: Int64, size: Int32) -> tuple:
-        """Both sums over what a thread has of a piece."""
+    def sums_of_piece(self, slot: Int64, begin: Int64, size: Int32) -> tuple[Uint32, Uint32]:
+        """Both sums over what a thread has of a piece, which begins at `begin` of a slot."""
         thread, _, _ = cute.arch.thread_idx()
         step = self.config.threads * VECTOR_BYTES
         source, before = slot + begin, Uint32(begin // 4 + 1)
@@ -101,4 +97,4 @@ class Checksum:
 
 def host_function(config: ChecksumConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Checksum(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return Checksum(config), ParamTable.zeros(ChecksumParams), Int32(0), CUstream(0)

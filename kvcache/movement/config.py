@@ -1,11 +1,12 @@
 """What the kernels that move data are compiled for, and which thread does what, as data.
 
-Latent entries (append_swa, and gather of quantised ones): a warp has a row at a time, a lane two or
-three pieces of PIECE neighbours, 32 pieces apart: every access of a warp is in one stretch. Lanes
-side by side share a group with its scale; RoPE elements are in the last piece of eight lanes.
+Latent entries (append_swa, and gather of quantised ones): a warp takes a row at a time, and a lane
+of it two or three pieces of PIECE neighbouring elements, 32 pieces apart, so that every access of a
+warp is coalesced. Neighbouring lanes share a group with its scale; the RoPE elements are in the
+last pieces of eight lanes.
 
 Plain rows: `lanes` neighbouring threads share a row, each with up to VECTORS vectors in flight.
-Slots are cut in pieces, of up to LARGEST_PIECE bytes where there are many, a CTA each.
+Slots are cut into pieces of up to LARGEST_PIECE bytes, and a CTA takes a piece at a time.
 """
 
 from __future__ import annotations
@@ -18,66 +19,73 @@ from kvcache.layouts.latent import LATENTS, ROPE, Latent
 
 VECTOR_BYTES = 16  # the widest access
 PIECE = 8  # elements of a lane at a time: 16 bytes of bf16
-VECTORS = 4  # in flight, of a thread that copies
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # of a slot, by one CTA
-# At most; they take turns. With fewer, those that have a row more than others are waited for.
+VECTORS = 4  # that a thread which copies has in flight
+SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # bytes of a slot that a CTA takes at a time
+# The largest grid; its CTAs take turns. In a smaller one the CTAs that have a row more than the
+# others would be waited for.
 CTAS = hw.SMS * 512
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """record: a name of kvcache.layouts.latent.LATENTS."""
+    """What both kernels of latent entries are compiled for.
+
+    record: a name of `kvcache.layouts.latent.LATENTS`.
+    """
 
     record: str
 
     @property
     def latent(self) -> Latent:
-        """What `record` names."""
+        """The elements of the record."""
         return LATENTS[self.record]
 
     @property
     def pieces(self) -> int:
-        """Of a lane."""
+        """The pieces of a lane."""
         return -(-self.latent.elements // (PIECE * hw.WARP_THREADS))
 
     @property
     def last_lanes(self) -> int:
-        """With elements in their last piece."""
+        """How many lanes have elements in their last piece."""
         return self.latent.elements // PIECE - hw.WARP_THREADS * (self.pieces - 1)
 
     @property
     def rope_lane(self) -> int:
-        """The first with RoPE elements in its last piece; all behind it have some there, too."""
+        """The first lane with RoPE elements in its last piece; all behind it have some there."""
         return self.last_lanes - ROPE // PIECE
 
     @property
     def group_lanes(self) -> int:
-        """That share a scale."""
+        """How many lanes share a scale."""
         return self.latent.group // PIECE
 
 
 @dataclass(frozen=True)
 class AppendConfig(LatentConfig):
-    """dtype: of kv, 'bf16' or 'fp32'."""
+    """Tokens to latent entries.
+
+    dtype: of kv, 'bf16' or 'fp32'.
+    """
 
     dtype: str
     threads: int = 128
 
     @property
     def rows(self) -> int:
-        """That a CTA has at a time, one for every warp."""
+        """The rows that a CTA takes at a time, one for every warp."""
         return self.threads // hw.WARP_THREADS
 
 
 @dataclass(frozen=True)
 class DequantiseConfig(LatentConfig):
-    """gather of quantised entries, to bf16."""
+    """Quantised entries, gathered, to bf16."""
 
     threads: int = 128
 
     @property
     def rows(self) -> int:
-        """That a CTA has at a time, one for every warp."""
+        """The rows that a CTA takes at a time, one for every warp."""
         return self.threads // hw.WARP_THREADS
 
 
@@ -96,13 +104,13 @@ class RowsConfig:
 
     @property
     def rows(self) -> int:
-        """That a CTA has at a time."""
+        """The rows that a CTA takes at a time."""
         return self.threads // self.lanes
 
 
 @dataclass(frozen=True)
 class CopyConfig:
-    """Slots to slots; segmented: a table says which of their bytes."""
+    """Slots to slots; segmented: a table says which of their bytes are copied."""
 
     segmented: bool
     threads: int = 256
@@ -116,27 +124,27 @@ class ChecksumConfig:
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
+        """The warps of a CTA."""
         return self.threads // hw.WARP_THREADS
 
 
 def vector_of(*numbers: int) -> int:
-    """Bytes of the widest access with which all of these addresses, strides and sizes go."""
+    """The bytes of the widest access that divides all of these addresses, strides and sizes."""
     return gcd(VECTOR_BYTES, *numbers)
 
 
 def lanes_of(row_bytes: int, vector: int) -> int:
-    """Threads of a row: a power of two, so many that each has VECTORS vectors or fewer."""
+    """The threads of a row: a power of two, so many that each has VECTORS vectors or fewer."""
     wanted = -(-row_bytes // (vector * VECTORS))
     return min(hw.WARP_THREADS, 1 << (wanted - 1).bit_length())
 
 
 def ctas_for(items: int, at_once: int = 1) -> int:
-    """CTAs for so many items, of which one CTA has `at_once`."""
+    """The CTAs of a grid for so many items, of which a CTA takes `at_once` at a time."""
     return min(-(-items // at_once), CTAS)
 
 
 def piece_bytes(total: int) -> int:
-    """Of a slot, a power of two, where `total` bytes are to be shared by all SMs."""
+    """The size of a piece of a slot, a power of two, where all SMs share `total` bytes."""
     wanted = min(max(total // (hw.SMS * 2), SMALLEST_PIECE), LARGEST_PIECE)
     return 1 << (wanted.bit_length() - 1)

@@ -3,7 +3,6 @@
 `kvcache.movement.reference` defines the bits, `kvcache.movement.config` who does what.
 """
 
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -11,22 +10,15 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kernelkit.words import float_of
 from kvcache.layouts.latent import INLINE_SCALE_BYTES
 from kvcache.movement.config import PIECE, DequantiseConfig
-from kvcache.movement.device import (
-    entry_of,
-    load_bytes,
-    numbers_of,
-    place_of,
-    store_bytes,
-    zeros,
-)
+from kvcache.movement.device import entry_address, entry_of, load_bytes, store_bytes, zeros
+from kvcache.movement.params import DequantiseParams, Entries
 from kvcache.movement.scales import MANTISSA, NAN_BITS, NAN_CODE
 
-NUMBERS = 9
-WORDS = PIECE // 2  # of a piece in bf16
+WORDS = PIECE // 2  # 32-bit words of a piece in bf16
 SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0
 # Two e4m3 to halves, exactly, to fp32, times the scale, to bf16: one rounding.
 ELEMENTS = (
@@ -45,27 +37,24 @@ class Dequantise:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: addresses of the first data and scales, bytes between slots, rows, entries;
-        address of the indices; address of the result, bytes between rows, rows.
-        """
+        """Launch `ctas` CTAs. table: `DequantiseParams`."""
         self.kernel(table).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Warps take turns at the rows; see `__call__`."""
-        config, numbers = self.config, numbers_of(table, NUMBERS)
-        source, (indices, out, stride) = numbers[:5], numbers[5:8]
-        count = Int32(numbers[8])
+        """Warps take turns at the rows of the result."""
+        config, params = self.config, table.unpack(DequantiseParams)
+        entries, out, count = params.entries, params.out, Int32(params.out.count)
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         lane, warps = thread % WARP_THREADS, ctas * config.rows
         mine = cta * config.rows + thread // WARP_THREADS
         for row in cutlass.range(mine, count, warps, unroll=1):
-            loaded = self.load(source, entry_of(indices, row, source[4]), lane)
-            place = out + Int64(row) * stride
+            loaded = self.load(entries, entry_of(params.indices, row, entries.count), lane)
+            place = out.address + Int64(row) * out.stride
             for piece in cutlass.range_constexpr(config.pieces):
                 words, scale = loaded[piece]
                 is_rope, exists = self.part_of(piece, lane)
@@ -76,20 +65,21 @@ class Dequantise:
                     store_bytes(found, place + (piece * WARP_THREADS + lane) * (PIECE * 2))
 
     @cute.jit
-    def part_of(self, piece: cutlass.Constexpr[int], lane: Int32) -> tuple:
-        """(whether a piece of a lane is of RoPE elements, whether it exists)."""
+    def part_of(self, piece: cutlass.Constexpr[int], lane: Int32) -> tuple[Boolean, Boolean]:
+        """Whether a piece of a lane is of RoPE elements, and whether it exists."""
         config, is_rope, exists = self.config, Boolean(False), Boolean(True)
         if cutlass.const_expr(piece == config.pieces - 1):
             is_rope, exists = lane >= config.rope_lane, lane < config.last_lanes
         return is_rope, exists
 
     @cute.jit
-    def load(self, source: tuple, entry: Int32, lane: Int32) -> list:
-        """[(words of a piece, its scale as stored)]: zeros of an entry that does not exist."""
+    def load(
+        self, entries: Entries, entry: Int32, lane: Int32
+    ) -> list[tuple[cute.Tensor, cute.Tensor]]:
+        """Of every piece of a lane its words and its scale, both as they are stored; zeros where
+        the entry is negative."""
         config, latent = self.config, self.config.latent
-        slot, row = place_of(cutlass.max(entry, Int32(0)), source[3])
-        data = source[0] + slot * source[2] + row * latent.record.data_bytes
-        scales = source[1] + slot * source[2] + row * latent.record.scale_bytes
+        address = entry_address(latent.record, entries, entry)
         found = []
         for piece in cutlass.range_constexpr(config.pieces):
             words, scale = zeros(WORDS), zeros(1, Uint32 if latent.inline else Uint8)
@@ -98,21 +88,22 @@ class Dequantise:
             if entry >= 0 and exists:
                 if is_rope:
                     column = latent.rope_offset + (lane - config.rope_lane) * (PIECE * 2)
-                    load_bytes(data + column, words)
+                    load_bytes(address.data + column, words)
                 else:
-                    load_bytes(data + (piece * WARP_THREADS + lane) * PIECE, elements)
+                    load_bytes(address.data + (piece * WARP_THREADS + lane) * PIECE, elements)
                     group = piece * (WARP_THREADS // config.group_lanes)
                     group += lane // config.group_lanes
                     if cutlass.const_expr(latent.inline):
-                        load_bytes(data + latent.nope + group * INLINE_SCALE_BYTES, scale)
+                        place = address.data + latent.nope + group * INLINE_SCALE_BYTES
+                        load_bytes(place, scale)
                     else:
-                        load_bytes(scales + group, scale)
+                        load_bytes(address.scales + group, scale)
             found.append((words, scale))
         return found
 
     @cute.jit
     def scale_of(self, stored: cute.Tensor) -> Float32:
-        """fp32 of a scale that is fp32, or an exponent byte."""
+        """A scale in fp32, from fp32 or an exponent byte."""
         if cutlass.const_expr(self.config.latent.inline):
             return float_of(stored[0])
         byte = Uint32(stored[0])
@@ -122,7 +113,7 @@ class Dequantise:
 
 @cute.jit
 def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
-    """A piece in bf16, two to a word, of its elements and their scale."""
+    """The elements of a piece times their scale, in bf16, two to a word."""
     found = cute.make_rmem_tensor(WORDS, Uint32)
     for word in cutlass.range_constexpr(WORDS):
         found[word] = cute.arch.inline_ptx(
@@ -135,4 +126,4 @@ def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
 
 def host_function(config: DequantiseConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Dequantise(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return Dequantise(config), ParamTable.zeros(DequantiseParams), Int32(0), CUstream(0)

@@ -1,8 +1,8 @@
 """A latent entry from registers to the bytes of its record (device code), for every kernel that
 makes one. `kvcache.movement.reference` defines the bits.
 
-Lanes of a warp have neighbouring pieces of an entry. A piece is of NoPE or of RoPE elements;
-groups that share a scale begin at a lane that is a multiple of how many share it.
+The lanes of a warp have neighbouring pieces of an entry. A piece has NoPE or RoPE elements; the
+lanes that share a scale begin at a multiple of their number.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from kernelkit.narrow import packed_elements
 from kernelkit.words import float_of, vector_at
 from kvcache.layouts.latent import INLINE_SCALE_BYTES, Latent
-from kvcache.movement.device import bf16_pair, place_of, store_bytes, store_word, zeros
+from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word, zeros
+from kvcache.movement.params import Angles
 from kvcache.movement.scales import inverse_of, scale_bits, scale_code
 
 # `.rn` keeps ptxas from fusing what it should not.
@@ -27,7 +28,7 @@ ROTATION = (
 
 @dataclass(frozen=True)
 class Pieces:
-    """What the lanes of a warp have of an entry at a time.
+    """The part of an entry that the lanes of a warp have at a time.
 
     size: elements of a lane, an even number. nope, rope: whether some lanes have such elements.
     """
@@ -39,31 +40,29 @@ class Pieces:
 
     @property
     def group_lanes(self) -> int:
-        """That share a scale."""
+        """How many lanes share a scale."""
         return self.latent.group // self.size
 
 
 @cute.jit
 def load_angles(
-    tables: tuple, position: Int64, pair: Int32, count: cutlass.Constexpr[int], wanted: Boolean
+    angles: Angles, position: Int64, pair: Int32, count: cutlass.Constexpr[int], wanted: Boolean
 ) -> cute.Tensor:
-    """`count` cosines from `pair` on, and behind them as many sines; zeros where not wanted.
-
-    tables: addresses of cosines and sines, bytes between positions in each of the two, positions.
-    """
-    angles = zeros(2 * count, Float32)
+    """`count` cosines from `pair` on, and behind them as many sines; zeros where not wanted. A
+    position that the tables do not have counts as the nearest one that they have."""
+    found = zeros(2 * count, Float32)
     if wanted:
-        position = cutlass.max(cutlass.min(position, tables[4] - 1), Int64(0))
-        for part in cutlass.range_constexpr(2):
-            place = tables[part] + position * tables[2 + part] + pair * 4
-            gAngles = vector_at(place, Float32, count)
-            cute.autovec_copy(gAngles, cute.local_tile(angles, (count,), (part,)))
-    return angles
+        position = cutlass.max(cutlass.min(position, angles.positions - 1), Int64(0))
+        tables = (angles.cos, angles.cos_stride), (angles.sin, angles.sin_stride)
+        for part, (table, stride) in enumerate(tables):
+            gAngles = vector_at(table + position * stride + pair * 4, Float32, count)
+            cute.autovec_copy(gAngles, cute.local_tile(found, (count,), (part,)))
+    return found
 
 
 @cute.jit
 def rotated(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
-    """fp32 RoPE elements, rotated, in bf16, two to a word."""
+    """RoPE elements in fp32, rotated by their angles, in bf16, two to a word."""
     words = cute.size(values) // 2
     found = cute.make_rmem_tensor(words, Uint32)
     for pair in cutlass.range_constexpr(words):
@@ -80,7 +79,7 @@ def rotated(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def rounded(values: cute.Tensor) -> cute.Tensor:
-    """fp32 elements in bf16, two to a word."""
+    """The fp32 elements of a fragment in bf16, two to a word."""
     words = cute.make_rmem_tensor(cute.size(values) // 2, Uint32)
     for word in cutlass.range_constexpr(cute.size(words)):
         words[word] = bf16_pair(values[2 * word], values[2 * word + 1])
@@ -89,7 +88,7 @@ def rounded(values: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def widened(words: cute.Tensor) -> cute.Tensor:
-    """bf16, two to a word, in fp32."""
+    """The bf16 elements of a fragment, two to a word, in fp32."""
     values = cute.make_rmem_tensor(2 * cute.size(words), Float32)
     for word in cutlass.range_constexpr(cute.size(words)):
         values[2 * word] = float_of(words[word] << 16)
@@ -98,30 +97,20 @@ def widened(words: cute.Tensor) -> cute.Tensor:
 
 
 @cute.jit
-def places_of(latent: cutlass.Constexpr[Latent], target: tuple, entry: Int32) -> tuple:
-    """Addresses of the data and scales of an entry; of entry 0 for one that is negative.
-
-    target: addresses of the first data and scales, bytes between slots, rows.
-    """
-    slot, inside = place_of(cutlass.max(entry, Int32(0)), target[3])
-    data = target[0] + slot * target[2] + inside * latent.record.data_bytes
-    scales = data
-    if cutlass.const_expr(latent.record.scale_bytes > 0):
-        scales = target[1] + slot * target[2] + inside * latent.record.scale_bytes
-    return data, scales
-
-
-@cute.jit
 def store_piece(
-    pieces: cutlass.Constexpr[Pieces], row: tuple, places: tuple, column: Int32, exists: Boolean
+    pieces: cutlass.Constexpr[Pieces],
+    words: cute.Tensor | None,
+    turned: cute.Tensor | None,
+    address: EntryAddress,
+    column: Int32,
+    exists: Boolean,
 ) -> None:
-    """A lane's elements from `column` on, by all lanes of a warp.
+    """A lane's elements from `column` on to their entry, by all lanes of a warp.
 
-    row: (bf16 words as they are, the same rotated), None where no lane needs them.
-    places: see `places_of`. exists: whether this lane has a piece and there is an entry.
+    words: the elements in bf16, two to a word; turned: the same, rotated; None where no lane needs
+    them. exists: whether this lane has a piece and there is an entry.
     """
-    latent, (words, turned), (data, scales) = pieces.latent, row, places
-    is_rope = Boolean(False)
+    latent, is_rope = pieces.latent, Boolean(False)
     if cutlass.const_expr(pieces.rope):
         is_rope = column >= latent.nope
     if cutlass.const_expr(not latent.group):
@@ -129,22 +118,36 @@ def store_piece(
             for word in cutlass.range_constexpr(cute.size(words)):
                 words[word] = turned[word] if is_rope else words[word]
         if exists:
-            store_bytes(words, data + column * 2)
+            store_bytes(words, address.data + column * 2)
     else:
         if cutlass.const_expr(pieces.nope):
-            values, lanes = widened(words), pieces.group_lanes
-            code = scale_code(values, lanes)
-            elements = packed_elements(values, inverse_of(code), "e4m3", "sm_90a")
-            if exists and not is_rope:
-                store_bytes(elements, data + column)
-            if exists and cute.arch.lane_idx() % lanes == 0:
-                group = column // latent.group
-                if cutlass.const_expr(latent.inline):
-                    if not is_rope:
-                        place = data + latent.nope + group * INLINE_SCALE_BYTES
-                        store_word(scale_bits(code), place)
-                else:  # the byte behind the last one is 0
-                    store_word(Uint8(Uint32(0) if is_rope else code), scales + group)
+            _store_quantised(pieces, words, address, column, exists, is_rope)
         if cutlass.const_expr(pieces.rope):  # last of all: angles arrive last
             if exists and is_rope:
-                store_bytes(turned, data + latent.rope_offset + (column - latent.nope) * 2)
+                place = address.data + latent.rope_offset
+                store_bytes(turned, place + (column - latent.nope) * 2)
+
+
+@cute.jit
+def _store_quantised(
+    pieces: cutlass.Constexpr[Pieces],
+    words: cute.Tensor,
+    address: EntryAddress,
+    column: Int32,
+    exists: Boolean,
+    is_rope: Boolean,
+) -> None:
+    """A lane's NoPE elements in e4m3 and, by the first lane of a group, the scale of the group."""
+    latent, values, lanes = pieces.latent, widened(words), pieces.group_lanes
+    code = scale_code(values, lanes)
+    elements = packed_elements(values, inverse_of(code), "e4m3", "sm_90a")
+    if exists and not is_rope:
+        store_bytes(elements, address.data + column)
+    if exists and cute.arch.lane_idx() % lanes == 0:
+        group = column // latent.group
+        if cutlass.const_expr(latent.inline):
+            if not is_rope:
+                place = address.data + latent.nope + group * INLINE_SCALE_BYTES
+                store_word(scale_bits(code), place)
+        else:  # the byte behind the last one is 0
+            store_word(Uint8(Uint32(0) if is_rope else code), address.scales + group)

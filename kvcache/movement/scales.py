@@ -10,15 +10,16 @@ from kernelkit.words import bits_of, float_of
 
 MANTISSA = 23
 INFINITY, NAN_CODE, NAN_BITS = 0x7F800000, 255, 0x7FFFFFFF
-LARGEST_CODE = 254  # of a number
+LARGEST_CODE = 254  # exponent byte of a finite number
 
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """s = 2^ceil(log2(max(amax / largest, least))) for a largest element of x * 2^exponent.
+    """The rule s = 2^ceil(log2(max(amax / largest, least))), with largest = x * 2^exponent.
 
-    carry: what the mantissa of x lacks of 2, less a bit: added to amax it carries into the exponent
-    where x is exceeded. least: the code of the smallest power that is not below `least`.
+    carry: what the mantissa of x lacks of 2, less a bit; added to amax it carries into the exponent
+    where x is exceeded. least: the exponent byte of the smallest power that is not below the least
+    scale.
     """
 
     carry: int
@@ -36,7 +37,7 @@ def scale_code(
     lanes: cutlass.Constexpr[int],
     rule: cutlass.Constexpr[ScaleRule] = E4M3_RULE,
 ) -> Uint32:
-    """The exponent byte of the scale of a group, in all its lanes, of which there are 4, 8 or 16;
+    """The exponent byte of the scale of a group, in all lanes that share the group (4, 8 or 16);
     NAN_CODE where one of its elements is not finite."""
     top = Float32(0.0)
     for index in cutlass.range_constexpr(cute.size(values)):
@@ -58,6 +59,6 @@ def scale_bits(code: Uint32) -> Uint32:
 
 @cute.jit
 def inverse_of(code: Uint32) -> Float32:
-    """What elements are multiplied by: 1 / s exactly, NaN of NAN_CODE."""
+    """The factor of elements: 1 / s exactly, and a NaN for NAN_CODE."""
     bits = (Uint32(LARGEST_CODE) - code) << MANTISSA
     return float_of(Uint32(NAN_BITS) if code == NAN_CODE else bits)

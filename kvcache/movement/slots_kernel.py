@@ -1,5 +1,6 @@
 """Slots, or segments of them, to other slots of the same or another pool (device code)."""
 
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -7,17 +8,24 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kvcache.movement.config import VECTOR_BYTES, VECTORS, CopyConfig
-from kvcache.movement.device import (
-    load_bytes,
-    number_at,
-    numbers_of,
-    store_bytes,
-    zeros,
-)
+from kvcache.movement.device import int64_at, load_bytes, store_bytes, zeros
+from kvcache.movement.params import SegmentsParams, SlotsParams, WholeSlotsParams
 
-NUMBERS = 12  # in the table
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that one CTA copies: where they begin in a slot of the source and of the target."""
+
+    source: Int64
+    target: Int64
+    nbytes: Int64
+
+
+def params_of(config: CopyConfig) -> type[SlotsParams]:
+    """What a kernel of this config is launched with."""
+    return SegmentsParams if config.segmented else WholeSlotsParams
 
 
 class CopySlots:
@@ -28,45 +36,44 @@ class CopySlots:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: of source and target the address, bytes between slots, slots, bytes of a slot;
-        address of the pairs, how many; address of the segments or, without, bytes of a piece;
-        pieces of a slot.
-        """
+        """Launch `ctas` CTAs. table: see `params_of`."""
         self.kernel(table).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """CTAs take turns at the pieces of all pairs; see `__call__`."""
-        numbers = numbers_of(table, NUMBERS)
-        source, target, (pairs, segments) = numbers[:4], numbers[4:8], (numbers[8], numbers[10])
-        count, size = Int32(numbers[9]), Int32(numbers[11])
+        """CTAs take turns at the pieces of all pairs."""
+        params = table.unpack(params_of(self.config))
+        source, target, pieces = params.source, params.target, Int32(params.pieces)
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-        for item in cutlass.range(cta, count * size, ctas, unroll=1):
-            pair = Int32(Uint32(item) // Uint32(size))
-            mine, other = number_at(pairs, 2 * pair), number_at(pairs, 2 * pair + 1)
-            begin, place, nbytes = self.piece(segments, item - pair * size, source[3])
-            inside = begin >= 0 and place >= 0 and nbytes >= 0
-            inside = inside and begin + nbytes <= source[3] and place + nbytes <= target[3]
-            exists = mine >= 0 and mine < source[2]
-            exists = exists and other >= 0 and other < target[2]
+        for item in cutlass.range(cta, Int32(params.count) * pieces, ctas, unroll=1):
+            pair = Int32(Uint32(item) // Uint32(pieces))
+            source_slot = int64_at(params.pairs, 2 * pair)
+            target_slot = int64_at(params.pairs, 2 * pair + 1)
+            piece = self.piece(params, item - pair * pieces)
+            inside = piece.source >= 0 and piece.target >= 0 and piece.nbytes >= 0
+            inside = inside and piece.source + piece.nbytes <= source.nbytes
+            inside = inside and piece.target + piece.nbytes <= target.nbytes
+            exists = source_slot >= 0 and source_slot < source.count
+            exists = exists and target_slot >= 0 and target_slot < target.count
             if exists and inside:
-                here = source[0] + mine * source[1] + begin
-                self.copy(here, target[0] + other * target[1] + place, Int32(nbytes))
+                here = source.address + source_slot * source.stride + piece.source
+                there = target.address + target_slot * target.stride + piece.target
+                self.copy(here, there, Int32(piece.nbytes))
 
     @cute.jit
-    def piece(self, segments: Int64, index: Int32, slot_bytes: Int64) -> tuple:
-        """(offset in the source, in the target, bytes); segments: their address, or a size."""
+    def piece(self, params: SlotsParams, index: Int32) -> Piece:
+        """A piece of a slot by number: a segment, or as many bytes as are left of a whole slot."""
         if cutlass.const_expr(self.config.segmented):
-            return tuple(number_at(segments, 3 * index + field) for field in range(3))
-        begin = Int64(index) * segments
-        return begin, begin, cutlass.min(slot_bytes - begin, segments)
+            return Piece(*(int64_at(params.segments, 3 * index + field) for field in range(3)))
+        begin = Int64(index) * params.piece_bytes
+        return Piece(begin, begin, cutlass.min(params.source.nbytes - begin, params.piece_bytes))
 
     @cute.jit
     def copy(self, source: Int64, target: Int64, nbytes: Int32) -> None:
-        """By all threads of the CTA."""
+        """Copy by all threads of the CTA, each with up to VECTORS vectors in flight."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         step = config.threads * VECTOR_BYTES
@@ -86,4 +93,4 @@ class CopySlots:
 
 def host_function(config: CopyConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return CopySlots(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return CopySlots(config), ParamTable.zeros(params_of(config)), Int32(0), CUstream(0)

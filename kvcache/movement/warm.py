@@ -13,13 +13,6 @@ from kernelkit.tensors import DTYPE_NAMES
 from kernelkit.warm import Progress, Warmed, warm
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.layout import Layout, Ring, Stream
-from kvcache.movement.compile import (
-    compile_append,
-    compile_checksum,
-    compile_copy,
-    compile_dequantise,
-    compile_rows,
-)
 from kvcache.movement.config import (
     AppendConfig,
     ChecksumConfig,
@@ -29,7 +22,14 @@ from kvcache.movement.config import (
     lanes_of,
     vector_of,
 )
-from kvcache.movement.forward import ARCHS
+from kvcache.movement.launch import (
+    ARCHS,
+    compile_append,
+    compile_checksum,
+    compile_copy,
+    compile_dequantise,
+    compile_rows,
+)
 
 
 def warmup(

@@ -32,7 +32,7 @@ def quantise_block(
     encode_scale: Float32 | None,
     form: cutlass.Constexpr[BlockFormat],
     arch: cutlass.Constexpr[str],
-) -> tuple:
+) -> tuple[cute.Tensor, Uint32]:
     """(elements packed in a register tensor of Uint32, the code of their scale factor as Uint32).
 
     values: register tensor of form.block Float32. encode_scale: g, None in a format without. The
@@ -69,7 +69,7 @@ def encode_scale_of(amax: Float32, form: cutlass.Constexpr[BlockFormat]) -> Floa
 @cute.jit
 def block_scale(
     amax: Float32, encode_scale: Float32 | None, form: cutlass.Constexpr[BlockFormat]
-) -> tuple:
+) -> tuple[Uint32, Float32]:
     """(code of the scale factor of a block as Uint32, what its elements are multiplied by)."""
     wanted = amax * Float32(1.0 / form.largest)
     if cutlass.const_expr(form.scale == "ue8m0"):
@@ -87,7 +87,7 @@ def at_most_flt_max(value: Float32) -> Float32:
 
 
 @cute.jit
-def e4m3(value: Float32) -> tuple:
+def e4m3(value: Float32) -> tuple[Uint32, Float32]:
     """(code, value of the code), rounded to nearest and saturated."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 code, half, unused; .reg .b32 pair; "

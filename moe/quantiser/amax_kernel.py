@@ -4,15 +4,14 @@ The maximum does not depend on the order, and the bits of fp32 numbers that are 
 the order of the numbers, NaN last: CTAs that share a tensor meet in an atomic maximum of integers.
 """
 
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
-from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
+from kernelkit.fake import fake_tensor
 from kernelkit.words import bits_of
 from moe.device.quantise import largest_magnitude
 from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
@@ -79,13 +78,6 @@ class Amax:
 
 def host_function(config: AmaxConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Amax(config), *_arguments(config)
-
-
-def _arguments(config: AmaxConfig) -> tuple:
     tokens, k, sizes = (cute.sym_int32() for _ in range(3))
-    stride = cute.sym_int64(divisibility=config.vector)
-    dtype = TYPES[config.dtype]
-    x = make_fake_tensor(dtype, (tokens, k), (stride, 1), assumed_align=VECTOR_BYTES)
-    amax = make_fake_tensor(Int32, (sizes,), (1,))
-    return x, amax, Int32(0), CUstream(0)
+    x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
+    return Amax(config), x, fake_tensor(Int32, sizes), Int32(0), CUstream(0)

@@ -1,25 +1,12 @@
-"""`quantise`, and the torch operator `blackwell_kernels::moe_quantise` behind it, which tracers see
-whole."""
+"""`quantise`: rows of a matrix in a block-scaled format."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from kernelkit.schema import register_operator
-from kernelkit.tensors import require_no_grad, require_scalars, require_types
-from moe.formats import FORMATS, format_of, scale_bytes
-from moe.quantiser import forward
+from moe.formats import FORMATS, format_of
+from moe.quantiser.launch import QUANTISE
 from moe.quantized import Quantized, of_bytes
-
-QUANTISE = (
-    "(Tensor x, Tensor? global_scale, Tensor? rows, Tensor? offsets, *, str fmt, "
-    "str? scale_of=None, int choices=1, str backend='auto', str? arch=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
-)
-
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def quantise(
@@ -35,58 +22,26 @@ def quantise(
 ) -> Quantized:
     """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it.
 
-    The arguments and what they are refused for are those of `moe.quantiser.forward.quantise`.
+    x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is
+        contiguous, the other stride a multiple of 16 bytes.
+    fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
+    global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
+        compute it from, the largest magnitude of the 'tensor' x (the default) or of each 'token'.
+    rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1; without
+        it R = T. choices: of a token, where rows are slots (`Permutation.slot_of_row`).
+    offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong to
+        expert e, whose scale factors begin at a fresh block of 128 rows. There is room for any
+        counts; behind the last block of the last expert nothing is written.
+    backend, arch: see `kernelkit.launch.choose_target`.
+
+    Raises TypeError, ValueError or NotImplementedError before it compiles. One launch, another
+    and a fill for a scale that is computed. On a GPU rows and offsets are not looked at: no wait.
     """
-    tensors = {"global_scale": global_scale, "rows": rows, "offsets": offsets}
-    scale_of = tensors.pop("global_scale") if isinstance(global_scale, str) else None
-    given = {"x": x} | {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    require_types(**given)
-    require_no_grad(**given)
-    require_scalars({"fmt": "str", "choices": "int"}, {"fmt": fmt, "choices": choices})
+    given = {
+        "x": x, "fmt": fmt, "global_scale": global_scale, "rows": rows, "offsets": offsets,
+        "choices": choices, "backend": backend, "arch": arch,
+    }  # fmt: skip
     format_of(fmt)
-    data, scales, encode, decode = quantise_op(
-        x, given.get("global_scale"), rows, offsets,
-        fmt=fmt, scale_of=scale_of, choices=choices, backend=backend, arch=arch,
-    )  # fmt: skip
+    data, scales, encode, decode = QUANTISE(given)
     both = (encode, decode) if FORMATS[fmt].has_global else (None, None)
     return of_bytes(data, scales, *both, fmt)
-
-
-def _quantise(
-    x: torch.Tensor,
-    global_scale: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    *,
-    scale_of: str | None = None,
-    **options: Any,
-) -> Results:
-    """Bytes of elements and of scale factors, the global scales or nothing."""
-    options |= {"rows": rows, "offsets": offsets}
-    found = forward.quantise(x, global_scale=scale_of or global_scale, **options)
-    data, scales = (tensor.view(torch.uint8) for tensor in (found.data, found.scales))
-    if found.encode_scale is None:
-        return data, scales, *(x.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return data, scales, found.encode_scale, found.decode_scale
-
-
-def _fake_quantise(
-    x: torch.Tensor,
-    global_scale: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    *,
-    fmt: str,
-    scale_of: str | None = None,
-    **options: Any,
-) -> Results:
-    form, count = FORMATS[fmt], (x if rows is None else rows).shape[0]
-    blocks = forward.blocks_for(count, offsets)
-    data = x.new_empty((count, x.shape[1] // form.per_byte), dtype=torch.uint8)
-    scales = x.new_empty(scale_bytes(blocks, form.columns(x.shape[1])), dtype=torch.uint8)
-    of_rows = scale_of == "token" or (global_scale is not None and global_scale.shape[0] > 1)
-    size = (count if of_rows else 1) if form.has_global else 0
-    return data, scales, *(x.new_empty(size, dtype=torch.float32) for _ in range(2))
-
-
-quantise_op = register_operator("moe_quantise", QUANTISE, _quantise, _fake_quantise)

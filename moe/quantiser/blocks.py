@@ -20,7 +20,7 @@ WORDS = VECTOR_BYTES // 4  # of a store of zeros
 
 
 @cute.jit
-def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> tuple:
+def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> tuple[Int32, Int32]:
     """(row within a block, its word in an atom) of a thread; four neighbours share them.
 
     A warp has 8 rows whose words are neighbours.
@@ -34,14 +34,16 @@ def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> 
 
 @cute.jit
 def clear_part(
-    scales: cute.Tensor, atoms: Int32, place: tuple, turn: tuple, parts: cutlass.Constexpr[int]
+    scales: cute.Tensor,
+    atoms: Int32,
+    block: Int32,
+    part: Int32,
+    parts: cutlass.Constexpr[int],
+    cta: Int32,
+    ctas: Int32,
+    thread: Int32,
 ) -> None:
-    """Zeros in the scale factors of a part of a block.
-
-    place: (block, part); turn: (CTA, CTAs that take turns, thread).
-    """
-    block, part = place
-    cta, ctas, thread = turn
+    """Zeros in the scale factors of a part of a block, by `ctas` CTAs that take turns."""
     vectors = SCALE_ROWS // parts // WORDS  # of a part in an atom
     zeros = cute.make_rmem_tensor(WORDS, Int32)
     zeros.fill(0)
@@ -54,7 +56,7 @@ def clear_part(
 
 
 @cute.jit
-def rows_of_block(offsets: cute.Tensor, block: Int32, thread: Int32) -> tuple:
+def rows_of_block(offsets: cute.Tensor, block: Int32, thread: Int32) -> tuple[Int32, Int32]:
     """(first row, end of its expert's rows) of a block; NO_ROWS behind the last one.
 
     One warp finds them for all threads of the CTA.
@@ -69,7 +71,7 @@ def rows_of_block(offsets: cute.Tensor, block: Int32, thread: Int32) -> tuple:
 
 
 @cute.jit
-def find_rows(offsets: cute.Tensor, block: Int32) -> tuple:
+def find_rows(offsets: cute.Tensor, block: Int32) -> tuple[Int32, Int32]:
     """`rows_of_block` by a warp: every lane has an equal share of consecutive experts."""
     lane, experts = cute.arch.lane_idx(), cute.size(offsets) - 1
     share = ceil_div(experts, hw.WARP_THREADS)

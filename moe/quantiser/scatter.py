@@ -6,8 +6,8 @@ import torch
 
 from kernelkit.launch import Target, launch
 from kernelkit.tensors import with_plain_strides
-from moe.compile import compile_quantise, compile_spread
 from moe.formats import row_blocks, scale_atoms, scale_blocks
+from moe.quantiser.compile import compile_quantise, compile_spread
 from moe.quantiser.config import (
     CODE_WORDS,
     QuantiseConfig,
@@ -31,7 +31,7 @@ def scatter(
     scales and their inverses.
 
     given: what the scale comes from, see QuantiseConfig.scaling. places: rows, their inverse and
-    offsets, as `moe.quantiser.forward.quantise` takes them. Two launches.
+    offsets, of `moe.quantiser.launch.Tokens`. Two launches.
     """
     (data, scales), (rows, row_of_slot, offsets) = outputs, places
     (tokens, k), count = x.shape, len(rows)

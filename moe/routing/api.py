@@ -1,25 +1,12 @@
-"""The functions of routing, and the torch operators behind them, which tracers see whole."""
+"""The functions of routing: `route`, `permutation` and `combine`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from kernelkit.schema import register_operator
-from kernelkit.tensors import require_no_grad, require_rank, require_scalars, require_types
+from kernelkit.tensors import require_rank, require_types
 from moe.reference_routing import Permutation
-from moe.routing.forward import run_combine, run_permutation, run_route
-
-PLACE = "str backend='auto', str? arch=None"
-ROUTE = (
-    "(Tensor logits, Tensor? bias, *, int top_k, str scoring, int n_group, int topk_group, "
-    f"bool renormalize, float scale, {PLACE}) -> (Tensor, Tensor)"
-)
-PERMUTATION = f"(Tensor ids, int num_experts, *, {PLACE}) -> (Tensor, Tensor, Tensor)"
-COMBINE = (
-    f"(Tensor y, Tensor? weights, Tensor row_of_slot, *, ScalarType out_dtype, {PLACE}) -> Tensor"
-)
+from moe.routing.launch import COMBINE, PERMUTATION, ROUTE
 
 
 def route(
@@ -54,16 +41,12 @@ def route(
     Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
     anything is compiled. Forward only; one launch, deterministic, safe in a CUDA graph.
     """
-    given = {"logits": logits} | ({} if bias is None else {"bias": bias})
-    require_types(**given)
-    require_no_grad(**given)
-    options = {
-        "top_k": top_k, "n_group": n_group, "topk_group": topk_group, "scoring": scoring,
-        "renormalize": renormalize, "scale": scale,
+    given = {
+        "logits": logits, "bias": bias, "top_k": top_k, "scoring": scoring, "n_group": n_group,
+        "topk_group": topk_group, "renormalize": renormalize, "scale": scale, "backend": backend,
+        "arch": arch,
     }  # fmt: skip
-    kinds = dict(zip(options, ("int", "int", "int", "str", "bool", "float"), strict=True))
-    require_scalars(kinds, options)
-    return route_op(logits, bias, **options, backend=backend, arch=arch)
+    return ROUTE(given)
 
 
 def permutation(
@@ -79,9 +62,8 @@ def permutation(
     Returns (offsets, slot_of_row, row_of_slot), int32, see `Permutation`. The same for every run;
     one launch up to 4096 slots, two above; safe in a CUDA graph.
     """
-    require_types(ids=ids)
-    require_scalars({"num_experts": "int"}, {"num_experts": num_experts})
-    return Permutation(*permutation_op(ids, num_experts, backend=backend, arch=arch))
+    given = {"ids": ids, "num_experts": num_experts, "backend": backend, "arch": arch}
+    return Permutation(*PERMUTATION(given))
 
 
 def combine(
@@ -104,9 +86,10 @@ def combine(
 
     One launch, the same bits for every run, safe in a CUDA graph. Forward only.
     """
-    given = {"y": y, "row_of_slot": row_of_slot} | ({} if weights is None else {"weights": weights})
+    given = {"y": y, "row_of_slot": row_of_slot}
+    if weights is not None:
+        given["weights"] = weights
     require_types(**given)
-    require_no_grad(**given)
     if weights is not None:
         require_rank("weights", weights, "[T, k]")
         if row_of_slot.numel() != weights.numel():
@@ -115,34 +98,5 @@ def combine(
             )
         row_of_slot = row_of_slot.reshape(weights.shape)
     require_rank("row_of_slot", row_of_slot, "[T, k]")
-    dtype = y.dtype if out_dtype is None else out_dtype
-    return combine_op(y, weights, row_of_slot, out_dtype=dtype, backend=backend, arch=arch)
-
-
-def _fake_route(
-    logits: torch.Tensor, bias: torch.Tensor | None, *, top_k: int, **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (logits.shape[0], top_k)
-    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
-
-
-def _fake_permutation(ids: torch.Tensor, num_experts: int, **options: Any) -> tuple:
-    return tuple(ids.new_empty(size) for size in (num_experts + 1, ids.numel(), ids.numel()))
-
-
-def _fake_combine(
-    y: torch.Tensor,
-    weights: torch.Tensor | None,
-    row_of_slot: torch.Tensor,
-    *,
-    out_dtype: torch.dtype,
-    **options: Any,
-) -> torch.Tensor:
-    return y.new_empty((row_of_slot.shape[0], y.shape[1]), dtype=out_dtype)
-
-
-route_op = register_operator("moe_route", ROUTE, run_route, _fake_route)
-permutation_op = register_operator(
-    "moe_permutation", PERMUTATION, run_permutation, _fake_permutation
-)
-combine_op = register_operator("moe_combine", COMBINE, run_combine, _fake_combine)
+    given |= {"row_of_slot": row_of_slot, "backend": backend, "arch": arch}
+    return COMBINE(given | {"out_dtype": y.dtype if out_dtype is None else out_dtype})

@@ -6,8 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
-from cutlass.cute.runtime import make_fake_tensor
 
+from kernelkit.fake import fake_tensor
 from moe.routing.config import COMBINE_THREADS, VECTOR_BYTES, CombineConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
@@ -22,7 +22,7 @@ class Combine:
     @cute.jit
     def __call__(
         self,
-        tensors: tuple,
+        tensors: tuple[cute.Tensor, ...],
         weights: cute.Tensor | None,
         row_of_slot: cute.Tensor,
         columns: Int32,
@@ -31,15 +31,20 @@ class Combine:
         """tensors: Y (rows, H) and the result (T, H); weights fp32 and row_of_slot int32, (T, k);
         columns: CTAs that share a token."""
         tokens, _ = row_of_slot.shape
-        self.kernel(tensors, weights, row_of_slot).launch(
+        self.kernel(*tensors, weights, row_of_slot).launch(
             grid=(tokens, columns, 1), block=(COMBINE_THREADS, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, tensors: tuple, weights: cute.Tensor | None, row_of_slot: cute.Tensor) -> None:
+    def kernel(
+        self,
+        mY: cute.Tensor,
+        mOut: cute.Tensor,
+        weights: cute.Tensor | None,
+        row_of_slot: cute.Tensor,
+    ) -> None:
         """Grid (tokens, CTAs of a token); see `__call__`."""
         config = self.config
-        mY, mOut = tensors
         token, column, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         _, columns, _ = cute.arch.grid_dim()
@@ -89,13 +94,8 @@ def _arguments(config: CombineConfig) -> tuple:
     hidden = cute.sym_int32(divisibility=config.vector)
 
     def matrix(name: str, rows: Any) -> Any:
-        dtype = TYPES[name]
-        stride = cute.sym_int64(divisibility=VECTOR_BYTES * 8 // dtype.width)
-        return make_fake_tensor(dtype, (rows, hidden), (stride, 1), assumed_align=VECTOR_BYTES)
-
-    def table(dtype: type[cutlass.Numeric]) -> Any:
-        return make_fake_tensor(dtype, (tokens, config.top_k), (cute.sym_int64(), 1))
+        return fake_tensor(TYPES[name], rows, hidden, align=VECTOR_BYTES)
 
     tensors = matrix(config.dtype, rows), matrix(config.out_dtype, tokens)
-    weights = table(Float32) if config.weighted else None
-    return tensors, weights, table(Int32), Int32(0), CUstream(0)
+    weights = fake_tensor(Float32, tokens, config.top_k) if config.weighted else None
+    return tensors, weights, fake_tensor(Int32, tokens, config.top_k), Int32(0), CUstream(0)

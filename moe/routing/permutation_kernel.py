@@ -15,9 +15,9 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint32
-from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
+from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
 from moe.routing.config import COUNTS, VECTOR_BYTES, PermutationConfig
@@ -118,26 +118,31 @@ class Scatter:
         self,
         ids: cute.Tensor,
         counts: cute.Tensor | None,
-        outputs: tuple,
+        outputs: tuple[cute.Tensor, ...],
         turns: Int32,
         chunks: Int32,
         stream: CUstream,
     ) -> None:
         """counts: of `Count`, None for one chunk; outputs: offsets (E + 1,), slot_of_row (R,),
         row_of_slot (R,), all int32."""
-        self.kernel(ids, counts, outputs, turns).launch(
+        self.kernel(ids, counts, *outputs, turns).launch(
             grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(
-        self, ids: cute.Tensor, counts: cute.Tensor | None, outputs: tuple, turns: Int32
+        self,
+        ids: cute.Tensor,
+        counts: cute.Tensor | None,
+        gOffsets: cute.Tensor,
+        gSlotOfRow: cute.Tensor,
+        gRowOfSlot: cute.Tensor,
+        turns: Int32,
     ) -> None:
         """Grid (chunks,); see `__call__`."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
-        gOffsets, gSlotOfRow, gRowOfSlot = outputs
         smem = SmemAllocator()
         sRuns = smem.allocate_tensor(
             Int32, cute.make_ordered_layout((config.warps, config.experts), order=(1, 0))
@@ -293,27 +298,23 @@ class Scatter:
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Count(config), _ids(), _counts(config), Int32(0), CUstream(0)
+    return (
+        Count(config),
+        fake_tensor(Int32, cute.sym_int32()),
+        _counts(config),
+        Int32(0),
+        CUstream(0),
+    )
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    ids = _ids()
-    rows = ids.shape
-    outputs = (
-        make_fake_tensor(Int32, (config.experts + 1,), (1,)),
-        make_fake_tensor(Int32, rows, (1,)),
-        make_fake_tensor(Int32, rows, (1,)),
-    )
+    rows = cute.sym_int32()
+    ids = fake_tensor(Int32, rows)
+    outputs = tuple(fake_tensor(Int32, size) for size in (config.experts + 1, rows, rows))
     counts = _counts(config) if config.chunked else None
     return Scatter(config), ids, counts, outputs, Int32(0), Int32(0), CUstream(0)
 
 
-def _ids() -> Any:
-    return make_fake_tensor(Int32, (cute.sym_int32(),), (1,))
-
-
 def _counts(config: PermutationConfig) -> Any:
-    stride = cute.sym_int64(divisibility=COUNTS)
-    shape = (cute.sym_int32(), config.columns)
-    return make_fake_tensor(Int32, shape, (stride, 1), assumed_align=VECTOR_BYTES)
+    return fake_tensor(Int32, cute.sym_int32(), config.columns, align=VECTOR_BYTES)

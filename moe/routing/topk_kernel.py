@@ -10,14 +10,15 @@ every lane counts those that are better than its own: the count is its place amo
 Where equal keys make more than 32 candidates, the best is found k times.
 """
 
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32
-from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
+from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.log2 import LOG2_E
 from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
@@ -31,6 +32,15 @@ ATANH_TERMS = 8  # z is 1/3 at most: the next one adds less than 2 ** -29
 BATCH = 4  # keys that a lane reads at a time
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """In shared memory, one for each lane of the warp."""
+
+    keys: cute.Tensor
+    experts: cute.Tensor
+    scores: cute.Tensor
+
+
 class Route:
     """Host function and kernel of one RouteConfig."""
 
@@ -42,13 +52,13 @@ class Route:
         self,
         logits: cute.Tensor,
         bias: cute.Tensor | None,
-        outputs: tuple,
+        outputs: tuple[cute.Tensor, ...],
         scale: Float32,
         stream: CUstream,
     ) -> None:
         """logits (T, E); bias (E,) fp32 or None; outputs: ids int32 and weights fp32, (T * k,)."""
         tokens, _ = logits.shape
-        self.kernel(logits, bias, outputs, scale).launch(
+        self.kernel(logits, bias, *outputs, scale).launch(
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
             block=(ROUTE_WARPS * WARP_THREADS, 1, 1),
             stream=stream,
@@ -56,7 +66,12 @@ class Route:
 
     @cute.kernel
     def kernel(
-        self, logits: cute.Tensor, bias: cute.Tensor | None, outputs: tuple, scale: Float32
+        self,
+        logits: cute.Tensor,
+        bias: cute.Tensor | None,
+        ids: cute.Tensor,
+        weights: cute.Tensor,
+        scale: Float32,
     ) -> None:
         """Grid (tokens by ROUTE_WARPS,); see `__call__`."""
         config = self.config
@@ -68,7 +83,7 @@ class Route:
         layout = cute.make_ordered_layout((ROUTE_WARPS, WARP_THREADS), order=(1, 0))
         kinds = (Int32, Int32, Float32)
         tables = [smem.allocate_tensor(kind, layout, VECTOR_BYTES) for kind in kinds]
-        found = [table[warp, None] for table in tables]
+        found = Candidates(*(table[warp, None] for table in tables))
         tokens, _ = logits.shape
         if token < tokens:
             scores = self.read(logits[token, None], lane)
@@ -92,7 +107,6 @@ class Route:
             if lane < config.top_k:
                 if cutlass.const_expr(config.renormalize):
                     weight = Float32(0.0) if total == 0.0 else weight / total
-                ids, weights = outputs
                 place = token * config.top_k + lane
                 ids[place] = expert
                 weights[place] = weight * scale
@@ -208,12 +222,11 @@ class Route:
 
     @cute.jit
     def choose(
-        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: list
-    ) -> tuple:
+        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: Candidates
+    ) -> tuple[Int32, Float32]:
         """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind.
 
-        best: of the lane's keys, LOWEST where its group is closed. found: for each lane a key, an
-        expert and a score, in shared memory.
+        best: of the lane's keys, LOWEST where its group is closed. found: is written.
         """
         config = self.config
         limit, rest = Int32(LOWEST), best
@@ -229,7 +242,7 @@ class Route:
             total += cute.arch.popc(holders)
         expert, score = Int32(0), Float32(0.0)
         if total <= WARP_THREADS:
-            self.collect(scores, keys, (limit, place), lane, found)
+            self.collect(scores, keys, limit, place, lane, found)
             expert, score = self.rank(total, lane, found)
         else:
             expert, score = self.find_one_by_one(scores, keys, best, lane)
@@ -237,12 +250,17 @@ class Route:
 
     @cute.jit
     def collect(
-        self, scores: cute.Tensor, keys: cute.Tensor, given: tuple, lane: Int32, found: list
+        self,
+        scores: cute.Tensor,
+        keys: cute.Tensor,
+        limit: Int32,
+        place: Int32,
+        lane: Int32,
+        found: Candidates,
     ) -> None:
-        """Candidates in the order of experts; given: their smallest key, and where the first of
+        """Candidates in the order of experts; limit: their smallest key; place: where the first of
         this lane goes. Behind them, LOWEST."""
-        limit, place = given
-        sKeys, sExperts, sScores = found
+        sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         sKeys[lane] = Int32(LOWEST)
         cute.arch.sync_warp()
         first = self.first_expert(lane)
@@ -255,9 +273,9 @@ class Route:
         cute.arch.sync_warp()
 
     @cute.jit
-    def rank(self, total: Int32, lane: Int32, found: list) -> tuple:
+    def rank(self, total: Int32, lane: Int32, found: Candidates) -> tuple[Int32, Float32]:
         """(expert, score) of choice `lane` among the candidates."""
-        sKeys, sExperts, sScores = found
+        sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         mine, expert, score = sKeys[lane], sExperts[lane], sScores[lane]
         better = Int32(0)
         batch = cute.make_rmem_tensor(BATCH, Int32)
@@ -277,7 +295,7 @@ class Route:
     @cute.jit
     def find_one_by_one(
         self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32
-    ) -> tuple:
+    ) -> tuple[Int32, Float32]:
         """(expert, score) of choice `lane`, however many keys are equal."""
         config = self.config
         my_expert, my_score = Int32(0), Float32(0.0)
@@ -315,7 +333,7 @@ def log_1_plus(p: Float32) -> Float32:
 
 
 @cute.jit
-def top_two(keys: cute.Tensor) -> tuple:
+def top_two(keys: cute.Tensor) -> tuple[Int32, Int32]:
     """The two largest of a lane."""
     best, second = keys[0], Int32(LOWEST)
     for index in cutlass.range_constexpr(1, cute.size(keys)):
@@ -331,12 +349,8 @@ def host_function(config: RouteConfig, _arch: str) -> tuple:
 
 def _arguments(config: RouteConfig) -> tuple:
     dtype, align = TYPES[config.dtype], VECTOR_BYTES if config.vectors else None
-    stride = cute.sym_int64(divisibility=align * 8 // dtype.width if config.vectors else 1)
-    shape = (cute.sym_int32(), config.experts)
-    logits = make_fake_tensor(dtype, shape, (stride, 1), assumed_align=align)
-    bias = None
-    if config.bias:
-        bias = make_fake_tensor(Float32, (config.experts,), (1,), assumed_align=align)
-    slots = (cute.sym_int32(),)
-    outputs = make_fake_tensor(Int32, slots, (1,)), make_fake_tensor(Float32, slots, (1,))
+    logits = fake_tensor(dtype, cute.sym_int32(), config.experts, align=align)
+    bias = fake_tensor(Float32, config.experts, align=align) if config.bias else None
+    slots = cute.sym_int32()
+    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
     return logits, bias, outputs, Float32(0.0), CUstream(0)

@@ -44,9 +44,9 @@ class GroupedGemm:
     @cute.jit
     def __call__(
         self,
-        operands: tuple,
-        tensors: tuple,
-        numbers: tuple,
+        operands: tuple[cute.Tensor, ...],
+        tensors: tuple[cute.Tensor | None, ...],
+        numbers: tuple[Float32, ...],
         k: Int32,
         ctas: Int32,
         stream: CUstream,

@@ -1,5 +1,6 @@
 """What the host function takes: fake tensors, shapes and strides dynamic."""
 
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -16,9 +17,9 @@ from cutlass import (
     Uint8,
     Uint16,
 )
-from cutlass.cute.runtime import make_fake_tensor
 
 from kernelkit import hw
+from kernelkit.fake import fake_tensor
 from moe.config import GroupedConfig
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
@@ -31,18 +32,17 @@ def example_arguments(config: GroupedConfig) -> tuple:
     # Sizes of 1 are dynamic, too: that is how a tensor is described at a launch.
     rows, experts, line, one = (cute.sym_int32() for _ in range(4))
     atoms, words = cute.sym_int32(), cute.sym_int32()
+    moved = partial(fake_tensor, align=hw.TMA_ALIGN_BYTES)
+    # What TMA moves: [experts, lines, blocks or 1, bytes or words].
     operands = (
-        _moved(Uint8, (one, rows, one), line),
-        _moved(Uint8, (experts, cute.sym_int32(), one), line),
-        _moved(Uint16, (one, atoms, cute.sym_int32()), words),
-        _moved(Uint16, (experts, atoms, cute.sym_int32()), words),
+        moved(Uint8, one, rows, one, line),
+        moved(Uint8, experts, cute.sym_int32(), one, line),
+        moved(Uint16, one, atoms, cute.sym_int32(), words),
+        moved(Uint16, experts, atoms, cute.sym_int32(), words),
     )
-    out = OUT_TYPES.get(config.out, Uint8)
-    unit = hw.TMA_ALIGN_BYTES * 8 // out.width
-    strides = (cute.sym_int64(divisibility=unit), 1)
     tensors = (
         _array(Int32),
-        make_fake_tensor(out, (rows, cute.sym_int32()), strides, assumed_align=hw.TMA_ALIGN_BYTES),
+        moved(OUT_TYPES.get(config.out, Uint8), rows, cute.sym_int32()),
         _array(Float32, config.format.has_global),
         _array(Float32, config.format.has_global),
         _array(Uint8, config.out_format is not None, align=4),
@@ -53,15 +53,6 @@ def example_arguments(config: GroupedConfig) -> tuple:
     return operands, tensors, numbers, Int32(0), Int32(1), CUstream(0)
 
 
-def _array(dtype: type[cutlass.Numeric], wanted: bool = True, align: int = 0) -> Any:
+def _array(dtype: type[cutlass.Numeric], wanted: bool = True, align: int | None = None) -> Any:
     """A vector, None where the config has no use for it."""
-    align = align or dtype.width // 8
-    fake = make_fake_tensor(dtype, (cute.sym_int32(),), (1,), assumed_align=align)
-    return fake if wanted else None
-
-
-def _moved(dtype: type[cutlass.Numeric], size: tuple, last: Any) -> Any:
-    """What TMA moves: strides of 16 bytes, [experts, lines, blocks or 1, bytes or words]."""
-    unit = hw.TMA_ALIGN_BYTES * 8 // dtype.width
-    strides = tuple(cute.sym_int64(divisibility=unit) for _ in size)
-    return make_fake_tensor(dtype, (*size, last), (*strides, 1), assumed_align=hw.TMA_ALIGN_BYTES)
+    return fake_tensor(dtype, cute.sym_int32(), align=align) if wanted else None

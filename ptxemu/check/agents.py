@@ -18,6 +18,7 @@ from ptxemu.check.clocks import (
     fresh,
     join,
 )
+from ptxemu.machine.warp import Warp
 
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
 _POLLED = 8  # a poll repeats what it was told: looked for among so many
@@ -34,11 +35,12 @@ class WarpClock:
 
     asynchronous = False
 
-    def __init__(self, components: Components, agent: str, cta: object) -> None:
+    def __init__(self, components: Components, warp: Warp) -> None:
         self.components = components
-        self.agent = agent
-        self.cta = cta
-        self.own = components.add("warp", agent, asynchronous=False)
+        self.warp = warp
+        self.agent = warp.label
+        self.cta = warp.cta
+        self.own = components.add("warp", self.agent, asynchronous=False)
         self.rows = fresh(components)
         self.now = 0
         self.streams: dict[str, int] = {}
@@ -212,7 +214,7 @@ class Ticket:
 
     __slots__ = (
         "rows", "own", "synced", "lane", "site", "component", "step", "_seen", "agent",
-        "asynchronous", "undefined",
+        "asynchronous", "undefined", "released",
     )  # fmt: skip
 
     def __init__(self, by: WarpClock, lane: int, site: int, kind: str = "") -> None:
@@ -229,11 +231,18 @@ class Ticket:
                 self.rows = join(self.rows, fresh(by.components))
             self.rows[ORDERED, self.component] = self.step - 1
         self.undefined = 0  # the code of the data that it takes along, see `taint_memory`
+        # What its warp released with it (cp.async.mbarrier.arrive).
+        self.released: np.ndarray | None = None
         self._seen: dict[str, np.ndarray] = {}
 
     @property
     def components(self) -> Components:
         return self.agent.components
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Its component, and its step there."""
+        return self.component, self.step
 
     def seen(self, write: bool, space: str) -> np.ndarray:
         return self._fenced(space) if write and self.asynchronous else self.rows[ORDERED]
@@ -283,7 +292,7 @@ def foreign_seen(by: WarpClock | Ticket, cluster: int, write: bool) -> np.ndarra
 
 def foreign_told(by: WarpClock) -> dict[int, np.ndarray]:
     """What a release passes on of other clusters."""
-    told = {}
+    told: dict[int, np.ndarray] = {}
     for cluster, entries in by.components.foreign.items():
         for component, step, rows in entries:
             if component < by.rows.shape[1] and by.rows[ORDERED, component] >= step:

@@ -1,12 +1,391 @@
-"""The checker of a launch, put together."""
+"""The checker of a launch: hears what happens and tells those of its parts that it concerns.
+
+`Races` compares accesses, `Edges` moves clocks, `Lifetime` follows objects, `Manual` knows what
+only the manual's text asks for, `Taint` follows undefined data; see `Options.check`. `Taint` may
+stop a block (`UndefinedRead`), so it comes first: the block will be executed again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptxemu.check import footprints
+from ptxemu.check.agents import Ticket
+from ptxemu.check.clocks import ALL_LANES
 from ptxemu.check.edges import Edges
+from ptxemu.check.findings import Findings
+from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
-from ptxemu.check.taint_memory import TaintedMemory
+from ptxemu.check.races import Races, Unchanged
+from ptxemu.check.shadow import Where
+from ptxemu.check.state import States
+from ptxemu.check.taint_memory import Taint
+from ptxemu.codegen.program import Program
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
+from ptxemu.machine.listener import Listener, Place, Waiters
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.mma import Mma
+from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.machine.tma_tile import box_rows, inside
+from ptxemu.machine.tmem import Move, PendingLoad
+from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.umma_desc import SmemDesc
+from ptxemu.machine.warp import Warp
+from ptxemu.report import Finding, place_of
 
 
-class Checker(TaintedMemory, Edges, Lifetime, Manual):
-    """What instructions call while a launch is checked; see `Options.check`."""
+class Checker(Listener):
+    """memory: of the launch. found: where findings go. before: who touched global memory in the
+    launch before, where that one may still be running; `shadow`: who did so in this one."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: GlobalMemory,
+        found: list[Finding],
+        *,
+        strict: bool = False,
+        before: GlobalShadow | None = None,
+    ) -> None:
+        self.program = program
+        self.memory = memory
+        self.shadow = GlobalShadow(program.global_grain, before)
+        self.states = States(program.shared_grain)
+        self.findings = Findings(program.sites, found)
+        self.lifetime = Lifetime(self.states, self.findings, strict)
+        self.manual = Manual(self.states, self.findings, strict)
+        self.edges = Edges(self.states, self.lifetime, self.manual)
+        self.races = Races(self.states, self.findings, self.lifetime, self.shadow)
+        self.taint = Taint(self.states, self.findings, program.flows)
+
+    # -- beginnings and ends ------------------------------------------------------------------
+
+    def cluster_started(self, cluster: Cluster) -> None:
+        self.states.start_cluster(cluster)
+
+    def cta_started(self, cta: Cta) -> None:
+        self.states.start_cta(cta)
+
+    def warp_started(self, w: Warp) -> None:
+        self.states.start_warp(w)
+        self.taint.start_warp(w)
+
+    def warp_ended(self, w: Warp) -> None:
+        self.manual.copies_at_exit(w)
+        self.lifetime.warp_ended(w)
+
+    def cta_ended(self, cta: Cta) -> None:
+        self.lifetime.cta_ended(cta)
+
+    def outside(self, message: str) -> None:
+        """An access to memory of the process that nobody has allocated for the kernel."""
+        instr = self.program.running_instruction()
+        if self.findings.new("out-of-bounds", instr and instr.line):
+            place = {} if instr is None else place_of(instr)
+            rule = "ld, st: the address is allocated"
+            self.findings.report(Finding("out-of-bounds", message, rule=rule, **place))
+
+    # -- accesses by a warp -------------------------------------------------------------------
+
+    def shared_access(
+        self,
+        w: Warp,
+        cta: Cta,
+        starts: int | np.ndarray,
+        nbytes: int,
+        lanes: np.ndarray | None,
+        write: bool,
+    ) -> None:
+        grain = self.states.grain
+        where: Where
+        if isinstance(starts, np.ndarray):
+            where = footprints.bytes_of(starts.astype(np.int64), nbytes, grain)
+        else:
+            where = slice(starts // grain, starts // grain + max(nbytes // grain, 1))
+        self.taint.shared(w, cta, where, lanes, write)
+        self.races.shared(w, cta, where, lanes, write)
+        if w.how:
+            first = int(np.min(starts))
+            self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
+
+    def global_read(
+        self, w: Warp, starts: int | np.ndarray, nbytes: int, lanes: np.ndarray | None
+    ) -> None:
+        places = np.atleast_1d(np.asarray(starts)).astype(np.int64)
+        self.races.global_(w, places, nbytes, lanes, write=False)
+        if w.how:
+            self.edges.strong(w, int(places[0]), w.how, False)
+
+    def global_write(
+        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: np.ndarray | None
+    ) -> None:
+        """CTAs may store the same value to one address: FlashAttention-4's flash_bwd_preprocess
+        does so for rows that two of its tiles share, dense_gemm_ptr_array.py for tensor maps."""
+        count = len(values)
+
+        def unchanged() -> bool:
+            return bool((self.memory.gather(starts, size, count) == values).all())
+
+        places = starts.astype(np.int64)
+        self.races.global_(w, places, size * count, lanes, write=True, unchanged=unchanged)
+        if w.how:
+            self.edges.strong(w, int(places[0]), w.how, True)
+
+    def local_access(
+        self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
+    ) -> None:
+        self.taint.local(w, lanes, elements, size, write)
+
+    def atomic(self, w: Warp, space: str, name: str, address: int | np.ndarray, size: int) -> None:
+        self.taint.atomic(w, space, name, address, size)
+
+    # -- synchronisation ----------------------------------------------------------------------
+
+    def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
+        self.lifetime.initialised_again(w, barrier)
+
+    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        self.states.start_mbarrier(w, cta, barrier)
+
+    def mbarrier_arrival(
+        self,
+        w: Warp,
+        cta: Cta,
+        barrier: MBarrier,
+        how: tuple[str, ...],
+        count: tuple[int, int] = (1, 1),
+    ) -> None:
+        self.edges.arrival(w, cta, barrier, how)
+        self.lifetime.counted(w, barrier, *count)
+
+    def mbarrier_waited(
+        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
+    ) -> None:
+        self.edges.waited(w, barrier, parity, how)
+
+    def mbarrier_tested(
+        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
+    ) -> None:
+        self.edges.waited(w, barrier, parity, how)
+
+    def mbarrier_completed(self, barrier: MBarrier) -> None:
+        self.states.phases[barrier].completed()
+
+    def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
+        self.edges.barrier_arrival(w, barrier)
+
+    def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
+        self.edges.barrier_completed(barrier, waiters)
+
+    def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
+        self.edges.cluster_arrival(w, relaxed)
+
+    def cluster_completed(self, cluster: Cluster) -> None:
+        self.edges.cluster_completed(cluster)
+
+    def cluster_waited(self, w: Warp) -> None:
+        self.edges.cluster_waited(w)
+
+    def warp_synced(self, w: Warp) -> None:
+        """bar.warp.sync orders memory between its lanes ("bar.warp.sync")."""
+        self.states.clocks[w].together()
+
+    def grid_waited(self, w: Warp) -> None:
+        self.edges.grid_waited(w)
+
+    def fence(self, w: Warp, near: bool) -> None:
+        self.states.clocks[w].fence(near=near)
+
+    def fence_init(self, w: Warp) -> None:
+        self.states.clocks[w].fence_init()
+
+    def fence_proxy(self, w: Warp, spaces: tuple[str, ...]) -> None:
+        self.states.clocks[w].fence_proxy(spaces)
+
+    def fence_tensor(self, w: Warp, before: bool) -> None:
+        self.manual.fence_tensor(w, before)
+
+    # -- asynchronous operations --------------------------------------------------------------
+
+    def issued(self, w: Warp, work: Work) -> None:
+        if work.stream == "tensor core":
+            self.manual.tensor_used(w)
+        clock, mask = self.states.clocks[w], w.frag.mask
+        lane = mask.bit_length() - 1 if mask & (mask - 1) == 0 else ALL_LANES
+        ticket = Ticket(clock, lane, w.at, work.stream)
+        self.taint.issue(w, ticket)
+        if work.releases:
+            ticket.released = clock.release()
+        self.states.tickets[work] = ticket
+
+    def step_ended(self, work: Work) -> None:
+        if not work.steps:
+            del self.states.tickets[work]
+
+    def copies_committed(self, w: Warp) -> None:
+        self.states.clocks[w].commit("cp.async")
+
+    def copies_waited(self, w: Warp, allowed: int | None) -> None:
+        self.edges.copies_waited(w, allowed)
+
+    def bulk_committed(self, w: Warp) -> None:
+        self.edges.bulk_committed(w)
+
+    def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None:
+        self.edges.bulk_waited(w, allowed, read)
+
+    def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
+        ticket = self.states.tickets[work]
+        self.races.global_rows(ticket, (starts, nbytes), ticket.position)
+
+    def copy(
+        self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
+    ) -> None:
+        ticket = self.states.tickets[work]
+        where = footprints.bytes_of(offsets, nbytes, self.states.grain)
+        self.taint.land(ticket, cta, where)
+        self.races.copy(ticket, cta, where, lanes)
+
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        self.edges.arrival_of(self.states.tickets[work], cta, barrier)
+
+    def land(
+        self, work: Work, places: list[Place], nbytes: int, signals: Sequence[MBarrier]
+    ) -> None:
+        self._land(self.states.tickets[work], places, nbytes, signals)
+
+    def _land(
+        self,
+        ticket: Ticket,
+        places: list[Place],
+        nbytes: int,
+        signals: Sequence[MBarrier],
+        unchanged: Unchanged | None = None,
+    ) -> tuple[int, int]:
+        """The places are known to whoever waits for the phase. Returns the last place's step."""
+        step = (0, 0)
+        for number, place in enumerate(places):
+            phases = self.states.phases[signals[min(number, len(signals) - 1)]]
+            step = (phases.component, len(phases.phases) + 1)
+            self.taint.land(ticket, place[0], self.races.bytes(place[1], nbytes))
+            self.races.land(ticket, place, nbytes, step, unchanged)
+        for barrier in signals:
+            self.edges.signalled(ticket, barrier)
+        return step
+
+    def load(
+        self,
+        work: Work,
+        source: tuple[np.ndarray, int],
+        places: list[Place],
+        nbytes: int,
+        signals: Sequence[MBarrier],
+    ) -> None:
+        ticket = self.states.tickets[work]
+        step = self._land(ticket, places, nbytes, signals)
+        self.races.global_rows(ticket, source, step)
+
+    def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
+        """CUTLASS's 01_gemm_split_k_fp16.py: each of four warps issues the same copy."""
+        (cta, low), (other, offset) = source, target
+
+        def unchanged() -> bool:
+            held = other.smem[offset : offset + nbytes]
+            return np.array_equal(held, cta.smem[low : low + nbytes])
+
+        ticket = self.states.tickets[work]
+        step = self._land(ticket, [target], nbytes, [signal], unchanged)
+        self.races.read_shared(ticket, cta, self.races.bytes(low, nbytes), step)
+        self.taint.send(source, target, nbytes)
+
+    def bulk_read(self, work: Work, cta: Cta, low: int, nbytes: int) -> None:
+        ticket = self.states.tickets[work]
+        self.races.read_shared(ticket, cta, self.races.bytes(low, nbytes), ticket.position)
+        self.taint.bulk_read(ticket, cta, low, nbytes)
+
+    def tile_read(
+        self, work: Work, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
+    ) -> None:
+        ticket = self.states.tickets[work]
+        self.races.read_shared(ticket, cta, self.races.bytes(low, tm.box_bytes), ticket.position)
+        self.taint.tile_read(ticket, cta, tm, position, low)
+
+    def bulk_write(
+        self, work: Work, starts: np.ndarray, nbytes: int, *, atomic: bool = False
+    ) -> None:
+        self._store(work, (starts, nbytes), atomic=atomic)
+
+    def tile_write(
+        self, work: Work, tm: TensorMap, position: tuple[int, ...], image: np.ndarray
+    ) -> None:
+        """CUTLASS's tma_load_store.py: four warps store one box."""
+        rows = box_rows(tm, position)
+
+        def unchanged() -> bool:
+            return np.array_equal(self.memory.read_rows(*rows), inside(tm, position, image))
+
+        self._store(work, rows, unchanged=unchanged)
+
+    def tile_reduce(self, work: Work, tm: TensorMap, position: tuple[int, ...]) -> None:
+        self._store(work, box_rows(tm, position), atomic=True)
+
+    def _store(
+        self,
+        work: Work,
+        rows: tuple[np.ndarray, int],
+        *,
+        atomic: bool = False,
+        unchanged: Unchanged | None = None,
+    ) -> None:
+        ticket = self.states.tickets[work]
+        step = (ticket.agent.stream("bulk write"), ticket.step)
+        self.races.global_rows(ticket, rows, step, write=True, atomic=atomic, unchanged=unchanged)
+
+    # -- tensor core and tensor memory --------------------------------------------------------
+
+    def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
+        ticket = self.states.tickets[work]
+        self.races.multiply(ticket, ctas, mma)
+        self.taint.multiply(ticket, ctas, mma)
+
+    def fill(
+        self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
+        ticket = self.states.tickets[work]
+        self.races.fill(ticket, ctas, address, desc, shape)
+        self.taint.fill(ticket, ctas, address, desc, shape)
+
+    def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        self.edges.arrival_of(self.states.tickets[work], cta, barrier)
+
+    def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
+        self.races.columns(w, column, count, pair, told)
+        self.taint.allocated(w, column, count, told)
+
+    def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None:
+        self.races.columns(w, column, count, pair, None)
+
+    def tensor_load(self, w: Warp, load: PendingLoad) -> None:
+        self.taint.load(w, load.address, load.move)
+        self.manual.tensor_used(w)
+        self.states.loads[load] = self.races.move(w, load.address, load.move, False)
+
+    def tensor_loaded(self, w: Warp, load: PendingLoad) -> None:
+        self.states.clocks[w].complete("tcgen05.ld", self.states.loads.pop(load))
+
+    def tensor_loads_waited(self, w: Warp) -> None:
+        clock = self.states.clocks[w]
+        clock.waited_loads = clock.issued.get("tcgen05.ld", 0)
+
+    def tensor_store(self, w: Warp, address: int, move: Move) -> None:
+        self.taint.store(w, address, move)
+        self.manual.tensor_used(w)
+        self.races.move(w, address, move, True)
+
+    def tensor_stores_waited(self, w: Warp) -> None:
+        self.states.clocks[w].complete("tcgen05.st")

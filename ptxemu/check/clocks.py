@@ -12,7 +12,7 @@ if that agent's clock has reached its step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Component:
     kind: str
     agent: str
     asynchronous: bool = True  # completes by a mechanism of its own; no proxy fence is needed
-    owner: object = None
+    owner: Any = None
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Components:
     # what its warps were told of another cluster, by index: (component, its step then, rows)
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
-    def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: object = None) -> int:
+    def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: Any = None) -> int:
         """A new component. Of an allocation, and of bytes that landed in shared memory, nothing but
         their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
         tma_multicast.py tells a peer of its tile by barrier.cluster.arrive.relaxed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ptxemu.check.clocks import Component, Stamp
+from ptxemu.check.findings import Findings
 from ptxemu.report import Access, Finding, place_of
 
 
@@ -28,17 +29,15 @@ class Side:
 class Conflicts:
     """Reports each pair of instructions once, however many cells and CTAs show it."""
 
-    def __init__(self, machine: object) -> None:
-        self.machine = machine
-        self.sites = machine.program.sites
-        self._reported: set[tuple] = set()
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._sites = findings.sites
 
     def report(self, before: Side, now: Side, missing: tuple[str, str]) -> None:
         key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
-        if key in self._reported:
+        if not self._findings.new("race", *key):
             return
-        self._reported.add(key)
-        instr = self.sites[now.stamp.site]
+        instr = self._sites[now.stamp.site]
         earlier, later = self._access(before), self._access(now)
         finding = Finding(
             "race",
@@ -48,14 +47,13 @@ class Conflicts:
             missing=missing[0],
             rule=missing[1],
         )
-        self.machine.report(finding)
+        self._findings.report(finding)
 
     def with_launch_before(self, address: int, now: Stamp, wrote: bool) -> None:
         """A dependent launch touches what the launch before it has touched."""
-        if (now.site,) in self._reported:
+        if not self._findings.new("the launch before", now.site):
             return
-        self._reported.add((now.site,))
-        instr = self.sites[now.site]
+        instr = self._sites[now.site]
         what = "write" if wrote else "read"
         finding = Finding(
             "race",
@@ -69,10 +67,10 @@ class Conflicts:
             missing="griddepcontrol.wait before it",
             rule="griddepcontrol",
         )  # fmt: skip
-        self.machine.report(finding)
+        self._findings.report(finding)
 
     def _access(self, side: Side) -> Access:
-        instr, component = self.sites[side.stamp.site], side.component
+        instr, component = self._sites[side.stamp.site], side.component
         agent = component.agent
         if component.kind not in ("warp", "mbarrier"):
             agent = f"{component.kind} of {agent}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ptxemu.check.agents import foreign_seen
+from ptxemu.check.agents import Ticket, WarpClock, foreign_seen
 from ptxemu.check.clocks import ASYNC_GLOBAL, ASYNC_SHARED, EXECUTED, ORDERED
 from ptxemu.check.conflict import Side
 
@@ -48,7 +50,7 @@ RELEASE = (
 )
 
 
-def missing(before: Side, by: object) -> tuple[str, str]:
+def missing(before: Side, by: WarpClock | Ticket) -> tuple[str, str]:
     """(likely missing instruction, manual section) where `by`, a warp or an asynchronous operation
     of one, is not ordered after the access `before` of its cluster."""
     earlier, clock = before.stamp, by.rows
@@ -69,7 +71,7 @@ def missing(before: Side, by: object) -> tuple[str, str]:
     return MISSING[component.kind]
 
 
-def missing_abroad(before: Side, by: object, cluster: int) -> tuple[str, str]:
+def missing_abroad(before: Side, by: WarpClock | Ticket, cluster: int) -> tuple[str, str]:
     """The same where `before` is of another cluster."""
     earlier, component = before.stamp, before.component
     seen = foreign_seen(by, cluster, False)
@@ -84,7 +86,7 @@ def missing_abroad(before: Side, by: object, cluster: int) -> tuple[str, str]:
     return FLAG
 
 
-def _heard(owner: object, kind: str, step: int, seen: np.ndarray) -> bool:
+def _heard(owner: Any, kind: str, step: int, seen: np.ndarray) -> bool:
     """The warp has told something after it issued this operation: what is missing is not that, but
     that it was told of the completion, too."""
     if owner is None or kind == "tensor core":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def _moved(shape: str, num: int, packed: bool, half_split: int) -> np.ndarray:
     return cells
 
 
-def moved_cells(move: tuple, address: int, warp_in_group: int) -> np.ndarray:
+def moved_cells(move: tuple[Any, ...], address: int, warp_in_group: int) -> np.ndarray:
     """move: (shape, repeat count, 16-bit packing, columns between halves)."""
     shape, num, packed, half_split = move
     lane, column = address >> 16 & 16, address & 0xFFFF

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from ptxemu.check.agents import foreign_seen
+from ptxemu.check.agents import Ticket, WarpClock, foreign_seen
 from ptxemu.check.clocks import Mark, join
-from ptxemu.check.shadow import Agent, unordered
+from ptxemu.check.shadow import unordered
 
+Agent = WarpClock | Ticket
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
 
 
@@ -197,7 +199,7 @@ class GlobalShadow:
         count = max(piece.nbytes // self.grain, 1)
         return piece.starts // self.grain + np.arange(count, dtype=np.int64)[:, None]
 
-    def _parts(self, cells: np.ndarray) -> list[tuple]:
+    def _parts(self, cells: np.ndarray) -> list[tuple[Any, ...]]:
         """(chunk, which of the cells, their indices in it)."""
         per_chunk = (1 << _CHUNK_BITS) // self.grain
         chunks = cells // per_chunk

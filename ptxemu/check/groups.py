@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ptxemu.report import ERROR, Access, Finding, LaunchReport
 
@@ -45,7 +46,7 @@ class Group:
 
 def grouped(launches: Iterable[LaunchReport]) -> list[Group]:
     """The findings of launches, errors first, then by check, then as they came."""
-    groups: dict[tuple, Group] = {}
+    groups: dict[tuple[Any, ...], Group] = {}
     for launch in launches:
         for finding in launch.findings:
             key = (launch.entry, *finding.place)

@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
-from ptxemu.report import Finding, place_of
+from ptxemu.check.findings import Findings
+from ptxemu.check.state import States
+from ptxemu.machine.cta import Cta
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.warp import Warp
+from ptxemu.report import NOTE, Finding, place_of
 
 _NOTES = {  # name -> (what is said, what is missing, manual section)
     "wait::ld": (
@@ -41,69 +46,64 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
 
 
 class Manual:
-    """The part of the checker that goes by the manual alone. Does nothing unless `strict`, but that
-    tcgen05.fence completes a relaxed wait."""
+    """Does nothing unless `strict`, but that tcgen05.fence completes a relaxed wait."""
 
-    machine: object
-    sites: list
-    strict: bool
+    def __init__(self, states: States, findings: Findings, strict: bool) -> None:
+        self._states = states
+        self._findings = findings
+        self._strict = strict
 
-    def tensor_used(self, w: object) -> None:
+    def tensor_used(self, w: Warp) -> None:
         """A tcgen05 operation is issued."""
-        if self.strict:
-            if w.clock.woken_at is not None:
+        if self._strict:
+            clock = self._states.clocks[w]
+            if clock.woken_at is not None:
                 self._note("after", w.at)
-                w.clock.woken_at = None
-            w.clock.tensor_at = w.at
+                clock.woken_at = None
+            clock.tensor_at = w.at
 
-    def tensor_fence(self, w: object, before: bool) -> None:
+    def fence_tensor(self, w: Warp, before: bool) -> None:
         """tcgen05.fence."""
+        clock = self._states.clocks[w]
         if before:
-            w.clock.tensor_at = None
+            clock.tensor_at = None
         else:
-            w.clock.woken_at = None
-            w.clock.fence_tensor()
+            clock.woken_at = None
+            clock.fence_tensor()
 
-    def told_others(self, w: object) -> None:
+    def told_others(self, w: Warp) -> None:
         """An arrival of any kind."""
-        if self.strict:
-            if w.clock.tensor_at is not None:
+        if self._strict:
+            clock = self._states.clocks[w]
+            if clock.tensor_at is not None:
                 self._note("before", w.at)
-            if w.clock.issued.get("tcgen05.ld", 0) > w.clock.waited_loads:
+            if clock.issued.get("tcgen05.ld", 0) > clock.waited_loads:
                 self._note("wait::ld", w.at)
 
-    def heard_others(self, w: object) -> None:
+    def heard_others(self, w: Warp) -> None:
         """The end of a wait of any kind."""
-        if self.strict:
-            w.clock.woken_at = w.at
+        if self._strict:
+            self._states.clocks[w].woken_at = w.at
 
-    def scope_of_arrival(self, w: object, cta: object, how: tuple[str, ...]) -> None:
-        if self.strict and cta is not w.cta and "cluster" not in how:
+    def scope_of_arrival(self, w: Warp, cta: Cta, how: tuple[str, ...]) -> None:
+        if self._strict and cta is not w.cta and "cluster" not in how:
             self._note("scope of arrival", w.at)
 
-    def scope_of_wait(self, w: object, barrier: object, how: tuple[str, ...]) -> None:
-        if self.strict and barrier.clock_of.from_peers and "cluster" not in how:
+    def scope_of_wait(self, w: Warp, barrier: MBarrier, how: tuple[str, ...]) -> None:
+        if self._strict and self._states.phases[barrier].from_peers and "cluster" not in how:
             self._note("scope of wait", w.at)
 
-    def copies_at_exit(self, w: object) -> None:
+    def copies_at_exit(self, w: Warp) -> None:
         """A warp ends."""
-        if self.strict:
-            component = w.clock.streams.get("bulk read")
-            if component is not None and not w.clock.knows(component, w.clock.issued["bulk read"]):
+        if self._strict:
+            clock = self._states.clocks[w]
+            component = clock.streams.get("bulk read")
+            if component is not None and not clock.knows(component, clock.issued["bulk read"]):
                 self._note("exit", w.at)
 
     def _note(self, name: str, site: int) -> None:
-        if (name, site) in self._known:
-            return
-        self._known.add((name, site))
-        message, missing, rule = _NOTES[name]
-        instr = self.sites[site]
-        finding = Finding(
-            "manual",
-            message,
-            severity="note",
-            **place_of(instr),
-            missing=missing,
-            rule=rule,
-        )
-        self.machine.report(finding)
+        if self._findings.new(name, site):
+            message, missing, rule = _NOTES[name]
+            place = place_of(self._findings.sites[site])
+            found = Finding("manual", message, NOTE, **place, missing=missing, rule=rule)
+            self._findings.report(found)

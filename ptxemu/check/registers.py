@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ptxemu.check.flow import Flow
 from ptxemu.check.rules import ALL, both_halves, lanes_of
 from ptxemu.check.undefined import CODE, NEVER, rescale
+from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 
 
@@ -16,22 +16,19 @@ class Registers:
     """masks: as in `rules`, of the registers that are not defined in all lanes; mostly empty.
     origins: by the same names, the code of where the data comes from.
 
-    following: the running block follows undefined data. Of the instruction that is running there:
-    loaded, codes [row, lane] that memory gave, rows being equal parts of what a lane reads; stored,
-    the same of what it writes, and `landed` whether that was any memory but global; lanes, those
-    that access shared memory, None: all at one address.
+    Of the instruction that is running: loaded, codes [row, lane] that memory gave, rows being equal
+    parts of what a lane reads; stored, the same of what it writes, and `landed` whether that was
+    any memory but global.
     """
 
-    __slots__ = ("masks", "origins", "following", "loaded", "stored", "landed", "lanes", "local")
+    __slots__ = ("masks", "origins", "loaded", "stored", "landed", "local")
 
     def __init__(self) -> None:
         self.masks: dict[str, int] = {}
         self.origins: dict[str, int] = {}
-        self.following = False
         self.loaded: np.ndarray | None = None
         self.stored: np.ndarray | None = None
         self.landed = False
-        self.lanes: np.ndarray | None = None
         self.local: np.ndarray | None = None  # codes of local memory, [lane, byte]
 
     def begin(self) -> None:
@@ -64,7 +61,7 @@ class Registers:
         self.clear([name for name in self.masks if name not in names], mb)
 
     def undefined(self, name: str | None, mb: int) -> bool:
-        return lanes_of(self.masks.get(name, 0)) & mb != 0
+        return name is not None and lanes_of(self.masks.get(name, 0)) & mb != 0
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -98,13 +95,13 @@ class Registers:
         parts = 2 if flow.element_bytes >= 8 else 1
         rows = []
         for name in flow.sources:
-            mask, origin = self.masks.get(name, 0), self.origins.get(name, 0)
+            mask, origin = self.masks.get(name or "", 0), self.origins.get(name or "", 0)
             halves = (mask & ALL, mask >> 32) if name in flow.wide else (mask, mask)
             rows += [bits_mask(half & mb) * CODE(origin) for half in halves[:parts]]
         codes = np.array(rows, CODE)
         if flow.kind == "store matrix":
-            parts = flow.instr.parts
-            elements = _bytes_stored(codes) if "b8" in parts else _stored(codes, "trans" in parts)
+            of = flow.instr.parts
+            elements = _bytes_stored(codes) if "b8" in of else _stored(codes, "trans" in of)
             return _to_rows(elements)
         if flow.kind == "atomic":
             codes[:] = codes.max()  # lanes act one after the other, maybe on one word

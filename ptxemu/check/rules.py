@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ptxemu.check.flow import Flow
+from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.numerics.shuffle import shuffle_lanes
 
 ALL = 0xFFFFFFFF
@@ -78,12 +79,12 @@ def _unpack(flow: Flow, masks: Masks, mb: int) -> list[int]:
     ]
 
 
-def _where(value: object) -> int:
+def _where(value: PerLane) -> int:
     """Lanes in which a predicate holds."""
     return (ALL if value else 0) if np.ndim(value) == 0 else mask_bits(value)
 
 
-def _select(flow: Flow, masks: Masks, mb: int, predicate: object) -> list[int]:
+def _select(flow: Flow, masks: Masks, mb: int, predicate: PerLane) -> list[int]:
     """Undefined only if the side that was chosen is, or the choice."""
     first, second, choice = (masks.get(name, 0) for name in flow.sources)
     yes = both_halves(_where(predicate))
@@ -91,7 +92,7 @@ def _select(flow: Flow, masks: Masks, mb: int, predicate: object) -> list[int]:
     return [mask if name in flow.wide else mask & ALL for name in flow.targets]
 
 
-def _mask(flow: Flow, masks: Masks, mb: int, a: object, b: object) -> list[int]:
+def _mask(flow: Flow, masks: Masks, mb: int, a: PerLane, b: PerLane) -> list[int]:
     """`and` with zero is zero, `or` with all ones is all ones, whatever the other operand is."""
     first, second = (lanes_of(masks.get(name, 0)) for name in flow.sources)
     if flow.instr.root == "and":
@@ -105,7 +106,7 @@ def _mask(flow: Flow, masks: Masks, mb: int, a: object, b: object) -> list[int]:
     return _to_all(flow, lanes & ALL)
 
 
-def _shuffle(flow: Flow, masks: Masks, mb: int, lane: object, clamp: object) -> list[int]:
+def _shuffle(flow: Flow, masks: Masks, mb: int, lane: PerLane, clamp: PerLane) -> list[int]:
     """Each lane has what its source lane has."""
     mode = next(part for part in flow.instr.parts if part in ("up", "down", "bfly", "idx"))
     moved, _ = shuffle_lanes(
@@ -117,7 +118,7 @@ def _shuffle(flow: Flow, masks: Masks, mb: int, lane: object, clamp: object) -> 
     return [mask_bits(moved != 0) | control, control][: len(flow.targets)]
 
 
-def _vote(flow: Flow, masks: Masks, mb: int, predicate: object, members: object) -> list[int]:
+def _vote(flow: Flow, masks: Masks, mb: int, predicate: PerLane, members: PerLane) -> list[int]:
     """A defined lane may decide for all: one that is true for .any, one that is false for .all."""
     unknown = masks.get(flow.sources[0], 0) & mb
     if np.ndim(members) == 0:
@@ -129,7 +130,7 @@ def _vote(flow: Flow, masks: Masks, mb: int, predicate: object, members: object)
     return [mb if unknown else 0]
 
 
-def _group(flow: Flow, masks: Masks, mb: int, members: object) -> list[int]:
+def _group(flow: Flow, masks: Masks, mb: int, members: PerLane) -> list[int]:
     """Every lane that takes part decides the result of all."""
     named = members if np.ndim(members) == 0 else ALL
     return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
@@ -145,18 +146,18 @@ def _product(flow: Flow, masks: Masks, mb: int) -> list[int]:
     d_count = len(flow.targets)
     b_count = (len(lanes) - d_count) // 3
     a, b, c = np.split(lanes.reshape(-1, 8, 4), (2 * b_count, 3 * b_count))
-    rows = np.stack([a[0::2], a[1::2]]).any(axis=(1, 3))  # [half, g]
+    rows = np.any(np.stack([a[0::2], a[1::2]]), axis=(1, 3))  # [half, g]
     columns = b.any(axis=(0, 2)).reshape(4, 2)  # [i, which of the two]
     reached = rows[:, None, :, None] | columns.T[None, :, None, :]  # [half, which, g, i]
     if d_count == 2:
-        reached = reached.any(axis=1)
+        reached = np.any(reached, axis=1)
     return [mask_bits(x.ravel()) for x in reached.reshape(d_count, 8, 4) | c]
 
 
 def _transposed(flow: Flow, masks: Masks, mb: int) -> list[int]:
     """movmatrix: two elements a lane, eight a row."""
     elements = np.repeat(bits_mask(masks.get(flow.sources[0], 0) & ALL), 2).reshape(8, 8)
-    return [mask_bits(elements.T.reshape(32, 2).any(axis=1))]
+    return [mask_bits(np.any(elements.T.reshape(32, 2), axis=1))]
 
 
 RULES: dict[str, Callable[..., list[int]]] = {

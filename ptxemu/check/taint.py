@@ -13,126 +13,122 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.check.flow import UndefinedRead
-from ptxemu.check.races import Races
+from ptxemu.check.findings import Findings
 from ptxemu.check.registers import Registers
 from ptxemu.check.rules import RULES
 from ptxemu.check.undefined import CODE, NEVER
-from ptxemu.ops import registry
+from ptxemu.codegen import registry
+from ptxemu.codegen.flow import Flow, UndefinedRead
+from ptxemu.machine.warp import Warp
 from ptxemu.report import Access, Finding, place_of
+
+Extent = tuple[str, int, int]  # a space, its first and last unit
 
 _MISSING = "a write of that memory, or a wait for it, before the read"
 _BRANCHES = ("bra", "exit", "ret")
 
 
-class Taint(Races):
-    """The part of the checker that follows undefined data through registers, and reports it."""
+class Origins:
+    """Where undefined data comes from, and the findings of where it gets to."""
 
-    def __init__(self, machine: object) -> None:
-        super().__init__(machine)
-        self.flows = machine.program.flows
-        self.origins: list[tuple[int, Access]] = []  # code n stands for number n - 1; with its site
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._reads: list[tuple[int, Access]] = []  # code n stands for number n - 1; with its site
         self._code_of: dict[int, int] = {}
-        self._told: set[tuple] = set()
 
-    def warp_started(self, w: object) -> None:
-        super().warp_started(w)
-        w.taint = Registers()
-        w.clock.warp = w
-
-    # -- what the instructions of a block do --------------------------------------------------
-
-    def flow(self, w: object, sites: tuple[int, ...], mb: int, *values: object) -> None:
-        """Instructions on registers alone; values: what the rule of the only one needs."""
-        taint = w.taint
-        masks = taint.masks
-        for site in sites:
-            flow = self.flows[site]
-            sources = [name for name in flow.sources if name in masks]
-            if sources:
-                news = RULES[flow.kind](flow, masks, mb, *values)
-                origin = taint.origins[sources[0]]
-                for name, new in zip(flow.targets, news, strict=True):
-                    taint.set(name, new, mb, origin)
-            elif masks:
-                taint.clear(flow.targets, mb)
-
-    def flow_in(self, w: object, site: int, mb: int) -> None:
-        """An instruction that reaches memory or other agents is about to run."""
-        flow, taint = self.flows[site], w.taint
-        taint.begin()
-        if taint.masks:
-            for name in flow.watched:
-                self._watch(w, site, name, mb, flow.sink)
-            taint.stored = taint.codes_of(flow, mb)
-
-    def flow_out(self, w: object, site: int, mb: int) -> None:
-        """It has run."""
-        flow, taint = self.flows[site], w.taint
-        if taint.stored is not None and not taint.landed:
-            self._reached(w.label, site, int(taint.stored.max()), "global memory")
-        taint.take_loaded(flow, mb)
-        taint.begin()
-
-    def flow_guard(self, w: object, site: int, name: str, mb: int) -> None:
-        """A block ends with a branch, or with the decision whether `site` is executed."""
-        branch = self.sites[site].root in _BRANCHES
-        self._watch(w, site, name, mb, "a branch" if branch else "the predicate of an instruction")
-
-    def _watch(self, w: object, site: int, name: str, mb: int, sink: str) -> None:
-        if w.taint.undefined(name, mb):
-            self._reached(w.label, site, w.taint.origins[name], sink)
-            w.taint.clear([name], mb)  # what follows from it has the same cause
-
-    def _loaded(self, w: object, lanes: object, codes: np.ndarray, extent: tuple) -> None:
-        """An instruction of a warp reads undefined data: codes [row, lane]."""
-        if not w.taint.following:
-            raise UndefinedRead
-        w.taint.load(lanes, self._named(codes, w.at, w.label, extent))
-
-    # -- origins and findings -----------------------------------------------------------------
-
-    def _named(self, codes: np.ndarray, site: int, agent: str, extent: tuple) -> np.ndarray:
+    def named(self, codes: np.ndarray, site: int, agent: str, extent: Extent) -> np.ndarray:
         """Codes with a new origin, this read, for what was never written."""
         if not (codes == NEVER).any():
             return codes
         return np.where(codes == NEVER, CODE(self._origin(site, agent, extent)), codes)
 
-    def _origin(self, site: int, agent: str, extent: tuple) -> int:
-        """The code of a read of memory that nothing wrote; extent: its space, first and last
-        unit."""
+    def _origin(self, site: int, agent: str, extent: Extent) -> int:
+        """The code of a read of memory that nothing wrote."""
         if site not in self._code_of:
             space, first, last = extent
-            read = self._side(site, agent, "read", space, first=first, last=last)
-            self.origins.append((site, read))
-            self._code_of[site] = len(self.origins)
+            instr = self._findings.sites[site]
+            read = Access(agent, instr.opcode, "read", space, first, last, **place_of(instr))
+            self._reads.append((site, read))
+            self._code_of[site] = len(self._reads)
         return self._code_of[site]
 
-    def _reached(self, agent: str, site: int, code: int, sink: str) -> None:
+    def reached(self, agent: str, site: int, code: int, sink: str) -> None:
         """Undefined data is where it must not be; told once per origin and sink."""
-        if (code, sink) in self._told:
+        if not self._findings.new("undefined", code, sink):
             return
-        self._told.add((code, sink))
-        read_at, read = self.origins[code - 1]
-        instr = self.sites[site]
-        self.machine.report(
+        read_at, read = self._reads[code - 1]
+        instr = self._findings.sites[site]
+        use = Access(agent, instr.opcode, "use", "", **place_of(instr))
+        self._findings.report(
             Finding(
                 "uninitialised",
                 f"{sink} gets data that {read.role} read and nothing wrote",
                 **place_of(instr),
-                accesses=(read, self._side(site, agent, "use", "")),
+                accesses=(read, use),
                 missing=_MISSING,
-                rule=registry.match(self.sites[read_at]).form.section,
+                rule=registry.match(self._findings.sites[read_at]).form.section,
             )
         )
 
-    def _side(self, site: int, agent: str, what: str, space: str, **extent: int) -> Access:
-        instr = self.sites[site]
-        return Access(
-            agent,
-            instr.opcode,
-            what,
-            space,
-            **place_of(instr),
-            **extent,
-        )
+    def branches(self, site: int) -> bool:
+        return self._findings.sites[site].root in _BRANCHES
+
+
+class RegisterFlow:
+    """The `codegen.tainted.Follower` of a warp. flows: of the program's instructions, by site."""
+
+    def __init__(self, w: Warp, flows: dict[int, Flow], origins: Origins) -> None:
+        self.registers = Registers()
+        self.masks = self.registers.masks
+        self.following = False
+        self._w = w
+        self._flows = flows
+        self._origins = origins
+
+    def flow(self, sites: tuple[int, ...], mb: int, *values: object) -> None:
+        registers, masks = self.registers, self.masks
+        for site in sites:
+            flow = self._flows[site]
+            sources = [name for name in flow.sources if name in masks]
+            if sources:
+                news = RULES[flow.kind](flow, masks, mb, *values)
+                origin = registers.origins[sources[0]]
+                for name, new in zip(flow.targets, news, strict=True):
+                    registers.set(name, new, mb, origin)
+            elif masks:
+                registers.clear(flow.targets, mb)
+
+    def flow_in(self, site: int, mb: int) -> None:
+        flow, registers = self._flows[site], self.registers
+        registers.begin()
+        if self.masks:
+            for name in flow.watched:
+                self._watch(site, name, mb, flow.sink)
+            registers.stored = registers.codes_of(flow, mb)
+
+    def flow_out(self, site: int, mb: int) -> None:
+        flow, registers = self._flows[site], self.registers
+        if registers.stored is not None and not registers.landed:
+            code = int(registers.stored.max())
+            self._origins.reached(self._w.label, site, code, "global memory")
+        registers.take_loaded(flow, mb)
+        registers.begin()
+
+    def flow_guard(self, site: int, name: str, mb: int) -> None:
+        branch = self._origins.branches(site)
+        self._watch(site, name, mb, "a branch" if branch else "the predicate of an instruction")
+
+    def keep(self, names: frozenset[str], mb: int) -> None:
+        self.registers.keep(names, mb)
+
+    def _watch(self, site: int, name: str, mb: int, sink: str) -> None:
+        if self.registers.undefined(name, mb):
+            self._origins.reached(self._w.label, site, self.registers.origins[name], sink)
+            self.registers.clear([name], mb)  # what follows from it has the same cause
+
+    def load(self, lanes: np.ndarray | slice, codes: np.ndarray, extent: Extent) -> None:
+        """The instruction reads undefined data: codes [row, lane]."""
+        if not self.following:
+            raise UndefinedRead
+        w = self._w
+        self.registers.load(lanes, self._origins.named(codes, w.at, w.label, extent))

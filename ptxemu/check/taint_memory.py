@@ -2,258 +2,273 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
+from ptxemu.check.findings import Findings
 from ptxemu.check.shadow import Where
-from ptxemu.check.taint import Taint
-from ptxemu.check.undefined import CODE, NEVER, SharedCodes, TensorCodes, rescale
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
-from ptxemu.machine.mma import disabled_lanes
+from ptxemu.check.state import CtaState, States
+from ptxemu.check.taint import Extent, Origins, RegisterFlow
+from ptxemu.check.undefined import CODE, NEVER, rescale
+from ptxemu.codegen.flow import Flow
+from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
+from ptxemu.machine.listener import Place
+from ptxemu.machine.mma import Mma, disabled_lanes
 from ptxemu.machine.operand_format import line_bytes
 from ptxemu.machine.scale_factors import Placement
+from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import gather_tile, inside
+from ptxemu.machine.tmem import Move
+from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.umma_desc import InstrDesc, SmemDesc
+from ptxemu.machine.warp import Warp
 
 _ATOMICS = ("atom", "red")
 _WINDOW_SHIFT, _SHARED_WINDOW = 56, 1  # of generic addresses
 _NO_LANES = np.zeros(0, np.intp)
+_ALL_LANES = slice(None)
 
 
-class TaintedMemory(Taint):
-    """The part of the checker that follows undefined data through memory."""
+class Taint:
+    """Follows undefined data between registers and memories."""
 
-    def cta_started(self, cta: object) -> None:
-        super().cta_started(cta)
-        cta.shared_codes = SharedCodes(cta.shared_shadow.last, self.grain)
-        cta.tensor_codes = TensorCodes()
+    def __init__(self, states: States, findings: Findings, flows: dict[int, Flow]) -> None:
+        self._states = states
+        self._sites = findings.sites
+        self._grain = states.grain
+        self._flows = flows
+        self._origins = Origins(findings)
+        self._of: dict[Warp, RegisterFlow] = {}
+
+    def start_warp(self, w: Warp) -> None:
+        self._of[w] = w.follower = RegisterFlow(w, self._flows, self._origins)
 
     # -- shared and local memory, by ordinary instructions ------------------------------------
 
     def shared(
-        self,
-        w: object,
-        cta: object,
-        starts: int | np.ndarray,
-        nbytes: int,
-        lanes: np.ndarray | None,
-        write: bool,
+        self, w: Warp, cta: Cta, where: Where, lanes: np.ndarray | None, write: bool
     ) -> None:
-        w.taint.lanes = lanes
-        super().shared(w, cta, starts, nbytes, lanes, write)
-
-    def _compare(
-        self, shadow: object, cta: object, where: Where, by: object, mark: object, write: bool
-    ) -> None:
-        if shadow.space == "shared":
-            if not isinstance(by, Ticket):
-                self._accessed(by.warp, cta, where, write)
-            elif write:
-                cta.shared_codes.write(where, by.undefined or None)
-        super()._compare(shadow, cta, where, by, mark, write)
-
-    def _accessed(self, w: object, cta: object, where: Where, write: bool) -> None:
         """Cells of one address for all lanes, or [cell, lane]."""
-        memory, one = cta.shared_codes, isinstance(where, slice)
         if write:
-            codes = w.taint.stored
-            w.taint.landed = True
+            self._write(w, cta, where, lanes)
+        elif self._sites[w.at].root not in _ATOMICS:
+            codes = self._cta(cta).shared_codes.read(where)
             if codes is not None:
-                codes = rescale(codes, where.stop - where.start if one else len(where))
-                codes = codes.max(1) if one else codes[:, w.taint.lanes]
-            memory.write(where, codes)
-        elif self.sites[w.at].root not in _ATOMICS:
-            codes = memory.read(where)
-            if codes is not None:
-                lanes = slice(None) if one else w.taint.lanes
-                codes = codes[:, None] if one else codes
-                self._loaded(w, lanes, codes, self._extent(cta, where))
+                one = isinstance(where, slice)
+                self._of[w].load(
+                    _ALL_LANES if lanes is None else lanes,
+                    codes[:, None] if one else codes,
+                    self._extent(cta, where),
+                )
 
-    def _extent(self, cta: object, where: Where) -> tuple[str, int, int]:
+    def _write(self, w: Warp, cta: Cta, where: Where, lanes: np.ndarray | None) -> None:
+        registers = self._of[w].registers
+        codes = registers.stored
+        registers.landed = True
+        if codes is not None:
+            if isinstance(where, slice):
+                codes = rescale(codes, where.stop - where.start).max(1)
+            else:
+                codes = rescale(codes, len(where))[:, lanes]
+        self._cta(cta).shared_codes.write(where, codes)
+
+    def _extent(self, cta: Cta, where: Where) -> Extent:
         """Space, first and last byte of cells of shared memory."""
-        cells = (
-            (where.start, where.stop - 1)
-            if isinstance(where, slice)
-            else (where.min(), where.max())
-        )
-        first, last = (int(cell) * self.grain for cell in cells)
-        return f"shared memory of {cta.name()}", first, last + self.grain - 1
+        if isinstance(where, slice):
+            cells = where.start, where.stop - 1
+        else:
+            cells = where.min(), where.max()
+        first, last = (int(cell) * self._grain for cell in cells)
+        return f"shared memory of {cta.name()}", first, last + self._grain - 1
 
     def local(
-        self, w: object, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
+        self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
     ) -> None:
         """Local memory: elements [element, lane] of `size` bytes."""
-        codes = w.taint.local_codes(w.local.shape[1], size)
+        registers = self._of[w].registers
+        assert w.local is not None  # it is accessed
+        codes = registers.local_codes(w.local.shape[1], size)
         if not write:
             found = codes[lanes, elements].max(2)
             if found.any():
-                extent = (
-                    "local memory",
-                    int(elements.min()) * size,
-                    int(elements.max() + 1) * size - 1,
-                )
-                self._loaded(w, lanes, found, extent)
-        elif w.taint.stored is None:
+                first, last = int(elements.min()) * size, int(elements.max() + 1) * size - 1
+                self._of[w].load(lanes, found, ("local memory", first, last))
+        elif registers.stored is None:
             codes[lanes, elements] = 0
         else:
-            codes[lanes, elements] = rescale(w.taint.stored, len(elements))[:, lanes, None]
-        w.taint.landed = True
+            codes[lanes, elements] = rescale(registers.stored, len(elements))[:, lanes, None]
+        registers.landed = True
 
-    def atomic(self, w: object, space: str, name: str, address: object, size: int) -> None:
+    def atomic(self, w: Warp, space: str, name: str, address: int | np.ndarray, size: int) -> None:
         """atom and red, before any lane has acted."""
         if space == "global":
             return
         codes = np.zeros((1, 32), CODE)
-        extent: tuple = ()
+        extent: Extent | None = None
         lanes = np.flatnonzero(w.frag.active())
         for lane, where in zip(lanes, w.lane_values(address), strict=True):
             if space == "generic" and where >> _WINDOW_SHIFT != _SHARED_WINDOW:
                 continue
             cta = w.cta if space == "shared" else w.cluster.cta(where >> RANK_SHIFT & 0xFF)
-            cells = self.shared_bytes(where & OFFSET_MASK, size)
-            found = cta.shared_codes.read(cells)
+            cells = self._bytes(where & OFFSET_MASK, size)
+            found = self._cta(cta).shared_codes.read(cells)
             if found is not None:
                 codes[0, lane] = found.max()
                 extent = self._extent(cta, cells)
         if extent:
-            self._loaded(w, slice(None), codes, extent)
-            if name != "exch":
-                w.taint.stored = np.full((1, 32), w.taint.loaded.max(), CODE)
+            self._of[w].load(_ALL_LANES, codes, extent)
+            registers = self._of[w].registers
+            if name != "exch" and registers.loaded is not None:
+                registers.stored = np.full((1, 32), registers.loaded.max(), CODE)
 
     # -- tensor memory ------------------------------------------------------------------------
 
-    def moved(self, w: object, address: int, move: tuple, write: bool) -> int:
-        memory, warp_in_group = w.cta.tensor_codes, w.index % 4
-        if write:
-            w.taint.landed = True
-            memory.write(move, address, warp_in_group, w.taint.stored)
-        else:
-            codes = memory.read(move, address, warp_in_group)
-            if codes is not None:
-                extent = _columns(w.cta, address, len(codes))
-                self._loaded(w, slice(None), codes, extent)
-        return super().moved(w, address, move, write)
+    def load(self, w: Warp, address: int, move: Move) -> None:
+        """tcgen05.ld."""
+        codes = self._cta(w.cta).tensor_codes.read(move, address, w.index % 4)
+        if codes is not None:
+            self._of[w].load(_ALL_LANES, codes, _columns(w.cta, address, len(codes)))
 
-    def columns(self, w: object, column: int, count: int, *rest: object) -> None:
-        super().columns(w, column, count, *rest)
-        if column in w.cta.tmem.allocations:  # the data stays there until then
-            w.cta.tensor_codes.forget(column, count)
+    def store(self, w: Warp, address: int, move: Move) -> None:
+        """tcgen05.st."""
+        registers = self._of[w].registers
+        registers.landed = True
+        self._cta(w.cta).tensor_codes.write(move, address, w.index % 4, registers.stored)
 
-    def multiplied(
-        self, ticket: Ticket, ctas: list, d: int, operands: tuple, instr: object, how: tuple
-    ) -> None:
-        """tcgen05.mma, as `multiply`; how: whether D is read, and the words of its disabled lanes.
-        A row of D is undefined where one of A or of its scale factors is, a column where a row of B
-        is."""
-        a, b, scales, shifted = operands
-        group, n, m = len(ctas), instr.n // len(ctas), instr.m // len(ctas)
+    def allocated(self, w: Warp, column: int, count: int, told: int) -> None:
+        """tcgen05.alloc: what was stored in columns stays there until then."""
+        self._cta(w.cta).tensor_codes.forget(column, count)
+        self._write(w, w.cta, self._bytes(told, 4), None)
+
+    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
+        """tcgen05.mma. A row of D is undefined where one of A or of its scale factors is, a column
+        where a row of B is."""
+        instr, group = mma.instr, len(ctas)
+        n, m = instr.n // group, instr.m // group
         b_shape = (n, instr.k, instr.b_format, instr.b_mn_major)
-        b_codes = [self._operand(ticket, cta, b, b_shape) for cta in ctas]
-        a_codes = [self._operand_a(ticket, cta, a, instr, m) for cta in ctas]
-        for cta in ctas if shifted else ():
-            cta.tensor_codes.shift(a, instr, group)
-        kept = disabled_lanes(how[1], group) or [_NO_LANES] * group
+        b_codes = [self._operand(ticket, cta, mma.b, b_shape) for cta in ctas]
+        a_codes = [self._operand_a(ticket, cta, mma.a, instr, m) for cta in ctas]
+        for cta in ctas:
+            if mma.shift and isinstance(mma.a, int):
+                self._cta(cta).tensor_codes.shift(mma.a, instr, group)
+        kept = disabled_lanes(mma.disabled, group) or [_NO_LANES] * group
         for rank, cta in enumerate(ctas):
-            memory = cta.tensor_codes
+            memory = self._cta(cta).tensor_codes
             rows, columns = [a_codes[rank]], [_joined(b_codes, n)]
-            if scales:
-                of_a, of_b = scales.placements(instr, group)
+            if mma.scales:
+                of_a, of_b = mma.scales.placements(instr, group)
                 rows.append(self._scales(ticket, cta, of_a))
                 columns.append(self._scales(ticket, cta, of_b))
             clean = all(part is None for part in rows + columns)
-            if clean and not memory.suspected(d, instr, group):
+            if clean and not memory.suspected(mma.d, instr, group):
                 continue
             codes = np.zeros((instr.n, m), CODE)
-            if how[0]:
-                before = memory.accumulator(d, instr.m, instr.n, group).reshape(instr.n, m)
-                codes = self._named_columns(ticket, cta, before & NEVER, (d, instr.n))
+            if mma.accumulate:
+                before = memory.accumulator(mma.d, instr.m, instr.n, group).reshape(instr.n, m)
+                codes = self._named_columns(ticket, cta, before & NEVER, (mma.d, instr.n))
             for part in (part for part in rows if part is not None):
                 codes = np.maximum(codes, part)
             for part in (part for part in columns if part is not None):
                 codes = np.maximum(codes, part[:, None])
-            memory.accumulate(d, instr, group, codes, kept[rank])
+            memory.accumulate(mma.d, instr, group, codes, kept[rank])
 
-    def filled(self, ticket: Ticket, ctas: list, address: int, desc: object, shape: object) -> None:
-        """tcgen05.cp, as `fill`."""
+    def fill(
+        self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
+        """tcgen05.cp."""
         for cta in ctas:
-            codes = shape.sources(cta.shared_codes.words(desc, shape.matrix))
+            state = self._cta(cta)
+            codes = shape.sources(state.shared_codes.words(desc, shape.matrix))
             if codes is not None:
-                extent = self._extent(cta, footprints.matrix_cells(desc, shape.matrix, self.grain))
-                codes = self._named(codes, ticket.site, ticket.agent.agent, extent)
-            cta.tensor_codes.fill(address, shape, codes)
+                cells = footprints.matrix_cells(desc, shape.matrix, self._grain)
+                codes = self._named(ticket, codes, self._extent(cta, cells))
+            state.tensor_codes.fill(address, shape, codes)
 
     def _operand_a(
-        self, ticket: Ticket, cta: object, a: object, instr: object, rows: int
+        self, ticket: Ticket, cta: Cta, a: SmemDesc | int, instr: InstrDesc, rows: int
     ) -> np.ndarray | None:
         """The code of each row of A, in shared or tensor memory."""
         if not isinstance(a, int):
             shape = (rows, instr.k, instr.a_format, instr.a_mn_major)
             return self._operand(ticket, cta, a, shape)
-        codes = cta.tensor_codes.operand(a, instr, rows)
+        codes = self._cta(cta).tensor_codes.operand(a, instr, rows)
         count = line_bytes(instr.a_format, instr.k) // 4
         return None if codes is None else self._named_columns(ticket, cta, codes, (a, count))
 
-    def _scales(self, ticket: Ticket, cta: object, where: Placement) -> np.ndarray | None:
+    def _scales(self, ticket: Ticket, cta: Cta, where: Placement) -> np.ndarray | None:
         """The code of the scale factors of each row of A or B."""
-        codes = cta.tensor_codes.scales(where)
+        codes = self._cta(cta).tensor_codes.scales(where)
         return None if codes is None else self._named_columns(ticket, cta, codes, where.columns())
 
-    def _named_columns(
-        self, ticket: Ticket, cta: object, codes: np.ndarray, where: tuple[int, int]
-    ) -> np.ndarray:
-        """Codes that a unit has read in tensor memory; where: address, number of columns."""
-        extent = _columns(cta, *where)
-        return self._named(codes.astype(CODE), ticket.site, ticket.agent.agent, extent)
-
     def _operand(
-        self, ticket: Ticket, cta: object, desc: object, shape: tuple
+        self, ticket: Ticket, cta: Cta, desc: SmemDesc, shape: tuple[int, int, str, bool]
     ) -> np.ndarray | None:
         """The code of each row of an operand in shared memory."""
-        codes = cta.shared_codes.operand(desc, *shape)
+        codes = self._cta(cta).shared_codes.operand(desc, *shape)
         if codes is None:
             return None
-        extent = self._extent(cta, footprints.operand_cells(desc, *shape, self.grain))
-        return self._named(codes, ticket.site, ticket.agent.agent, extent)
+        cells = footprints.operand_cells(desc, *shape, self._grain)
+        return self._named(ticket, codes, self._extent(cta, cells))
 
     # -- asynchronous copies ------------------------------------------------------------------
 
-    def ticket(self, w: object, kind: str = "") -> Ticket:
+    def issue(self, w: Warp, ticket: Ticket) -> None:
         """st.async takes its data along."""
-        ticket = super().ticket(w, kind)
-        if w.taint.stored is not None:
-            ticket.undefined = int(w.taint.stored.max())
-            w.taint.landed = True
-        return ticket
+        registers = self._of[w].registers
+        if registers.stored is not None:
+            ticket.undefined = int(registers.stored.max())
+            registers.landed = True
 
-    def tile_stored(
-        self, ticket: Ticket, cta: object, tm: object, position: tuple, offset: int
+    def land(self, ticket: Ticket, cta: Cta, where: Where) -> None:
+        """An asynchronous operation writes shared memory."""
+        self._cta(cta).shared_codes.write(where, ticket.undefined or None)
+
+    def tile_read(
+        self, ticket: Ticket, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
     ) -> None:
         """A tensor store or reduction: what lies outside the tensor is dropped."""
-        codes = cta.shared_codes.read(self.shared_bytes(offset, tm.box_bytes))
+        memory = self._cta(cta).shared_codes
+        codes = memory.read(self._bytes(low, tm.box_bytes))
         if codes is None:
             return
-        image = gather_tile(tm, cta.shared_codes.image(), offset)
+        image = gather_tile(tm, memory.image(), low)
         if inside(tm, position, image).any():
-            self._stored(ticket, cta, offset, tm.box_bytes, codes)
+            self._stored(ticket, cta, low, tm.box_bytes, codes)
 
-    def bytes_stored(self, ticket: Ticket, cta: object, low: int, nbytes: int) -> None:
+    def bulk_read(self, ticket: Ticket, cta: Cta, low: int, nbytes: int) -> None:
         """A bulk store or reduction."""
-        codes = cta.shared_codes.read(self.shared_bytes(low, nbytes))
+        codes = self._cta(cta).shared_codes.read(self._bytes(low, nbytes))
         if codes is not None:
             self._stored(ticket, cta, low, nbytes, codes)
 
-    def _stored(
-        self, ticket: Ticket, cta: object, low: int, nbytes: int, codes: np.ndarray
-    ) -> None:
-        agent = ticket.agent.agent
-        extent = self._extent(cta, self.shared_bytes(low, nbytes))
-        code = int(self._named(codes, ticket.site, agent, extent).max())
-        self._reached(agent, ticket.site, code, "global memory")
+    def _stored(self, ticket: Ticket, cta: Cta, low: int, nbytes: int, codes: np.ndarray) -> None:
+        named = self._named(ticket, codes, self._extent(cta, self._bytes(low, nbytes)))
+        self._origins.reached(ticket.agent.agent, ticket.site, int(named.max()), "global memory")
 
-    def bytes_copied(self, source: tuple, target: tuple, nbytes: int) -> None:
-        """A bulk copy between CTAs, each (CTA, offset)."""
-        codes = source[0].shared_codes.read(self.shared_bytes(source[1], nbytes))
-        target[0].shared_codes.write(self.shared_bytes(target[1], nbytes), codes)
+    def send(self, source: Place, target: Place, nbytes: int) -> None:
+        """A bulk copy between CTAs."""
+        codes = self._cta(source[0]).shared_codes.read(self._bytes(source[1], nbytes))
+        self._cta(target[0]).shared_codes.write(self._bytes(target[1], nbytes), codes)
+
+    # -- cells --------------------------------------------------------------------------------
+
+    def _named(self, ticket: Ticket, codes: np.ndarray, extent: Extent) -> np.ndarray:
+        return self._origins.named(codes, ticket.site, ticket.agent.agent, extent)
+
+    def _named_columns(
+        self, ticket: Ticket, cta: Cta, codes: np.ndarray, where: tuple[int, int]
+    ) -> np.ndarray:
+        """Codes that a unit has read in tensor memory; where: address, number of columns."""
+        return self._named(ticket, codes.astype(CODE), _columns(cta, *where))
+
+    def _cta(self, cta: Cta) -> CtaState:
+        return self._states.ctas[cta]
+
+    def _bytes(self, low: int, nbytes: int) -> slice:
+        return slice(low // self._grain, -(-(low + nbytes) // self._grain))
 
 
 def _joined(parts: list[np.ndarray | None], rows: int) -> np.ndarray | None:
@@ -263,6 +278,6 @@ def _joined(parts: list[np.ndarray | None], rows: int) -> np.ndarray | None:
     return np.concatenate([np.zeros(rows, CODE) if part is None else part for part in parts])
 
 
-def _columns(cta: object, address: int, count: int) -> tuple[str, int, int]:
+def _columns(cta: Cta, address: int, count: int) -> Extent:
     column = address & 0xFFFF
     return f"tensor memory of {cta.name()}", column, column + count - 1

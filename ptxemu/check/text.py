@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from ptxemu.check.groups import Group, grouped, schedule
 from ptxemu.check.roles import roles_of
@@ -43,7 +44,7 @@ def verdict(report: Report) -> str:
     return f"{', '.join(kinds) or 'no findings'} in {launches}; rules: {rules}"
 
 
-def document(report: Report, *, counts: bool = True) -> dict:
+def document(report: Report, *, counts: bool = True) -> dict[str, Any]:
     """The report as plain JSON values, with what was counted or without; no timelines."""
     return {
         "errors": len(report.errors),
@@ -59,7 +60,7 @@ def rules_of(launch: LaunchReport) -> str:
     return "hardware, manual" if launch.options.strict else "hardware"
 
 
-def _launch(launch: LaunchReport, counts: bool) -> dict:
+def _launch(launch: LaunchReport, counts: bool) -> dict[str, Any]:
     apart = {"findings", "trace", "options"} | (set() if counts else _COUNTED)
     plain = [f.name for f in fields(launch) if f.name not in apart]
     return {

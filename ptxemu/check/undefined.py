@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class SharedCodes:
         self.last = last
         self.grain = grain
         self.stored: np.ndarray | None = None
-        self._defined: set[tuple] = set()  # operands that need no further look
+        self._defined: set[tuple[Any, ...]] = set()  # operands that need no further look
 
     def read(self, where: Where) -> np.ndarray | None:
         """The codes of cells; None where all are defined."""
@@ -81,7 +82,9 @@ class SharedCodes:
         phase = desc.start % _WINDOW
         words, _ = operand_words(replace(desc, start=phase), shape, mn_major)
         cells = words[:, :, None] * (_WORD // self.grain) + np.arange(_WORD // self.grain)
-        return self.read(cells.reshape(shape[0], -1) + (desc.start - phase) // self.grain)
+        codes = self.read(cells.reshape(shape[0], -1) + (desc.start - phase) // self.grain)
+        assert codes is not None, "some are not 0"
+        return codes
 
     def image(self) -> np.ndarray:
         """A byte that is 1 where shared memory is undefined, for all of it."""
@@ -104,7 +107,7 @@ class TensorCodes(Tmem):
         self.cells[column : column + count] = NEVER
         self.suspects |= _bits(slice(column * GROUPS, (column + count) * GROUPS))
 
-    def read(self, move: tuple, address: int, warp_in_group: int) -> np.ndarray | None:
+    def read(self, move: tuple[Any, ...], address: int, warp_in_group: int) -> np.ndarray | None:
         """tcgen05.ld: codes [register, thread]; None where all are defined."""
         if not self.suspects & _moved(move, address, warp_in_group):
             return None
@@ -114,14 +117,14 @@ class TensorCodes(Tmem):
         return codes.astype(CODE) if codes.any() else None
 
     def write(
-        self, move: tuple, address: int, warp_in_group: int, codes: np.ndarray | None
+        self, move: tuple[Any, ...], address: int, warp_in_group: int, codes: np.ndarray | None
     ) -> None:
         """tcgen05.st; None: defined data."""
         touched = _moved(move, address, warp_in_group)
         if codes is None and not self.suspects & touched:
             return
         shape, number, unpack, split = move
-        rows = np.uint32(0) if codes is None else codes.astype(np.uint32) * _BOTH
+        rows = np.zeros((), np.uint32) if codes is None else codes.astype(np.uint32) * _BOTH
         self.store(shape, number, address, warp_in_group, rows, unpack16=unpack, half_split=split)
         self.suspects = self.suspects & ~touched if codes is None else self.suspects | touched
 
@@ -162,7 +165,7 @@ class TensorCodes(Tmem):
 
     def _look_at(self, touched: int) -> None:
         """Of a cell of `footprints` some lanes may have changed, and others be undefined."""
-        undefined = (self.cells & NEVER).reshape(TENSOR_CELLS, -1).any(1)
+        undefined = np.any((self.cells & NEVER).reshape(TENSOR_CELLS, -1), axis=1)
         self.suspects = self.suspects & ~touched | _to_bits(undefined) & touched
 
     def suspected(self, address: int, instr: InstrDesc, group: int) -> bool:
@@ -201,7 +204,7 @@ def _bits(cells: slice) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _moved(move: tuple, address: int, warp_in_group: int) -> int:
+def _moved(move: tuple[Any, ...], address: int, warp_in_group: int) -> int:
     return _to_bits(footprints.moved_cells(move, address, warp_in_group))
 
 

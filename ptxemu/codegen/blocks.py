@@ -9,9 +9,10 @@ becomes a branch round a block of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from ptxemu.codegen import registry
 from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
-from ptxemu.ops import registry
 from ptxemu.syntax.tree import Entry, Instr, Not, Reg, Sym
 
 BRANCHES = ("bra",)
@@ -23,8 +24,14 @@ class Step:
     """An instruction with its emitter, or with the error that executing it must raise."""
 
     instr: Instr
-    match: registry.Match | None
+    match: registry.Match | None  # None: executing it raises `error`
     error: UnsupportedPtx | None = None
+
+    def emit(self, lower: object) -> None:
+        """State to a `lower.Lower` what the instruction does."""
+        if self.match is None:
+            raise self.error or UnsupportedPtx("no form", line=self.instr.line)
+        self.match.form.emit(lower, self.instr, self.match)
 
 
 @dataclass
@@ -38,14 +45,16 @@ class Block:
     branch: str | int | None = None  # label, then block index once linked
     exits: bool = False  # the terminator ends the thread (guarded by `guard` where there is one)
     trap: bool = False
-    members: list = field(default_factory=list)  # member-mask operands; None means all live lanes
+    members: list[Any] = field(
+        default_factory=list[Any]
+    )  # member-mask operands; None means all live lanes
     live_in: set[str] = field(default_factory=set)
     live_out: set[str] = field(default_factory=set)
 
     @property
     def successors(self) -> list[int]:
         after = []
-        if self.branch is not None:
+        if isinstance(self.branch, int):
             after.append(self.branch)
         if (self.branch is None and not self.exits) or self.guard is not None:
             after.append(self.index + 1)
@@ -102,8 +111,9 @@ class _Builder:
 
     def guarded(self, instr: Instr) -> None:
         """`@p op` -> branch over op when p is false."""
-        register = instr.guard.reg if isinstance(instr.guard, Not) else instr.guard
-        inverse = register if isinstance(instr.guard, Not) else Not(register)
+        guard = instr.guard
+        assert guard is not None
+        inverse = guard.reg if isinstance(guard, Not) else Not(guard)
         skip = f"{instr.line}@{len(self.blocks)}@skip"
         block = self.current
         block.guard, block.branch = inverse, skip

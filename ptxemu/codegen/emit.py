@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from ptxemu.codegen.values import DTYPE, Node, Value, literal
 
@@ -27,12 +28,12 @@ class BlockWriter:
         self.resumes = resumes  # steps below `start` were done before; `saved` has their results
         self.steps = 0
         self.lines: list[str] = []
-        self.instrs: list = []  # the instruction behind each line
+        self.instrs: list[Any] = []  # the instruction behind each line
         self.step_of: list[int] = []  # the step that each line belongs to, -1 for none
         self.instr: object = None
         self.count = 0
         self.home: dict[Value, tuple[str, int]] = {}  # value -> (matrix, row)
-        self.by_depth: dict[tuple, list[Node]] = defaultdict(list)
+        self.by_depth: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
         self.depth: dict[Node, int] = {}
 
     # -- preparation ------------------------------------------------------------------------
@@ -46,7 +47,7 @@ class BlockWriter:
                 if node.wide:
                     self.by_depth[self._key(node)].append(node)
 
-    def _key(self, node: Node) -> tuple:
+    def _key(self, node: Node) -> tuple[Any, ...]:
         shape = tuple((value.type, value.uniform) for value in node.srcs)
         return self.depth[node], node.text, shape
 
@@ -70,7 +71,8 @@ class BlockWriter:
         if value in self.home and value.expr is None:
             matrix, row = self.home[value]
             value.expr = self._assign(f"{matrix}[{row}]")
-        elif value.expr.startswith("R["):
+        assert value.expr is not None, "the value is available"
+        if value.expr.startswith("R["):
             value.expr = self._assign(value.expr)
         return value.expr
 
@@ -98,18 +100,22 @@ class BlockWriter:
         """Emit the pure nodes behind `values`, shallow ones first, with their likes."""
         needed: list[Node] = []
         seen: set[Node] = set()
-        stack = [v.node for v in values if not self._available(v)]
+        stack = self._behind(values)
         while stack:
             node = stack.pop()
             if node in seen:
                 continue
             seen.add(node)
             needed.append(node)
-            stack += [v.node for v in node.srcs if not self._available(v)]
+            stack += self._behind(node.srcs)
         needed.sort(key=self.depth.__getitem__)
         for node in needed:
             if not node.emitted:
                 self._pure(node)
+
+    def _behind(self, values: tuple[Value, ...]) -> list[Node]:
+        """What makes those that are not available."""
+        return [v.node for v in values if v.node is not None and not self._available(v)]
 
     def _pure(self, node: Node) -> None:
         self.instr = node.instr
@@ -192,8 +198,8 @@ class BlockWriter:
 
     def _slice(self, values: list[Value]) -> str:
         """`M[a:b:s]` if the values are evenly spaced rows of one matrix, else ''."""
-        homes = [self.home.get(v) for v in values]
-        if None in homes or any(h[0] != homes[0][0] for h in homes):
+        homes = [self.home[v] for v in values if v in self.home]
+        if len(homes) < len(values) or any(h[0] != homes[0][0] for h in homes):
             return ""
         rows = [h[1] for h in homes]
         step = rows[1] - rows[0] if len(rows) > 1 else 1

@@ -7,6 +7,9 @@ the whole kernel in analysis mode, where only register uses, types and dependenc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ptxemu.codegen.blocks import Block
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.special import SPECIALS
@@ -15,6 +18,7 @@ from ptxemu.codegen.values import (
     UNSIGNED,
     VARYING,
     WIDTH,
+    Late,
     Node,
     Value,
     bits_of_double,
@@ -39,8 +43,9 @@ class Lower:
         symbols: dict[str, tuple[str, int]],
         *,
         partial: int = 0,
-        nonuniform: frozenset = frozenset(),
+        nonuniform: frozenset[str] = frozenset(),
         late: bool = False,
+        observed: bool = False,
         analysis: bool = False,
     ) -> None:
         self.block = block
@@ -49,6 +54,7 @@ class Lower:
         self.partial = partial
         self.nonuniform = nonuniform
         self.late = late
+        self.observed = observed
         self.analysis = analysis
         self.env: dict[str, Value | tuple[Value, Value]] = {}
         self.nodes: list[Node] = []
@@ -124,7 +130,7 @@ class Lower:
         if isinstance(base, Sym):
             return self.convert(self.symbol(Sym(base.name, base.offset + operand.offset)), type_)
         if isinstance(base, Imm):
-            return constant(base.value + operand.offset, type_)
+            return constant(int(base.value) + operand.offset, type_)
         if isinstance(base, Reg) and self.registers.width(base.name) == 32 and width == 64:
             value = self.pure("u64", "{0}", "{0}.astype(U64)", self.src(base, "u32"))
         else:
@@ -144,15 +150,15 @@ class Lower:
         if found is not None:
             return found
         self.uses.add(name)
-        loaded = tuple(
+        loaded = [
             Value(type_, self._uniform_in(name), deps=frozenset((name,)), expr=f"R[{slot}]")
             for slot, type_ in self.registers.slots(name)
-        )
+        ]
         if self.late and self.registers.may_be_late(name):
             for value in loaded:
                 if not value.uniform:
                     value.late = Late(value)
-        self.env[name] = loaded[0] if len(loaded) == 1 else loaded
+        self.env[name] = loaded[0] if len(loaded) == 1 else (loaded[0], loaded[1])
         return self.env[name]
 
     def _uniform_in(self, name: str) -> bool:
@@ -165,15 +171,16 @@ class Lower:
             bits = operand.value
             if operand.float_bits == 64 and type_ == "f32":
                 raise UnsupportedPtx("a 64-bit float literal in a 32-bit operand")
-            return constant(bits, type_)
+            return constant(int(bits), type_)
         if isinstance(operand.value, float):
             encode = bits_of_double if type_ == "f64" else bits_of_float
             return constant(encode(operand.value), type_)
         if type_ in ("f32", "f64"):
             encode = bits_of_double if type_ == "f64" else bits_of_float
-            bits = encode(float(operand.value)) if abs(operand.value) < 2**24 else operand.value
+            value = operand.value
+            bits = encode(float(value)) if abs(value) < 2**24 else int(value)
             return constant(bits if operand.value else 0, type_)
-        return constant(operand.value, type_)
+        return constant(int(operand.value), type_)
 
     def _special(self, name: str) -> Value:
         if name not in self._specials:
@@ -214,7 +221,7 @@ class Lower:
                 text = text.replace(f"{{t{j}}}", f"{{{j}}}").replace(f"{{{j}}}", one)
             text = f"item_f32({text})" if type_ == "f32" else f"({text})[0].item()"
         else:
-            text = scalar if uniform else vector
+            text = vector if scalar is None or not uniform else scalar
         node = Node(text, srcs, (out,), pure=True, wide=wide and not uniform, instr=self.instr)
         out.node = node
         self.nodes.append(node)
@@ -268,7 +275,7 @@ class Lower:
         self,
         text: str,
         *srcs: Value,
-        results: list[tuple[str, bool]] = (),
+        results: Sequence[tuple[str, bool]] = (),
         rows: tuple[Value, ...] = (),
         matrix: bool = False,
         parks: bool = False,
@@ -279,7 +286,7 @@ class Lower:
         of the results (default: all operands). A step that `parks` returns None when it has to
         wait."""
         self.settle(*srcs, *rows)
-        inherited = frozenset()
+        inherited: frozenset[str] = frozenset()
         if self.analysis:
             used = (*srcs, *rows) if deps is None else deps
             inherited = frozenset().union(*(value.deps for value in used))
@@ -293,6 +300,11 @@ class Lower:
         if not self.analysis:
             self.nodes.append(node)
         return list(outs)
+
+    def announce(self, event: str) -> None:
+        """An event of `machine.listener` that has no other effect; no code where none listens."""
+        if self.observed:
+            self.effect(f"for each in w.listeners: each.{event}")
 
     def settle(self, *srcs: Value) -> None:
         """Under the adversarial policy, complete a pending tcgen05.ld before its first real use."""
@@ -362,34 +374,25 @@ class Lower:
         stores = []
         for name in sorted(self.defs & self.block.live_out):
             slots, value = self.registers.slots(name), self.env[name]
-            if len(slots) == 2 and not isinstance(value, tuple):
-                value = self.halves(Reg(name))
-            elif len(slots) == 1:
-                value = (value,) if isinstance(value, Value) else (self.join(*value),)
-            for (slot, type_), part in zip(slots, value, strict=True):
+            parts: tuple[Value, ...]
+            if len(slots) == 1:
+                parts = (value if isinstance(value, Value) else self.join(*value),)
+            else:
+                parts = value if isinstance(value, tuple) else self.halves(Reg(name))
+            for (slot, type_), part in zip(slots, parts, strict=True):
                 part = self.convert(part, type_)
                 if self.partial == 2:
                     self.settle(part)
                 stores.append((name, slot, part))
         return stores, guard
 
-    def each(self, operand: object) -> tuple:
+    def each(self, operand: object) -> tuple[Any, ...]:
         """Items of a vector operand, or the operand alone."""
         if isinstance(operand, Vec):
             return operand.items
         if isinstance(operand, Pair):
             return (operand.first, operand.second)
         return (operand,)
-
-
-class Late:
-    """A tcgen05.ld that may still be pending when its destination is first used."""
-
-    __slots__ = ("settled", "value")
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.settled = False
 
 
 def _constant_bits(value: Value) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ptxemu.codegen.values import (
     float_of_bits,
 )
 from ptxemu.numerics import approx, arith, conversions, formats, half, integers, rounding
+from ptxemu.numerics.lanes import PerLane
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -52,12 +54,12 @@ def signed64(x: int) -> int:
     return (x ^ 0x8000000000000000) - 0x8000000000000000
 
 
-def join64(low: object, high: object) -> np.ndarray:
+def join64(low: PerLane, high: PerLane) -> np.ndarray:
     """Low and high words (arrays or ints) -> u64 array."""
     return np.asarray(low, np.uint64) | (np.asarray(high, np.uint64) << np.uint64(32))
 
 
-def exact(value: object, dtype: type) -> np.ndarray:
+def exact(value: PerLane, dtype: type) -> PerLane:
     """np.asarray, but a signalling NaN held as a Python float stays one: a float register may
     hold other data, such as two bf16 values."""
     if isinstance(value, float) and value != value and dtype is np.float32:
@@ -78,23 +80,24 @@ def item_f32(array: np.ndarray) -> float:
     return value if value == value else float_of_bits(int(array.view(np.uint32)[0]))
 
 
-def full(value: object, dtype: type) -> np.ndarray:
+def full(value: PerLane, dtype: type) -> np.ndarray:
     return np.full(32, exact(value, dtype), dtype)
 
 
-def choose(mask: object, a: object, b: object, dtype: type) -> np.ndarray:
+def choose(mask: PerLane, a: PerLane, b: PerLane, dtype: type) -> np.ndarray:
     """`a` where the mask holds, else `b`; each may be a scalar."""
-    return np.where(mask, exact(a, dtype), exact(b, dtype))
+    first: np.ndarray = exact(a, dtype)
+    return np.where(mask, first, exact(b, dtype))
 
 
-def merge(mask: np.ndarray, new: object, old: object, dtype: type) -> np.ndarray:
+def merge(mask: np.ndarray, new: PerLane, old: PerLane, dtype: type) -> np.ndarray:
     """`new` in the active lanes, `old` in the others; either may be a scalar."""
     return choose(mask, new, old, dtype)
 
 
-def stack(values: tuple, dtype: type) -> np.ndarray:
+def stack(values: tuple[Any, ...], dtype: type) -> np.ndarray:
     """Scalars and 32-lane arrays as the rows of one array."""
-    out = np.empty((len(values), 32), dtype)
+    out: np.ndarray = np.empty((len(values), 32), dtype)
     for row, value in enumerate(values):
         out[row] = exact(value, dtype)
     return out

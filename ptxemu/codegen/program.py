@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
 
-from ptxemu.codegen import namespace, tainted
+from ptxemu.codegen import namespace, registry, tainted
 from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
+from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
-from ptxemu.ops import registry
 from ptxemu.syntax.tree import TYPE_BITS, Entry, Instr
 
 PARKED = -1  # the block could not go on; run it again when woken
@@ -32,7 +33,7 @@ class Layout:
     """Where the variables of an entry lie: shared offsets, local offsets, parameter offsets."""
 
     def __init__(
-        self, entry: Entry, module_symbols: dict[str, tuple[str, int]], module_shared: list
+        self, entry: Entry, module_symbols: dict[str, tuple[str, int]], module_shared: list[Any]
     ) -> None:
         self.symbols = dict(module_symbols)
         self.params: list[tuple[int, int]] = []  # (offset, nbytes)
@@ -45,7 +46,7 @@ class Layout:
         self.param_bytes = offset
         self.smem_static, self.local_bytes = self._variables(entry, module_shared)
 
-    def _variables(self, entry: Entry, module_shared: list) -> tuple[int, int]:
+    def _variables(self, entry: Entry, module_shared: list[Any]) -> tuple[int, int]:
         shared, local = SMEM_RESERVED, 0
         dynamic = []
         for variable in (*module_shared, *entry.variables):
@@ -88,12 +89,16 @@ class Program:
         self.sites = [step.instr for block in self.blocks for step in block.steps]
         self.site_of = {id(instr): number for number, instr in enumerate(self.sites)}
         self.lengths = [len(block.steps) for block in self.blocks]
-        self.fast: list[Callable] = [self._stub(block.index) for block in self.blocks]
-        self.versions: dict[tuple, Callable] = {}
-        self._tainted: dict[tuple, Callable] = {}  # the same in the form of `codegen.tainted`
-        self.flows: dict[int, object] = {}  # of the instructions in them
-        self.sources: dict[tuple, str] = {}  # what was generated, for whoever wants to look
-        self.lines: dict[str, list] = {}  # generated file name -> instruction of each line
+        self.fast: list[Callable[..., Any]] = [self._stub(block.index) for block in self.blocks]
+        self.versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._tainted: dict[
+            tuple[Any, ...], Callable[..., Any]
+        ] = {}  # the same in the form of `codegen.tainted`
+        self.flows: dict[int, Flow] = {}  # of the instructions in them
+        self.sources: dict[
+            tuple[Any, ...], str
+        ] = {}  # what was generated, for whoever wants to look
+        self.lines: dict[str, list[Any]] = {}  # generated file name -> instruction of each line
         self.steps: dict[str, list[int]] = {}  # and the step of its block
         self.initial = self._initial_registers()
 
@@ -145,7 +150,7 @@ class Program:
                 if narrator:
                     narrator.tell(step)
                 else:
-                    step.match.form.emit(lower, step.instr, step.match)
+                    step.emit(lower)
             except PtxEmuError as error:
                 raise error.at(line=step.instr.line, text=step.instr.text) from None
             except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -155,9 +160,9 @@ class Program:
                     text=step.instr.text,
                 ) from error
 
-    def _initial_registers(self) -> list:
+    def _initial_registers(self) -> list[Any]:
         """Registers start undefined, which is legal: zero, or zeros where always an array."""
-        values: list = [None] * self.registers.slot_count
+        values: list[Any] = [None] * self.registers.slot_count
         zeros = {"pred": False, "f32": 0.0, "f64": 0.0}
         for name in self.entry.registers:
             for slot, type_ in self.registers.slots(name):
@@ -169,15 +174,15 @@ class Program:
 
     # -- compilation ------------------------------------------------------------------------
 
-    def _stub(self, index: int) -> Callable:
-        def compile_first(w: object, R: list) -> int:
+    def _stub(self, index: int) -> Callable[..., Any]:
+        def compile_first(w: Any, R: list[Any]) -> int:
             function = self.version(index, 0, frozenset())
             self.fast[index] = function
             return function(w, R)
 
         return compile_first
 
-    def version(self, index: int, partial: int, nonuniform: frozenset) -> Callable:
+    def version(self, index: int, partial: int, nonuniform: frozenset[str]) -> Callable[..., Any]:
         key = (index, partial, nonuniform)
         if key not in self.versions:
             function = self._compile(key)
@@ -186,13 +191,13 @@ class Program:
             self.versions[key] = function
         return self.versions[key]
 
-    def tainted(self, key: tuple) -> Callable:
+    def tainted(self, key: tuple[Any, ...]) -> Callable[..., Any]:
         """The version that follows undefined data."""
         if key not in self._tainted:
             self._tainted[key] = self._compile(key, follows=True)
         return self._tainted[key]
 
-    def _compile(self, key: tuple, *, follows: bool = False) -> Callable:
+    def _compile(self, key: tuple[Any, ...], *, follows: bool = False) -> Callable[..., Any]:
         index, partial, nonuniform = key
         block = self.blocks[index]
         lower = Lower(
@@ -202,6 +207,7 @@ class Program:
             partial=partial,
             nonuniform=nonuniform,
             late=self.late,
+            observed=self.checked,
         )
         failure = None
         try:
@@ -229,17 +235,19 @@ class Program:
         self.sources[(*key, follows)] = source
         self.lines[name] = writer.instrs
         self.steps[name] = writer.step_of
-        scope = dict(namespace.GLOBALS, **registry.RUNTIME, FAILURE=failure, PARKED=PARKED)
+        scope: dict[str, Any] = {**namespace.GLOBALS, **registry.RUNTIME}
+        scope.update(FAILURE=failure, PARKED=PARKED)
         exec(compile(source, name, "exec"), scope)
-        return scope[f"block_{index}"]
+        function: Callable[..., int] = scope[f"block_{index}"]
+        return function
 
     def _finish(
         self,
         writer: BlockWriter,
         lower: Lower,
-        stores: list,
+        stores: Sequence[tuple[str, int, Value]],
         guard: Value | None,
-        nonuniform: frozenset,
+        nonuniform: frozenset[str],
     ) -> None:
         """Live-out registers back to their slots, then the terminator."""
         wanted = tuple(value for _, _, value in stores) + ((guard,) if guard is not None else ())
@@ -251,7 +259,7 @@ class Program:
             writer.line(self._store(writer, lower.partial, nonuniform, *store))
         writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 
-    def instruction_of(self, traceback: object) -> Instr | None:
+    def instruction_of(self, traceback: TracebackType | None) -> Instr | None:
         """The instruction that generated code was executing, from an exception's traceback."""
         found = None
         while traceback is not None:
@@ -261,7 +269,7 @@ class Program:
 
     def running_instruction(self) -> Instr | None:
         """The instruction that the innermost generated function is executing now."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             found = self._instruction(frame, frame.f_lineno)
             if found is not None:
@@ -277,7 +285,7 @@ class Program:
         self,
         writer: BlockWriter,
         partial: int,
-        nonuniform: frozenset,
+        nonuniform: frozenset[str],
         name: str,
         slot: int,
         value: Value,
@@ -319,6 +327,6 @@ class Program:
 
     # -- description ------------------------------------------------------------------------
 
-    def opcode_counts(self, index: int) -> Counter:
+    def opcode_counts(self, index: int) -> Counter[str]:
         """How many of each opcode one execution of a block runs."""
         return Counter(step.instr.opcode for step in self.blocks[index].steps)

@@ -98,7 +98,10 @@ class RegisterFile:
         self._spread_varying()
         self._spread_late()
 
-    def _layout(self, name: str, width: int, floats: int, pairs: int) -> tuple:
+    def _layout(
+        self, name: str, width: int, floats: int, pairs: int
+    ) -> tuple[tuple[int, str], ...]:
+        types: tuple[str, ...]
         if width == 128:
             types = ("u64", "u64")
         elif width == 64 and pairs > 0:

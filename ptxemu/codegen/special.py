@@ -4,10 +4,12 @@ constant?).
 
 from __future__ import annotations
 
+from typing import Any
+
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
-def _axes(name: str, text: str, uniform: bool = True) -> dict:
+def _axes(name: str, text: str, uniform: bool = True) -> dict[str, Any]:
     return {f"%{name}.{axis}": ("u32", uniform, text.format(k), True) for axis, k in _AXES.items()}
 
 

@@ -1,16 +1,18 @@
 """The second form of a block, for warps of a checked launch whose registers hold undefined data.
 
-It computes the same, and tells the checker what each instruction does to such data. A block starts
-in it if a register that it reads is undefined; if the first undefined data is read in the middle of
-the ordinary form, that is stopped there, and this one goes on with the results of its steps so far.
+It computes the same, and tells the follower of the warp what each instruction does to such data. A
+block starts in it if a register that it reads is undefined; if the first undefined data is read in
+the middle of the ordinary form, that is stopped there, and this one goes on with the results of its
+steps so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from ptxemu.check.flow import MEMORY, Flow, UndefinedRead, flow_of, names, values_of
 from ptxemu.codegen.blocks import BRANCHES, EXITS, Block, Step
+from ptxemu.codegen.flow import MEMORY, Flow, UndefinedRead, flow_of, names, values_of
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Node, Value
 from ptxemu.syntax.tree import Instr
@@ -19,8 +21,42 @@ ALL = 0xFFFFFFFF
 PARKED = -1
 
 
+class Follower(Protocol):
+    """Of the undefined data in the registers of one warp. masks: see `check.rules`; mostly empty.
+    following: the running block is of the second form. mb: the active lanes."""
+
+    masks: dict[str, int]
+    following: bool
+
+    def flow(self, sites: tuple[int, ...], mb: int, *values: object) -> None:
+        """Instructions on registers alone; values: what the rule of the only one needs."""
+
+    def flow_in(self, site: int, mb: int) -> None:
+        """An instruction that reaches memory or other agents is about to run."""
+
+    def flow_out(self, site: int, mb: int) -> None:
+        """It has run."""
+
+    def flow_guard(self, site: int, name: str, mb: int) -> None:
+        """A block ends with a branch, or with the decision whether `site` is executed."""
+
+    def keep(self, names: frozenset[str], mb: int) -> None:
+        """No other register will be read again."""
+
+
+class Blocks(Protocol):
+    """What the second form needs of a `program.Program`."""
+
+    blocks: list[Block]
+    defs: list[set[str]]
+    steps: dict[str, list[int]]
+
+    def tainted(self, key: tuple[Any, ...]) -> Callable[..., Any]:
+        """The version of a block that follows undefined data."""
+
+
 class Narrator:
-    """Adds to the nodes of a block, instruction by instruction, what tells the checker of them."""
+    """Adds to the nodes of a block, instruction by instruction, what tells the follower of them."""
 
     def __init__(self, lower: Lower, site_of: dict[int, int], flows: dict[int, Flow]) -> None:
         self.lower = lower
@@ -36,18 +72,18 @@ class Narrator:
         start = len(lower.nodes)
         before, lower.defs = lower.defs, set()
         try:
-            step.match.form.emit(lower, step.instr, step.match)
+            step.emit(lower)
         finally:
             written, lower.defs = lower.defs, before | lower.defs
         if site not in self.flows:
             self.flows[site] = flow_of(site, step.instr, written, self.wide)
         flow = self.flows[site]
         if flow.kind in MEMORY:
-            lower.nodes[start:start] = [*self._told(), self._node(f"flow_in(w, {site}, <mb>)")]
-            lower.nodes.append(self._node(f"flow_out(w, {site}, <mb>)"))
+            lower.nodes[start:start] = [*self._told(), self._node(f"flow_in({site}, <mb>)")]
+            lower.nodes.append(self._node(f"flow_out({site}, <mb>)"))
         elif values:
             fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
-            node = self._node(f"flow(w, ({site},), <mb>, {fields})", *values)
+            node = self._node(f"flow(({site},), <mb>, {fields})", *values)
             lower.nodes[start:start] = [*self._told(), node]
         elif flow.targets:
             self.waiting.append(site)
@@ -58,14 +94,14 @@ class Narrator:
         self.lower.nodes += self._told()
         if guard is not None:
             site = self.site_of[id(_guarded(self.lower.block, following))]
-            self.lower.nodes.append(self._node(f"flow_guard(w, {site}, {names(guard)[0]!r}, <mb>)"))
+            self.lower.nodes.append(self._node(f"flow_guard({site}, {names(guard)[0]!r}, <mb>)"))
 
     def _told(self) -> list[Node]:
         sites, self.waiting = tuple(self.waiting), []
-        return [self._node(f"flow(w, {sites}, <mb>)")] if sites else []
+        return [self._node(f"flow({sites}, <mb>)")] if sites else []
 
     def _node(self, text: str, *values: Value) -> Node:
-        return Node(f"w.check.{text}", values, (), instr=self.lower.instr, flow=True)
+        return Node(f"w.follower.{text}", values, (), instr=self.lower.instr, flow=True)
 
 
 def _guarded(block: Block, following: Block) -> Instr:
@@ -75,40 +111,44 @@ def _guarded(block: Block, following: Block) -> Instr:
     return last if last and last.root in BRANCHES + EXITS else following.steps[0].instr
 
 
-def switching(program: object, key: tuple, ordinary: Callable) -> Callable:
+def switching(
+    program: Blocks, key: tuple[Any, ...], ordinary: Callable[..., Any]
+) -> Callable[..., Any]:
     """A block's function that runs the form which the state of the warp asks for."""
     block = program.blocks[key[0]]
     live_in = frozenset(block.live_in)
     live_out = frozenset(block.live_out)
     passing = live_out - program.defs[block.index]  # registers that it leaves as they are
 
-    def run(w: object, R: list, *lanes: object) -> int:
-        taint = w.taint
+    def run(w: Any, R: list[Any], *lanes: Any) -> int:
+        follower: Follower = w.follower
         saved, start = None, 0
-        if not taint.masks or live_in.isdisjoint(taint.masks):
+        if not follower.masks or live_in.isdisjoint(follower.masks):
             try:
                 after = ordinary(w, R, *lanes)
             except UndefinedRead as stop:
                 saved, start = _stopped(program, stop)
             else:
-                if taint.masks and after != PARKED:
-                    taint.keep(passing, lanes[1] if lanes else ALL)
+                if follower.masks and after != PARKED:
+                    follower.keep(passing, lanes[1] if lanes else ALL)
                 return after
-        taint.following = True
+        follower.following = True
         try:
             after = program.tainted(key)(w, R, *lanes, saved, start)
         finally:
-            taint.following = False
+            follower.following = False
         if after != PARKED:
-            taint.keep(live_out, lanes[1] if lanes else ALL)
+            follower.keep(live_out, lanes[1] if lanes else ALL)
         return after
 
     return run
 
 
-def _stopped(program: object, stop: UndefinedRead) -> tuple[dict, int]:
+def _stopped(program: Blocks, stop: UndefinedRead) -> tuple[dict[str, Any], int]:
     """(local names, number of the step that was not done) of the function that was stopped."""
-    traceback = stop.__traceback__.tb_next
+    raised = stop.__traceback__
+    traceback = raised and raised.tb_next
+    assert traceback is not None, "generated code was running"
     code = traceback.tb_frame.f_code
     return dict(traceback.tb_frame.f_locals), program.steps[code.co_filename][
         traceback.tb_lineno - 2

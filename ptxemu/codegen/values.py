@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH = {
     "pred": 1,
@@ -43,6 +44,16 @@ UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
 VARYING = "varying!"  # a dependence on something that differs between lanes by nature
 
 
+class Late:
+    """A tcgen05.ld that may still be pending when its destination is first used."""
+
+    __slots__ = ("settled", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.settled = False
+
+
 class Value:
     """One SSA value of a block: type, uniformity, and where the scheduler finds it."""
 
@@ -53,19 +64,21 @@ class Value:
         type_: str,
         uniform: bool,
         *,
-        deps: frozenset = frozenset(),
-        const: int | float | bool | None = None,
+        deps: frozenset[str] = frozenset(),
+        const: Any = None,
         expr: str | None = None,
     ) -> None:
         self.type = type_
         self.uniform = uniform
         self.deps = deps  # registers it depends on (analysis only)
-        self.const = const
+        self.const = const  # a Python int, float or bool, where it is known
         self.node: Node | None = None  # producer, until emitted
         self.index = 0  # which result of the producer
         self.expr = expr  # Python expression once available
         self.converted: dict[str, Value] | None = None  # the same bits in other types
-        self.late = None  # the pending tcgen05.ld behind it, under the adversarial policy
+        self.late: Late | None = (
+            None  # the pending tcgen05.ld behind it, under the adversarial policy
+        )
 
 
 @dataclass(eq=False)

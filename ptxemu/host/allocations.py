@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib import import_module
 from typing import Any
 
 from ptxemu.machine.memory import Range
@@ -20,7 +21,7 @@ class LiveTensors:
         torch = sys.modules.get("torch")
         if torch is None:
             return None, []
-        from torch.multiprocessing.reductions import StorageWeakRef
+        reductions: Any = import_module("torch.multiprocessing.reductions")
 
         freed = [range_ for range_, storage in self._seen.items() if storage.expired()]
         self._seen, kinds = {}, _with_subclasses(torch.Tensor)
@@ -28,7 +29,7 @@ class LiveTensors:
             if item.device.type == "cpu" and _stored(item):
                 storage = item.untyped_storage()
                 range_ = (storage.data_ptr(), storage.data_ptr() + storage.nbytes(), True)
-                self._seen[range_] = StorageWeakRef(storage)
+                self._seen[range_] = reductions.StorageWeakRef(storage)
         return sorted(self._seen), freed
 
 
@@ -36,7 +37,7 @@ def _with_subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
-def _stored(tensor: object) -> bool:
+def _stored(tensor: Any) -> bool:
     """Whether it has bytes of its own: a fake or sparse tensor has none."""
     try:
         return tensor.untyped_storage().data_ptr() != 0

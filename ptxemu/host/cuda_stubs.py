@@ -56,10 +56,10 @@ _HARDWARE_INFO = {
 }
 
 
-def _driver(driver: Any) -> dict[str, Callable[..., tuple]]:
+def _driver(driver: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
     """Functions of the driver interface: tuples of success and the answer."""
     success = driver.CUresult.CUDA_SUCCESS
-    answers: dict[str, tuple] = {
+    answers: dict[str, tuple[Any, ...]] = {
         "cuInit": (),
         "cuDriverGetVersion": (VERSION,),
         "cuDeviceGetCount": (1,),
@@ -81,11 +81,11 @@ def _driver(driver: Any) -> dict[str, Callable[..., tuple]]:
     }
 
 
-def _runtime(runtime: Any) -> dict[str, Callable[..., tuple]]:
+def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
     """Functions of the runtime interface: tuples of success and the answer."""
     success = runtime.cudaError_t.cudaSuccess
     heap = _Heap(success)
-    answers: dict[str, tuple] = {
+    answers: dict[str, tuple[Any, ...]] = {
         "cudaDriverGetVersion": (VERSION,),
         "cudaRuntimeGetVersion": (VERSION,),
         "cudaGetDevice": (0,),
@@ -105,11 +105,11 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple]]:
     }
 
 
-def _constantly(*answer: Any) -> Callable[..., tuple]:
+def _constantly(*answer: Any) -> Callable[..., tuple[Any, ...]]:
     return lambda *_, **__: answer
 
 
-def _attribute(success: Any) -> Callable[..., tuple]:
+def _attribute(success: Any) -> Callable[..., tuple[Any, ...]]:
     return lambda attribute, _device=0: (success, device_attribute(int(attribute)))
 
 
@@ -120,16 +120,16 @@ class _Heap:
         self._success = success
         self._blocks: dict[int, Any] = {}
 
-    def malloc(self, nbytes: int) -> tuple:
+    def malloc(self, nbytes: int) -> tuple[Any, ...]:
         block = ctypes.create_string_buffer(nbytes + _ALIGNMENT)
         address = -(-ctypes.addressof(block) // _ALIGNMENT) * _ALIGNMENT
         self._blocks[address] = block
         return self._success, address
 
-    def free(self, address: int) -> tuple:
+    def free(self, address: int) -> tuple[Any, ...]:
         del self._blocks[int(address)]
         return (self._success,)
 
-    def memset(self, address: int, value: int, nbytes: int) -> tuple:
+    def memset(self, address: int, value: int, nbytes: int) -> tuple[Any, ...]:
         ctypes.memset(int(address), value, nbytes)
         return (self._success,)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
 from ptxemu.host.allocations import LiveTensors
 from ptxemu.host.launch_config import LaunchRequest
+from ptxemu.machine.memory import Range
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
 
-_live = LiveTensors()
+_live: ContextVar[LiveTensors | None] = ContextVar("live_tensors", default=None)
 
 
 class Emulator:
@@ -23,7 +25,12 @@ class Emulator:
 
     def __call__(self, request: LaunchRequest) -> LaunchReport:
         """Run one launch to its end; raises what `Module.launch` raises."""
-        allocated, freed = _live.look() if adapted(self.options).check else (None, [])
+        allocated: list[Range] | None = None
+        freed: list[Range] = []
+        if adapted(self.options).check:
+            live = _live.get() or LiveTensors()
+            _live.set(live)
+            allocated, freed = live.look()
         launched = _module(request.ptx).launch(
             request.entry,
             grid=request.grid,
@@ -43,6 +50,6 @@ class Emulator:
 @lru_cache(maxsize=32)
 def _module(ptx: str) -> Any:
     """A loaded module is kept: generating its code costs more than many a launch."""
-    import ptxemu
+    from ptxemu.module import load  # with numpy and every instruction
 
-    return ptxemu.load(ptx)
+    return load(ptx)

@@ -20,7 +20,9 @@ def is_ffi(compiled: Any) -> bool:
     return any(base.__name__ == "TVMFFIJitCompiledFunctionBase" for base in type(compiled).__mro__)
 
 
-def call(compiled: Any, args: tuple, kwargs: dict[str, Any], launcher: Launcher) -> list[Any]:
+def call(
+    compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any], launcher: Launcher
+) -> list[Any]:
     """Call the host function; what the launcher gave for each launch, in order.
 
     Tensors in `args` may be torch or numpy arrays on the CPU or tensors of the DSL. Raises the

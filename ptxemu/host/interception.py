@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import ptxemu
 from ptxemu.host import ffi
 from ptxemu.host.cutedsl import run
 from ptxemu.host.engine import host_program
 from ptxemu.host.patching import patched
+from ptxemu.host.pretence import pretended
 from ptxemu.host.runtime_symbols import Launcher
 
 
@@ -21,10 +21,10 @@ class _Executor:
         self._compiled = compiled
         self._launcher = launcher
 
-    def generate_execution_args(self, *args: Any, **kwargs: Any) -> tuple[list, list]:
+    def generate_execution_args(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any]]:
         return self._compiled.execution_args.generate_execution_args(args, kwargs)
 
-    def run_compiled_program(self, pointers: list) -> int:
+    def run_compiled_program(self, pointers: list[Any]) -> int:
         host_program(self._compiled).call(pointers, self._launcher)
         return 0
 
@@ -38,7 +38,7 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
     """While active, compiled functions run their host code here and launch through `launcher`."""
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
-    def run_program(self: Any, pointers: list) -> int:
+    def run_program(self: Any, pointers: list[Any]) -> int:
         return _Executor(self, launcher).run_compiled_program(pointers)
 
     def to(self: Any, _device: int | None = None) -> _Executor:
@@ -49,8 +49,7 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
         stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
         for compiled_class in _ffi_classes():
             stack.enter_context(patched(compiled_class, {"__call__": _ffi_call(launcher)}))
-        ptxemu._launchers.append(launcher)
-        stack.callback(ptxemu._launchers.remove, launcher)
+        stack.callback(pretended.reset, pretended.set(launcher))
         yield
 
 

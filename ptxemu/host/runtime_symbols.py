@@ -104,7 +104,7 @@ class _Recorded:
 def _symbol(name: str, arguments: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Mark a method as a runtime symbol; `arguments` are p(ointer), i (int32) or q (uint64)."""
 
-    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
+    def mark(method: Any) -> Callable[..., Any]:
         method.symbols = [*getattr(method, "symbols", ()), (name, arguments)]
         return method
 
@@ -148,7 +148,7 @@ class RuntimeSymbols:
             elif name.startswith(_PREFIXES_OF_CUDA):
                 self._callbacks[name] = self._callback(_refuse(name), "")
         return {
-            name: ctypes.cast(callback, ctypes.c_void_p).value
+            name: ctypes.cast(callback, ctypes.c_void_p).value or 0
             for name, callback in self._callbacks.items()
         }
 
@@ -254,8 +254,8 @@ class RuntimeSymbols:
 
     @_symbol("_cudaLaunchKernel", "piiiiiippp")
     def _launch_kernel(self, kernel: int, *values: int) -> None:
-        *dims, params, smem_bytes, stream = values
-        grid, block = tuple(dims[:3]), tuple(dims[3:])
+        gx, gy, gz, bx, by, bz, params, smem_bytes, stream = values
+        grid, block = (gx, gy, gz), (bx, by, bz)
         config = LaunchConfig(grid, block, smem_bytes, stream, LaunchAttributes())
         self._launch(config, kernel, params)
 

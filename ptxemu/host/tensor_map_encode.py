@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.tensor_map import encode
@@ -69,5 +69,5 @@ def encode_tiled(*values: int) -> None:
     ctypes.memmove(given.tensor_map, raw, len(raw))
 
 
-def _read(kind: type, address: int, count: int) -> tuple[int, ...]:
+def _read(kind: Any, address: int, count: int) -> tuple[int, ...]:
     return tuple((kind * count).from_address(address)) if count else ()

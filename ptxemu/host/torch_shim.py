@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,9 +88,8 @@ class _Profile:
         pass
 
     def key_averages(self, *_: Any, **__: Any) -> Any:
-        from torch.autograd.profiler_util import EventList
-
-        return EventList()
+        util: Any = import_module("torch.autograd.profiler_util")
+        return util.EventList()
 
 
 def _for_any_device(custom_op: Any) -> Any:
@@ -158,14 +158,18 @@ def _mode() -> Any:
 
     class CudaOnCpu(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+            self,
+            function: Any,
+            types: Any,
+            args: tuple[Any, ...] = (),
+            kwargs: dict[str, Any] | None = None,
         ) -> Any:
             return _call(function, args, kwargs or {})
 
     return CudaOnCpu()
 
 
-def _call(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One torch call with devices rewritten, transfers made copies, new tensors in blocks."""
     import torch
 
@@ -208,7 +212,7 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _storages(values: list) -> set[int]:
+def _storages(values: list[Any]) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in _tensors(values) if _has_storage(t)}
 
 
@@ -239,8 +243,10 @@ def _in_a_block(tensor: Any) -> Any:
     memory = np.empty(size + BLOCK_BYTES, np.uint8)
     start = -memory.ctypes.data % BLOCK_BYTES
     block = torch.frombuffer(memory[start : start + size], dtype=torch.uint8)
-    block[:nbytes].copy_(torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,)))
-    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+    held: Any = torch.empty(0, dtype=torch.uint8)
+    block[:nbytes].copy_(held.set_(storage, 0, (nbytes,)))
+    moved: Any = torch.empty(0, dtype=tensor.dtype)
+    tensor.data = moved.set_(
         block.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
     return tensor

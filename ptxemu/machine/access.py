@@ -7,11 +7,15 @@ above every host address, all else is global.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds, UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta
 from ptxemu.machine.memory import FIRST_ADDRESS
+from ptxemu.machine.warp import Warp
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
 LOCAL_WINDOW = 1 << 57
@@ -20,7 +24,7 @@ _WINDOWS = ("global", "cluster", "local")
 _STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
 
 
-def _cta_of(w: object, space: str, address: int) -> Cta:
+def _cta_of(w: Warp, space: str, address: int) -> Cta:
     return w.cta if space == "shared" else w.cluster.cta(address >> RANK_SHIFT)
 
 
@@ -43,16 +47,23 @@ def _require_aligned(address: int, nbytes: int, space: str) -> None:
 # -- uniform address ------------------------------------------------------------------------
 
 
-def _place(w: object, space: str, address: int, size: int, count: int, write: bool) -> tuple:
-    """(typed view, element index) of a uniform address."""
+def _place(
+    w: Warp, space: str, address: int, size: int, count: int, stored: list[int] | None = None
+) -> tuple[np.ndarray, int]:
+    """(typed view, element index) of a uniform address that is read, or to which is stored."""
+    write = stored is not None
     if space == "generic":
         space = _window(address)
         address &= SHARED_WINDOW - 1
     _require_aligned(address, size * count, space)
     if space == "global":
         w.machine.memory.check(address, address + size * count, write)
-        if w.check:
-            w.check.global_(w, address, size * count, None, write)
+        for each in w.listeners:
+            if stored is None:
+                each.global_read(w, address, size * count, None)
+            else:
+                values = np.array(stored, f"u{size}")[:, None]
+                each.global_write(w, np.array([address], np.uint64), size, values, None)
         return w.machine.memory.views[size], (address - FIRST_ADDRESS) // size
     if space == "param":
         block = w.machine.params
@@ -68,14 +79,14 @@ def _place(w: object, space: str, address: int, size: int, count: int, write: bo
     cta.check(offset, size * count)
     if write:
         cta.mark_generic(slice(offset, offset + size * count))
-    if w.check:
-        w.check.shared(w, cta, offset, size * count, None, write)
+    for each in w.listeners:
+        each.shared_access(w, cta, offset, size * count, None, write)
     return cta.views[size], offset // size
 
 
-def load_scalar(w: object, space: str, address: int, size: int, count: int) -> int | list:
+def load_scalar(w: Warp, space: str, address: int, size: int, count: int) -> Any:
     """`count` elements of `size` bytes at one address for the whole warp."""
-    view, index = _place(w, space, address, size, count, False)
+    view, index = _place(w, space, address, size, count)
     if space == "global":
         w.machine.bytes["ld.global"] += size * count
     if count == 1:
@@ -83,17 +94,12 @@ def load_scalar(w: object, space: str, address: int, size: int, count: int) -> i
     return view[index : index + count].tolist()
 
 
-def store_scalar(w: object, space: str, address: int, size: int, values: tuple) -> None:
+def store_scalar(w: Warp, space: str, address: int, size: int, values: tuple[Any, ...]) -> None:
     """Elements to one address: of lanes that disagree, the last active one wins."""
     w.stored = True
     last = w.frag.mask.bit_length() - 1
     stored = [value if np.ndim(value) == 0 else value[last] for value in values]
-    if w.check and space == "global":  # as `_check_stores`: dense_gemm_ptr_array.py's tensor maps
-        memory, place = w.machine.memory, np.array([address], np.uint64)
-        w.check.rewrites = lambda: memory.gather(place, size, len(stored))[:, 0].tolist() == stored
-    view, index = _place(w, space, address, size, len(values), True)
-    if w.check:
-        w.check.rewrites = None
+    view, index = _place(w, space, address, size, len(values), stored)
     if space == "global":
         w.machine.bytes["st.global"] += size * len(values)
     view[index : index + len(stored)] = stored
@@ -103,7 +109,7 @@ def store_scalar(w: object, space: str, address: int, size: int, values: tuple) 
 
 
 def load_vector(
-    w: object, space: str, address: np.ndarray, size: int, count: int, mask: np.ndarray | None
+    w: Warp, space: str, address: np.ndarray, size: int, count: int, mask: np.ndarray | None
 ) -> np.ndarray:
     """uint [count, 32]; inactive lanes are zero."""
     if mask is None:
@@ -115,7 +121,7 @@ def load_vector(
 
 
 def store_vector(
-    w: object,
+    w: Warp,
     space: str,
     address: np.ndarray,
     size: int,
@@ -134,7 +140,7 @@ def store_vector(
 _LANES = np.arange(32)
 
 
-def _split(w: object, space: str, address: np.ndarray, act: object) -> None:
+def _split(w: Warp, space: str, address: np.ndarray, act: Callable[..., None]) -> None:
     """Call act(space, address part, lane selection) for each window or CTA that the lanes reach."""
     if space == "generic":
         kinds = address >> np.uint64(_WINDOW_SHIFT)
@@ -149,12 +155,12 @@ def _split(w: object, space: str, address: np.ndarray, act: object) -> None:
 
 
 def _gather(
-    w: object, space: str, address: np.ndarray, size: int, count: int, lanes: np.ndarray
+    w: Warp, space: str, address: np.ndarray, size: int, count: int, lanes: np.ndarray
 ) -> np.ndarray:
     if space == "global":
         w.machine.bytes["ld.global"] += size * count * len(lanes)
-        if w.check:
-            w.check.global_(w, address, size * count, lanes, False)
+        for each in w.listeners:
+            each.global_read(w, address, size * count, lanes)
         return w.machine.memory.gather(address, size, count)
     if space in ("shared", "param"):
         return _gather_cta(w, w.cta if space == "shared" else None, address, size, count, lanes)
@@ -163,7 +169,7 @@ def _gather(
         return _local(w, where, size, False)[where]
     out = np.empty((count, len(lanes)), f"u{size}")
 
-    def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
+    def act(where: Any, part: np.ndarray, chosen: np.ndarray) -> None:
         if space == "generic":
             narrow = part.astype(np.uint32) if where == "cluster" else part
             out[:, chosen] = _gather(w, where, narrow, size, count, lanes[chosen])
@@ -176,14 +182,14 @@ def _gather(
 
 
 def _gather_cta(
-    w: object, cta: Cta | None, address: np.ndarray, size: int, count: int, lanes: np.ndarray
+    w: Warp, cta: Cta | None, address: np.ndarray, size: int, count: int, lanes: np.ndarray
 ) -> np.ndarray:
     index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
     if cta is None:
         return w.machine.params.view(f"u{size}")[index + _STEP[count]]
     _check_shared(cta, index, size, count)
-    if w.check:
-        w.check.shared(w, cta, index * size, size * count, lanes, False)
+    for each in w.listeners:
+        each.shared_access(w, cta, index * size, size * count, lanes, False)
     return cta.views[size][index + _STEP[count]]
 
 
@@ -200,12 +206,12 @@ def _index(address: np.ndarray, size: int, count: int, space: str) -> np.ndarray
 
 
 def _scatter(
-    w: object, space: str, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
+    w: Warp, space: str, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
 ) -> None:
     if space == "global":
         w.machine.bytes["st.global"] += size * len(rows) * len(lanes)
-        if w.check:
-            _check_stores(w, address, size, rows, lanes)
+        for each in w.listeners:
+            each.global_write(w, address, size, rows, lanes)
         w.machine.memory.scatter(address, size, rows)
     elif space == "shared":
         _scatter_cta(w, w.cta, address, size, rows, lanes)
@@ -214,7 +220,7 @@ def _scatter(
         _local(w, where, size, True)[where] = rows
     else:
 
-        def act(where: str | int, part: np.ndarray, chosen: np.ndarray) -> None:
+        def act(where: Any, part: np.ndarray, chosen: np.ndarray) -> None:
             if space == "generic":
                 narrow = part.astype(np.uint32) if where == "cluster" else part
                 _scatter(w, where, narrow, size, rows[:, chosen], lanes[chosen])
@@ -225,35 +231,24 @@ def _scatter(
         _split(w, space, address, act)
 
 
-def _check_stores(
-    w: object, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
-) -> None:
-    """CTAs may store the same value to one address: FlashAttention-4's flash_bwd_preprocess does so
-    for rows that two of its tiles share."""
-    memory = w.machine.memory
-    w.check.rewrites = lambda: bool((memory.gather(address, size, len(rows)) == rows).all())
-    w.check.global_(w, address, size * len(rows), lanes, True)
-    w.check.rewrites = None
-
-
 def _scatter_cta(
-    w: object, cta: Cta, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
+    w: Warp, cta: Cta, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
 ) -> None:
     count = len(rows)
     index = _index(address & OFFSET_MASK, size, count, "shared")
     _check_shared(cta, index, size, count)
-    if w.check:
-        w.check.shared(w, cta, index * size, size * count, lanes, True)
+    for each in w.listeners:
+        each.shared_access(w, cta, index * size, size * count, lanes, True)
     cta.views[size][index + _STEP[count]] = rows
     if cta.unfenced is not None:  # or the bytes need not be listed
         cta.mark_generic((index * size) + np.arange(size * count)[:, None])
 
 
-def _local(w: object, where: tuple, size: int, write: bool) -> np.ndarray:
+def _local(w: Warp, where: tuple[np.ndarray, np.ndarray], size: int, write: bool) -> np.ndarray:
     """Local memory as [lane, element of `size` bytes], made on first use; `where` is accessed."""
     if w.local is None:
         nbytes = -(-w.program.layout.local_bytes // 16) * 16
         w.local = np.full((32, nbytes), POISON_BYTE, np.uint8)
-    if w.check:
-        w.check.local(w, *where, size, write)
+    for each in w.listeners:
+        each.local_access(w, *where, size, write)
     return w.local.view(f"u{size}")

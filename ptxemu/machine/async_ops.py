@@ -11,19 +11,31 @@ from collections import deque
 from collections.abc import Callable
 
 from ptxemu.errors import PtxEmuError
+from ptxemu.machine.listener import Listener
 from ptxemu.syntax.tree import Instr
 
 
 class Work:
-    """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"), for counts and
-    the timeline; a store has a second step, which writes what the first one read."""
+    """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"). A step gets the
+    work itself; a store has a second one, which writes what the first one read. `stream`: the
+    operations of its warp that waits count it with, "" where mbarriers tell of it."""
 
-    __slots__ = ("unit", "label", "steps", "size", "queue", "instr", "warp")
+    __slots__ = ("unit", "label", "steps", "size", "stream", "releases", "queue", "instr", "warp")
 
-    def __init__(self, unit: str, label: str, *steps: Callable[[], None], size: int = 0) -> None:
+    def __init__(
+        self,
+        unit: str,
+        label: str,
+        *steps: Callable[[Work], None],
+        size: int = 0,
+        stream: str = "",
+        releases: bool = False,
+    ) -> None:
         self.unit = unit
         self.label = label
         self.steps = list(steps)
+        self.stream = stream
+        self.releases = releases  # with it, what its thread did before is told to others
         self.size = size  # bytes, or floating-point operations
         self.queue: WorkQueue | None = None
         self.instr: Instr | None = None  # who issued it, where it can outlive the instruction
@@ -31,7 +43,7 @@ class Work:
 
     def advance(self) -> None:
         try:
-            self.steps.pop(0)()
+            self.steps.pop(0)(self)
         except PtxEmuError as error:
             if self.instr is not None:
                 error.at(line=self.instr.line, text=self.instr.text, where=self.warp)
@@ -50,15 +62,18 @@ class WorkQueue:
 class AsyncUnits:
     """All outstanding work of a launch. `eager` runs everything at issue."""
 
-    def __init__(self, eager: bool, note: Callable[[], None]) -> None:
+    def __init__(
+        self, eager: bool, note: Callable[[], None], listeners: tuple[Listener, ...] = ()
+    ) -> None:
         self.eager = eager
         self.note = note
+        self.listeners = listeners
         self.open: list[WorkQueue] = []  # queues with outstanding work, oldest first
 
     def issue(self, work: Work, queue: WorkQueue | None = None) -> Work:
         if self.eager and not (queue and queue.works):
             while work.steps:
-                work.advance()
+                self._advance(work)
             self.note()
             return work
         queue = queue or WorkQueue()
@@ -67,6 +82,13 @@ class AsyncUnits:
         if len(queue.works) == 1:
             self.open.append(queue)
         return work
+
+    def _advance(self, work: Work) -> None:
+        for each in self.listeners:
+            each.step_began(work)
+        work.advance()
+        for each in self.listeners:
+            each.step_ended(work)
 
     def run_one(self, position: int = -1) -> None:
         """Run the next step of the head of one open queue."""
@@ -79,7 +101,7 @@ class AsyncUnits:
 
     def run_head(self, queue: WorkQueue) -> None:
         work = queue.works[0]
-        work.advance()
+        self._advance(work)
         self.note()
         if not work.steps:
             queue.works.popleft()
@@ -88,12 +110,12 @@ class AsyncUnits:
 
     def force(self, work: Work, steps_left: int = 0) -> None:
         """Run until `work` has at most `steps_left` steps outstanding."""
-        while len(work.steps) > steps_left:
+        while work.queue is not None and len(work.steps) > steps_left:
             self.run_head(work.queue)
 
 
 class BulkGroups:
-    """The bulk async-groups of a thread: commit_group closes one, wait_group waits for old ones.
+    """The async-groups of a thread: commit_group closes one, wait_group waits for old ones.
 
     PTX ISA "cp.async.bulk.commit_group / wait_group". Kept per warp: one elected lane issues.
     """

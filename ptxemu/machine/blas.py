@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ _PREFIXES = (("scipy_openblas_", "64_"), ("openblas_", "64_"), ("openblas_", "")
 
 
 @cache
-def _thread_control() -> tuple[Callable, Callable] | None:
+def _thread_control() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """(set, get) of the number of threads of numpy's own OpenBLAS, or None."""
     package = Path(np.__file__).parent
     for folder in _FOLDERS:

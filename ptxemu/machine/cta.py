@@ -7,13 +7,20 @@ marks the bytes written by ordinary stores and not yet fenced towards the async 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds
 from ptxemu.machine.async_ops import WorkQueue
+from ptxemu.machine.listener import Waiters
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.tmem import Tmem
 from ptxemu.report import NOTE, Finding
+
+if TYPE_CHECKING:
+    from ptxemu.machine.machine import Machine
+    from ptxemu.machine.warp import Warp
 
 SMEM_LIMIT = 232_448  # bytes a CTA may use on sm_100 (227 KiB)
 RANK_SHIFT = 24
@@ -26,10 +33,7 @@ class NamedBarrier:
     """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
     CTA that has not exited."""
 
-    __slots__ = (
-        "cta", "ident", "count", "arrived", "votes", "result", "waiters", "time", "told",
-        "component", "phases",
-    )  # fmt: skip
+    __slots__ = ("cta", "ident", "count", "arrived", "votes", "result", "waiters")
 
     def __init__(self, cta: Cta, ident: int) -> None:
         self.cta = cta
@@ -37,13 +41,8 @@ class NamedBarrier:
         self.count = 0
         self.arrived = 0
         self.votes = [0, 0]  # bar.red: threads whose predicate holds, threads that have one
-        self.result = (0, 0)  # the votes of the phase that completed last
-        self.waiters: list = []
-        self.time = 0.0  # nominal time of the latest arrival
-        # Where a checker listens: what the arrivals of this phase tell, and its component.
-        self.told = None
-        self.component = 0
-        self.phases = 0  # how many are complete
+        self.result: tuple[int, ...] = (0, 0)  # the votes of the phase that completed last
+        self.waiters: Waiters = []
 
     def vote(self, true: int, threads: int) -> None:
         """bar.red: the predicates of threads that are about to arrive."""
@@ -74,8 +73,8 @@ class NamedBarrier:
         self.arrived = 0
         self.result, self.votes = tuple(self.votes), [0, 0]
         waiters, self.waiters = self.waiters, []
-        if self.cta.machine.checker:
-            self.cta.machine.checker.barrier_complete(self, waiters)
+        for each in self.cta.machine.listeners:
+            each.barrier_completed(self, waiters)
         for warp, fragment in waiters:
             warp.wake(fragment, token=self.result)
         return True
@@ -86,7 +85,7 @@ class Cta:
 
     def __init__(
         self,
-        machine: object,
+        machine: Machine,
         cluster: Cluster,
         ctaid: tuple[int, int, int],
         rank: int,
@@ -108,11 +107,11 @@ class Cta:
         self.unfenced = np.zeros(room, np.bool_) if machine.late else None
         self.any_unfenced = False
         self.tmem = Tmem(machine.find)
-        self.tmem_waiters: list = []
+        self.tmem_waiters: Waiters = []
         self.tensor_pipe = WorkQueue()
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
-        self.warps: list = []
+        self.warps: list[Warp] = []
         self.live_warps = 0
 
     def name(self) -> str:
@@ -134,7 +133,7 @@ class Cta:
         if old is not None and old.waiters:
             raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
         self.mbarriers[offset] = MBarrier(
-            f"{offset:#x} of {self.name()}", count, self.machine.timeline
+            f"{offset:#x} of {self.name()}", count, self.machine.listeners
         )
 
     def barrier(self, ident: int) -> NamedBarrier:
@@ -177,18 +176,18 @@ class Cta:
 
     def mark_async(self, written: slice | np.ndarray) -> None:
         """The async proxy itself wrote these bytes."""
-        if self.any_unfenced:
+        if self.any_unfenced and self.unfenced is not None:
             self.unfenced[written] = False
 
     def fence_async(self) -> None:
         """fence.proxy.async: ordinary stores made before become visible to the async proxy."""
-        if self.any_unfenced:
+        if self.any_unfenced and self.unfenced is not None:
             self.unfenced[:] = False
             self.any_unfenced = False
 
     def as_seen_by_async(self, low: int = 0, high: int | None = None) -> np.ndarray:
         """Shared memory as the async proxy sees it: unfenced bytes are poison (a copy if any)."""
-        if not self.any_unfenced or not self.unfenced[low:high].any():
+        if not self.any_unfenced or self.unfenced is None or not self.unfenced[low:high].any():
             return self.smem
         seen = self.smem.copy()
         seen[self.unfenced] = POISON_BYTE
@@ -210,20 +209,14 @@ class Cluster:
     each.
     """
 
-    def __init__(self, machine: object, index: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, machine: Machine, index: int, shape: tuple[int, int, int]) -> None:
         self.machine = machine
         self.index = index
         self.shape = shape
         self.ctas: list[Cta] = []
         self.arrived = 0
         self.phase = 0
-        self.waiters: list = []
-        self.time = 0.0  # nominal time of the latest arrival
-        # Where a checker listens: what the arrivals of this phase tell, and its component.
-        self.told = None
-        self.component = 0
-        self.phases = 0  # how many are complete
-        self.phases: list = []  # and those of the phases before
+        self.waiters: Waiters = []
 
     def cta(self, rank: int) -> Cta:
         if not 0 <= rank < len(self.ctas):
@@ -255,8 +248,8 @@ class Cluster:
         if self.arrived and self.arrived >= self.live_threads():
             self.arrived = 0
             self.phase += 1
-            if self.machine.checker:
-                self.machine.checker.cluster_complete(self)
+            for each in self.machine.listeners:
+                each.cluster_completed(self)
             self.machine.note_progress()
             waiters, self.waiters = self.waiters, []
             for warp, fragment in waiters:

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxemu.check.checker import Checker
 from ptxemu.codegen.program import SMEM_RESERVED, Program
 from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
+from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.scheduler import Scheduler
-from ptxemu.machine.timeline import Timeline
 from ptxemu.machine.warp import Warp
 from ptxemu.options import Options
 from ptxemu.report import Finding, LaunchReport
@@ -69,7 +68,8 @@ class Shape:
 
 
 def _padded(dims: tuple[int, ...]) -> Dim3:
-    return (*dims, *(1,) * (3 - len(dims)))
+    x, y, z = (*dims, *(1,) * (3 - len(dims)))
+    return x, y, z
 
 
 class Machine:
@@ -84,6 +84,8 @@ class Machine:
         params: np.ndarray,
         memory: GlobalMemory,
         options: Options,
+        findings: list[Finding],
+        listeners: tuple[Listener, ...] = (),
     ) -> None:
         self.program = program
         self.shape = shape
@@ -92,14 +94,15 @@ class Machine:
         self.memory = memory
         self.options = options
         self.late = options.policy == "adversarial"
-        self.checker = Checker(self) if options.check else None
-        self.timeline = Timeline() if options.trace else None
-        self.bytes: Counter = Counter()
-        self.counts: Counter = Counter()
-        self.findings: list[Finding] = []
+        self.listeners = listeners
+        self.every_block = any(each.every_block for each in listeners)
+        self.bytes: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.findings = findings
         self._block_counts: dict[int, np.ndarray] = {}
         self.cluster_grid = tuple(g // c for g, c in zip(shape.grid, shape.cluster, strict=True))
-        self.scheduler = Scheduler(options, int(np.prod(self.cluster_grid)), self._start_cluster)
+        total = int(np.prod(self.cluster_grid))
+        self.scheduler = Scheduler(options, total, self._start_cluster, listeners)
         self.units = self.scheduler.units
         self.note_progress = self.scheduler.note_progress
         self.ready = self.scheduler.ready
@@ -125,7 +128,6 @@ class Machine:
             counts=self.counts,
             seconds=time.perf_counter() - began,
             findings=self.findings,
-            trace=self.timeline.trace if self.timeline else None,
         )
 
     def _placed(self, error: PtxEmuError) -> PtxEmuError:
@@ -150,21 +152,9 @@ class Machine:
         """Hand asynchronous work over to its unit."""
         if not self.units.eager:
             work.instr, work.warp = self.program.running_instruction(), w.name()
-        if self.timeline:
-            self._time(w, work)
+        for each in self.listeners:
+            each.issued(w, work)
         return self.units.issue(work, queue)
-
-    def _time(self, w: Warp, work: Work) -> None:
-        """Let the last step of `work` happen at its nominal completion."""
-        timeline, last = self.timeline, work.steps[-1]
-        done = timeline.work(w, work.unit, work.label, work.size)
-
-        def finish() -> None:
-            back, timeline.now = timeline.now, done
-            last()
-            timeline.now = back
-
-        work.steps[-1] = finish
 
     def read_bytes(self, w: Warp, address: int, nbytes: int) -> bytes:
         """Bytes at a generic address: global memory, a parameter, or shared memory."""
@@ -179,7 +169,12 @@ class Machine:
         index = self.scheduler.cancel_next()
         if index is None:
             return None
-        return tuple(p * c for p, c in zip(self._position(index), self.shape.cluster, strict=True))
+        return self._ctaid(index, (0, 0, 0))
+
+    def _ctaid(self, index: int, inner: Dim3) -> Dim3:
+        """Of the CTA at a place in a cluster."""
+        (px, py, pz), (nx, ny, nz) = self._position(index), self.shape.cluster
+        return px * nx + inner[0], py * ny + inner[1], pz * nz + inner[2]
 
     def _position(self, index: int) -> Dim3:
         """A cluster's place in the grid of clusters, x fastest."""
@@ -194,21 +189,17 @@ class Machine:
     # -- building CTAs ----------------------------------------------------------------------
 
     def _start_cluster(self, index: int) -> Cluster:
-        position = self._position(index)
         cluster = Cluster(self, index, self.shape.cluster)
-        if self.checker:
-            self.checker.cluster_started(cluster)
+        for each in self.listeners:
+            each.cluster_started(cluster)
         nx, ny, nz = self.shape.cluster
         total = self.program.layout.smem_static + self.shape.smem_bytes
         for rank in range(nx * ny * nz):
             inner = (rank % nx, rank // nx % ny, rank // (nx * ny))
-            ctaid = tuple(
-                p * n + i for p, n, i in zip(position, self.shape.cluster, inner, strict=True)
-            )
-            cta = Cta(self, cluster, ctaid, rank, total)
+            cta = Cta(self, cluster, self._ctaid(index, inner), rank, total)
             cluster.ctas.append(cta)
-            if self.checker:
-                self.checker.cta_started(cta)
+            for each in self.listeners:
+                each.cta_started(cta)
             self._fill(cta)
         return cluster
 
@@ -217,28 +208,26 @@ class Machine:
         for index in range(-(-threads // 32)):
             warp = Warp(cta, index, self.program, threads - 32 * index, self.shape.block)
             cta.warps.append(warp)
-            if self.checker:
-                self.checker.warp_started(warp)
+            for each in self.listeners:
+                each.warp_started(warp)
         cta.live_warps = len(cta.warps)
 
     # -- counting ---------------------------------------------------------------------------
 
     def warp_exited(self, warp: Warp) -> None:
         if not warp.live:
-            if self.checker:
-                self.checker.warp_ended(warp)
-            if self.timeline:
-                self.timeline.close(warp)
+            for each in self.listeners:
+                each.warp_ended(warp)
             counts = np.array(warp.counts)
             known = self._block_counts.get(warp.index)
             self._block_counts[warp.index] = counts if known is None else known + counts
             warp.R = []
         self.scheduler.warp_exited(warp)
 
-    def _opcode_counts(self) -> dict[int, Counter]:
+    def _opcode_counts(self) -> dict[int, Counter[str]]:
         result = {}
         for index, counts in sorted(self._block_counts.items()):
-            total: Counter = Counter()
+            total: Counter[str] = Counter()
             for block in np.flatnonzero(counts):
                 times = int(counts[block])
                 for opcode, number in self.program.opcode_counts(int(block)).items():

@@ -8,6 +8,7 @@ and nowhere else; who waits is kept so that a deadlock can name it.
 from __future__ import annotations
 
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.listener import Listener, Waiters
 
 MAX_COUNT = (1 << 20) - 1
 
@@ -23,12 +24,10 @@ class MBarrier:
         "phase",
         "waiters",
         "sources",
-        "clock",
-        "times",
-        "clock_of",
+        "listeners",
     )
 
-    def __init__(self, where: str, count: int, clock: object | None = None) -> None:
+    def __init__(self, where: str, count: int, listeners: tuple[Listener, ...] = ()) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
         self.where = where
@@ -36,11 +35,9 @@ class MBarrier:
         self.pending = count
         self.tx = 0
         self.phase = 0
-        self.waiters: list = []  # (warp, fragment)
+        self.waiters: Waiters = []
         self.sources: set[str] = set()  # who has ever arrived or landed bytes
-        self.clock = clock  # the timeline, where one is recorded
-        self.clock_of = None  # what its phases tell, where a checker listens
-        self.times = [0.0, 0.0]  # nominal time by phase parity: latest arrival, hence completion
+        self.listeners = listeners
 
     def done(self, parity: int) -> bool:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
@@ -50,7 +47,7 @@ class MBarrier:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
         the upper half what was pending before."""
         state = self.phase & 0xFFFFFFFF | self.pending << 32
-        self._stamp(by)
+        self._signalled(by)
         if count > self.pending:
             raise HardwareRefusal(
                 f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending"
@@ -76,19 +73,15 @@ class MBarrier:
 
     def complete(self, nbytes: int, *, by: str = "TMA") -> None:
         """complete_tx: bytes have landed."""
-        self._stamp(by)
+        self._signalled(by)
         self.tx -= nbytes
         self._check_tx()
         self._complete_if_done()
 
-    def _stamp(self, by: str) -> None:
+    def _signalled(self, by: str) -> None:
         self.sources.add(by)
-        if self.clock is not None:
-            self.times[self.phase & 1] = max(self.times[self.phase & 1], self.clock.now)
-
-    def completed_at(self, parity: int) -> float:
-        """Nominal time at which the last phase of this parity completed."""
-        return self.times[parity & 1]
+        for each in self.listeners:
+            each.mbarrier_signalled(self)
 
     def _check_tx(self) -> None:
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
@@ -100,8 +93,8 @@ class MBarrier:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
             self.pending = self.expected
-            if self.clock_of is not None:
-                self.clock_of.completed()
+            for each in self.listeners:
+                each.mbarrier_completed(self)
             waiters, self.waiters = self.waiters, []
             for warp, fragment in waiters:
                 warp.wake(fragment)

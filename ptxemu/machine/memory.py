@@ -10,6 +10,7 @@ import bisect
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def process_ranges() -> list[Range]:
     return ranges
 
 
-def as_range(item: object) -> Range:
+def as_range(item: Any) -> Range:
     """(start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
     if isinstance(item, tuple):
         return item[0], item[0] + item[1], True
@@ -94,12 +95,12 @@ class Allocations:
 class GlobalMemory:
     """Bounds-checked access to host memory by address."""
 
-    def __init__(self, allowed: list | None = None) -> None:
+    def __init__(self, allowed: list[Any] | None = None) -> None:
         self._whole_process = allowed is None
         self._extra: list[Range] = []
         self.allocations: Allocations | None = None  # where a checker wants to know more
         self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
-        space = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
+        space: Any = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
         self.views = {
             size: bytes_.view(dtype)

@@ -9,7 +9,7 @@ Source: PTX ISA, tcgen05.mma. Not here: sparsity, .ws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,20 @@ class MmaCta(Protocol):
 
     smem: np.ndarray
     tmem: Tmem
+
+
+class Mma(NamedTuple):
+    """The operands of an MMA, as `mma` takes them."""
+
+    d: int
+    a: SmemDesc | int
+    b: SmemDesc
+    instr: InstrDesc
+    accumulate: bool
+    disabled: tuple[int, ...]  # the words of disable-output-lane
+    scale_d: int
+    scales: Scales | None
+    shift: bool
 
 
 def mma(
@@ -66,13 +80,30 @@ def mma(
         if scales is not None:
             own_a, own_b = _scale_operands(cta.tmem, (own_a, b), idesc, scales, cta_group)
         d = cta.tmem.accumulator(d_address, idesc.m, idesc.n, cta_group)
-        saved = None if protected is None else cta.tmem.cells[:, protected[rank]]
+        kept = None if protected is None else protected[rank]
+        saved = None if kept is None else cta.tmem.cells[:, kept]
         with np.errstate(all="ignore"):
             _UPDATES[idesc.d_format](d, own_b, own_a.T, scale, idesc.saturate)
         if saved is not None:
-            cta.tmem.cells[:, protected[rank]] = saved
-        if shift:
+            cta.tmem.cells[:, kept] = saved
+        if shift and isinstance(a, int):
             cta.tmem.shift_operand(a, idesc.m, cta_group, line_bytes(idesc.a_format, idesc.k))
+
+
+def multiply_now(ctas: Sequence[MmaCta], what: Mma) -> None:
+    """`mma` of an operation put together."""
+    mma(
+        ctas,
+        what.d,
+        what.a,
+        what.b,
+        what.instr,
+        what.accumulate,
+        disable_lanes=what.disabled,
+        scale_input_d=what.scale_d,
+        scales=what.scales,
+        shift=what.shift,
+    )
 
 
 def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) -> np.ndarray:
@@ -105,7 +136,7 @@ def _scale_operands(
     cta_group: int,
 ) -> list[np.ndarray]:
     """A and B times their scale factors."""
-    ids, fmt = (idesc.a_scale_id, idesc.b_scale_id), idesc.scale_format
+    ids, fmt = (idesc.a_scale_id, idesc.b_scale_id), idesc.scale_format or ""
     return [
         scaled(operand, read_scales(tmem, where, scales.blocks, first, fmt))
         for operand, where, first in zip(

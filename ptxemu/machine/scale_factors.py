@@ -12,6 +12,7 @@ has, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,10 @@ from ptxemu.numerics import formats
 QUARTER = 32  # lanes of one copy
 _ADDRESS_BITS = 0x3FFF_FFFF  # CUTLASS keeps the scale id in the two bits above them
 _LARGE = 2.0**64  # an element times a scale factor beyond this may be too large for float32
-_DECODE = {"ue8m0": formats.ue8m0_to_f32, "ue4m3": lambda code: formats.e4m3_to_f32(code & 0x7F)}
+_DECODE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "ue8m0": formats.ue8m0_to_f32,
+    "ue4m3": lambda code: formats.e4m3_to_f32(code & 0x7F),
+}
 # (kind, blocks along K) -> formats of the scale factors
 _FORMATS = {
     ("mxf8f6f4", 1): ("ue8m0",),

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
 from ptxemu.machine.cta import Cluster
+from ptxemu.machine.listener import Listener
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.warp import Fragment, Warp
 from ptxemu.options import Options
 
 _QUANTUM = 2000  # blocks a warp may run before the next one gets a turn
@@ -36,12 +37,18 @@ TIMED_OUT = TimedOut()
 class Scheduler:
     """Runs the clusters of one launch to completion. `start(i)` makes cluster i's warps."""
 
-    def __init__(self, options: Options, total: int, start: Callable[[int], Cluster]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        total: int,
+        start: Callable[[int], Cluster],
+        listeners: tuple[Listener, ...],
+    ) -> None:
         self.options = options
         self.total = total
         self.start = start
         self.random = random.Random(options.seed)
-        self.units = AsyncUnits(options.policy == "round-robin", self.note_progress)
+        self.units = AsyncUnits(options.policy == "round-robin", self.note_progress, listeners)
         self.queue: list[Warp] = []
         self.clusters: list[Cluster] = []  # resident
         self.launched = 0
@@ -219,8 +226,8 @@ class Scheduler:
             barrier.complete_if_all()
         if warp.cta.live_warps == 0:
             warp.cta.check_warpgroups()
-            if warp.check:
-                warp.check.cta_ended(warp.cta)
+            for each in warp.listeners:
+                each.cta_ended(warp.cta)
         cluster = warp.cluster
         if all(cta.live_warps == 0 for cta in cluster.ctas):
             self.clusters.remove(cluster)
@@ -229,7 +236,7 @@ class Scheduler:
                 self._launch()
 
 
-def _place(warp: Warp, frag: object) -> str:
+def _place(warp: Warp, frag: Fragment) -> str:
     block = warp.program.blocks[frag.pc]
     if not block.steps:
         return f"block {frag.pc}"
@@ -237,7 +244,7 @@ def _place(warp: Warp, frag: object) -> str:
     return f"line {instr.line} `{instr.text}`"
 
 
-def _wait(frag: object) -> str:
+def _wait(frag: Fragment) -> str:
     wait = frag.wait
     if wait is None:
         return "waits for the other lanes of its warp" if frag.token is None else "runnable"

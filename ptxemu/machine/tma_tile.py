@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def combine(op: str, dtype: str, old: np.ndarray, new: np.ndarray) -> np.ndarray
     raise UnsupportedPtx(f"cp.reduce.async.bulk .{op}.{dtype}")
 
 
-def _viewed(kind: type, function: Callable) -> Callable:
+def _viewed(kind: type, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda old, new: np.asarray(function(old.view(kind), new.view(kind)), kind)
 
 

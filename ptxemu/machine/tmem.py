@@ -49,6 +49,20 @@ SHAPES: dict[str, _Shape] = {
 }
 
 
+Move = tuple[str, int, bool, int]  # shape, repeat count, 16-bit packing, columns between halves
+
+
+class PendingLoad:
+    """A tcgen05.ld that has been issued: `out`, uint32 [register, thread], is filled later."""
+
+    __slots__ = ("address", "move", "out")
+
+    def __init__(self, address: int, move: Move, out: np.ndarray) -> None:
+        self.address = address
+        self.move = move
+        self.out = out
+
+
 class Tmem:
     """cells: uint32 (512 columns, 128 lanes), poisoned until written. allocations: base to size.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +121,7 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
     if packed and value & _K_SIZE:
         raise HardwareRefusal(f"instruction descriptor {value:#010x}: K is 64 on sm_100a")
     k, operand_formats, d_formats = _KINDS[kind]
-    common = {
+    common: dict[str, Any] = {
         "kind": kind,
         "n": (value >> 17 & 0x3F) << 3,
         "k": k,

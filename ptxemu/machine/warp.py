@@ -9,14 +9,19 @@ fragment lets its siblings run, as on hardware since Volta.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.codegen.program import EXITED, PARKED, Program
+from ptxemu.codegen.tainted import Follower
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.async_ops import BulkGroups, WorkQueue
 from ptxemu.machine.cta import Cta
-from ptxemu.syntax.tree import Reg
+from ptxemu.machine.tmem import Move, PendingLoad
+from ptxemu.numerics.lanes import PerLane
+from ptxemu.syntax.tree import Imm, Reg
 
 ALL = 0xFFFFFFFF
 SPLIT = -3  # the fragment branched both ways
@@ -35,7 +40,7 @@ class Fragment:
         self.mask = mask
         self.lanes: np.ndarray | None = None
         self.wait: object | None = None
-        self.token: object | None = None
+        self.token: Any = None
 
     def active(self) -> np.ndarray:
         if self.lanes is None:
@@ -46,12 +51,15 @@ class Fragment:
 class Warp:
     """One warp of a CTA."""
 
-    def __init__(self, cta: Cta, index: int, program: Program, threads: int, block: tuple) -> None:
+    def __init__(
+        self, cta: Cta, index: int, program: Program, threads: int, block: tuple[Any, ...]
+    ) -> None:
         self.cta = cta
         self.machine = cta.machine
-        self.check = cta.machine.checker
-        self.how = ""  # semantics of the access that is running where it is strong, for the checker
-        self.at = 0  # the instruction that is running, for the checker
+        self.listeners = cta.machine.listeners
+        self.follower: Follower | None = None  # of undefined data, where a listener set one
+        self.how = ""  # semantics of the access that is running, where it is strong
+        self.at = 0  # the instruction that is running, where the program is `checked`
         self.cluster = cta.cluster
         self.index = index
         self.label = f"warp {index} of {cta.name()}"
@@ -76,14 +84,14 @@ class Warp:
         )
         self.smem_base = cta.rank << 24
         self.local: np.ndarray | None = None
-        self.bulk = None  # bulk-copy groups, made on first use
-        self.copies = None  # cp.async groups, made on first use
-        self.pending_loads: list = []  # late tcgen05.ld
-        self.pending_stores: list = []  # late tcgen05.st
+        self.bulk = BulkGroups(cta.machine.units)
+        self.copies = BulkGroups(cta.machine.units)  # of cp.async, which is in order
+        self.copy_queue = WorkQueue()
+        self.pending_loads: list[PendingLoad] = []  # late tcgen05.ld
+        self.pending_stores: list[tuple[int, Move, np.ndarray]] = []  # late tcgen05.st
         self.cluster_phase = 0
         self.cluster_lanes = 0  # those that have arrived and not waited
         self.register_counts: list[int] = []  # asked for by setmaxnreg, in order
-        self.time = 0.0  # nominal, for the timeline
 
     # -- turns ------------------------------------------------------------------------------
 
@@ -95,7 +103,7 @@ class Warp:
         while ran < quantum and self.live and not self.woken:
             frag = self.frags[0]
             whole = len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform
-            if whole and self.machine.timeline is None:
+            if whole and not self.machine.every_block:
                 if frag.wait is not None:
                     return ran
                 ran += self._run_whole(frag, quantum - ran)
@@ -137,12 +145,11 @@ class Warp:
 
     def _execute(self, frag: Fragment) -> None:
         self.frag = frag
-        timeline = self.machine.timeline
-        if timeline:
-            timeline.before(self)
+        for each in self.listeners:
+            each.block_began(self)
         program, pc = self.program, frag.pc
         partial = 0 if frag.mask == ALL else 1 if frag.mask == self.live else 2
-        promoted = frozenset()
+        promoted: frozenset[str] = frozenset()
         if self.nonuniform:
             promoted = program.live_scalars[pc] & self.nonuniform
         if partial == 0 and not promoted and not self.nonuniform:
@@ -158,8 +165,8 @@ class Warp:
         if after == PARKED:
             return
         self.counts[pc] += 1
-        if timeline:
-            timeline.after(self, program.lengths[pc])
+        for each in self.listeners:
+            each.block_ended(self, program.lengths[pc])
         self._settle_exits()
         if after >= 0:
             frag.pc = after
@@ -188,12 +195,12 @@ class Warp:
             return True
         return all(self._required(member, frag) & self.live & ~frag.mask == 0 for member in members)
 
-    def _required(self, member: object, frag: Fragment) -> int:
+    def _required(self, member: Reg | Imm | None, frag: Fragment) -> int:
         """Lanes named by the member-mask operand of `frag`'s lanes; None stands for all."""
         if member is None:
             return ALL
         if not isinstance(member, Reg):
-            return member.value & ALL
+            return int(member.value) & ALL
         value = self.R[self.program.registers.slots(member.name)[0][0]]
         if np.ndim(value) == 0:
             return int(value)
@@ -248,7 +255,7 @@ class Warp:
         self.woken = True
         self.machine.ready(self)
 
-    def take_token(self) -> object:
+    def take_token(self) -> Any:
         """The token, once after a wake-up that completed what the fragment waited for."""
         token, self.frag.token = self.frag.token, None
         return token
@@ -261,18 +268,14 @@ class Warp:
     def name(self) -> str:
         return self.label
 
-    def ticket(self, kind: str = "") -> object | None:
-        """For an asynchronous operation that is about to be issued; None where nobody checks."""
-        return self.check.ticket(self, kind) if self.check else None
-
-    def lane_values(self, value: object) -> list:
+    def lane_values(self, value: PerLane) -> list[Any]:
         """The value in each active lane, as Python scalars, in lane order."""
         lanes = [i for i in range(32) if self.frag.mask >> i & 1]
         if np.ndim(value) == 0:
             return [value] * len(lanes)
         return [value[i].item() for i in lanes]
 
-    def each_lane(self, *values: object) -> Iterator[tuple]:
+    def each_lane(self, *values: PerLane) -> Iterator[tuple[Any, ...]]:
         """The operands of every active lane together: each lane issues its own operation."""
         return zip(*(self.lane_values(value) for value in values), strict=True)
 

@@ -153,7 +153,7 @@ def div_f32(a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = F
 
 def rcp_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: rcp, the IEEE forms."""
-    return div_f32(np.float32(1), a, rounding, ftz=ftz)
+    return div_f32(np.asarray(np.float32(1)), a, rounding, ftz=ftz)
 
 
 def sqrt_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
@@ -286,8 +286,8 @@ def _fma_exact(a: float, b: float, c: float, rounding: str) -> float:
         error = -nearest
     else:
         error = float((exact > Fraction(nearest)) - (exact < Fraction(nearest)))
-    bits = np.float64(nearest).view(np.uint64)
-    return float(step(bits, np.float64(error), rounding).view(np.float64))
+    bits = np.asarray(np.float64(nearest)).view(np.uint64)
+    return float(step(bits, np.asarray(error), rounding).view(np.float64))
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -> np.ndarray:
@@ -305,7 +305,7 @@ def add_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
     """Floating Point Instructions: add.f64."""
     if rounding == "rn":
         return _quiet_payload(np.add(a, b, dtype=np.float64), b, a)
-    return fma_f64(a, 1.0, b, rounding)
+    return fma_f64(a, np.ones(()), b, rounding)
 
 
 def add_f64_in_memory(old: np.ndarray, new: np.ndarray) -> np.ndarray:

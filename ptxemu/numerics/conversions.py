@@ -13,7 +13,6 @@ from ptxemu.numerics.rounding import (
     canonical_nan_f32,
     f64_to_f32,
     f64_to_f32_odd,
-    flush_f32,
     odd_f64,
     step,
     two_sum,
@@ -22,15 +21,12 @@ from ptxemu.numerics.rounding import (
 _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def round_f32(x: np.ndarray, rounding: str = "rni", *, ftz: bool = False) -> np.ndarray:
+def round_f32(x: np.ndarray, rounding: str = "rni") -> np.ndarray:
     """cvt.{rni,rzi,rmi,rpi}.f32.f32: the integral value nearest in the given direction, as f32."""
-    x = np.asarray(x, dtype=np.float32)
-    return canonical_nan_f32(_INTEGRAL[rounding](flush_f32(x) if ftz else x))
+    return canonical_nan_f32(_INTEGRAL[rounding](np.asarray(x, dtype=np.float32)))
 
 
-def float_to_int(
-    x: np.ndarray, bits: int, signed: bool, rounding: str = "rzi", *, ftz: bool = False
-) -> np.ndarray:
+def float_to_int(x: np.ndarray, bits: int, signed: bool, rounding: str = "rzi") -> np.ndarray:
     """cvt.{rni,rzi,rmi,rpi}.{s,u}{8..64}.{f32,f64}: saturating, in the numpy type of the result.
 
     NaN gives 0 if the source is f32 (or f16, widened) and the result at most 32 bits, else the bit
@@ -39,8 +35,6 @@ def float_to_int(
     x = np.asarray(x)
     double = x.dtype == np.float64
     kind = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
-    if ftz and not double:
-        x = flush_f32(x)
     whole = _INTEGRAL[rounding](x.astype(np.float64))
     limits = np.iinfo(kind)
     above, below, unordered = whole >= 2.0 ** (bits - signed), whole < limits.min, np.isnan(whole)
@@ -82,12 +76,3 @@ def int_to_f16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
 def int_to_bf16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
     """cvt.{rn,rz,rm,rp}.bf16.{s,u}N, as uint16 codes."""
     return f32_to_bf16(f64_to_f32_odd(odd_f64(*_split(x))), rounding)
-
-
-def saturate_int(x: np.ndarray, bits: int, signed: bool) -> np.ndarray:
-    """cvt.sat to an integer type from another: clamp to its range. `x` has its PTX numpy type."""
-    kind = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
-    x = np.asarray(x)
-    own, limits = np.iinfo(x.dtype), np.iinfo(kind)
-    low, high = max(limits.min, own.min), min(limits.max, own.max)
-    return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(kind)[()]

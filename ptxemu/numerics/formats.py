@@ -315,13 +315,6 @@ def s2f6_to_f32(bits: np.ndarray) -> np.ndarray:
     return np.asarray(bits, dtype=np.uint8).view(np.int8).astype(np.float32) * np.float32(1 / 64)
 
 
-def f32_to_s2f6(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.s2f6x2.f32 without scale, one element; NaN gives the largest."""
-    x = np.asarray(x, dtype=np.float32)
-    scaled = np.rint(np.clip(x * np.float32(64), np.float32(0 if relu else -128), np.float32(127)))
-    return np.where(np.isnan(x), np.float32(127), scaled).astype(np.int8).view(np.uint8)[()]
-
-
 def f64_to_f16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
     """cvt.{rn,rz,rm,rp}.f16.f64 with one rounding; a NaN keeps its sign and upper payload."""
     return _narrow_nan(f32_to_f16(f64_to_f32_odd(x), rounding), x, 10)

@@ -138,7 +138,8 @@ def _bf16_operands(*codes: np.ndarray) -> list[np.ndarray]:
 
 def add_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Half Precision Floating Point Instructions: add.bf16."""
-    return _bf16_sum(*_bf16_operands(a, b))
+    x, y = _bf16_operands(a, b)
+    return _bf16_sum(x, y)
 
 
 def sub_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -150,7 +151,7 @@ def sub_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def mul_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Half Precision Floating Point Instructions: mul.bf16."""
     x, y = _bf16_operands(a, b)
-    return _bf16_sum(x * y, np.float64(-0.0))
+    return _bf16_sum(x * y, np.array(-0.0))
 
 
 def fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, relu: bool = False) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +32,11 @@ def _signed(x: np.ndarray, signed: bool) -> np.ndarray:
     return np.asarray(x).view(_SIGNED[8 * x.dtype.itemsize]) if signed else x
 
 
-def _lanewise(fn: Callable[..., np.ndarray]) -> Callable[..., np.ndarray | int]:
+def _lanewise(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Give `fn` unsigned arrays of the call's width; return Python ints for Python ints."""
 
     @wraps(fn)
-    def call(*operands: np.ndarray | int, width: int = 32, **options: object) -> np.ndarray | int:
+    def call(*operands: np.ndarray | int, width: int = 32, **options: object) -> Any:
         values = [_bits(x, width) for x in operands]
         result = fn(*values, width=width, **options)
         if not all(isinstance(x, int) for x in operands):
@@ -61,20 +62,12 @@ def _mul_hi_u64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @_lanewise
 def mul_hi(a: np.ndarray, b: np.ndarray, *, width: int, signed: bool = False) -> np.ndarray:
-    """Integer Arithmetic Instructions: mul.hi, upper half of the product, 16, 32 or 64 bits."""
-    if width < 64:
-        return (_double(a, signed) * _double(b, signed) >> np.uint64(width)).astype(a.dtype)
+    """Integer Arithmetic Instructions: mul.hi of 64 bits, upper half of the product."""
     high = _mul_hi_u64(a, b)
     if signed:
         zero = np.uint64(0)
         high = high - np.where(a >> np.uint64(63), b, zero) - np.where(b >> np.uint64(63), a, zero)
     return high
-
-
-@_lanewise
-def mul_wide(a: np.ndarray, b: np.ndarray, *, width: int, signed: bool = False) -> np.ndarray:
-    """Integer Arithmetic Instructions: mul.wide, the whole product of 16- or 32-bit operands."""
-    return (_double(a, signed) * _double(b, signed)).astype(_UNSIGNED[2 * width])
 
 
 @_lanewise
@@ -163,12 +156,6 @@ def _with_sign(x: np.ndarray, negative: np.ndarray) -> np.ndarray:
 
 
 @_lanewise
-def popc(a: np.ndarray, *, width: int) -> np.ndarray:
-    """Integer Arithmetic Instructions: popc."""
-    return np.bitwise_count(a).astype(np.uint32)
-
-
-@_lanewise
 def clz(a: np.ndarray, *, width: int) -> np.ndarray:
     """Integer Arithmetic Instructions: clz, `width` for zero."""
     return (width - np.bitwise_count(_smeared(a)).astype(np.int64)).astype(np.uint32)
@@ -251,17 +238,6 @@ def shr(a: np.ndarray, amount: np.ndarray, *, width: int, signed: bool = False) 
 
 
 @_lanewise
-def shf(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, *, width: int, left: bool, wrap: bool
-) -> np.ndarray:
-    """Logic and Shift Instructions: shf.{l,r}.{wrap,clamp}.b32 of the 64 bits {b, a}."""
-    amount = (c & np.uint32(31) if wrap else np.minimum(c, np.uint32(32))).astype(np.uint64)
-    both = (b.astype(np.uint64) << np.uint64(32)) | a
-    moved = (both << amount) >> np.uint64(32) if left else both >> amount
-    return moved.astype(np.uint32)
-
-
-@_lanewise
 def bfe(
     a: np.ndarray, start: np.ndarray, length: np.ndarray, *, width: int, signed: bool = False
 ) -> np.ndarray:
@@ -301,18 +277,6 @@ def bmsk(a: np.ndarray, b: np.ndarray, *, width: int, wrap: bool = False) -> np.
         a, b = a & np.uint32(31), b & np.uint32(31)
     ones = np.full_like(a, 0xFFFFFFFF)
     return _shifted_left(~_shifted_left(ones, b), a)[()]
-
-
-@_lanewise
-def lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, width: int, lut: int) -> np.ndarray:
-    """Logic and Shift Instructions: lop3: bit i of `lut` is the result for i = 4 a + 2 b + c."""
-    result = np.zeros_like(a)
-    for row in range(8):
-        if lut >> row & 1:
-            result = result | (
-                (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-            )
-    return np.broadcast_arrays(result, a, b, c)[0][()]
 
 
 _PRMT_MODES = {

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxemu.numerics.lanes import PerLane
+
 _LANES = np.arange(32, dtype=np.int64)
 
 
-def shuffle_lanes(value: object, mode: str, lane: object, clamp: object, mb: int) -> tuple:
+def shuffle_lanes(
+    value: PerLane, mode: str, lane: PerLane, clamp: PerLane, mb: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(value, in range?) after the manual's pseudocode; a source out of range yields the own
     value.
     """

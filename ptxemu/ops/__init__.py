@@ -5,6 +5,7 @@ its matched form, and states what the instruction does to the machine; it never 
 What an instruction does at run time stands in the same file, below its emitter.
 """
 
+from ptxemu.codegen import registry
 from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     async_copy,
     async_store,
@@ -32,3 +33,5 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     warp,
     warp_mma,
 )
+
+__all__ = ["registry"]

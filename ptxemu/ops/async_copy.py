@@ -10,12 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.async_ops import BulkGroups, Work, WorkQueue
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
+from ptxemu.machine.listener import Place
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr, Not, Reg
 
 _HINTS = "L2::cache_hint L2::64B L2::128B L2::256B"
@@ -48,20 +52,20 @@ def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
 
 @op("cp.async.commit_group", section="cp.async.commit_group")
 def commit(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("copy_groups(w).commit()")
-    c.effect("if w.check: w.clock.commit('cp.async')")
+    c.effect("w.copies.commit()")
+    c.announce("copies_committed(w)")
 
 
 @op("cp.async.wait_group cp.async.wait_all", section="cp.async.wait_group / wait_all")
 def wait(c: Lower, i: Instr, f: Match) -> None:
     if f.form.name == "cp.async.wait_all":
-        c.effect("copy_groups(w).commit()")
-        c.effect("copy_groups(w).wait(0, False)")
-        c.effect("if w.check: w.clock.complete('cp.async')")
+        c.effect("w.copies.commit()")
+        c.effect("w.copies.wait(0, False)")
+        c.announce("copies_waited(w, None)")
     else:
         allowed = i.operands[0].value
-        c.effect(f"copy_groups(w).wait({allowed}, False)")
-        c.effect(f"if w.check: w.clock.wait_groups('cp.async', {allowed})")
+        c.effect(f"w.copies.wait({allowed}, False)")
+        c.announce(f"copies_waited(w, {allowed})")
 
 
 @op(
@@ -78,18 +82,10 @@ def arrive_after(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def copy_groups(w: object) -> BulkGroups:
-    if w.copies is None:
-        w.copies = (BulkGroups(w.machine.units), WorkQueue())
-    return w.copies[0]
-
-
-@runtime
 def copy_async(
-    w: object, target: object, source: object, nbytes: int, used: object, mask: np.ndarray | None
+    w: Warp, target: PerLane, source: PerLane, nbytes: int, used: PerLane, mask: np.ndarray | None
 ) -> None:
     """One copy per active lane, all in one work."""
-    groups = copy_groups(w)
     targets, sources, sizes = (w.lane_values(v) for v in (target, source, used))
     cta, memory = w.cta, w.machine.memory
     for where in targets:
@@ -104,73 +100,59 @@ def copy_async(
                 f"cp.async of {size} in {nbytes} bytes from {where:#x}; misaligned or too many"
             )
 
-    ticket = w.ticket("cp.async")
     lanes = np.flatnonzero(w.frag.active())
 
-    def run() -> None:
+    def run(work: Work) -> None:
         offsets = np.array([where & OFFSET_MASK for where in targets])
         rows = np.zeros((len(offsets), nbytes), np.uint8)
         for size in set(sizes) - {0}:
             chosen = np.flatnonzero(np.array(sizes) == size)
             starts = np.array([sources[lane] for lane in chosen], np.int64)
-            if ticket:
-                w.check.fetched(ticket, starts, size)
+            for each in w.listeners:
+                each.fetch(work, starts, size)
             rows[chosen, :size] = memory.read_rows(starts, size)
-        if ticket:
-            w.check.copied(ticket, cta, (offsets, lanes), nbytes)
+        for each in w.listeners:
+            each.copy(work, cta, offsets, lanes, nbytes)
         written = offsets[:, None] + np.arange(nbytes)
         cta.smem[written] = rows
         cta.mark_async(written)
 
     w.machine.bytes["cp.async"] += nbytes * len(targets)
-    groups.add(
-        w.machine.units.issue(
-            Work("cp.async", f"cp.async {nbytes} B x {len(targets)}", run), w.copies[1]
-        )
-    )
+    label = f"cp.async {nbytes} B x {len(targets)}"
+    w.copies.add(w.machine.issue(w, Work("cp.async", label, run, stream="cp.async"), w.copy_queue))
 
 
 @runtime
-def arrive_after_copies(w: object, address: object, noinc: bool) -> None:
-    copy_groups(w)
+def arrive_after_copies(w: Warp, address: PerLane, noinc: bool) -> None:
     barriers = [find(w, where) for where in w.lane_values(address)]
     if not noinc:
         for barrier in barriers:
             barrier.pending += 1
 
-    ticket = w.ticket("cp.async")
-    told = w.clock.release() if ticket else None
-
-    def run() -> None:
+    def run(work: Work) -> None:
         for barrier in barriers:
-            if ticket:
-                w.check.copies_arrival(ticket, w.cta, barrier, told)
+            for each in w.listeners:
+                each.copies_arrival(work, w.cta, barrier)
             barrier.arrive(by="cp.async")
 
-    w.machine.units.issue(Work("cp.async", "arrive after cp.async", run), w.copies[1])
+    work = Work("cp.async", "arrive after cp.async", run, stream="cp.async", releases=True)
+    w.machine.issue(w, work, w.copy_queue)
 
 
 # -- cp.async.bulk --------------------------------------------------------------------------
 
 
-@runtime
-def bulk_groups(w: object) -> BulkGroups:
-    if w.bulk is None:
-        w.bulk = BulkGroups(w.machine.units)
-    return w.bulk
-
-
 @op("cp.async.bulk.commit_group", section="cp.async.bulk.commit_group")
 def bulk_commit(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("bulk_groups(w).commit()")
-    c.effect("if w.check: w.check.bulk_committed(w)")
+    c.effect("w.bulk.commit()")
+    c.announce("bulk_committed(w)")
 
 
 @op("cp.async.bulk.wait_group", flags="read", section="cp.async.bulk.wait_group")
 def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     allowed, read = i.operands[0].value, "read" in f.flags
-    c.effect(f"bulk_groups(w).wait({allowed}, {read})")
-    c.effect(f"if w.check: w.check.bulk_waited(w, {allowed}, {read})")
+    c.effect(f"w.bulk.wait({allowed}, {read})")
+    c.announce(f"bulk_waited(w, {allowed}, {read})")
 
 
 @op(
@@ -230,7 +212,7 @@ def require_bulk(nbytes: int, *addresses: int) -> None:
         )
 
 
-def targets_of(w: object, address: int, mask: int | None) -> list[tuple[Cta, int]]:
+def targets_of(w: Warp, address: int, mask: int | None) -> list[Place]:
     """(CTA, offset) for every destination of a load: one, or one per bit of the multicast mask."""
     offset = address & OFFSET_MASK
     if mask is None:
@@ -240,48 +222,49 @@ def targets_of(w: object, address: int, mask: int | None) -> list[tuple[Cta, int
 
 @runtime
 def bulk_load(
-    w: object, target: object, source: object, nbytes: object, barrier: object, mask: object | None
+    w: Warp,
+    target: PerLane,
+    source: PerLane,
+    nbytes: PerLane,
+    barrier: PerLane,
+    mask: PerLane | None,
 ) -> None:
     for where, start, size, signal, chosen in w.each_lane(
         target, source, nbytes, barrier, mask or 0
     ):
         require_bulk(size, start, where & OFFSET_MASK)
-        chosen = chosen if mask is not None else None
-        places = targets_of(w, where, chosen)
-        signals = (
-            [find(w, signal)]
-            if chosen is None
-            else [cta.mbarrier(signal & OFFSET_MASK) for cta, _ in places]
-        )
+        places = targets_of(w, where, None if mask is None else chosen)
+        if mask is None:
+            signals = [find(w, signal)]
+        else:
+            signals = [cta.mbarrier(signal & OFFSET_MASK) for cta, _ in places]
         for cta, offset in places:
             cta.check(offset, size)
+        _issue_load(w, start, size, places, signals)
 
-        ticket = w.ticket()
 
-        def run(
-            start: int = start,
-            size: int = size,
-            places: list = places,
-            signals: list = signals,
-            ticket: object = ticket,
-        ) -> None:
-            source = np.array([start], np.int64)
-            if ticket:
-                w.check.loaded(ticket, (source, size), places, size, signals)
-            data = w.machine.memory.read_rows(source, size)[0]
-            for cta, offset in places:
-                cta.smem[offset : offset + size] = data
-                cta.mark_async(slice(offset, offset + size))
-            for found in signals:
-                found.complete(size)
+def _issue_load(
+    w: Warp, start: int, size: int, places: list[Place], signals: list[MBarrier]
+) -> None:
+    source = np.array([start], np.int64)
 
-        w.machine.bytes["bulk.load"] += size
-        w.machine.issue(w, Work("tma", f"bulk load {size} B", run, size=size))
+    def run(work: Work) -> None:
+        for each in w.listeners:
+            each.load(work, (source, size), places, size, signals)
+        data = w.machine.memory.read_rows(source, size)[0]
+        for cta, offset in places:
+            cta.smem[offset : offset + size] = data
+            cta.mark_async(slice(offset, offset + size))
+        for found in signals:
+            found.complete(size)
+
+    w.machine.bytes["bulk.load"] += size
+    w.machine.issue(w, Work("tma", f"bulk load {size} B", run, size=size))
 
 
 @runtime
 def bulk_to_peer(
-    w: object, target: object, source: object, nbytes: object, barrier: object
+    w: Warp, target: PerLane, source: PerLane, nbytes: PerLane, barrier: PerLane
 ) -> None:
     for where, start, size, signal in w.each_lane(target, source, nbytes, barrier):
         require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
@@ -289,59 +272,46 @@ def bulk_to_peer(
         found, low = find(w, signal), start & OFFSET_MASK
         cta.check(offset, size)
         w.cta.check(low, size)
-        ticket = w.ticket()
+        _issue_to_peer(w, low, (cta, offset), size, found)
 
-        def run(
-            cta: Cta = cta,
-            offset: int = offset,
-            low: int = low,
-            size: int = size,
-            found: object = found,
-            ticket: object = ticket,
-        ) -> None:
-            if ticket:
-                # CUTLASS's 01_gemm_split_k_fp16.py: each of four warps issues the same copy.
-                w.check.rewrites = lambda: np.array_equal(
-                    cta.smem[offset : offset + size], w.cta.smem[low : low + size]
-                )
-                step = w.check.landed(ticket, [(cta, offset)], size, [found])
-                w.check.rewrites = None
-                w.check.shared_async(ticket, w.cta, w.check.shared_bytes(low, size), step, False)
-                w.check.bytes_copied((w.cta, low), (cta, offset), size)
-            cta.smem[offset : offset + size] = w.cta.as_seen_by_async(low, low + size)[
-                low : low + size
-            ]
-            cta.mark_async(slice(offset, offset + size))
-            found.complete(size)
 
-        w.machine.bytes["bulk.peer"] += size
-        w.machine.issue(w, Work("tma", f"bulk to peer {size} B", run, size=size))
+def _issue_to_peer(w: Warp, low: int, target: Place, size: int, signal: MBarrier) -> None:
+    cta, offset = target
+
+    def run(work: Work) -> None:
+        for each in w.listeners:
+            each.send(work, (w.cta, low), target, size, signal)
+        seen = w.cta.as_seen_by_async(low, low + size)
+        cta.smem[offset : offset + size] = seen[low : low + size]
+        cta.mark_async(slice(offset, offset + size))
+        signal.complete(size)
+
+    w.machine.bytes["bulk.peer"] += size
+    w.machine.issue(w, Work("tma", f"bulk to peer {size} B", run, size=size))
 
 
 @runtime
-def bulk_store(w: object, target: object, source: object, nbytes: object) -> None:
+def bulk_store(w: Warp, target: PerLane, source: PerLane, nbytes: PerLane) -> None:
     for where, start, size in w.each_lane(target, source, nbytes):
         low = start & OFFSET_MASK
         require_bulk(size, where, low)
         w.cta.check(low, size)
-        held: list[np.ndarray] = []
-        ticket = w.ticket("bulk read")
+        _issue_store(w, np.array([where], np.int64), low, size)
 
-        def read(
-            low: int = low, size: int = size, held: list = held, ticket: object = ticket
-        ) -> None:
-            if ticket:
-                w.check.source_read(ticket, w.cta, low, size)
-                w.check.bytes_stored(ticket, w.cta, low, size)
-            held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
-        def write(where: int = where, held: list = held, ticket: object = ticket) -> None:
-            target = np.array([where], np.int64)
-            if ticket:
-                w.check.stored(ticket, (target, held[0].size))
-            w.machine.memory.write_rows(target, held[0][None])
+def _issue_store(w: Warp, target: np.ndarray, low: int, size: int) -> None:
+    held: list[np.ndarray] = []
 
-        w.machine.bytes["bulk.store"] += size
-        bulk_groups(w).add(
-            w.machine.issue(w, Work("tma", f"bulk store {size} B", read, write, size=size))
-        )
+    def read(work: Work) -> None:
+        for each in w.listeners:
+            each.bulk_read(work, w.cta, low, size)
+        held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
+
+    def write(work: Work) -> None:
+        for each in w.listeners:
+            each.bulk_write(work, target, size)
+        w.machine.memory.write_rows(target, held[0][None])
+
+    w.machine.bytes["bulk.store"] += size
+    work = Work("tma", f"bulk store {size} B", read, write, size=size, stream="bulk read")
+    w.bulk.add(w.machine.issue(w, work))

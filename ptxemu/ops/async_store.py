@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.listener import Place
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 
@@ -31,7 +37,9 @@ def emit_store(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def store_async(w: object, target: object, barrier: object, size: int, values: tuple) -> None:
+def store_async(
+    w: Warp, target: PerLane, barrier: PerLane, size: int, values: tuple[Any, ...]
+) -> None:
     """One store per active lane; the barrier is in the CTA that is stored to."""
     nbytes = size * len(values)
     columns = w.each_lane(*values)
@@ -42,21 +50,20 @@ def store_async(w: object, target: object, barrier: object, size: int, values: t
         if offset % nbytes:
             raise HardwareRefusal(f"st.async of {nbytes} bytes to {where:#x}; misaligned")
         cta.check(offset, nbytes)
-        ticket = w.ticket("st.async")
-        found, data = find(w, signal), np.array(row, f"u{size}").view(np.uint8)
+        _issue(w, (cta, offset), np.array(row, f"u{size}").view(np.uint8), find(w, signal))
 
-        def run(
-            cta: object = cta,
-            offset: int = offset,
-            data: np.ndarray = data,
-            found: object = found,
-            ticket: object = ticket,
-        ) -> None:
-            if ticket:
-                w.check.landed(ticket, [(cta, offset)], data.size, [found])
-            cta.smem[offset : offset + data.size] = data
-            cta.mark_generic(slice(offset, offset + data.size))
-            found.complete(data.size)
 
-        w.machine.bytes["st.async"] += nbytes
-        w.machine.issue(w, Work("st.async", f"st.async {nbytes} B", run, size=nbytes))
+def _issue(w: Warp, place: Place, data: np.ndarray, signal: MBarrier) -> None:
+    cta, offset = place
+    nbytes = data.size
+
+    def run(work: Work) -> None:
+        for each in w.listeners:
+            each.land(work, [place], nbytes, [signal])
+        cta.smem[offset : offset + nbytes] = data
+        cta.mark_generic(slice(offset, offset + nbytes))
+        signal.complete(nbytes)
+
+    w.machine.bytes["st.async"] += nbytes
+    label = f"st.async {nbytes} B"
+    w.machine.issue(w, Work("st.async", label, run, size=nbytes, stream="st.async"))

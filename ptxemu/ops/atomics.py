@@ -6,17 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
+from ptxemu.machine.warp import Warp
 from ptxemu.numerics import arith, half
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value, space_of
-from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import TYPE_BITS, Instr
+from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr
 
 _TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
 _OPS = "add min max and or xor exch cas inc dec"
@@ -36,7 +39,7 @@ def red(c: Lower, i: Instr, f: Match) -> None:
     _atomic(c, f, None, i.operands[0], i.operands[1:])
 
 
-def _atomic(c: Lower, f: Match, target: object, where: object, sources: tuple) -> None:
+def _atomic(c: Lower, f: Match, target: object, where: Addr, sources: tuple[Any, ...]) -> None:
     name, width, space = f.pick(*_OPS.split()), TYPE_BITS[f.type], space_of(f)
     address = address_value(c, where, space)
     kind = f"u{max(width, 16)}"
@@ -63,7 +66,7 @@ def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]
     c.dst(target, out[0])
 
 
-def _wrap(function: Callable[[int, int], int]) -> Callable:
+def _wrap(function: Callable[[int, int], int]) -> Callable[..., Any]:
     return lambda old, value, width: function(old, value) & ((1 << width) - 1)
 
 
@@ -107,13 +110,14 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int, unit: str) ->
     if ptx_type in ("f32", "f64"):
         dtype, bits = (np.float32, np.uint32) if ptx_type == "f32" else (np.float64, np.uint64)
         add_f64 = arith.add_f64_in_memory if unit == "global" else arith.add_f64
-        function = partial(arith.add_f32, ftz=unit == "global") if ptx_type == "f32" else add_f64
+        add_f32 = partial(arith.add_f32, ftz=unit == "global")
+        add: Callable[..., np.ndarray] = add_f32 if ptx_type == "f32" else add_f64
         a, b = (np.array([x], bits).view(dtype) for x in (old, value))
         if unit == "cluster":
             a, b = b, a
-        return int(np.asarray(function(a, b), dtype).view(bits)[0])
+        return int(np.asarray(add(a, b), dtype).view(bits)[0])
     base = ptx_type.removesuffix("x2")
-    function = half.add_f16 if base == "f16" else half.add_bf16
+    function: Callable[..., np.ndarray] = half.add_f16 if base == "f16" else half.add_bf16
     if name != "add":
         function = partial(half.minmax_f16 if base == "f16" else half.minmax_bf16, name)
     kind = np.uint32 if ptx_type.endswith("x2") else np.uint16
@@ -122,7 +126,9 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int, unit: str) ->
 
 
 @runtime
-def atomic(w: object, space: str, what: tuple, address: object, *values: object) -> np.ndarray:
+def atomic(
+    w: Warp, space: str, what: tuple[Any, ...], address: PerLane, *values: PerLane
+) -> np.ndarray:
     """The old values, per lane. what: (operation, type, order)."""
     name, ptx_type, order = what
     w.how = f"atomic {order}"
@@ -130,8 +136,8 @@ def atomic(w: object, space: str, what: tuple, address: object, *values: object)
     out = np.zeros(32, f"u{max(size, 2)}")
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     columns = [w.lane_values(value) for value in values]
-    if w.check:
-        w.check.atomic(w, space, name, address, size)
+    for each in w.listeners:
+        each.atomic(w, space, name, address, size)
     for position, (lane, where) in enumerate(zip(lanes, w.lane_values(address), strict=True)):
         old = access.load_scalar(w, space, where, size, 1)
         if name == "cas":

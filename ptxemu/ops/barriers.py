@@ -6,13 +6,17 @@ the fragment's token says that the barrier has completed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.namespace import mask_bits
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.cta import Cluster, NamedBarrier
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Instr
 
 
@@ -74,8 +78,8 @@ def barrier_red(c: Lower, i: Instr, f: Match) -> None:
 
 @op("bar.warp.sync", section="bar.warp.sync", convergent=True)
 def warp_sync(c: Lower, i: Instr, f: Match) -> None:
-    """Convergence of the members is all that it does, but for a checker."""
-    c.effect("if w.check: w.check.warp_sync(w)")
+    """Convergence of the members is all that it does here."""
+    c.announce("warp_synced(w)")
 
 
 @op(
@@ -130,29 +134,17 @@ class ClusterWait:
         return f"the cluster barrier: {arrived} of {live} threads arrived"
 
 
-def stamp(w: object, barrier: object) -> None:
-    """Nominal time of an arrival, for the timeline."""
-    if w.machine.timeline:
-        barrier.time = max(barrier.time, w.time)
-
-
-def catch_up(w: object, barrier: object, what: str) -> None:
-    """A wait ends with the latest arrival."""
-    if w.machine.timeline:
-        w.machine.timeline.catch_up(w, barrier.time, what)
-
-
-def _agreed(w: object, operand: object) -> int:
+def _agreed(w: Warp, operand: PerLane) -> int:
     """A barrier operand, which the lanes of a warp must agree on."""
     if np.ndim(operand) == 0:
         return operand
     values = set(w.lane_values(operand))
     if len(values) > 1:
         raise HardwareRefusal(f"barrier operand differs within a warp: {sorted(values)}")
-    return values.pop()
+    return int(values.pop())
 
 
-def _checked(w: object, count: int) -> int:
+def _checked(w: Warp, count: int) -> int:
     """The expected count; 0 stands for all threads of the CTA."""
     total = 32 * len(w.cta.warps)
     if count % 32 or count > total:
@@ -163,39 +155,40 @@ def _checked(w: object, count: int) -> int:
 
 
 @runtime
-def barrier_wait(w: object, ident: int, count: int, votes: tuple = (0, 0)) -> tuple | None:
+def barrier_wait(
+    w: Warp, ident: int, count: int, votes: tuple[Any, ...] = (0, 0)
+) -> tuple[Any, ...] | None:
     """The votes of all threads (bar.red) once everyone has arrived; None: parked."""
     ident, count = _agreed(w, ident), _agreed(w, count)
     barrier = w.cta.barrier(ident)
     result = w.take_token()
     if result is None:
-        stamp(w, barrier)
-        if w.check:
-            w.check.barrier_arrival(w, barrier)
+        for each in w.listeners:
+            each.barrier_arrival(w, barrier)
         barrier.vote(*votes)
         barrier.waiters.append((w, w.frag))
         w.park(BarrierWait(ident, barrier))
         if barrier.add(32, _checked(w, count)):  # wakes this warp too, as the last one
             w.machine.note_progress()
         return None
-    catch_up(w, barrier, f"barrier {ident}")
+    for each in w.listeners:
+        each.barrier_waited(w, barrier)
     return result
 
 
 @runtime
-def arrive_barrier(w: object, ident: int, count: int) -> None:
+def arrive_barrier(w: Warp, ident: int, count: int) -> None:
     ident, count = _agreed(w, ident), _agreed(w, count)
     barrier = w.cta.barrier(ident)
-    stamp(w, barrier)
-    if w.check:
-        w.check.barrier_arrival(w, barrier)
+    for each in w.listeners:
+        each.barrier_arrival(w, barrier)
     if barrier.add(32, _checked(w, count)):
         w.machine.note_progress()
 
 
 @runtime
 def barrier_reduce(
-    w: object, ident: int, count: int, predicate: object, mode: str, mb: int
+    w: Warp, ident: int, count: int, predicate: PerLane, mode: str, mb: int
 ) -> int | bool | None:
     """popc, and, or of the predicates of all threads that take part."""
     true = mb if predicate is True else mask_bits(np.broadcast_to(predicate, 32)) & mb
@@ -207,24 +200,22 @@ def barrier_reduce(
 
 
 @runtime
-def arrive_cluster(w: object, relaxed: bool) -> None:
-    stamp(w, w.cluster)
-    if w.check:
-        w.check.cluster_arrival(w, relaxed)
+def arrive_cluster(w: Warp, relaxed: bool) -> None:
+    for each in w.listeners:
+        each.cluster_arrival(w, relaxed)
     w.cluster_phase = w.cluster.phase + 1
     w.cluster_lanes |= w.frag.mask
     w.cluster.arrive(w.frag.mask.bit_count())
 
 
 @runtime
-def wait_cluster(w: object) -> bool | None:
+def wait_cluster(w: Warp) -> bool | None:
     if w.frag.mask & ~w.cluster_lanes:
         raise HardwareRefusal("barrier.cluster.wait by a thread that has not arrived")
     if w.cluster.phase >= w.cluster_phase:
-        catch_up(w, w.cluster, "cluster barrier")
         w.cluster_lanes &= ~w.frag.mask
-        if w.check:
-            w.check.cluster_waited(w)
+        for each in w.listeners:
+            each.cluster_waited(w)
         return True
     w.cluster.waiters.append((w, w.frag))
     w.park(ClusterWait(w.cluster))

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.memory import GlobalMemory
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Args, Instr, Sym
 
 _CONVERSION = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(ll|l|hh|h|z|j|t)?([diuoxXcsfFeEgGp%])")
@@ -39,7 +41,7 @@ def formatted(
     """
     offset = 0
 
-    def replace(found: re.Match) -> str:
+    def replace(found: re.Match[str]) -> str:
         nonlocal offset
         layout, length, kind = found.groups()
         if kind == "%":
@@ -71,7 +73,7 @@ def _string_at(memory: GlobalMemory, address: int) -> str:
 
 
 @runtime
-def print_formatted(w: object, template: object, values: object) -> None:
+def print_formatted(w: Warp, template: PerLane, values: PerLane) -> None:
     """Each active thread prints for itself, at once and in the order of lanes."""
     lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     starts = zip(lanes, w.lane_values(template), w.lane_values(values), strict=True)
@@ -79,6 +81,7 @@ def print_formatted(w: object, template: object, values: object) -> None:
         first = start & (SHARED_WINDOW - 1)  # the arguments lie in local memory
 
         def memory(offset: int, nbytes: int, lane: int = lane, first: int = first) -> bytes:
+            assert w.local is not None, "the arguments were stored"
             return w.local[lane, first + offset : first + offset + nbytes].tobytes()
 
         string = partial(_string_at, w.machine.memory)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Instr
 
 RESPONSE_BYTES = 16
@@ -74,23 +76,20 @@ def first_ctaid_vector(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def cancel_cluster(w: object, target: object, barrier: object, everywhere: bool) -> None:
+def cancel_cluster(w: Warp, target: PerLane, barrier: PerLane, everywhere: bool) -> None:
     for where, signal in w.each_lane(target, barrier):
         _issue(w, where & OFFSET_MASK, signal & OFFSET_MASK, everywhere)
 
 
-def _issue(w: object, offset: int, signal: int, everywhere: bool) -> None:
+def _issue(w: Warp, offset: int, signal: int, everywhere: bool) -> None:
     ctas = w.cluster.ctas if everywhere else [w.cta]
     barriers = [cta.mbarrier(signal) for cta in ctas]
     for cta in ctas:
         cta.check(offset, RESPONSE_BYTES)
 
-    ticket = w.ticket()
-
-    def run() -> None:
-        if ticket:
-            places = [(cta, offset) for cta in ctas]
-            w.check.landed(ticket, places, RESPONSE_BYTES, barriers)
+    def run(work: Work) -> None:
+        for each in w.listeners:
+            each.land(work, [(cta, offset) for cta in ctas], RESPONSE_BYTES, barriers)
         first = w.machine.cancel_cluster()
         response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
         for cta, found in zip(ctas, barriers, strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import NATURAL, Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import DTYPE, Value
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import TYPE_BITS, Instr, Pair
 
 _ORDERED = {

@@ -6,8 +6,9 @@ Control transfer itself is the terminator of a block (syntax.resolve); nothing i
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.machine.warp import Warp
 from ptxemu.syntax.tree import Instr
 
 
@@ -29,9 +30,9 @@ def set_registers(c: Lower, i: Instr, f: Match) -> None:
 
 @op("griddepcontrol", flags="launch_dependents wait", section="griddepcontrol")
 def grid_dependency(c: Lower, i: Instr, f: Match) -> None:
-    """Launches run one after the other, so every dependency is met; a checker hears of the wait."""
+    """Launches run one after the other, so every dependency is met; listeners hear of the wait."""
     if "wait" in f.flags:
-        c.effect("if w.check: w.check.grid_waited(w)")
+        c.announce("grid_waited(w)")
 
 
 @op("pmevent brkpt", section="pmevent, brkpt")
@@ -40,7 +41,7 @@ def ignored(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def require_warpgroup(w: object, count: int) -> None:
+def require_warpgroup(w: Warp, count: int) -> None:
     """The count must be legal and the warpgroup whole; `Cta.check_warpgroups` compares the counts
     of its warps at the end."""
     if count % 8 or not 24 <= count <= 256:
@@ -55,6 +56,6 @@ def require_warpgroup(w: object, count: int) -> None:
 
 
 @runtime
-def clock(w: object) -> int:
+def clock(w: Warp) -> int:
     """Instructions executed by this warp so far; time is not modelled."""
     return sum(n * c for n, c in zip(w.program.lengths, w.counts, strict=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import DTYPE, Value, constant
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _INT = "u8 s8 u16 s16 u32 s32 u64 s64"

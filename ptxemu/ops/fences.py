@@ -7,7 +7,8 @@ make ordinary shared-memory stores visible to the async proxy (see `Cta.unfenced
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.machine.warp import Warp
 from ptxemu.syntax.tree import Instr
 
 _SCOPE = "cta cluster gpu sys"
@@ -20,14 +21,14 @@ _SCOPE = "cta cluster gpu sys"
     section="membar, fence",
 )
 def fence(c: Lower, i: Instr, f: Match) -> None:
-    """Orders memory accesses; nothing is reordered here, and only a checker hears of it."""
-    c.effect(f"if w.check: w.check.fence(w, {'cta' in f.flags})")
+    """Orders memory accesses; nothing is reordered here, and only listeners hear of it."""
+    c.announce(f"fence(w, {'cta' in f.flags})")
 
 
 @op("fence.mbarrier_init", flags=f"release {_SCOPE}", section="membar, fence")
 def fence_mbarrier_init(c: Lower, i: Instr, f: Match) -> None:
     """Makes mbarrier.init visible in the cluster; it is at once here."""
-    c.effect("if w.check: w.check.fence_init(w)")
+    c.announce("fence_init(w)")
 
 
 @op(
@@ -45,7 +46,7 @@ def fence_proxy(c: Lower, i: Instr, f: Match) -> None:
     )
     if "shared" in spaces or not spaces:
         c.effect(f"fence_proxy_async(w, {not spaces or 'shared::cluster' in flags})")
-    c.effect(f"if w.check: w.check.fence_proxy(w, {spaces or ('shared', 'global')})")
+    c.announce(f"fence_proxy(w, {spaces or ('shared', 'global')})")
 
 
 @op("fence.proxy.tensormap::generic", flags=f"acquire release {_SCOPE}", section="membar, fence")
@@ -54,6 +55,6 @@ def fence_tensormap(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def fence_proxy_async(w: object, everywhere: bool) -> None:
+def fence_proxy_async(w: Warp, everywhere: bool) -> None:
     for cta in w.cluster.ctas if everywhere else (w.cta,):
         cta.fence_async()

@@ -8,8 +8,8 @@ Packed f32x2 is two f32 operations on the halves of a 64-bit register.
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import Value
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import Instr
 
 _ROUND = "rn rz rm rp"

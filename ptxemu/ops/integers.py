@@ -8,9 +8,9 @@ the width's mask.
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import DTYPE, Value, constant
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import TYPE_BITS, Imm, Instr
 
 _INT = "u16 s16 u32 s32 u64 s64"
@@ -61,7 +61,8 @@ def product(c: Lower, f: Match, a: object, b: object) -> Value:
         return c.pure(
             f.type,
             "({0} * {1} >> 64)",
-            f"integers.mul_hi({{0}}, {{1}}, width={width}, signed={f.type[0] == 's'})",
+            f"integers.mul_hi({{0}}, {{1}}, width=64, signed={f.type[0] == 's'})"
+            f".astype({DTYPE[f.type]})",
             c.src(a, f.type),
             c.src(b, f.type),
         )
@@ -194,7 +195,7 @@ def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
         )
         c.dst(i.operands[0], c.pure(kind, scalar, f"{{0}} {symbol} {amount}", value))
         return
-    amount = c.src(i.operands[2], "u32")
+    variable = c.src(i.operands[2], "u32")
     scalar = f"({{0}} {symbol} min({{1}}, {width})"
     scalar += f" & {(1 << width) - 1:#x})" if symbol == "<<" else ")"
     name = "shl" if symbol == "<<" else "shr"
@@ -207,7 +208,7 @@ def _shift(c: Lower, i: Instr, f: Match, kind: str, symbol: str) -> None:
             scalar + (f" & {(1 << width) - 1:#x}" if signed else ""),
             vector,
             value,
-            amount,
+            variable,
         ),
     )
 

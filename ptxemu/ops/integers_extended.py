@@ -8,9 +8,9 @@ The arithmetic itself is `ptxemu.numerics.integers`. The carry flag is a hidden 
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import Value, constant
 from ptxemu.ops.integers import product, unsigned
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import CARRY, TYPE_BITS, Instr, Reg
 
 _INT = "u16 s16 u32 s32 u64 s64"

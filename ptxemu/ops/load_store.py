@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.machine import access
-from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import TYPE_BITS, Instr, Sym
+from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr, Sym
 
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
 _ORDER = (
@@ -38,7 +38,7 @@ def space_of(f: Match) -> str:
     return next((_SPACES[flag] for flag in f.flags if flag in _SPACES), "generic")
 
 
-def address_value(c: Lower, operand: object, space: str) -> Value:
+def address_value(c: Lower, operand: Addr, space: str) -> Value:
     """An address in the width of its space: u32 for shared, u64 elsewhere."""
     return c.address(operand, 32 if space in ("shared", "cluster") else 64)
 
@@ -74,9 +74,10 @@ def load(c: Lower, i: Instr, f: Match) -> None:
         values = _vector_results(c, text, address, f.type, type_, count)
     if strong:
         c.effect("w.how = ''")
+    results: list[Value | tuple[Value, Value]] = list(values)
     if wide:
-        values = list(zip(values[::2], values[1::2], strict=True))
-    for target, value in zip(targets, values, strict=True):
+        results = list(zip(values[::2], values[1::2], strict=True))
+    for target, value in zip(targets, results, strict=True):
         c.dst(target, value)
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK
-from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr
+from ptxemu.machine.warp import Warp
+from ptxemu.syntax.tree import Addr, Instr
 
 _COUNTS = "x1 x2 x4 trans shared shared::cta"
 _FLAGS = f"sync aligned m8n8 {_COUNTS}"
@@ -23,7 +24,7 @@ _ROW_BYTES = 16
 _BYTES = np.arange(_ROW_BYTES)
 
 
-def _row_addresses(c: Lower, operand: object) -> tuple[str, Value]:
+def _row_addresses(c: Lower, operand: Addr) -> tuple[str, Value]:
     """(text of the per-lane addresses, their value)."""
     address = c.address(operand, 32)
     return ("full({0}, U32)" if address.uniform else "{0}"), address
@@ -65,7 +66,7 @@ def store_byte_matrix(c: Lower, i: Instr, f: Match) -> None:
     c.effect(f"byte_matrix_store(w, {text}, {{rows}})", address, rows=values)
 
 
-def _row_index(w: object, address: np.ndarray, count: int) -> np.ndarray:
+def _row_index(w: Warp, address: np.ndarray, count: int) -> np.ndarray:
     """Byte index [matrix, row, byte] into the CTA's shared memory."""
     offsets = (address[: 8 * count] & OFFSET_MASK).astype(np.int64).reshape(count, 8)
     if int(np.bitwise_or.reduce(offsets, axis=None)) & (_ROW_BYTES - 1):
@@ -75,11 +76,12 @@ def _row_index(w: object, address: np.ndarray, count: int) -> np.ndarray:
 
 
 @runtime
-def matrix_load(w: object, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
+def matrix_load(w: Warp, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
     """uint32 [matrix, lane]."""
     index = _row_index(w, address, count)
-    if w.check:
-        w.check.shared(w, w.cta, index[:, :, 0].ravel(), _ROW_BYTES, np.arange(8 * count), False)
+    for each in w.listeners:
+        starts, lanes = index[:, :, 0].ravel(), np.arange(8 * count)
+        each.shared_access(w, w.cta, starts, _ROW_BYTES, lanes, False)
     rows = w.cta.smem[index].view(np.uint16)  # [matrix, 8, 8]
     if transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
@@ -87,7 +89,7 @@ def matrix_load(w: object, address: np.ndarray, count: int, transposed: bool) ->
 
 
 @runtime
-def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed: bool) -> None:
+def matrix_store(w: Warp, address: np.ndarray, values: np.ndarray, transposed: bool) -> None:
     count = len(values)
     rows = np.ascontiguousarray(values).view(np.uint16).reshape(count, 8, 8)
     if transposed:
@@ -96,17 +98,18 @@ def matrix_store(w: object, address: np.ndarray, values: np.ndarray, transposed:
 
 
 @runtime
-def byte_matrix_store(w: object, address: np.ndarray, values: np.ndarray) -> None:
+def byte_matrix_store(w: Warp, address: np.ndarray, values: np.ndarray) -> None:
     count = len(values)
     pairs = np.ascontiguousarray(values).view(np.uint8).reshape(count, 8, 4, 2, 2)
     _store_rows(w, address, pairs.transpose(0, 2, 4, 3, 1).reshape(count, 8, _ROW_BYTES))
 
 
-def _store_rows(w: object, address: np.ndarray, rows: np.ndarray) -> None:
+def _store_rows(w: Warp, address: np.ndarray, rows: np.ndarray) -> None:
     """rows: uint8 [matrix, row, byte]."""
     count = len(rows)
     index = _row_index(w, address, count)
-    if w.check:
-        w.check.shared(w, w.cta, index[:, :, 0].ravel(), _ROW_BYTES, np.arange(8 * count), True)
+    for each in w.listeners:
+        starts, lanes = index[:, :, 0].ravel(), np.arange(8 * count)
+        each.shared_access(w, w.cta, starts, _ROW_BYTES, lanes, True)
     w.cta.smem[index] = rows
     w.cta.mark_generic(index)

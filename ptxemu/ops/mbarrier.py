@@ -7,21 +7,25 @@ a peer CTA.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
-from ptxemu.ops.registry import Match, op, runtime
-from ptxemu.syntax.tree import Instr, Reg
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
+from ptxemu.syntax.tree import Addr, Instr, Reg
 
 _WHERE = "shared shared::cta shared::cluster"
 _ORDER = "release acquire relaxed cta cluster gpu sys"
 
 
-def barrier_address(c: Lower, operand: object) -> Value:
+def barrier_address(c: Lower, operand: Addr) -> Value:
     """Shared addresses are 32-bit; a generic one is taken out of the shared window."""
     base = operand.base
     if isinstance(base, Reg) and c.registers.width(base.name) == 64:
@@ -86,7 +90,7 @@ def _order(f: Match) -> tuple[str, ...]:
     return tuple(flag for flag in _ORDER.split() if flag in f.flags)
 
 
-def _state(i: Instr) -> tuple[object, tuple]:
+def _state(i: Instr) -> tuple[object, tuple[Any, ...]]:
     """(destination or None, the operands after it)."""
     first = i.operands[0]
     if type(first).__name__ == "Addr":
@@ -166,16 +170,16 @@ def pending(c: Lower, i: Instr, f: Match) -> None:
 # -- what they do ---------------------------------------------------------------------------
 
 
-def find(w: object, address: int) -> MBarrier:
+def find(w: Warp, address: int) -> MBarrier:
     """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
     return _home(w, address).mbarrier(address & OFFSET_MASK)
 
 
-def _home(w: object, address: int) -> Cta:
+def _home(w: Warp, address: int) -> Cta:
     return w.cluster.cta(address >> RANK_SHIFT & 0xFF)
 
 
-def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, int]]:
+def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, int]]:
     """(address, value, how many lanes) over the active lanes."""
     if np.ndim(address) == 0 and np.ndim(value) == 0:
         return [(address, value, w.frag.mask.bit_count())]
@@ -183,24 +187,25 @@ def _pairs(w: object, address: object, value: object) -> list[tuple[int, int, in
 
 
 @runtime
-def mbarrier_init(w: object, address: object, count: object) -> None:
+def mbarrier_init(w: Warp, address: PerLane, count: PerLane) -> None:
     for where, expected, _ in _pairs(w, address, count):
         cta, offset = _home(w, where), where & OFFSET_MASK
-        if w.check and offset in cta.mbarriers:
-            w.check.initialised_again(w, cta.mbarriers[offset])
+        for each in w.listeners:
+            if offset in cta.mbarriers:
+                each.mbarrier_replaced(w, cta.mbarriers[offset])
         cta.init_mbarrier(offset, expected)
-        if w.check:
-            w.check.barrier_initialised(w, cta, offset, cta.mbarriers[offset])
+        for each in w.listeners:
+            each.mbarrier_initialised(w, cta, cta.mbarriers[offset])
 
 
 @runtime
-def mbarrier_inval(w: object, address: object) -> None:
+def mbarrier_inval(w: Warp, address: PerLane) -> None:
     for where, _, _ in _pairs(w, address, 0):
         find(w, where)
         del _home(w, where).mbarriers[where & OFFSET_MASK]
 
 
-def _states(w: object, states: list[int], *operands: object) -> object:
+def _states(w: Warp, states: list[int], *operands: PerLane) -> PerLane:
     """The opaque results of arrivals: one where the operands are uniform, else one per lane."""
     if all(np.ndim(operand) == 0 for operand in operands):
         return states[0]
@@ -210,81 +215,80 @@ def _states(w: object, states: list[int], *operands: object) -> object:
 
 
 @runtime
-def mbarrier_arrive(w: object, address: object, count: object, drop: bool, how: tuple) -> object:
+def mbarrier_arrive(
+    w: Warp, address: PerLane, count: PerLane, drop: bool, how: tuple[Any, ...]
+) -> object:
     w.machine.note_progress()
     states = []
     for where, number, lanes in _pairs(w, address, count):
         barrier = find(w, where)
-        if w.check:
-            w.check.arrival(w, _home(w, where), barrier, how)
-            w.check.counted(w, barrier, lanes, lanes * number)
+        for each in w.listeners:
+            each.mbarrier_arrival(w, _home(w, where), barrier, how, (lanes, lanes * number))
         states.append(barrier.arrive_each(lanes, number, drop=drop, by=w.label))
     return _states(w, states, address, count)
 
 
 @runtime
 def mbarrier_arrive_expect(
-    w: object, address: object, nbytes: object, drop: bool, how: tuple
+    w: Warp, address: PerLane, nbytes: PerLane, drop: bool, how: tuple[Any, ...]
 ) -> object:
     w.machine.note_progress()
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
         barrier.expect(number * lanes)
-        if w.check:
-            w.check.arrival(w, _home(w, where), barrier, how)
+        for each in w.listeners:
+            each.mbarrier_arrival(w, _home(w, where), barrier, how)
         states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
     return _states(w, states, address, nbytes)
 
 
 @runtime
-def mbarrier_expect(w: object, address: object, nbytes: object) -> None:
+def mbarrier_expect(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
         find(w, where).expect(number * lanes)
 
 
 @runtime
-def mbarrier_complete(w: object, address: object, nbytes: object) -> None:
+def mbarrier_complete(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     w.machine.note_progress()
     for where, number, lanes in _pairs(w, address, nbytes):
         find(w, where).complete(number * lanes, by=w.label)
 
 
 @runtime
-def mbarrier_test_wait(w: object, address: int, parity: int, how: tuple) -> bool:
+def mbarrier_test_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) -> bool:
     barrier = find(w, address)
     done = barrier.done(parity)
-    if done and w.check:
-        w.check.waited(w, _home(w, address), barrier, parity, how)
+    for each in w.listeners if done else ():
+        each.mbarrier_tested(w, _home(w, address), barrier, parity, how)
     w.polled |= not done
     return done
 
 
 @runtime
-def mbarrier_test_wait_lanes(w: object, address: object, parity: object, how: tuple) -> np.ndarray:
+def mbarrier_test_wait_lanes(
+    w: Warp, address: PerLane, parity: object, how: tuple[Any, ...]
+) -> np.ndarray:
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     for lane, (where, bit) in zip(active, w.each_lane(address, parity), strict=True):
         barrier = find(w, where)
         out[lane] = barrier.done(bit)
-        if out[lane] and w.check:
-            w.check.waited(w, _home(w, where), barrier, bit, how)
+        for each in w.listeners if out[lane] else ():
+            each.mbarrier_tested(w, _home(w, where), barrier, bit, how)
     w.polled |= not out.any()
     return out
 
 
 @runtime
-def mbarrier_try_wait(w: object, address: int, parity: int, how: tuple) -> bool | None:
+def mbarrier_try_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) -> bool | None:
     barrier, frag = find(w, address), w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
     if barrier.done(parity):
-        if w.check:
-            w.check.waited(w, _home(w, address), barrier, parity, how)
-        if w.machine.timeline and barrier.phase:
-            w.machine.timeline.catch_up(
-                w, barrier.completed_at(parity), f"mbarrier {barrier.where}"
-            )
+        for each in w.listeners:
+            each.mbarrier_waited(w, _home(w, address), barrier, parity, how)
         return True
     if timed_out or w.machine.scheduler.gives_up():
         w.polled = True

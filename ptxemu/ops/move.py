@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ptxemu.codegen.lower import NATURAL, Lower
+from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.ops.registry import Match, op
 from ptxemu.syntax.tree import TYPE_BITS, Instr, Reg, Vec
 
 
@@ -30,7 +32,7 @@ def mov(c: Lower, i: Instr, f: Match) -> None:
         c.dst(target, c.src(source, kind))
 
 
-def pack(c: Lower, target: object, items: tuple, width: int) -> None:
+def pack(c: Lower, target: object, items: tuple[Any, ...], width: int) -> None:
     """mov.bW d, {a, b, ...}: the first item is least significant."""
     part = width // len(items)
     if part in (32, 64) and len(items) == 2:
@@ -67,7 +69,7 @@ def join(c: Lower, values: list[Value], part: int, width: int) -> Value:
     return out
 
 
-def unpack(c: Lower, targets: tuple, source: object, width: int) -> None:
+def unpack(c: Lower, targets: tuple[Any, ...], source: object, width: int) -> None:
     """mov.bW {a, b, ...}, s."""
     part = width // len(targets)
     if part in (32, 64) and len(targets) == 2:

@@ -7,14 +7,19 @@ happen one after the other, so a result may depend on the schedule where additio
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK
-from ptxemu.machine.tma_tile import box_rows, combine, gather_tile, reduce_tile
-from ptxemu.ops.async_copy import bulk_groups, require_bulk
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.machine.tma_tile import combine, gather_tile, reduce_tile
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
+from ptxemu.ops.async_copy import require_bulk
 from ptxemu.ops.tensor_copy import RANKS, rank_of, read_map, require_box
 from ptxemu.syntax.tree import Instr
 
@@ -55,7 +60,9 @@ def emit_tensor_reduce(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def bulk_reduce(w: object, how: tuple, target: object, source: object, nbytes: object) -> None:
+def bulk_reduce(
+    w: Warp, how: tuple[str, str], target: PerLane, source: PerLane, nbytes: PerLane
+) -> None:
     """how: (operation, element type)."""
     for where, start, size in w.each_lane(target, source, nbytes):
         require_bulk(size, where, start & OFFSET_MASK)
@@ -63,30 +70,28 @@ def bulk_reduce(w: object, how: tuple, target: object, source: object, nbytes: o
         _issue_bulk(w, how, where, start & OFFSET_MASK, size)
 
 
-def _issue_bulk(w: object, how: tuple, where: int, low: int, size: int) -> None:
+def _issue_bulk(w: Warp, how: tuple[str, str], where: int, low: int, size: int) -> None:
     held: list[np.ndarray] = []
     address = np.array([where], np.int64)
-    ticket = w.ticket("bulk read")
 
-    def read() -> None:
-        if ticket:
-            w.check.source_read(ticket, w.cta, low, size)
-            w.check.bytes_stored(ticket, w.cta, low, size)
+    def read(work: Work) -> None:
+        for each in w.listeners:
+            each.bulk_read(work, w.cta, low, size)
         held.append(w.cta.as_seen_by_async(low, low + size)[low : low + size].copy())
 
-    def write() -> None:
-        if ticket:
-            w.check.stored(ticket, (address, size), atomic=True)
+    def write(work: Work) -> None:
+        for each in w.listeners:
+            each.bulk_write(work, address, size, atomic=True)
         old = w.machine.memory.read_rows(address, size)[0]
         w.machine.memory.write_rows(address, combine(*how, old, held[0])[None])
 
     w.machine.bytes["bulk.reduce"] += size
-    work = Work("tma", f"bulk reduce {size} B", read, write, size=size)
-    bulk_groups(w).add(w.machine.issue(w, work))
+    work = Work("tma", f"bulk reduce {size} B", read, write, size=size, stream="bulk read")
+    w.bulk.add(w.machine.issue(w, work))
 
 
 @runtime
-def tensor_reduce(w: object, how: str, rank: int, source: object, tensor: tuple) -> None:
+def tensor_reduce(w: Warp, how: str, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
     for start, map_address, *position in w.each_lane(source, *tensor):
         tm = read_map(w, map_address, rank)
         require_box(tm, position, start & OFFSET_MASK, write=True)
@@ -94,24 +99,21 @@ def tensor_reduce(w: object, how: str, rank: int, source: object, tensor: tuple)
         _issue_tensor(w, how, tm, tuple(position), start & OFFSET_MASK)
 
 
-def _issue_tensor(w: object, how: str, tm: object, position: tuple, offset: int) -> None:
+def _issue_tensor(w: Warp, how: str, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
     held: list[np.ndarray] = []
-    ticket = w.ticket("bulk read")
 
-    def read() -> None:
-        if ticket:
-            w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
+    def read(work: Work) -> None:
+        for each in w.listeners:
+            each.tile_read(work, w.cta, tm, position, offset)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
-        if ticket:
-            w.check.tile_stored(ticket, w.cta, tm, position, offset)
 
-    def write() -> None:
-        if ticket:
-            w.check.stored(ticket, box_rows(tm, position), atomic=True)
+    def write(work: Work) -> None:
+        for each in w.listeners:
+            each.tile_reduce(work, tm, position)
         reduce_tile(tm, position, held[0], w.machine.memory, how)
 
     w.machine.bytes["tma.reduce"] += tm.box_bytes
     w.machine.counts["tma.reduce"] += 1
     label = f"reduce {'x'.join(map(str, tm.box))} at {position}"
-    work = Work("tma", label, read, write, size=tm.box_bytes)
-    bulk_groups(w).add(w.machine.issue(w, work))
+    work = Work("tma", label, read, write, size=tm.box_bytes, stream="bulk read")
+    w.bulk.add(w.machine.issue(w, work))

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.codegen.lower import Late, Lower
-from ptxemu.codegen.values import Value
-from ptxemu.machine.tmem import POISON, SHAPES
+from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.codegen.values import Late, Value
+from ptxemu.machine.tmem import POISON, SHAPES, Move, PendingLoad
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Addr, Instr
 
 _SHAPES = " ".join(SHAPES)
@@ -67,9 +69,6 @@ def relinquish(c: Lower, i: Instr, f: Match) -> None:
 
 def _where(c: Lower, operand: object) -> Value:
     return c.address(operand, 32) if isinstance(operand, Addr) else c.src(operand, "u32")
-
-
-Move = tuple[str, int, bool, int]  # shape, repeat count, 16-bit packing, columns between halves
 
 
 def _move(f: Match, packing: str, half_split: int) -> Move:
@@ -135,14 +134,14 @@ def wait_store(c: Lower, i: Instr, f: Match) -> None:
 def fence(c: Lower, i: Instr, f: Match) -> None:
     """Orders tcgen05 operations of different threads; never changes a result here."""
     before = f.form.name.endswith("before_thread_sync")
-    c.effect(f"if w.check: w.check.tensor_fence(w, {before})")
+    c.announce(f"fence_tensor(w, {before})")
 
 
 # -- what they do ---------------------------------------------------------------------------
 
 
 @runtime
-def tmem_alloc(w: object, target: int, columns: int, pair: bool) -> bool | None:
+def tmem_alloc(w: Warp, target: int, columns: int, pair: bool) -> bool | None:
     """Waits while there is no room; the address is written to shared memory."""
     base = w.cta.tmem.try_alloc(columns)
     if base is None:
@@ -152,29 +151,29 @@ def tmem_alloc(w: object, target: int, columns: int, pair: bool) -> bool | None:
     offset = target & 0xFFFFFF
     w.cta.check(offset, 4)
     w.cta.views[4][offset // 4] = base
-    if w.check:
-        w.check.columns(w, base, columns, pair, offset)
+    for each in w.listeners:
+        each.columns_allocated(w, base, columns, pair, offset)
     return True
 
 
 @runtime
-def tmem_dealloc(w: object, address: int, columns: int, pair: bool) -> None:
+def tmem_dealloc(w: Warp, address: int, columns: int, pair: bool) -> None:
     settle_loads(w)
     w.cta.tmem.dealloc(address, columns)
-    if w.check:
-        w.check.columns(w, address, columns, pair)
+    for each in w.listeners:
+        each.columns_freed(w, address, columns, pair)
     waiters, w.cta.tmem_waiters = w.cta.tmem_waiters, []
     for warp, fragment in waiters:
         warp.wake(fragment)
 
 
-def one_address(address: object) -> int:
+def one_address(address: PerLane) -> int:
     """tcgen05 addresses are the same in all lanes."""
     return address if np.ndim(address) == 0 else int(address[0])
 
 
 @runtime
-def tmem_load(w: object, address: object, move: Move) -> np.ndarray:
+def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
     """uint32 [register, 32 lanes]."""
     shape, number, pack, split = move
     where = one_address(address)
@@ -184,56 +183,57 @@ def tmem_load(w: object, address: object, move: Move) -> np.ndarray:
 
 
 @runtime
-def tmem_load_late(w: object, address: object, move: Move, registers: int) -> np.ndarray:
+def tmem_load_late(w: Warp, address: PerLane, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
-    _probe(w, one_address(address), move)
-    out = np.full((registers, 32), POISON, np.uint32)
-    step = w.check.moved(w, one_address(address), move, False) if w.check else 0
-    w.pending_loads.append((out, (address, move), step))
-    return out
+    where = one_address(address)
+    _probe(w, where, move)
+    pending = PendingLoad(where, move, np.full((registers, 32), POISON, np.uint32))
+    for each in w.listeners:
+        each.tensor_load(w, pending)
+    w.pending_loads.append(pending)
+    return pending.out
 
 
-def _probe(w: object, address: int, move: Move) -> None:
+def _probe(w: Warp, address: int, move: Move) -> None:
     """Refuse a bad address when the access is issued, not when it happens."""
     shape, number, packed, split = move
     w.cta.tmem.load(shape, number, address, w.index % 4, pack16=packed, half_split=split)
 
 
-def _fill(w: object, pending: tuple) -> None:
-    out, arguments, step = pending
-    out[:] = tmem_load(w, *arguments)
-    if w.check:
-        w.clock.complete("tcgen05.ld", step)
+def _fill(w: Warp, pending: PendingLoad) -> None:
+    pending.out[:] = tmem_load(w, pending.address, pending.move)
+    for each in w.listeners:
+        each.tensor_loaded(w, pending)
 
 
 @runtime
-def settle_loads(w: object) -> None:
+def settle_loads(w: Warp) -> None:
     """tcgen05.wait::ld: every pending load has happened."""
     pending, w.pending_loads = w.pending_loads, []
     for load_ in pending:
         _fill(w, load_)
-    if w.check:
-        w.clock.waited_loads = w.clock.issued.get("tcgen05.ld", 0)
+    for each in w.listeners:
+        each.tensor_loads_waited(w)
 
 
 @runtime
-def settle_value(w: object, value: object) -> None:
+def settle_value(w: Warp, value: PerLane) -> None:
     """First real use of a register: the load behind it, if still pending, happens now."""
     base = getattr(value, "base", None)
     if base is None:
         base = value
     for position, pending in enumerate(w.pending_loads):
-        if pending[0] is base:
+        if pending.out is base:
             del w.pending_loads[position]
             _fill(w, pending)
             return
 
 
 @runtime
-def tmem_store(w: object, address: object, move: Move, rows: np.ndarray) -> None:
+def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
-    if w.check:
-        w.check.moved(w, one_address(address), move, True)
+    for each in w.listeners:
+        each.tensor_store(w, one_address(address), move)
     if w.machine.late:
         _probe(w, one_address(address), move)
         w.pending_stores.append((one_address(address), move, rows.copy()))
@@ -241,16 +241,16 @@ def tmem_store(w: object, address: object, move: Move, rows: np.ndarray) -> None
         _write(w, one_address(address), move, rows)
 
 
-def _write(w: object, address: int, move: Move, rows: np.ndarray) -> None:
+def _write(w: Warp, address: int, move: Move, rows: np.ndarray) -> None:
     shape, number, unpack, split = move
     w.cta.tmem.store(shape, number, address, w.index % 4, rows, unpack16=unpack, half_split=split)
 
 
 @runtime
-def settle_stores(w: object) -> None:
+def settle_stores(w: Warp) -> None:
     """tcgen05.wait::st: every pending store has reached tensor memory."""
     pending, w.pending_stores = w.pending_stores, []
     for store_ in pending:
         _write(w, *store_)
-    if w.check:
-        w.clock.complete("tcgen05.st")
+    for each in w.listeners:
+        each.tensor_stores_waited(w)

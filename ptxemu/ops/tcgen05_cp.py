@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import AsyncView
 from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import smem_desc
-from ptxemu.ops.registry import Match, op, runtime
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.tcgen05_mma import pipe
 from ptxemu.syntax.tree import Instr
 
@@ -36,24 +40,22 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def issue_fill(w: object, form: tuple, group: int, address: object, desc: object) -> None:
+def issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: PerLane, desc: PerLane) -> None:
     """form: shape, multicast, source format. One copy per active lane, as each lane issues its
     own."""
     for where, source in w.each_lane(address, desc):
         _issue_one(w, form, group, where, source)
 
 
-def _issue_one(w: object, form: tuple, group: int, address: int, source: int) -> None:
+def _issue_one(w: Warp, form: tuple[Any, ...], group: int, address: int, source: int) -> None:
     ctas, queue = pipe(w, group)
     shape, desc = shape_of(*form), smem_desc(source)
-    ticket = w.ticket("tensor core")
 
-    def run() -> None:
+    def run(work: Work) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
-        if ticket:
-            w.check.fill(ticket, ctas, address, desc, shape)
-            w.check.filled(ticket, ctas, address, desc, shape)
+        for each in w.listeners:
+            each.fill(work, ctas, address, desc, shape)
         for cta in ctas:
             view = AsyncView(cta) if cta.any_unfenced else cta
             fill(cta.tmem, address, shape, read_matrix(view.smem, desc, shape))
@@ -61,4 +63,5 @@ def _issue_one(w: object, form: tuple, group: int, address: int, source: int) ->
     nbytes = shape.rows * shape.nbytes * group
     w.machine.bytes["tmem.cp"] += nbytes
     label = f"cp {form[0]} to column {address & 0xFFFF}"
-    w.machine.issue(w, Work("tensor core", label, run, size=nbytes // group), queue)
+    work = Work("tensor core", label, run, size=nbytes // group, stream="tensor core")
+    w.machine.issue(w, work, queue)

@@ -5,18 +5,21 @@ MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form on
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work, WorkQueue
-from ptxemu.machine.cta import OFFSET_MASK, AsyncView
-from ptxemu.machine.mma import mma
+from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.mma import Mma, multiply_now
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 
 _GROUPS = "cta_group::1 cta_group::2"
@@ -32,7 +35,7 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
     target, a, b, idesc, *rest = i.operands
     if "ashift" in f.flags and not isinstance(a, Addr):
         raise UnsupportedPtx("tcgen05.mma.ashift with A in shared memory")
-    lanes: tuple = ()
+    lanes: tuple[Any, ...] = ()
     if rest and isinstance(rest[0], Vec):
         lanes = rest.pop(0).items
     values: list[Value] = [
@@ -121,7 +124,7 @@ def commit(c: Lower, i: Instr, f: Match) -> None:
 # -- what they do ---------------------------------------------------------------------------
 
 
-def pipe(w: object, group: int) -> tuple[list, WorkQueue]:
+def pipe(w: Warp, group: int) -> tuple[list[Any], WorkQueue]:
     """(the CTAs of the operation in rank order, their in-order queue)."""
     if group == 1:
         ctas = [w.cta]
@@ -144,55 +147,51 @@ class Form(NamedTuple):
 
 
 @runtime
-def issue_mma(w: object, form: tuple, operands: tuple, lanes: tuple) -> None:
+def issue_mma(
+    w: Warp, form: tuple[Any, ...], operands: tuple[Any, ...], lanes: tuple[Any, ...]
+) -> None:
     """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d and,
     of a block-scaled kind, the addresses of the scale factors; lanes: the words of
     disable-output-lane. One MMA per active lane, as each lane issues its own."""
-    words = [w.lane_values(word)[0] for word in lanes]
+    words = tuple(w.lane_values(word)[0] for word in lanes)
     for values in w.each_lane(*operands):
         _issue_one(w, Form(*form), values, words)
 
 
-def _issue_one(w: object, form: Form, values: tuple, words: list) -> None:
-    d, a, b, description, accumulate, *scale_addresses = values
+def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, ...]) -> None:
+    d, a, b, description, accumulate, *scaling = values
     ctas, queue = pipe(w, form.group)
     instr = instr_desc(form.kind, description)
     require_shape(instr, form.group)
-    a_operand, b_operand = a if form.a_in_tmem else smem_desc(a), smem_desc(b)
-    scales = Scales(*scale_addresses, form.blocks) if form.blocks else None
-    ticket = w.ticket("tensor core")
+    what = Mma(
+        d,
+        a if form.a_in_tmem else smem_desc(a),
+        smem_desc(b),
+        instr,
+        accumulate=bool(accumulate),
+        disabled=words,
+        scale_d=form.scale_d,
+        scales=Scales(scaling[0], scaling[1], form.blocks) if form.blocks else None,
+        shift=form.shift,
+    )
 
-    def run() -> None:
+    def run(work: Work) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
-        if ticket:
-            operands = (a_operand, b_operand, scales, form.shift)
-            w.check.multiply(ticket, ctas, d, operands, instr)
-            how = (bool(accumulate), words)
-            w.check.multiplied(ticket, ctas, d, operands, instr, how)
-        views = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
-        mma(
-            views,
-            d,
-            a_operand,
-            b_operand,
-            instr,
-            bool(accumulate),
-            disable_lanes=words,
-            scale_input_d=form.scale_d,
-            scales=scales,
-            shift=form.shift,
-        )
+        for each in w.listeners:
+            each.multiply(work, ctas, what)
+        multiply_now([AsyncView(cta) if cta.any_unfenced else cta for cta in ctas], what)
 
     flops = 2 * instr.m * instr.n * instr.k
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
     label = f"mma {form.kind} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
-    w.machine.issue(w, Work("tensor core", label, run, size=flops // form.group), queue)
+    work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
+    w.machine.issue(w, work, queue)
 
 
 @runtime
-def issue_commit(w: object, group: int, barrier: object, mask: object | None) -> None:
+def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) -> None:
     """One arrival once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
     for address, chosen in w.each_lane(barrier, mask or 0):
@@ -203,14 +202,12 @@ def issue_commit(w: object, group: int, barrier: object, mask: object | None) ->
             ctas = [w.cluster.cta(rank) for rank in range(16) if chosen >> rank & 1]
             signals = [(cta, cta.mbarrier(offset)) for cta in ctas]
 
-        ticket = w.ticket("tensor core")
-
-        def run(signals: list = signals, ticket: object = ticket) -> None:
+        def run(work: Work, signals: list[tuple[Cta, MBarrier]] = signals) -> None:
             for cta, signal in signals:
-                if ticket:
-                    w.check.arrival_of(ticket, cta, signal)
-                else:
+                for each in w.listeners:
+                    each.commit_arrival(work, cta, signal)
+                if not w.machine.options.check:  # or it is known which commits are waited for
                     cta.reached_by(w.cta)
                 signal.arrive(by="tensor core")
 
-        w.machine.issue(w, Work("tensor core", "commit", run), queue)
+        w.machine.issue(w, Work("tensor core", "commit", run, stream="tensor core"), queue)

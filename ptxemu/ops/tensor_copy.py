@@ -8,9 +8,12 @@ barrier operand names.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
@@ -19,14 +22,14 @@ from ptxemu.machine.tensor_map import TensorMap, decode, transaction_bytes
 from ptxemu.machine.tma_tile import (
     box_rows,
     gather_tile,
-    inside,
     load_tile,
     place_tile,
     store_tile,
 )
-from ptxemu.ops.async_copy import bulk_groups, targets_of
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
+from ptxemu.ops.async_copy import targets_of
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Addr, Instr
 
 RANKS = "1d 2d 3d 4d 5d"
@@ -36,7 +39,7 @@ SMEM_ALIGNMENT = 128  # bytes
 COORDINATE_BITS = 128
 
 
-def _coordinates(c: Lower, operand: Addr) -> list:
+def _coordinates(c: Lower, operand: Addr) -> list[Any]:
     return [c.src(item, "s32") for item in operand.coords]
 
 
@@ -92,7 +95,7 @@ def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
 # -- what they do ---------------------------------------------------------------------------
 
 
-def read_map(w: object, address: int, rank: int) -> TensorMap:
+def read_map(w: Warp, address: int, rank: int) -> TensorMap:
     """The tensor map at a generic address, checked against the instruction's rank."""
     if address % 64:
         raise HardwareRefusal(f"tensor map at {address:#x}; must be 64-byte aligned")
@@ -104,8 +107,8 @@ def read_map(w: object, address: int, rank: int) -> TensorMap:
 
 
 def signals_of(
-    w: object, address: int, places: list[tuple[Cta, int]], multicast: bool, pair: bool
-) -> list:
+    w: Warp, address: int, places: list[tuple[Cta, int]], multicast: bool, pair: bool
+) -> list[Any]:
     """The mbarriers that a load completes on, one per destination."""
     if not multicast:
         return [find(w, address)]
@@ -115,7 +118,7 @@ def signals_of(
     return [w.cluster.cta(cta.rank & ~1 | named).mbarrier(offset) for cta, _ in places]
 
 
-def require_box(tm: TensorMap, position: list, offset: int, *, write: bool = False) -> None:
+def require_box(tm: TensorMap, position: list[Any], offset: int, *, write: bool = False) -> None:
     """What the TMA unit demands of a box: the manual's 128-byte alignment in shared memory, and, as
     an H200 answers with an illegal instruction otherwise, a first coordinate that is a multiple of
     16 bytes, and no negative coordinate where global memory is written."""
@@ -132,7 +135,12 @@ def require_box(tm: TensorMap, position: list, offset: int, *, write: bool = Fal
 
 @runtime
 def tensor_load(
-    w: object, rank: int, target: object, tensor: tuple, barrier: tuple, mask: object | None
+    w: Warp,
+    rank: int,
+    target: PerLane,
+    tensor: tuple[Any, ...],
+    barrier: tuple[Any, ...],
+    mask: PerLane | None,
 ) -> None:
     """tensor: map address and coordinates; barrier: its address and whether it is a pair's
     (.cta_group::2); mask: CTAs of a multicast, or None."""
@@ -148,14 +156,15 @@ def tensor_load(
         _issue_load(w, tm, tuple(position), places, signals)
 
 
-def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals: list) -> None:
+def _issue_load(
+    w: Warp, tm: TensorMap, position: tuple[Any, ...], places: list[Any], signals: list[Any]
+) -> None:
     nbytes = transaction_bytes(tm)
-    ticket = w.ticket()
 
-    def run() -> None:
+    def run(work: Work) -> None:
         image = load_tile(tm, position, w.machine.memory)
-        if ticket:
-            w.check.loaded(ticket, box_rows(tm, position), places, tm.box_bytes, signals)
+        for each in w.listeners:
+            each.load(work, box_rows(tm, position), places, tm.box_bytes, signals)
         for cta, offset in places:
             cta.reached_by(w.cta)
             place_tile(tm, image, cta.smem, offset)
@@ -171,7 +180,7 @@ def _issue_load(w: object, tm: TensorMap, position: tuple, places: list, signals
 
 
 @runtime
-def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
+def tensor_store(w: Warp, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
     for start, map_address, *position in set(w.each_lane(source, *tensor)):
         tm = read_map(w, map_address, rank)
@@ -180,29 +189,21 @@ def tensor_store(w: object, rank: int, source: object, tensor: tuple) -> None:
         _issue_store(w, tm, tuple(position), start & OFFSET_MASK)
 
 
-def _issue_store(w: object, tm: TensorMap, position: tuple, offset: int) -> None:
-    held = []
-    ticket = w.ticket("bulk read")
+def _issue_store(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
+    held: list[np.ndarray] = []
 
-    def read() -> None:
-        if ticket:
-            w.check.source_read(ticket, w.cta, offset, tm.box_bytes)
+    def read(work: Work) -> None:
+        for each in w.listeners:
+            each.tile_read(work, w.cta, tm, position, offset)
         held.append(gather_tile(tm, w.cta.as_seen_by_async(offset, offset + tm.box_bytes), offset))
-        if ticket:
-            w.check.tile_stored(ticket, w.cta, tm, position, offset)
 
-    def write() -> None:
-        if ticket:
-            rows = box_rows(tm, position)  # CUTLASS's tma_load_store.py: four warps store one box
-            w.check.rewrites = lambda: np.array_equal(
-                w.machine.memory.read_rows(*rows), inside(tm, position, held[0])
-            )
-            w.check.stored(ticket, rows)
-            w.check.rewrites = None
+    def write(work: Work) -> None:
+        for each in w.listeners:
+            each.tile_write(work, tm, position, held[0])
         store_tile(tm, position, held[0], w.machine.memory)
 
     w.machine.bytes["tma.store"] += tm.box_bytes
     w.machine.counts["tma.store"] += 1
     label = f"store {'x'.join(map(str, tm.box))} at {position}"
-    work = Work("tma", label, read, write, size=tm.box_bytes)
-    bulk_groups(w).add(w.machine.issue(w, work))
+    work = Work("tma", label, read, write, size=tm.box_bytes, stream="bulk read")
+    w.bulk.add(w.machine.issue(w, work))

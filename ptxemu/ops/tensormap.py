@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import constant
 from ptxemu.machine.cta import OFFSET_MASK
 from ptxemu.machine.tensor_map import replace_field
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value, space_of
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.ops.tensor_copy import MAP_BYTES
 from ptxemu.syntax.tree import Imm, Instr
 
@@ -57,7 +59,9 @@ def copy_fence(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def tensormap_replace(w: object, space: str, address: object, what: tuple, value: object) -> None:
+def tensormap_replace(
+    w: Warp, space: str, address: PerLane, what: tuple[str, int], value: PerLane
+) -> None:
     """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
     for where, new in dict.fromkeys(w.each_lane(address, value)):
         if space == "global":
@@ -72,7 +76,7 @@ def tensormap_replace(w: object, space: str, address: object, what: tuple, value
 
 
 @runtime
-def tensormap_copy(w: object, target: object, source: object, nbytes: object) -> None:
+def tensormap_copy(w: Warp, target: PerLane, source: PerLane, nbytes: PerLane) -> None:
     where, start, size = (w.lane_values(value)[0] for value in (target, source, nbytes))
     offset = start & OFFSET_MASK
     w.cta.check(offset, size)

@@ -13,9 +13,10 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.namespace import BITS, LANES, NAN, bits_mask, mask_bits
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
+from ptxemu.numerics.lanes import PerLane
 from ptxemu.numerics.shuffle import shuffle_lanes
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import Imm, Instr, Pair
 
 ALL = 0xFFFFFFFF
@@ -50,7 +51,7 @@ def shuffle(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def pick_lane(value: object, lane: int) -> int:
+def pick_lane(value: PerLane, lane: int) -> int:
     """shfl.idx from one lane to all."""
     return value[lane & 31].item() if np.ndim(value) else value
 
@@ -74,19 +75,20 @@ def vote(c: Lower, i: Instr, f: Match) -> None:
     c.dst(i.operands[0], out[0])
 
 
-def for_members(members: object, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
+def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
     """answer(the executing lanes of a member mask): one where all lanes name the same mask, else an
     array, in which the lanes that name one mask get its answer."""
     if np.ndim(members) == 0:
         return answer(members & mb)
-    out, active = np.zeros(32, dtype), bits_mask(mb)
+    active = bits_mask(mb)
+    out: np.ndarray = np.zeros(32, dtype)
     for mask in np.unique(members[active]).tolist():
         out[active & (members == mask)] = answer(mask & mb)
     return out
 
 
 @runtime
-def vote_lanes(predicate: object, mode: str, members: object, mb: int) -> Any:
+def vote_lanes(predicate: PerLane, mode: str, members: PerLane, mb: int) -> Any:
     """The answer for the member lanes that execute."""
     votes = (ALL if predicate else 0) if np.ndim(predicate) == 0 else mask_bits(predicate)
     return for_members(
@@ -97,7 +99,7 @@ def vote_lanes(predicate: object, mode: str, members: object, mb: int) -> Any:
     )
 
 
-_VOTES = {
+_VOTES: dict[str, Callable[[int, int], int]] = {
     "ballot": lambda true, named: true,
     "all": lambda true, named: true == named,
     "any": lambda true, named: true != 0,
@@ -129,7 +131,7 @@ def match_lanes(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def match_values(value: object, everyone: bool, members: object, mb: int) -> tuple:
+def match_values(value: PerLane, everyone: bool, members: PerLane, mb: int) -> tuple[Any, ...]:
     """Per lane, the member lanes with its value; for .all, all members or none."""
     named = np.broadcast_to(np.asarray(members, np.uint32) & np.uint32(mb), 32)
     value = np.broadcast_to(value, 32)
@@ -175,8 +177,8 @@ def reduce(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def reduce_lanes(
-    value: object, mode: str, members: object, mb: int, absolute: bool, nan: bool
-) -> object:
+    value: PerLane, mode: str, members: PerLane, mb: int, absolute: bool, nan: bool
+) -> PerLane:
     """The reduction over the member lanes, as a Python scalar of the operand's type."""
     values = np.broadcast_to(value, 32)
     if isinstance(value, int):
@@ -186,7 +188,7 @@ def reduce_lanes(
         return for_members(
             members, mb, lambda named: _extreme(mode, values[bits_mask(named)], nan), np.float32
         )
-    dtype = values.dtype if np.ndim(value) else np.int64
+    dtype = values.dtype.type if np.ndim(value) else np.int64
 
     def total(named: int) -> int:
         out = int(_REDUCE[mode].reduce(values[bits_mask(named)]))
@@ -226,7 +228,7 @@ _LEADERS = [lane == LANES for lane in range(32)]
 
 
 @runtime
-def elect_lane(members: object, mb: int) -> tuple[Any, np.ndarray]:
+def elect_lane(members: PerLane, mb: int) -> tuple[Any, np.ndarray]:
     """(the leader of each lane's member mask, is it this lane?)"""
     leader = for_members(members, mb, _lowest, np.uint32)
     return leader, _LEADERS[leader] if np.ndim(leader) == 0 else leader == LANES

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.operand_format import decode
 from ptxemu.numerics import formats
-from ptxemu.ops.registry import Match, op, runtime
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _FP8 = "e4m3 e5m2"

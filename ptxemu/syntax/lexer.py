@@ -42,6 +42,6 @@ def tokenize(text: str) -> list[Token]:
         elif kind == "skip":
             line += found.group().count("\n")
         else:
-            tokens.append((kind, found.group(), line))
+            tokens.append((str(kind), found.group(), line))
         position = found.end()
     return tokens

@@ -6,6 +6,7 @@ Pragmas are skipped; an unknown directive raises.
 from __future__ import annotations
 
 import re
+from typing import Any, NoReturn
 
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.lexer import Token, tokenize
@@ -114,7 +115,7 @@ class Parser:
         if not self.accept(text):
             self.fail(f"expected {text!r}, found {self.peek()!r}")
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str) -> NoReturn:
         line = self.line
         raise PtxSyntaxError(message, line=line, text=self.lines[line - 1].strip())
 
@@ -253,10 +254,10 @@ class Parser:
                 count = len(init)
         return Variable(name, space, type_name, align or size, size * count, init, extern)
 
-    def initializer(self) -> tuple:
+    def initializer(self) -> tuple[Any, ...]:
         if not self.accept("{"):
             return (self.immediate_or_symbol(),)
-        items: list = []
+        items: list[Any] = []
         while not self.accept("}"):
             items += self.initializer() if self.peek() == "{" else [self.immediate_or_symbol()]
             self.accept(",")
@@ -424,7 +425,7 @@ class Parser:
         if word in ("WARP_SZ",):
             return Imm(32)
         name = self.scopes.resolve(word)
-        if name in self.entry.registers:
+        if self.entry is not None and name in self.entry.registers:
             return Reg(name)
         if name in self.scopes.vectors:
             return Vec(tuple(Reg(part) for part in self.scopes.vectors[name]))
@@ -438,7 +439,7 @@ class Parser:
         self.at -= 1
         self.fail(f"undeclared register {word!r}")
 
-    def item_list(self, close: str) -> tuple:
+    def item_list(self, close: str) -> tuple[Any, ...]:
         self.next()
         items = []
         while not self.accept(close):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from ptxemu.syntax.line_info import Location
 
@@ -71,7 +72,7 @@ class Not:
 class Vec:
     """A brace list `{a, b, ...}`; `None` stands for the sink `_`."""
 
-    items: tuple
+    items: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,14 @@ class Addr:
 
     base: object  # Reg | Sym | Imm
     offset: int = 0
-    coords: tuple = ()
+    coords: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Args:
     """A parenthesised list in a call."""
 
-    items: tuple
+    items: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Instr:
     """One instruction. `parts` is the opcode split at dots: ("add", "rn", "f32")."""
 
     opcode: str
-    operands: tuple
+    operands: tuple[Any, ...]
     guard: Reg | Not | None
     line: int
     text: str
@@ -140,7 +141,7 @@ class Variable:
     type: str
     align: int
     nbytes: int
-    init: tuple = ()
+    init: tuple[Any, ...] = ()
     extern: bool = False
 
 
@@ -155,9 +156,9 @@ class Entry:
     params: list[Variable] = field(default_factory=list)
     registers: dict[str, str] = field(default_factory=dict)  # name -> type such as "b32", "pred"
     variables: list[Variable] = field(default_factory=list)
-    body: list = field(default_factory=list)
+    body: list[Any] = field(default_factory=list[Any])
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    files: dict = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict[str, Any])
     line: int = 0
 
 

@@ -1,60 +1,37 @@
-"""What several scripts share: a kernel by its name, a config in one line, refusals, JSON."""
+"""What several commands share: a config in one line, refusals, files of rows, the end of a run."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import importlib
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmha.config import AttentionConfig
-    from gqa_lowlatency.config import DecodeConfig
-    from moe.config import GroupedConfig
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ptxemu.report import Report
 
 REFUSED = 2  # exit code, as argparse's
 
 
-def main_of(kernels: dict[str, str], text: str, argv: Sequence[str] | None) -> int:
-    """main() of the module that the first of `argv` names, of the first one without a name; text:
-    the help where no kernel is named."""
-    words = [*(sys.argv[1:] if argv is None else argv)]
-    name, first = next(iter(kernels)), "".join(words[:1])
-    if first in ("-h", "--help"):
-        script = Path(sys.argv[0]).name
-        print(f"usage: {script} [{'|'.join(kernels)}] FLAGS; `{script} NAME -h` lists them\n")
-        print(text, end="")
-        return 0
-    if first in kernels:
-        name = words.pop(0)
-    return main_under(name, kernels[name], words)
+def changed(config: Any) -> dict[str, Any]:
+    """Fields of a config that are not as by default."""
+    values = ((field, getattr(config, field.name)) for field in dataclasses.fields(config))
+    return {field.name: value for field, value in values if value != field.default}
 
 
-def main_under(name: str, module: str, argv: Sequence[str]) -> int:
-    """main() of `module`, whose usage then begins as in "bench.py fmha"."""
-    before = sys.argv[0]
-    sys.argv[0] = f"{before} {name}"
-    try:
-        return importlib.import_module(module).main(argv)
-    finally:
-        sys.argv[0] = before
-
-
-def describe(config: AttentionConfig | DecodeConfig | GroupedConfig) -> str:
-    """The config in one line: head dim and dtype, or the format, and what else differs from the
+def describe(config: Any) -> str:
+    """The config in one line: its format, or head dim and dtype, and what else differs from the
     default."""
-    if hasattr(config, "fmt"):
-        shown, words = ("fmt",), [config.fmt]
-    else:
-        shown, words = ("head_dim", "dtype"), [f"head_dim {config.head_dim}", config.dtype]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in shown or value == field.default:
-            continue
-        words.append(field.name if value is True else f"{field.name} {value}")
+    named = [name for name in ("fmt", "head_dim", "dtype") if hasattr(config, name)]
+    words = ["head_dim " * (name == "head_dim") + str(getattr(config, name)) for name in named]
+    for name, value in changed(config).items():
+        if name not in named:
+            words.append(name if value is True else f"{name} {value}")
     return ", ".join(words)
 
 
@@ -64,26 +41,40 @@ def refuse(reason: object) -> int:
     return REFUSED
 
 
+def progress_bar(console: Console) -> Progress:
+    """How many of how many are done, and the time; it vanishes at the end."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
+def finish(
+    options: argparse.Namespace, report: Report, document: dict[str, Any], *, ok: bool
+) -> int:
+    """The end of a run: the figures as JSON, with the machine and what the checker found; returns
+    the exit code."""
+    if options.json:
+        from ptxemu.check import text
+        from workbench.timing import setting
+
+        checks = {"checks": text.document(report, counts=False)} if report.launches else {}
+        write_json(options.json, {"setting": setting(), **document, **checks})
+    return 0 if ok and not report.errors else 1
+
+
 def write_json(path: Path, document: object) -> None:
     """Write `document`, and the folders on the way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def write_rows(path: Path, rows: list[dict]) -> None:
-    """Write a JSON list, a line per row."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
 def save_rows(path: Path, rows: list[dict]) -> None:
     """JSON, a line per row; an array of them in a .json."""
-    if path.suffix == ".json":
-        write_rows(path, rows)
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = [json.dumps(row) for row in rows]
+    text = "[\n" + ",\n".join(lines) + "\n]" if path.suffix == ".json" else "\n".join(lines)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict]:

@@ -1,7 +1,7 @@
-"""Command lines of Nsight Compute and Nsight Systems for the run scripts of the kernels.
+"""Command lines of Nsight Compute and Nsight Systems for the kernels that run.py knows.
 
 ncu answers why one launch takes its time, nsys what happens around the launches. Both see the NVTX
-ranges that the run scripts put round launches; ncu also sees the Python line of every instruction.
+ranges that run.py puts round launches; ncu also sees the Python line of every instruction.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from workbench.commands import RUN
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 TOOLS = ("ncu", "nsys")
@@ -41,33 +42,22 @@ SECTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Target:
-    """script: what runs the kernel. flags: given to it before the user's. name: regular
-    expression that finds the kernel among all that are launched."""
-
-    script: str
-    flags: tuple[str, ...]
-    name: str
-
-
-TARGETS = {
-    "fmha": Target("run_fmha.py", ("--backend", "cuda"), "AttentionForward"),
-    "merge": Target("bench_merge.py", (), "[Mm]erge"),
-}
+# name of run.py -> regular expression that finds its kernel among all that are launched
+KERNELS = {"fmha": "AttentionForward", "gqa": "Decode", "moe": "Grouped", "merge": "[Mm]erge"}
+EVERY = "."  # kernel of a name that is not there
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
-    """The profiler with its flags, then the run script with its own."""
-    target = TARGETS[options.kernel]
-    script = os.path.relpath(SCRIPTS / target.script)
-    profiler = ncu(options, target) if options.tool == "ncu" else nsys(options)
-    return ["env", LINE_INFO, *profiler, options.python, script, *target.flags, *options.run]
+    """The profiler with its flags, then run.py with its own."""
+    script = os.path.relpath(SCRIPTS / "run.py")
+    profiler = ncu(options) if options.tool == "ncu" else nsys(options)
+    run = [options.python, script, options.kernel, "--backend", "cuda", *options.run]
+    return ["env", LINE_INFO, *profiler, *run]
 
 
-def ncu(options: argparse.Namespace, target: Target) -> list[str]:
+def ncu(options: argparse.Namespace) -> list[str]:
     """Nsight Compute: the sections of SECTIONS for chosen launches of one kernel."""
-    name = options.name or target.name
+    name = options.name or KERNELS.get(options.kernel, EVERY)
     flags = [
         *("--target-processes", "all"),
         *("--kernel-name-base", "mangled", "--kernel-name", f"regex:{name}"),
@@ -104,11 +94,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Options of the profiler; what stands behind `--` goes to the run script."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        description="Nsight Compute or Nsight Systems on a kernel's run script.",
-        epilog="Behind -- stand flags of the run script. Without the tool, or with --print, the "
+        description="Nsight Compute or Nsight Systems on a kernel that run.py knows.",
+        epilog="Behind -- stand flags of run.py NAME. Without the tool, or with --print, the "
         "command line is printed and nothing runs.",
     )
-    parser.add_argument("kernel", choices=TARGETS, help="whose run script")
+    parser.add_argument("kernel", choices=RUN, metavar="NAME", help=f"of run.py: {', '.join(RUN)}")
     parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
     parser.add_argument("--out", type=Path, metavar="STEM", help="default: out/profile/KERNEL")
     parser.add_argument("--name", metavar="REGEX", help="kernel name to profile instead (ncu)")

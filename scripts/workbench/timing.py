@@ -1,55 +1,126 @@
-"""Times of GPU work without the host in them: CUDA graphs between CUDA events, cold and warm."""
+"""Times of GPU work without the host in them, cold and warm: the one definition of both.
+
+A time is that of a call in a captured CUDA graph, between CUDA events. Cold: calls rotate over
+buffers of more than twice the L2 cache, so that a call finds nothing of its data there. Warm: all
+calls use the same buffers. Who is compared takes turns, sample by sample.
+"""
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import platform
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
 import torch
 
-WARM_UP = 3
+REPEATS = 21  # samples, behind one that warms up
 MIN_GRAPH_SECONDS = 2e-3  # shorter graphs would measure the resolution of the events
 MAX_LAUNCHES = 200
+MAX_SETS = 128  # of buffers
+HOST_CALLS = 100
+WHEN = ("cold", "warm")
 PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python", "triton", "flashinfer-python")
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
+Launch = Callable[[], object]  # only enqueues work on the current stream, and may be captured
+Sample = Callable[[], float]  # microseconds of one launch, measured once
+
 
 @dataclass(frozen=True)
-class Seconds:
-    """Medians of one launch. cold: L2 was overwritten before; warm: the launch before was equal.
+class Spread:
+    """Microseconds of one launch: the median, and (third quartile - first quartile) / median."""
 
-    spread: of the warm ones, (third quartile - first quartile) / median.
-    """
-
-    cold: float
-    warm: float
+    median: float
     spread: float
 
 
-def measure(launch: Callable[[], object], repeats: int = 20) -> Seconds:
-    """Time `launch`, which only enqueues work on the current stream and may be captured."""
+@dataclass(frozen=True)
+class Replay:
+    """A sample of a captured graph, which holds what its launches write to and read."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    launches: Sequence[Launch]
+
+    def __call__(self) -> float:
+        return elapsed(self.graph) / self.count * 1e6
+
+
+def rotation(nbytes: int, cache_bytes: int) -> int:
+    """Sets of buffers of `nbytes`, after whose turns nothing of the first is left in an L2 cache of
+    so many bytes."""
+    return 2 * cache_bytes // max(1, nbytes) + 2
+
+
+def sets_here(nbytes: int) -> int:
+    """The same for the GPU at hand, as far as MAX_SETS of them go: what is smaller stays warm."""
+    cache_bytes = torch.cuda.get_device_properties().L2_cache_size
+    return min(rotation(nbytes, cache_bytes), MAX_SETS)
+
+
+def replay(launches: Sequence[Launch]) -> Sample:
+    """Of a graph in which the launches take turns, each equally often."""
+    turn = itertools.cycle(launches)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            launch()
-        once = capture(launch, 1)
-        launches = min(MAX_LAUNCHES, max(1, round(MIN_GRAPH_SECONDS / elapsed(once))))
-        many = capture(launch, launches)
+        for _ in range(2 * len(launches)):
+            next(turn)()
+        once = capture(lambda: next(turn)(), len(launches))
+        elapsed(once)
+        rounds = round(MIN_GRAPH_SECONDS / elapsed(once))
+        rounds = max(1, min(rounds, MAX_LAUNCHES // len(launches)))
+        count = rounds * len(launches)
+        many = capture(lambda: next(turn)(), count)
         elapsed(many)
-        warm = [elapsed(many) / launches for _ in range(repeats)]
-        cold = [elapsed(once, before=flush) for _ in range(repeats)]
     stream.synchronize()
-    low, middle, high = statistics.quantiles(warm, n=4)
-    return Seconds(statistics.median(cold), middle, (high - low) / middle)
+    return Replay(many, count, launches)
 
 
-def capture(launch: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+def cold_and_warm(launches: Sequence[Launch]) -> dict[str, Sample]:
+    """Launches that rotate over all buffers, and one again and again."""
+    return {"cold": replay(launches), "warm": replay(launches[:1])}
+
+
+def calls(launch: Launch) -> Sample:
+    """Of eager calls that do not wait for the GPU: what they cost the host."""
+
+    def sample() -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            launch()
+        return (time.perf_counter() - begin) / HOST_CALLS * 1e6
+
+    return sample
+
+
+def spreads(samples: Sequence[Sample]) -> list[Spread]:
+    """Of each. They take turns, so that what changes in time, clocks and heat, befalls all."""
+    rounds = [[sample() for sample in samples] for _ in range(REPEATS + 1)][1:]
+    found = []
+    for taken in zip(*rounds, strict=True):
+        low, middle, high = statistics.quantiles(taken, n=4)
+        found.append(Spread(middle, (high - low) / middle))
+    return found
+
+
+def figures(samples: dict[str, Sample]) -> dict[str, float]:
+    """`cold_us` and `cold_spread` of a sample called cold, and so on."""
+    found: dict[str, float] = {}
+    for name, spread in zip(samples, spreads([*samples.values()]), strict=True):
+        found |= {f"{name}_us": spread.median, f"{name}_spread": spread.spread}
+    return found
+
+
+def capture(launch: Launch, times: int) -> torch.cuda.CUDAGraph:
     """`launch` as a graph, `times` in a row."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
@@ -58,22 +129,15 @@ def capture(launch: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def elapsed(graph: torch.cuda.CUDAGraph, before: Callable[[], None] | None = None) -> float:
-    """Seconds of one replay on the current stream, after `before`, which is not in them."""
+def elapsed(graph: torch.cuda.CUDAGraph, replays: int = 1) -> float:
+    """Seconds of one of so many replays on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    if before:
-        before()
     begin.record()
-    graph.replay()
+    for _ in range(replays):
+        graph.replay()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e-3
-
-
-def flush() -> None:
-    """Overwrite twice the L2 cache, so that nothing of the measured work's data is left in it."""
-    bytes_ = 2 * torch.cuda.get_device_properties().L2_cache_size
-    torch.empty(bytes_, dtype=torch.uint8, device="cuda").zero_()
+    return begin.elapsed_time(end) * 1e-3 / replays
 
 
 def setting() -> dict[str, object]:
@@ -91,6 +155,12 @@ def setting() -> dict[str, object]:
     return found
 
 
+def heading(**more: object) -> dict[str, object]:
+    """The first row of a file of figures."""
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {"kind": "setting", "date": today, **more, **setting()}
+
+
 def _smi() -> dict[str, str]:
     """What nvidia-smi says of the current device; only its name without the tool."""
     name = {"name": torch.cuda.get_device_name()}
@@ -101,14 +171,3 @@ def _smi() -> dict[str, str]:
     result = subprocess.run([*command, "--format=csv,noheader"], capture_output=True, text=True)
     values = [value.strip() for value in result.stdout.split(",")]
     return dict(zip(QUERY, values, strict=True)) if len(values) == len(QUERY) else name
-
-
-def why_not_here() -> str | None:
-    """Why kernels for compute capability 10.x cannot run on this machine; None where they can."""
-    if not torch.cuda.is_available():
-        return "no GPU here"
-    major, minor = torch.cuda.get_device_capability()
-    if major == 10:
-        return None
-    name = torch.cuda.get_device_name()
-    return f"{name} is compute capability {major}.{minor}, the kernel needs 10.x"

@@ -1,5 +1,5 @@
-"""Where `check()` draws a line, the machine draws it too: on one side a config runs, on the other,
-forced past the check, the DSL, ptxas or ptxemu refuses it. And what check() accepts runs.
+"""Where `make_plan` draws a line, the machine draws it too: on one side a config runs; on the
+other, forced past the check, the DSL, ptxas or ptxemu refuses it. And what it accepts runs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-import fmha.forward
+import fmha.launch
 import fmha.sm100.kernel
 from fmha import AttentionConfig, attention
-from fmha.plan import plan_unchecked
+from fmha.plan import make_plan, plan_unchecked
 from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
 from tests.fmha import space
 from tests.fmha.pairwise import random_row
@@ -26,8 +26,7 @@ from workbench.problems.attention import Case
 @pytest.fixture
 def forced(monkeypatch):
     """From here on nothing of fmha refuses a config."""
-    monkeypatch.setattr(AttentionConfig, "check", lambda self: None)
-    monkeypatch.setattr(fmha.forward, "check_config", lambda config: None)
+    monkeypatch.setattr(fmha.launch, "check_config", lambda config: None)
     monkeypatch.setattr(fmha.sm100.kernel, "make_plan", plan_unchecked)
 
 
@@ -126,7 +125,7 @@ def test_a_lag_that_fp16_does_not_hold_overflows(forced):
 
 
 def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
-    """A problem of few tiles and tunable fields at random, as check() accepts them."""
+    """A problem of few tiles and tunable fields at random, as `make_plan` accepts them."""
     generator = random.Random(seed)
     case = None
     while case is None or case.queries[0] > 5:
@@ -141,7 +140,7 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
             tuning, **rings, schedule=schedule, rescale_log2=generator.choice((0.0, 4.0, 8.0))
         )
         with suppress(ValueError):
-            wish.check()
+            make_plan(wish)
             return case, wish, {"pdl": generator.random() < 0.5}
 
 

@@ -9,7 +9,7 @@ import torch
 
 import ptxemu
 from fmha import reference
-from fmha.compile import compile_minimal
+from fmha.launch import compile_minimal
 from kernelkit import tolerance
 from kernelkit.launch import Target, emulation, launch
 from workbench.problems.attention import POLICIES, Case, same_bits

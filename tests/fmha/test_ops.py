@@ -10,49 +10,23 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.library import opcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import fmha.forward
-from fmha import attention, merge, ops
+import fmha.launch
+from fmha import attention, merge
 from fmha.arguments import Arguments
-from kernelkit.launch import Target
-from kernelkit.merge import merge_op
-from kernelkit.tensors import require_no_grad
-
-BF16, INT = torch.bfloat16, torch.int32
-
-
-def ints(*values, device="cpu"):
-    return torch.tensor(values, dtype=INT, device=device)
-
-
-def problem(kind, device="cpu", head_dims=(64, 64)):
-    """(q, k, v), options: 4 query heads on 2 key heads, 2 entries, 40 keys at most."""
-    generator = torch.Generator().manual_seed(0)
-    dim, v_dim = head_dims
-
-    def tensor(*shape):
-        if device == "cpu":
-            return torch.randn(shape, generator=generator).to(BF16)
-        return torch.empty(shape, dtype=BF16, device=device)
-
-    def table(values):
-        if device == "cpu":
-            return torch.tensor(values, dtype=INT)
-        return torch.empty(torch.tensor(values).shape, dtype=INT, device=device)
-
-    if kind == "dense":
-        return (tensor(2, 3, 4, dim), tensor(2, 40, 2, dim), tensor(2, 40, 2, v_dim)), {}
-    if kind == "packed":
-        starts = {"cu_seqlens_q": table([0, 3, 8]), "cu_seqlens_k": table([0, 30, 40])}
-        return (tensor(8, 4, dim), tensor(40, 2, dim), tensor(40, 2, v_dim)), starts
-    pages = {"page_table": table([[3, 1, 0], [2, 4, 0]]), "kv_lens": table([40, 17])}
-    return (tensor(2, 3, 4, dim), tensor(5, 16, 2, dim), tensor(5, 16, 2, v_dim)), pages
-
-
-def metadata(tensors):
-    return [(t.shape, t.dtype, t.stride(), t.device.type) for t in tensors]
-
+from fmha.launch import ATTENTION
+from kernelkit.merge_launch import MERGE
+from tests.attentions import (
+    BF16,
+    INT,
+    Watched,
+    check_compiled,
+    check_meta,
+    check_symbols,
+    metadata,
+    problem,
+    record_launches,
+)
 
 KINDS = ("dense", "packed", "pages")
 OPTIONS = (
@@ -66,7 +40,7 @@ OPTIONS = (
 @pytest.mark.parametrize("options", OPTIONS, ids=("causal", "raw", "fp32"))
 def test_fake_tensors_know_what_the_kernel_will_return(kind, options):
     with FakeTensorMode():
-        inputs, tables = problem(kind, "cuda", (192, 128))
+        inputs, tables = problem(kind, "cuda", head_dims=(192, 128))
         fakes = attention(*inputs, **tables, **options)
     rows = (2, 3) if kind != "packed" else (8,)
     raw = not options.get("normalize", True)
@@ -78,41 +52,17 @@ def test_fake_tensors_know_what_the_kernel_will_return(kind, options):
 
 
 def test_meta_tensors_are_shapes_without_a_launch():
-    inputs, _ = problem("dense")
-    o, lse = attention(*(tensor.to("meta") for tensor in inputs), return_lse=True)
-    assert (o.shape, lse.shape) == ((2, 3, 4, 64), (2, 4, 3))
-    assert o.device.type == lse.device.type == "meta"
+    check_meta(attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_code_calls_the_kernel(kind):
-    inputs, tables = problem(kind)
-
-    def step(q, k, v, tables):
-        options = {"window": (20, 0), "sink_tokens": 1, "q_offset": 25, "return_lse": True}
-        return attention(q * 2, k, v, **options, **tables)[0] + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs, tables), step(*inputs, tables))
+    options = {"window": (20, 0), "sink_tokens": 1, "q_offset": 25}
+    check_compiled(attention, problem(kind), **options)
 
 
 def test_lengths_stay_symbols_in_compiled_code():
-    seen = []
-
-    def watch(graph, _examples):
-        seen.append(graph)
-        return graph
-
-    @torch.compile(fullgraph=True, dynamic=True, backend=watch)
-    def step(q, k, v):
-        return attention(q, k, v, return_lse=True)
-
-    for queries, keys in ((5, 40), (9, 33)):
-        q = torch.randn(2, queries, 4, 64).to(BF16)
-        k, v = torch.randn(2, 2, keys, 2, 64).to(BF16)
-        eager = attention(q, k, v, return_lse=True)
-        assert all(torch.equal(a, b) for a, b in zip(step(q, k, v), eager, strict=True))
-    assert len(seen) == 1, "compiled again for other lengths"
+    check_symbols(lambda q, k, v: attention(q, k, v, return_lse=True))
 
 
 CHECKED = {
@@ -126,27 +76,7 @@ CHECKED = {
 def test_opcheck_of_attention(name):
     kind, options = CHECKED[name]
     inputs, tables = problem(kind)
-    opcheck(ops.attention, inputs, tables | options)
-
-
-def test_opcheck_sees_the_registration_for_autograd():
-    inputs, _ = problem("dense")
-    needy = tuple(tensor.requires_grad_() for tensor in inputs)
-    opcheck(ops.attention, needy, test_utils="test_autograd_registration")
-
-
-def test_there_is_no_backward():
-    (q, k, v), _ = problem("dense")
-    q.requires_grad_()
-    with pytest.raises(NotImplementedError, match="q requires grad"):
-        attention(q, k, v)
-    with torch.no_grad():
-        assert not attention(q, k, v).requires_grad
-    o, _, _ = ops.attention(q, k, v)
-    with pytest.raises(NotImplementedError, match="no backward"):
-        o.sum().backward()
-    with pytest.raises(NotImplementedError, match="sinks requires grad"):
-        require_no_grad(sinks=torch.zeros(2, requires_grad=True))
+    opcheck(ATTENTION.default, inputs, tables | options)
 
 
 def parts():
@@ -184,49 +114,18 @@ def test_fake_tensors_know_what_merge_will_return():
 def test_opcheck_of_merge():
     (o, lse), (raw, raw_lse, row_max) = parts()
     given = ([o, raw], [lse, raw_lse], [None, row_max], None)
-    opcheck(merge_op, given, {"stacked": False, "out_dtype": BF16})
+    opcheck(MERGE.default, given, {"stacked": False, "out_dtype": BF16})
 
 
 def test_merge_has_no_backward():
     o, lse = torch.zeros(1, 3, 4, 64, requires_grad=True), torch.zeros(1, 4, 3)
-    with pytest.raises(NotImplementedError, match="O requires grad"):
+    with pytest.raises(NotImplementedError, match=r"o\[0\] requires grad"):
         merge([(o, lse)])
-
-
-class Watched(TorchDispatchMode):
-    """Records the operators that read from a GPU, or that copy host memory to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.waits = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        on_gpu = any(t.device.type == "cuda" for t in args if isinstance(t, torch.Tensor))
-        moved = torch.device(kwargs.get("device") or "cuda").type != "cuda"
-        reads = function is torch.ops.aten._local_scalar_dense.default
-        if reads or (on_gpu and moved) or (not on_gpu and function is COPY_TO):
-            self.waits.append(str(function))
-        return function(*args, **kwargs)
-
-
-COPY_TO = torch.ops.aten._to_copy.default
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Arguments of what would have been launched on a GPU of compute capability 10.0."""
-    seen = []
-
-    def record(compiled, arguments, target, device):
-        seen.append((compiled, arguments, device))
-
-    monkeypatch.setattr(fmha.forward, "compile_attention", lambda config, arch: config)
-    monkeypatch.setattr(fmha.forward, "choose_target", lambda *_: Target("cuda", "sm_100a"))
-    monkeypatch.setattr(fmha.forward, "launch", record)
-    # A fake tensor has no address.
-    monkeypatch.setattr(fmha.forward, "require_tma", lambda name, tensor: None)
-    return seen
+    return record_launches(monkeypatch, fmha.launch, "sm_100a")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,11 +136,11 @@ def test_the_host_never_waits_for_the_gpu(kind, launches):
         rope = dict.fromkeys(("cos", "sin"), torch.empty(100, 8, device="cuda"))
         offsets = torch.empty(2, dtype=INT, device="cuda")
         with Watched() as watched:
-            fmha.forward.forward(
+            fmha.launch.forward(
                 Arguments(*inputs, **tables, **rope, sinks=sinks, q_offset=offsets, softcap=3.0)
             )
     assert not watched.waits
-    ((config, (tensors, arrays, numbers), device),) = launches
+    ((config, (tensors, arrays, numbers), _target, device),) = launches
     assert device.type == "cuda"
     assert all(t.ndim == 4 for t in tensors)
     assert [t is not None for t in arrays] == [

@@ -12,8 +12,8 @@ import re
 import pytest
 
 import ptxemu
-from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
+from fmha.launch import compile_attention
 from fmha.layout import TILE_M, TILE_N
 from fmha.plan import AttentionPlan, make_plan
 from fmha.reference import Options, visible_keys

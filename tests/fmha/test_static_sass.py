@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
+from fmha.launch import compile_attention
 from workbench.sass import softmax as _softmax_sass
 from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 

@@ -155,7 +155,7 @@ def delayed(line: str) -> tuple[str, str]:
 def test_no_product_runs_while_o_is_rescaled(changed, p_path, cured):
     """Correction warps so slow that a tensor core that does not wait for them overtakes them. Only
     the random policy lets it: others run it when no warp can go on."""
-    rescale = "                rescale_output(self.plan, lanes[q_tile], shrink)\n"
+    rescale = "                rescale_output(self.plan, lanes[q_tile], acc_scale)\n"
     changed(correction, [kernel], "Correction", delayed(rescale))
     if not cured:
         wait = "if cutlass.const_expr(pipes.rescaled is not None):"
@@ -179,7 +179,7 @@ def test_no_product_starts_before_p_is_there(changed, p_path, cured):
     ("name", "cure"),
     [
         ("exponentiate", "finite_max = Float32(0.0)"),
-        ("next_max", "shrink = Float32(1.0)\n    ret"),
+        ("next_max", "acc_scale = Float32(1.0)\n    ret"),
     ],
 )
 def test_a_fully_masked_tile_makes_no_nan(changed, name, cure):

@@ -167,7 +167,7 @@ class Case:
             "softcap": self.softcap, "scale": self.scale, "out_dtype": DTYPES.get(self.out_dtype),
         }  # fmt: skip
         if self.keys != "dense":
-            options["seq_lens"] = torch.tensor(self.lens, dtype=torch.int32)
+            options["kv_lens"] = torch.tensor(self.lens, dtype=torch.int32)
         if isinstance(self.keys, int):
             options["page_table"] = self.page_table()
         if self.sinks:

@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
-from gqa_lowlatency.forward import check_config, choose_config
-from gqa_lowlatency.plan import (
+from gqa_lowlatency.choose import (
     MACHINES,
     MEASURED,
     TILE,
-    Choice,
+    Measurement,
     choose_cluster,
     choose_columns,
+    choose_config,
     choose_parts,
     choose_warps,
     most_sms,
     one_to_an_sm,
 )
+from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
+from gqa_lowlatency.launch import check_config
 from gqa_lowlatency.sm90.plan import Plan90
 from kernelkit.launch import Target
 
@@ -47,7 +48,7 @@ ARCHS = st.sampled_from(sorted(MACHINES))
         ({"q_tokens": 0}, ValueError, ("0", "8")),
         ({"page_size": 48, "lens": True}, NotImplementedError, ("48", "128")),
         ({"page_size": 256, "lens": True}, NotImplementedError, ("256", "128")),
-        ({"page_size": 16}, ValueError, ("pages without seq_lens",)),
+        ({"page_size": 16}, ValueError, ("pages without kv_lens",)),
         ({"sink_tokens": True}, ValueError, ("without a window",)),
         ({"kv_ready": True}, ValueError, ("without pdl",)),
         ({"early": True, "pdl": True}, ValueError, ("early without kv_ready",)),
@@ -224,7 +225,7 @@ def test_many_clusters_of_long_shares_are_cut_in_two():
 
 
 def test_a_measured_choice_comes_first_but_holds_no_more_than_fits():
-    table = (Choice(4096, range(17), 4), Choice(1024, range(201), 2))
+    table = (Measurement(4096, range(17), 4), Measurement(1024, range(201), 2))
     choices = [choose_cluster("sm_90a", *sizes, measured=table) for sizes in (
         (8192, 16), (8192, 17), (2000, 1), (512, 1), (8192, 201),
     )]  # fmt: skip
@@ -251,9 +252,9 @@ def test_the_chosen_columns_fit_a_cta_of_hopper(head_dim, cluster, warps):
     ("options", "cluster"),
     [
         ({}, 8),
-        ({"window": 300}, 2),
-        ({"window": 300, "sink_tokens": 200}, 4),
-        ({"window": 8190}, 8),
+        ({"window_left": 300}, 2),
+        ({"window_left": 300, "sink_tokens": 200}, 4),
+        ({"window_left": 8190}, 8),
     ],
 )
 def test_a_window_takes_the_ctas_that_it_keeps_busy(options, cluster):

@@ -63,7 +63,7 @@ def _problem(kernel: dict[str, Any], pick: random.Random) -> tuple[tuple, dict[s
         "sink_tokens": pick.choice((1, 64, 200)) if kernel["sink_tokens"] else 0,
         "softcap": kernel["softcap"],
         "sinks": torch.randn(q_heads, device="cuda") if kernel["sinks"] else None,
-        "seq_lens": torch.tensor(lens, dtype=torch.int32, device="cuda") if has_lens else None,
+        "kv_lens": torch.tensor(lens, dtype=torch.int32, device="cuda") if has_lens else None,
         "out_dtype": kernel["out_dtype"],
     }
     if kernel["fp8"]:
@@ -91,7 +91,7 @@ def _paged(k: torch.Tensor, v: torch.Tensor, page: int) -> tuple[torch.Tensor, .
 
 def _check(tensors: tuple, options: dict[str, Any], results: tuple) -> None:
     """Within the calibrated tolerance of the definition."""
-    given = {name: value for name, value in options.items() if name != "max_seq_len"}
+    given = {name: value for name, value in options.items() if name != "max_kv_len"}
     exact, near = definition(*tensors, **given), rounded(*tensors, **given)
     dtype = results[0].dtype
     for report in (
@@ -115,7 +115,7 @@ def test_a_captured_graph_is_right_at_any_length(paged):
     q = torch.randn(2, 1, 16, 128, device="cuda").bfloat16()
     k, v = torch.randn(2, 2, CAPACITY, 2, 128, device="cuda").bfloat16()
     lens = torch.full((2,), 500, dtype=torch.int32, device="cuda")
-    options = {"seq_lens": lens}
+    options = {"kv_lens": lens}
     if paged:
         k, v, options["page_table"] = _paged(k, v, 64)
     plan = decode_plan(q, k, v, **options)
@@ -138,12 +138,12 @@ def test_bits_do_not_change():
     q = torch.randn(7, 1, 64, 128, device="cuda").bfloat16()
     k, v = torch.randn(2, 7, 5000, 8, 128, device="cuda").bfloat16()
     lens = torch.tensor([5000, 1, 4999, 0, 129, 2500, 700], dtype=torch.int32, device="cuda")
-    first, lse = decode(q, k, v, seq_lens=lens, batch_invariant=True, return_lse=True)
+    first, lse = decode(q, k, v, kv_lens=lens, batch_invariant=True, return_lse=True)
     for _ in range(50):
-        again = decode(q, k, v, seq_lens=lens, batch_invariant=True, return_lse=True)
+        again = decode(q, k, v, kv_lens=lens, batch_invariant=True, return_lse=True)
         assert torch.equal(first, again[0])
         assert torch.equal(lse, again[1])
     for entry in range(7):
         one = slice(entry, entry + 1)
-        alone = decode(q[one], k[one], v[one], seq_lens=lens[one], batch_invariant=True)
+        alone = decode(q[one], k[one], v[one], kv_lens=lens[one], batch_invariant=True)
         assert torch.equal(alone, first[one])

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gqa_lowlatency import decode, decode_plan, forward, reference
-from gqa_lowlatency.forward import ARCHS
-from gqa_lowlatency.plan import MACHINES
+from gqa_lowlatency import choose, decode, decode_plan, launch, reference
+from gqa_lowlatency.choose import MACHINES
+from gqa_lowlatency.launch import ARCHS
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
@@ -110,17 +110,17 @@ INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant
 
 @each_arch
 def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
-    """Alone, in another order, beside longer ones: the bits are the same at one max_seq_len."""
+    """Alone, in another order, beside longer ones: the bits are the same at one max_kv_len."""
     small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
     monkeypatch.setitem(MACHINES, arch, small)
     q, k, v = INVARIANT.inputs()
-    options = INVARIANT.options() | INVARIANT.launch_options(arch) | {"max_seq_len": 730}
-    lens = options.pop("seq_lens")
+    options = INVARIANT.options() | INVARIANT.launch_options(arch) | {"max_kv_len": 730}
+    lens = options.pop("kv_lens")
 
     def step(*entries, **changes):
         chosen = torch.tensor(entries)
         tensors = (tensor[chosen] for tensor in (q, k, v))
-        return decode(*tensors, seq_lens=lens[chosen], return_lse=True, **(options | changes))
+        return decode(*tensors, kv_lens=lens[chosen], return_lse=True, **(options | changes))
 
     o, lse = step(0, 1, 2, 3, 4)
     for entries in ((0,), (1,), (3,), (4, 2), (2, 1, 0)):
@@ -150,10 +150,10 @@ def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch,
         made.append(make_workspace(*given))
         return made[-1]
 
-    make_workspace = forward.make_workspace
-    monkeypatch.setattr(forward, "make_workspace", remembered)
+    make_workspace = launch.make_workspace
+    monkeypatch.setattr(launch, "make_workspace", remembered)
     tensors, options = SHARED.inputs(), SHARED.options() | SHARED.launch_options(arch)
-    plan, moving = decode_plan(*tensors, **options), {"seq_lens": options["seq_lens"]}
+    plan, moving = decode_plan(*tensors, **options), {"kv_lens": options["kv_lens"]}
     ((partial, counts),) = made
     assert partial.shape[1] == SHARED.parts
     results = []
@@ -207,7 +207,7 @@ JUDGED = Case(
 WRONG = {
     "window by one": {"window": 59},
     "sink tokens by one": {"sink_tokens": 4},
-    "length by one": {"seq_lens": torch.tensor([300, 139])},
+    "length by one": {"kv_lens": torch.tensor([300, 139])},
     "not causal": {"causal": False},
     "no softcap": {"softcap": 0.0},
     "softcap of another size": {"softcap": 5.5},
@@ -238,10 +238,10 @@ def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl, full, mo
 
     full: launched as if the grid took most SMs.
     """
-    monkeypatch.setattr(forward, "most_sms", lambda arch, ctas: full)
+    monkeypatch.setattr(choose, "most_sms", lambda arch, ctas: full)
     case = Case((140, 0), (8, 1), head_dim=64, pdl=pdl)
     tensors, options = case.inputs(), case.options() | case.launch_options(arch)
-    plan, moving = decode_plan(*tensors, **options), {"seq_lens": options["seq_lens"]}
+    plan, moving = decode_plan(*tensors, **options), {"kv_lens": options["kv_lens"]}
     assert plan.config.cluster == 2
     assert plan.config.early == (full and arch == "sm_90a")
     out, lse = plan(*tensors, **moving)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import gqa_lowlatency.forward
+import gqa_lowlatency.launch
 from gqa_lowlatency import DecodeConfig, decode
-from gqa_lowlatency.forward import check_config
+from gqa_lowlatency.launch import check_config
 from ptxemu.errors import HardwareRefusal
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import Case
@@ -25,7 +25,7 @@ WIDE = Case((40,), (64, 1), head_dim=64, cluster=16, tuning=(("owners", 4),))
 @pytest.fixture
 def forced(monkeypatch):
     """From here on nothing refuses a config."""
-    monkeypatch.setattr(gqa_lowlatency.forward, "check_config", lambda config, arch: None)
+    monkeypatch.setattr(gqa_lowlatency.launch, "check_config", lambda config, arch: None)
 
 
 def attend(case: Case, arch: str) -> None:
@@ -68,10 +68,10 @@ def test_more_query_rows_than_a_cta_holds(arch):
 
 @each_arch
 def test_a_launch_serves_any_length_up_to_the_capacity(arch):
-    """max_seq_len chooses the cluster; tiles are dealt by the lengths that the device reads."""
+    """max_kv_len chooses the cluster; tiles are dealt by the lengths that the device reads."""
     case = Case((700, 1, 130), (4, 2), head_dim=64)
     for bound in (700, 737):
-        results = cases.run(case, arch, max_seq_len=bound)
+        results = cases.run(case, arch, max_kv_len=bound)
         assert all(report.ok for report in cases.judge(case, arch, results))
 
 

@@ -61,15 +61,15 @@ def test_results(case):
 def test_a_plan_gives_the_same_bits():
     inputs, options = on_gpu(STEP.inputs()), options_of(STEP)
     expected = decode(*inputs, return_lse=True, **options)
-    plan, lens = decode_plan(*inputs, **options), options["seq_lens"]
+    plan, lens = decode_plan(*inputs, **options), options["kv_lens"]
     others = tuple(moved(tensor) for tensor in STEP.inputs())
     for step in (inputs, others, inputs):
-        assert cases.same_bits(plan(*step, seq_lens=lens.clone()), expected)
+        assert cases.same_bits(plan(*step, kv_lens=lens.clone()), expected)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
-        o, lse = plan(*inputs, seq_lens=lens)
+        o, lse = plan(*inputs, kv_lens=lens)
         assert not side.query(), "the launch went to another stream, or waited"
     side.synchronize()
     assert cases.same_bits((o, lse), expected)
@@ -94,22 +94,22 @@ def test_a_kept_step_follows_streams_and_tensors():
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_graph_replays_at_any_length(planned):
     inputs, options = on_gpu(STEP.inputs()), options_of(STEP)
-    lens = options.pop("seq_lens").clone()
-    launch = decode_plan(*inputs, seq_lens=lens, **options)
+    lens = options.pop("kv_lens").clone()
+    launch = decode_plan(*inputs, kv_lens=lens, **options)
     if not planned:
 
-        def launch(*tensors, seq_lens):
-            return decode(*tensors, seq_lens=seq_lens, return_lse=True, **options)
+        def launch(*tensors, kv_lens):
+            return decode(*tensors, kv_lens=kv_lens, return_lse=True, **options)
 
-    launch(*inputs, seq_lens=lens)  # compiles
+    launch(*inputs, kv_lens=lens)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = launch(*inputs, seq_lens=lens)
+        results = launch(*inputs, kv_lens=lens)
     k, v = (torch.nan_to_num(tensor.float()).to(tensor.dtype) for tensor in inputs[1:])
     inputs[1].copy_(k)
     inputs[2].copy_(v)
     for lengths in ((900, 130, 0), (3, 937, 400), (0, 0, 1)):
         lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         graph.replay()
-        expected = decode(*inputs, seq_lens=lens, return_lse=True, **options)
+        expected = decode(*inputs, kv_lens=lens, return_lse=True, **options)
         assert cases.same_bits(results, expected), lengths

@@ -21,7 +21,7 @@ def inputs(batch=2, tokens=3, keys=11, heads=(4, 2), dim=16, dtype=torch.bfloat1
 def by_key(q, k, v, b, h, t, **options):
     """(o, lse) of one row, one visible key after the other."""
     tokens, n_keys = q.shape[1], k.shape[1]
-    n_keys = int(options.get("seq_lens", [n_keys] * (b + 1))[b])
+    n_keys = int(options.get("kv_lens", [n_keys] * (b + 1))[b])
     position, window = n_keys - tokens + t, options.get("window")
     head = h // (q.shape[2] // k.shape[2])
     scale, cap = options.get("scale", q.shape[-1] ** -0.5), options.get("softcap", 0.0)
@@ -59,8 +59,8 @@ OPTIONS = {
     "more sink tokens than keys": {"window": 1, "sink_tokens": 30, "causal": False},
     "sinks": {"sinks": SINKS},
     "softcap": {"softcap": 2.0, "scale": 1.0},
-    "lengths": {"seq_lens": torch.tensor([7, 2])},
-    "no keys, sinks": {"seq_lens": torch.tensor([0, 1]), "sinks": SINKS},
+    "lengths": {"kv_lens": torch.tensor([7, 2])},
+    "no keys, sinks": {"kv_lens": torch.tensor([0, 1]), "sinks": SINKS},
     "scales": {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0])},
 }
 
@@ -81,7 +81,7 @@ def test_every_option_key_by_key(options):
 def test_pages_and_flat_queries_are_the_same_problem(attend):
     q, k, v = inputs(tokens=1)
     lens = torch.tensor([11, 6], dtype=torch.int32)
-    dense = attend(q, k, v, seq_lens=lens)
+    dense = attend(q, k, v, kv_lens=lens)
     pool_k, pool_v = (torch.full((6, 4, 2, 16), math.nan).to(k.dtype) for _ in range(2))
     table = torch.tensor([[4, 2, 0, -1], [5, 1, 99, 1 << 30]])
     for entry, length in enumerate(lens.tolist()):
@@ -89,14 +89,14 @@ def test_pages_and_flat_queries_are_the_same_problem(attend):
             rows = slice(start, min(start + 4, length))
             for pool, cache in ((pool_k, k), (pool_v, v)):
                 pool[table[entry, index], : rows.stop - start] = cache[entry, rows]
-    paged = attend(q[:, 0], pool_k, pool_v, seq_lens=lens, page_table=table)
+    paged = attend(q[:, 0], pool_k, pool_v, kv_lens=lens, page_table=table)
     assert torch.equal(paged.o, dense.o[:, 0])
     assert torch.equal(paged.lse, dense.lse[..., 0])
 
 
 def test_what_no_token_sees_does_not_count():
     q, k, v = inputs()
-    options = {"window": 2, "sink_tokens": 1, "seq_lens": torch.tensor([9, 8])}
+    options = {"window": 2, "sink_tokens": 1, "kv_lens": torch.tensor([9, 8])}
     expected = reference.definition(q, k, v, **options)
     for entry, length in enumerate((9, 8)):
         for cache in (k, v):

@@ -15,7 +15,7 @@ import pytest
 
 import kernelkit.compile
 from gqa_lowlatency import DecodeConfig
-from gqa_lowlatency.forward import compile_for
+from gqa_lowlatency.launch import compile_for
 from gqa_lowlatency.sm100 import kernel
 from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
 from ptxemu import Options, PtxEmuError
@@ -151,16 +151,16 @@ TRAPS = {
         'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
     ),
     "maxima of two tiles share a place": (
-        epilogue, (kernel,), "Epilogue", MOVING, "(step % 2, plan.bias_log2)", "(Int32(0), 0)",
+        epilogue, (kernel,), "Epilogue", MOVING, "step % 2, plan.bias_log2)", "Int32(0), 0)",
     ),
     "warps do not meet for the maxima": (
-        columns, (epilogue, deliver), "move_tops", MOVING,
+        columns, (epilogue, deliver), "update_row_max", MOVING,
         "begin = meet(buffers, columns, parity)\n    mine",
         "begin = part_of(buffers, columns, parity, Int32(0)) + own_column(columns) * 4\n    mine",
     ),
     "the bias of P is not in the statistics": (
         deliver, (epilogue,), "deliver_statistics", QUANTISED,
-        "tops[k] - plan.bias_log2", "tops[k]",
+        "row_max[k] - plan.bias_log2", "row_max[k]",
     ),
 }  # fmt: skip
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmha.compile import compile_attention
 from fmha.config import AttentionConfig
+from fmha.launch import compile_attention
 from kernelkit import __main__ as command_line
 from kernelkit import aot
 from kernelkit import compile as kernel_compile
@@ -21,8 +21,8 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.store import VARIABLE
 from kernelkit.trace import PTXAS_VARIABLE
-from kvcache.movement.compile import compile_checksum
 from kvcache.movement.config import ChecksumConfig
+from kvcache.movement.launch import compile_checksum
 from workbench.house.source import ROOT
 
 CHECKSUM = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")

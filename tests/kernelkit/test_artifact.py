@@ -139,7 +139,7 @@ def test_arguments_lie_as_the_host_code_reads_them():
         for at, kind in zip(packed.pointers[2:6], "iqfQ", strict=True)
     ]
     assert values == [3, 4, 0.5, 77]
-    assert [word.value for word in packed.tensor_words] == [x.data_ptr()]
+    assert [word.value for word in packed.address_words] == [x.data_ptr()]
     assert packed.stream_word.value == 77
     assert all(pointer % 8 == 0 for pointer in packed.pointers[:-1])
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, recording
+from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, watching
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 from workbench.house.source import ROOT
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hw)]
 
 
 def matrix(device: str, rows: int = 5, columns: int = 260) -> torch.Tensor:
@@ -36,7 +38,8 @@ def no_more_compiles(monkeypatch):
     return arm
 
 
-def check_scale(device: str, no_more_compiles) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_scale(device, no_more_compiles):
     x = matrix(device)
     torch.testing.assert_close(scale(x, 2.5), 2.5 * x, rtol=0, atol=0)
     no_more_compiles()
@@ -44,28 +47,11 @@ def check_scale(device: str, no_more_compiles) -> None:
     torch.testing.assert_close(scale(wide, -1.0), -wide, rtol=0, atol=0)
 
 
-def check_misaligned(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_misaligned(device):
     shifted = torch.zeros(4 * 64 + 1, device=device)[1:].view(4, 64)
     with pytest.raises(ValueError, match="not a multiple of 16 bytes"):
         scale(shifted, 1.0)
-
-
-def test_emulated(no_more_compiles):
-    check_scale("cpu", no_more_compiles)
-
-
-def test_emulated_misaligned():
-    check_misaligned("cpu")
-
-
-@pytest.mark.hw
-def test_native(no_more_compiles):
-    check_scale("cuda", no_more_compiles)
-
-
-@pytest.mark.hw
-def test_native_misaligned():
-    check_misaligned("cuda")
 
 
 @pytest.mark.hw
@@ -99,55 +85,47 @@ def test_native_is_captured_in_a_graph():
     assert torch.equal(y, torch.full_like(y, 2.0))
 
 
-def at(prepared: PreparedLaunch, addresses: list[int]) -> None:
-    prepared.move(addresses)
-    prepared.launch()
+def at(prepared: PreparedLaunch, addresses: list[int], tensors: tuple = ()) -> None:
+    for word, address in zip(prepared.words, addresses, strict=True):
+        word.value = address
+    prepared.launch(tensors)
 
 
-def check_prepared(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_prepared(device):
     """Other tensors of the same sizes, by address alone."""
     target = choose_target(torch.device(device), "auto", None, ARCHS)
     x, y = matrix(device), matrix(device)
     prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.5), target, x.device)
     for source in (matrix(device), x):
         result = torch.empty_like(y)
-        at(prepared, [source.data_ptr(), result.data_ptr()])
+        at(prepared, [source.data_ptr(), result.data_ptr()], (source, result))
         assert torch.equal(result, 2.5 * source)
-    with pytest.raises(ValueError, match="shorter"):
-        at(prepared, [x.data_ptr()])
 
 
-def test_emulated_prepared():
-    check_prepared("cpu")
-
-
-def check_recorded(device: str) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_launches_are_watched_and_repeated(device):
     """Two launches, of which the second reads what the first wrote, on contents that change."""
     target = choose_target(torch.device(device), "auto", None, ARCHS)
     x, y, z = matrix(device), matrix(device), matrix(device)
     compiled = compile_scale(target.arch)
-    with recording() as recorded:
+    seen = []
+    with watching(lambda *launched: seen.append(launched)):
         launch(compiled, (x, y, 2.0), target, x.device)
         launch(compiled, (y, z, -3.0), target, x.device)
-    launch(compiled, (z, y, 0.0), target, x.device)  # not recorded
+    launch(compiled, (z, y, 0.0), target, x.device)  # nobody watches
     assert torch.equal(z, -6.0 * x)
-    assert len(recorded.launches) == 2
-    kept = [tensor for arguments in recorded.kept for tensor in arguments[:2]]
-    assert all(mine is wanted for mine, wanted in zip(kept, (x, y, y, z), strict=True))
+    with watching(lambda *_: None, launching=False):
+        launch(compiled, (x, z, 0.0), target, x.device)
+    assert z.any()
+    given = [[(id(tensor), offset) for tensor, offset in addressed] for _, addressed in seen]
+    assert given == [[(id(x), 0), (id(y), 0)], [(id(y), 0), (id(z), 0)]]
     for factor in (5.0, -0.5):
         x.mul_(factor)
         gc.collect()
-        recorded.repeat()
+        for prepared, addressed in seen:
+            prepared.launch([tensor for tensor, _ in addressed])
         assert torch.equal(z, -6.0 * x)
-
-
-def test_emulated_launches_are_recorded_and_repeated():
-    check_recorded("cpu")
-
-
-@pytest.mark.hw
-def test_native_launches_are_recorded_and_repeated():
-    check_recorded("cuda")
 
 
 WORD = ctypes.c_uint64
@@ -159,9 +137,9 @@ def recorded(first: type = WORD) -> Recorded:
     return Recorded(compile_scale("sm_90a"), (first, WORD, ctypes.c_float, WORD))
 
 
-def prepare(compiled: Recorded, *tensors: torch.Tensor, **options) -> PreparedLaunch:
+def prepare(compiled: Recorded, *tensors: torch.Tensor) -> PreparedLaunch:
     target = Target("cuda", "sm_90a")
-    return PreparedLaunch(compiled, (*tensors, 2.5), target, torch.device("cuda", 0), **options)
+    return PreparedLaunch(compiled, (*tensors, 2.5), target, torch.device("cuda", 0))
 
 
 def test_what_a_prepared_native_launch_hands_over(monkeypatch):
@@ -174,14 +152,6 @@ def test_what_a_prepared_native_launch_hands_over(monkeypatch):
         at(prepared, addresses)
     assert compiled.calls == [[x.data_ptr(), y.data_ptr(), 2.5, 1234], [4096, 8192, 2.5, 77]]
     assert len(junk) == 1000
-
-
-def test_addresses_of_some_come_last(monkeypatch):
-    Gpu(monkeypatch)
-    compiled, x, y = recorded(), matrix("cpu"), matrix("cpu")
-    for last, expected in ((), [4096, 8192]), ([x], [8192, 4096]), ([x, y], [4096, 8192]):
-        at(prepare(compiled, x, y, last=last), [4096, 8192])
-        assert compiled.calls.pop()[:2] == expected
 
 
 def test_a_prepared_launch_goes_to_its_device(monkeypatch):
@@ -230,11 +200,6 @@ def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
     at(prepared, [4096, 8192])
     assert compiled.calls[0][0] == [4096, 256 << 32 | 5, 260]
     assert len(junk) == 20
-
-
-@pytest.mark.hw
-def test_native_prepared():
-    check_prepared("cuda")
 
 
 @pytest.mark.hw

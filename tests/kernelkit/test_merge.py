@@ -16,7 +16,7 @@ from kernelkit import compile as kernel_compile
 from kernelkit import merge_plan
 from kernelkit.launch import emulation
 from kernelkit.merge import merge
-from kernelkit.merge_forward import compile_merge
+from kernelkit.merge_launch import compile_merge
 from kernelkit.param_table import ParamTable
 from tests.kernelkit.merge_cases import DTYPES, Case, as_argument, build, check
 

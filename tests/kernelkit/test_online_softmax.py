@@ -5,6 +5,7 @@ import math
 
 import cutlass.cute as cute
 import torch
+from cutlass import Float32
 
 from kernelkit import online_softmax
 from tests.kernelkit.row_kernel import COLUMNS, apply_to_rows
@@ -25,42 +26,52 @@ def rows_of(*values: tuple[float, ...]) -> torch.Tensor:
 
 
 @cute.jit
-def keep_below(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def keep_below(
+    scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor
+) -> tuple[Float32, ...]:
     online_softmax.keep_columns(scores, integers[0])
     return ()
 
 
 @cute.jit
-def keep_window(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def keep_window(
+    scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor
+) -> tuple[Float32, ...]:
     online_softmax.keep_columns(scores, integers[0], integers[1], integers[2])
     return ()
 
 
 @cute.jit
-def squash(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
-    online_softmax.squash(scores, numbers[0])
+def softcap(
+    scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor
+) -> tuple[Float32, ...]:
+    online_softmax.softcap_scores(scores, numbers[0])
     return ()
 
 
 @cute.jit
-def next_max(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def next_max(
+    scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor
+) -> tuple[Float32, ...]:
     top = online_softmax.top_score(scores, numbers[0])
     return online_softmax.next_max(top, numbers[0], numbers[1], SLACK_LOG2)
 
 
 @cute.jit
-def weigh(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def weigh(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple[Float32, ...]:
     online_softmax.exponentiate(scores, numbers[0], numbers[1])
     return (online_softmax.row_total(scores),)
 
 
 @cute.jit
-def finish(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def finish(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple[Float32, ...]:
     return online_softmax.finish_row(numbers[0], numbers[1])
 
 
 @cute.jit
-def finish_with_sink(scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor) -> tuple:
+def finish_with_sink(
+    scores: cute.Tensor, integers: cute.Tensor, numbers: cute.Tensor
+) -> tuple[Float32, ...]:
     return online_softmax.finish_row(numbers[0], numbers[1], numbers[2])
 
 
@@ -93,7 +104,7 @@ def test_masking_replaces_nan():
 def test_softcap_is_a_hyperbolic_tangent():
     cap = 30.0
     scores = torch.linspace(-20 * cap, 20 * cap, 32 * COLUMNS).view(32, COLUMNS)
-    after, _ = run(squash, scores, torch.full((1, 1), 2 / (cap * math.log(2))))
+    after, _ = run(softcap, scores, torch.full((1, 1), 2 / (cap * math.log(2))))
     wanted = cap * torch.tanh(scores.double() / cap)
     assert (cap + 2 * cap * after.double() - wanted).abs().max() < cap * 2.0**-21
     assert (after.flatten().diff() >= 0).all()
@@ -102,7 +113,7 @@ def test_softcap_is_a_hyperbolic_tangent():
 def test_softcap_of_infinities_is_finite():
     scores = torch.full((1, COLUMNS), INF)
     scores[:, ::2] = -INF
-    after, _ = run(squash, scores, torch.full((1, 1), 0.1))
+    after, _ = run(softcap, scores, torch.full((1, 1), 0.1))
     assert torch.equal(after, torch.where(scores > 0, 0.0, -1.0))
 
 

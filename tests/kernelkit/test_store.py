@@ -20,8 +20,8 @@ from kernelkit import pristine, sources, store
 from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
 from kernelkit.trace import settings
 from kvcache.movement import checksum_kernel
-from kvcache.movement.compile import compile_checksum
 from kvcache.movement.config import ChecksumConfig
+from kvcache.movement.launch import compile_checksum
 from workbench.house.source import ROOT
 
 ARCH = "sm_90a"
@@ -93,7 +93,7 @@ def test_a_kernel_is_found_again(cache, traces, monkeypatch):
 def test_a_fresh_process_needs_no_dsl(warm):
     ptx = compiled().ptx
     code = NO_DSL + (
-        "from kvcache.movement.compile import compile_checksum\n"
+        "from kvcache.movement.launch import compile_checksum\n"
         "from kvcache.movement.config import ChecksumConfig\n"
         f"sys.stdout.write(compile_checksum(ChecksumConfig(), {ARCH!r}).ptx)\n"
     )
@@ -121,7 +121,7 @@ def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
         assert not files(cache, "configs")
     with monkeypatch.context() as patch:
         forget(patch)
-        patch.setattr(checksum_kernel, "NUMBERS", checksum_kernel.NUMBERS + 1)
+        patch.setattr(checksum_kernel, "SHIFTS", checksum_kernel.SHIFTS[::-1])
         other = compiled()
         assert not files(cache, "configs")
     plain = compiled()
@@ -130,7 +130,7 @@ def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
     assert len(files(cache, "configs")) == 1
     with monkeypatch.context() as patch:
         forget(patch)
-        patch.setattr(checksum_kernel, "NUMBERS", checksum_kernel.NUMBERS + 1)
+        patch.setattr(checksum_kernel, "SHIFTS", checksum_kernel.SHIFTS[::-1])
         assert compiled().ptx == other.ptx
 
 

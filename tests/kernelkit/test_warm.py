@@ -29,8 +29,8 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 @pytest.mark.parametrize(("arch", "options"), [
     ("sm_90a", {}),
-    ("sm_100a", {"window": 128}),
-    ("sm_90a", {"window": 4096, "sink_tokens": 4}),
+    ("sm_100a", {"window_left": 128}),
+    ("sm_90a", {"window_left": 4096, "sink_tokens": 4}),
     ("sm_90a", {"batch_invariant": True}),
     ("sm_90a", {"pdl": True, "kv_ready_before_pdl": True}),
     ("sm_100a", {"cluster": 4}),
@@ -39,7 +39,7 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize("heads", [(64, 8), (8, 1)])
 def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
     """Nor where a device runs fewer wide clusters at once than the emulator, which has no limit."""
-    forward, chance = gqa_lowlatency.forward, random.Random(1)
+    chance = random.Random(1)
 
     def arguments(batch: int, keys: int) -> gqa_lowlatency.arguments.Arguments:
         kv = on_meta(batch, keys, heads[1], 128)
@@ -50,12 +50,13 @@ def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
     keys = gqa_lowlatency.warm.kernels_for(arguments(1, 1), batches, lengths)
     known = {key.config for key in keys}
     at_once = {1: 132, 2: 66, 4: 32, 8: 15, 16: 0}
-    monkeypatch.setattr(forward, "clusters_at_once", lambda device, width: at_once[width])
+    choose = gqa_lowlatency.choose
+    monkeypatch.setattr(choose, "clusters_at_once", lambda device, width: at_once[width])
     for _ in range(SAMPLES):
         longest = chance.choice((200, 3000, 39_999))
         given = arguments(chance.choice(batches), chance.randint(1, longest))
         for backend in ("emulate", "cuda"):
-            assert forward.choose_config(given, Target(backend, arch)) in known
+            assert gqa_lowlatency.choose.choose_config(given, Target(backend, arch)) in known
 
 
 @pytest.mark.parametrize("heads", [(64, 8), (4, 4), (16, 1)])
@@ -71,8 +72,8 @@ def test_attention_chooses_no_other(heads, options):
     keys = fmha.warm.kernels_for(arguments(1, 1), batches, lengths)
     for _ in range(SAMPLES):
         tokens = chance.randint(1, chance.choice((130, 600, 8999)))
-        config = fmha.forward.choose_config(arguments(chance.choice(batches), tokens))
-        assert KernelKey(fmha.compile.SOURCE, config, "sm_100a") in keys
+        config = fmha.choose.choose_config(arguments(chance.choice(batches), tokens))
+        assert KernelKey(fmha.launch.KERNEL, config, "sm_100a") in keys
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
@@ -133,7 +134,7 @@ def test_each_kernel_is_made_once_with_progress(monkeypatch, capsys):
 def test_without_memory_nothing_is_launched():
     kv = on_meta(1, 16, 2, 64)
     with collecting() as keys:
-        gqa_lowlatency.forward.forward(gqa_lowlatency.arguments.Arguments(
+        gqa_lowlatency.launch.forward(gqa_lowlatency.arguments.Arguments(
             on_meta(1, 2, 64), kv, kv, arch="sm_90a"
         ))  # fmt: skip
     assert [key.arch for key in keys] == ["sm_90a"]

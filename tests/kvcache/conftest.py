@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelkit import compile as kernel_compile
-from kvcache.movement import forward
+from kvcache.movement import launch as forward
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import fmha.forward
+import fmha.launch
 import fmha.reference
-import gqa_lowlatency.forward
+import gqa_lowlatency.launch
 import gqa_lowlatency.reference
 from fmha.config import PAGE_SIZES
 from kernelkit.tolerance import compare_lse, compare_output
@@ -107,7 +107,7 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given: list[torch.Tensor] = []
-        for module in (gqa_lowlatency.forward, fmha.forward):
+        for module in (gqa_lowlatency.launch, fmha.launch):
             monkeypatch.setattr(module, "launch", self._around(module.launch))
 
     def _around(self, launch):
@@ -184,7 +184,7 @@ def check_decode(shape: Shape, arch: str, spy: Spy) -> None:
             assert lie_in(pool, v)
             lens, table = tables["lengths"], tables["block_tables"]
             found = gqa_lowlatency.decode(
-                q, k, v, seq_lens=lens, page_table=table, arch=arch, return_lse=True
+                q, k, v, kv_lens=lens, page_table=table, arch=arch, return_lse=True
             )
             assert spy.saw(k, v, lens, table)
             _judge_decode(shadow, copy, q, found, arch)
@@ -283,7 +283,7 @@ def test_a_ring_is_a_page(arch, draft, spy):
             k, v = (cache.pages(f"{name}_window", 0, BF16, entry) for name in "kv")
             lens, table = tables["lengths"].clamp(max=window), tables["state_slots"][:, None]
             given = {"page_table": table, "return_lse": True}
-            found = gqa_lowlatency.decode(q, k, v, seq_lens=lens, arch=arch, **given)
+            found = gqa_lowlatency.decode(q, k, v, kv_lens=lens, arch=arch, **given)
             assert spy.saw(k, v)
             assert lie_in(cache.storage.pools[Pool.STATES], k)
             found_by_fmha = fmha.attention(q[:, None], k, v, kv_lens=lens, **given)
@@ -315,7 +315,7 @@ def test_a_ring_with_drafts_is_no_page(draft):
     k = shadow.cache.pages("k_window", 0, BF16, (2, 64))
     q, one = random_queries(1, 4, 64), torch.ones(1, 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match=f"pages of {32 + draft - 1} rows"):
-        gqa_lowlatency.decode(q, k, k, seq_lens=one[0], page_table=one)
+        gqa_lowlatency.decode(q, k, k, kv_lens=one[0], page_table=one)
     with pytest.raises(NotImplementedError, match=f"pages of {32 + draft - 1} rows"):
         fmha.attention(q[:, None], k, k, kv_lens=one[0], page_table=one)
 
@@ -395,4 +395,4 @@ def test_what_attention_does_not_take():
     with pytest.raises(NotImplementedError, match=rf"pages of 1 rows: one of \({PAGE_SIZES[0]}, "):
         fmha.attention(q[:, None], hca, hca, kv_lens=one[0], page_table=one)
     with pytest.raises(NotImplementedError, match="head_dim 512"):
-        gqa_lowlatency.decode(q, csa, csa, seq_lens=one[0], page_table=one)
+        gqa_lowlatency.decode(q, csa, csa, kv_lens=one[0], page_table=one)

@@ -25,15 +25,21 @@ class BlockKernel:
         self.form, self.arch, self.only_convert = format_of(fmt), arch, only_convert
 
     @cute.jit
-    def __call__(self, inputs: tuple, outputs: tuple, stream: CUstream) -> None:
+    def __call__(
+        self,
+        inputs: tuple[cute.Tensor, ...],
+        outputs: tuple[cute.Tensor, ...],
+        stream: CUstream,
+    ) -> None:
         """inputs: blocks [N, block], scales [N]; outputs: words [N, words], codes [N], int32."""
         grid = (cute.ceil_div(inputs[0].shape[0], THREADS), 1, 1)
-        self.kernel(inputs, outputs).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
+        self.kernel(*inputs, *outputs).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, inputs: tuple, outputs: tuple) -> None:
+    def kernel(
+        self, blocks: cute.Tensor, scales: cute.Tensor, words: cute.Tensor, codes: cute.Tensor
+    ) -> None:
         """One thread, one block."""
-        (blocks, scales), (words, codes) = inputs, outputs
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         row = block * THREADS + thread

@@ -25,4 +25,4 @@ def no_compiles(monkeypatch):
 @pytest.fixture
 def three_ctas(monkeypatch):
     """Of the grouped GEMM: each takes several tiles, of several experts."""
-    monkeypatch.setattr("moe.forward.sms_of", lambda device: 3)
+    monkeypatch.setattr("moe.launch.sms_of", lambda device: 3)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from moe.choose import FEW
 from moe.config import CARRIED, TILE_ROWS
 from moe.formats import format_of
-from moe.tiles import FEW
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from workbench.problems import hostile
 from workbench.problems.grouped_gemm import DTYPES, Case

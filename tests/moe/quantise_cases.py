@@ -15,7 +15,9 @@ import torch
 
 from moe import reference
 from moe.formats import SCALE_ROWS, format_of, row_blocks, scale_bytes
-from moe.quantiser.forward import quantise
+from moe.quantiser.api import quantise
+from moe.quantiser.launch import Tokens
+from moe.quantiser.launch import quantise as run_quantise
 from moe.quantized import Quantized
 from moe.reference_routing import permutation
 
@@ -137,7 +139,7 @@ def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str)
     scale = given[case.scaling].to(device) if case.scaling in given else case.scaling or None
     options = {"global_scale": scale, "rows": found.slot_of_row, "choices": case.choices}
     options |= {"offsets": found.offsets, **launch_options}
-    got = quantise(x, case.fmt, row_of_slot=found.row_of_slot, **options)
+    got = run_quantise(Tokens(x, case.fmt, row_of_slot=found.row_of_slot, **options))
     blocks = sum(map(row_blocks, found.offsets.diff().tolist()))
     used = scale_bytes(blocks, format_of(case.fmt).columns(case.k))
     assert_equal(got, quantise(x, case.fmt, **options), used)

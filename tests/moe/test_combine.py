@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moe.compile import compile_combine
 from moe.routing import combine, config
 from moe.routing.config import CombineConfig
-from moe.routing.forward import ARCHS
+from moe.routing.launch import ARCHS, compile_combine
 from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
 
 pytestmark = pytest.mark.usefixtures("poison")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from moe import reference
-from moe.arguments import SwiGLU
-from moe.grouped import Activation, grouped_gemm, grouped_gemm_swiglu
+from moe.api import grouped_gemm, grouped_gemm_swiglu
+from moe.arguments import Activation, SwiGLU
 from moe.packing import pack
 from moe.quantized import Quantized
 from ptxemu import Options
@@ -75,9 +75,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
     assert torch.equal(values(first, case), values(second, case))
 
 
-@pytest.mark.parametrize(
-    "granularity", [8, 16, 64]
-)
+@pytest.mark.parametrize("granularity", [8, 16, 64])
 def test_every_granularity_gives_the_same_bits(granularity):
     """The same logical weights, packed differently: only their order differs."""
     case = Case((5, 129), 128, 128, granularity=32)
@@ -112,38 +110,3 @@ def test_a_limit_is_never_dropped():
     free, _ = cases.run(case, activation=Activation(32))
     assert (limited - free).abs().max() > 1.0
     assert limited.abs().max() <= 0.25 * 0.2785  # |up| <= L, and gate sigmoid(gate) >= -0.2785
-
-
-def _given(**changes):
-    case = Case((3, 2), 128, 64)
-    x, w = case.inputs()
-    return {"x": x, "w": w, "offsets": case.offsets, "activation": case.activation} | changes
-
-
-OTHER, _ = Case((3, 2), 128, 64, "mxfp8").inputs()
-LONGER, _ = Case((3, 2), 256, 64).inputs()
-REFUSED = {
-    "format": ({"x": OTHER}, ValueError, "mxfp8"),
-    "K": ({"x": LONGER}, ValueError, "K = 256"),
-    "offsets": ({"offsets": torch.tensor([0, 3, 4]).int()}, ValueError, r"\[0, 3, 4\]"),
-    "descending": ({"offsets": torch.tensor([0, 6, 5]).int()}, ValueError, "ascending"),
-    "offsets dtype": ({"offsets": torch.tensor([0, 3, 5])}, ValueError, "offsets"),
-    "experts": ({"offsets": torch.tensor([0, 1, 3, 5]).int()}, ValueError, "offsets"),
-    "granularity": ({"activation": Activation(12)}, NotImplementedError, "granularity 12"),
-    "limit": ({"activation": Activation(32, limit=-1.0)}, ValueError, "limit -1.0"),
-    "out": ({"out": torch.float64}, NotImplementedError, "float64"),
-    "out format": ({"out": "int4"}, NotImplementedError, "int4"),
-    "no encode scale": ({"out": "nvfp4"}, ValueError, "encode_scale"),
-    "encode scale": ({"encode_scale": torch.ones(1)}, ValueError, "encode_scale"),
-    "amax": ({"amax": torch.zeros(2)}, ValueError, "amax"),
-    "arch": ({"arch": "sm_90a"}, NotImplementedError, "sm_90a"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_name_the_value(name):
-    change, error, words = REFUSED[name]
-    given = _given(**change)
-    x, w, offsets = (given.pop(key) for key in ("x", "w", "offsets"))
-    with pytest.raises(error, match=words):
-        grouped_gemm(x, w, offsets, **given)

@@ -15,9 +15,9 @@ import torch
 
 from kernelkit import tolerance
 from moe import reference
+from moe.api import grouped_gemm
 from moe.formats import FORMATS, format_of, scale_bytes
-from moe.grouped import grouped_gemm
-from moe.quantiser.forward import quantise
+from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.reference import FLT_MAX
 from tests.moe.grouped_space import FORMS

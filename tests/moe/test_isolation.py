@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from moe import reference
+from moe.api import grouped_gemm
 from moe.formats import FORMATS, SCALE_COLUMNS, format_of
-from moe.grouped import grouped_gemm
-from moe.quantiser.forward import quantise
+from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.reference import NAN_CODE
 from tests.moe.grouped_space import FORMS

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-import moe.quantiser.forward
-import moe.routing.forward
+import moe.launch
+import moe.quantiser.launch
+import moe.routing.launch
 from kernelkit import compile as kernel_compile
 from kernelkit.launch import Target, launch
-from moe import forward, ops, reference
-from moe.arguments import Activation, Arguments
-from moe.grouped import grouped_gemm
-from moe.layer import Router, Scales, SwiGLU, fused_moe
+from kernelkit.operator import Operator
+from moe import reference
+from moe.api import fused_moe, grouped_gemm
+from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU
+from moe.fused import FUSED, PLAIN, Layer, run_layer
+from moe.launch import GROUPED_GEMM
 from moe.packing import PackedExperts, pack
-from moe.quantiser.api import quantise, quantise_op
+from moe.quantiser.api import quantise
+from moe.quantiser.launch import QUANTISE, Tokens
 from moe.quantized import Quantized
-from moe.steps import Layer, run_layer
 from tests.fmha.test_ops import Watched, metadata
 
 COUNTS = (1, 3, 0)
@@ -37,7 +43,7 @@ ROUTER = Router(2, "sigmoid", renormalize=False, scale=2.5)
 
 @pytest.fixture(autouse=True)
 def two_ctas(monkeypatch):
-    monkeypatch.setattr(forward, "sms_of", lambda device: 2)
+    monkeypatch.setattr(moe.launch, "sms_of", lambda device: 2)
 
 
 def weights(fmt: str) -> PackedExperts:
@@ -67,39 +73,35 @@ def problem(fmt: str, out: str, *, amax: bool = False) -> Arguments:
     return Arguments(x, weights(fmt).w13, offsets, encode, top, form, out, most_rows=3)
 
 
-def flat(arguments: Arguments) -> tuple[tuple, dict]:
-    """As the operator takes them; bytes, which opcheck can compare."""
-    tensors = [
-        tensor.view(torch.uint8) if tensor is not None and tensor.element_size() == 1 else tensor
-        for tensor in ops.tensors_of(arguments)
-    ]
-    return tuple(tensors), ops.numbers_of(arguments)
+def check(operator: Operator, arguments: Any, *tests: str) -> None:
+    """torch's own tests of an operator, but for one that would compare inputs in eight bits."""
+    always = ("test_autograd_registration", "test_faketensor")
+    flat = operator.schema.flat(vars(arguments))
+    opcheck(operator.default, (), flat, test_utils=(*always, *tests))
 
 
-# Some bytes of scale factors belong to no row: nobody writes them, and no two calls agree on them.
-WITHOUT_VALUES = ("test_schema", "test_autograd_registration", "test_faketensor")
+# Not for results in a format: some bytes of scale factors belong to no row, so nobody writes them.
+VALUES = "test_aot_dispatch_dynamic"
 
 
 def test_opcheck_of_a_quantised_product():
-    tensors, numbers = flat(problem("nvfp4", "nvfp4", amax=True))
-    opcheck(ops.grouped_gemm, tensors, numbers, test_utils=WITHOUT_VALUES)
+    check(GROUPED_GEMM, problem("nvfp4", "nvfp4", amax=True))
 
 
 def test_opcheck_of_a_product():
-    tensors, numbers = flat(problem("mxfp8", "bf16", amax=True))
-    opcheck(ops.grouped_gemm, tensors, numbers)
+    check(GROUPED_GEMM, problem("mxfp8", "bf16", amax=True), VALUES)
 
 
 @pytest.mark.parametrize("out", ["bf16", "fp32", *FORMATS])
 def test_fake_tensors_know_what_the_product_will_return(out, monkeypatch):
     """Beside the results of a call that does all but to compile and launch."""
-    monkeypatch.setattr(forward, "compile_for", lambda config, arch: config)
-    monkeypatch.setattr(forward, "launch", lambda *launched: None)
-    tensors, numbers = flat(problem("mxfp4", out))
-    real = ops.grouped_gemm(*tensors, **numbers)
+    monkeypatch.setattr(moe.launch, "compile_for", lambda config, arch: config)
+    monkeypatch.setattr(moe.launch, "launch", lambda *launched: None)
+    flat = GROUPED_GEMM.schema.flat(vars(problem("mxfp4", out)))
+    real = GROUPED_GEMM.default(**flat)
     with FakeTensorMode() as mode:
-        fakes = [None if tensor is None else mode.from_tensor(tensor) for tensor in tensors]
-        assert metadata(ops.grouped_gemm(*fakes, **numbers)) == metadata(real)
+        fakes = tree_map_only(torch.Tensor, mode.from_tensor, flat)
+        assert metadata(GROUPED_GEMM.default(**fakes)) == metadata(real)
 
 
 def test_fake_tensors_know_what_the_layer_will_return():
@@ -110,15 +112,14 @@ def test_fake_tensors_know_what_the_layer_will_return():
 
 
 @pytest.mark.parametrize("given", [
-    {"fmt": "nvfp4"}, {"fmt": "nvfp4", "scale_of": "token"}, {"fmt": "mxfp8"},
+    {"fmt": "nvfp4"}, {"fmt": "nvfp4", "global_scale": "token"}, {"fmt": "mxfp8"},
     {"fmt": "mxfp4", "choices": 2},
 ], ids=str)  # fmt: skip
 def test_opcheck_of_the_quantiser(given):
-    x = torch.randn(3, 64).bfloat16()
-    tables = [None, None]
     if "choices" in given:
-        tables = [torch.tensor([4, 1, 0, 5]).int(), torch.tensor([0, 1, 4]).int()]
-    opcheck(quantise_op, (x, None, *tables), given, test_utils=WITHOUT_VALUES)
+        rows = torch.tensor([4, 1, 0, 5]).int()
+        given = given | {"rows": rows, "offsets": torch.tensor([0, 1, 4]).int()}
+    check(QUANTISE, Tokens(torch.randn(3, 64).bfloat16(), **given), "test_schema")
 
 
 def test_the_operator_quantises():
@@ -191,93 +192,42 @@ def test_tokens_stay_symbols_in_compiled_code():
 
 
 def test_the_schema_says_what_is_written():
-    for operator, name in ((ops.grouped_gemm, "amax"), (ops.fused, "h_amax")):
+    for operator, name in ((GROUPED_GEMM, "amax"), (FUSED, "scales_h_amax")):
         written = {
             argument.name
-            for argument in operator._schema.arguments
+            for argument in operator.default._schema.arguments
             if argument.alias_info is not None and argument.alias_info.is_write
         }
         assert written == {name}
 
 
 def test_opcheck_of_the_layer():
-    experts, x = weights("mxfp8"), torch.randn(4, K).bfloat16()
-    operands = [
-        tensor if tensor is None else tensor.view(torch.uint8)
-        for w in (experts.w13, experts.w2)
-        for tensor in ops.tensors_of_operand(w)
-    ]
-    given = {"fmt": "mxfp8", "granularity": experts.granularity, "top_k": 2}
-    tensors = (x, torch.randn(4, 3), None, *operands, None, None, torch.zeros(1))
-    opcheck(ops.fused, tensors, given)
+    x, scales = torch.randn(4, K).bfloat16(), Scales(h_amax=torch.zeros(1))
+    check(FUSED, Layer(x, torch.randn(4, 3), MXFP8, ROUTER, scales=scales), VALUES)
 
 
 def test_there_is_no_backward():
     step, (x, logits) = layer("mxfp8")
     with pytest.raises(NotImplementedError, match="x requires grad"):
         step(x.requires_grad_(), logits)
+    scales = Scales(h=torch.ones(1, requires_grad=True))
     with pytest.raises(NotImplementedError, match=r"scales\.h requires grad"):
-        fused_moe(
-            x.detach(),
-            weights("nvfp4"),
-            logits,
-            ROUTER,
-            scales=Scales(h=torch.ones(1, requires_grad=True)),
-        )
-    arguments = problem("nvfp4", "nvfp4")
-    encode = arguments.encode_scale.requires_grad_()
-    with pytest.raises(NotImplementedError, match="encode_scale requires grad"):
-        grouped_gemm(arguments.x, arguments.w, arguments.offsets, out="nvfp4", encode_scale=encode)
+        fused_moe(x.detach(), weights("nvfp4"), logits, ROUTER, scales=scales)
 
 
-REFUSED = {
-    "experts": ((None, Router(2)), {}, TypeError, "experts is NoneType"),
-    "router": ((weights("mxfp8"), 2), {}, TypeError, "router is int"),
-    "top_k": ((MXFP8, Router(2.0)), {}, TypeError, "top_k is 2.0"),
-    "more": ((MXFP8, Router(4)), {}, ValueError, "4"),
-    "limit": ((MXFP8, Router(2)), {"activation": SwiGLU(limit="10")}, TypeError, "lim"),
-    "negative": ((MXFP8, Router(2)), {"activation": SwiGLU(limit=-1.0)}, ValueError,
-                 "limit -1.0"),
-    "scale": ((MXFP8, Router(2)), {"scales": Scales(x=3.0)}, TypeError, "scales.x"),
-    "word": ((weights("nvfp4"), Router(2)), {"scales": Scales(x="all")}, ValueError, "'all'"),
-    "tiles": ((MXFP8, Router(2)), {"tile_rows": 100}, NotImplementedError, "100"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_layer_refuses_by_name(name):
-    (experts, router), options, error, words = REFUSED[name]
-    with pytest.raises(error, match=words):
-        fused_moe(torch.zeros(4, K).bfloat16(), experts, torch.zeros(4, 3), router, **options)
-
-
-def test_what_tiles_cannot_hold_is_refused_before_a_launch(no_compiles):
-    """A token chooses an expert once, so that of nine it may have nine rows."""
-    x, logits = torch.zeros(9, K).bfloat16(), torch.zeros(9, 3)
-    with pytest.raises(ValueError, match="tile_rows 8: an expert may have 9 rows"):
-        fused_moe(x, MXFP8, logits, Router(2), tile_rows=8)
-
-
-def test_the_operator_gets_the_whole_layer(monkeypatch):
-    """Its tensors and numbers, taken apart and put together again."""
-    seen = []
-    monkeypatch.setattr(ops, "run_layer", lambda x, logits, layer: seen.append(layer) or x.clone())
-    experts, bias, top = weights("nvfp4"), torch.ones(3), torch.zeros(1)
-    router = Router(1, "sigmoid", bias, 3, 2, renormalize=False, scale=0.5)
-    for scales in (Scales("token", "tensor", top), Scales(torch.ones(1), None), Scales(h=bias[:1])):
-        given = Layer(experts, router, SwiGLU(1.5, 0.5, 3.0), scales, 16, "emulate", "sm_100a")
-        x, logits = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3)
-        ops.fused(x, logits, *ops.tensors_of_layer(given), **ops.numbers_of_layer(given))
-        found = seen.pop()
-        for name in ("router", "activation", "scales", "tile_rows", "backend", "arch"):
-            assert getattr(found, name) == getattr(given, name), name
-        assert found.experts.granularity == experts.granularity
-        for name in ("w13", "w2"):
-            mine, other = (
-                [t.data_ptr() for t in ops.tensors_of_operand(getattr(e, name))]
-                for e in (found.experts, experts)
-            )
-            assert mine == other
+@pytest.mark.parametrize("scales", [
+    Scales("token", "tensor", torch.zeros(1)), Scales(torch.ones(1)), Scales(h=torch.ones(1)),
+], ids=["words", "x", "h"])  # fmt: skip
+def test_the_operator_gets_the_whole_layer(scales):
+    router = Router(1, "sigmoid", torch.ones(3), 3, 2, renormalize=False, scale=0.5)
+    tensors = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3), weights("nvfp4")
+    rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a"
+    given = Layer(*tensors, router, *rest)
+    schema = FUSED.schema
+    found = schema.build(schema.flat(vars(given)))
+    for leaf in (*schema.tensors, *schema.others):
+        get = attrgetter(leaf.path)
+        assert get(found) is get(given) or get(found) == get(given), leaf.path
 
 
 @pytest.fixture
@@ -291,7 +241,7 @@ def launches(monkeypatch):
             monkeypatch.setattr(module, "launch", lambda *launched: seen.append(launched))
         if name.startswith("moe.") and hasattr(module, "choose_target"):
             monkeypatch.setattr(module, "choose_target", lambda *_: Target("cuda", "sm_100a"))
-    for module in (moe.quantiser.forward, moe.routing.forward):
+    for module in (moe.quantiser.launch, moe.routing.launch):
         # A fake tensor has no address.
         monkeypatch.setattr(module, "require_tma", lambda name, tensor: None)
     return seen
@@ -322,7 +272,7 @@ def test_the_host_never_waits_for_the_gpu(scale, count, launches):
         x = torch.empty(700, K, dtype=torch.bfloat16, device="cuda")
         logits = torch.empty(700, 3, device="cuda")
         with Watched() as watched:
-            y = run_layer(x, logits, Layer(experts, Router(1), SwiGLU(), scales))
+            (y,) = run_layer(Layer(x, logits, experts, Router(1), scales=scales))
     assert not watched.waits
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert len(launches) == count
@@ -331,8 +281,7 @@ def test_the_host_never_waits_for_the_gpu(scale, count, launches):
 
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])
 def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
-    """With scales that are known: what repeats the launches repeats the layer. The reciprocal is
-    that of a global scale."""
+    """With scales that are known, and the inverse of that of h: a plan launches kernels alone."""
     seen = set()
 
     class Computed(TorchDispatchMode):
@@ -346,9 +295,10 @@ def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
     scales = Scales(known, known) if fmt == "nvfp4" else Scales()
     with FakeTensorMode():
         experts, scales = on_gpu(real), on_gpu(scales)
+        inverse = on_gpu(known) if fmt == "nvfp4" else None
         x = torch.empty(3000, K, dtype=torch.bfloat16, device="cuda")
         logits = torch.empty(3000, 3, device="cuda")
         with Computed():
-            run_layer(x, logits, Layer(experts, Router(top_k), SwiGLU(), scales))
-    assert seen == ({"aten.reciprocal.default"} if fmt == "nvfp4" else set())
+            run_layer(Layer(x, logits, experts, Router(top_k), PLAIN, scales, inverse))
+    assert not seen
     assert len(launches) >= 6

@@ -10,10 +10,12 @@ import torch
 
 from kernelkit.launch import emulation
 from moe import reference
-from moe.compile import compile_quantise
 from moe.formats import FORMATS, BlockFormat, format_of
+from moe.quantiser.api import quantise
+from moe.quantiser.compile import compile_quantise
 from moe.quantiser.config import AmaxConfig, QuantiseConfig
-from moe.quantiser.forward import ARCHS, quantise
+from moe.quantiser.launch import ARCHS, Tokens
+from moe.quantiser.launch import quantise as run_quantise
 from ptxemu import Options
 from ptxemu.check.text import render
 from ptxemu.numerics import formats
@@ -138,11 +140,11 @@ def test_an_inverse_needs_what_it_inverts():
     for change in ({"offsets": None}, {"rows": slots[:6], "offsets": offsets - 2}, {"choices": 3}):
         change |= {"offsets": (offsets - 2).clamp(0)} if "rows" in change else {}
         with pytest.raises(ValueError, match="row_of_slot: with offsets and rows of all"):
-            quantise(x, "mxfp4", **places | change)
+            run_quantise(Tokens(x, "mxfp4", **places | change))
     with pytest.raises(ValueError, match=r"row_of_slot is torch\.int64"):
-        quantise(x, "mxfp4", **places | {"row_of_slot": slots.long()})
+        run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots.long()}))
     with pytest.raises(ValueError, match="row_of_slot has values from 1 to 8"):
-        quantise(x, "mxfp4", **places | {"row_of_slot": slots + 1})
+        run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots + 1}))
 
 
 @pytest.mark.usefixtures("no_compiles")
@@ -226,37 +228,6 @@ def test_sizes_share_a_kernel(request):
     request.getfixturevalue("no_compiles")
     for tokens, k in ((1, 16), (140, 288), (17, 1040)):
         check(Case("nvfp4", tokens, k, scaling="tensor", calm=True))
-
-
-X = torch.zeros(4, 64, dtype=torch.bfloat16)
-INT = torch.int32
-REFUSED = [
-    ((X, "nvfp8"), {}, ValueError, "format 'nvfp8'"),
-    ((X.float(), "nvfp4"), {}, NotImplementedError, "x is torch.float32"),
-    ((X[0], "nvfp4"), {}, ValueError, "rank 1; expected"),
-    ((X[:, :24], "mxfp8"), {}, ValueError, "K = 24 in mxfp8"),
-    ((X[:, 1:33], "nvfp4"), {}, ValueError, "not a multiple of 16 bytes"),
-    ((X.T.contiguous().T, "nvfp4"), {}, ValueError, "last stride 4"),
-    ((X[:1].expand(4, 64), "nvfp4"), {}, ValueError, "stride of 0 bytes"),
-    ((X.clone().requires_grad_(), "nvfp4"), {}, NotImplementedError, "requires grad"),
-    ((X, "mxfp8"), {"global_scale": "tensor"}, ValueError, "mxfp8, which has none"),
-    ((X, "nvfp4"), {"global_scale": "row"}, ValueError, "global_scale 'row'"),
-    ((X, "nvfp4"), {"global_scale": 2.0}, TypeError, "global_scale is float"),
-    ((X, "nvfp4"), {"global_scale": torch.ones(3)}, ValueError, "3 elements, expected 1 or 4"),
-    ((X, "nvfp4"), {"rows": torch.zeros(3)}, ValueError, "rows is torch.float32"),
-    ((X, "nvfp4"), {"offsets": torch.zeros(1, dtype=INT)}, ValueError, "1 elements, expected"),
-    ((X, "nvfp4"), {"offsets": torch.zeros(2, 2, dtype=INT)}, ValueError, "offsets is"),
-    ((X[:0], "nvfp4"), {"rows": torch.zeros(3, dtype=INT)}, ValueError, "3 rows of x"),
-    ((X, "nvfp4"), {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
-    ((X, "nvfp4"), {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
-]
-
-
-@pytest.mark.usefixtures("no_compiles")
-@pytest.mark.parametrize(("arguments", "options", "error", "words"), REFUSED)
-def test_refusals(arguments, options, error, words):
-    with pytest.raises(error, match=words):
-        quantise(*arguments, **options)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])

@@ -10,7 +10,7 @@ import torch
 
 from moe import reference
 from moe.formats import FORMATS
-from moe.quantiser.forward import quantise
+from moe.quantiser.api import quantise
 from tests.moe.quantise_cases import (
     Case,
     Scattered,

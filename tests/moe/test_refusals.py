@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from moe import Router, Scales, SwiGLU, combine, fused_moe, pack, permutation, quantise, route
-from moe.arguments import Arguments
-from moe.grouped import Activation, grouped_gemm
-from moe.quantiser import forward
+from moe.api import grouped_gemm
+from moe.arguments import Activation, Arguments
+from moe.quantiser.launch import Tokens
+from moe.quantiser.launch import quantise as run_quantise
 from workbench.problems.grouped_gemm import Case, checked
 
 INF, NAN = math.inf, math.nan
@@ -74,6 +75,17 @@ NOT_QUANTISED = [
     no(r"global_scale is torch.float32 \(\)", global_scale=torch.tensor(2.0)),
     no("format 'fp4'", fmt="fp4"),
     no("backend 'gpu'", backend="gpu"),
+    no("backend 'cuda' needs CUDA tensors", backend="cuda"),
+    no("arch 'sm_80'", NotImplementedError, arch="sm_80"),
+    no("not a multiple of 16 bytes", x=X[:, 1:33]),
+    no("last stride 4", x=X.T.contiguous().T),
+    no("stride of 0 bytes", x=X[:1].expand(4, 64)),
+    no("3 rows of x", x=X[:0]),
+    no("x requires grad", NotImplementedError, x=X.clone().requires_grad_()),
+    no("mxfp8, which has none", fmt="mxfp8", global_scale="tensor"),
+    no("global_scale 'row'", global_scale="row"),
+    no("global_scale is float", TypeError, global_scale=2.0),
+    no("offsets has 1 elements, expected", offsets=torch.zeros(1, dtype=INT)),
 ]  # fmt: skip
 
 
@@ -143,6 +155,10 @@ NO_PRODUCT = [
     no("x .* and w", x=PW),
     no(r"offsets \[0, 3, 2, 5\]", offsets=torch.tensor([0, 3, 2, 5]).int()),
     no(r"offsets \[0, 3, 3, 4\]", offsets=torch.tensor([0, 3, 3, 4]).int()),
+    no("x is mxfp8", x=Case((3, 0, 2), 128, 64, "mxfp8").inputs()[0]),
+    no("x is nvfp4 with K = 256", x=Case((3, 0, 2), 256, 64).inputs()[0]),
+    no("offsets is torch.int64", offsets=PROBLEM.offsets.long()),
+    no("out 'int4'", NotImplementedError, out="int4"),
     no("arch 'sm_90a'", NotImplementedError, arch="sm_90a"),
     no("backend 'cuda'", backend="cuda"),
 ]  # fmt: skip
@@ -181,6 +197,10 @@ NO_LAYER = [
     no("activation is tuple", TypeError, activation=(1.0, 0.0, 7.0)),
     no("scales is dict", TypeError, scales={"h": 1.0}),
     no("router is int", TypeError, router=2),
+    no("top_k is 2.0", TypeError, router=Router(2.0)),
+    no("activation.limit is '10'", TypeError, activation=SwiGLU(limit="10")),
+    no("scales.x is float", TypeError, scales=Scales(x=3.0)),
+    no("experts is NoneType", TypeError, experts=None),
     no("experts is Quantized", TypeError, experts=PW),
     no("global_scale 'row'", scales=Scales(x="row")),
     no("global_scale has 3 elements", scales=Scales(x=torch.ones(3))),
@@ -210,9 +230,10 @@ META = {"rows": QUANTISE["rows"].to("meta"), "offsets": QUANTISE["offsets"].to("
 
 @pytest.mark.usefixtures("no_compiles")
 def test_devices():
-    refused(forward.quantise, QUANTISE, no("different devices", **META))
     elsewhere = META | {"x": X.to("meta")}
-    refused(forward.quantise, QUANTISE, no("device meta", NotImplementedError, **elsewhere))
+    cases = no("different devices", **META), no("device meta", NotImplementedError, **elsewhere)
+    for case in cases:
+        refused(lambda **given: run_quantise(Tokens(**given)), QUANTISE, case)
     arguments = Arguments(PX, PW, PROBLEM.offsets.to("meta"))
     refused(arguments.check, {}, no("different devices"))
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
-from moe.routing.forward import ARCHS
+from moe.routing.launch import ARCHS
 from tests.moe import routing_cases as cases
 from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
 
@@ -80,8 +80,8 @@ def test_lanes_have_every_expert_once():
 @pytest.mark.parametrize(("before", "vectors"), [(8, True), (4, True), (3, False)])
 def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     seen = []
-    monkeypatch.setattr("moe.routing.forward.compile_route", lambda c, _: seen.append(c))
-    monkeypatch.setattr("moe.routing.forward.launch", lambda *_: None)
+    monkeypatch.setattr("moe.routing.launch.compile_route", lambda c, _: seen.append(c))
+    monkeypatch.setattr("moe.routing.launch.launch", lambda *_: None)
     wide = torch.zeros(4, 256 + 16)
     route(wide[:, before : before + 256], 8)
     route(wide[:, before : before + 255], 8)  # lanes have 8 experts, but the last one
@@ -343,7 +343,7 @@ def test_permutation_refuses(no_compiles, ids, experts, error, words):
 
 def test_broken_ids_stay_inside(monkeypatch):
     """Where nobody reads ids back, one out of range counts as the last expert."""
-    monkeypatch.setattr("moe.routing.forward.check_range", lambda *_: None)
+    monkeypatch.setattr("moe.routing.launch.check_range", lambda *_: None)
     ids = torch.tensor([[0, -1], [7, 2**31 - 1]], dtype=torch.int32)
     found = emulated(lambda: permutation(ids, 4))
     expected = reference.permutation(torch.tensor([[0, 3], [3, 3]]), 4)

@@ -10,9 +10,9 @@ import math
 import pytest
 
 from kernelkit import hw
-from moe.compile import compile_grouped
 from moe.config import GRANULARITIES, OUT_BITS, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
+from moe.launch import compile_for
 from moe.sm100.plan import ROLES, make_plan
 from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
@@ -66,7 +66,7 @@ LONGER = [config for config in dict.fromkeys((*OF_TILES, *CARRYING, *GRID)) if c
 def test_no_config_spills(config, tmp_path):
     """The stack is where registers spill to; the role with most of them sets those of all warps."""
     cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compile_grouped(config).cubin)
+    cubin.write_bytes(compile_for(config).cubin)
     (usage,) = resources(cubin)
     assert usage.stack == 0
     assert usage.registers * ROLES.threads <= hw.REGISTERS_PER_SM

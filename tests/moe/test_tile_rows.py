@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from moe import reference
+from moe.choose import FEW
 from moe.config import TILE_ROWS
 from moe.quantized import Quantized
-from moe.tiles import FEW
 from tests.moe.grouped_space import FORMS
 from workbench.problems import grouped_gemm as cases
 from workbench.problems.grouped_gemm import Case

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from moe import forward
+from moe import launch
+from moe.api import grouped_gemm
+from moe.choose import FEW, check_tile_rows, choose_tile_n, choose_tile_rows, row_tiles
 from moe.config import TILE_ROWS, GroupedConfig
-from moe.grouped import grouped_gemm
 from moe.sm100.plan import make_plan
-from moe.tiles import FEW, check_tile_rows, choose_tile_n, choose_tile_rows, row_tiles
 from workbench.problems.grouped_gemm import Case
 
 CHOICES = [  # rows, experts, most rows of one -> rows of a tile
@@ -104,8 +104,8 @@ def launched(monkeypatch):
         make_plan(config)
         seen.append((config.tile_rows, given[-1]))
 
-    monkeypatch.setattr(forward, "compile_for", lambda config, arch: config)
-    monkeypatch.setattr(forward, "launch", record)
+    monkeypatch.setattr(launch, "compile_for", lambda config, arch: config)
+    monkeypatch.setattr(launch, "launch", record)
     return seen
 
 
@@ -126,7 +126,7 @@ def test_what_is_launched(launched, counts, options, expected):
 
 
 def test_no_more_ctas_than_sms(launched, monkeypatch):
-    monkeypatch.setattr(forward, "sms_of", lambda device: 5)
+    monkeypatch.setattr(launch, "sms_of", lambda device: 5)
     x, w, offsets = given((300, 300, 300), 512)
     for tile_rows, ctas in ((64, 5), (256, 4)):
         grouped_gemm(x, w, offsets, tile_rows=tile_rows)

@@ -1,4 +1,4 @@
-"""One elementwise instruction -> a program that executes it in every way that differs inside.
+"""Elementwise instructions -> a program that executes each in every way that differs inside.
 
 The emulator keeps a register as one Python scalar while its lanes agree and as an array otherwise,
 groups equal operations on several registers, and merges what a part of the warp computes. So an
@@ -9,13 +9,16 @@ something.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.conformance.ptx_program import DTYPES, Buffer, Program, generate
+from workbench.conformance.bounds import bounds_of, excess
+from workbench.conformance.elementwise import HEADER, VERSION, register_bits
+from workbench.conformance.patterns import Variant
+from workbench.conformance.ptx_program import Buffer, Program
+from workbench.conformance.semantics import LETTERS, alike, evaluate
+from workbench.conformance.values import operands
 
 LANES = 32
 SETS = 4  # equal operations on distinct registers: the least that is grouped
@@ -23,25 +26,6 @@ COUNT = LANES * SETS
 UNIFORM = (3, 40, 77, 126)  # elements that serve as uniform operands
 SENTINEL = 0x5A5A5A5A5A5A5A5A
 ACTIVE = np.arange(LANES) & 5 == 0  # lanes that take the divergent branch
-TYPE = {"e4m3x2": "u16", "e5m2x2": "u16", "f16x2": "u32", "bf16x2": "u32", "f32x2": "u64"}
-LETTERS = "abc"
-
-
-@dataclass(frozen=True)
-class Row:
-    """`code` with {d}, {a}, {b}, {c}; `types`: destination, then sources; `reference`: on arrays of
-    those types -> the destination (anything that casts to it). `data`: generator of each source."""
-
-    code: str
-    types: str
-    reference: Callable[..., np.ndarray]
-    data: str = "special"
-    tolerance: float = 0.0
-
-    @property
-    def name(self) -> str:
-        found = re.findall(r"[a-z][\w.:]*\.[\w.:]+", self.code.replace(".reg .", "reg"))
-        return next((word for word in found if not word.startswith("reg")), self.code)
 
 
 def _sections(sources: int) -> list[tuple[str, ...]]:
@@ -55,11 +39,8 @@ def _sections(sources: int) -> list[tuple[str, ...]]:
             tuple(f"u{x}{k}" if j == fixed else f"{x}{k}" for j, x in enumerate(letters))
             for k in (range(SETS) if fixed == 0 else (1,))
         ]
-    alone = [
-        tuple(f"{x}{3 - j}" for j, x in enumerate(letters)),
-        tuple(f"u{x}{3 - j}" for j, x in enumerate(letters)),
-    ]
-    return varying + uniform + mixed + alone + [varying[2], uniform[2]]
+    alone = [tuple(f"{u}{x}{(3 - j) % SETS}" for j, x in enumerate(letters)) for u in ("", "u")]
+    return [*varying, *uniform, *mixed, *alone, varying[2], uniform[2]]
 
 
 def _index(register: str) -> np.ndarray:
@@ -73,7 +54,9 @@ def _index(register: str) -> np.ndarray:
 def _load(letter: str, bits: int) -> list[str]:
     size = bits // 8
     lines = [
-        f"ld.param.u64 %p{letter}, [p{letter}];",
+        f".reg .b64 %p{letter}, %v{letter};",
+        f".reg .b{bits} %{letter}<{SETS}>, %u{letter}<{SETS}>;",
+        f"ld.param.u64 %p{letter}, [{letter}];",
         f"mad.wide.u32 %v{letter}, %lane, {size}, %p{letter};",
     ]
     for k in range(SETS):
@@ -82,69 +65,62 @@ def _load(letter: str, bits: int) -> list[str]:
     return lines
 
 
-def _text(row: Row, bits: list[int]) -> str:
-    sections = _sections(len(bits) - 1)
-    letters = LETTERS[: len(bits) - 1]
-    last = len(sections) - 2
-    lines = [
-        ".reg .b32 %lane, %t;",
-        ".reg .pred %skip;",
-        ".reg .b64 %pd, %vd;",
-        f".reg .b{bits[0]} %d<{len(sections)}>;",
-    ]
-    lines += [
-        f".reg .b64 %p{x}, %v{x}; .reg .b{w} %{x}<{SETS}>, %u{x}<{SETS}>;"
-        for x, w in zip(letters, bits[1:], strict=True)
-    ]
-    lines.append("mov.u32 %lane, %tid.x;")
-    for letter, width in zip(letters, bits[1:], strict=True):
-        lines += _load(letter, width)
-    lines += [
-        f"mov.b{bits[0]} %d{k}, {SENTINEL & (1 << bits[0]) - 1:#x};" for k in (last, last + 1)
-    ]
-    for k, operands in enumerate(sections):
-        if k == last:
-            lines += ["and.b32 %t, %lane, 5;", "setp.ne.u32 %skip, %t, 0;", "@%skip bra DONE;"]
-        named = {x: f"%{register}" for x, register in zip(letters, operands, strict=True)}
-        code = row.code.replace("{{", "\1").replace("}}", "\2")
-        lines.append(code.format(d=f"%d{k}", **named).replace("\1", "{").replace("\2", "}"))
-    size = bits[0] // 8
-    lines += ["DONE:", "ld.param.u64 %pd, [pd];", f"mad.wide.u32 %vd, %lane, {size}, %pd;"]
-    lines += [
-        f"st.global.b{bits[0]} [%vd+{k * LANES * size}], %d{k};" for k in range(len(sections))
-    ]
-    params = ", ".join(f".param .u64 p{x}" for x in (*letters, "d"))
-    body = "\n    ".join([*lines, "ret;"])
-    return (
-        f".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry test({params})\n"
-        f"{{\n    {body}\n}}\n"
-    )
+def _text(variants: Sequence[Variant], sections: list[tuple[str, ...]]) -> str:
+    """Result s of variant v is %d{v}_{s}, and goes to row s of buffer d{v}."""
+    kinds, bits = variants[0].sources, register_bits(variants[0].target)
+    held, last = SENTINEL & (1 << bits) - 1, len(sections) - 2
+    lines = [".reg .b32 %lane, %t; .reg .pred %skip; .reg .b64 %pd, %vd; mov.u32 %lane, %tid.x;"]
+    for letter, kind in zip(LETTERS, kinds, strict=False):
+        lines += _load(letter, register_bits(kind))
+    whole, divergent, stores = [], [], []
+    for v, variant in enumerate(variants):
+        lines.append(f".reg .b{bits} %d{v}_<{len(sections)}>;")
+        whole += [f"mov.b{bits} %d{v}_{s}, {held:#x};" for s in (last, last + 1)]
+        stores.append(f"ld.param.u64 %pd, [d{v}]; mad.wide.u32 %vd, %lane, {bits // 8}, %pd;")
+        for s, registers in enumerate(sections):
+            chosen = whole if s < last else divergent
+            chosen.append(variant.text(f"%d{v}_{s}", [f"%{register}" for register in registers]))
+            stores.append(f"st.global.b{bits} [%vd+{s * LANES * bits // 8}], %d{v}_{s};")
+    branch = "and.b32 %t, %lane, 5; setp.ne.u32 %skip, %t, 0; @%skip bra DONE;"
+    body = "\n    ".join([*lines, *whole, branch, *divergent, "DONE:", *stores, "ret;"])
+    names = [*LETTERS[: len(kinds)], *(f"d{v}" for v in range(len(variants)))]
+    params = ", ".join(f".param .u64 {name}" for name in names)
+    return f"{HEADER.format(version=VERSION)}.visible .entry test({params})\n{{\n    {body}\n}}\n"
 
 
-def program(row: Row) -> Program:
-    """The program of `row`, with its inputs and the expected result of every section."""
-    types = row.types.split()
-    kinds = [np.dtype(DTYPES[TYPE.get(t, t)]) for t in types]
-    generators = (row.data.split() * 3)[: len(types) - 1]
-    sources = [
-        generate(how, letter, TYPE.get(t, t), COUNT)
-        for how, letter, t in zip(generators, LETTERS, types[1:], strict=False)
-    ]
-    sections = _sections(len(sources))
+def program(variants: Sequence[Variant]) -> tuple[Program, list[np.ndarray]]:
+    """The program of variants with equal operands, and the operands of each element of a result."""
+    kinds = variants[0].sources
+    sources = operands(kinds, " ".join(kinds), COUNT)
+    sections = _sections(len(kinds))
     gathered = [
         np.concatenate([data[_index(registers[j])] for registers in sections])
         for j, data in enumerate(sources)
     ]
-    with np.errstate(all="ignore"):
-        expected = np.broadcast_to(np.asarray(row.reference(*gathered)), gathered[0].shape).astype(
-            kinds[0]
-        )
-    held = np.full(
-        LANES, SENTINEL & (1 << 8 * kinds[0].itemsize) - 1, f"u{kinds[0].itemsize}"
-    ).view(kinds[0])
-    for section in (len(sections) - 2, len(sections) - 1):
-        part = expected[section * LANES : (section + 1) * LANES]
-        part[~ACTIVE] = held[~ACTIVE]
     params = [Buffer(x, data) for x, data in zip(LETTERS, sources, strict=False)]
-    params.append(Buffer("d", np.zeros_like(expected), expected, row.tolerance))
-    return Program(row.name, _text(row, [8 * kind.itemsize for kind in kinds]), params=params)
+    blank = np.zeros(LANES * len(sections), f"u{register_bits(variants[0].target) // 8}")
+    params += [Buffer(f"d{v}", blank, blank) for v in range(len(variants))]
+    return Program(variants[0].opcode, _text(variants, sections), params=params), gathered
+
+
+def judge(
+    variants: Sequence[Variant], sources: list[np.ndarray], outputs: dict[str, np.ndarray]
+) -> None:
+    """Raise AssertionError that names an instruction and the operands of a wrong result."""
+    for v, variant in enumerate(variants):
+        found = outputs[f"d{v}"]
+        taken = np.append(np.ones(len(found) - 2 * LANES, bool), np.tile(ACTIVE, 2))
+        held = SENTINEL & (1 << 8 * found.itemsize) - 1
+        assert (found[~taken] == held).all(), f"{variant.opcode}: a lane that is not active"
+        found, used = found[taken], [x[taken] for x in sources]
+        for bound in bounds_of(variant.opcode):
+            error = excess(variant.opcode, bound, used, found)
+            assert error.max() <= 1, f"{variant.opcode}: {error.max():.3g} times {bound}"
+        if not bounds_of(variant.opcode):
+            expected = evaluate(variant, used)
+            wrong = np.flatnonzero(~alike(variant.opcode, found, expected))
+            assert not len(wrong), (
+                f"{variant.opcode} {variant.detail}: {len(wrong)} of {len(found)} differ; of "
+                f"{', '.join(f'{x[wrong[0]]:#x}' for x in used)} the result is "
+                f"{found[wrong[0]]:#x}, expected {expected[wrong[0]]:#x}"
+            )

@@ -126,6 +126,6 @@ def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
     """What it has touched nobody knows; what was touched before it has long been there."""
     scenario = SCENARIOS["griddepcontrol.wait"]
     launch(scenario, _loaded(scenario.name), "round-robin")
-    assert ptxemu.Module.memory_before is not None
+    assert ptxemu.module.memory_before.get() is not None
     launch(scenario, _loaded(scenario.name), "round-robin", check=False)
-    assert ptxemu.Module.memory_before is None
+    assert ptxemu.module.memory_before.get() is None

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ptxemu.check.trace import Trace
+from ptxemu.trace import Trace
 
 
 def two_ctas() -> Trace:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.check.flow import flow_of
 from ptxemu.check.rules import ALL, RULES
+from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Instr, Reg, Vec

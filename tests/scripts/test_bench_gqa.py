@@ -1,4 +1,4 @@
-"""bench_gqa.py without a GPU: problems, the reference, the gate in front of every time, peers on
+"""bench.py gqa without a GPU: problems, the reference, the gate in front of every time, peers on
 the CPU, tables and files. What needs a GPU is marked `hw`."""
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from workbench import timing
+from workbench.commands import BENCH
 
 
 @pytest.fixture
@@ -226,7 +229,8 @@ def latencies(problem):
 
 
 def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
-    from workbench.bench.gqa_tables import latency_table, show
+    from workbench.bench.gqa_tables import latency_table
+    from workbench.tables import show
 
     found = latencies(problem)[:3]
     title, heads, cells = latency_table(found)
@@ -240,7 +244,8 @@ def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
 
 
 def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
-    from workbench.bench.gqa_tables import latency_table, show
+    from workbench.bench.gqa_tables import latency_table
+    from workbench.tables import show
 
     monkeypatch.setitem(sys.modules, "rich.table", None)
     show(*latency_table(latencies(problem)[:3]))
@@ -250,7 +255,7 @@ def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
 
 
 def test_samples_take_turns():
-    from workbench.bench.gqa import REPEATS, spreads
+    from workbench.timing import REPEATS, spreads
 
     order = []
 
@@ -266,7 +271,7 @@ def test_samples_take_turns():
 
 
 def test_a_file_is_shown_again(problem, tmp_path, capsys):
-    from bench_gqa import main
+
     from workbench.common import read_rows, save_rows
 
     rows = [{"kind": "latency", **row} for row in latencies(problem)]
@@ -274,11 +279,15 @@ def test_a_file_is_shown_again(problem, tmp_path, capsys):
     for name in ("gqa.json", "gqa.jsonl"):
         save_rows(tmp_path / name, [head, *rows])
         assert read_rows(tmp_path / name) == [head, *rows]
-        assert not main(["--show", str(tmp_path / name), "--plot", str(tmp_path / "a.png")])
+        assert not BENCH["gqa"].main(
+            "", ["--show", str(tmp_path / name), "--plot", str(tmp_path / "a.png")]
+        )
         assert "torch cudnn" in capsys.readouterr().out
         assert (tmp_path / "a.png").exists()
     json.loads((tmp_path / "gqa.json").read_text())
-    main(["--show", str(tmp_path / "gqa.json"), "--markdown", "--peers", "decode", "flex"])
+    BENCH["gqa"].main(
+        "", ["--show", str(tmp_path / "gqa.json"), "--markdown", "--peers", "decode", "flex"]
+    )
     title, heads, _, first, *others = capsys.readouterr().out.splitlines()
     assert "a GPU, 2026-11-21" in title
     assert heads == "| batch x keys | floor | decode | flex |"
@@ -295,8 +304,6 @@ def test_a_picture_of_latency_against_length(problem, tmp_path):
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
     """`replay` with a clock of its own instead of a GPU."""
-    from workbench.bench import gqa as _bench_gqa
-
     calls, graphs = [0, 0, 0], []
     nothing = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     cuda = SimpleNamespace(
@@ -304,7 +311,7 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
         current_stream=lambda: nothing,
         stream=contextlib.nullcontext,
     )
-    monkeypatch.setattr(_bench_gqa, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda))
 
     def capture(launch, times):
         before = list(calls)
@@ -317,32 +324,33 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
     def launch(k):
         calls[k] += 1
 
-    monkeypatch.setattr(_bench_gqa, "capture", capture)
-    monkeypatch.setattr(_bench_gqa, "elapsed", lambda graph: graph * 10e-6)
-    sample = _bench_gqa.replay([lambda k=k: launch(k) for k in range(3)])
-    (found,) = _bench_gqa.spreads([sample])
+    monkeypatch.setattr(timing, "capture", capture)
+    monkeypatch.setattr(timing, "elapsed", lambda graph: graph * 10e-6)
+    sample = timing.replay([lambda k=k: launch(k) for k in range(3)])
+    (found,) = timing.spreads([sample])
     assert found.median == pytest.approx(10.0)
     assert found.spread == pytest.approx(0.0)
-    assert graphs[-1] * 10e-6 > 0.9 * _bench_gqa.MIN_GRAPH_SECONDS
+    assert graphs[-1] * 10e-6 > 0.9 * timing.MIN_GRAPH_SECONDS
 
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """bench_gqa on a GPU of 64 KB of L2 whose memory is the host's and whose launches take 4 us."""
-    import bench_gqa
+    """The benchmark on a GPU of 64 KB of L2, with the host's memory, whose launches take 4 us."""
+
     from workbench.bench import gqa as _bench_gqa
     from workbench.bench.gqa_peers import PEERS, Problem
 
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
     for name, fake in {
-        "replay": lambda launches: lambda: 4.0,
         "read_bandwidth": lambda: 2e12,
         "setting": lambda: {"gpu": {"name": "pretended"}},
+        "heading": lambda **more: {"kind": "setting", **more},
         "CALLS": {"torch flash": PEERS["torch flash"]},
-        "HOST_CALLS": 2,
     }.items():
         monkeypatch.setattr(_bench_gqa, name, fake)
+    monkeypatch.setattr(timing, "replay", lambda launches: lambda: 4.0)
+    monkeypatch.setattr(timing, "HOST_CALLS", 2)
     for name, fake in {
         "is_available": lambda: True,
         "get_device_name": lambda: "pretended",
@@ -351,16 +359,18 @@ def pretended(monkeypatch):
         "synchronize": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return bench_gqa
+    return lambda flags: BENCH["gqa"].main("", flags)
 
 
-SMALL = ("--BS", "1", "--kvL", "128", "--qH", "4", "--kvH", "2", "--dH", "64")
+SMALL = (
+    *("--batch", "1", "--kv-len", "128", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "64"),
+)
 
 
 def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
     report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
-    flags = (*SMALL, "--kvL", "128", "64k", "--peers", "torch flash")
-    assert not pretended.main([*flags, "--json", str(report), "--plot", str(picture)])
+    flags = (*SMALL, "--kv-len", "128", "64k", "--peers", "torch flash")
+    assert not pretended([*flags, "--json", str(report), "--plot", str(picture)])
     head, first, large, after = map(json.loads, report.read_text().splitlines())
     assert (head["read_tbs"], head["l2_bytes"]) == (2.0, 1 << 16)
     assert first["floor_us"] == pytest.approx(first["nbytes"] / 2e6)
@@ -377,7 +387,7 @@ def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
 
 def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
     report = tmp_path / "gqa.jsonl"
-    assert not pretended.main([*SMALL, "--host", "--json", str(report)])
+    assert not pretended([*SMALL, "--host", "--json", str(report)])
     _, row, _ = map(json.loads, report.read_text().splitlines())
     assert (row["kind"], row["peer"]) == ("host", "torch flash")
     assert 0 < row["host_us"] < 1e6
@@ -390,7 +400,7 @@ def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
 def test_without_a_gpu_it_says_so_and_prints_static_figures(run, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     report = tmp_path / "gqa.jsonl"
-    flags = ("--BS", 1, "--kvL", "8k", 100, "--json", report)
+    flags = ("--batch", 1, "--kv-len", "8k", 100, "--json", report)
     result = run("bench.py", "gqa", *flags)
     assert result.returncode == 0, result.stderr
     assert "No CUDA GPU here" in result.stdout
@@ -416,7 +426,7 @@ def test_what_cannot_be_tuned_is_refused(run, wrong):
 
 
 def test_sizes_that_are_no_problem_are_refused(run):
-    result = run("bench.py", "gqa", "--qH", 12, "--kvH", 8)
+    result = run("bench.py", "gqa", "--q-heads", 12, "--kv-heads", 8)
     assert result.returncode != 0
     assert "12 query heads" in result.stderr
 
@@ -427,7 +437,7 @@ def test_peers_are_timed_on_a_gpu(run, tmp_path):
         pytest.skip("no GPU")
     report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
     peers = ("--peers", "decode", "decode pdl kv-ready", "torch cudnn", "torch flash")
-    flags = ("--BS", 1, "--kvL", "1k", *peers, "--json", report, "--plot", picture)
+    flags = ("--batch", 1, "--kv-len", "1k", *peers, "--json", report, "--plot", picture)
     result = run("bench.py", "gqa", *flags)
     assert result.returncode == 0, result.stderr
     head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
@@ -439,5 +449,5 @@ def test_peers_are_timed_on_a_gpu(run, tmp_path):
         assert row["warm_us"] < 1.2 * row["cold_us"]
         assert row["cold_us"] > row["floor_us"]
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    host = run("bench.py", "gqa", "--host", "--BS", 1, "--kvL", "1k")
+    host = run("bench.py", "gqa", "--host", "--batch", 1, "--kv-len", "1k")
     assert "decode_plan" in host.stdout

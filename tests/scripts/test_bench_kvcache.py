@@ -1,4 +1,4 @@
-"""bench_kvcache.py without a GPU: problems, their bytes, the check in front of every time, peers on
+"""bench.py kvcache without a GPU: problems, their bytes, the check in front of every time, peers on
 the CPU, tables and files."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from workbench.house.source import ROOT
 
 
 def problem_of(step, name, count):
-    from workbench.cases.kvcache import problems_of
+    from workbench.cases.steps import problems_of
 
-    (found,) = problems_of([step], [count], [name])
+    (found,) = problems_of("kvcache", [step], [count], 0, [name])
     return found
 
 
@@ -69,13 +69,12 @@ def test_bytes_are_those_of_the_tensors():
 
 
 def test_rows_with_shares():
-    from workbench.bench.kvcache import OURS, rows_of
-    from workbench.bench.moe_tables import COPY
+    from workbench.bench.steps import COPY, rows_of
 
     problem = problem_of("gather", "bf16_512", 2)
     times = iter((2.0, 8.0, 1.0))
     rows = rows_of(problem, 0, lambda calls: Fixed(next(times)), "cpu")
-    assert [row["peer"] for row in rows] == [OURS, "torch", COPY]
+    assert [row["peer"] for row in rows] == ["kvcache", "torch", COPY]
     assert [row["share"] for row in rows] == [0.5, 0.125, 1.0]
 
 

@@ -1,21 +1,28 @@
-"""bench_moe.py without a GPU: problems, their bytes, the check in front of every time, peers on the
+"""bench.py moe without a GPU: problems, their bytes, the check in front of every time, peers on the
 CPU, tables and files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import pytest
 import torch
 
 from moe import reference, reference_routing
+from workbench.cases import steps
+from workbench.cases.moe_steps import GATHERED, QUANTISERS, ROUTERS, tensors_of, torch_route
+from workbench.cases.steps import normal
+from workbench.commands import BENCH
+from workbench.flags.steps import FAMILIES, HIDDEN
 from workbench.house.source import ROOT
+
+STEPS = FAMILIES["moe"][0]
+problems_of = partial(steps.problems_of, "moe")
 
 
 def problem_of(step, name="", tokens=3, hidden=64):
-    from workbench.cases.moe_steps import problems_of
-
     (found,) = problems_of([step], [tokens], hidden, [name] if name else ())
     return found
 
@@ -38,9 +45,6 @@ class Fixed:
 
 
 def test_problems_and_their_order():
-    from workbench.cases.moe_steps import GATHERED, QUANTISERS, ROUTERS, problems_of
-    from workbench.flags.bench import MOE_STEPS as STEPS
-
     found = problems_of(STEPS, (1, 64), 64)
     assert [p.step for p in found] == sorted((p.step for p in found), key=STEPS.index)
     assert len({(p.step, p.name, p.tokens) for p in found}) == len(found)
@@ -55,8 +59,6 @@ def test_problems_and_their_order():
     "name", ["scale known", "scale of the tensor", "scale of each token", "mxfp8", "mxfp4"]
 )
 def test_bytes_of_quantising(name):
-    from workbench.cases.moe_steps import QUANTISERS, tensors_of
-
     problem = problem_of("quantise", name)
     x, scale = problem.draw(0, "cpu")
     fmt, _ = QUANTISERS[problem.name]
@@ -66,14 +68,12 @@ def test_bytes_of_quantising(name):
     for index in range(2):
         wrong = [tensor.clone() for tensor in results]
         wrong[index].view(-1)[3] ^= 1
-        with pytest.raises(ValueError, match="other bits"):
+        with pytest.raises(ValueError, match="other bytes"):
             problem.check((x, scale), tuple(wrong))
 
 
 def test_bytes_of_copies():
     """One token: eight experts have a row each."""
-    from workbench.cases.moe_steps import GATHERED, tensors_of
-
     problem = problem_of("quantise", GATHERED, tokens=1)
     arguments = problem.draw(0, "cpu")
     x, scale, rows = arguments
@@ -82,15 +82,13 @@ def test_bytes_of_copies():
     places = (rows.slot_of_row, rows.row_of_slot, rows.offsets)
     assert problem.nbytes == size(x, scale, *places, results[0], *results[2:]) + of_blocks
     problem.check(arguments, results)
-    with pytest.raises(ValueError, match="other bits"):
+    with pytest.raises(ValueError, match="other bytes"):
         problem.check(arguments, (results[0] ^ 1, *results[1:]))
 
 
 @pytest.mark.parametrize("step", ["route", "permutation", "combine"])
 def test_bytes_and_torch(step):
     """What torch computes passes the check, and what is wrong does not."""
-    from workbench.cases.moe_steps import problems_of
-
     for problem in problems_of([step], [5], 64):
         arguments = problem.draw(1, "cpu")
         results = problem.peers["torch"](*arguments)
@@ -101,9 +99,6 @@ def test_bytes_and_torch(step):
 
 
 def test_arguments_differ_between_sets():
-    from workbench.cases.moe_steps import problems_of
-    from workbench.flags.bench import MOE_STEPS as STEPS
-
     for problem in problems_of(STEPS, [4], 64):
         first, again, other = (problem.draw(seed, "cpu")[0] for seed in (0, 0, 1))
         assert torch.equal(first, again)
@@ -111,8 +106,6 @@ def test_arguments_differ_between_sets():
 
 
 def test_torch_routes_as_the_reference():
-    from workbench.cases.moe_steps import ROUTERS, normal, torch_route
-
     for experts, biased, options in ROUTERS.values():
         logits = normal(0, "cpu", 50, experts).float() + torch.rand(50, experts) / 64
         bias = torch.rand(experts) if biased else None
@@ -123,9 +116,6 @@ def test_torch_routes_as_the_reference():
 
 
 def test_kernels_pass_in_the_emulator():
-    from workbench.cases.moe_steps import problems_of
-    from workbench.flags.bench import MOE_STEPS as STEPS
-
     for problem in problems_of(STEPS, [2], 64):
         arguments = problem.draw(0, "cpu")
         problem.check(arguments, problem.peers["moe"](*arguments))
@@ -141,7 +131,7 @@ def test_rotation_is_larger_than_the_cache():
 
 
 def test_copies_move_the_bytes():
-    from workbench.bench.moe import COPY_UNIT, copies
+    from workbench.bench.steps import COPY_UNIT, copies
 
     for nbytes in (99, 60 * COPY_UNIT + 1):
         launches = copies(nbytes, 2, "cpu")
@@ -152,7 +142,7 @@ def test_copies_move_the_bytes():
 
 def test_rows_of_a_problem():
     """A peer that is wrong, or raises, has no time; what is timed has a share of the copy."""
-    from workbench.bench.moe import rows_of
+    from workbench.bench.steps import rows_of
 
     times = iter([8.0, 4.0])
     problem = problem_of("permutation")
@@ -182,7 +172,7 @@ def test_rows_of_a_problem():
 
 
 def test_few_bytes_stay_warm():
-    from workbench.bench.moe import MAX_SETS, rows_of
+    from workbench.bench.steps import MAX_SETS, rows_of
 
     problem = dataclasses.replace(problem_of("permutation"), peers={"moe": lambda ids: (ids,)})
     problem = dataclasses.replace(problem, check=lambda arguments, outputs: None)
@@ -191,7 +181,7 @@ def test_few_bytes_stay_warm():
 
 
 def test_a_call_keeps_its_results():
-    from workbench.bench.moe import Call
+    from workbench.bench.steps import Call
 
     call = Call(lambda x: (x + 1,), (torch.ones(2),))
     assert call.results is None
@@ -210,28 +200,28 @@ def row(peer="moe", tokens=1, name="mxfp8", **changes):
 
 
 def test_table_of_a_problem():
-    from workbench.bench.moe_tables import step_table
+    from workbench.bench.steps import step_table
 
     refused = {k: v for k, v in row("torch").items() if k not in ("us", "tbs", "share", "spread")}
     title, heads, cells = step_table([row(), {**refused, "refused": "OutOfMemoryError: much"}])
-    assert title == "quantise: mxfp8, 1 token, 4 MB"
+    assert title == "quantise: mxfp8, 1 row, 4 MB"
     assert cells[0] == ["moe", "2.00", "2.000", "0.50", "1.0%", "warm"]
     assert cells[1] == ["torch", "-", "", "", "", "OutOfMemoryError: much"]
     assert all(len(line) == len(heads) for line in cells)
 
 
 def test_markdown_has_a_line_per_variant():
-    from workbench.bench.moe_tables import markdown
+    from workbench.bench.steps import page_table
 
     rows = [row(), row(tokens=64, us=123.4, share=0.812), row("torch", 64, us=3.0), row("copy", 64)]
-    lines = markdown([*rows, row(name="mxfp4", tokens=64)]).splitlines()
-    assert lines[0] == "| step | 1 token | 64 tokens | of a copy | torch |"
-    assert lines[2] == "| quantise: mxfp8 | 2.0 | 123 | 0.81 | 3.0 |"
+    lines = page_table([*rows, row(name="mxfp4", tokens=64)]).splitlines()
+    assert lines[0] == "| step | 1 | 64 | of a copy | beside it |"
+    assert lines[2] == "| quantise: mxfp8 | 2.0 | 123 | 0.81 | torch 3.0 |"
     assert lines[3] == "| quantise: mxfp4 | - | 2.0 | 0.50 | - |"
 
 
 def test_shown_again(tmp_path, capsys):
-    import bench_moe
+
     from workbench.common import save_rows
 
     file = tmp_path / "moe.json"
@@ -239,18 +229,18 @@ def test_shown_again(tmp_path, capsys):
     rows = [row(), row("copy"), {**row(name="256 experts, 8"), "step": "permutation"}]
     save_rows(file, [head, *rows, {"kind": "after"}])
     assert json.loads(file.read_text())[0] == head
-    assert bench_moe.main(["--show", str(file), "--steps", "quantise"]) == 0
+    assert BENCH["moe"].main("", ["--show", str(file), "--steps", "quantise"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Some GPU, 2026-01-02")
-    assert "mxfp8, 1 token," in shown
+    assert "mxfp8, 1 row," in shown
     assert "256 experts" not in shown
-    bench_moe.main(["--show", str(file), "--markdown", "--names", "256"])
+    BENCH["moe"].main("", ["--show", str(file), "--markdown", "--names", "256"])
     assert "| permutation: 256 experts, 8 |" in capsys.readouterr().out
 
 
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    from workbench.bench.moe_tables import draw
+    from workbench.bench.steps import draw
 
     rows = [row(tokens=t, peer=p) for t in (1, 64) for p in ("moe", "copy")]
     draw(tmp_path / "a" / "moe.png", rows)
@@ -258,11 +248,10 @@ def test_picture(tmp_path):
 
 
 def test_without_a_gpu(tmp_path, monkeypatch, capsys):
-    import bench_moe
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "moe.json"
-    bench_moe.main(["--tokens", "1", "4k", "--steps", "combine", "--json", str(file)])
+    BENCH["moe"].main("", ["--tokens", "1", "4k", "--steps", "combine", "--json", str(file)])
     assert capsys.readouterr().out.startswith("No CUDA GPU here.")
     head, *rows = json.loads(file.read_text())
     assert (head["kind"], head["hidden"]) == ("setting", 7168)
@@ -278,14 +267,11 @@ def test_the_name_hands_options_on(run):
 
 def test_results_hold_what_the_page_says():
     """The file of the H100: every problem, checked, and the copy beside it."""
-    from bench_moe import TOKENS
-    from workbench.cases.moe_steps import problems_of
-    from workbench.flags.bench import MOE_HIDDEN, MOE_STEPS
 
     head, *rows = json.loads((ROOT / "results" / "moe_h100.json").read_text())
     assert head["gpu"]["name"].startswith("NVIDIA H100")
     steps = {(r["step"], r["name"], r["tokens"], r["peer"]): r for r in rows if r["kind"] == "step"}
-    for problem in problems_of(MOE_STEPS, TOKENS, MOE_HIDDEN):
+    for problem in problems_of(*FAMILIES["moe"][:2], HIDDEN):
         for peer in (*problem.peers, "copy"):
             found = steps.pop((problem.step, problem.name, problem.tokens, peer))
             assert found["nbytes"] == problem.nbytes

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import dump_gqa
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from tests.scripts.test_sass import listing
+from workbench.commands import DUMP
 from workbench.dump import gqa as _dump_gqa
 from workbench.sass import decode as _decode_sass
 from workbench.sass import listing as _sass
@@ -20,14 +20,14 @@ from workbench.sass import listing as _sass
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not _sass.tools_found(), reason=_sass.HOW_TO_GET_TOOLS)
 
-SMALL = "--kvL 512 --kvH 2 --qH 16 --D 64"  # 8 columns
+SMALL = "--kv-len 512 --kv-heads 2 --q-heads 16 --head-dim 64"  # 8 columns
 
 
 def dumped(flags: str, folder: Path) -> dict | list:
     """What main() leaves in JSON."""
     report = folder / "dump.json"
     arguments = [*flags.split(), "--out", str(folder), "--json", str(report)]
-    assert dump_gqa.main(arguments) == 0
+    assert DUMP["gqa"].main("", arguments) == 0
     return json.loads(report.read_text())
 
 
@@ -90,19 +90,17 @@ def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, capsys
 
 
 def test_the_grid_covers_what_a_kernel_may_be_compiled_for():
-    case = _dump_gqa.case_of(_options("--kvH 4 --qL 2"))
+    case = _dump_gqa.case_of(_options("--kv-heads 4 --q-len 2"))
     found = list(_dump_gqa.cases_of(case))
     assert len(found) == 2 * 2 * 3 * 4
-    assert all(one.qH * one.qL == columns * 4 for one, columns in found)  # rows of a KV head
+    assert all(one.q_heads * one.q_len == columns * 4 for one, columns in found)
     assert {one.head_dim for one, _ in found} == {64, 128, 256}
     row = _dump_gqa.row_of(_dump_gqa.replace(case, head_dim=96, arch="sm_90a"), 8, Path())
     assert row["refused"].startswith("head_dim 96")
 
 
 def _options(flags: str):
-    parser = dump_gqa.argparse.ArgumentParser()
-    dump_gqa.add_case_arguments(parser, default="sm_100a", help="")
-    return parser.parse_args(flags.split())
+    return DUMP["gqa"].parser("").parse_args(flags.split())
 
 
 STEPS = """
@@ -143,7 +141,7 @@ def test_the_version_of_ptxas_is_in_the_cubin(monkeypatch, elf, version):
 
 
 def test_a_refusal_comes_before_anything_is_compiled(run):
-    result = run("dump.py", "gqa", "--D", "96")
+    result = run("dump.py", "gqa", "--head-dim", "96")
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == "refused: head_dim 96: supported are (64, 128, 256)\n"

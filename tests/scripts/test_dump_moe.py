@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import dump_moe
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.sm100.plan import make_plan
 from tests.scripts.test_sass import listing
+from workbench.commands import DUMP
 from workbench.dump import moe as _dump_moe
 from workbench.sass import epilogue as _epilogue_sass
 from workbench.sass import listing as _sass
@@ -24,7 +24,7 @@ def dumped(flags: str, folder: Path) -> dict | list:
     """What main() leaves in JSON."""
     report = folder / "dump.json"
     arguments = [*flags.split(), "--out", str(folder), "--json", str(report)]
-    assert dump_moe.main(arguments) == 0
+    assert DUMP["moe"].main("", arguments) == 0
     return json.loads(report.read_text())
 
 
@@ -119,7 +119,7 @@ def test_several_epilogues_are_taken_together():
 
 
 def test_a_refusal_comes_before_anything_is_compiled(capsys):
-    assert dump_moe.main(["--hidden", "100"]) == 2
+    assert DUMP["moe"].main("", ["--hidden", "100"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "refused: K = 100 in nvfp4: a positive multiple of 16\n"

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-import sys
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
-import explain_gqa
-from gqa_lowlatency import forward
+from gqa_lowlatency import choose, launch
+from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100.plan import ROLES, make_plan
-from workbench import common as _common
 from workbench.cases import decode as _gqa_cases
-from workbench.flags import decode as _gqa_flags
+from workbench.commands import EXPLAIN
 from workbench.house.source import ROOT
 
-LLAMA = "--kvL 8192 --kvH 8 --qH 64"  # a group of 8 heads
+LLAMA = "--kv-len 8192 --kv-heads 8 --q-heads 64"  # a group of 8 heads
 EVERYTHING = (
-    "--BS 2 --kvL 40,3 --kvH 1 --qH 3 --qL 2 --D 64 --dtype fp16 --kv-dtype e4m3 --scales "
-    "--out-dtype fp32 --page-size 8 --window 20 --sink-tokens 3 --softcap 4 --sinks --pdl "
-    "--kv-ready-before-pdl --batch-invariant --owners 1 --stages 3"
+    "--batch 2 --kv-len 40,3 --kv-heads 1 --q-heads 3 --q-len 2 --head-dim 64 --dtype fp16 "
+    "--kv-dtype e4m3 --scales --out-dtype fp32 --page-size 8 --window 20 --sink-tokens 3 "
+    "--softcap 4 --sinks --pdl --kv-ready-before-pdl --batch-invariant --owners 1 --stages 3"
 )
 
 
 @pytest.fixture
 def explain(capsys):
-    """explain('--kvL 8192', arch) -> what it prints."""
+    """explain('--kv-len 8192', arch) -> what it prints."""
 
     def explain(flags: str, arch: str = "sm_90a") -> str:
-        assert explain_gqa.main([*flags.split(), "--arch", arch]) == 0
+        assert EXPLAIN["gqa"].main("", [*flags.split(), "--arch", arch]) == 0
         return capsys.readouterr().out
 
     return explain
@@ -57,7 +52,7 @@ def test_eight_heads_of_a_kv_head_on_hopper(explain):
     assert printed.startswith(
         "gqa_lowlatency for sm_90a: head_dim 128, bf16, alone, cluster 8, warps 16"
     )
-    assert "\nfor BS1 kvL8192 kvH8 qH64 qL1 d128 bf16\n" in printed
+    assert "\nfor 1x8192 h64/8 b1 d128 bf16\n" in printed
     rows = sharing(printed)
     assert rows["grid"].startswith("8 x 8 x 1 = 64 CTAs for 132 SMs: ")
     assert rows["cluster"] == "8 CTAs for a KV head of an entry"
@@ -104,7 +99,8 @@ def test_the_same_on_blackwell_and_all_that_its_plan_names(explain):
 
 
 @pytest.mark.parametrize("flags", [
-    "", "--D 64 --qH 128", "--D 256 --kv-dtype e4m3", "--qH 64 --kvH 2 --warps 4 --owners 2",
+    "", "--head-dim 64 --q-heads 128", "--head-dim 256 --kv-dtype e4m3",
+    "--q-heads 64 --kv-heads 2 --warps 4 --owners 2",
 ])  # fmt: skip
 def test_shared_memory_of_hopper_is_that_of_the_plan(explain, flags):
     printed = explain(flags)
@@ -124,18 +120,17 @@ def test_shared_memory_of_hopper_is_that_of_the_plan(explain, flags):
 
 
 def _case(flags: str, arch: str):
-    parser = argparse.ArgumentParser()
-    _gqa_flags.add_case_arguments(parser, default=arch, help="")
-    return _gqa_cases.case_of(parser.parse_args(flags.split()))
+    options = EXPLAIN["gqa"].parser("").parse_args(["--arch", arch, *flags.split()])
+    return _gqa_cases.case_of(options)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("flags", ["", "--kvL 200 --kvH 1 --qH 100", EVERYTHING])
+@pytest.mark.parametrize("flags", ["", "--kv-len 200 --kv-heads 1 --q-heads 100", EVERYTHING])
 def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
     flags = flags if arch == "sm_90a" else flags.replace("--page-size 8", "--page-size 16")
     case = _case(flags, arch)
-    options = {**case.tables, **case.options, **case.tuning, "arch": arch, "backend": "emulate"}
-    _, config = forward.prepare(Arguments(*case.tensors, **options))
+    options = {**case.tables, **case.options, "arch": arch, "backend": "emulate"}
+    _, config = launch.prepare(Arguments(**fields_of(*case.tensors, options), **case.tuning))
     assert _gqa_cases.settled(case)[1] == config
     if flags:
         assert config != DecodeConfig(cluster=config.cluster)
@@ -143,7 +138,10 @@ def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
 
 def test_shares_of_a_window_with_first_keys(explain):
     """The last 602 of 9000 keys and the first 300, tiles of 128: 65 to 70, and 0 to 2."""
-    flags = "--BS 3 --kvL 9000,100,0 --qL 2 --window 600 --sink-tokens 300 --cluster 2 --warps 8"
+    flags = (
+        "--batch 3 --kv-len 9000,100,0 --q-len 2 --window 600 --sink-tokens 300 --cluster 2 "
+        "--warps 8"
+    )
     rows = sharing(explain(flags))
     assert rows["1 x 9,000 keys"] == "9 tiles; CTA 0: 5 (0..2, 65..66); CTA 1: 4 (67..70)"
     assert rows["1 x 100 keys"] == "1 tile; CTA 0: 1 (0); CTA 1: none"
@@ -154,7 +152,7 @@ def test_shares_of_a_window_with_first_keys(explain):
 
 
 def test_the_remainder_goes_to_the_low_ranks_and_long_lists_end(explain):
-    rows = sharing(explain("--BS 11 --kvL 1,2,3,4,5,6,7,8,9,9,770 --cluster 4 --warps 8"))
+    rows = sharing(explain("--batch 11 --kv-len 1,2,3,4,5,6,7,8,9,9,770 --cluster 4 --warps 8"))
     assert rows["1 x 770 keys"] == "7 tiles; CTA 0: 2 (0..1); CTA 3: 1 (6)"
     assert rows["2 x 9 keys"] == "1 tile; CTA 0: 1 (0); CTA 3: none"
     assert rows["shorter"] == "2 more lengths"
@@ -164,7 +162,7 @@ def test_the_remainder_goes_to_the_low_ranks_and_long_lists_end(explain):
 
 def test_row_tiles_read_keys_again(explain):
     """160 rows: 5 tiles of 32 columns in the registers of Hopper, 3 of 64 on Blackwell."""
-    flags, once = "--kvL 512 --kvH 2 --qH 160 --qL 2", 2 * 512 * 2 * 128 * 2
+    flags, once = "--kv-len 512 --kv-heads 2 --q-heads 160 --q-len 2", 2 * 512 * 2 * 128 * 2
     for arch, times, columns in (("sm_90a", 5, 32), ("sm_100a", 3, 64)):
         rows = sharing(explain(flags, arch))
         tiles = f"in {times} row tiles of {columns} columns"
@@ -175,12 +173,12 @@ def test_row_tiles_read_keys_again(explain):
 
 
 @pytest.mark.parametrize(("flags", "width", "reason"), [
-    ("--kvL 300", 2, "3 tiles of 128 keys"),
-    ("--kvL 4096 --BS 20", 2, "40 x 4 CTAs for 132 SMs"),
-    ("--kvL 4096 --BS 20 --batch-invariant", 8, "8 CTAs are the most worth taking"),
-    ("--kvL 129 --BS 66", 1, "132 x 2 CTAs for 132 SMs"),
-    ("--kvL 128 --BS 66", 1, "1 tile of 128 keys; 132 x 2 CTAs for 132 SMs"),
-    ("--kvL 4096 --cluster 16", 16, "as asked"),
+    ("--kv-len 300", 2, "3 tiles of 128 keys"),
+    ("--kv-len 4096 --batch 20", 2, "40 x 4 CTAs for 132 SMs"),
+    ("--kv-len 4096 --batch 20 --batch-invariant", 8, "8 CTAs are the most worth taking"),
+    ("--kv-len 129 --batch 66", 1, "132 x 2 CTAs for 132 SMs"),
+    ("--kv-len 128 --batch 66", 1, "1 tile of 128 keys; 132 x 2 CTAs for 132 SMs"),
+    ("--kv-len 4096 --cluster 16", 16, "as asked"),
 ])  # fmt: skip
 def test_what_limits_the_cluster(explain, flags, width, reason):
     rows = sharing(explain(flags))
@@ -192,7 +190,7 @@ def test_what_limits_the_cluster(explain, flags, width, reason):
 def test_a_gpu_that_runs_few_clusters_at_once(explain, monkeypatch):
     """One of eight CTAs to an SM at a time, two of four: 8 clusters end up with one CTA each."""
     monkeypatch.setattr(_gqa_cases, "native_arch", lambda: "sm_90a")
-    monkeypatch.setattr(forward, "clusters_at_once", lambda device, ctas: 8 // ctas)
+    monkeypatch.setattr(choose, "clusters_at_once", lambda device, ctas: 8 // ctas)
     rows = sharing(explain(LLAMA))
     assert rows["grid"].startswith("2 x 8 x 1")
     assert rows["not wider"] == "clusters that this GPU runs at once"
@@ -201,7 +199,7 @@ def test_a_gpu_that_runs_few_clusters_at_once(explain, monkeypatch):
 
 def test_clusters_that_share_a_kv_head(explain):
     """Workspace: 8 owners of 16 clusters leave a column of O, a maximum and a sum; 8 counts."""
-    rows = sharing(explain("--kvL 65536 --kvH 1 --qH 8"))
+    rows = sharing(explain("--kv-len 65536 --kv-heads 1 --q-heads 8"))
     assert rows["grid"].startswith("128 x 1 x 1 = 128 CTAs")
     room = 8 * 16 * (128 + 2) * 4 + 8 * 4
     assert rows["cluster"] == (
@@ -209,33 +207,33 @@ def test_clusters_that_share_a_kv_head(explain):
         f"all left in {room:,} bytes of workspace"
     )
     assert rows["1 x 65,536 keys"] == "256 tiles; CTA 0: 2 (0..1); CTA 127: 2 (254..255)"
-    rows = sharing(explain("--kvL 2048 --kvH 1 --qH 8 --cluster 4 --parts 2"))
+    rows = sharing(explain("--kv-len 2048 --kv-heads 1 --q-heads 8 --cluster 4 --parts 2"))
     assert rows["grid"].startswith("8 x 1 x 1")
     assert "with 1 cluster more" in rows["cluster"]
 
 
-@pytest.mark.parametrize("flags", ["--BS 0", "--kvL 0", "--BS 2 --kvL 0,0"])
+@pytest.mark.parametrize("flags", ["--batch 0", "--kv-len 0", "--batch 2 --kv-len 0,0"])
 def test_no_keys_no_launch(explain, flags):
     assert explain(flags).endswith("\nNo keys: no launch.\n")
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    ("--D 96", "head_dim 96: supported are (64, 128, 256)"),
+    ("--head-dim 96", "head_dim 96: supported are (64, 128, 256)"),
     ("--cluster 3", "cluster 3"),
-    ("--BS 3 --kvL 5,6", "one length, or as many"),
-    ("--sink-tokens 4", "without a window"),
+    ("--batch 3 --kv-len 5,6", "one length, or as many"),
+    ("--sink-tokens 4", "without a left window"),
     ("--page-size 48", "pages of 48 rows: a divisor of 128"),
     ("--page-size 0 --kv-ready-before-pdl", "without pdl"),
     ("--arch sm_90a --stages 1", "stages 1: at least 2"),
-    ("--arch sm_90a --D 256 --qH 128 --max-columns 64", "64 columns of head_dim 256"),
-    ("--D 64 --kv-dtype e4m3 --page-size 1", "page_size 1 on sm_100a with 64 bytes"),
+    ("--arch sm_90a --head-dim 256 --q-heads 128 --max-columns 64", "64 columns of head_dim 256"),
+    ("--head-dim 64 --kv-dtype e4m3 --page-size 1", "page_size 1 on sm_100a with 64 bytes"),
     ("--stages 9", "bytes of shared memory"),
-    ("--kvH 40000 --qH 6400000", "limit 65535 (grid dimension)"),
+    ("--kv-heads 40000 --q-heads 6400000", "limit 65535 (grid dimension)"),
     ("--scales", "only e4m3 is scaled"),
     ("--parts 65", "65 parts: from 1 to 64"),
 ])  # fmt: skip
 def test_refusals_name_value_and_limit(capsys, flags, words):
-    assert explain_gqa.main(flags.split()) == 2
+    assert EXPLAIN["gqa"].main("", flags.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("refused: ")
@@ -248,30 +246,6 @@ def test_the_command_line_takes_a_kernel_and_hands_its_flags_on(run):
     assert result.stderr.startswith("refused: cluster 3")
 
 
-@pytest.mark.parametrize(("command", "module", "rest"), [
-    ("gqa --D 64", "two", ["--D", "64"]),
-    ("--D 64", "one", ["--D", "64"]),
-    ("", "one", []),
-    ("fmha gqa", "one", ["gqa"]),
-    ("moe", "one", ["moe"]),  # which its main() refuses
-])  # fmt: skip
-def test_the_first_word_may_name_a_kernel(monkeypatch, command, module, rest):
-    for name in ("one", "two"):
-        main = partial(lambda name, argv: (name, argv), name)
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(main=main))
-    kernels = {"fmha": "one", "gqa": "two"}
-    assert _common.main_of(kernels, "help", command.split()) == (module, rest)
-    monkeypatch.setattr(sys, "argv", ["explain.py", *command.split()])
-    assert _common.main_of(kernels, "help", None) == (module, rest)
-
-
-def test_help_without_a_kernel_names_them(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["scripts/explain.py", "--help"])
-    assert _common.main_of({"fmha": "one", "gqa": "two"}, "What it does.\n", None) == 0
-    usage = "usage: explain.py [fmha|gqa] FLAGS; `explain.py NAME -h` lists them"
-    assert capsys.readouterr().out == f"{usage}\n\nWhat it does.\n"
-
-
 def test_the_readme_spells_commands_that_there_are():
     readme = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
     found = re.findall(
@@ -279,4 +253,4 @@ def test_the_readme_spells_commands_that_there_are():
     )
     assert [name for name, _ in found] == ["explain", "dump"]
     for _, flags in found:
-        assert _case(" ".join(shlex.split(flags)), "sm_90a").kvL == (8192,)
+        assert _case(" ".join(shlex.split(flags)), "sm_90a").kv_len == (8192,)

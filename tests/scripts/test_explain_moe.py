@@ -8,17 +8,17 @@ import shlex
 
 import pytest
 
-import explain_moe
-from moe.forward import grid
+from moe.launch import grid
 from moe.sm100.plan import ROLES, make_plan
 from tests.scripts.test_run_moe import layer
+from workbench.commands import EXPLAIN
 from workbench.house.source import ROOT
 
 
 @pytest.fixture
 def explain(capsys):
     def printed(flags: str) -> str:
-        assert explain_moe.main(shlex.split(flags)) == 0
+        assert EXPLAIN["moe"].main("", shlex.split(flags)) == 0
         return capsys.readouterr().out
 
     return printed
@@ -111,7 +111,7 @@ def test_no_rows_no_launch(explain):
     ("--format mxfp4 --x-scale token", "mxfp4 has no global scale"),
 ])  # fmt: skip
 def test_refusals_name_value_and_limit(capsys, flags, words):
-    assert explain_moe.main(flags.split()) == 2
+    assert EXPLAIN["moe"].main("", flags.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("refused: ")
@@ -122,9 +122,8 @@ def test_the_readme_spells_commands_that_there_are():
     readme = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    python scripts/(\S+) ([^#\n]*)", readme, re.MULTILINE)
     mine = [(name, flags) for name, flags in commands if not name.startswith("bench")]
-    assert [name for name, _ in mine] == ["run_moe.py", "explain.py", "dump.py"]
+    assert [name for name, _ in mine] == ["run.py", "explain.py", "dump.py"]
     for name, flags in mine:
         words = shlex.split(flags)
-        if name != "run_moe.py":
-            assert words.pop(0) == "moe"
+        assert words.pop(0) == "moe", name
         assert layer(shlex.join(word for word in words if word != "--check")).tokens

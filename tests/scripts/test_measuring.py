@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from fmha import AttentionConfig
-from fmha.compile import compile_attention
+from fmha.launch import compile_attention
+from workbench.commands import RUN
 from workbench.house.source import ROOT
 
 
 def test_bench_fmha_writes_static_figures(run, tmp_path, whole_ptxas):
+    from workbench.place import why_not_here
     from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
-    from workbench.timing import why_not_here
 
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
     chosen = ("--head-dim", 64, "--p-path", "tmem", "--mask", "causal", "--shape", "1,8,8,1,1")
@@ -66,7 +67,7 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
     assert command[-4:] == ["--backend", "cuda", *shape]
-    assert command[-5] == "scripts/run_fmha.py"
+    assert command[-6:-4] == ["scripts/run.py", "fmha"]
     if tool == "ncu":
         assert "regex:AttentionForward" in command
         assert command.count("--section") >= 10
@@ -74,21 +75,17 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
         assert "--trace=cuda,nvtx,osrt" in command
 
 
-@pytest.mark.parametrize("kernel", ["fmha", "merge"])
-def test_profile_names_scripts_and_flags_that_exist(run, kernel):
-    from workbench.nsight import TARGETS
-
-    target = TARGETS[kernel]
-    usage = run(target.script, "--help").stdout
-    assert all(flag in usage for flag in target.flags if flag.startswith("--"))
+@pytest.mark.parametrize("kernel", RUN)
+def test_profile_gives_flags_that_exist(run, kernel):
+    assert "--backend {auto,cuda,emulate}" in run("run.py", kernel, "--help").stdout
 
 
 def test_the_profiled_name_is_in_the_symbol_of_the_kernel():
-    from workbench.nsight import TARGETS
+    from workbench.nsight import KERNELS
 
     ptx = compile_attention(AttentionConfig()).ptx
     (symbol,) = re.findall(r"\.entry (\w+)", ptx)
-    assert re.search(TARGETS["fmha"].name, symbol)
+    assert re.search(KERNELS["fmha"], symbol)
 
 
 def test_scripts_still_find_the_profile_of_the_standard_library():
@@ -118,14 +115,14 @@ def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
 
 @pytest.mark.hw
 def test_measure_times_a_product_on_any_gpu():
-    from workbench.timing import measure, setting
+    from workbench.timing import cold_and_warm, figures, setting
 
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    seconds = measure(lambda: a @ a)
-    assert 2 * 4096**3 / 3e15 < seconds.warm < 0.1  # no GPU multiplies bfloat16 at 3 PFLOP/s
-    assert seconds.warm <= 1.5 * seconds.cold
+    found = figures(cold_and_warm([lambda: a @ a, lambda: a @ a]))
+    assert 2 * 4096**3 / 3e9 < found["warm_us"] < 1e5  # no GPU multiplies bfloat16 at 3 PFLOP/s
+    assert found["warm_us"] <= 1.5 * found["cold_us"]
     assert setting()["gpu"]["capability"]
 
 

@@ -1,4 +1,4 @@
-"""`plan_kv.py`: its figures beside those worked out by hand; vLLM's layout as vLLM prints it."""
+"""`plan.py`: its figures beside those worked out by hand; vLLM's layout as vLLM prints it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import shlex
 
 import pytest
 
-import plan_kv
+import plan as plan_script
 from kvcache.layouts import presets
 from kvcache.layouts.models import gqa
 from kvcache.planner.capacity import Mix, plan, usage
+from workbench.flags import groups
 from workbench.flags import kvcache as _kv_args
 from workbench.plan import tables as _kv_tables
 from workbench.plan import vllm as _kv_vllm
@@ -111,7 +112,7 @@ def planned(capsys, tmp_path):
 
     def of(flags: str) -> tuple[str, list[dict]]:
         path = tmp_path / "plan.json"
-        assert plan_kv.main([*shlex.split(flags), "--json", str(path)]) == 0
+        assert plan_script.main([*shlex.split(flags), "--json", str(path)]) == 0
         return capsys.readouterr().out, json.loads(path.read_text())
 
     return of
@@ -176,8 +177,8 @@ def test_records_are_planned_side_by_side(planned):
 @pytest.mark.parametrize(("parse", "text", "value"), [
     (_kv_args.memory, "141GB", 141 * 10**9),
     (_kv_args.memory, "1.5 gib", 3 * 2**29),
-    (_kv_args.tokens, "8k", 8192),
-    (_kv_args.tokens, "1M", 2**20),
+    (groups.positive_count, "8k", 8192),
+    (groups.positive_count, "1M", 2**20),
     (_kv_args.mix, "8k:3,100", Mix((8192, 100), (3, 1))),
     (_kv_args.token_list, "8k,1k,8192", (1024, 8192)),
     (_kv_args.reserve, "5%", (0, 0.05)),
@@ -202,16 +203,16 @@ def test_numbers_in_tables():
     ("--memory 1GB --weights 2GB", "--weights 2,000,000,000 bytes leave nothing of --memory 1,"),
     ("--memory 1GB --context 1M", "no request of 1,048,576 tokens fits: it needs 5,388,"),
     ("--memory 80", "'80': a number with a unit"),
-    ("--context 8q", "'8q': a number of tokens"),
-    ("--context 0", "'0': a number of tokens from 1 on"),
+    ("--context 8q", "'8q': a number from 0 on"),
+    ("--context 0", "'0': a number from 1 on"),
     ("--context 8k:0", "'8k:0': a weight from 1 on"),
     ("--checkpoints 100%", "'100%': a number from 0 on, or a share below 100%"),
     ("--checkpoints -1", "'-1'"),
-    ("--draft many", "'many': an integer from 0 on"),
+    ("--draft many", "'many': a number from 0 on"),
 ])  # fmt: skip
 def test_refusals_are_one_line_with_value_and_limit(capsys, flags, words):
     try:
-        code = plan_kv.main(flags.split())
+        code = plan_script.main(flags.split())
     except SystemExit as error:
         code = error.code
     assert code == 2
@@ -221,7 +222,7 @@ def test_refusals_are_one_line_with_value_and_limit(capsys, flags, words):
 
 
 def test_the_help_spells_commands_that_there_are():
-    commands = re.findall(r"^    python scripts/plan_kv.py (.*)$", plan_kv.__doc__, re.MULTILINE)
+    commands = re.findall(r"^    python scripts/plan.py (.*)$", plan_script.__doc__, re.MULTILINE)
     assert len(commands) == 3
     for flags in commands:
-        plan_kv.arguments().parse_args(shlex.split(flags))
+        plan_script.COMMAND.parser("plan.py").parse_args(shlex.split(flags))

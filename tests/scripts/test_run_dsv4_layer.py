@@ -1,4 +1,4 @@
-"""run_dsv4_layer: layers of every kind over the cache beside the model that recomputes all; wrong
+"""run.py dsv4: layers of every kind over the cache beside the model that recomputes all; wrong
 models are noticed; what it prints and writes, its exit codes."""
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ import json
 import pytest
 from PIL import Image
 
-import run_dsv4_layer
+from workbench.commands import RUN
 from workbench.dsv4.judge import Judge
 from workbench.dsv4.model import Recompute
 from workbench.dsv4.shape import MUTATIONS
+from workbench.place import choose_place
 from workbench.run import dsv4 as _run_dsv4_layer
 
 CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels
@@ -20,10 +21,9 @@ SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --inter
 
 def run_of(flags: str) -> _run_dsv4_layer.Run:
     """The run that the flags spell, not begun."""
-    options = run_dsv4_layer.parse_arguments([*SMALL.split(), *flags.split()])
-    _run_dsv4_layer.choose_place(options)
+    options = RUN["dsv4"].parser("").parse_args([*SMALL.split(), *flags.split()])
     _run_dsv4_layer.check(options)
-    return _run_dsv4_layer.Run(options)
+    return _run_dsv4_layer.Run(options, choose_place(options))
 
 
 class Judges:
@@ -94,7 +94,7 @@ def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
     flags = f"{SMALL} --kind csa --prefix 60 --chunk 40 --steps 2 --every 2 --check"
     paths = ["--json", str(report), "--plot", str(picture)]
     monkeypatch.setenv("COLUMNS", "80")
-    assert run_dsv4_layer.main([*flags.split(), *paths]) == 0
+    assert RUN["dsv4"].main("", [*flags.split(), *paths]) == 0
     out = capsys.readouterr().out
     assert "every component is within its limit" in out
     assert "bytes of the cache" in out
@@ -112,7 +112,7 @@ def test_a_layer_under_the_checker(monkeypatch, capsys, tmp_path):
 
 def test_a_wrong_model_is_an_exit_code(capsys):
     flags = f"{SMALL} --kind swa --prefix 20 --steps 1 --mutate sink"
-    assert run_dsv4_layer.main(flags.split()) == 1
+    assert RUN["dsv4"].main("", flags.split()) == 1
     assert "OUT OF ITS LIMIT" in capsys.readouterr().out
 
 
@@ -122,5 +122,5 @@ def test_a_wrong_model_is_an_exit_code(capsys):
      ("--draft -1", "--draft -1"), ("--choices 9", "9 choices of 6 experts")],
 )  # fmt: skip
 def test_refusals(capsys, flags, words):
-    assert run_dsv4_layer.main(flags.split()) == 2
+    assert RUN["dsv4"].main("", flags.split()) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""run_kvcache: what it prints and writes, its exit codes, what it leaves out, where it runs."""
+"""run.py kvcache: what it prints and writes, its exit codes, what it leaves out, where it runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-import run_kvcache
 from workbench.cases import kvcache_model as _kvcache_model
+from workbench.commands import RUN
 from workbench.flags import kvcache as _kv_args
 from workbench.run import kvcache as _run_kvcache
 
-SMALL = "--layers 1 --heads 1 --block-tokens 16 --steps 0 --arch sm_90a"
+SMALL = "--layers 1 --kv-heads 1 --block-tokens 16 --steps 0 --arch sm_90a"
 
 
 def ran(monkeypatch, capsys, flags: str, *more: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "140")
-    code = run_kvcache.main([*flags.split(), *map(str, more)])
+    code = RUN["kvcache"].main("", [*flags.split(), *map(str, more)])
     return code, *capsys.readouterr()
 
 
@@ -97,7 +97,7 @@ def test_what_no_kernel_writes_is_named():
     ("--layers 0", "--layers 0"),
     ("--model deepseek-v4.1-flash", "no kernel writes any of its streams yet"),
     ("--model deepseek-v4-pro --block-tokens 100", "does not divide a block of 100"),
-    ("--dim 96", "head_dim 96"),
+    ("--head-dim 96", "head_dim 96"),
     ("--backend cuda", "no GPU of compute capability 9.0 or 10.x here"),
 ])  # fmt: skip
 def test_refusals_name_value_and_limit(monkeypatch, capsys, flags, words):

@@ -1,19 +1,17 @@
-"""run_moe: what it prints and writes, its exit codes, where it runs, which layer flags spell."""
+"""run.py moe: what it prints and writes, its exit codes, where it runs, which layer flags spell."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
 
 import pytest
-import torch
 
-import run_moe
 from moe import Router, SwiGLU, reference
+from ptxemu.report import Report
 from workbench.cases import moe as _moe_layers
-from workbench.flags import moe as _moe_flags
+from workbench.commands import EXPLAIN, RUN
 from workbench.run import moe as _run_moe
 
 SMALL = "--tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
@@ -22,14 +20,12 @@ SMALL = "--tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
 def ran(monkeypatch, capsys, flags: str, *more: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "120")
-    code = run_moe.main([*flags.split(), *map(str, more)])
+    code = RUN["moe"].main("", [*flags.split(), *map(str, more)])
     return code, *capsys.readouterr()
 
 
 def layer(flags: str) -> _moe_layers.Layer:
-    parser = argparse.ArgumentParser()
-    _moe_flags.add_layer_arguments(parser)
-    return _moe_layers.layer_of(parser.parse_args(shlex.split(flags)))
+    return _moe_layers.layer_of(EXPLAIN["moe"].parser("").parse_args(shlex.split(flags)))
 
 
 def test_a_bit_of_everything(monkeypatch, capsys, tmp_path):
@@ -114,31 +110,7 @@ def test_refusals_name_value_and_limit(monkeypatch, capsys, flags, words):
     assert words in err
 
 
-HERE = [  # backend, checked, capability of the GPU -> backend
-    ("auto", False, None, "emulate"),
-    ("auto", False, (9, 0), "emulate"),  # which has no kernel for the products
-    ("auto", False, (10, 0), "cuda"),
-    ("auto", False, (10, 3), "cuda"),
-    ("auto", True, (10, 0), "emulate"),
-    ("emulate", False, (10, 0), "emulate"),
-]
-
-
-@pytest.mark.parametrize(("backend", "check", "capability", "expected"), HERE)
-def test_where_it_runs(monkeypatch, backend, check, capability, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    asked = argparse.Namespace(backend=backend, check=check, strict=False, check_json=None)
-    _run_moe.choose_backend(asked)
-    assert asked.backend == expected
-    if expected == "cuda":
-        asked.check = True
-        with pytest.raises(ValueError, match="the checker is the emulator's"):
-            _run_moe.choose_backend(asked)
-
-
 def test_long_work_says_how_far_it_is():
-    emulated = _run_moe.Emulation(reports=[1, 2])
-    said = _run_moe.Stage("running", emulated).__rich__()
+    said = _run_moe.Stage("running", Report([1, 2])).__rich__()
     assert re.fullmatch(r"running, \d+ s, 2 launches done", said)
     assert _run_moe.Stage("packing").__rich__() == "packing, 0 s"

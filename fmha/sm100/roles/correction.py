@@ -16,10 +16,10 @@ from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane, Scope, Walk, Work
 from fmha.sm100.products import IO_TYPES
 from fmha.sm100.roles.epilogue import store_results
-from fmha.sm100.roles.rows import hear, o_column, own_row
+from fmha.sm100.roles.rows import o_column, own_row, read_statistics
 from fmha.sm100.walk import tile_of
 from kernelkit import tmem
-from kernelkit.pipelines import draining, filling
+from kernelkit.pipelines import consumer_state, producer_state
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
 
@@ -38,23 +38,22 @@ class Correction:
         lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
         if cutlass.const_expr(self.plan.config.ragged_keys):
             clear_tail_rows(self.plan, walk, lanes[0])
-        row_state, o_state = draining(1), filling(1)
+        row_state, o_state = consumer_state(1), producer_state(1)
         for _ in cutlass.range(walk.tiles, unroll=1):
             for q_tile in cutlass.range_constexpr(q_tiles):
-                (shrink,) = hear(lanes[q_tile], row_state, 1)
+                (acc_scale,) = read_statistics(lanes[q_tile], row_state, 1)
                 scope.pipes.o.wait(o_state, q_tile)
-                rescale_output(self.plan, lanes[q_tile], shrink)
+                rescale_output(self.plan, lanes[q_tile], acc_scale)
                 tmem.wait_stores()
                 tmem.order_before_signal()
                 scope.pipes.rescaled.signal(q_tile)
             row_state.advance()
             o_state.advance()
         for q_tile in cutlass.range_constexpr(q_tiles):
-            row_sum, row_max = hear(lanes[q_tile], row_state, 2)
+            row_sum, row_max = read_statistics(lanes[q_tile], row_state, 2)
             if walk.tiles > 0:
                 scope.pipes.o.wait(o_state, q_tile)
-            statistics = (row_max, row_sum)
-            store_results(self.plan, work, walk, lanes[q_tile], statistics, scope.tensors)
+            store_results(self.plan, work, walk, lanes[q_tile], row_max, row_sum, scope.tensors)
 
     @cute.jit
     def own_lane(self, work: Work, scope: Scope, q_tile: cutlass.Constexpr) -> Lane:
@@ -64,12 +63,12 @@ class Correction:
 
 
 @cute.jit
-def rescale_output(plan: AttentionPlan, lane: Lane, shrink: Float32) -> None:
-    """The lane's columns of O *= shrink, skipped by a warp none of whose rows needs it.
+def rescale_output(plan: AttentionPlan, lane: Lane, acc_scale: Float32) -> None:
+    """The lane's columns of O *= acc_scale, skipped by a warp none of whose rows needs it.
 
     The caller has waited for the P V before, and signals the P V after: O is at rest.
     """
-    if cute.arch.vote_any_sync(shrink < 1.0):
+    if cute.arch.vote_any_sync(acc_scale < 1.0):
         tmem.order_after_wait()
         begin = o_column(plan, lane)
         for column in cutlass.range_constexpr(0, plan.tmem["O0"].columns, CHUNK):
@@ -77,7 +76,7 @@ def rescale_output(plan: AttentionPlan, lane: Lane, shrink: Float32) -> None:
             part = cute.make_rmem_tensor(CHUNK, Float32)
             tmem.load_row(tile, part, lane.row.lane)
             tmem.wait_loads()
-            part.store(part.load() * shrink)
+            part.store(part.load() * acc_scale)
             tmem.store_row(part, tile, lane.row.lane)
 
 
@@ -90,7 +89,7 @@ def clear_tail_rows(plan: AttentionPlan, walk: Walk, lane: Lane) -> None:
     Generic-proxy stores are fenced for the async proxy of the MMA.
     """
     if walk.tiles > 0:
-        lane.pipes.tail.wait(draining(1))
+        lane.pipes.tail.wait(consumer_state(1))
         valid = walk.seen_end - tile_of(plan, walk, 0) * TILE_N
         if lane.row.lane >= valid:
             io = IO_TYPES[plan.config.dtype]

@@ -28,14 +28,15 @@ def store_results(
     work: Work,
     walk: Walk,
     lane: Lane,
-    statistics: tuple,
+    row_max: Float32,
+    row_sum: Float32,
     tensors: Globals,
 ) -> None:
     """Store the lane's part of its row, if the entry has it; the caller has waited for the last O.
 
-    statistics: (row_max in units of scores, row_sum); row_sum is 0 where the row saw no key.
+    row_max is in units of scores; row_sum is 0 where the row saw no key.
     """
-    factor = store_statistics(plan, work, lane, statistics, tensors)
+    factor = store_statistics(plan, work, lane, row_max, row_sum, tensors)
     by_tma = stored_by_tma(plan, work)
     for piece in cutlass.range_constexpr(plan.layout.v_pieces):
         for column in cutlass.range_constexpr(0, plan.layout.v_columns, plan.layout.o_chunk):
@@ -48,8 +49,8 @@ def store_results(
             rounded = cute.make_rmem_tensor(plan.layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
             rounded.store(values.load().to(rounded.element_type))
             if by_tma:
-                columns = (plan.layout.v_columns, plan.config.v_dim)
-                store_part(o_box(plan), lane.buffers.o, lane.row, rounded, first, columns)
+                columns, v_dim = plan.layout.v_columns, plan.config.v_dim
+                store_part(o_box(plan), lane.buffers.o, lane.row, rounded, first, columns, v_dim)
             else:
                 store_in_tensor(plan, work, lane, rounded, first, tensors)
         if cutlass.const_expr(lane.pipes.out is not None):
@@ -60,15 +61,19 @@ def store_results(
 
 @cute.jit
 def store_statistics(
-    plan: AttentionPlan, work: Work, lane: Lane, statistics: tuple, tensors: Globals
+    plan: AttentionPlan,
+    work: Work,
+    lane: Lane,
+    row_max: Float32,
+    row_sum: Float32,
+    tensors: Globals,
 ) -> Float32:
     """Store LSE and row_max in natural log; returns what normalises the row of O."""
     config, row = plan.config, lane.row
-    row_max, row_sum = statistics
     scale_log2 = lane.scalars.scale_log2
     max_log2 = row_max * scale_log2
     if cutlass.const_expr(config.softcap):
-        max_log2 += scale_log2 * 0.5  # the c that `squash` leaves out
+        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
     sink = None
     if cutlass.const_expr(config.sinks):
         sink = tensors.tables.sinks[row.head]

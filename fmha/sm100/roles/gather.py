@@ -38,7 +38,7 @@ def gather_q(plan: AttentionPlan, work: Work, scope: Scope) -> None:
             source = scope.tensors.q[work.q_start + token, None, head, entry_of_q(plan, work)]
             cute.autovec_copy(vector(source.iterator + column, wide), values)
         panel = (q_tile * config.head_dim + column) // box.columns
-        store_line(box, scope.buffers.q, (panel, row, column % box.columns), values)
+        store_line(box, scope.buffers.q, panel, row, column % box.columns, values)
     cute.arch.fence_proxy("async.shared", space="cta")
     scope.pipes.q.signal(q_tile)
 

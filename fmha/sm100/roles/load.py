@@ -15,8 +15,8 @@ from fmha.plan import AttentionPlan
 from fmha.sm100.args import Scope, TmaTensors, Walk, Work
 from fmha.sm100.boxes import k_box, o_box, q_box, v_box
 from fmha.sm100.walk import entry_of_q, first_row, stored_by_tma, tile_of
-from kernelkit.boxes import copy_in, copy_out
-from kernelkit.pipelines import draining, filling
+from kernelkit.boxes import BoxPosition, TmaTensor, copy_in, copy_out
+from kernelkit.pipelines import consumer_state, producer_state
 
 
 class Load:
@@ -33,7 +33,7 @@ class Load:
         for atom in descriptors(tma):
             cpasync.prefetch_descriptor(atom)
         k_stages, v_stages = layout.stages
-        k_state, v_state = filling(k_stages), filling(v_stages)
+        k_state, v_state = producer_state(k_stages), producer_state(v_stages)
         if cutlass.const_expr(scope.tma.q is not None):
             if walk.tiles > 0:
                 for q_tile in cutlass.range_constexpr(self.plan.config.q_tiles):
@@ -43,13 +43,13 @@ class Load:
                 tile = tile_of(self.plan, walk, step - layout.lead)
                 for piece in cutlass.range_constexpr(layout.v_pieces):
                     pipes.v.wait_free(v_state)
-                    self.fetch_v(work, scope, (tile, piece), v_state.index, step == layout.lead)
+                    self.fetch_v(work, scope, tile, piece, v_state.index, step == layout.lead)
                     v_state.advance()
             if step < walk.tiles:
                 tile = tile_of(self.plan, walk, step)
                 for piece in cutlass.range_constexpr(layout.k_pieces):
                     pipes.k.acquire(k_state)
-                    self.fetch_k(work, scope, (tile, piece), k_state.index)
+                    self.fetch_k(work, scope, tile, piece, k_state.index)
                     k_state.advance()
         if cutlass.const_expr(scope.tma.o is not None):
             if stored_by_tma(self.plan, work):
@@ -71,14 +71,16 @@ class Load:
         row = work.q_start + first_row(self.plan, work, q_tile)
         panels = self.plan.config.head_dim // box.columns
         for panel in cutlass.range_constexpr(panels):
-            position = (row, panel * box.columns, work.head, entry_of_q(self.plan, work))
+            column, entry = panel * box.columns, entry_of_q(self.plan, work)
+            position = BoxPosition(row, column, work.head, entry)
             target = box.at(scope.buffers.q, q_tile * panels + panel)
             copy_in(scope.tma.q, box, position, target, scope.pipes.q.barrier(q_tile))
 
     @cute.jit
-    def fetch_k(self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32) -> None:
+    def fetch_k(
+        self, work: Work, scope: Scope, tile: Int32, piece: cutlass.Constexpr, stage: Int32
+    ) -> None:
         """One piece of a K tile: a slice of the head dim of this CTA's keys."""
-        tile, piece = tile_piece
         box, layout = k_box(self.plan), self.plan.layout
         panels = layout.k_columns // box.columns
         boxes_per_panel = layout.k_rows // box.rows
@@ -90,35 +92,49 @@ class Load:
                 column = piece * layout.k_columns + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
                 target = box.at(scope.buffers.k, slot)
-                copy_in(scope.tma.k, box, (row, column, work.kv_head, entry), target, barrier)
+                position = BoxPosition(row, column, work.kv_head, entry)
+                copy_in(scope.tma.k, box, position, target, barrier)
 
     @cute.jit
     def fetch_v(
-        self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32, first: Boolean
+        self,
+        work: Work,
+        scope: Scope,
+        tile: Int32,
+        piece: cutlass.Constexpr,
+        stage: Int32,
+        first: Boolean,
     ) -> None:
         """One piece of a V tile: a slice of its columns, all keys.
 
         Rows of the first tile may have to be cleared by those who correct O. So its bytes are
         announced to them (the tail edge), and the ring's barrier only counts the round.
         """
-        pipes = scope.pipes
+        pipes, tma = scope.pipes, scope.tma
         if cutlass.const_expr(not self.plan.config.ragged_keys):
             pipes.v.signal(stage)
-            self.copy_v(work, scope, tile_piece, stage, (scope.tma.v, pipes.v.barrier(stage)))
+            self.copy_v(work, scope, tile, piece, stage, tma.v, pipes.v.barrier(stage))
         elif first:
-            if cutlass.const_expr(tile_piece[1] == 0):
+            if cutlass.const_expr(piece == 0):
                 pipes.tail.signal(0)
             pipes.v.signal_without_bytes(stage)
-            self.copy_v(work, scope, tile_piece, stage, (scope.tma.tail, pipes.tail.barrier(0)))
+            self.copy_v(work, scope, tile, piece, stage, tma.tail, pipes.tail.barrier(0))
         else:
             pipes.v.signal(stage)
-            self.copy_v(work, scope, tile_piece, stage, (scope.tma.v, pipes.v.barrier(stage)))
+            self.copy_v(work, scope, tile, piece, stage, tma.v, pipes.v.barrier(stage))
 
     @cute.jit
-    def copy_v(self, work: Work, scope: Scope, tile_piece: tuple, stage: Int32, via: tuple) -> None:
-        """Start the boxes of one piece of V. via: (TMA tensor, barrier)."""
-        tile, piece = tile_piece
-        tma, barrier = via
+    def copy_v(
+        self,
+        work: Work,
+        scope: Scope,
+        tile: Int32,
+        piece: cutlass.Constexpr,
+        stage: Int32,
+        tma: TmaTensor,
+        barrier: cute.Pointer,
+    ) -> None:
+        """Start the boxes of one piece of V, whose bytes complete on `barrier`."""
         box, layout = v_box(self.plan), self.plan.layout
         panels = layout.v_columns // box.columns
         boxes_per_panel = TILE_N // box.rows
@@ -129,10 +145,13 @@ class Load:
                 column = piece * layout.o_tile + work.rank * layout.v_columns + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
                 target = box.at(scope.buffers.v, slot)
-                copy_in(tma, box, (row, column, work.kv_head, entry), target, barrier)
+                position = BoxPosition(row, column, work.kv_head, entry)
+                copy_in(tma, box, position, target, barrier)
 
     @cute.jit
-    def key_position(self, work: Work, scope: Scope, tile: Int32, key: Int32) -> tuple:
+    def key_position(
+        self, work: Work, scope: Scope, tile: Int32, key: Int32
+    ) -> tuple[Int32, Int32]:
         """(row, batch entry or page) of key `key` of a tile, where a box of keys begins.
 
         Pages behind the length are not looked up: a page that does not exist arrives as zeros.
@@ -157,11 +176,12 @@ class Load:
             row = work.q_start + first_row(self.plan, work, q_tile)
             for piece in cutlass.range_constexpr(layout.v_pieces):
                 number = q_tile * layout.v_pieces + piece
-                scope.pipes.out.wait(draining(1), number)
+                scope.pipes.out.wait(consumer_state(1), number)
                 for panel in cutlass.range_constexpr(panels):
                     column = (piece * panels + panel) * box.columns
                     source = box.at(scope.buffers.o, number * panels + panel)
-                    position = (row, column, work.head, entry_of_q(self.plan, work))
+                    entry = entry_of_q(self.plan, work)
+                    position = BoxPosition(row, column, work.head, entry)
                     copy_out(scope.tma.o, box, position, source)
         cute.arch.cp_async_bulk_commit_group()
         # The shared memory is this CTA's until the copies have read it.

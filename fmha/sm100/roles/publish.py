@@ -33,8 +33,8 @@ def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
         rounded.store(tmem.columns_of(lane.scores, column, CHUNK).load().to(io))
         if cutlass.const_expr(plan.config.p_in_smem):
             box = Box(plan.layout.rows, hw.SMEM_LINE_BYTES // plan.config.io_bytes, io)
-            columns = (plan.layout.lane_columns, TILE_N)
-            store_part(box, lane.buffers.p, lane.row, rounded, column, columns)
+            lane_columns = plan.layout.lane_columns
+            store_part(box, lane.buffers.p, lane.row, rounded, column, lane_columns, TILE_N)
         else:
             store_over_s(plan, lane, packed, stage, column)
     if cutlass.const_expr(plan.config.p_in_smem):
@@ -43,11 +43,7 @@ def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
 
 @cute.jit
 def store_over_s(
-    plan: AttentionPlan,
-    lane: Lane,
-    packed: cute.Tensor,
-    stage: Int32,
-    column: cutlass.Constexpr,
+    plan: AttentionPlan, lane: Lane, packed: cute.Tensor, stage: Int32, column: cutlass.Constexpr
 ) -> None:
     """Start the store of weights [column, column + CHUNK), two or more per TMEM column."""
     width = cute.size(packed)

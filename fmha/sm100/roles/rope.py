@@ -34,22 +34,22 @@ def rotate_back(
     rope_begin = config.v_dim - config.rope_dim
     pairs = gcd(VECTOR, config.rope_dim // 2)
     position = cutlass.min(work.offset + row.token, cute.size(tables.cos, mode=[0]) - 1)
-    place = cutlass.max(position, 0), pairs
+    position = cutlass.max(position, 0)
     for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
         dim = first + start - rope_begin
         last_dim = dim + (config.ctas - 1) * plan.layout.v_columns
         part = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
         if cutlass.const_expr(dim >= 0):
-            rotate_pairs(part, tables, place, dim + row.half * (last_dim - dim))
+            rotate_pairs(part, tables, position, dim + row.half * (last_dim - dim))
         elif cutlass.const_expr(last_dim >= 0):
             if row.half == 1:
-                rotate_pairs(part, tables, place, last_dim)
+                rotate_pairs(part, tables, position, last_dim)
 
 
 @cute.jit
-def rotate_pairs(part: cute.Tensor, tables: Tables, place: tuple, dim: Int32) -> None:
-    """part (2 * pairs,) from dim `dim` of the rotated ones on; place: (position, pairs)."""
-    position, pairs = place
+def rotate_pairs(part: cute.Tensor, tables: Tables, position: Int32, dim: Int32) -> None:
+    """Turn `part` (2 * pairs,), whose first element is dim `dim` of the rotated ones."""
+    pairs = cute.size(part) // 2
     cos, sin = (cute.make_rmem_tensor(pairs, Float32) for _ in range(2))
     for table, angles in ((tables.cos, cos), (tables.sin, sin)):
         source = cute.local_tile(table[position, None], (pairs,), (dim // (2 * pairs),))

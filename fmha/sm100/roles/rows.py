@@ -42,7 +42,7 @@ def o_column(plan: AttentionPlan, lane: Lane) -> Int32:
 
 
 @cute.jit
-def tell(lane: Lane, values: tuple) -> None:
+def publish_statistics(lane: Lane, values: tuple[Float32, ...]) -> None:
     """Pass one or two numbers about this row, whose slot is free, to the correction warps."""
     for index in cutlass.range_constexpr(len(values)):
         slot(lane, index)[0] = values[index]
@@ -50,7 +50,9 @@ def tell(lane: Lane, values: tuple) -> None:
 
 
 @cute.jit
-def hear(lane: Lane, state: PipelineState, count: cutlass.Constexpr) -> tuple:
+def read_statistics(
+    lane: Lane, state: PipelineState, count: cutlass.Constexpr
+) -> tuple[Float32, ...]:
     """The numbers that the softmax warps passed about this row."""
     lane.pipes.row.wait(state, lane.row.q_tile)
     values = tuple(slot(lane, index)[0] for index in range(count))

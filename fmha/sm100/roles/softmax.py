@@ -9,6 +9,7 @@ store, and this role only tells them by how much.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass.pipeline import PipelineState
 
 from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
@@ -16,7 +17,7 @@ from fmha.sm100.args import Lane, Scope, Walk, Work
 from fmha.sm100.roles.correction import clear_tail_rows, rescale_output
 from fmha.sm100.roles.epilogue import store_results
 from fmha.sm100.roles.publish import store_p
-from fmha.sm100.roles.rows import from_other_half, own_row, tell
+from fmha.sm100.roles.rows import from_other_half, own_row, publish_statistics
 from fmha.sm100.walk import tile_of
 from kernelkit import tmem
 from kernelkit.online_softmax import (
@@ -25,10 +26,10 @@ from kernelkit.online_softmax import (
     keep_columns,
     next_max,
     row_total,
-    squash,
+    softcap_scores,
     top_score,
 )
-from kernelkit.pipelines import draining, filling
+from kernelkit.pipelines import consumer_state, producer_state
 
 
 class Softmax:
@@ -47,16 +48,16 @@ class Softmax:
         lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
         if cutlass.const_expr(self.corrects and self.plan.config.ragged_keys):
             clear_tail_rows(self.plan, walk, lane)
-        s_state = draining(self.plan.layout.lead)
-        o_state = filling(1)  # O is taken for rescaling like a buffer that starts out free
+        s_state = consumer_state(self.plan.layout.lead)
+        o_state = producer_state(1)  # O is taken for rescaling like a buffer that starts out free
         row_max, row_sum = -Float32.inf, Float32(0.0)
         for step in cutlass.range(walk.masked, unroll=1):
             first_key = tile_of(self.plan, walk, step) * TILE_N
-            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), first_key)
+            row_max, row_sum = self.do_tile(lane, row_max, row_sum, s_state, o_state, first_key)
             s_state.advance()
             o_state.advance()
         for _ in cutlass.range(walk.free, unroll=1):
-            row_max, row_sum = self.do_tile(lane, (row_max, row_sum), (s_state, o_state), None)
+            row_max, row_sum = self.do_tile(lane, row_max, row_sum, s_state, o_state, None)
             s_state.advance()
             o_state.advance()
         if cutlass.const_expr(self.plan.config.ctas == 2):
@@ -64,9 +65,9 @@ class Softmax:
         if cutlass.const_expr(self.corrects):
             if walk.tiles > 0:
                 lane.pipes.o.wait(o_state)
-            store_results(self.plan, work, walk, lane, (row_max, row_sum), scope.tensors)
+            store_results(self.plan, work, walk, lane, row_max, row_sum, scope.tensors)
         else:
-            tell(lane, (row_sum, row_max))
+            publish_statistics(lane, (row_sum, row_max))
 
     @cute.jit
     def own_q_tile(self) -> Int32:
@@ -80,28 +81,33 @@ class Softmax:
 
     @cute.jit
     def do_tile(
-        self, lane: Lane, statistics: tuple, states: tuple, first_key: Int32 | None
-    ) -> tuple:
-        """One tile from S to a published P; returns (row_max, row_sum).
+        self,
+        lane: Lane,
+        row_max: Float32,
+        row_sum: Float32,
+        s_state: PipelineState,
+        o_state: PipelineState,
+        first_key: Int32 | None,
+    ) -> tuple[Float32, Float32]:
+        """One tile from S to a published P; returns the new (row_max, row_sum).
 
-        states: (S, O), read only. first_key: of the tile, None where the row sees all of it.
+        The pipeline states are read only. first_key: of the tile, None where the row sees all of
+        it.
         """
-        row_max, row_sum = statistics
-        s_state, o_state = states
         scale_log2, q_tile = lane.scalars.scale_log2, lane.row.q_tile
         stage = s_state.index + q_tile
         lane.pipes.s.wait(s_state, q_tile)
         self.read_scores(lane, stage)
         if cutlass.const_expr(self.plan.config.softcap):
-            squash(lane.scores, lane.scalars.squash_log2)
+            softcap_scores(lane.scores, lane.scalars.softcap_log2)
         if cutlass.const_expr(first_key is not None):
             self.mask(lane, first_key)
         top = top_score(lane.scores, row_max)
         if cutlass.const_expr(self.plan.config.ctas == 2):
             top = cutlass.max(top, from_other_half(self.plan, lane, top, stage))
-        row_max, shrink = next_max(top, row_max, scale_log2, self.plan.config.rescale_log2)
+        row_max, acc_scale = next_max(top, row_max, scale_log2, self.plan.config.rescale_log2)
         if cutlass.const_expr(not self.corrects):
-            tell(lane, (shrink,))
+            publish_statistics(lane, (acc_scale,))
             cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, row_max, scale_log2)
         if cutlass.const_expr(self.corrects and self.plan.config.p_in_smem):
@@ -110,15 +116,16 @@ class Softmax:
         if cutlass.const_expr(self.corrects):
             if cutlass.const_expr(not self.plan.config.p_in_smem):
                 lane.pipes.o.wait(o_state)
-            rescale_output(self.plan, lane, shrink)
+            rescale_output(self.plan, lane, acc_scale)
         tmem.wait_stores()
         tmem.order_before_signal()
         lane.pipes.p.signal(stage)
         if cutlass.const_expr(not self.corrects):
-            # For the next `tell`. Here, because the branch of a wait keeps ptxas from moving the
-            # row sum in front of the signal, and the warps that it waits for are long through.
+            # For the next `publish_statistics`. Here, because the branch of a wait keeps ptxas from
+            # moving the row sum in front of the signal, and the warps that it waits for are long
+            # through.
             lane.pipes.row.wait_free(s_state, q_tile)
-        return row_max, row_sum * shrink + row_total(lane.scores)
+        return row_max, row_sum * acc_scale + row_total(lane.scores)
 
     @cute.jit
     def read_scores(self, lane: Lane, stage: Int32) -> None:

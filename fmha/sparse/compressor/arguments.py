@@ -10,13 +10,14 @@ import torch
 from fmha.sparse.compressor.config import RECORDS, EntryConfig, refused
 from kernelkit.tensors import require_rank, require_table, require_tensors, require_tma
 from kvcache.books.step import ENDS_OF, ROWS_OF
-from kvcache.layouts.latent import ROPE
+from kvcache.layouts.layout import Tail
 from kvcache.layouts.rows import Rows, TailRows, check_mapping, check_range
+from kvcache.movement.rope import check_angles
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """Weights of a compressor; ratio, overlap and width are its tail's.
+    """The weights of a compressor; ratio, overlap and width are its tail's.
 
     ape: fp32 [ratio, overlap * width], added to the scores of a token by its place in the window.
     weight: fp32 [width], of the RMSNorm; eps: of the RMSNorm.
@@ -29,11 +30,14 @@ class Compressor:
 
 @dataclass(frozen=True)
 class Tables:
-    """Arrays of a step, see `kvcache.books.step.Step`: T tokens, B requests, E ends.
+    """The tables of a step (`kvcache.books.step.Step`) of T tokens, B requests and E ends.
 
-    positions: int64 [T]. owners: int32 [T]. starts, state_slots: int32 [B]. cu_tokens: int32
-    [B + 1]. ends: int32 [E], tokens that complete an entry, -1 for padding. tail_rows: int64 [T],
-    rows of the tail. entries: int64 [T], entries of the stream.
+    positions: int64 [T], the position of each token. owners: int32 [T], the request of each token.
+    starts: int32 [B], the position of the first token of each request. cu_tokens: int32 [B + 1],
+    where the tokens of each request begin. state_slots: int32 [B], the slot of each request's tail,
+    or -1. ends: int32 [E], tokens that complete an entry, -1 for padding. tail_rows: int64 [T], the
+    row of the tail that keeps each token, or -1. entries: int64 [T], the entry of the stream that
+    each token completes, or -1.
     """
 
     positions: torch.Tensor
@@ -47,14 +51,14 @@ class Tables:
 
     @staticmethod
     def of(tensors: Mapping[str, torch.Tensor], stream: str, tail: str) -> Tables:
-        """Out of `Step.tensors`, for a stream and the tail of its compressor."""
+        """The tables in `Step.tensors` for a stream and the tail of its compressor."""
         plain = ("positions", "owners", "starts", "cu_tokens", "state_slots")
         names = (*plain, f"{ENDS_OF}{stream}", f"{ROWS_OF}{tail}", f"{ROWS_OF}{stream}")
         return Tables(*(tensors[name] for name in names))
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """All of them."""
+        """The tables by name, in the order of the fields."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -74,28 +78,59 @@ class Job:
 
     @property
     def entry(self) -> EntryConfig:
-        """What is compressed to what."""
+        """The shape and the record of an entry."""
         tail = self.tail.tail
         return EntryConfig(self.out.record.name, tail.ratio, tail.overlap, tail.width)
 
     @property
     def tokens(self) -> int:
-        """Of the step."""
+        """The number of tokens of the step."""
         return len(self.values)
 
 
+@dataclass(frozen=True)
+class Compress:
+    """The same as the operator takes it: a `Tail` by what a compressor asks of it."""
+
+    compressor: Compressor
+    tail_pool: torch.Tensor
+    tail_offset: int
+    tail_rows: int
+    ratio: int
+    width: int
+    overlap: int
+    online: bool
+    out: Rows
+    values: torch.Tensor
+    scores: torch.Tensor
+    tables: Tables
+    cos: torch.Tensor
+    sin: torch.Tensor
+    longest: int | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def job(self) -> Job:
+        """All arguments in their parts."""
+        windows = {"overlap": self.overlap, "online": self.online}
+        tail = Tail("tail", self.ratio, self.width, copies=1, **windows)
+        rows = TailRows(self.tail_pool, self.tail_offset, self.tail_rows, tail)
+        shared = ("compressor", "out", "values", "scores", "tables", "cos", "sin", "longest")
+        return Job(tail=rows, **{name: getattr(self, name) for name in shared})
+
+
 def check(job: Job) -> None:
-    """TypeError, ValueError or NotImplementedError for what the kernels do not do."""
+    """Raise TypeError, ValueError or NotImplementedError for what the kernels do not do."""
     compressor, tail, out = job.compressor, job.tail, job.out
     floats = {"values": job.values, "scores": job.scores}
     weights = {"ape": compressor.ape, "weight": compressor.weight}
-    angles = {"cos": job.cos, "sin": job.sin}
     pools = {"tail pool": tail.pool, "pool": out.pool}
-    require_tensors(**pools, **floats, **weights, **angles, **job.tables.named)
-    tail.check()
-    out.check()
+    require_tensors(**pools, **floats, **weights, cos=job.cos, sin=job.sin, **job.tables.named)
     if out.record.name not in RECORDS:
         raise NotImplementedError(f"record {out.record.name}: supported are {[*RECORDS]}")
+    tail.check()
+    out.check()
     reason = refused(job.entry, online=tail.tail.online)
     if reason:
         raise NotImplementedError(reason)
@@ -107,24 +142,23 @@ def check(job: Job) -> None:
         require_tma(name, tensor)
     require_table("ape", compressor.ape, torch.float32, (layer.ratio, columns))
     require_table("weight", compressor.weight, torch.float32, (layer.width,))
-    require_table("cos", job.cos, torch.float32, (None, ROPE // 2))
-    require_table("sin", job.sin, torch.float32, (len(job.cos), ROPE // 2))
-    for name, tensor in (*weights.items(), *angles.items()):
+    for name, tensor in weights.items():
         require_tma(name, tensor)
+    check_angles(job.cos, job.sin)
     if not compressor.eps >= 0:
         raise ValueError(f"eps {compressor.eps}: at least 0")
     _check_tables(job)
 
 
 def _check_scales(out: Rows) -> None:
-    """fp32 scales are written whole."""
+    """Refuse fp32 scales that are not aligned: they are written in one access."""
     unit = 4 if out.record.scale_bytes == 4 else 1
     if out.record.scale_bytes and out.scale_offset % unit:
         raise ValueError(f"scales at {out.scale_offset}: a multiple of {unit}")
 
 
 def _check_tables(job: Job) -> None:
-    """Types and sizes; on the CPU what is in them, too."""
+    """Refuse wrong dtypes and shapes and, on the CPU, numbers that are out of range."""
     tables, tokens, tail = job.tables, job.tokens, job.tail
     requests = len(tables.starts) if tables.starts.ndim else 0
     sizes = {"positions": tokens, "owners": tokens, "tail_rows": tokens, "entries": tokens}

@@ -6,8 +6,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32
 
 from fmha.sparse.compressor.config import WalkConfig, WindowConfig
-from fmha.sparse.compressor.device import NUMBERS
-from kernelkit.param_table import ParamTable, table_of
+from fmha.sparse.compressor.params import CompressParams
+from kernelkit.param_table import ParamTable
 
 
 class Clusters:
@@ -18,7 +18,7 @@ class Clusters:
 
     @cute.jit
     def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
-        """table: see `fmha.sparse.compressor.device.Numbers`."""
+        """Launch so many clusters of CTAs. table: `CompressParams`."""
         self.kernel(table).launch(
             grid=(clusters * self.config.slices, 1, 1),
             block=(self.config.threads, 1, 1),
@@ -29,6 +29,6 @@ class Clusters:
         )
 
 
-def example_arguments() -> tuple:
-    """Of `Clusters.__call__`."""
-    return table_of([0] * NUMBERS), Int32(0), CUstream(0)
+def example_arguments() -> tuple[ParamTable, Int32, CUstream]:
+    """Those with which `Clusters.__call__` is compiled."""
+    return ParamTable.zeros(CompressParams), Int32(0), CUstream(0)

@@ -4,6 +4,8 @@
 what. The running maximum, sum and value of a channel stay with one thread from token to token.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
@@ -12,30 +14,30 @@ from cutlass.memory import SmemAllocator
 from fmha.sparse.compressor.clusters import Clusters, example_arguments
 from fmha.sparse.compressor.config import VECTOR, WalkConfig
 from fmha.sparse.compressor.device import (
-    NUMBERS,
-    Numbers,
+    Norm,
+    Request,
     fused,
-    index_at,
     load_norm,
-    numbers_from,
     request_of,
     share_of,
     step_cell,
     store_entry,
     sum_of_squares,
 )
-from fmha.sparse.compressor.exchange import exchanged, open_exchange
+from fmha.sparse.compressor.exchange import Exchange, exchanged, open_exchange
+from fmha.sparse.compressor.params import CompressParams
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
 from kernelkit.warp_mma import copy_chunk
 from kernelkit.words import vector_at
 from kvcache.movement.device import (
+    SlotRow,
     checked_entry,
+    int32_at,
+    int64_at,
     load_bytes,
-    number_at,
-    numbers_of,
-    place_of,
+    slot_row,
     zeros,
 )
 
@@ -43,16 +45,72 @@ ARRAYS = 2  # staged of a row: values, scores
 UNROLLED = 8
 
 
+@dataclass(frozen=True)
+class Scope:
+    """What all code of a CTA may reach; part: its number in the cluster, a slice of channels."""
+
+    params: CompressParams
+    part: Int32
+    sRows: cute.Tensor  # fp32 (values or scores, row, channel)
+    sKept: cute.Tensor  # int32 (row), the row of the tail that takes the state after a token, or -1
+    sValues: cute.Tensor  # fp32 (channel), pooled
+    apes: cute.Tensor  # fp32 (VECTOR, turn), what is added to the scores that a thread brings
+    exchange: Exchange
+
+
+@dataclass(frozen=True)
+class Range:
+    """Tokens of a request that are walked, one after another.
+
+    token: the first of them. position: of that token. kept: the first token whose state is kept.
+    """
+
+    request: Int32
+    token: Int32
+    position: Int64
+    count: Int32
+    kept: Int32
+
+
+@dataclass(frozen=True)
+class State:
+    """The softmax of a channel so far: maximum, sum of shares, sum of weighted values."""
+
+    top: Float32
+    total: Float32
+    acc: Float32
+
+
+@dataclass(frozen=True)
+class End:
+    """What is loaded for the entry that a token completes, in registers."""
+
+    entry: cute.Tensor  # int64 (1), as its table has it
+    norm: Norm
+
+
 class Walk(Clusters):
     """Kernel of one WalkConfig."""
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """A cluster has an end, or a request; its CTAs have its channels. See `__call__`."""
-        config, numbers = self.config, numbers_from(numbers_of(table, NUMBERS))
+        """A cluster has an end, or a request; its CTAs have its channels."""
+        config, params = self.config, table.unpack(CompressParams)
         cta, _, _ = cute.arch.block_idx()
         item, part = cta // config.slices, cta % config.slices
-        smem = SmemAllocator()
+        scope = self.scope(params, part)
+        if cutlass.const_expr(config.chunk):
+            self.chunk(scope, item)
+        else:
+            request = self.request(params, item)
+            kept = request.first + request.tokens - Int32(params.tail.rows)
+            tokens = Range(item, request.first, request.start, request.tokens, kept)
+            cute.arch.cluster_wait()  # all have opened the exchange
+            self.run(scope, tokens, Boolean(True), Boolean(False))
+
+    def scope(self, params: CompressParams, part: Int32) -> Scope:
+        """Allocate what `Scope` has, and open the exchange."""
+        config, smem = self.config, SmemAllocator()
         shape = (ARRAYS, config.rows, config.channels)
         layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
         sRows = smem.allocate_tensor(Float32, layout, byte_alignment=128)
@@ -60,70 +118,65 @@ class Walk(Clusters):
             Float32, cute.make_layout(config.channels), byte_alignment=16
         )
         sKept = smem.allocate_tensor(Int32, cute.make_layout(config.rows))
-        # What is added to the scores that a thread brings itself.
         apes = cute.make_rmem_tensor((VECTOR, config.turns), Float32)
-        shared = (sRows, sKept, apes), (sValues, open_exchange(config.slices))
-        if cutlass.const_expr(config.chunk):
-            self.chunk(numbers, shared, item, part)
-        else:
-            begin, tokens, start = self.request(numbers, item)
-            kept = begin + tokens - Int32(numbers.tail[2])
-            range_ = item, begin, start, tokens, kept
-            cute.arch.cluster_wait()  # all have opened the exchange
-            self.run(numbers, shared, range_, (Boolean(True), Boolean(False)), part)
+        return Scope(params, part, sRows, sKept, sValues, apes, open_exchange(config.slices))
 
     @cute.jit
-    def chunk(self, numbers: Numbers, shared: tuple, item: Int32, part: Int32) -> None:
+    def chunk(self, scope: Scope, item: Int32) -> None:
         """The window of an end, or what is behind the last window of a request.
 
         Where the state before the step is what a window of it begins with, only who walks that
         window saves rows, and behind it, since they may take the place of that state.
         """
-        config, ends = self.config, Int32(numbers.counts[0])
-        (staging, _), (thread, _, _) = shared, cute.arch.thread_idx()
+        config, params, tables = self.config, scope.params, scope.params.tables
+        ends = Int32(params.counts.ends)
+        thread, _, _ = cute.arch.thread_idx()
         owner, token, ratio = item - ends, Int32(-1), Int32(self.config.ratio)
         if item < ends:
-            token = index_at(numbers.step[5], item)
-        exists, begun = token >= 0 and token < Int32(numbers.source[4]), token >= ratio - 1
+            token = int32_at(tables.ends, item)
+        exists, begun = token >= 0 and token < Int32(params.step.tokens), token >= ratio - 1
         token = token if exists else Int32(0)
-        position = number_at(numbers.step[0], token)
+        position = int64_at(tables.positions, token)
         begin = token - (ratio - 1) if begun else Int32(0)
-        owners = index_at(numbers.step[1], begin), index_at(numbers.step[1], token)
+        first_owner, last_owner = int32_at(tables.owners, begin), int32_at(tables.owners, token)
         kept_in = Int64(-1)
         for turn in cutlass.range_constexpr(-(-config.ratio // config.threads)):
             row = cutlass.min(begin + turn * config.threads + thread, token)
-            kept_in = cutlass.max(kept_in, number_at(numbers.step[6], row))
+            kept_in = cutlass.max(kept_in, int64_at(tables.tail_rows, row))
         cute.arch.sync_warp()  # loads stay before it: behind rows they would come as late as those
         # As if all rows of the window were of this step, as nearly always.
         count = Int32(config.staged) if exists and begun else Int32(0)
-        self.stage(numbers, staging[0], (begin, count), part)
-        self.load_apes(numbers, staging[2], Int32(0), part)
+        self.stage(scope, begin, count)
+        self.load_apes(scope, Int32(0))
         cute.arch.sync_warp()
         if item < ends:
-            owner = owners[1] if exists else Int32(-1)
+            owner = last_owner if exists else Int32(-1)
         inside = Int32(Uint32(position) % Uint32(config.ratio))
-        whole = exists and begun and owners[0] == owners[1] and inside == ratio - 1
-        whole = whole and owner >= 0 and owner < Int32(numbers.counts[1])
-        range_ = owner, begin, position - (ratio - 1), ratio, Int32(numbers.source[4])
-        tail, staged, emits = range_, Boolean(True), Boolean(True)
+        whole = exists and begun and first_owner == last_owner and inside == ratio - 1
+        whole = whole and owner >= 0 and owner < Int32(params.counts.requests)
+        tokens = Range(owner, begin, position - (ratio - 1), ratio, Int32(params.step.tokens))
+        tail, staged, emits = tokens, Boolean(True), Boolean(True)
         if any_thread(kept_in >= 0 or not whole):
-            range_, tail = self.ranges(numbers, (owner, token), item < ends)
-            staged = range_[3] == ratio
+            tokens, tail = self.ranges(params, owner, token, item < ends)
+            staged = tokens.count == ratio
             if not staged:
                 cute.arch.cp_async_wait_group(0)  # rows of another request, or none
         else:
-            tail = owner, begin, position, Int32(0), Int32(0)
+            tail = Range(owner, begin, position, Int32(0), Int32(0))
         cute.arch.cluster_wait()  # all have opened the exchange
         for _ in cutlass.range(2, unroll=1):
-            self.run(numbers, shared, range_, (emits, staged), part)
-            range_, emits, staged = tail, Boolean(False), Boolean(False)
+            self.run(scope, tokens, emits, staged)
+            tokens, emits, staged = tail, Boolean(False), Boolean(False)
 
     @cute.jit
-    def ranges(self, numbers: Numbers, who: tuple, is_end: Boolean) -> tuple:
-        """Two ranges for `run`: of a window, and of what is behind it; who: (request, end)."""
-        config, rows, (owner, token) = self.config, Int32(numbers.tail[2]), who
-        ratio = Int32(config.ratio)
-        first, tokens, start = self.request(numbers, owner)
+    def ranges(
+        self, params: CompressParams, owner: Int32, token: Int32, is_end: Boolean
+    ) -> tuple[Range, Range]:
+        """What `run` walks of a window, and what of the tokens behind it; token: the window's
+        end."""
+        config, rows, ratio = self.config, Int32(params.tail.rows), Int32(self.config.ratio)
+        request = self.request(params, owner)
+        first, tokens, start = request.first, request.tokens, request.start
         inside = Int32(Uint32(start) % Uint32(config.ratio))
         late = inside != 0 and inside + tokens >= ratio
         last, kept = start + tokens - 1, first + tokens - rows
@@ -132,138 +185,138 @@ class Walk(Clusters):
             end = start + (token - first)
             begin = cutlass.max(window_of(end, config.ratio), start)
             count = Int32(end - begin) + 1 if tokens > 0 else Int32(0)
-            saved = Int32(numbers.source[4]) if late else kept
+            saved = Int32(params.step.tokens) if late else kept
             behind = last + 1 - cutlass.min(rows, tokens)
-        range_ = owner, first + Int32(begin - start), begin, count, saved
+        window = Range(owner, first + Int32(begin - start), begin, count, saved)
         saves = late and count < ratio if is_end else not late
         begin = cutlass.max(window_of(behind, config.ratio), start)
         others = Int32(last - begin) + 1 if saves and tokens > 0 else Int32(0)
-        return range_, (owner, first + Int32(begin - start), begin, others, kept)
+        return window, Range(owner, first + Int32(begin - start), begin, others, kept)
 
     @cute.jit
-    def request(self, numbers: Numbers, index: Int32) -> tuple:
-        """(first token, tokens, position of the first) of a request; no tokens of one that is not
-        there."""
+    def request(self, params: CompressParams, index: Int32) -> Request:
+        """A request by number; without tokens if it is not there."""
         first, tokens, start = Int32(0), Int32(0), Int64(0)
-        if index >= 0 and index < Int32(numbers.counts[1]):
-            first, tokens, start = request_of(numbers, index)
-            inside = first >= 0 and first + tokens <= Int32(numbers.source[4])
+        if index >= 0 and index < Int32(params.counts.requests):
+            found = request_of(params.tables, index)
+            first, tokens, start = found.first, found.tokens, found.start
+            inside = first >= 0 and first + tokens <= Int32(params.step.tokens)
             tokens = tokens if inside else Int32(0)
-        return first, tokens, start
+        return Request(first, tokens, start)
 
     @cute.jit
-    def run(self, numbers: Numbers, shared: tuple, range_: tuple, how: tuple, part: Int32) -> None:
-        """Walk tokens of a request: (request, first token, its position, how many, the first token
-        whose state is kept). how: (whether windows become entries, whether the first rows are
-        staged)."""
-        config, (staging, (sValues, exchange)) = self.config, shared
-        request, token, position, count, kept = range_
-        emits, staged = how
+    def run(self, scope: Scope, tokens: Range, emits: Boolean, staged: Boolean) -> None:
+        """Walk tokens of a request. emits: whether windows become entries. staged: whether the
+        first rows are in shared memory, or on their way."""
+        config = self.config
+        token, position, count = tokens.token, tokens.position, tokens.count
         thread, _, _ = cute.arch.thread_idx()
-        state, emitted = self.begun(numbers, request, (position, count), part), Int32(0)
-        norm = cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32)
-        end = (cute.make_rmem_tensor(1, Int64), norm)
+        state, emitted = self.begun(scope, tokens), Int32(0)
+        norm = Norm(cute.make_rmem_tensor(VECTOR, Float32), cute.make_rmem_tensor(VECTOR, Float32))
+        end = End(cute.make_rmem_tensor(1, Int64), norm)
         while count > 0:
             inside = Int32(Uint32(position) % Uint32(config.ratio))
             rows = cutlass.min(cutlass.min(count, config.ratio - inside), Int32(config.staged))
             if inside == 0:
-                state = -Float32.inf, Float32(0.0), Float32(0.0)
+                state = State(-Float32.inf, Float32(0.0), Float32(0.0))
             if not staged:
-                self.load_apes(numbers, staging[2], inside, part)
-                self.stage(numbers, staging[0], (token, rows), part)
+                self.load_apes(scope, inside)
+                self.stage(scope, token, rows)
             staged = Boolean(False)
-            place = token, rows, kept, position
-            state = self.walk(numbers, (staging, end), place, state, part)
+            batch = Range(tokens.request, token, position, rows, tokens.kept)
+            state = self.walk(scope, end, batch, state)
             if emits and inside + rows == config.ratio:
                 if thread < config.channels:
-                    sValues[thread] = state[2] * cute.arch.rcp_approx(state[1])
+                    scope.sValues[thread] = state.acc * cute.arch.rcp_approx(state.total)
                 cute.arch.sync_threads()
-                self.emit(numbers, (sValues, exchange), end, (part, emitted))
+                self.emit(scope, end, emitted)
                 emitted = emitted + 1
             token, position, count = token + rows, position + rows, count - rows
             cute.arch.sync_threads()  # before rows are staged where others were
 
     @cute.jit
-    def load_end(self, numbers: Numbers, end: tuple, place: tuple, part: Int32) -> None:
-        """For the entry that a token completes: (entry as its table has it, what a lane needs of
-        the norm). place: (token, a position in its window)."""
-        config, (entry, norm), (token, position) = self.config, end, place
-        found = load_norm(config, numbers, self.column(part), window_of(position, config.ratio))
-        entry[0] = number_at(numbers.step[7], token)
-        for tensor in cutlass.range_constexpr(2):
-            for index in cutlass.range_constexpr(VECTOR):
-                norm[tensor][index] = found[tensor][index]
+    def load_end(self, scope: Scope, end: End, token: Int32, position: Int64) -> None:
+        """Fill `end` for the entry that a token completes; position: any in its window."""
+        begin = window_of(position, self.config.ratio)
+        found = load_norm(self.config, scope.params, self.column(scope), begin)
+        end.entry[0] = int64_at(scope.params.tables.entries, token)
+        for index in cutlass.range_constexpr(VECTOR):
+            end.norm.weight[index] = found.weight[index]
+        for index in cutlass.range_constexpr(VECTOR):
+            end.norm.angles[index] = found.angles[index]
 
     @cute.jit
-    def column(self, part: Int32) -> Int32:
-        """First channel of a lane."""
+    def column(self, scope: Scope) -> Int32:
+        """The first channel of a lane."""
         thread, _, _ = cute.arch.thread_idx()
-        return part * self.config.channels + thread % self.config.row_lanes * VECTOR
+        return scope.part * self.config.channels + thread % self.config.row_lanes * VECTOR
 
     @cute.jit
-    def begun(self, numbers: Numbers, request: Int32, range_: tuple, part: Int32) -> tuple:
-        """(maximum, sum, value) of a thread's channel before the first token."""
-        config, (position, count) = self.config, range_
+    def begun(self, scope: Scope, tokens: Range) -> State:
+        """The state of a thread's channel before the first token: out of the tail within a
+        window."""
+        config, tail, position = self.config, scope.params.tail, tokens.position
         thread, _, _ = cute.arch.thread_idx()
         top, total, acc = -Float32.inf, Float32(0.0), Float32(0.0)
-        resumed = count > 0 and Uint32(position) % Uint32(config.ratio) != 0
+        resumed = tokens.count > 0 and Uint32(position) % Uint32(config.ratio) != 0
         if resumed and thread < config.channels:
-            slot = index_at(numbers.step[4], request)
-            if slot >= 0 and slot < Int32(numbers.tail[3]):
-                row = Int64(Uint32(position - 1) % Uint32(numbers.tail[2]))
-                place = self.row_of(numbers, (Int64(slot), row), part)
-                top = vector_at(place, Float32, 1)[0]
-                total = vector_at(place + config.width * 4, Float32, 1)[0]
-                acc = vector_at(place + config.width * 8, Float32, 1)[0]
-        return top, total, acc
+            slot = int32_at(scope.params.tables.state_slots, tokens.request)
+            if slot >= 0 and slot < Int32(tail.slots):
+                row = Int64(Uint32(position - 1) % Uint32(tail.rows))
+                address = self.state_address(scope, SlotRow(Int64(slot), row))
+                top = vector_at(address, Float32, 1)[0]
+                total = vector_at(address + config.width * 4, Float32, 1)[0]
+                acc = vector_at(address + config.width * 8, Float32, 1)[0]
+        return State(top, total, acc)
 
     @cute.jit
-    def row_of(self, numbers: Numbers, place: tuple, part: Int32) -> Int64:
-        """Address of the maximum of a thread's channel in a row of the tail: (slot, row)."""
-        config, (slot, row) = self.config, place
+    def state_address(self, scope: Scope, place: SlotRow) -> Int64:
+        """The address of the maximum of a thread's channel in a row of the tail."""
+        config, tail = self.config, scope.params.tail
         thread, _, _ = cute.arch.thread_idx()
-        address = numbers.tail[0] + slot * numbers.tail[1] + row * (3 * config.width * 4)
-        return address + Int64(part * config.channels + thread) * 4
+        row = tail.address + place.slot * tail.slot_stride + place.row * (3 * config.width * 4)
+        return row + Int64(scope.part * config.channels + thread) * 4
 
     @cute.jit
-    def place_of_turn(self, turn: cutlass.Constexpr[int]) -> tuple:
-        """(row, first channel) that a thread brings."""
+    def row_of_turn(self, turn: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
+        """The row that a thread brings in a turn, and its first channel."""
         thread, _, _ = cute.arch.thread_idx()
         lanes = self.config.row_lanes
         return turn * self.config.lines + thread // lanes, thread % lanes * VECTOR
 
     @cute.jit
-    def load_apes(self, numbers: Numbers, apes: cute.Tensor, inside: Int32, part: Int32) -> None:
+    def load_apes(self, scope: Scope, inside: Int32) -> None:
         """What is added to the scores of rows of which the first has this place in the window."""
-        config = self.config
+        config, weights = self.config, scope.params.weights
         for turn in cutlass.range_constexpr(config.turns):
-            row, channel = self.place_of_turn(turn)
+            row, channel = self.row_of_turn(turn)
             phase = Int64(cutlass.min(inside + row, Int32(config.ratio - 1)))
-            column = Int64(part * config.channels + channel) * 4
-            load_bytes(numbers.weights[0] + phase * numbers.weights[2] + column, apes[None, turn])
+            column = Int64(scope.part * config.channels + channel) * 4
+            address = weights.ape + phase * weights.ape_stride + column
+            load_bytes(address, scope.apes[None, turn])
 
     @cute.jit
-    def stage(self, numbers: Numbers, sRows: cute.Tensor, rows: tuple, part: Int32) -> None:
-        """Values and scores of rows to shared memory, a group of copies for each batch; rows:
-        (first token, how many). Zeros for tokens below 0, and behind the last row."""
-        config, (token, count) = self.config, rows
+    def stage(self, scope: Scope, token: Int32, count: Int32) -> None:
+        """Values and scores of `count` tokens from `token` on to shared memory, a group of copies
+        for each batch; zeros for tokens below 0, and behind the last row."""
+        config = self.config
         for turn in cutlass.range_constexpr(config.turns):
-            row, channel = self.place_of_turn(turn)
-            cells = step_cell(numbers, token + row, part * config.channels + channel)
+            row, channel = self.row_of_turn(turn)
+            cell = step_cell(scope.params.step, token + row, scope.part * config.channels + channel)
             exists = token + row >= 0 and row < count
-            for array in cutlass.range_constexpr(ARRAYS):
+            for array, source in enumerate((cell.values, cell.scores)):
                 place = (array * config.rows + row) * config.channels + channel
-                copy_chunk(sRows.iterator.toint() + place * 4, cells[array], exists)
+                copy_chunk(scope.sRows.iterator.toint() + place * 4, source, exists)
             if cutlass.const_expr((turn + 1) % config.batch_turns == 0 or turn + 1 == config.turns):
                 cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def add_apes(self, staging: tuple, batch: cutlass.Constexpr[int]) -> None:
-        """To the scores of a batch that a thread has brought, for all who walk them."""
-        config, (sRows, _, apes) = self.config, staging
+    def add_apes(self, scope: Scope, batch: cutlass.Constexpr[int]) -> None:
+        """Add them to the scores of a batch that a thread has brought, for all who walk them."""
+        config, sRows, apes = self.config, scope.sRows, scope.apes
         begin = batch * config.batch_turns
         for turn in cutlass.range_constexpr(begin, min(begin + config.batch_turns, config.turns)):
-            row, channel = self.place_of_turn(turn)
+            row, channel = self.row_of_turn(turn)
             sScores = cute.local_tile(sRows[1, row, None], (VECTOR,), (channel // VECTOR,))
             scores = zeros(VECTOR, Float32)
             cute.autovec_copy(sScores, scores)
@@ -272,59 +325,58 @@ class Walk(Clusters):
             cute.autovec_copy(scores, sScores)
 
     @cute.jit
-    def walk(self, numbers: Numbers, where: tuple, rows: tuple, state: tuple, part: Int32) -> tuple:
-        """(maximum, sum, value) after these rows: (first token, how many, the first token whose
-        state is kept, position of the first). where: (staging, what `load_end` fills)."""
-        config, (token, count, kept, position), (staging, end_) = self.config, rows, where
-        sRows, sKept, _ = staging
+    def walk(self, scope: Scope, end: End, tokens: Range, state: State) -> State:
+        """The state after staged tokens of one window, from the one before them; fills `end`."""
+        config, sRows, tail = self.config, scope.sRows, scope.params.tail
+        token, count = tokens.token, tokens.count
         thread, _, _ = cute.arch.thread_idx()
-        number, saves = Int64(-1), thread < count and token + thread >= kept
+        number, saves = Int64(-1), thread < count and token + thread >= tokens.kept
         if saves:
-            number = number_at(numbers.step[6], token + thread)
+            number = int64_at(scope.params.tables.tail_rows, token + thread)
         for batch in cutlass.range(config.batches, unroll=1):
             for known in cutlass.range_constexpr(config.batches):
                 if batch == known:
                     cute.arch.cp_async_wait_group(config.batches - 1 - known)
-                    self.add_apes(staging, known)
+                    self.add_apes(scope, known)
             if batch == config.batches - 1:  # before, ptxas would wait for these with the ape
-                self.load_end(numbers, end_, (token + count - 1, position), part)
+                self.load_end(scope, end, token + count - 1, tokens.position)
             begin = batch * config.batch_turns * config.lines
-            end = cutlass.min(count, Int32(begin + config.batch_turns * config.lines))
-            if saves and thread >= begin and thread < end:
-                sKept[thread] = checked_entry(number, numbers.tail[2] * numbers.tail[3])
+            stop = cutlass.min(count, Int32(begin + config.batch_turns * config.lines))
+            if saves and thread >= begin and thread < stop:
+                scope.sKept[thread] = checked_entry(number, tail.rows * tail.slots)
             cute.arch.sync_threads()
-            first = cutlass.min(cutlass.max(kept - token, Int32(begin)), end)
+            first = cutlass.min(cutlass.max(tokens.kept - token, Int32(begin)), stop)
             if thread < config.channels:
                 for row in cutlass.range(begin, first, 1, unroll=UNROLLED):
                     state = one_more(state, sRows[0, row, thread], sRows[1, row, thread])
-                for row in cutlass.range(first, end, 1, unroll=1):
+                for row in cutlass.range(first, stop, 1, unroll=1):
                     state = one_more(state, sRows[0, row, thread], sRows[1, row, thread])
-                    self.save(numbers, sKept[row], state, part)
+                    self.save(scope, scope.sKept[row], state)
         return state
 
     @cute.jit
-    def save(self, numbers: Numbers, row: Int32, state: tuple, part: Int32) -> None:
-        """A state to its row, if it has one."""
+    def save(self, scope: Scope, row: Int32, state: State) -> None:
+        """A state to its row of the tail, if it has one."""
         if row >= 0:
-            place = self.row_of(numbers, place_of(row, numbers.tail[2]), part)
-            for index in cutlass.range_constexpr(3):
-                gCell = vector_at(place + index * self.config.width * 4, Float32, 1)
-                gCell[0] = state[index]
+            address = self.state_address(scope, slot_row(row, scope.params.tail.rows))
+            for index, number in enumerate((state.top, state.total, state.acc)):
+                gCell = vector_at(address + index * self.config.width * 4, Float32, 1)
+                gCell[0] = number
 
     @cute.jit
-    def emit(self, numbers: Numbers, shared: tuple, end: tuple, who: tuple) -> None:
-        """The entry of pooled channels; end: see `load_end`. who: (number of the CTA, how many
-        entries came before)."""
-        config, (sValues, exchange), (number, norm), (part, _) = self.config, shared, end, who
+    def emit(self, scope: Scope, end: End, emitted: Int32) -> None:
+        """Store the entry of pooled channels; emitted: how many came before it."""
+        config, params = self.config, scope.params
         thread, _, _ = cute.arch.thread_idx()
         values = zeros(VECTOR, Float32)
         lane = thread % config.row_lanes
-        cute.autovec_copy(cute.local_tile(sValues, (VECTOR,), (lane,)), values)
-        squares = exchanged(exchange, sum_of_squares(values, config.row_lanes), *who)
-        entry, column = checked_entry(number[0], numbers.target[4]), self.column(part)
+        cute.autovec_copy(cute.local_tile(scope.sValues, (VECTOR,), (lane,)), values)
+        squares = sum_of_squares(values, config.row_lanes)
+        squares = exchanged(scope.exchange, squares, scope.part, emitted)
+        entry, column = checked_entry(end.entry[0], params.entries.count), self.column(scope)
         entry = entry if thread < config.row_lanes else Int32(-1)
         if thread < WARP_THREADS:
-            store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
+            store_entry(config, self.arch, params, values, end.norm, column, entry, squares)
 
 
 @cute.jit
@@ -346,15 +398,15 @@ def window_of(position: Int64, ratio: cutlass.Constexpr[int]) -> Int64:
 
 
 @cute.jit
-def one_more(state: tuple, value: Float32, score: Float32) -> tuple:
-    """(maximum, sum, value) with another token."""
-    top, total, acc = state
+def one_more(state: State, value: Float32, score: Float32) -> State:
+    """The state with another token."""
+    top = state.top
     rises = score > top  # one of both shares is exp(0)
     higher, lower = cute.arch.fmax(top, score), top if rises else score
     share = share_of(lower, finite(higher))
     old, new = share if rises else Float32(1.0), Float32(1.0) if rises else share
     # The same product and sum wherever it is compiled.
-    return higher, fused(total, old, new), fused(value, new, acc * old)
+    return State(higher, fused(state.total, old, new), fused(value, new, state.acc * old))
 
 
 def host_function(config: WalkConfig, arch: str) -> tuple:

@@ -3,6 +3,8 @@
 `fmha.sparse.compressor.reference` is the definition, `fmha.sparse.compressor.config` who does what.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
@@ -11,13 +13,10 @@ from cutlass.memory import SmemAllocator
 from fmha.sparse.compressor.clusters import Clusters, example_arguments
 from fmha.sparse.compressor.config import VECTOR, WindowConfig
 from fmha.sparse.compressor.device import (
-    NUMBERS,
-    Numbers,
+    Cell,
     ape_at,
     fused,
-    index_at,
     load_norm,
-    numbers_from,
     save_row,
     share_of,
     step_cell,
@@ -27,15 +26,52 @@ from fmha.sparse.compressor.device import (
     tail_cell,
 )
 from fmha.sparse.compressor.exchange import Exchange, exchanged, open_exchange
+from fmha.sparse.compressor.params import CompressParams
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
 from kernelkit.warp_mma import copy_chunk
-from kvcache.movement.device import checked_entry, entry_of, number_at, numbers_of, zeros
+from kvcache.movement.device import (
+    SlotRow,
+    checked_entry,
+    entry_of,
+    int32_at,
+    int64_at,
+    zeros,
+)
 
 ARRAYS = 2  # values, scores
 PARTS = 3  # of a group: maximum, sum, sum of weighted values
 NOTHING = -(2**31)  # follows a cell
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a thread has of a window: rows of a group, VECTOR channels from `column` on.
+
+    token: the last of the window, which completes its entry; position: of that token.
+    """
+
+    params: CompressParams
+    sCells: cute.Tensor  # see `Windows.cells`
+    token: Int32
+    position: Int32
+    group: Int32
+    column: Int32
+
+
+@dataclass(frozen=True)
+class History:
+    """Where the rows before the last one of a window are.
+
+    tokens: of the request in this step. slot: of its tail, or -1. in_step: how many rows before the
+    last one are of this step; known: how many are there at all, in the step or in the tail.
+    """
+
+    tokens: Int32
+    slot: Int32
+    in_step: Int32
+    known: Int32
 
 
 class Windows(Clusters):
@@ -43,22 +79,22 @@ class Windows(Clusters):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Clusters have windows, those behind them rows of tails; see `__call__`."""
-        config, numbers = self.config, numbers_from(numbers_of(table, NUMBERS))
+        """Clusters have windows, those behind them rows of tails."""
+        config, params = self.config, table.unpack(CompressParams)
         cta, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         item, part = cta // config.slices, cta % config.slices
-        behind = cta - Int32(numbers.counts[3]) * config.slices
+        behind = cta - Int32(params.counts.window_clusters) * config.slices
         if behind >= 0:
             row = behind * config.saved_rows + thread // config.row_threads
-            save_row(config, numbers, row, (thread % config.row_threads, config.row_threads))
+            save_row(config, params, row, thread % config.row_threads, config.row_threads)
         else:
-            self.compress(numbers, item, part)
+            self.compress(params, item, part)
 
     @cute.jit
-    def compress(self, numbers: Numbers, item: Int32, part: Int32) -> None:
+    def compress(self, params: CompressParams, item: Int32, part: Int32) -> None:
         """The windows of a CTA, of which it has a slice of the channels."""
-        config = self.config
+        config, tables = self.config, params.tables
         thread, _, _ = cute.arch.thread_idx()
         sCells, exchange = self.cells(), None
         if cutlass.const_expr(config.slices > 1):
@@ -67,87 +103,92 @@ class Windows(Clusters):
         group, lane = inside // config.lanes, inside % config.lanes
         column = part * config.channels + lane * VECTOR
         index, token = item * config.windows + thread // config.window_threads, Int32(-1)
-        if index < Int32(numbers.counts[0]):
-            token = index_at(numbers.step[5], index)
+        if index < Int32(params.counts.ends):
+            token = int32_at(tables.ends, index)
         # Loads stay before a sync_warp: ptxas would move them to where they are used, and wait for
         # one after another.
         if cutlass.const_expr(not config.chunk):
-            apes = self.load_apes(numbers, (group, column))
+            apes = self.load_apes(params, group, column)
             cute.arch.sync_warp()
-        exists = token >= 0 and token < Int32(numbers.source[4])
+        exists = token >= 0 and token < Int32(params.step.tokens)
         token = token if exists else Int32(0)
-        position = Int32(number_at(numbers.step[0], token))
-        owner = index_at(numbers.step[1], token)
+        position = Int32(int64_at(tables.positions, token))
+        owner = int32_at(tables.owners, token)
         begun = token >= config.rows - 1
-        begun_by = index_at(numbers.step[1], token - (config.rows - 1) if begun else Int32(0))
-        entry = number_at(numbers.step[7], token)
-        place = token, position, group, column
+        begun_by = int32_at(tables.owners, token - (config.rows - 1) if begun else Int32(0))
+        entry = int64_at(tables.entries, token)
+        window = Window(params, sCells, token, position, group, column)
         if cutlass.const_expr(config.chunk):
-            self.stage_new(numbers, sCells, (token, group, column))
+            self.stage_new(window)
         begin = Int64(position - (config.ratio - 1))
         if cutlass.const_expr(config.chunk):
-            apes = self.load_apes(numbers, (group, column))
+            apes = self.load_apes(params, group, column)
             cute.arch.sync_warp()
         if cutlass.const_expr(config.groups == 1):
-            norm = load_norm(config, numbers, column, begin)
-        end = exists, owner, begun and begun_by == owner
-        older, request, ages = self.stage_older(numbers, sCells, place, end)
+            norm = load_norm(config, params, column, begin)
+        whole = begun and begun_by == owner
+        older, history = self.stage_older(window, owner, exists, whole)
         cute.arch.cp_async_wait_group(0)
-        entry = checked_entry(entry, numbers.target[4])
-        writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= ages[1]
-        parts = self.pooled(sCells, apes, group, ages)
+        entry = checked_entry(entry, params.entries.count)
+        writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= history.known
+        parts = self.pooled(sCells, apes, group, history)
         if cutlass.const_expr(config.groups > 1):  # one warp's, and all have too few registers
-            norm = load_norm(config, numbers, column, begin)
+            norm = load_norm(config, params, column, begin)
         values = self.joined(parts, sCells, lane)
         squares = self.all_squares(exchange, values, part)
         if cutlass.const_expr(config.groups > 1):
             entry = entry if writes and thread < config.lanes else Int32(-1)
             if thread < WARP_THREADS:
-                store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
+                store_entry(config, self.arch, params, values, norm, column, entry, squares)
         else:
             entry = entry if writes else Int32(-1)
-            store_entry((config, self.arch), numbers, values, norm, (column, entry), squares)
+            store_entry(config, self.arch, params, values, norm, column, entry, squares)
         if older:
-            self.follow(numbers, sCells, place, (request, ages))
+            self.follow(window, history)
 
     @cute.jit
-    def stage_older(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, end: tuple) -> tuple:
-        """What `stage_new` did not bring: (whether there was something, request, ages), these two
-        as `owned` has them. end: (exists, its request, whether that has the first row, too)."""
-        config, (token, position, _, _), (exists, owner, whole) = self.config, place, end
+    def stage_older(
+        self, window: Window, owner: Int32, exists: Boolean, whole: Boolean
+    ) -> tuple[Boolean, History]:
+        """Stage what `stage_new` did not bring: whether there was something, and where rows are.
+
+        owner: the request of the window. exists: whether there is a window. whole: whether its
+        first row is of the same request, in this step.
+        """
+        config = self.config
         if cutlass.const_expr(config.chunk):
-            older, request = exists and not whole, (Int32(0), Int32(0), Int32(-1))
-            ages = Int32(config.rows - 1), Int32(config.rows - 1)
+            last = Int32(config.rows - 1)
+            older, history = exists and not whole, History(Int32(0), Int32(-1), last, last)
             if older:
-                request, ages = self.owned(numbers, owner, (exists, token, position))
+                history = self.history_of(window, owner, exists)
                 cute.arch.cp_async_wait_group(0)
-                self.stage_any(numbers, sCells, place, (request, ages))
+                self.stage_any(window, history)
         else:
-            older = exists
-            request, ages = self.owned(numbers, owner, (exists, token, position))
-            self.stage_any(numbers, sCells, place, (request, ages))
-        return older, request, ages
+            older, history = exists, self.history_of(window, owner, exists)
+            self.stage_any(window, history)
+        return older, history
 
     @cute.jit
     def cells(self) -> cute.Tensor:
-        """Shared memory for values and scores of the rows of every thread: (element, thread, cell).
+        """Shared memory for values and scores of the rows of every thread.
 
         A thread reads what it brought itself: no barrier, and rows on their way need no registers.
         """
         config = self.config
+        # Modes: channel of a thread, thread, values or scores of a row.
         layout = cute.make_layout((VECTOR, config.threads, ARRAYS * config.group_rows))
         return SmemAllocator().allocate_tensor(Float32, layout, byte_alignment=16)
 
     @cute.jit
     def stage(
-        self, sCells: cute.Tensor, index: cutlass.Constexpr[int], cells: tuple, exists: Boolean
+        self, sCells: cute.Tensor, index: cutlass.Constexpr[int], cell: Cell, exists: Boolean
     ) -> None:
-        """Start to bring a row, zeros if it is not there; cells: addresses of values and scores."""
+        """Start to bring a row to shared memory, zeros if it is not there."""
         thread, _, _ = cute.arch.thread_idx()
-        for array in cutlass.range_constexpr(ARRAYS):
-            cell = (ARRAYS * index + array) * self.config.threads
-            target = sCells.iterator.toint() + (cell + thread) * (VECTOR * 4)
-            copy_chunk(target, cells[array], exists)
+        for array, source in enumerate((cell.values, cell.scores)):
+            first = (ARRAYS * index + array) * self.config.threads
+            target = sCells.iterator.toint() + (first + thread) * (VECTOR * 4)
+            copy_chunk(target, source, exists)
 
     @cute.jit
     def cell_in(
@@ -172,72 +213,67 @@ class Windows(Clusters):
         return Int32(Uint32(row) // Uint32(config.ratio)) * config.width + column
 
     @cute.jit
-    def owned(self, numbers: Numbers, owner: Int32, end: tuple) -> tuple:
-        """(request, ages) of an end: (exists, token, position).
-
-        request: its first token, tokens, slot or -1. ages: rows before the last one that are of the
-        step, rows before it that are anywhere.
-        """
-        exists, token, position = end
+    def history_of(self, window: Window, owner: Int32, exists: Boolean) -> History:
+        """The history of a window of a request; without a tail if one of both is not there."""
+        params = window.params
         first, count, slot = Int32(0), Int32(0), Int32(-1)
-        if exists and owner >= 0 and owner < Int32(numbers.counts[1]):
-            first = index_at(numbers.step[3], owner)
-            count = index_at(numbers.step[3], owner + 1) - first
-            slot = index_at(numbers.step[4], owner)
-            slot = slot if slot < Int32(numbers.tail[3]) else Int32(-1)
-        behind = token - first
-        there = position if slot >= 0 else cutlass.min(behind, position)
-        return (first, count, slot), (behind, there)
+        if exists and owner >= 0 and owner < Int32(params.counts.requests):
+            first = int32_at(params.tables.cu_tokens, owner)
+            count = int32_at(params.tables.cu_tokens, owner + 1) - first
+            slot = int32_at(params.tables.state_slots, owner)
+            slot = slot if slot < Int32(params.tail.slots) else Int32(-1)
+        in_step = window.token - first
+        known = window.position if slot >= 0 else cutlass.min(in_step, window.position)
+        return History(count, slot, in_step, known)
 
     @cute.jit
-    def stage_new(self, numbers: Numbers, sCells: cute.Tensor, place: tuple) -> None:
+    def stage_new(self, window: Window) -> None:
         """The rows of a thread out of the tokens before its last one, whoever's they are: what
         belongs to another request, or is too old, `stage_any` replaces."""
-        config, (token, group, column) = self.config, place
-        for index in cutlass.range_constexpr(config.group_rows):
-            source = cutlass.max(token - self.back_of(group, index), Int32(0))
-            cells = step_cell(numbers, source, self.column_of(group, index, column))
-            self.stage(sCells, index, cells, Boolean(True))
+        for index in cutlass.range_constexpr(self.config.group_rows):
+            source = cutlass.max(window.token - self.back_of(window.group, index), Int32(0))
+            column = self.column_of(window.group, index, window.column)
+            cell = step_cell(window.params.step, source, column)
+            self.stage(window.sCells, index, cell, Boolean(True))
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def stage_any(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
-        """The rows of a thread from before the step, out of the tail; without `chunk` all rows.
-
-        whose: (request, ages).
-        """
-        config, (token, position, group, column) = self.config, place
-        (_, _, slot), (behind, there) = whose
-        last, rows = Int32(Uint32(position) % Uint32(numbers.tail[2])), Int32(numbers.tail[2])
+    def stage_any(self, window: Window, history: History) -> None:
+        """The rows of a thread from before the step, out of the tail; without `chunk` all rows."""
+        config, params, sCells = self.config, window.params, window.sCells
+        rows = Int32(params.tail.rows)
+        last = Int32(Uint32(window.position) % Uint32(params.tail.rows))
         for index in cutlass.range_constexpr(config.group_rows):
-            back, here = self.back_of(group, index), self.column_of(group, index, column)
+            back = self.back_of(window.group, index)
+            column = self.column_of(window.group, index, window.column)
             line = last - back if last >= back else last - back + rows
-            cells = tail_cell(config, numbers, (cutlass.max(slot, Int32(0)), Int64(line)), here)
+            kept_in = SlotRow(Int64(cutlass.max(history.slot, Int32(0))), Int64(line))
+            kept = tail_cell(config, params.tail, kept_in, column)
             if cutlass.const_expr(config.chunk):
-                if back > behind:
-                    self.stage(sCells, index, cells, back <= there)
+                if back > history.in_step:
+                    self.stage(sCells, index, kept, back <= history.known)
             else:
-                source = cutlass.max(token - back, Int32(0))
-                values, scores = step_cell(numbers, source, here)
-                if back > behind:
-                    values, scores = cells
-                self.stage(sCells, index, (values, scores), back <= there)
+                source = cutlass.max(window.token - back, Int32(0))
+                cell = step_cell(params.step, source, column)
+                if back > history.in_step:
+                    cell = kept
+                self.stage(sCells, index, cell, back <= history.known)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def load_apes(self, numbers: Numbers, place: tuple) -> list[cute.Tensor]:
+    def load_apes(self, params: CompressParams, group: Int32, column: Int32) -> list[cute.Tensor]:
         """What is added to the scores of a thread's rows, if they are of the step: the tail has it
-        in its own. place: (group, column)."""
-        (group, column), apes = place, []
+        in its own."""
+        apes = []
         for index in cutlass.range_constexpr(self.config.group_rows):
             phase = Int64(group * self.config.group_rows + index)
             here = self.column_of(group, index, column)
-            apes.append(ape_at(self.config, numbers, phase, here))
+            apes.append(ape_at(self.config, params.weights, phase, here))
         return apes
 
     @cute.jit
     def pooled(
-        self, sCells: cute.Tensor, apes: list, group: Int32, ages: tuple
+        self, sCells: cute.Tensor, apes: list[cute.Tensor], group: Int32, history: History
     ) -> list[cute.Tensor]:
         """Maxima, sums and sums of weighted values of a thread's channels over its rows; scores
         take the place of what is added to them."""
@@ -247,8 +283,8 @@ class Windows(Clusters):
             score = self.cell_in(sCells, index, 1)
             for channel in cutlass.range_constexpr(VECTOR):
                 new = score[channel] + apes[index][channel]
-                found = score[channel] if back > ages[0] else new
-                scores[index][channel] = found if back <= ages[1] else -Float32.inf
+                found = score[channel] if back > history.in_step else new
+                scores[index][channel] = found if back <= history.known else -Float32.inf
         top, total, acc = parts = [zeros(VECTOR, Float32) for _ in range(PARTS)]
         for channel in cutlass.range_constexpr(VECTOR):
             top[channel] = -Float32.inf
@@ -263,7 +299,7 @@ class Windows(Clusters):
         return parts
 
     @cute.jit
-    def joined(self, parts: list, sCells: cute.Tensor, lane: Int32) -> cute.Tensor:
+    def joined(self, parts: list[cute.Tensor], sCells: cute.Tensor, lane: Int32) -> cute.Tensor:
         """Pooled channels over all groups, VECTOR for each lane of the first of them."""
         config, (_, total, acc) = self.config, parts
         thread, _, _ = cute.arch.thread_idx()
@@ -299,45 +335,48 @@ class Windows(Clusters):
         return acc * cute.arch.rcp_approx(total)
 
     @cute.jit
-    def follow(self, numbers: Numbers, sCells: cute.Tensor, place: tuple, whose: tuple) -> None:
+    def follow(self, window: Window, history: History) -> None:
         """What this step has for the cells of the tail that a thread read, into them."""
-        config, (token, _, group, _), rows = self.config, place, Int32(numbers.tail[2])
-        (_, count, _), (behind, there) = whose
-        turns = Int32(Uint32(count - 1 - behind) // Uint32(rows))
-        rest = count - 1 - behind - turns * rows
+        config, params = self.config, window.params
+        rows = Int32(params.tail.rows)
+        after = history.tokens - 1 - history.in_step  # tokens of the request behind the window
+        turns = Int32(Uint32(after) // Uint32(rows))
+        rest = after - turns * rows
         aheads, any_wanted = cute.make_rmem_tensor(config.group_rows, Int32), Boolean(False)
         for index in cutlass.range_constexpr(config.group_rows):
-            back = self.back_of(group, index)
+            back = self.back_of(window.group, index)
             ahead = (turns + 1 if rest + back >= rows else turns) * rows - back
-            source = token + ahead
-            known = ahead > 0 and source >= 0 and source < Int32(numbers.source[4])
-            wanted = back > behind and back <= there and known
+            source = window.token + ahead
+            exists = ahead > 0 and source >= 0 and source < Int32(params.step.tokens)
+            wanted = back > history.in_step and back <= history.known and exists
             aheads[index] = ahead if wanted else NOTHING
             any_wanted = any_wanted or wanted
         if any_wanted:
-            self.replace(numbers, sCells, place, aheads)
+            self.replace(window, aheads)
 
     @cute.jit
-    def replace(
-        self, numbers: Numbers, sCells: cute.Tensor, place: tuple, aheads: cute.Tensor
-    ) -> None:
+    def replace(self, window: Window, aheads: cute.Tensor) -> None:
         """Cells of the tail take those of tokens so far ahead of the last row, through sCells."""
-        config, (token, position, group, column), tail = self.config, place, numbers.tail
+        config, params, sCells = self.config, window.params, window.sCells
+        tail = params.tail
         rows, apes = cute.make_rmem_tensor(config.group_rows, Int32), []
         for index in cutlass.range_constexpr(config.group_rows):
-            wanted, here = aheads[index] != NOTHING, self.column_of(group, index, column)
+            wanted = aheads[index] != NOTHING
+            column = self.column_of(window.group, index, window.column)
             ahead = aheads[index] if wanted else Int32(0)
-            row = entry_of(numbers.step[6], token + ahead, tail[2] * tail[3])
+            token = window.token + ahead
+            row = entry_of(params.tables.tail_rows, token, tail.rows * tail.slots)
             rows[index] = row if wanted else Int32(-1)
-            self.stage(sCells, index, step_cell(numbers, token + ahead, here), wanted)
-            apes.append(ape_at(config, numbers, Int64(position + ahead), here))
+            self.stage(sCells, index, step_cell(params.step, token, column), wanted)
+            position = Int64(window.position + ahead)
+            apes.append(ape_at(config, params.weights, position, column))
         cute.arch.cp_async_commit_group()
         cute.arch.cp_async_wait_group(0)
         for index in cutlass.range_constexpr(config.group_rows):
             if rows[index] >= 0:
-                cells = [self.cell_in(sCells, index, array) for array in range(ARRAYS)]
-                here = self.column_of(group, index, column)
-                store_cell(config, numbers, rows[index], here, (*cells, apes[index]))
+                values, scores = (self.cell_in(sCells, index, array) for array in range(ARRAYS))
+                column = self.column_of(window.group, index, window.column)
+                store_cell(config, tail, rows[index], column, values, scores, apes[index])
 
     @cute.jit
     def all_squares(self, exchange: Exchange | None, values: cute.Tensor, part: Int32) -> Float32:

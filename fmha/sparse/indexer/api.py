@@ -1,4 +1,4 @@
-"""The indexer: queries, scores and the best keys, and the torch operators behind them.
+"""The indexer: queries, scores and the best keys.
 
 Devices, `backend`, `arch` and what is refused: as in `kvcache.movement.api`. Nothing waits for a
 GPU; each call can be captured in a graph.
@@ -6,25 +6,14 @@ GPU; each call can be captured in a graph.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from fmha.sparse.indexer import query_forward, select_forward
-from fmha.sparse.indexer.scores_api import scores
-from kernelkit.schema import register_operator
-from kernelkit.tensors import require_no_grad
-
-PLACE = "str backend='auto', str? arch=None"
-PREPARE_QUERY = (
-    "(Tensor q, Tensor weights, Tensor positions, Tensor cos, Tensor sin, *, str record, "
-    f"float factor=1.0, {PLACE}) -> (Tensor, Tensor, Tensor)"
-)
-
-SELECT = (
-    "(Tensor scores, Tensor counts, Tensor? owners, Tensor? block_tables, *, int k, int entries=1, "
-    f"{PLACE}) -> (Tensor, Tensor)"
-)
+from fmha.sparse.indexer.query_launch import PREPARE_QUERY
+from fmha.sparse.indexer.scores_launch import SCORES
+from fmha.sparse.indexer.select_launch import SELECT
+from kvcache.layouts.rows import Rows
 
 __all__ = ["IndexQuery", "prepare_query", "scores", "select"]
 
@@ -60,10 +49,48 @@ def prepare_query(
     positions: int64 [T], of each token, in the tables. cos, sin: float32 [P, 32].
     record: 'indexer_fp4', 'indexer_fp8' or 'indexer_bf16', that of the keys.
     """
-    require_no_grad(q=q, weights=weights)
-    place = {"backend": backend, "arch": arch}
-    tensors = q, weights, positions, cos, sin
-    return IndexQuery(*prepare_query_op(*tensors, record=record, factor=factor, **place))
+    given = {"q": q, "weights": weights, "positions": positions, "cos": cos, "sin": sin}
+    given |= {"record": record, "factor": factor, "backend": backend, "arch": arch}
+    return IndexQuery(*PREPARE_QUERY(given))
+
+
+def scores(
+    rows: Rows,
+    query: IndexQuery,
+    owners: torch.Tensor,
+    counts: torch.Tensor,
+    block_tables: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    longest: int = 1,
+    kernel: str = "auto",
+    backend: str = "auto",
+    arch: str | None = None,
+) -> None:
+    """out[t, s] = s_key sum_h weights[t, h] max(0, q[t, h] . k[s]), s < counts[t], as
+    `fmha.sparse.indexer.reference` defines it; what is behind is not written.
+
+    rows: keys, of INDEXER_FP4, INDEXER_FP8 or INDEXER_BF16; a multiple of 8 in a page.
+    query: data, scales and weights as `prepare_query` makes them for that record; 16, 32, 64 or
+        128 heads.
+    owners: int32 [T], the request of each token. Those of a request that stand beside each other
+        share what is read of its keys.
+    counts: int32 [T], keys that each token sees: (position + 1) // ratio.
+    block_tables: int32 [B, blocks]: key s is row s % E of slot block_tables[owner, s // E].
+    out: [T, S], float32 or bfloat16, the last dimension contiguous.
+    longest: the most tokens that a request has here, more than 1 or not: how tokens are grouped.
+        A matter of speed, not of what is computed.
+    kernel: 'auto', 'warp' (mma.sync in bf16), or 'tcgen05' (INDEXER_FP4 on sm_100a).
+
+    Sums are fp32, in an order of heads that depends on the kernel alone: bits of a score do not
+    depend on what else there is in the step.
+    """
+    q, q_scales, weights = query
+    SCORES({
+        "rows": rows, "q": q, "q_scales": q_scales, "weights": weights, "owners": owners,
+        "counts": counts, "block_tables": block_tables, "out": out, "longest": longest,
+        "kernel": kernel, "backend": backend, "arch": arch,
+    })  # fmt: skip
 
 
 def select(
@@ -91,46 +118,6 @@ def select(
         entry `gather` knows, block_tables[owners[t], s // entries] * entries + s % entries, with
         `entries` rows in a block; without them s itself. A block that the table has not is -1.
     """
-    require_no_grad(scores=scores)
-    place = {"backend": backend, "arch": arch}
-    return tuple(select_op(scores, counts, owners, block_tables, k=k, entries=entries, **place))
-
-
-# -- operators ------------------------------------------------------------------------------------
-
-
-def _prepare_query(q: torch.Tensor, *tensors: torch.Tensor, **options: Any) -> tuple:
-    weights, positions, *rope = tensors
-    return query_forward.run_prepare_query(q, weights, positions, tuple(rope), **options)
-
-
-def _fake_prepare_query(q: torch.Tensor, *tensors: torch.Tensor, **options: Any) -> tuple:
-    return query_forward.query_outputs(q, options["record"])
-
-
-prepare_query_op = register_operator(
-    "kv_prepare_query", PREPARE_QUERY, _prepare_query, _fake_prepare_query
-)
-
-
-def _select(
-    scores: torch.Tensor,
-    counts: torch.Tensor,
-    owners: torch.Tensor | None,
-    block_tables: torch.Tensor | None,
-    *,
-    k: int,
-    entries: int = 1,
-    **place: Any,
-) -> tuple:
-    if (owners is None) != (block_tables is None):
-        raise ValueError("owners and block_tables: both or neither")
-    paging = None if owners is None else (owners, block_tables, entries)
-    return select_forward.run_select(scores, counts, k, paging, **place)
-
-
-def _fake_select(scores: torch.Tensor, *tensors: torch.Tensor, **options: Any) -> tuple:
-    return select_forward.select_outputs(scores, options["k"])
-
-
-select_op = register_operator("kv_index_select", SELECT, _select, _fake_select)
+    given = {"scores": scores, "counts": counts, "k": k, "entries": entries}
+    given |= {"owners": owners, "block_tables": block_tables, "backend": backend, "arch": arch}
+    return tuple(SELECT(given))

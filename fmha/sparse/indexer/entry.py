@@ -10,10 +10,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from fmha.sparse.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
+from fmha.sparse.indexer.params import HeadRows
 from kernelkit.narrow import packed_elements
 from kernelkit.words import float_of
 from kvcache.layouts.latent import ROPE
-from kvcache.movement.device import bf16_pair, store_bytes, store_word
+from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
 from kvcache.movement.entry import ROTATION
 from kvcache.movement.scales import (
     E2M1_RULE,
@@ -35,19 +36,25 @@ def store_index_row(
     angles: cute.Tensor,
     form: cutlass.Constexpr[IndexFormat],
     arch: cutlass.Constexpr[str],
-    place: tuple,
+    address: EntryAddress,
     exists: Boolean,
 ) -> None:
     """All of it: a row in fp32, not rotated yet, to the record's bytes.
 
     values: the lane's 8 elements. angles: 4 cosines and behind them 4 sines of its pairs, looked at
     in the upper 8 lanes of a row. form: of `fmha.sparse.indexer.formats.FORMATS`. arch: "sm_100a"
-    or "sm_90a". place: addresses of the record's data (a multiple of 16 bytes) and of its scales
-    (of 4 bytes in INDEXER_FP8). exists: whether anything is stored, the same in all lanes of a row.
+    or "sm_90a". address: of the record; its data's is a multiple of 16 bytes, that of its scales of
+    4 bytes in INDEXER_FP8. exists: whether anything is stored, the same in all lanes of a row.
     """
     words = prepared_row(values, angles)
     elements, code = quantised_row(words, form, arch)
-    store_row(elements, code, form, place, exists)
+    store_row(elements, code, form, address, exists)
+
+
+@cute.jit
+def row_address(rows: HeadRows, token: Uint32, head: Uint32) -> Int64:
+    """Where a row begins."""
+    return rows.address + Int64(token) * rows.token_stride + Int64(head) * rows.head_stride
 
 
 @cute.jit
@@ -98,7 +105,7 @@ def transform(row: cute.Tensor, lane: Int32) -> None:
 @cute.jit
 def quantised_row(
     words: cute.Tensor, form: cutlass.Constexpr[IndexFormat], arch: cutlass.Constexpr[str]
-) -> tuple:
+) -> tuple[cute.Tensor, Uint32]:
     """(words of a lane's elements, exponent byte of its scale: 0 of bf16) of two bf16 a word."""
     if cutlass.const_expr(not form.group):
         return words, Uint32(0)
@@ -115,20 +122,19 @@ def store_row(
     elements: cute.Tensor,
     code: Uint32,
     form: cutlass.Constexpr[IndexFormat],
-    place: tuple,
+    address: EntryAddress,
     exists: Boolean,
     *,
     scaled: cutlass.Constexpr[bool] = True,
 ) -> None:
-    """What `quantised_row` returns to a record; place and exists as in `store_index_row`. scaled:
+    """What `quantised_row` returns to a record; address and exists as in `store_index_row`. scaled:
     whether its scales are stored, too."""
-    data, scales = place
     lane = cute.arch.lane_idx() % LANES
     if exists:
-        store_bytes(elements, data + Int64(lane * form.piece_bytes))
+        store_bytes(elements, address.data + Int64(lane * form.piece_bytes))
         if cutlass.const_expr(scaled and form.group):
             if lane % form.group_lanes == 0:
-                target = scales + Int64(lane // form.group_lanes * form.scale_size)
+                target = address.scales + Int64(lane // form.group_lanes * form.scale_size)
                 if cutlass.const_expr(form.scale_size == 1):
                     store_word(Uint8(code), target)
                 else:

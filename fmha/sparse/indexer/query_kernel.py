@@ -2,24 +2,29 @@
 (device code). A row, a head of a token, has 16 lanes; see `fmha.sparse.indexer.entry`.
 """
 
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
-from fmha.sparse.indexer.entry import PAIRS, ROPE_LANE, prepared_row, quantised_row, store_row
+from fmha.sparse.indexer.entry import (
+    PAIRS,
+    ROPE_LANE,
+    prepared_row,
+    quantised_row,
+    row_address,
+    store_row,
+)
 from fmha.sparse.indexer.formats import LANES, PIECE
+from fmha.sparse.indexer.params import HeadRows, QueryParams
 from fmha.sparse.indexer.query_config import QueryConfig
 from kernelkit.arch import written_for
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kernelkit.words import float_of
-from kvcache.movement.device import load_bytes, number_at, numbers_of, store_word, zeros
+from kvcache.movement.device import EntryAddress, int64_at, load_bytes, store_word, zeros
 from kvcache.movement.scales import scale_bits
-
-NUMBERS = 18
 
 
 class Query:
@@ -31,11 +36,7 @@ class Query:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: q's address, bytes between tokens and between heads; the same of the weights;
-        heads, rows (of all tokens); addresses of positions, cos and sin, bytes between positions in
-        each of the two, positions; addresses of the data and scales of the first row, of the
-        result's weights; what weights are multiplied by, as the bits of fp32.
-        """
+        """table: `QueryParams`."""
         self.kernel(table).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
@@ -43,9 +44,8 @@ class Query:
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
         """Groups of 16 lanes take turns at the rows; see `__call__`."""
-        config, numbers = self.config, numbers_of(table, NUMBERS)
-        source, weights, heads, rows = numbers[:3], numbers[3:6], numbers[6], Int32(numbers[7])
-        tables, target, factor = numbers[8:14], numbers[14:17], numbers[17]
+        config, params = self.config, table.unpack(QueryParams)
+        heads, rows = params.heads, Int32(params.rows)
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
@@ -58,27 +58,27 @@ class Query:
             index = Uint32(cutlass.min(row, rows - 1))
             token = index // Uint32(heads)
             head = index - token * Uint32(heads)
-            values = self.load(source, (token, head), lane)
-            angles = self.load_angles(tables, token, lane)
-            weight = self.load_weight(weights, (token, head))
+            values = self.load(params.q, token, head, lane)
+            angles = self.load_angles(params, token, lane)
+            weight = self.load_weight(params.weights, token, head)
             elements, code = quantised_row(prepared_row(values, angles), form, self.arch)
-            place = (
-                target[0] + Int64(index) * form.record.data_bytes,
-                target[1] + Int64(index) * form.record.scale_bytes,
+            address = EntryAddress(
+                params.data + Int64(index) * form.record.data_bytes,
+                params.scales + Int64(index) * form.record.scale_bytes,
             )
             # FP8 has its scale in the weight, nowhere else.
-            store_row(elements, code, form, place, exists, scaled=form.scale_size == 1)
-            weight = weight * float_of(Uint32(factor))
+            store_row(elements, code, form, address, exists, scaled=form.scale_size == 1)
+            weight = weight * float_of(Uint32(params.factor_bits))
             if cutlass.const_expr(form.scale_size > 1):
                 weight = weight * float_of(scale_bits(code))
             if exists and lane == 0:
-                store_word(weight, target[2] + Int64(index) * 4)
+                store_word(weight, params.out_weights + Int64(index) * 4)
 
     @cute.jit
-    def load(self, source: tuple, row: tuple, lane: Int32) -> cute.Tensor:
-        """A lane's elements; row: (token, head)."""
+    def load(self, q: HeadRows, token: Uint32, head: Uint32, lane: Int32) -> cute.Tensor:
+        """A lane's elements."""
         size = PIECE * (2 if self.config.dtype == "bf16" else 4)
-        place = source[0] + Int64(row[0]) * source[1] + Int64(row[1]) * source[2] + lane * size
+        place = row_address(q, token, head) + lane * size
         values = cute.make_rmem_tensor(PIECE, Float32)
         if cutlass.const_expr(self.config.dtype == "bf16"):
             words = zeros(PIECE // 2)
@@ -92,22 +92,24 @@ class Query:
         return values
 
     @cute.jit
-    def load_angles(self, tables: tuple, token: Uint32, lane: Int32) -> cute.Tensor:
+    def load_angles(self, params: QueryParams, token: Uint32, lane: Int32) -> cute.Tensor:
         """Cosines, and behind them sines, of the lane's pairs; zeros where it has none."""
         angles = zeros(2 * PAIRS, Float32)
         if lane >= ROPE_LANE:
-            position = number_at(tables[0], Int32(token))
-            position = cutlass.max(cutlass.min(position, tables[5] - 1), Int64(0))
-            for part in cutlass.range_constexpr(2):
-                place = tables[1 + part] + position * tables[3 + part]
+            tables = params.angles
+            position = int64_at(params.positions, Int32(token))
+            position = cutlass.max(cutlass.min(position, tables.positions - 1), Int64(0))
+            both = (tables.cos, tables.cos_stride), (tables.sin, tables.sin_stride)
+            for part, (table, stride) in enumerate(both):
+                place = table + position * stride
                 place += (lane - ROPE_LANE) * (PAIRS * 4)
                 load_bytes(place, cute.local_tile(angles, (PAIRS,), (part,)))
         return angles
 
     @cute.jit
-    def load_weight(self, weights: tuple, row: tuple) -> Float32:
-        """Of a row (token, head)."""
-        place = weights[0] + Int64(row[0]) * weights[1] + Int64(row[1]) * weights[2]
+    def load_weight(self, weights: HeadRows, token: Uint32, head: Uint32) -> Float32:
+        """The weight of a row."""
+        place = row_address(weights, token, head)
         if cutlass.const_expr(self.config.weights == "bf16"):
             half = zeros(1, Uint16)
             load_bytes(place, half)
@@ -120,4 +122,4 @@ class Query:
 def host_function(config: QueryConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     kernel = Query(config, written_for(arch))
-    return kernel, table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return kernel, ParamTable.zeros(QueryParams), Int32(0), CUstream(0)

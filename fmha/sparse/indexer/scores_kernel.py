@@ -14,7 +14,9 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
+from fmha.sparse.indexer.entry import row_address
 from fmha.sparse.indexer.formats import index_format
+from fmha.sparse.indexer.params import ScoresParams
 from fmha.sparse.indexer.scores_config import (
     CHUNK_BYTES,
     HEADS_OF_MMA,
@@ -24,12 +26,9 @@ from fmha.sparse.indexer.scores_config import (
     WarpConfig,
 )
 from fmha.sparse.indexer.scores_device import (
-    FIELDS,
-    Problem,
     Run,
     most_of,
     note_spans,
-    problem_of,
     relu,
     run_from,
     slot_of,
@@ -38,7 +37,7 @@ from fmha.sparse.indexer.scores_device import (
 from fmha.sparse.indexer.scores_words import DTYPES, words_of
 from kernelkit import hw, warp_mma
 from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable, table_of
+from kernelkit.param_table import ParamTable
 from kernelkit.words import float_of, vector_at
 from kvcache.movement.device import load_bytes, zeros
 
@@ -64,7 +63,7 @@ class WarpScores:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, groups: Int32, stream: CUstream) -> None:
-        """table: a `Problem`. ctas: that share the tiles of keys. groups: of tokens."""
+        """table: `ScoresParams`. ctas: that share the tiles of keys. groups: of tokens."""
         self.kernel(table).launch(
             grid=(groups, ctas, 1),
             block=(self.config.threads, 1, 1),
@@ -76,39 +75,46 @@ class WarpScores:
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
         """Run by run, tile by tile."""
-        config, problem = self.config, problem_of(table)
+        config, params = self.config, table.unpack(ScoresParams)
         group, cta, _ = cute.arch.block_idx()
         first = group * config.tokens
         held = self.allocate()
-        note_spans(problem, held.spans, first)
+        note_spans(params, held.spans, first)
         cute.arch.sync_threads()
         if cta * KEYS < most_of(held.spans):  # otherwise no tile is this CTA's
             begin = Int32(0)
             while begin < config.tokens:
                 run = run_from(held.spans, begin)
                 raw, scales = self.room()
-                self.load_keys(problem, run, cta, raw, scales)
+                self.load_keys(params, run, cta, raw, scales)
                 if begin == 0:  # the first keys are on their way
-                    self.load_queries(problem, held, first)
+                    self.load_queries(params, held, first)
                     cute.arch.sync_threads()
                 begin = run.end
-                self.walk(problem, held, (run, first), (raw, scales))
+                self.walk(params, held, run, first, raw, scales)
 
     @cute.jit
-    def walk(self, problem: Problem, held: Held, share: tuple, loaded: tuple) -> None:
-        """The CTA's tiles of a run. share: (run, first token of the CTA). loaded: the first tile,
-        room for others."""
+    def walk(
+        self,
+        params: ScoresParams,
+        held: Held,
+        run: Run,
+        first: Int32,
+        raw: cute.Tensor,
+        scales: cute.Tensor,
+    ) -> None:
+        """The CTA's tiles of a run. first: token of the CTA. raw, scales: the first tile, room for
+        others."""
         cta, ctas = cute.arch.block_idx()[1], cute.arch.grid_dim()[1]
-        (run, first), (raw, scales) = share, loaded
         for tile in cutlass.range(cta, (run.most + KEYS - 1) // KEYS, ctas, unroll=1):
             words = self.widened(raw, scales)
             key_scale = self.key_scale(scales)
-            self.load_keys(problem, run, tile + ctas, raw, scales)
+            self.load_keys(params, run, tile + ctas, raw, scales)
             for token in cutlass.range(run.begin, run.end, unroll=1):
                 value = sum_of_quad(self.products(held, token, words)) * key_scale
                 key = tile * KEYS + own_key()
                 exists = key < held.spans[token, 1]
-                store_score(problem, (first + token, key), value, exists, self.config.out)
+                store_score(params, first + token, key, value, exists, self.config.out)
 
     def allocate(self) -> Held:
         """See `Held`."""
@@ -128,7 +134,7 @@ class WarpScores:
         return cute.make_tensor(cute.recast_ptr((smem + offset).align(8), dtype=dtype), layout)
 
     @cute.jit
-    def load_queries(self, problem: Problem, held: Held, first: Int32) -> None:
+    def load_queries(self, params: ScoresParams, held: Held, first: Int32) -> None:
         """Queries of the CTA's tokens as fragments, zeros for those that there are not, and their
         weights."""
         config = self.config
@@ -139,23 +145,24 @@ class WarpScores:
             token = Int64(first + tile // config.head_tiles)
             head = Int64(tile % config.head_tiles * HEADS_OF_MMA + lane // 4)
             raw, code = zeros(config.row_bytes // 16), zeros(1, Uint8)
-            if token < problem.tokens:
-                self.load_row(problem.q + token * problem.q_token + head * problem.q_head, raw)
+            if token < params.tokens:
+                self.load_row(row_address(params.q, token, head), raw)
                 if cutlass.const_expr(self.form.element == "e2m1"):
-                    scales = token * problem.q_scales_token + head * problem.q_scales_head
-                    load_bytes(problem.q_scales + scales + lane % 4, code)
+                    q_scales = params.q_scales
+                    scales = token * q_scales.token_stride + head * q_scales.head_stride
+                    load_bytes(q_scales.address + scales + lane % 4, code)
             words = words_of(raw, Uint32(code[0]), self.form.element)
             for step in cutlass.range_constexpr(STEPS):
                 part = cute.local_tile(words, (4,), (step,))
                 cute.autovec_copy(part, held.queries[None, lane, step, tile])
         for column in cutlass.range(thread, config.columns, config.threads, unroll=1):
             token, weight = Int64(first + column // config.heads), Float32(0.0)
-            if token < problem.tokens:
-                row = problem.weights + token * problem.weights_token
+            if token < params.tokens:
+                row = params.weights + token * params.weights_stride
                 weight = vector_at(row + Int64(column % config.heads) * 4, Float32, 1)[0]
             held.weights[column] = weight
 
-    def room(self) -> tuple:
+    def room(self) -> tuple[cute.Tensor, cute.Tensor]:
         """Registers for a lane's parts of rows, and their scales: of e2m1 the exponent byte of
         each, of e4m3 fp32 of the row whose score the lane stores."""
         words = cute.make_layout((self.config.row_bytes // 16, ROWS))
@@ -167,21 +174,21 @@ class WarpScores:
 
     @cute.jit
     def load_keys(
-        self, problem: Problem, run: Run, tile: Int32, raw: cute.Tensor, scales: cute.Tensor
+        self, params: ScoresParams, run: Run, tile: Int32, raw: cute.Tensor, scales: cute.Tensor
     ) -> None:
         """A tile's keys; zeros for those that the run does not see."""
-        lane, rows = cute.arch.lane_idx(), Uint32(problem.rows)
+        lane, rows = cute.arch.lane_idx(), Uint32(params.rows)
         begin = Uint32(tile * KEYS + warp_of_cta() * WARP_KEYS)
         block, row = begin // rows, begin % rows
         for k in cutlass.range_constexpr(ROWS):
             key, slot = Int32(begin) + 8 * k + lane // 4, Int32(-1)
             if key < run.most:
-                slot = slot_of(problem, run.owner, Int32(block))
+                slot = slot_of(params, run.owner, Int32(block))
             if slot >= 0:
                 own = Int64(row) + lane // 4
-                place = Int64(slot) * problem.slot_bytes
-                self.load_row(problem.data + place + own * self.config.row_bytes, raw[None, k])
-                scale = problem.scales + place + own * 4
+                place = Int64(slot) * params.slot_stride
+                self.load_row(params.data + place + own * self.config.row_bytes, raw[None, k])
+                scale = params.scales + place + own * 4
                 if cutlass.const_expr(self.form.element == "e2m1"):
                     code = cute.make_tensor(scales.iterator + k, cute.make_layout(1))
                     load_bytes(scale + lane % 4, code)
@@ -266,4 +273,4 @@ def sum_of_quad(sums: cute.Tensor) -> Float32:
 
 def host_function(config: WarpConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return WarpScores(config), table_of([0] * FIELDS), Int32(1), Int32(1), CUstream(0)
+    return WarpScores(config), ParamTable.zeros(ScoresParams), Int32(1), Int32(1), CUstream(0)

@@ -74,26 +74,32 @@ class Counts:
         left: Int32,
         *,
         alone: cutlass.Constexpr[bool] = False,
-    ) -> tuple:
+    ) -> tuple[Int32, Int32]:
         """(the digit of the left-th largest, how many are left of those that have it); by a warp,
         from the counts of the cluster, or of the CTA alone."""
         ctas = 1 if alone else self.config.cluster
         group = Int32(0)
         if cutlass.const_expr(digit.groups > 1):
             lanes = min(digit.groups, WARP_THREADS)
+            per_lane = digit.groups // lanes
             group, left = self.find_among(
-                sGroups, digit.first // GROUP, left, (digit.groups // lanes, lanes, ctas)
+                sGroups, digit.first // GROUP, left, per_lane, lanes, ctas
             )
-        value, left = self.find_among(sBins, digit.first + group * GROUP, left, (1, GROUP, ctas))
+        value, left = self.find_among(sBins, digit.first + group * GROUP, left, 1, GROUP, ctas)
         return group * GROUP + value, left
 
     @cute.jit
     def find_among(
-        self, sCounts: cute.Tensor, first: Int32, left: Int32, shape: cutlass.Constexpr[tuple]
-    ) -> tuple:
+        self,
+        sCounts: cute.Tensor,
+        first: Int32,
+        left: Int32,
+        per_lane: cutlass.Constexpr[int],
+        lanes: cutlass.Constexpr[int],
+        ctas: cutlass.Constexpr[int],
+    ) -> tuple[Int32, Int32]:
         """(which of some counts from `first` on the left-th largest is among, how many are left in
-        it); shape: (counts of a lane, 1 or 2, lanes, CTAs), lane 0 has the last ones."""
-        per_lane, lanes, ctas = shape
+        it). A lane has 1 or 2 counts, lane 0 the last ones."""
         lane = cute.arch.lane_idx()
         last = per_lane * (lanes - lane) - 1
         counts, total = [], Int32(0)
@@ -125,13 +131,18 @@ class Counts:
 
 
 @cute.jit
-def count_one(sCounts: cute.Tensor, index: Int32, value: Uint32, wanted: tuple) -> None:
-    """One more at an index, whoever else counts, if the value is what is wanted: (number, 'eq' or
-    'ge')."""
+def count_one(
+    sCounts: cute.Tensor,
+    index: Int32,
+    value: Uint32,
+    comparison: cutlass.Constexpr[str],
+    wanted: Uint32,
+) -> None:
+    """One more at an index, whoever else counts, if `value` is 'eq' or 'ge' what is wanted."""
     cute.arch.inline_ptx(
-        f"{{ .reg .pred is_it; setp.{wanted[1]}.u32 is_it, {{$r1}}, {{$r2}}; "
+        f"{{ .reg .pred is_it; setp.{comparison}.u32 is_it, {{$r1}}, {{$r2}}; "
         "@is_it red.relaxed.cta.shared.add.u32 [{$r0}], 1; }",
-        read_only_args=[sCounts.iterator.toint() + index * 4, value, wanted[0]],
+        read_only_args=[sCounts.iterator.toint() + index * 4, value, wanted],
     )
 
 

@@ -6,6 +6,7 @@ min(E, left) are chosen, and its place is the sum: results stand in the order of
 nothing depends on the order in which threads run. Counts are sums of integers.
 """
 
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -13,16 +14,33 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from fmha.sparse.indexer.select_config import GROUP, VECTOR_BYTES, SelectConfig
+from fmha.sparse.indexer.params import SelectParams
+from fmha.sparse.indexer.select_config import GROUP, VECTOR_BYTES, Digit, SelectConfig
 from fmha.sparse.indexer.select_counts import Counts, count_one, load_peer
 from fmha.sparse.indexer.select_keys import AT_ONCE, HALF, LOW, Keys, Share, Shared
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
-from kernelkit.param_table import ParamTable, table_of
-from kvcache.movement.device import load_bytes, numbers_of, store_word, zeros
+from kernelkit.param_table import ParamTable
+from kvcache.movement.device import load_bytes, store_word, zeros
 
-NUMBERS = 13
+
+@dataclass(frozen=True)
+class Target:
+    """Where the entries of a row go, and how a candidate's number becomes an entry."""
+
+    entries: Int64  # address of the first
+    table: Int64  # address of the row's block table, 0 where candidates are entries themselves
+    blocks: Int32
+    block_entries: Uint32  # entries of a block
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Who is chosen: keys above `bound`, and of those that equal it the first `left`."""
+
+    bound: Uint32
+    left: Int32
 
 
 class Select:
@@ -34,10 +52,7 @@ class Select:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: address of the scores, bytes between rows, columns; address of the counts; k;
-        addresses of the entries and of how many are chosen; addresses of owners and of block
-        tables, bytes between these, how many and how many blocks of each, entries of a block.
-        """
+        """table: `SelectParams`."""
         cluster = self.config.cluster
         self.kernel(table).launch(
             grid=(ctas, 1, 1),
@@ -49,27 +64,27 @@ class Select:
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
         """A cluster for every row; see `__call__`."""
-        config, numbers = self.config, numbers_of(table, NUMBERS)
+        config, params = self.config, table.unpack(SelectParams)
         cta, _, _ = cute.arch.block_idx()
         row, rank = cta // config.cluster, cta % config.cluster
-        wanted, columns = Int32(numbers[4]), Int32(numbers[2])
+        wanted, columns = Int32(params.k), Int32(params.columns)
         count = zeros(1, Int32)
-        load_bytes(numbers[3] + Int64(row) * 4, count)
+        load_bytes(params.counts + Int64(row) * 4, count)
         candidates = cutlass.max(cutlass.min(count[0], columns), Int32(0))
         chosen = cutlass.min(candidates, wanted)
         shared = self.allocate()
-        entries = self.entries_of(numbers, row)
+        target = self.target_of(params, row)
         if candidates > wanted:
-            share = self.share_of(numbers, row, candidates, rank)
-            self.choose(share, shared, (wanted, rank), entries)
+            share = self.share_of(params, row, candidates, rank)
+            self.choose(share, shared, wanted, rank, target)
         else:
-            self.take_all(candidates, rank, entries)
+            self.take_all(candidates, rank, target)
         thread, _, _ = cute.arch.thread_idx()
         mine, threads = rank * config.threads + thread, config.cluster * config.threads
         for place in cutlass.range(chosen + mine, wanted, threads, unroll=1):
-            store_word(Int64(-1), entries[0] + Int64(place) * 8)
+            store_word(Int64(-1), target.entries + Int64(place) * 8)
         if mine == 0:
-            store_word(chosen, numbers[6] + Int64(row) * 4)
+            store_word(chosen, params.chosen + Int64(row) * 4)
 
     def allocate(self) -> Shared:
         """The same places in every CTA."""
@@ -82,26 +97,27 @@ class Select:
         return Shared(*tables, *keys)
 
     @cute.jit
-    def entries_of(self, numbers: tuple, row: Int32) -> tuple:
-        """(address of the row's entries, of its block table, blocks, entries of a block)."""
+    def target_of(self, params: SelectParams, row: Int32) -> Target:
+        """Of a row."""
         table = Int64(0)
         if cutlass.const_expr(self.config.paged):
             owner = zeros(1, Int32)
-            load_bytes(numbers[7] + Int64(row) * 4, owner)
-            owner = cutlass.max(cutlass.min(Int64(owner[0]), numbers[10] - 1), Int64(0))
-            table = numbers[8] + owner * numbers[9]
-        place = numbers[5] + Int64(row) * numbers[4] * 8
-        return place, table, Int32(numbers[11]), Uint32(numbers[12])
+            load_bytes(params.owners + Int64(row) * 4, owner)
+            owner = cutlass.max(cutlass.min(Int64(owner[0]), params.requests - 1), Int64(0))
+            table = params.block_tables + owner * params.table_stride
+        place = params.entries + Int64(row) * params.k * 8
+        return Target(place, table, Int32(params.blocks), Uint32(params.block_entries))
 
     @cute.jit
-    def share_of(self, numbers: tuple, row: Int32, candidates: Int32, rank: Int32) -> Share:
+    def share_of(self, params: SelectParams, row: Int32, candidates: Int32, rank: Int32) -> Share:
         """Of this CTA and of this thread's warp."""
         config = self.config
         vectors = (candidates + config.vector - 1) // config.vector
         each = (vectors + config.cluster - 1) // config.cluster * config.vector
         begin = cutlass.min(rank * each, candidates)
         size = cutlass.min(each, candidates - begin)
-        place = numbers[0] + Int64(row) * numbers[1] + Int64(begin) * (config.key_bits // 8)
+        place = params.scores + Int64(row) * params.scores_stride
+        place += Int64(begin) * (config.key_bits // 8)
         thread, _, _ = cute.arch.thread_idx()
         steps = (size + config.step - 1) // config.step
         of_warp = (steps + config.warps - 1) // config.warps
@@ -109,40 +125,42 @@ class Select:
         return Share(place, begin, size, first, cutlass.min(first + of_warp, steps))
 
     @cute.jit
-    def take_all(self, candidates: Int32, rank: Int32, entries: tuple) -> None:
+    def take_all(self, candidates: Int32, rank: Int32, target: Target) -> None:
         """No more candidates than wanted: scores are not looked at."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         mine, threads = rank * config.threads + thread, config.cluster * config.threads
         for index in cutlass.range(mine, candidates, threads, unroll=1):
-            self.write(entries, index, index)
+            self.write(target, index, index)
 
     @cute.jit
-    def write(self, entries: tuple, place: Int32, index: Int32) -> None:
+    def write(self, target: Target, place: Int32, index: Int32) -> None:
         """The entry of a candidate, -1 where the block table ends before it."""
         entry = Int64(index)
         if cutlass.const_expr(self.config.paged):
-            page = Uint32(index) // entries[3]
+            page = Uint32(index) // target.block_entries
             block = zeros(1, Int32)
             block[0] = Int32(-1)
-            if Int32(page) < entries[2]:
-                load_bytes(entries[1] + Int64(page) * 4, block)
-            inside = Uint32(index) - page * entries[3]
-            entry = Int64(block[0]) * Int64(entries[3]) + Int64(inside)
+            if Int32(page) < target.blocks:
+                load_bytes(target.table + Int64(page) * 4, block)
+            inside = Uint32(index) - page * target.block_entries
+            entry = Int64(block[0]) * Int64(target.block_entries) + Int64(inside)
             entry = Int64(-1) if block[0] < 0 else entry
-        store_word(entry, entries[0] + Int64(place) * 8)
+        store_word(entry, target.entries + Int64(place) * 8)
 
     # -- digits -----------------------------------------------------------------------------------
 
     @cute.jit
-    def choose(self, share: Share, shared: Shared, given: tuple, entries: tuple) -> None:
-        """More candidates than wanted; given: (wanted, rank)."""
+    def choose(
+        self, share: Share, shared: Shared, wanted: Int32, rank: Int32, target: Target
+    ) -> None:
+        """More candidates than wanted."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         for word in cutlass.range(thread, config.bins, config.threads, unroll=1):
             shared.bins[word] = Int32(0)
         cute.arch.sync_threads()
-        known, left, listed = Uint32(0), given[0], Int32(-1)
+        known, left, listed = Uint32(0), wanted, Int32(-1)
         if cutlass.const_expr(config.sampled > 0):
             listed = self.count_and_list(share, shared, left)
         else:
@@ -151,9 +169,9 @@ class Select:
             digit = config.digits[index]
             if cutlass.const_expr(index > 0):
                 if listed >= 0:
-                    self.count(share, shared, (digit, True), (known, listed))
+                    self.count(share, shared, digit, True, known, listed)
                 else:
-                    self.count(share, shared, (digit, False), (known, listed))
+                    self.count(share, shared, digit, False, known, listed)
             cute.arch.sync_threads()
             self.counts.count_groups(shared.bins, shared.groups, digit)
             self.counts.meet()
@@ -167,7 +185,7 @@ class Select:
             if cutlass.const_expr(index == 0):
                 if listed < 0:
                     listed = self.list_some(share, shared, known << digit.shift)
-        self.place_all(share, shared, (known, left, given[1], listed), entries)
+        self.place_all(share, shared, Chosen(known, left), rank, listed, target)
 
     @cute.jit
     def count_all(self, share: Share, shared: Shared) -> None:
@@ -189,7 +207,7 @@ class Select:
             self.keys.keep(shared, step, keys)
         for number in cutlass.range_constexpr(config.vector):
             value = keys[number] >> config.digits[0].shift
-            count_one(shared.bins, Int32(value), value, (least, "ge"))
+            count_one(shared.bins, Int32(value), value, "ge", least)
 
     @cute.jit
     def count_and_list(self, share: Share, shared: Shared, wanted: Int32) -> Int32:
@@ -209,32 +227,38 @@ class Select:
         for begin in cutlass.range(share.first, sampled, AT_ONCE, unroll=1):
             loaded = self.keys.fetch_whole(share, begin)
             for index in cutlass.range_constexpr(AT_ONCE):
-                count += self.list_step(shared, loaded[index], (begin + index, count), bound)
+                count += self.list_step(shared, loaded[index], begin + index, count, bound)
         for begin in cutlass.range(sampled, whole, AT_ONCE, unroll=1):
             loaded = self.keys.fetch_whole(share, begin)
             for index in cutlass.range_constexpr(AT_ONCE):
                 self.count_first(shared, begin + index, loaded[index], least)
-                count += self.list_step(shared, loaded[index], (begin + index, count), bound)
+                count += self.list_step(shared, loaded[index], begin + index, count, bound)
         for step in cutlass.range(whole, share.end, unroll=1):
             keys = self.keys.fetch(share, step)
             self.count_first(shared, step, keys, least)
-            count += self.list_step(shared, keys, (step, count), bound)
+            count += self.list_step(shared, keys, step, count, bound)
         cute.arch.sync_warp()
         return count if count <= config.listed else Int32(-1)
 
     @cute.jit
     def count(
-        self, share: Share, shared: Shared, kind: cutlass.Constexpr[tuple], known: tuple
+        self,
+        share: Share,
+        shared: Shared,
+        digit: cutlass.Constexpr[Digit],
+        is_list: cutlass.Constexpr[bool],
+        known: Uint32,
+        listed: Int32,
     ) -> None:
-        """Digits of keys whose higher bits are the known ones. kind: (digit, whether they are
-        listed); known: (higher bits, how many are listed)."""
-        (digit, is_list), range_ = kind, self.keys.steps_of(share, known[1], kind[1])
-        for step in cutlass.range(range_[0], range_[1], unroll=1):
-            keys = self.keys.read(share, shared, (step, known[1]), is_list)
+        """Digits of the keys whose higher bits are `known`; listed: how many keys are in a list,
+        which is read if `is_list`."""
+        begin, end = self.keys.steps_of(share, listed, is_list)
+        for step in cutlass.range(begin, end, unroll=1):
+            keys = self.keys.read(share, shared, step, listed, is_list)
             for number in cutlass.range_constexpr(cute.size(keys)):
                 key = keys[number]
                 value = digit.first + Int32((key >> digit.shift) & Uint32(digit.bins - 1))
-                count_one(shared.bins, value, key >> (digit.shift + digit.bits), (known[0], "eq"))
+                count_one(shared.bins, value, key >> (digit.shift + digit.bits), "eq", known)
 
     @cute.jit
     def list_some(self, share: Share, shared: Shared, bound: Uint32) -> Int32:
@@ -245,57 +269,65 @@ class Select:
             for begin in cutlass.range(share.first, first, AT_ONCE, unroll=1):
                 loaded = self.keys.fetch_whole(share, begin)
                 for index in cutlass.range_constexpr(AT_ONCE):
-                    count += self.list_step(shared, loaded[index], (begin + index, count), bound)
+                    count += self.list_step(shared, loaded[index], begin + index, count, bound)
         for step in cutlass.range(first, share.end, unroll=AT_ONCE):
-            keys = self.keys.read(share, shared, (step, Int32(0)), False)
-            count += self.list_step(shared, keys, (step, count), bound)
+            keys = self.keys.read(share, shared, step, Int32(0), False)
+            count += self.list_step(shared, keys, step, count, bound)
         cute.arch.sync_warp()
         return count if count <= self.config.listed else Int32(-1)
 
     @cute.jit
-    def list_step(self, shared: Shared, keys: cute.Tensor, place: tuple, bound: Uint32) -> Int32:
-        """How many of a step there are; place: (step, how many are listed before)."""
+    def list_step(
+        self, shared: Shared, keys: cute.Tensor, step: Int32, before: Int32, bound: Uint32
+    ) -> Int32:
+        """How many of a step there are; before: how many are listed already."""
         config, total = self.config, Int32(0)
         some = keys[0] >= bound
         for number in cutlass.range_constexpr(1, config.vector):
             some = some | (keys[number] >= bound)
         if cute.arch.vote_any_sync(some):
-            before = place[1]
+            place = before
             below = (Uint32(1) << Uint32(cute.arch.lane_idx())) - 1
             for number in cutlass.range_constexpr(config.vector):
                 holders = cute.arch.vote_ballot_sync(keys[number] >= bound)
-                before += cute.arch.popc(Uint32(holders) & below)
+                place += cute.arch.popc(Uint32(holders) & below)
                 total += cute.arch.popc(holders)
-            first = self.keys.vector_of(place[0]) * config.vector
+            first = self.keys.vector_of(step) * config.vector
             for number in cutlass.range_constexpr(config.vector):
                 if keys[number] >= bound:
-                    self.list_one(shared, before, (keys[number], first + number))
-                    before += 1
+                    self.list_one(shared, place, keys[number], first + number)
+                    place += 1
         return total
 
     @cute.jit
-    def list_one(self, shared: Shared, place: Int32, item: tuple) -> None:
-        """item: (key, its number in the CTA's share)."""
+    def list_one(self, shared: Shared, place: Int32, key: Uint32, number: Int32) -> None:
+        """number: of the key in the CTA's share."""
         if place < self.config.listed:
             thread, _, _ = cute.arch.thread_idx()
             at = thread // WARP_THREADS * self.config.listed + place
-            shared.items[2 * at], shared.items[2 * at + 1] = item[0], Uint32(item[1])
+            shared.items[2 * at], shared.items[2 * at + 1] = key, Uint32(number)
 
     # -- places -----------------------------------------------------------------------------------
 
     @cute.jit
-    def place_all(self, share: Share, shared: Shared, found: tuple, entries: tuple) -> None:
-        """Writes who is chosen; found: (the k-th largest, how many of its equals, rank, how many
-        keys are listed)."""
+    def place_all(
+        self,
+        share: Share,
+        shared: Shared,
+        chosen: Chosen,
+        rank: Int32,
+        listed: Int32,
+        target: Target,
+    ) -> None:
+        """Writes who is chosen; listed: how many keys are in the warp's list, -1 without one."""
         config, sWarps = self.config, shared.warps
-        bound, left, rank, listed = found
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
         larger, equal = Int32(0), Int32(0)
         if listed >= 0:
-            larger, equal = self.count_chosen(share, shared, (bound, listed), True)
+            larger, equal = self.count_chosen(share, shared, chosen.bound, listed, True)
         else:
-            larger, equal = self.count_chosen(share, shared, (bound, listed), False)
+            larger, equal = self.count_chosen(share, shared, chosen.bound, listed, False)
         if lane == 0:
             sWarps[2 * warp], sWarps[2 * warp + 1] = larger, equal
         cute.arch.sync_threads()
@@ -321,63 +353,82 @@ class Select:
             cute.arch.cluster_arrive_relaxed()  # nobody's memory is read any more
         if larger + equal > 0:
             if listed >= 0:
-                self.place_warp(share, shared, (bound, left, *before, listed, True), entries)
+                self.place_warp(share, shared, chosen, *before, listed, True, target)
             else:
-                self.place_warp(share, shared, (bound, left, *before, listed, False), entries)
+                self.place_warp(share, shared, chosen, *before, listed, False, target)
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_wait()
 
     @cute.jit
     def count_chosen(
-        self, share: Share, shared: Shared, found: tuple, is_list: cutlass.Constexpr[bool]
-    ) -> tuple:
-        """(keys above the bound, keys equal to it) of a warp; found: (bound, how many are
-        listed)."""
+        self,
+        share: Share,
+        shared: Shared,
+        bound: Uint32,
+        listed: Int32,
+        is_list: cutlass.Constexpr[bool],
+    ) -> tuple[Int32, Int32]:
+        """(keys above the bound, keys equal to it) of a warp."""
         larger, equal = Int32(0), Int32(0)
-        begin, end = self.keys.steps_of(share, found[1], is_list)
+        begin, end = self.keys.steps_of(share, listed, is_list)
         for step in cutlass.range(begin, end, unroll=1):
-            keys = self.keys.read(share, shared, (step, found[1]), is_list)
+            keys = self.keys.read(share, shared, step, listed, is_list)
             for number in cutlass.range_constexpr(cute.size(keys)):
-                larger += Int32(keys[number] > found[0])
-                equal += Int32(keys[number] == found[0])
+                larger += Int32(keys[number] > bound)
+                equal += Int32(keys[number] == bound)
         return cute.arch.warp_redux_sync(larger, "add"), cute.arch.warp_redux_sync(equal, "add")
 
     @cute.jit
-    def place_warp(self, share: Share, shared: Shared, found: tuple, entries: tuple) -> None:
-        """found: (bound, equals to take, larger ones and equal ones before the warp, how many are
-        listed, whether they are)."""
-        bound, is_list = found[0], found[5]
-        larger, equal = found[2], found[3]
-        begin, end = self.keys.steps_of(share, found[4], is_list)
+    def place_warp(
+        self,
+        share: Share,
+        shared: Shared,
+        chosen: Chosen,
+        larger: Int32,
+        equal: Int32,
+        listed: Int32,
+        is_list: cutlass.Constexpr[bool],
+        target: Target,
+    ) -> None:
+        """Writes the warp's; larger, equal: how many of both kinds there are before the warp."""
+        begin, end = self.keys.steps_of(share, listed, is_list)
         for step in cutlass.range(begin, end, unroll=1):
-            keys = self.keys.read(share, shared, (step, found[4]), is_list)
+            keys = self.keys.read(share, shared, step, listed, is_list)
             both = Int32(0)  # larger ones, and 2^HALF times the equal ones
             for number in cutlass.range_constexpr(cute.size(keys)):
-                both += Int32(keys[number] > bound) + (Int32(keys[number] == bound) << HALF)
+                key = keys[number]
+                both += Int32(key > chosen.bound) + (Int32(key == chosen.bound) << HALF)
             if cute.arch.vote_any_sync(both != 0):
-                first = share.begin + self.keys.number_of(shared, (step, found[4]), is_list)
-                self.place_step(keys, (bound, found[1], larger, equal), (first, both), entries)
+                first = share.begin + self.keys.number_of(shared, step, listed, is_list)
+                self.place_step(keys, chosen, larger, equal, first, both, target)
                 both = cute.arch.warp_redux_sync(both, "add")
                 larger += both & LOW
                 equal += both >> HALF
 
     @cute.jit
-    def place_step(self, keys: cute.Tensor, found: tuple, given: tuple, entries: tuple) -> None:
-        """A lane's keys of a step; found as above, given: (number of the first key, counts as
-        above)."""
-        bound, left, larger, equal = found
-        first, both = given
+    def place_step(
+        self,
+        keys: cute.Tensor,
+        chosen: Chosen,
+        larger: Int32,
+        equal: Int32,
+        first: Int32,
+        both: Int32,
+        target: Target,
+    ) -> None:
+        """Writes a lane's of a step; first: number of its first key; both: counts as above."""
+        bound, left = chosen.bound, chosen.left
         below = sum_below(both, cute.arch.lane_idx())
         larger += below & LOW
         equal += below >> HALF
         for number in cutlass.range_constexpr(cute.size(keys)):
             key = keys[number]
             if key > bound or (key == bound and equal < left):
-                self.write(entries, larger + cutlass.min(equal, left), first + number)
+                self.write(target, larger + cutlass.min(equal, left), first + number)
             larger += Int32(key > bound)
             equal += Int32(key == bound)
 
 
 def host_function(config: SelectConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Select(config), table_of([0] * NUMBERS), Int32(0), CUstream(0)
+    return Select(config), ParamTable.zeros(SelectParams), Int32(0), CUstream(0)

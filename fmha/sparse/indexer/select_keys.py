@@ -59,7 +59,9 @@ class Keys:
         return step * WARP_THREADS + cute.arch.lane_idx()
 
     @cute.jit
-    def steps_of(self, share: Share, listed: Int32, is_list: cutlass.Constexpr[bool]) -> tuple:
+    def steps_of(
+        self, share: Share, listed: Int32, is_list: cutlass.Constexpr[bool]
+    ) -> tuple[Int32, Int32]:
         """The warp's first step, and the one behind its last, of a list or of its candidates."""
         if cutlass.const_expr(is_list):
             return Int32(0), (listed + WARP_THREADS - 1) // WARP_THREADS
@@ -67,18 +69,23 @@ class Keys:
 
     @cute.jit
     def read(
-        self, share: Share, shared: Shared, place: tuple, is_list: cutlass.Constexpr[bool]
+        self,
+        share: Share,
+        shared: Shared,
+        step: Int32,
+        listed: Int32,
+        is_list: cutlass.Constexpr[bool],
     ) -> cute.Tensor:
-        """A lane's keys of a step, one of a list; place: (step, how many are listed)."""
+        """A lane's keys of a step, one of a list; listed: how many are."""
         config = self.config
         if cutlass.const_expr(is_list):
             found = zeros(1)
-            if self.vector_of(place[0]) < place[1]:
-                found[0] = shared.items[2 * self.listed_at(place[0])]
+            if self.vector_of(step) < listed:
+                found[0] = shared.items[2 * self.listed_at(step)]
             return found
         if cutlass.const_expr(not config.capacity):
-            return self.fetch(share, place[0])
-        return self.kept(shared, place[0])
+            return self.fetch(share, step)
+        return self.kept(shared, step)
 
     @cute.jit
     def kept(self, shared: Shared, step: Int32) -> cute.Tensor:
@@ -114,13 +121,15 @@ class Keys:
         return thread // WARP_THREADS * self.config.listed + self.vector_of(step)
 
     @cute.jit
-    def number_of(self, shared: Shared, place: tuple, is_list: cutlass.Constexpr[bool]) -> Int32:
-        """Of the first of a lane's keys in the CTA's share; place as in `read`."""
-        number = self.vector_of(place[0]) * self.config.vector
+    def number_of(
+        self, shared: Shared, step: Int32, listed: Int32, is_list: cutlass.Constexpr[bool]
+    ) -> Int32:
+        """Of the first of a lane's keys in the CTA's share; see `read`."""
+        number = self.vector_of(step) * self.config.vector
         if cutlass.const_expr(is_list):
             number = Int32(0)
-            if self.vector_of(place[0]) < place[1]:
-                number = Int32(shared.items[2 * self.listed_at(place[0]) + 1])
+            if self.vector_of(step) < listed:
+                number = Int32(shared.items[2 * self.listed_at(step) + 1])
         return number
 
     @cute.jit

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device.shared_words import load_vector, load_word, store_vector, store_word
+from gqa_lowlatency.device.shared_words import load_float, load_floats, store_float, store_floats
 from gqa_lowlatency.sm100.args import Buffers
 from gqa_lowlatency.sm100.plan import COLUMNS_BARRIER, ROLES
 from kernelkit import hw
@@ -78,40 +78,44 @@ def part_of(buffers: Buffers, columns: cutlass.Constexpr, parity: Int32, warp: I
 
 
 @cute.jit
-def move_tops(
-    buffers: Buffers, scores: cute.Tensor, tops: cute.Tensor, more: tuple
+def update_row_max(
+    buffers: Buffers,
+    scores: cute.Tensor,
+    row_max: cute.Tensor,
+    parity: Int32,
+    bias_log2: cutlass.Constexpr,
 ) -> cutlass.Boolean:
-    """tops, of this lane's columns, take in a tile of scores; whether any has moved.
+    """row_max, of this lane's columns, takes in a tile of scores; whether any has moved.
 
-    more: (parity of the tile, log2 by which weights are to be larger than of their maximum).
+    parity: of the tile. bias_log2: by what weights are to be larger than under their maximum.
 
-    Then `bases` holds for each column what to subtract from its scores, and by what older sums and
-    O shrink.
+    Then `bases` holds for each column what to subtract from its scores, and what older sums and O
+    are to be multiplied by.
     """
-    (parity, bias_log2), columns = more, cute.size(scores)
+    columns = cute.size(scores)
     warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
     maxima = warp_maxima(scores)
     mine = part_of(buffers, columns, parity, warp)
     if lane == 0:
         for first in cutlass.range_constexpr(0, columns, VECTOR):
-            store_vector(mine + first * 4, tuple(maxima[first : first + VECTOR]))
+            store_floats(mine + first * 4, tuple(maxima[first : first + VECTOR]))
     begin = meet(buffers, columns, parity)
     mine = buffers.bases + warp * 2 * columns * 4
-    shrunk = Float32(1.0)
+    least_scale = Float32(1.0)
     for k in cutlass.range_constexpr(owned(columns)):
-        top = tops[k]
+        top = row_max[k]
         for other in cutlass.range_constexpr(WARPS):
-            top = cutlass.max(top, load_word(begin + (other * columns + k) * 4))
+            top = cutlass.max(top, load_float(begin + (other * columns + k) * 4))
         base = finite(top)
-        shrink = cute.math.exp2(tops[k] - base, fastmath=True)
-        shrunk = cutlass.min(shrunk, shrink)
-        tops[k] = top
+        acc_scale = cute.math.exp2(row_max[k] - base, fastmath=True)
+        least_scale = cutlass.min(least_scale, acc_scale)
+        row_max[k] = top
         if is_speaker(columns):
             place = mine + (own_column(columns) + k) * 4
-            store_word(place, base - bias_log2)
-            store_word(place + columns * 4, shrink)
+            store_float(place, base - bias_log2)
+            store_float(place + columns * 4, acc_scale)
     cute.arch.sync_warp()
-    return cute.arch.vote_any_sync(shrunk < 1.0)
+    return cute.arch.vote_any_sync(least_scale < 1.0)
 
 
 @cute.jit
@@ -123,13 +127,13 @@ def total_sums(buffers: Buffers, sums: cute.Tensor, parity: Int32) -> list:
     mine = part_of(buffers, columns, parity, warp) + own_column(columns) * 4
     if is_speaker(columns):
         for k in cutlass.range_constexpr(owned(columns)):
-            store_word(mine + k * 4, values[k])
+            store_float(mine + k * 4, values[k])
     begin = meet(buffers, columns, parity)
     totals = []
     for k in cutlass.range_constexpr(owned(columns)):
-        total = load_word(begin + k * 4)
+        total = load_float(begin + k * 4)
         for other in cutlass.range_constexpr(1, WARPS):
-            total += load_word(begin + (other * columns + k) * 4)
+            total += load_float(begin + (other * columns + k) * 4)
         totals.append(total)
     return totals
 
@@ -144,15 +148,15 @@ def is_speaker(columns: cutlass.Constexpr) -> cutlass.Boolean:
 def bases(
     buffers: Buffers, columns: cutlass.Constexpr, first: cutlass.Constexpr, count: cutlass.Constexpr
 ) -> list:
-    """What `move_tops` left to subtract from the scores of columns first .. first + count."""
+    """What `update_row_max` left to subtract from the scores of columns first .. first + count."""
     return _shared(buffers, columns, first, count)
 
 
 @cute.jit
-def shrinks(
+def acc_scales(
     buffers: Buffers, columns: cutlass.Constexpr, first: cutlass.Constexpr, count: cutlass.Constexpr
 ) -> list:
-    """What `move_tops` left to multiply older sums and O of those columns by."""
+    """What `update_row_max` left to multiply older sums and O of those columns by."""
     return _shared(buffers, columns, columns + first, count)
 
 
@@ -164,5 +168,5 @@ def _shared(
     begin = buffers.bases + (warp * 2 * columns + first) * 4
     values = []
     for place in cutlass.range_constexpr(0, count, VECTOR):
-        values.extend(load_vector(begin + place * 4))
+        values.extend(load_floats(begin + place * 4))
     return values

@@ -9,10 +9,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device.deal import any_row_sees
+from gqa_lowlatency.device.split import any_row_sees
 from gqa_lowlatency.sm100.args import Fill, Scope
 from gqa_lowlatency.sm100.plan import TILE, Plan100
-from gqa_lowlatency.sm100.roles.columns import shrinks
+from gqa_lowlatency.sm100.roles.columns import acc_scales
 from kernelkit import hw, tmem
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
@@ -20,14 +20,14 @@ CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to 
 
 @cute.jit
 def rescale_o(plan: Plan100, scope: Scope) -> None:
-    """Columns of O *= their shrink. The caller has waited for the product before, and signals the
-    one after: O is at rest."""
+    """Columns of O *= their acc_scale. The caller has waited for the product before, and signals
+    the one after: O is at rest."""
     thread, _, _ = cute.arch.thread_idx()
     width = min(plan.columns, CHUNK)
     row = cute.make_rmem_tensor(width, Float32)
     tmem.order_after_wait()
     for first in cutlass.range_constexpr(0, plan.columns, width):
-        factors = shrinks(scope.buffers, plan.columns, first, width)
+        factors = acc_scales(scope.buffers, plan.columns, first, width)
         for part in cutlass.range_constexpr(plan.pieces):
             begin = plan.tmem[f"O{part}"].begin + first
             tile = tmem.tile_at(scope.buffers.tmem, begin, width)

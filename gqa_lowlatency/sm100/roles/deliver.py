@@ -13,16 +13,16 @@ from kernelkit import hw, tmem
 
 @cute.jit
 def deliver_statistics(
-    plan: Plan100, scope: Scope, tops: cute.Tensor, sums: cute.Tensor, parity: Int32
+    plan: Plan100, scope: Scope, row_max: cute.Tensor, row_sum: cute.Tensor, parity: Int32
 ) -> None:
     """Maximum and sum of every column, by the lanes of the first warp that own them."""
-    totals = total_sums(scope.buffers, sums, parity)
+    totals = total_sums(scope.buffers, row_sum, parity)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0 and is_speaker(plan.columns):
         for k in cutlass.range_constexpr(owned(plan.columns)):
             column = own_column(plan.columns) + k
-            values = (tops[k] - plan.bias_log2, totals[k])
-            mailbox.send_statistics(plan.config, scope.box, scope.place.rank, column, values)
+            found = mailbox.Statistics(row_max[k] - plan.bias_log2, totals[k])
+            mailbox.send_statistics(plan.config, scope.box, scope.place.rank, column, found)
 
 
 @cute.jit
@@ -39,6 +39,6 @@ def deliver_o(plan: Plan100, scope: Scope) -> None:
         if lane < plan.o_lanes:
             dim = part * plan.piece_columns + thread // hw.WARP_THREADS * plan.o_lanes + lane
             for column in cutlass.range(plan.columns, unroll_full=True):
-                place = (column, dim)
-                mailbox.send_o(plan.config, scope.box, scope.place.rank, place, (row[column],))
+                values = (row[column],)
+                mailbox.send_o(plan.config, scope.box, scope.place.rank, column, dim, values)
     tmem.order_before_signal()

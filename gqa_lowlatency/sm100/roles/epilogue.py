@@ -9,21 +9,22 @@ for its own keys.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass.pipeline import PipelineState
 
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.deal import tile_start
 from gqa_lowlatency.device.finish import finish, senders_of
-from gqa_lowlatency.device.shared_words import load_vector
+from gqa_lowlatency.device.shared_words import load_floats
+from gqa_lowlatency.device.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
-from gqa_lowlatency.sm100.roles.columns import VECTOR, bases, move_tops, owned, shrinks
+from gqa_lowlatency.sm100.roles.columns import VECTOR, acc_scales, bases, owned, update_row_max
 from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
 from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
 from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
 from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
 from kernelkit import hw, tmem, warp_mma
-from kernelkit.online_softmax import squash
-from kernelkit.pipelines import draining, filling
+from kernelkit.online_softmax import softcap_scores
+from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.swizzle import swizzled
 
 
@@ -39,23 +40,23 @@ class Epilogue:
         """From the first tile to what the owners' mailboxes get."""
         plan, share = self.plan, scope.share
         scores = cute.make_rmem_tensor(plan.columns, Float32)
-        sums = cute.make_rmem_tensor(plan.columns, Float32)
-        tops = cute.make_rmem_tensor(owned(plan.columns), Float32)
-        sums.fill(0.0)
-        tops.fill(-Float32.inf)
+        row_sum = cute.make_rmem_tensor(plan.columns, Float32)
+        row_max = cute.make_rmem_tensor(owned(plan.columns), Float32)
+        row_sum.fill(0.0)
+        row_max.fill(-Float32.inf)
         if cutlass.const_expr(plan.is_fp8):
             if share.count > 0:
-                scope.pipes.q.wait(draining(1))  # for the scales of its rows
-        s_state = draining(1)
-        o_state = filling(1)  # O is taken like a buffer that starts out free
+                scope.pipes.q.wait(consumer_state(1))  # for the scales of its rows
+        s_state = consumer_state(1)
+        o_state = producer_state(1)  # O is taken like a buffer that starts out free
         for step in cutlass.range(share.count, unroll=1):
-            self.do_tile(scope, (scores, sums, tops), (s_state, o_state), step)
+            self.do_tile(scope, scores, row_max, row_sum, s_state, o_state, step)
             s_state.advance()
             o_state.advance()
         if cutlass.const_expr(plan.config.cluster > 1):
             cute.arch.cluster_wait()  # the mailboxes are open
         if share.count > 0:
-            deliver_statistics(plan, scope, tops, sums, share.count % 2)
+            deliver_statistics(plan, scope, row_max, row_sum, share.count % 2)
             scope.pipes.o.wait(o_state)
             deliver_o(plan, scope)
         cute.arch.barrier(barrier_id=DONE_BARRIER, number_of_threads=self.role.threads)
@@ -71,15 +72,22 @@ class Epilogue:
             if cutlass.const_expr(config.cluster > 1):
                 if senders > 0:
                     mailbox.wait_for_mail(config, scope.box)
-            memory = (scope.tensors, scope.tables)
-            finish(config, self.role.threads, scope.box, place, active, memory)
+            tensors, tables = scope.tensors, scope.tables
+            finish(config, self.role.threads, scope.box, place, active, tensors, tables)
 
     @cute.jit
-    def do_tile(self, scope: Scope, state: tuple, states: tuple, step: Int32) -> None:
-        """One tile from S to a published P; states: of the pipelines (S, O), read only."""
+    def do_tile(
+        self,
+        scope: Scope,
+        scores: cute.Tensor,
+        row_max: cute.Tensor,
+        row_sum: cute.Tensor,
+        s_state: PipelineState,
+        o_state: PipelineState,
+        step: Int32,
+    ) -> None:
+        """One tile from S to a published P; the pipeline states are read only."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
-        scores, sums, tops = state
-        s_state, o_state = states
         first = tile_start(share, share.begin + step, TILE)
         pipes.s.wait(s_state)
         self.take_scores(scope, scores)
@@ -88,7 +96,7 @@ class Epilogue:
         if some_row_misses(plan.config, share, first, scope.scalars.left):
             thread, _, _ = cute.arch.thread_idx()
             hide(plan.config, scope, scores, first + thread)
-        moved = move_tops(scope.buffers, scores, tops, (step % 2, plan.bias_log2))
+        moved = update_row_max(scope.buffers, scores, row_max, step % 2, plan.bias_log2)
         self.exponentiate(scope, scores)
         pipes.o.wait(o_state)  # the product before has read the one buffer of P
         self.store_p(scope, scores)
@@ -99,11 +107,11 @@ class Epilogue:
         if moved:
             if step > 0:
                 rescale_o(plan, scope)
-            self.rescale_sums(scope, sums)
+            self.rescale_sums(scope, row_sum)
         tmem.order_before_signal()
         pipes.p.signal(0)
         for column in cutlass.range(plan.columns, unroll_full=True):
-            sums[column] += scores[column]
+            row_sum[column] += scores[column]
 
     @cute.jit
     def take_scores(self, scope: Scope, scores: cute.Tensor) -> None:
@@ -123,8 +131,8 @@ class Epilogue:
             self.scale_rows(scope, scores)
         shift = Float32(0.0)
         if cutlass.const_expr(self.plan.config.softcap):
-            squash(scores, scope.scalars.squash_log2)
-            shift = scale * 0.5  # the c that `squash` leaves out
+            softcap_scores(scores, scope.scalars.softcap_log2)
+            shift = scale * 0.5  # the c that `softcap_scores` leaves out
         for pair in cutlass.range_constexpr(0, self.plan.columns, 2):
             scores[pair], scores[pair + 1] = cute.arch.fma_packed_f32x2(
                 (scores[pair], scores[pair + 1]), (scale, scale), (shift, shift)
@@ -134,7 +142,7 @@ class Epilogue:
     def scale_rows(self, scope: Scope, scores: cute.Tensor) -> None:
         """Products of quantised rows times the scales of Q and K."""
         for first in cutlass.range_constexpr(0, self.plan.columns, VECTOR):
-            factors = load_vector(scope.buffers.row_scales + first * 4)
+            factors = load_floats(scope.buffers.row_scales + first * 4)
             for k in cutlass.range_constexpr(VECTOR):
                 scores[first + k] *= factors[k]
 
@@ -148,13 +156,13 @@ class Epilogue:
                 scores[first + k] = cute.math.exp2(scores[first + k] - base[k], fastmath=True)
 
     @cute.jit
-    def rescale_sums(self, scope: Scope, sums: cute.Tensor) -> None:
+    def rescale_sums(self, scope: Scope, row_sum: cute.Tensor) -> None:
         """Older sums to the new maxima."""
         columns = self.plan.columns
         for first in cutlass.range_constexpr(0, columns, VECTOR):
-            factors = shrinks(scope.buffers, columns, first, VECTOR)
+            factors = acc_scales(scope.buffers, columns, first, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):
-                sums[first + k] *= factors[k]
+                row_sum[first + k] *= factors[k]
 
     @cute.jit
     def store_p(self, scope: Scope, weights: cute.Tensor) -> None:

@@ -6,13 +6,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gqa_lowlatency.device.deal import tile_start
+from gqa_lowlatency.device.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
 from kernelkit import hw
-from kernelkit.boxes import TmaTensor, copy_in
-from kernelkit.pipelines import filling
+from kernelkit.boxes import BoxPosition, TmaTensor, copy_in
+from kernelkit.pipelines import producer_state
 
 
 class LoadKV:
@@ -28,7 +28,7 @@ class LoadKV:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp. Pages are looked up a step before they are needed."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
-        state = filling(plan.stages)
+        state = producer_state(plan.stages)
         k_where = cute.make_rmem_tensor(self.words, Int32)
         v_where = cute.make_rmem_tensor(self.words, Int32)
         self.look_up(scope, Int32(0), k_where)
@@ -36,12 +36,12 @@ class LoadKV:
             if step < share.count:
                 for piece in cutlass.range_constexpr(plan.pieces):
                     pipes.kv.acquire(state)
-                    self.fetch(scope, scope.k, (step, piece), (k_where, state.index))
+                    self.fetch(scope, scope.k, step, piece, k_where, state.index)
                     state.advance()
             if step > 0:
                 for piece in cutlass.range_constexpr(plan.pieces):
                     pipes.kv.acquire(state)
-                    self.fetch(scope, scope.v, (step - 1, piece), (v_where, state.index))
+                    self.fetch(scope, scope.v, step - 1, piece, v_where, state.index)
                     state.advance()
             v_where.store(k_where.load())
             self.look_up(scope, step + 1, k_where)
@@ -49,9 +49,17 @@ class LoadKV:
             cute.arch.griddepcontrol_launch_dependents()
 
     @cute.jit
-    def fetch(self, scope: Scope, source: TmaTensor, part: tuple, target: tuple) -> None:
-        """part: (tile of the share, piece of the head); target: (what `look_up` found, stage)."""
-        plan, (step, piece), (where, stage) = self.plan, part, target
+    def fetch(
+        self,
+        scope: Scope,
+        source: TmaTensor,
+        step: Int32,
+        piece: cutlass.Constexpr,
+        where: cute.Tensor,
+        stage: Int32,
+    ) -> None:
+        """A piece of the head of tile `step` of the share; where: what `look_up` found of it."""
+        plan = self.plan
         box, panels = kv_box(plan), plan.piece_columns // plan.panel
         barrier = scope.pipes.kv.barrier(stage)
         for word in cutlass.range_constexpr(self.words):
@@ -63,7 +71,7 @@ class LoadKV:
                 for panel in cutlass.range_constexpr(panels):
                     column = piece * plan.piece_columns + panel * plan.panel
                     slot = (stage * panels + panel) * self.boxes + index
-                    position = (row, column, scope.place.head, entry)
+                    position = BoxPosition(row, column, scope.place.head, entry)
                     copy_in(source, box, position, box.at(scope.buffers.ring, slot), barrier)
 
     @cute.jit

@@ -31,7 +31,7 @@ class LoadQ:
             if cutlass.const_expr(self.plan.is_fp8):
                 for column in cutlass.range(self.plan.columns, unroll=4):
                     row, valid = self.row_of(scope, column)
-                    quantise_row(self.plan, scope, row, (column, valid))
+                    quantise_row(self.plan, scope, row, column, valid)
             else:
                 self.copy_rows(scope)
             cute.arch.fence_proxy("async.shared", space="cta")

@@ -19,7 +19,7 @@ from gqa_lowlatency.sm100.products import (
     s_tile,
 )
 from kernelkit import tmem
-from kernelkit.pipelines import draining, filling
+from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.umma import accumulator, issue
 
 
@@ -34,9 +34,13 @@ class Mma:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         plan, pipes, count = self.plan, scope.pipes, scope.share.count
-        kv_state, p_state, taken_state = draining(plan.stages), draining(1), filling(1)
+        kv_state, p_state, taken_state = (
+            consumer_state(plan.stages),
+            consumer_state(1),
+            producer_state(1),
+        )
         if count > 0:
-            pipes.q.wait(draining(1))
+            pipes.q.wait(consumer_state(1))
         for step in cutlass.range(count + 1, unroll=1):
             if step < count:
                 pipes.taken.wait(taken_state)
@@ -64,8 +68,11 @@ class Mma:
         """S (+)= K Q^T over one piece of the head."""
         plan, buffers = self.plan, scope.buffers
         mma, tile = make_s_mma(plan), s_tile(plan)
+        # -> (MMA, MMA_M, MMA_N)
         tS = accumulator(mma, tile, buffers.tmem, plan.tmem["S"].begin)
+        # -> (MMA, MMA_M, MMA_K)
         tSrK = keys_operand(plan, mma, tile, buffers.ring)[None, None, None, stage]
+        # -> (MMA, MMA_N, MMA_K)
         tSrQ = rows_operand(mma, tile, buffers.q, plan.pieces)[None, None, None, piece]
         issue(mma, tS, tSrK, tSrQ, Boolean(piece > 0))
 
@@ -76,7 +83,10 @@ class Mma:
         """A part of O^T (+)= V^T P. The first tile overwrites it."""
         plan, buffers = self.plan, scope.buffers
         mma, tile = make_o_mma(plan), o_tile(plan)
+        # -> (MMA, MMA_M, MMA_N)
         tO = accumulator(mma, tile, buffers.tmem, plan.tmem[f"O{piece}"].begin)
+        # -> (MMA, MMA_M, MMA_K)
         tOrV = keys_operand(plan, mma, tile, buffers.ring)[None, None, None, stage]
+        # -> (MMA, MMA_N, MMA_K)
         tOrP = rows_operand(mma, tile, buffers.p, 1)[None, None, None, 0]
         issue(mma, tO, tOrV, tOrP, accumulate)

@@ -2,9 +2,9 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 
-from gqa_lowlatency.device.shared_words import store_word
+from gqa_lowlatency.device.shared_words import store_float
 from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
@@ -16,12 +16,14 @@ SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
 
 
 @cute.jit
-def quantise_row(plan: Plan100, scope: Scope, source: cute.Tensor, item: tuple) -> None:
+def quantise_row(
+    plan: Plan100, scope: Scope, source: cute.Tensor, column: Int32, valid: Boolean
+) -> None:
     """A row of Q to sQ by a whole warp, and its scale, that of K included, to `row_scales`.
 
-    item: (column, whether there is such a row).
+    valid: whether there is such a row.
     """
-    config, (column, valid) = plan.config, item
+    config = plan.config
     lane, count = cute.arch.lane_idx(), config.head_dim // hw.WARP_THREADS
     values = cute.make_rmem_tensor(count, TYPES[config.dtype])
     values.fill(0.0)
@@ -47,7 +49,7 @@ def quantise_row(plan: Plan100, scope: Scope, source: cute.Tensor, item: tuple) 
         scale = top * (1.0 / LARGEST)
         if cutlass.const_expr(scope.tables.k_scale is not None):
             scale *= scope.tables.k_scale[scope.place.head]
-        store_word(scope.buffers.row_scales + column * 4, scale)
+        store_float(scope.buffers.row_scales + column * 4, scale)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from kernelkit import hw, tmem
-from kernelkit.pipelines import draining
+from kernelkit.pipelines import consumer_state
 from moe.config import CARRIED, PART
 from moe.device.quantise import largest_magnitude
 from moe.device.swiglu import gate_weight, swiglu, weighted_up
@@ -23,12 +23,12 @@ from moe.sm100.roles.outputs import (
     first_byte,
     hand_over,
     quantised,
+    reduce_amax,
     rounded,
     store_codes,
     store_row,
-    tell_amax,
 )
-from moe.sm100.roles.scheduler import rank_in_tile, told
+from moe.sm100.roles.scheduler import rank_in_tile, read_tile
 
 TRANSPOSED_BARRIER = 1
 READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
@@ -45,12 +45,12 @@ class Epilogue:
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
-        tiles, acc = draining(TILE_STAGES), draining(plan.acc_stages)
+        tiles, acc = consumer_state(TILE_STAGES), consumer_state(plan.acc_stages)
         half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
         going = Int32(1)
         while going > 0:
             pipes.tile_epilogue.wait(tiles)
-            tile = told(scope, tiles.index)
+            tile = read_tile(scope, tiles.index)
             pipes.tile_epilogue.release(tiles.index)
             tiles.advance()
             going = tile.valid
@@ -65,7 +65,7 @@ class Epilogue:
                 acc.advance()
                 half = 1 - half
         if cutlass.const_expr(plan.config.amax):
-            tell_amax(scope.tensors.amax, top)
+            reduce_amax(scope.tensors.amax, top)
 
     @cute.jit
     def do_tile(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
@@ -85,9 +85,9 @@ class Epilogue:
         for index in cutlass.range_constexpr(plan.parts):
             # Columns that both accumulators have come first.
             part = index if half == 1 else plan.parts - 1 - index
-            source = (half * plan.second + part * PART, stage, index == self.frees)
+            column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))
-            found = self.do_part(scope, outputs, source, factor)
+            found = self.do_part(scope, outputs, column, stage, frees, factor)
             top = cute.arch.fmax(top, found, nan=True)
         return top
 
@@ -97,10 +97,18 @@ class Epilogue:
         return 0 if self.plan.shares_columns else self.plan.parts - 1
 
     @cute.jit
-    def do_part(self, scope: Scope, place: Place, source: tuple, factor: Float32) -> Float32:
-        """Columns of a thread's row. source: (the first, stage of the accumulator, whether it is
-        free behind them)."""
-        config, (column, stage, frees) = self.plan.config, source
+    def do_part(
+        self,
+        scope: Scope,
+        place: Place,
+        column: Int32,
+        stage: Int32,
+        frees: cutlass.Constexpr[bool],
+        factor: Float32,
+    ) -> Float32:
+        """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
+        of the accumulator is free behind them."""
+        config = self.plan.config
         row, count = self.room(PART), PART // config.subtile
         top = Float32(0.0)
         for subtile in cutlass.range_constexpr(count):

@@ -7,13 +7,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from kernelkit.boxes import copy_in
-from kernelkit.pipelines import draining, filling
+from kernelkit.boxes import BoxPosition, copy_in
+from kernelkit.pipelines import consumer_state, producer_state
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.boxes import scale_box, w_box, x_box
 from moe.sm100.plan import LINE, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.scheduler import rank_in_tile, told
+from moe.sm100.roles.scheduler import rank_in_tile, read_tile
 
 
 class Load:
@@ -27,12 +27,12 @@ class Load:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         pipes = scope.pipes
-        tiles, state = draining(TILE_STAGES), filling(self.plan.stages)
+        tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
         k_stages = -(-scope.sizes.k // self.plan.k_stage)
         going = Int32(1)
         while going > 0:
             pipes.tile_load.wait(tiles)
-            tile = told(scope, tiles.index)
+            tile = read_tile(scope, tiles.index)
             pipes.tile_load.release(tiles.index)
             tiles.advance()
             going = tile.valid
@@ -53,16 +53,16 @@ class Load:
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
         column, n = step * LINE, tile.n * plan.config.tile_n
         box = x_box(plan)
-        place = (tile.first + rank * plan.x_rows, column, 0, 0)
+        place = BoxPosition(tile.first + rank * plan.x_rows, column, 0, 0)
         copy_in(operands.x, box, place, box.at(in_bytes(buffers.x), stage), barrier)
         box = w_box(plan)
-        place = (n + rank * plan.w_rows, column, 0, tile.expert)
+        place = BoxPosition(n + rank * plan.w_rows, column, 0, tile.expert)
         copy_in(operands.w, box, place, box.at(in_bytes(buffers.w), stage), barrier)
         box, atom = scale_box(plan), step * plan.atoms
-        place = (atom, 0, tile.block + rank, 0)
+        place = BoxPosition(atom, 0, tile.block + rank, 0)
         copy_in(operands.x_scales, box, place, box.at(buffers.x_scales, stage), barrier)
         for block in cutlass.range_constexpr(plan.w_blocks):
-            place = (atom, 0, n // SCALE_ROWS + block, tile.expert)
+            place = BoxPosition(atom, 0, n // SCALE_ROWS + block, tile.expert)
             target = box.at(buffers.w_scales, stage * plan.w_blocks + block)
             copy_in(operands.w_scales, box, place, target, barrier)
 

@@ -12,12 +12,12 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import tmem
 from kernelkit.block_scale import copy_atom
-from kernelkit.pipelines import cta_group, draining, filling
+from kernelkit.pipelines import consumer_state, cta_group, producer_state
 from kernelkit.umma import accumulator, shared
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import Scope
 from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.scheduler import told
+from moe.sm100.roles.scheduler import read_tile
 from moe.sm100.signature import ELEMENTS, SCALES
 
 BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
@@ -34,15 +34,15 @@ class Mma:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         plan, pipes = self.plan, scope.pipes
-        tiles, acc = draining(TILE_STAGES), filling(plan.acc_stages)
-        state = draining(plan.stages)
+        tiles, acc = consumer_state(TILE_STAGES), producer_state(plan.acc_stages)
+        state = consumer_state(plan.stages)
         half = Int32(0)  # of the accumulators
         blocks = -(-scope.sizes.k // plan.k_block)
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)
         while going > 0:
             pipes.tile_mma.wait(tiles)
-            tile = told(scope, tiles.index)
+            tile = read_tile(scope, tiles.index)
             going = tile.valid
             pipes.tile_mma.release(tiles.index)
             tiles.advance()
@@ -52,12 +52,12 @@ class Mma:
                 for step in cutlass.range(k_stages, unroll=1):
                     pipes.ab.wait(state)
                     left = blocks - step * K_BLOCKS
-                    place = (state.index, half * plan.second, tile.quarter)
+                    stage, column = state.index, half * plan.second
                     for count in cutlass.range_constexpr(1, K_BLOCKS):
                         if left == count:
-                            self.add(scope, place, step, count)
+                            self.add(scope, stage, column, tile.quarter, step, count)
                     if left >= K_BLOCKS:
-                        self.add(scope, place, step, K_BLOCKS)
+                        self.add(scope, stage, column, tile.quarter, step, K_BLOCKS)
                     pipes.ab.release(state.index)
                     state.advance()
                 pipes.acc.signal(acc.index)
@@ -65,17 +65,28 @@ class Mma:
                 half = 1 - half
 
     @cute.jit
-    def add(self, scope: Scope, place: tuple, step: Int32, count: cutlass.Constexpr) -> None:
-        """D (+)= A B over a stage: count MMAs, to the end of K. place: (stage of the ring, column
-        of D, quarter of a block at which the scale factors of x begin)."""
-        plan, buffers, (stage, column, quarter) = self.plan, scope.buffers, place
+    def add(
+        self,
+        scope: Scope,
+        stage: Int32,
+        column: Int32,
+        quarter: Int32,
+        step: Int32,
+        count: cutlass.Constexpr,
+    ) -> None:
+        """D (+)= A B over a stage of the ring: count MMAs, to the end of K. column: of D. quarter:
+        of a block, at which the scale factors of x begin."""
+        plan, buffers = self.plan, scope.buffers
         mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
         self.bring_scales(scope, stage)
+        # -> (MMA, MMA_M, MMA_N)
         d = accumulator(mma, tile, buffers.tmem, column)
         rows, columns = (buffers.x, buffers.w)[:: -1 if plan.config.swapped else 1]
         layout = sm100.make_smem_layout_a(mma, tile, rows.value_type, plan.stages)
+        # -> (MMA, MMA_M, MMA_K)
         a = mma.make_fragment_A(shared(rows, layout))[None, None, None, stage]
         layout = sm100.make_smem_layout_b(mma, tile, columns.value_type, plan.stages)
+        # -> (MMA, MMA_N, MMA_K)
         b = mma.make_fragment_B(shared(columns, layout))[None, None, None, stage]
         for block in cutlass.range_constexpr(count):
             x_scales = self.scales(scope, "x_scales", 1, block)

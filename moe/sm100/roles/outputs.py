@@ -142,10 +142,7 @@ def hand_over(
 
 @cute.jit
 def store_codes(
-    config: cutlass.Constexpr[GroupedConfig],
-    tensors: Tensors,
-    place: Place,
-    codes: cute.Tensor,
+    config: cutlass.Constexpr[GroupedConfig], tensors: Tensors, place: Place, codes: cute.Tensor
 ) -> None:
     """The scale factors of a place, those of an atom together, or of the part that it has.
 
@@ -172,7 +169,7 @@ def store_codes(
 
 
 @cute.jit
-def tell_amax(amax: cute.Tensor, top: Float32) -> None:
+def reduce_amax(amax: cute.Tensor, top: Float32) -> None:
     """The largest of all threads: numbers that are not negative are in the order of their bits."""
     bits = bits_of(top)
     for distance in cutlass.range_constexpr(5):

@@ -16,7 +16,7 @@ from cutlass.pipeline import PipelineState
 
 from kernelkit import hw
 from kernelkit.lanes import sum_below
-from kernelkit.pipelines import filling, in_leader
+from kernelkit.pipelines import in_leader, producer_state
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan
@@ -48,7 +48,7 @@ class Scheduler:
         """Whole life of the warp; behind the last tile comes one that is not valid."""
         sizes, ctas = scope.sizes, self.plan.config.ctas
         lane = cute.arch.lane_idx()
-        state = filling(TILE_STAGES)
+        state = producer_state(TILE_STAGES)
         number, _, _ = cute.arch.block_idx()
         step, _, _ = cute.arch.grid_dim()
         number, step = number // ctas, step // ctas
@@ -72,8 +72,8 @@ class Scheduler:
             behind = cute.arch.vote_ballot_sync(experts.tiles * sizes.n_tiles <= inside)
             owner = cutlass.min(cute.arch.popc(behind), hw.WARP_THREADS - 1)
             owned = Experts(*(cute.arch.shuffle_sync(each, owner) for each in fields(experts)))
-            place = (going, chunk * hw.WARP_THREADS + owner, blocks_before)
-            tile = self.tile_of(owned, inside, sizes.n_tiles, place)
+            expert = chunk * hw.WARP_THREADS + owner
+            tile = self.tile_of(owned, inside, sizes.n_tiles, going, expert, blocks_before)
             self.publish(scope, state, tile)
             state.advance()
             number += step
@@ -99,16 +99,23 @@ class Scheduler:
         return -(-rows // self.plan.config.tile_rows)
 
     @cute.jit
-    def tile_of(self, owned: Experts, inside: Int32, n_tiles: Int32, place: tuple) -> Tile:
-        """Of an expert. inside: its number in the chunk. place: (whether there is such a tile, the
-        expert, blocks of scale factors before the chunk)."""
-        going, expert, blocks_before = place
+    def tile_of(
+        self,
+        owned: Experts,
+        inside: Int32,
+        n_tiles: Int32,
+        valid: Int32,
+        expert: Int32,
+        blocks_before: Int32,
+    ) -> Tile:
+        """Of an expert. inside: its number in the chunk. valid: whether there is such a tile.
+        blocks_before: blocks of scale factors before the chunk."""
         own_tiles = self.tiles_of(owned.rows)
         local = inside - (owned.tiles - own_tiles) * n_tiles
         count = cutlass.max(own_tiles, 1)
         row = local % count * self.plan.config.tile_rows
         return Tile(
-            going,
+            valid,
             expert,
             owned.first + row,
             owned.rows - row,
@@ -128,7 +135,7 @@ class Scheduler:
         elif in_leader():
             pipes.tile_mma.wait_free(state)
         if cute.arch.lane_idx() == 0:
-            tell(scope, state.index, tile)
+            write_tile(scope, state.index, tile)
         pipes.tile_load.signal(state.index)
         pipes.tile_epilogue.signal(state.index)
         if cutlass.const_expr(self.plan.config.ctas == 1):
@@ -138,14 +145,14 @@ class Scheduler:
 
 
 @cute.jit
-def tell(scope: Scope, stage: Int32, tile: Tile) -> None:
+def write_tile(scope: Scope, stage: Int32, tile: Tile) -> None:
     """Write a slot of the tile queue."""
     for word, value in enumerate(fields(tile)):
         scope.buffers.tiles[stage, word] = value
 
 
 @cute.jit
-def told(scope: Scope, stage: Int32) -> Tile:
+def read_tile(scope: Scope, stage: Int32) -> Tile:
     """Read a slot of the tile queue."""
     return Tile(*(scope.buffers.tiles[stage, word] for word in range(TILE_FIELDS)))
 

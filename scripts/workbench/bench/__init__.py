@@ -1,1 +1,1 @@
-"""What scripts/bench*.py do: times and static figures, beside peers."""
+"""What scripts/bench.py does: times and static figures, beside peers."""

@@ -1,4 +1,4 @@
-"""What bench_allocator.py does: the manager's calls timed, beside vLLM's BlockPool."""
+"""What `bench.py kvcache-host` does: the manager's calls timed, beside vLLM's BlockPool."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kvcache.books.manager import Manager, Sizes
 from kvcache.books.slot_pool import SlotPool
 from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import preset
-from workbench.bench.gqa_tables import show
 from workbench.bench.vllm_pool import block_pool
 from workbench.common import read_rows, refuse, save_rows
+from workbench.tables import Table, show
 
 CONTEXT = 8192  # tokens of a request of the manager's rows
 LAYOUTS = {
@@ -149,7 +149,7 @@ def _arrays(step: Any) -> None:
         step.rows_of(array.name)
 
 
-def pool_table(rows: list[dict]) -> tuple[str, list[str], list[list[str]]]:
+def pool_table(rows: list[dict]) -> Table:
     cells = []
     for row in rows:
         if "refused" in row:
@@ -160,7 +160,7 @@ def pool_table(rows: list[dict]) -> tuple[str, list[str], list[list[str]]]:
     return "pools", ["peer", "batch", "take us", "give us", "M blocks/s"], cells
 
 
-def manager_table(rows: list[dict]) -> tuple[str, list[str], list[list[str]]]:
+def manager_table(rows: list[dict]) -> Table:
     names = ("append_us_per_request", "arrays_us_per_request", "admit_hit_us", "free_us",
              "admit_miss_us", "check_us")  # fmt: skip
     heads = ["layout", "requests", "append us each", "arrays us each", "hit us", "free us",

@@ -1,4 +1,4 @@
-"""What bench_emulator.py does: warp-instructions per second of ptxemu."""
+"""What `bench.py emulator` does: warp-instructions per second of ptxemu."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import os
 import platform
 
-from ptxemu.options import Options
 from ptxemu.report import LaunchReport
-from workbench.cases.attention import Case, attend, case_of, check
+from workbench.cases.attention import attend, case_of, check
 from workbench.common import refuse
+from workbench.place import Place
+from workbench.problems.attention import Case
+
+EMULATED = Place("emulate", "sm_100a", "as asked")
 
 
 def rate(launch: LaunchReport) -> str:
@@ -17,10 +20,12 @@ def rate(launch: LaunchReport) -> str:
     return f"{speed:>11,.0f} warp-instructions/s  ({launch.seconds:.2f} s)"
 
 
-def _measure(case: Case, options: Options, repeat: int) -> LaunchReport:
+def _measure(case: Case, options: argparse.Namespace, *, checked: bool) -> LaunchReport:
     """Print the rates of the first launch and of the best of the others; return that one."""
-    launches = [launch for _ in range(1 + repeat) for launch in attend(case, "emulate", options)[1]]
-    what = "checked" if options.check else "unchecked"
+    repeat, launches = options.repeat, []
+    for _ in range(1 + repeat):
+        launches += attend(case, EMULATED, options, check=checked)[1]
+    what = "checked" if checked else "unchecked"
     print(f"{what}, {launches[0].warp_instructions:,} warp-instructions")
     print(f"  first launch  {rate(launches[0])}")
     best = min(launches[1:] or launches, key=lambda launch: launch.seconds)
@@ -29,17 +34,16 @@ def _measure(case: Case, options: Options, repeat: int) -> LaunchReport:
     return best
 
 
-def perform(arguments: argparse.Namespace) -> int:
+def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    case = case_of(arguments)
     try:
+        case = case_of(options)
         check(case)
     except (ValueError, NotImplementedError) as refusal:
         return refuse(refusal)
-    print(f"{case}, {arguments.policy}; Python {platform.python_version()}, {os.cpu_count()} cores")
-    plain = _measure(case, Options(policy=arguments.policy, limit=None), arguments.repeat)
-    if arguments.check and arguments.repeat:
-        options = Options(policy=arguments.policy, limit=None, check=True)
-        checked = _measure(case, options, arguments.repeat)
+    print(f"{case}, {options.policy}; Python {platform.python_version()}, {os.cpu_count()} cores")
+    plain = _measure(case, options, checked=False)
+    if options.check and options.repeat:
+        checked = _measure(case, options, checked=True)
         print(f"a checked launch takes {checked.seconds / plain.seconds:.2f} times as long")
     return 0

@@ -1,4 +1,4 @@
-"""What bench_first_call.py does: a process for each call, the cache in a folder of its own."""
+"""What `bench.py first-call` does: a process for each call, the cache in a folder of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench_first_call import NATIVE_ON_HOPPER, OPERATORS
 from kernelkit import aot, store
 from workbench.common import write_json
+from workbench.flags.bench import OPERATORS
 from workbench.timing import setting
 
+NATIVE_ON_HOPPER = ("decode", "merge", "append")
 ROOT = Path(__file__).resolve().parents[3]
 STATES = ("compiled", "from the cache", "ahead of time")
 

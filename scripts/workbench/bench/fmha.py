@@ -1,33 +1,33 @@
-"""What bench_fmha.py does: times beside torch's kernels, and what ptxas made of ours."""
+"""What `bench.py fmha` does: times beside torch's kernels, and what ptxas made of ours."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import AttentionConfig, attention
 from fmha.config import HEAD_DIMS
-from workbench.cases.attention import DTYPES
-from workbench.common import describe, write_json
-from workbench.dump.fmha import compile_to, span
+from fmha.plan import make_plan
+from workbench.common import describe, progress_bar, write_json
+from workbench.dump.fmha import span, subject_of
 from workbench.flags.bench import MASKS
+from workbench.place import why_not_here
+from workbench.problems.attention import DTYPES
 from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
 from workbench.sass.softmax import static
-from workbench.timing import measure, setting, why_not_here
+from workbench.tables import Table, picture, show
+from workbench.timing import WHEN, cold_and_warm, sets_here, setting, spreads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,6 @@ COLUMNS = {  # of the static table: heading -> kinds of SOFTMAX_KINDS
     "FMNMX": ("FMNMX",),
     "mask": ("mask",),
 }
-WHEN = ("cold", "warm")
-SEED = 0
 MAX_DIFFERENCE = 0.02  # norm over norm, between kernels that round P differently
 
 Grid = list[tuple[str, AttentionConfig]]
@@ -81,9 +79,9 @@ class Problem:
             pairs = sum(seen)
         return 2 * pairs * (self.head_dim + self.v_dim) * self.q_heads * self.batch
 
-    def inputs(self) -> tuple[torch.Tensor, ...]:
+    def inputs(self, seed: int) -> tuple[torch.Tensor, ...]:
         """q, k, v on the GPU: [batch, length, heads, columns], standard normal."""
-        generator = torch.Generator("cuda").manual_seed(SEED)
+        generator = torch.Generator("cuda").manual_seed(seed)
         shapes = (
             (self.batch, self.sq, self.q_heads, self.head_dim),
             (self.batch, self.skv, self.kv_heads, self.head_dim),
@@ -93,7 +91,7 @@ class Problem:
         return tuple(torch.randn(size, **options) for size in shapes)
 
 
-def torch_attention(problem: Problem, backend: SDPBackend, inputs: tuple) -> torch.Tensor:
+def torch_attention(problem: Problem, backend: SDPBackend, *inputs: torch.Tensor) -> torch.Tensor:
     """torch's answer [batch, sq, heads, v_dim]; raises RuntimeError where it has none."""
     q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
     square = problem.sq == problem.skv
@@ -108,45 +106,46 @@ def torch_attention(problem: Problem, backend: SDPBackend, inputs: tuple) -> tor
     return o.transpose(1, 2)
 
 
-def contenders(problem: Problem, p_paths: list[str]) -> Iterator[tuple[str, Callable]]:
-    """Name and launch of torch's kernels and, where they run, of ours on every P path."""
-    inputs = problem.inputs()
+def contenders(problem: Problem, p_paths: Sequence[str]) -> Iterator[tuple[str, Callable]]:
+    """Name and call of torch's kernels and, where they run, of ours on every P path; a call takes
+    q, k and v."""
     for name, backend in TORCH.items():
-        yield name, lambda backend=backend: torch_attention(problem, backend, inputs)
+        yield name, partial(torch_attention, problem, backend)
+    given = {"causal": problem.causal, "backend": "cuda"}
     for p_path in p_paths if why_not_here() is None else ():
-        config = AttentionConfig(p_path=p_path)
-        yield (
-            f"fmha {p_path}",
-            lambda config=config: attention(
-                *inputs, causal=problem.causal, backend="cuda", config=config
-            ),
-        )
+        yield f"fmha {p_path}", partial(attention, config=AttentionConfig(p_path=p_path), **given)
 
 
-def time_problem(problem: Problem, p_paths: list[str]) -> list[dict]:
+def time_problem(problem: Problem, p_paths: Sequence[str]) -> list[dict]:
     """A row per contender: its times, or why it has none. All agree with the first that ran."""
-    rows, expected = [], None
-    for name, launch in contenders(problem, p_paths):
+    rows, expected, samples = [], None, {}
+    first = problem.inputs(0)
+    count = sets_here(sum(tensor.nbytes for tensor in first))
+    sets = [first, *(problem.inputs(seed) for seed in range(1, count))]
+    for name, call in contenders(problem, p_paths):
         row = {"problem": str(problem), **dataclasses.asdict(problem), "kernel": name}
+        rows.append(row)
         try:
-            actual = launch().float()
+            actual = call(*first).float()
             expected = actual if expected is None else expected
             difference = ((actual - expected).norm() / expected.norm()).item()
             if not difference <= MAX_DIFFERENCE:
                 raise ValueError(f"differs by {difference:.1%} from the first kernel that ran")
-            seconds = measure(launch)
+            found = cold_and_warm([partial(call, *inputs) for inputs in sets])
         except (RuntimeError, ValueError, NotImplementedError) as refusal:
-            rows.append({**row, "refused": str(refusal).strip().partition("\n")[0]})
-            continue
-        tflops = {f"{when}_tflops": problem.flop / getattr(seconds, when) * 1e-12 for when in WHEN}
-        rows.append({**row, **dataclasses.asdict(seconds), **tflops})
+            row["refused"] = str(refusal).strip().partition("\n")[0]
+        else:
+            samples |= {(len(rows) - 1, when): sample for when, sample in found.items()}
+    for (place, when), spread in zip(samples, spreads([*samples.values()]), strict=True):
+        rows[place] |= {f"{when}_us": spread.median, f"{when}_spread": spread.spread}
+        rows[place][f"{when}_tflops"] = problem.flop / spread.median * 1e-6
     return rows
 
 
-def time_all(problems: list[Problem], p_paths: list[str], console: Console) -> list[dict]:
+def time_all(problems: list[Problem], p_paths: Sequence[str], console: Console) -> list[dict]:
     """All rows, under a progress bar."""
     rows = []
-    with bar(console) as progress:
+    with progress_bar(console) as progress:
         for problem in progress.track(problems, description="timing"):
             rows += time_problem(problem, p_paths)
     return rows
@@ -170,42 +169,35 @@ def v_head_dim(head_dim: int) -> int:
 
 
 def read_static(configs: Grid, arch: str, console: Console) -> list[dict]:
-    """A row per config: what `_softmax_sass.static` reads, or why it cannot be compiled."""
+    """A row per config: what `sass.softmax.static` reads, or why it cannot be compiled."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder, bar(console) as progress:
+    with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
         for mask, config in progress.track(configs, description="compiling"):
             row = {"mask": mask, "name": describe(config), "config": dataclasses.asdict(config)}
             try:
-                config.check()
+                make_plan(config)
             except (ValueError, NotImplementedError) as refusal:
                 rows.append({**row, "refused": str(refusal)})
                 continue
-            _, cubin = compile_to(Path(folder), config, arch)
+            _, cubin, _ = subject_of(config, arch).write(Path(folder))
             rows.append({**row, **static(cubin).as_dict()})
     return rows
 
 
-def bar(console: Console) -> Progress:
-    """The progress bar of this script; it vanishes when done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-
-
 def static_table(rows: list[dict]) -> Table:
     """A line per softmax loop; positions are shares of its body."""
-    table = Table("config", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    names = ("regs", "stack", "spills", "loop", "SASS", *COLUMNS, "rest", "O fix", "stats at")
-    for name in (*names, "P at", "P ready"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ["config", "regs", "stack", "spills", "loop", "SASS", *COLUMNS, "rest", "O fix"]
+    heads += ["stats at", "P at", "P ready"]
+    lines = []
     for row in rows:
         if "refused" in row:
-            table.add_row(row["name"], *[""] * 3, "refused")
+            lines.append([row["name"], *[""] * 3, "refused"])
             continue
         head = [row["name"], *(str(row[name]) for name in ("registers", "stack", "spills"))]
         for loop in row["loops"]:
-            table.add_row(*head, *loop_cells(loop))
+            lines.append([*head, *loop_cells(loop)])
             head = [""] * len(head)
-    return table
+    return "", heads, [line + [""] * (len(heads) - len(line)) for line in lines]
 
 
 def loop_cells(loop: dict) -> list[str]:
@@ -222,46 +214,33 @@ def loop_cells(loop: dict) -> list[str]:
 
 def timing_table(rows: list[dict]) -> Table:
     """A line per problem and kernel."""
-    table = Table("problem", "kernel", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("cold us", "TFLOP/s", "warm us", "TFLOP/s", "spread"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ["problem", "kernel", "cold us", "TFLOP/s", "warm us", "TFLOP/s", "spread"]
+    lines = []
     for row in rows:
         cells = [row["problem"], row["kernel"]]
         if "refused" in row:
-            table.add_row(*cells, "-", "", "-", "", "")
+            lines.append([*cells, "-", "", "-", "", ""])
             continue
         for when in WHEN:
-            cells += [f"{row[when] * 1e6:.1f}", f"{row[f'{when}_tflops']:.0f}"]
-        table.add_row(*cells, f"{row['spread']:.1%}")
-    return table
+            cells += [f"{row[f'{when}_us']:.1f}", f"{row[f'{when}_tflops']:.0f}"]
+        spread = max(row[f"{when}_spread"] for when in WHEN)
+        lines.append([*cells, f"{spread:.1%}"])
+    return "", heads, lines
 
 
 def draw(path: Path, document: dict) -> None:
     """A picture: TFLOP/s where there are times, and the SASS of every loop by kind."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     parts = [
         (draw_times, [row for row in document["timing"] if "refused" not in row]),
         (draw_static, [row for row in document["static"] if "refused" not in row]),
     ]
     parts = [(painter, rows) for painter, rows in parts if rows]
     lengths = [1 + sum(len(row.get("loops", "1")) for row in rows) for _, rows in parts]
-    figure, axes = pyplot.subplots(
-        max(1, len(parts)),
-        squeeze=False,
-        figsize=(13, 1 + 0.28 * sum(lengths)),
-        height_ratios=lengths or None,
-        layout="constrained",
-    )
-    for axis, (painter, rows) in zip(axes[:, 0], parts, strict=False):
-        painter(axis, rows)
-        axis.invert_yaxis()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    how = {"figsize": (13, 1 + 0.28 * sum(lengths)), "height_ratios": lengths or None}
+    with picture(path, max(1, len(parts)), layout="constrained", **how) as (_, axes):
+        for axis, (painter, rows) in zip(axes[:, 0], parts, strict=False):
+            painter(axis, rows)
+            axis.invert_yaxis()
 
 
 def draw_times(axis: Axes, rows: list[dict]) -> None:
@@ -307,17 +286,17 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console()
     document: dict = {"setting": setting(), "static": [], "timing": []}
     if options.static and tools_found():
         document["static"] = read_static(grid(options), options.arch, console)
-        console.print(static_table(document["static"]))
+        show(*static_table(document["static"]))
     elif options.static:
         console.print(HOW_TO_GET_TOOLS, markup=False)
     if options.timing and torch.cuda.is_available():
         document["timing"] = time_all(problems_of(options), options.p_path, console)
         document["after"] = setting().get("gpu")
-        console.print(timing_table(document["timing"]))
+        show(*timing_table(document["timing"]))
     if options.timing and why_not_here():
         console.print(f"fmha is not timed: {why_not_here()}")
     if options.json:

@@ -1,15 +1,11 @@
-"""What bench_gqa.py does: latency of decode and of its peers, or static figures."""
+"""What `bench.py gqa` does: latency of decode and of its peers, or static figures."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import itertools
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -27,15 +23,22 @@ from workbench.bench.gqa_peers import (
     reference,
     tuned,
 )
-from workbench.bench.gqa_tables import draw, host_table, latency_table, markdown, show, static_table
-from workbench.common import read_rows, save_rows
-from workbench.timing import MAX_LAUNCHES, MIN_GRAPH_SECONDS, capture, elapsed, setting
+from workbench.bench.gqa_tables import draw, host_table, latency_table, markdown, static_table
+from workbench.common import read_rows, refuse, save_rows
+from workbench.tables import show
+from workbench.timing import (
+    WHEN,
+    Sample,
+    calls,
+    cold_and_warm,
+    heading,
+    replay,
+    setting,
+    spreads,
+)
 
-REPEATS = 21
 READ_BYTES = 1 << 30  # of the bandwidth measurement
 MEMORY_SHARE = 0.85  # of what is free, for buffers
-HOST_CALLS = 100
-WHEN = ("cold", "warm")
 # arch -> (GPU, bytes per second, where that is from), for floors without a GPU
 MACHINES = {
     "sm_90a": ("H100 SXM", 3.08e12, "a read, measured"),
@@ -45,74 +48,6 @@ NO_GPU = """\
 No CUDA GPU here. Not done: latency of decode and of its peers (cold, warm, with programmatic
 dependent launch), the bandwidth of a read, the cost of a call on the host, comparison with the
 reference. Below is what follows from sizes alone; the floors take bandwidths of other machines."""
-
-
-Sample = Callable[[], float]  # microseconds of one launch, measured once
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Microseconds of one launch: the median, and (third quartile - first quartile) / median."""
-
-    median: float
-    spread: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Replay:
-    """A sample of a captured graph, which holds what its launches write to and read."""
-
-    graph: torch.cuda.CUDAGraph
-    count: int
-    launches: Sequence[Launch]
-
-    def __call__(self) -> float:
-        return elapsed(self.graph) / self.count * 1e6
-
-
-# -- time -----------------------------------------------------------------------------------------
-
-
-def replay(launches: Sequence[Launch]) -> Sample:
-    """Of a graph in which the launches take turns, each equally often."""
-    turn = itertools.cycle(launches)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2 * len(launches)):
-            next(turn)()
-        once = capture(lambda: next(turn)(), len(launches))
-        elapsed(once)
-        rounds = round(MIN_GRAPH_SECONDS / elapsed(once))
-        rounds = max(1, min(rounds, MAX_LAUNCHES // len(launches)))
-        count = rounds * len(launches)
-        many = capture(lambda: next(turn)(), count)
-        elapsed(many)
-    stream.synchronize()
-    return Replay(many, count, launches)
-
-
-def calls(launch: Launch) -> Sample:
-    """Of eager calls that do not wait for the GPU: what they cost the host."""
-
-    def sample() -> float:
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(HOST_CALLS):
-            launch()
-        return (time.perf_counter() - begin) / HOST_CALLS * 1e6
-
-    return sample
-
-
-def spreads(samples: Sequence[Sample]) -> list[Spread]:
-    """Of each. They take turns, so that what changes in time, clocks and heat, befalls all."""
-    rounds = [[sample() for sample in samples] for _ in range(REPEATS + 1)][1:]
-    found = []
-    for taken in zip(*rounds, strict=True):
-        low, middle, high = statistics.quantiles(taken, n=4)
-        found.append(Spread(middle, (high - low) / middle))
-    return found
 
 
 def read_bandwidth() -> float:
@@ -172,11 +107,6 @@ def rows_of(
     return rows
 
 
-def latency_samples(launches: list[Launch]) -> dict[str, Sample]:
-    """Launches that rotate over all buffers, and one again and again."""
-    return {"cold": replay(launches), "warm": replay(launches[:1])}
-
-
 def with_bandwidth(row: dict, bandwidth: float) -> dict:
     """The row of a latency, beside the floor of its problem."""
     row["floor_us"] = row["nbytes"] / bandwidth * 1e6
@@ -187,7 +117,7 @@ def with_bandwidth(row: dict, bandwidth: float) -> dict:
 
 
 def time_all(
-    problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float, console: Callable
+    problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float
 ) -> list[dict]:
     """Rows of all problems; each is shown when it is done."""
     rows: list[dict] = []
@@ -201,10 +131,10 @@ def time_all(
             sizes = dataclasses.asdict(problem)
             rows += [{**sizes, "peer": name, "refused": str(refusal)} for name in peers]
             continue
-        found = rows_of(problem, peers, latency_samples, sets=sets)
+        found = rows_of(problem, peers, cold_and_warm, sets=sets)
         found = [with_bandwidth(row, bandwidth) for row in found]
         del sets
-        console(*latency_table(found))
+        show(*latency_table(found))
         rows += found
     return rows
 
@@ -218,7 +148,7 @@ def host_rows(problem: Problem) -> list[dict]:
 def static_row(problem: Problem, arch: str) -> dict:
     """What sizes say of a launch on `arch`."""
     from gqa_lowlatency.arguments import Arguments
-    from gqa_lowlatency.forward import choose_config, clusters_per_head
+    from gqa_lowlatency.choose import choose_config, clusters_per_head
     from kernelkit.launch import Target
 
     gpu, bandwidth, source = MACHINES[arch]
@@ -259,8 +189,8 @@ def static_rows(problems: Iterable[Problem]) -> list[dict]:
 
 def problems_of(options: argparse.Namespace) -> list[Problem]:
     found = [
-        Problem(batch, kv_len, options.qH, options.kvH, options.dH, options.dtype)
-        for batch, kv_len in itertools.product(options.BS, options.kvL)
+        Problem(batch, kv_len, options.q_heads, options.kv_heads, options.head_dim, options.dtype)
+        for batch, kv_len in itertools.product(options.batch, options.kv_len)
     ]
     for problem in found:
         problem.check()
@@ -297,7 +227,7 @@ def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[di
         peers["decode " + ",".join(f"{name}={n}" for name, n in wanted.items())] = tuned(**wanted)
     bandwidth = read_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a read moves {bandwidth * 1e-12:.2f} TB/s")
-    rows = time_all(problems, peers, bandwidth, show)
+    rows = time_all(problems, peers, bandwidth)
     if options.plot:
         draw(options.plot, rows)
     machine = {
@@ -315,9 +245,8 @@ def perform(options: argparse.Namespace) -> int:
     try:
         problems = problems_of(options)
     except ValueError as error:
-        sys.exit(f"refused: {error}")
-    head = {"kind": "setting", "date": datetime.date.today().isoformat(), "inputs": INPUTS}
-    head |= setting()
+        return refuse(error)
+    head = heading(inputs=INPUTS)
     if torch.cuda.is_available():
         machine, rows = on_gpu(options, problems)
         rows.append({"kind": "after", "gpu": setting().get("gpu")})

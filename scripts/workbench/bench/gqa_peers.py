@@ -16,6 +16,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from workbench.timing import rotation
+
 # name -> dtypes of Q, and of K and V
 DTYPES = {
     "bf16": (torch.bfloat16, torch.bfloat16),
@@ -62,7 +64,7 @@ class Problem:
 
     def sets(self, cache_bytes: int) -> int:
         """Buffer sets of a rotation after which nothing of the first is left in the cache."""
-        return 2 * cache_bytes // self.nbytes + 2
+        return rotation(self.nbytes, cache_bytes)
 
     def inputs(self, device: str, seed: int = 0) -> Inputs:
         q_dtype, kv_dtype = DTYPES[self.dtype]

@@ -1,9 +1,8 @@
-"""What bench_host_tier.py does: transfers to the host's memory timed, alone and beside decode."""
+"""What `bench.py kvcache-tier` does: transfers to the host timed, alone and beside decode."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 from collections.abc import Callable, Iterator
 from functools import partial
 from unittest import mock
@@ -15,11 +14,11 @@ from kvcache.books.manager import Sizes
 from kvcache.books.work import Pool
 from kvcache.layouts.models import gqa
 from kvcache.memory.cache import Cache
-from kvcache.movement import forward
+from kvcache.movement import launch as forward
 from kvcache.movement.api import copy_slots
-from workbench.bench.gqa_tables import show
 from workbench.common import read_rows, save_rows
-from workbench.timing import elapsed, setting
+from workbench.tables import show
+from workbench.timing import elapsed, heading
 
 LAYERS, HEADS, Q_HEADS, DIM, PAGE = 4, 8, 32, 128, 64  # a block of 1 MiB
 BATCH, PAGES = 8, 48  # of the decode step
@@ -43,7 +42,7 @@ class Tier:
         self.pairs = torch.arange(blocks, device="cuda")[:, None].expand(-1, 2).contiguous()
         self.side = torch.cuda.Stream()
         self.graph = self._graph(cache)
-        self.alone = elapsed_many(self.graph, 100) / STEPS
+        self.alone = elapsed(self.graph, 100) / STEPS
 
     def _graph(self, cache: Cache) -> torch.cuda.CUDAGraph:
         q = torch.randn(BATCH, Q_HEADS, DIM, device="cuda").bfloat16()
@@ -51,7 +50,7 @@ class Tier:
         table = torch.arange(first, first + BATCH * PAGES, dtype=torch.int32, device="cuda")
         given = {
             "page_table": table.view(BATCH, PAGES),
-            "seq_lens": torch.full((BATCH,), PAGES * PAGE, dtype=torch.int32, device="cuda"),
+            "kv_lens": torch.full((BATCH,), PAGES * PAGE, dtype=torch.int32, device="cuda"),
         }
         pages = [
             [cache.pages(name, layer, torch.bfloat16, (HEADS, DIM)) for name in "kv"]
@@ -102,7 +101,7 @@ class Tier:
         with torch.cuda.stream(self.side):
             beside = self._transfers(move)
         replays = max(1, int(seconds * BESIDE / (self.alone * STEPS)))
-        step = elapsed_many(self.graph, replays) / STEPS
+        step = elapsed(self.graph, replays) / STEPS
         total = ROUNDS * self.nbytes * 1e-9
         return {
             "alone_gbs": total / seconds, "beside_gbs": total / events_between(*beside),
@@ -123,16 +122,6 @@ def events_between(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     """Seconds; waits for the second one."""
     end.synchronize()
     return begin.elapsed_time(end) * 1e-3
-
-
-def elapsed_many(graph: torch.cuda.CUDAGraph, replays: int) -> float:
-    """Seconds of one of so many replays."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    return events_between(begin, end) / replays
 
 
 def rows_of(options: argparse.Namespace) -> Iterator[dict]:
@@ -176,8 +165,7 @@ def perform(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         print(NO_GPU)
         return 0
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    rows = [{"kind": "setting", "date": date, **setting()}, *rows_of(options)]
+    rows = [heading(), *rows_of(options)]
     show_rows(rows)
     if options.json:
         save_rows(options.json, rows)

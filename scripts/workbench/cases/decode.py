@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 
+from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
-from gqa_lowlatency.forward import checked_config
+from gqa_lowlatency.launch import checked_config
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100 import plan as sm100
-from kernelkit.launch import ARCH_OF_CAPABILITY, Target, written_for
+from kernelkit.arch import written_for
+from kernelkit.launch import Target
+from workbench.place import native_arch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OUT_DTYPES = DTYPES | {"fp32": torch.float32}
@@ -24,24 +27,24 @@ SPARE_PAGES = 1  # pages of the pool that belong to no entry
 
 # Flags that are fields of Case, and those that are options of `decode`, by their names there.
 FIELDS = (
-    *("BS", "kvL", "kvH", "qH", "qL", "head_dim", "dtype", "kv_dtype", "page_size", "sinks"),
-    *("scales", "arch"),
+    *("batch", "kv_len", "kv_heads", "q_heads", "q_len", "head_dim", "dtype", "kv_dtype"),
+    *("page_size", "sinks", "scales", "arch"),
 )
 OPTIONS = (
-    *("window", "sink_tokens", "softcap", "batch_invariant", "parts", "pdl"),
+    *("causal", "window", "sink_tokens", "softcap", "batch_invariant", "parts", "pdl"),
     "kv_ready_before_pdl",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What the flags spell, by their names; kvL has one length or one for each entry."""
+    """What the flags spell, by their names; kv_len has one length or one for each entry."""
 
-    BS: int
-    kvL: tuple[int, ...]
-    kvH: int
-    qH: int
-    qL: int
+    batch: int
+    kv_len: tuple[int, ...]
+    kv_heads: int
+    q_heads: int
+    q_len: int
     head_dim: int
     dtype: str
     kv_dtype: str
@@ -53,8 +56,8 @@ class Case:
     tuning: dict[str, int]
 
     def __str__(self) -> str:
-        lengths = ",".join(map(str, self.kvL))
-        words = [f"BS{self.BS} kvL{lengths} kvH{self.kvH} qH{self.qH} qL{self.qL}"]
+        lengths, heads = ",".join(map(str, self.kv_len)), f"h{self.q_heads}/{self.kv_heads}"
+        words = [f"{self.q_len}x{lengths} {heads} b{self.batch}"]
         words += [f"d{self.head_dim} {self.dtype}" + f"/{self.kv_dtype}" * bool(self.kv_dtype)]
         words += [f"pages({self.page_size})"] * bool(self.page_size) + ["sinks"] * self.sinks
         words += ["scales"] * self.scales + ["full"] * (not self.options["causal"])
@@ -65,7 +68,7 @@ class Case:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Keys of each entry."""
-        return self.kvL * self.BS if len(self.kvL) == 1 else self.kvL
+        return self.kv_len * self.batch if len(self.kv_len) == 1 else self.kv_len
 
     @property
     def pages(self) -> int:
@@ -75,10 +78,11 @@ class Case:
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of q, and of k and v."""
-        rows: tuple[int, ...] = (self.BS, max(self.lengths, default=0))
+        rows: tuple[int, ...] = (self.batch, max(self.lengths, default=0))
         if self.page_size:
-            rows = (self.BS * self.pages + SPARE_PAGES, self.page_size)
-        return (self.BS, self.qL, self.qH, self.head_dim), (*rows, self.kvH, self.head_dim)
+            rows = (self.batch * self.pages + SPARE_PAGES, self.page_size)
+        q = self.batch, self.q_len, self.q_heads, self.head_dim
+        return q, (*rows, self.kv_heads, self.head_dim)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
@@ -99,15 +103,15 @@ class Case:
         """Lengths, page numbers, sinks and scales, by the names of `decode`."""
         generator = torch.Generator().manual_seed(SEED)
         found = {}
-        if self.page_size or len(self.kvL) > 1:
-            found["seq_lens"] = torch.tensor(self.lengths, dtype=torch.int32)
+        if self.page_size or len(self.kv_len) > 1:
+            found["kv_lens"] = torch.tensor(self.lengths, dtype=torch.int32)
         if self.page_size:
-            order = torch.randperm(self.BS * self.pages, generator=generator)
-            found["page_table"] = order.view(self.BS, self.pages).int()
+            order = torch.randperm(self.batch * self.pages, generator=generator)
+            found["page_table"] = order.view(self.batch, self.pages).int()
         if self.sinks:
-            found["sinks"] = torch.randn(self.qH, generator=generator)
+            found["sinks"] = torch.randn(self.q_heads, generator=generator)
         for name in ("k_scale", "v_scale") if self.scales else ():
-            found[name] = torch.rand(self.kvH, generator=generator) + 0.5
+            found[name] = torch.rand(self.kv_heads, generator=generator) + 0.5
         return found
 
     def without_memory(self) -> Arguments:
@@ -117,29 +121,26 @@ class Case:
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
         tables = {name: table.to("meta") for name, table in self.tables.items()}
-        return Arguments(q, k, k, **tables, **self.options, **self.tuning)
+        return Arguments(**fields_of(q, k, k, tables | self.options), **self.tuning)
 
 
 def case_of(arguments: argparse.Namespace) -> Case:
     """The case that the flags spell; ValueError for lengths that do not fit the batch."""
     options = {name: getattr(arguments, name) for name in OPTIONS}
+    left, right = arguments.window
+    options["window"] = left if right in (None, 0) else arguments.window
     options["out_dtype"] = OUT_DTYPES.get(arguments.out_dtype)
     tuning = {name: getattr(arguments, name) for name in TUNABLE}
     case = Case(
         **{name: getattr(arguments, name) for name in FIELDS},
-        options=options | {"causal": not arguments.full},
+        options=options,
         tuning={name: value for name, value in tuning.items() if value is not None},
     )
-    if len(case.lengths) != case.BS:
-        raise ValueError(f"--kvL {case.kvL} for --BS {case.BS} entries: one length, or as many")
+    if len(case.lengths) != case.batch:
+        raise ValueError(
+            f"--kv-len {case.kv_len} for --batch {case.batch} entries: one length, or as many"
+        )
     return case
-
-
-def native_arch() -> str | None:
-    """What kernels for the GPU of this machine are compiled for; None where nothing is."""
-    if not torch.cuda.is_available():
-        return None
-    return ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability())
 
 
 def settled(case: Case) -> tuple[Arguments, DecodeConfig]:

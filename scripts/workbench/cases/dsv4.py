@@ -10,7 +10,7 @@ them, rows that are saved, entries, weights and tables.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,16 +25,16 @@ from kvcache.layouts.latent import ROPE
 from kvcache.layouts.layout import Layout, Stream, Tail
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.rows import Rows, TailRows
-from workbench.cases.dsv4_index import MOST_BYTES, index_makers
-from workbench.cases.moe_steps import Problem
+from workbench.cases.dsv4_index import index_makers
+from workbench.cases.steps import Arguments, Maker, Problem
 
+MOST_BYTES = 1 << 31  # of a problem
 DECODED = 256  # tokens up to which each belongs to a request of its own
 BEGUN = 1024  # tokens that a request has before
 SPREAD = 3.0  # of scores
 AGREED = 1e-3  # share of bytes that may differ: exponentials are not torch's, and some are ties
 TABLE_BYTES = 3 * 8 + 4  # of a token
 CHECKED = 4711  # seed of what is compared
-Arguments = tuple[Any, ...]
 
 # name -> (stream, tail, options of the layout)
 COMPRESSORS = {
@@ -46,17 +46,9 @@ COMPRESSORS = {
 }
 
 
-def problems_of(
-    steps: Sequence[str], counts: Sequence[int], words: Sequence[str] = ()
-) -> list[Problem]:
-    """Every step for so many tokens; of names with one of the words, if there are any."""
-    makers: dict[str, Sequence[Callable[[int], Problem]]] = {
-        "compress": [partial(_compress, name) for name in COMPRESSORS],
-        **index_makers(),
-    }
-    found = [make(count) for step in steps for make in makers[step] for count in counts]
-    found = [p for p in found if p.nbytes <= MOST_BYTES]
-    return [p for p in found if not words or any(word in p.name for word in words)]
+def makers(hidden: int) -> dict[str, list[Maker]]:
+    """By step."""
+    return {"compress": [partial(_compress, name) for name in COMPRESSORS], **index_makers()}
 
 
 def _step(layout: Layout, count: int, ratio: int) -> Step:

@@ -1,6 +1,6 @@
 """What the indexer of a CSA layer does: queries prepared, keys scored, the best of them taken.
 
-Problems as in `_dsv4_cases`. Up to DECODED tokens each belongs to a request of its own, with keys
+Up to DECODED tokens each belongs to a request of its own, with keys
 of its own; more of them are a chunk of one request. Of the best keys bytes are scores and results:
 how often scores are read is the kernel's affair. torch takes them by topk, without an order, and
 has neither counts nor block tables to look at.
@@ -8,7 +8,6 @@ has neither counts nor block tables to look at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from fmha.sparse.indexer import reference, reference_select
 from fmha.sparse.indexer.api import IndexQuery, prepare_query, scores, select
 from fmha.sparse.indexer.formats import FORMATS, WIDTH
 from kvcache.layouts.rows import Rows
-from workbench.cases.moe_steps import Problem
+from workbench.cases.steps import Arguments, Maker, Problem
 
 DECODED = 256  # tokens up to which each belongs to a request of its own
 HEADS, BEST = 64, 512
@@ -28,14 +27,11 @@ CANDIDATES = (4096, 65536, 262144)
 SCORED = 16384  # keys of a request: a context of 64k
 SCORE_RECORDS = ("indexer_fp4", "indexer_fp8")
 CHUNK = 64  # tokens that torch scores at a time
-MOST_BYTES = 1 << 31  # of a problem
 CHECKED = 8  # rows
 SCORE_ERROR = 2.0**-16  # of the sum of magnitudes
 
-Arguments = tuple[Any, ...]
 
-
-def index_makers() -> dict[str, list[Callable[[int], Problem]]]:
+def index_makers() -> dict[str, list[Maker]]:
     """By step."""
     return {
         "query": [partial(_query, record) for record in FORMATS],

@@ -1,14 +1,12 @@
-"""What the cache moves: problems, peers, and what is right.
+"""What the cache moves, beside torch as somebody would write it with advanced indexing.
 
-A problem draws arguments; its peers take them: `kvcache`, and torch as somebody would write it with
-advanced indexing. Bytes are those that have to be read and written, tables and the angles of every
-token included: they have positions of their own. Appended tokens fill slots one behind the other,
-in shuffled order; gathered entries lie anywhere.
+Bytes are those that have to be read and written, tables and the angles of every token included:
+they have positions of their own. Appended tokens fill slots one behind the other, in shuffled
+order; gathered entries lie anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement import api, reference
-from workbench.cases.moe_steps import Problem
+from workbench.cases.steps import Arguments, Maker, Problem, expect_equal, normal
 
 LATENT_RECORDS = (FP8_584, BF16_512, FP8_656)
 SLOT_ROWS = 128  # of a sliding window
@@ -28,22 +26,16 @@ GQA = (8, 128)  # heads and dims of K and of V
 ANGLES = 256  # of more positions than rows
 WARM_BYTES = 1024  # of a row, that copies of slots are compared with
 
-Arguments = tuple[Any, ...]
 
-
-def problems_of(
-    steps: Sequence[str], counts: Sequence[int], words: Sequence[str] = ()
-) -> list[Problem]:
-    """Every step for so many rows; of names with one of the words, if there are any."""
-    makers: dict[str, Sequence[Callable[[int], Problem]]] = {
-        "append": (*map(_append, LATENT_RECORDS), _append_rows),
-        "gather": (*map(_gather, LATENT_RECORDS),),
-        "copy": (_copy_blocks, _copy_segments),
-        "checksum": (_checksum,),
-        "host": (_offload, _fetch),
+def makers(hidden: int) -> dict[str, list[Maker]]:
+    """By step."""
+    return {
+        "append": [*map(_append, LATENT_RECORDS), _append_rows],
+        "gather": [*map(_gather, LATENT_RECORDS)],
+        "copy": [_copy_blocks, _copy_segments],
+        "checksum": [_checksum],
+        "host": [_offload, _fetch],
     }
-    found = [make(count) for step in steps for make in makers[step] for count in counts]
-    return [p for p in found if not words or any(word in p.name for word in words)]
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -69,25 +61,20 @@ def _anywhere(rows: Rows, count: int, seed: int) -> torch.Tensor:
     return torch.randperm(rows.entries, generator=generator)[:count].to(rows.pool.device)
 
 
-def _normal(seed: int, device: str, *shape: int) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, device=device).bfloat16()
-
-
 def _put(view: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
     """Rows of bytes by advanced indexing, eight bytes at a time."""
     count = view.shape[1]
     view.view(torch.int64)[slots // count, slots % count] = values.view(torch.int64)
 
 
-def _append(record: Record) -> Callable[[int], Problem]:
+def _append(record: Record) -> Maker:
     latent = LATENTS[record.name]
 
     def draw(seed: int, device: str, count: int) -> Arguments:
         rows = _rows(record, count, device)
-        angles = _normal(seed + 1, device, count + ANGLES, 32).float()
+        angles = normal(seed + 1, device, count + ANGLES, 32).float()
         positions = torch.arange(count, device=device) + seed
-        kv, slots = _normal(seed, device, count, latent.elements), _in_a_row(rows, count, seed)
+        kv, slots = normal(seed, device, count, latent.elements), _in_a_row(rows, count, seed)
         return rows, kv, positions, slots, angles.cos(), angles.sin()
 
     def by_torch(
@@ -105,7 +92,7 @@ def _append(record: Record) -> Callable[[int], Problem]:
         rows, *others = arguments
         again = Rows(rows.pool.clone(), 0, rows.scale_offset, rows.rows, record)
         reference.append_swa(again, *others)
-        _expect_equal(rows.pool, again.pool)
+        expect_equal(rows.pool, again.pool)
 
     def make(count: int) -> Problem:
         return Problem(
@@ -126,7 +113,7 @@ def _append_rows(count: int) -> Problem:
         page = SLOT_ROWS * record.data_bytes
         pool = torch.zeros(slots, 2 * page, dtype=torch.uint8, device=device)
         first, second = (Rows(pool, begin, 0, SLOT_ROWS, record) for begin in (0, page))
-        packed = _normal(seed, device, count, 2, *GQA)
+        packed = normal(seed, device, count, 2, *GQA)
         mapping = _in_a_row(first, count, seed)
         return (first, packed[:, 0]), (second, packed[:, 1]), mapping
 
@@ -140,21 +127,21 @@ def _append_rows(count: int) -> Problem:
         *pairs, slots = arguments
         for rows, x in pairs:
             found = rows.data()[slots // SLOT_ROWS, slots % SLOT_ROWS]
-            _expect_equal(found, x.contiguous().flatten(1).view(torch.uint8))
+            expect_equal(found, x.contiguous().flatten(1).view(torch.uint8))
 
     peers = {"kvcache": api.append_rows, "torch": by_torch}
     nbytes = count * (4 * record.data_bytes + 8)
     return Problem("append", "K and V, 8 x 128 bf16", count, nbytes, draw, peers, check)
 
 
-def _gather(record: Record) -> Callable[[int], Problem]:
+def _gather(record: Record) -> Maker:
     latent = LATENTS[record.name]
 
     def draw(seed: int, device: str, count: int) -> Arguments:
         rows = _rows(record, count, device)
         angles = torch.zeros(1, 32, device=device)
         everything = torch.arange(rows.entries, device=device)
-        kv = _normal(seed, device, rows.entries, latent.elements)
+        kv = normal(seed, device, rows.entries, latent.elements)
         api.append_swa(rows, kv, everything * 0, everything, angles + 1.0, angles)
         out = torch.empty(count, latent.elements, dtype=torch.bfloat16, device=device)
         return rows, _anywhere(rows, count, seed), out
@@ -178,7 +165,7 @@ def _gather(record: Record) -> Callable[[int], Problem]:
         again = torch.empty_like(out).cpu()
         moved = Rows(rows.pool.cpu(), 0, rows.scale_offset, rows.rows, record)
         reference.gather(moved, indices.cpu(), again)
-        _expect_equal(out.cpu(), again)
+        expect_equal(out.cpu(), again)
 
     def make(count: int) -> Problem:
         return Problem(
@@ -220,7 +207,7 @@ def _copy_blocks(count: int) -> Problem:
 
     def check(arguments: Arguments, outputs: Any) -> None:
         source, target, pairs = arguments
-        _expect_equal(target[pairs[:, 1]], source[pairs[:, 0]])
+        expect_equal(target[pairs[:, 1]], source[pairs[:, 0]])
 
     nbytes = slots * 2 * BLOCK_BYTES
     peers = {"kvcache": api.copy_slots, "torch": by_torch}
@@ -251,7 +238,7 @@ def _copy_segments(count: int) -> Problem:
         source, target, *_ = arguments
         again = torch.zeros_like(target)
         by_torch(source, again)
-        _expect_equal(target, again)
+        expect_equal(target, again)
 
     peers = {"kvcache": api.copy_slots, "torch": by_torch}
     name = f"{len(segments)} segments of a state to a checkpoint"
@@ -270,7 +257,7 @@ def _checksum(count: int) -> Problem:
 
     def check(arguments: Arguments, outputs: torch.Tensor) -> None:
         pool, numbers, *range_ = arguments
-        _expect_equal(outputs[:4].cpu(), reference.checksum(pool[:4].cpu(), numbers[:4], *range_))
+        expect_equal(outputs[:4].cpu(), reference.checksum(pool[:4].cpu(), numbers[:4], *range_))
 
     peers = {"kvcache": api.checksum, "torch": by_torch}
     name = f"blocks of {BLOCK_BYTES} bytes, as many as rows of bf16"
@@ -302,7 +289,7 @@ def _host(count: int, name: str, *, fetch: bool) -> Problem:
         source, target, pairs, _ = arguments
         torch.cuda.synchronize()
         order = pairs.cpu()
-        _expect_equal(target.cpu()[order[:, 1]], source.cpu()[order[:, 0]])
+        expect_equal(target.cpu()[order[:, 1]], source.cpu()[order[:, 0]])
 
     peers = {"kvcache": ours, "memcpy": by_torch}
     return Problem("host", name, count, slots * 2 * BLOCK_BYTES, draw, peers, check)
@@ -314,9 +301,3 @@ def _offload(count: int) -> Problem:
 
 def _fetch(count: int) -> Problem:
     return _host(count, "blocks from pinned memory", fetch=True)
-
-
-def _expect_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """ValueError unless every byte is equal."""
-    if not torch.equal(*(x.contiguous().view(torch.uint8) for x in (got, expected))):
-        raise ValueError("wrong: other bytes than the reference's")

@@ -1,4 +1,4 @@
-"""A model as a cache sees it, for run_kvcache: what its layers write, and what attention reads.
+"""A model as a cache sees it: what its layers write, and what attention reads.
 
 The numbers that a token leaves are a function of all tokens up to it. Everything is written by
 kernels; what no kernel writes yet is left out of the layout, and `reduced` says what that is.
@@ -197,7 +197,7 @@ class Model:
                 self.cache.pages(name, copy, torch.bfloat16, (self.heads, dim))
                 for name in (array.name, "v" + array.name[1:])
             )
-            given = {"seq_lens": lens, "page_table": table, **self.place}
+            given = {"kv_lens": lens, "page_table": table, **self.place}
             o, lse = gqa_lowlatency.decode(q, k, v, return_lse=True, **given)
             keys = [self._dense(step, self.layout.find(n), copy)
                     for n in (array.name, "v" + array.name[1:])]  # fmt: skip

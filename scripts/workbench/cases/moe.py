@@ -1,4 +1,4 @@
-"""One MoE layer, from its flags to its products: what run_moe, explain_moe and dump_moe share."""
+"""One MoE layer, from its flags to its products: what `run`, `explain` and `dump moe` share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import DTYPE_NAMES
 from moe import Router, Scales, SwiGLU
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
@@ -155,8 +154,3 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} {fields[name]}: {layer.format} has no global scale")
     return layer
-
-
-def names_of(layer: Layer) -> dict[str, object]:
-    """For JSON."""
-    return {**vars(layer), "dtype": DTYPE_NAMES[DTYPES[layer.dtype]]}

@@ -1,24 +1,25 @@
-"""The steps around the grouped products of a MoE layer: problems, peers, and what is right.
-
-A problem draws arguments; its peers take them and return tensors, `moe` and torch as a model would
-write it. Bytes are those of arguments and results, each once: what a step reads twice, or for
-every copy of a row, is its own affair.
-"""
+"""The steps around the grouped products of a MoE layer: quantise, route, sort, combine."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
 from moe import reference, reference_routing
 from moe.formats import FORMATS, row_blocks, scale_bytes
-from moe.quantiser.forward import quantise
+from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized
 from moe.routing import Permutation, combine, permutation, route
+from workbench.cases.steps import (
+    Arguments,
+    Maker,
+    Outputs,
+    Problem,
+    expect_bits,
+    expect_close,
+    normal,
+)
 
 EXPERTS, TOP_K = 256, 8  # of what is gathered, permuted and combined
 # name -> (format, global scale): a number is known before, a word is what to find it from
@@ -46,55 +47,18 @@ SAME_EXPERTS = 0.99  # of tokens; the others have experts that are all but equal
 WEIGHT_ERROR = 1e-5
 SUM_ERROR = 0.02
 
-Arguments = tuple[Any, ...]
-Outputs = tuple[torch.Tensor, ...]
 
-
-@dataclass(frozen=True)
-class Problem:
-    """A step for so many tokens.
-
-    draw(seed, device) makes arguments; peers take them, the first of them is `moe`;
-    check(arguments, outputs) raises ValueError where these outputs of `moe` are wrong.
-    """
-
-    step: str
-    name: str
-    tokens: int
-    nbytes: int
-    draw: Callable[[int, str], Arguments]
-    peers: dict[str, Callable[..., Outputs]]
-    check: Callable[[Arguments, Outputs], None]
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a row says of it."""
-        return {name: getattr(self, name) for name in ("step", "name", "tokens", "nbytes")}
-
-    def sets(self, cache_bytes: int) -> int:
-        """Buffer sets of a rotation after which nothing of the first is left in the cache."""
-        return 2 * cache_bytes // self.nbytes + 2
-
-
-def problems_of(
-    steps: Sequence[str], tokens: Sequence[int], hidden: int, names: Sequence[str] = ()
-) -> list[Problem]:
-    """Every variant of the steps for every number of tokens, or those whose name has one of the
-    words in `names`."""
-    makers = {
-        "quantise": lambda t: [
-            *(_quantiser(name, t, hidden) for name in QUANTISERS),
-            _gather(t, hidden),
+def makers(hidden: int) -> dict[str, list[Maker]]:
+    """By step."""
+    return {
+        "quantise": [
+            *(partial(_quantiser, name, hidden) for name in QUANTISERS),
+            partial(_gather, hidden),
         ],
-        "route": lambda t: [_router(name, t) for name in ROUTERS],
-        "permutation": lambda t: [_permutation(t)],
-        "combine": lambda t: [_combine(t, hidden)],
+        "route": [partial(_router, name) for name in ROUTERS],
+        "permutation": [_permutation],
+        "combine": [partial(_combine, hidden)],
     }
-    found = [p for step, t in itertools.product(steps, tokens) for p in makers[step](t)]
-    if names:
-        found = [problem for problem in found if any(name in problem.name for name in names)]
-    order = list(dict.fromkeys(problem.name for problem in found))
-    return sorted(found, key=lambda p: (steps.index(p.step), order.index(p.name)))
 
 
 # -- quantise -------------------------------------------------------------------------------------
@@ -107,7 +71,7 @@ def quantised_bytes(fmt: str, rows: int, blocks: int, hidden: int, scales: int) 
     return elements + scale_bytes(blocks, form.columns(hidden)) + scales * 8
 
 
-def _quantiser(name: str, tokens: int, hidden: int) -> Problem:
+def _quantiser(name: str, hidden: int, tokens: int) -> Problem:
     fmt, scale = QUANTISERS[name]
     known = isinstance(scale, float)
 
@@ -116,7 +80,7 @@ def _quantiser(name: str, tokens: int, hidden: int) -> Problem:
         return normal(seed, device, tokens, hidden), given
 
     def ours(x: torch.Tensor, scale: torch.Tensor | str | None) -> Outputs:
-        return tensors_of(quantise(x, fmt, global_scale=scale))
+        return tensors_of(quantise(Tokens(x, fmt, scale)))
 
     def check(arguments: Arguments, outputs: Outputs) -> None:
         x, scale = arguments
@@ -130,7 +94,7 @@ def _quantiser(name: str, tokens: int, hidden: int) -> Problem:
     return Problem("quantise", name, tokens, nbytes, draw, {"moe": ours}, check)
 
 
-def _gather(tokens: int, hidden: int) -> Problem:
+def _gather(hidden: int, tokens: int) -> Problem:
     """Rows sorted by expert, as fused_moe takes them."""
     slots = tokens * TOP_K
 
@@ -142,7 +106,7 @@ def _gather(tokens: int, hidden: int) -> Problem:
     def ours(x: torch.Tensor, scale: torch.Tensor, rows: Permutation) -> Outputs:
         given = {"rows": rows.slot_of_row, "choices": TOP_K, "offsets": rows.offsets}
         given["row_of_slot"] = rows.row_of_slot
-        return tensors_of(quantise(x, "nvfp4", global_scale=scale, **given))
+        return tensors_of(quantise(Tokens(x, "nvfp4", scale, **given)))
 
     def check(arguments: Arguments, outputs: Outputs) -> None:
         x, scale, rows = arguments
@@ -227,7 +191,7 @@ def _permutation(tokens: int) -> Problem:
     return Problem("permutation", name, tokens, nbytes, draw, peers, check)
 
 
-def _combine(tokens: int, hidden: int) -> Problem:
+def _combine(hidden: int, tokens: int) -> Problem:
     def draw(seed: int, device: str) -> Arguments:
         rows = reference_routing.permutation(chosen(seed, device, tokens), EXPERTS).row_of_slot
         weights = normal(seed, device, tokens, TOP_K).float().softmax(-1)
@@ -254,11 +218,6 @@ def _combine(tokens: int, hidden: int) -> Problem:
 # -- what they share ------------------------------------------------------------------------------
 
 
-def normal(seed: int, device: str, *shape: int) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, device=device).bfloat16()
-
-
 def chosen(seed: int, device: str, tokens: int) -> torch.Tensor:
     """TOP_K different experts of each token."""
     return normal(seed, device, tokens, EXPERTS).topk(TOP_K, dim=-1)[1].int()
@@ -269,17 +228,3 @@ def tensors_of(found: Quantized) -> Outputs:
     scales = (found.encode_scale, found.decode_scale)
     data = found.data.view(torch.uint8), found.scales.view(torch.uint8)
     return *data, *(x for x in scales if x is not None)
-
-
-def expect_bits(outputs: Outputs, expected: Outputs) -> None:
-    """ValueError unless tensors begin like what is expected, bit for bit."""
-    for got, wanted in zip(outputs, expected, strict=False):
-        if not torch.equal(got.flatten()[: wanted.numel()], wanted.flatten()):
-            raise ValueError("wrong: other bits than the reference's")
-
-
-def expect_close(got: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
-    """ValueError unless the largest difference, over the largest number, is within the limit."""
-    error = ((got - expected).abs().max() / expected.abs().max()).item()
-    if not error <= limit:
-        raise ValueError(f"wrong: {error:.1e} off the reference, limit {limit:.1e}")

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import EVICT_FIRST, case, output, random_buffer
-from workbench.conformance.memory import CTAS, INPUTS, THREADS
+from workbench.conformance.kernel import EVICT_FIRST, INPUTS, THREADS, case, output, random_buffer
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import operands
@@ -118,13 +117,10 @@ def _case(name: str, title: str, chosen: list[tuple[str, str, str]]) -> Case:
     return case(
         f"{name} {title}",
         name,
-        "\n".join(body),
+        body,
         params,
-        inputs=INPUTS,
         declared=f".shared .align 16 .b8 slots[{THREADS * 16}];",
         rows=tuple(rows),
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -203,12 +199,9 @@ def _addresses() -> Case:
     return case(
         "addresses",
         "cvta isspacep mapa getctarank ld",
-        "\n".join(body),
+        body,
         [random_buffer("a", "addresses", "u4", INPUTS), output("d", "u4", 20 * INPUTS)],
-        inputs=INPUTS,
         declared=f".shared .align 16 .b32 words[{THREADS}]; .local .align 4 .b32 mine[4];",
         module=f".const .align 4 .b32 table[8] = {{{table}}};\n",
-        grid=(CTAS,),
-        block=(THREADS,),
         cluster=(2,),
     )

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import case, output, random_buffer
+from workbench.conformance.kernel import INDEX, INPUTS, THREADS, case, output, random_buffer
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import below
-
-THREADS, CTAS = 128, 8
-INPUTS = THREADS * CTAS
-_INDEX = f"mad.lo.u32 %r60, %cta, {THREADS}, %thread; mul.wide.u32 %w60, %r60, 4;"
 
 
 def _row(k: int) -> str:
@@ -32,7 +28,7 @@ def _fetch(k: int) -> str:
 
 def _reductions() -> Case:
     """Votes of a whole CTA, of its first two warps and of its last two."""
-    body, rows = [_INDEX, "setp.lt.u32 %p3, %thread, 64; selp.u32 %r9, 1, 2, %p3;"], 0
+    body, rows = [INDEX, "setp.lt.u32 %p3, %thread, 64; selp.u32 %r9, 1, 2, %p3;"], 0
     names = expand("{bar|bar.cta|barrier|barrier.cta}.red.{popc.u32|and.pred|or.pred}")
     aligned = expand("{barrier|barrier.cta}.red.{popc|and|or}.aligned")
     aligned = [f"{name}.{'u32' if 'popc' in name else 'pred'}" for name in aligned]
@@ -51,11 +47,8 @@ def _reductions() -> Case:
     return case(
         "barrier reductions",
         "bar barrier",
-        "\n".join(body),
+        body,
         [random_buffer("a", "reductions", "u4", rows * INPUTS), output("d", "u4", rows * INPUTS)],
-        inputs=INPUTS,
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -71,7 +64,7 @@ def _handover(name: str) -> Case:
     }
     arrive, sync = forms[name]
     body = [
-        _INDEX,
+        INDEX,
         "mov.u32 %r10, words; xor.b32 %r11, %thread, 127; setp.lt.u32 %p0, %thread, 64;",
     ]
     for k in range(8):
@@ -89,12 +82,10 @@ def _handover(name: str) -> Case:
     return case(
         f"handover {name}",
         "bar barrier",
-        "\n".join(body),
+        body,
         [random_buffer("a", name, "u4", 8 * INPUTS), output("d", "u4", 8 * INPUTS)],
         inputs=8 * INPUTS,
         declared=f".shared .align 4 .b32 words[{THREADS}];",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -102,7 +93,7 @@ def _cluster(size: int) -> Case:
     """Every CTA reads what a peer wrote before the cluster's barrier."""
     arrivals = expand("barrier.cluster.arrive{|.release|.relaxed}{|.aligned}")
     waits = list(expand("barrier.cluster.wait{|.acquire}{|.aligned}"))
-    body = [_INDEX, "mov.u32 %r10, words; mad.lo.u32 %r10, %thread, 4, %r10;"]
+    body = [INDEX, "mov.u32 %r10, words; mad.lo.u32 %r10, %thread, 4, %r10;"]
     for k, arrive in enumerate(arrivals):
         wait = waits[k % len(waits)]
         body += [
@@ -117,12 +108,9 @@ def _cluster(size: int) -> Case:
     return case(
         f"cluster of {size}",
         "barrier.cluster mapa ld.shared::cluster fence",
-        "\n".join(body),
+        body,
         [random_buffer("a", f"cluster {size}", "u4", 6 * INPUTS), output("d", "u4", 6 * INPUTS)],
-        inputs=INPUTS,
         declared=f".shared .align 4 .b32 words[{THREADS}];",
-        grid=(CTAS,),
-        block=(THREADS,),
         cluster=(size,),
     )
 
@@ -284,7 +272,7 @@ def _sequence(name: str, forms: dict[str, str], cluster: int, start: int = 0) ->
     meet = "fence.acq_rel.cluster; barrier.cluster.arrive; barrier.cluster.wait;"
     meet = meet if cluster > 1 else ""
     body = [
-        _INDEX,
+        INDEX,
         "mov.u32 %r10, barriers; mad.lo.u32 %r10, %thread, 8, %r10;",
         "cvt.u64.u32 %w10, %r10; cvta.shared.u64 %w10, %w10; xor.b32 %r4, %rank, 1;",
         "mapa.shared::cluster.u32 %r11, %r10, %r4;" if cluster > 1 else "",
@@ -309,15 +297,13 @@ def _sequence(name: str, forms: dict[str, str], cluster: int, start: int = 0) ->
     return case(
         name,
         "mbarrier fence.mbarrier_init",
-        "\n".join(body),
+        body,
         [
             Buffer("a", inputs.astype(np.uint32).reshape(-1)),
             output("d", "u4", (2 * len(chosen) + 1) * SEQUENCES),
         ],
         inputs=SEQUENCES * len(chosen) // len(kinds),
         declared=f".shared .align 8 .b64 barriers[{THREADS}];",
-        grid=(CTAS,),
-        block=(THREADS,),
         cluster=(cluster,),
     )
 

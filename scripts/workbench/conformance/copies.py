@@ -9,14 +9,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import EVICT_FIRST, case, output, random_buffer
+from workbench.conformance.kernel import (
+    CTAS,
+    EVICT_FIRST,
+    INDEX,
+    INPUTS,
+    THREADS,
+    case,
+    output,
+    random_buffer,
+)
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import below, operands, random_words
 
-THREADS, CTAS = 128, 8
-INPUTS = THREADS * CTAS
-_INDEX = f"mad.lo.u32 %r60, %cta, {THREADS}, %thread; mul.wide.u32 %w60, %r60, 4;"
 _DUMP = 4  # words of shared memory per thread that a dump writes at a time
 
 
@@ -61,7 +67,7 @@ def _asynchronous(operator: str, nbytes: int, k: int) -> Case:
         "cp.async.mbarrier.arrive.shared::cta.b64 [%r20]; mbarrier.arrive.shared.b64 %w9, [%r20];",
     )
     words = THREADS * nbytes // 4
-    body = [_INDEX, "mov.u32 %r20, bar; setp.eq.u32 %p0, %thread, 0;", fill(max(words, THREADS))]
+    body = [INDEX, "mov.u32 %r20, bar; setp.eq.u32 %p0, %thread, 0;", fill(max(words, THREADS))]
     body.append(f"@%p0 mbarrier.init.shared.b64 [%r20], {THREADS}; bar.sync 0;")
     rounds, parity = len(hints) * 2, 0
     for r in range(rounds):
@@ -94,17 +100,14 @@ def _asynchronous(operator: str, nbytes: int, k: int) -> Case:
     return case(
         name,
         "cp.async mbarrier",
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", INPUTS * nbytes),
             Buffer("x", np.concatenate(places)),
             output("d", "u4", rounds * words * CTAS),
         ],
-        inputs=INPUTS,
         declared=f".shared .align 16 .b8 slots[{max(4 * words, 4 * THREADS)}];"
         " .shared .align 8 .b64 bar;",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -151,12 +154,10 @@ def _bulk(name: str, body: list[str], inputs: list[Buffer], *, cluster: int = 1)
     return case(
         name,
         _COPIES,
-        "\n".join(body),
+        body,
         [*inputs, output("d", "u4", CTAS * _WORDS)],
         inputs=CTAS * _PIECES * _LARGEST,
         declared=_SHARED,
-        grid=(CTAS,),
-        block=(THREADS,),
         cluster=(cluster,),
     )
 
@@ -316,12 +317,10 @@ def _bulk_reduce(form: str) -> Case:
     return case(
         name,
         "cp.reduce",
-        "\n".join(body),
+        body,
         [Buffer("a", data[0].view(np.uint32)), held],
         inputs=count,
         declared=f".shared .align 128 .b8 slots[{4 * words}];",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -338,7 +337,7 @@ def _remote_stores(size: int) -> Case:
         if int(t[1:]) * count <= 128
     ]
     name, words = f"st.async in {size}", THREADS * 4
-    body = [_INDEX, _ALONE, fill(words)]
+    body = [INDEX, _ALONE, fill(words)]
     body += [f"@%p0 mbarrier.init.shared.b64 [%r20], {1}; fence.mbarrier_init.release.cluster;"]
     for k, (form, bits, count) in enumerate(forms):
         nbytes = bits // 8 * count
@@ -362,16 +361,13 @@ def _remote_stores(size: int) -> Case:
     return case(
         name,
         "st.async mapa mbarrier",
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", 4 * INPUTS * len(forms)),
             Buffer("x", shuffled(name, CTAS * len(forms), THREADS)),
             output("d", "u4", words * CTAS * len(forms)),
         ],
-        inputs=INPUTS,
         declared=f".shared .align 16 .b8 slots[{4 * words}]; .shared .align 8 .b64 bar;",
-        grid=(CTAS,),
-        block=(THREADS,),
         cluster=(size,),
     )
 
@@ -385,7 +381,7 @@ def _matrices(store: bool) -> Case:
         for trans in ("", ".trans")
         for space in (".shared", ".shared::cta", "")
     ]
-    body = [_INDEX, "mov.u32 %r9, slots; mad.lo.u32 %r10, %thread, 4, %r9;"]
+    body = [INDEX, "mov.u32 %r9, slots; mad.lo.u32 %r10, %thread, 4, %r9;"]
     for k, form in enumerate(forms):
         count = int(form.split(".x")[1][0])
         registers = f"{{{', '.join(f'%r{30 + e}' for e in range(count))}}}"
@@ -420,16 +416,13 @@ def _matrices(store: bool) -> Case:
     return case(
         name,
         name,
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", 4 * INPUTS * len(forms)),
             Buffer("x", shuffled(name, CTAS * len(forms), THREADS)),
             output("d", "u4", 4 * INPUTS * len(forms)),
         ],
-        inputs=INPUTS,
         declared=f".shared .align 16 .b8 slots[{4 * words}];",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 

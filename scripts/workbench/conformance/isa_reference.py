@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from workbench.conformance.exact_arithmetic import exact
+from workbench.conformance.exact_arithmetic import ieee
 
 
 def nested_if(t: int) -> int:
@@ -50,9 +50,8 @@ def promoted(a: np.ndarray) -> np.ndarray:
 def grouped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     values = a.reshape(8, 32)
     product = (values * b[:, None]).astype(np.float32)
-    fused = exact("fma")(product.reshape(-1), values[::-1].reshape(-1), np.full(256, 0.5)).astype(
-        np.float32
-    )
+    pairs = zip(product.ravel().tolist(), values[::-1].ravel().tolist(), strict=True)
+    fused = np.array([ieee("fma", "f32", "rn", (x, y, 0.5)) for x, y in pairs], np.float32)
     bounded = np.maximum(fused.reshape(8, 32), b[0])
     rows = bounded[np.arange(8) ^ 1] - values
     total = rows[0]

@@ -7,6 +7,7 @@ values as %<name>; %thread, %lane, %cta and %rank (of the CTA in its cluster) ar
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,10 @@ _PROLOGUE = """.reg .pred %p<16>; .reg .b16 %h<40>; .reg .b32 %r<80>; .reg .b64 
 mov.u32 %thread, %tid.x; mov.u32 %lane, %laneid; mov.u32 %cta, %ctaid.x;
 mov.u32 %rank, %cluster_ctarank;"""
 EVICT_FIRST = "0x12f0000000000000"  # a cache policy that means nothing to results
+THREADS, CTAS = 128, 8  # of a launch, where a case does not say otherwise
+INPUTS = THREADS * CTAS
+# the number of the thread in the grid, and four times it
+INDEX = f"mad.lo.u32 %r60, %cta, {THREADS}, %thread; mul.wide.u32 %w60, %r60, 4;"
 
 
 def random_buffer(name: str, seed: str, dtype: str, count: int) -> Buffer:
@@ -70,10 +75,10 @@ def _fetch(param: Buffer | Map | Value) -> str:
 def case(
     name: str,
     subject: str,
-    body: str,
+    body: Sequence[str],
     params: list[Buffer | Map | Value],
     *,
-    inputs: int,
+    inputs: int = INPUTS,
     declared: str = "",
     module: str = "",
     rows: tuple[tuple[str, ...], ...] = (),
@@ -81,16 +86,17 @@ def case(
 ) -> Case:
     """One program; all of its outputs speak for all forms of the subject in it.
 
-    declared: variables of the kernel, as `.shared .align 128 .b8 s[1024];`; module: of the module;
-    rows: see `Output`.
+    body: its statements; declared: variables of the kernel, as `.shared .align 128 .b8 s[1024];`;
+    module: of the module; rows: see `Output`.
     """
-    inside = "\n".join([_PROLOGUE, *map(_fetch, params), declared, body, "ret;"])
+    inside = "\n".join([_PROLOGUE, *map(_fetch, params), declared, *body, "ret;"])
     indented = "\n    ".join(line for line in inside.split("\n") if line)
     signature = ", ".join(map(_parameter, params))
     head = HEADER.format(version=VERSION)
     text = f"{head}{module}.visible .entry test({signature})\n{{\n    {indented}\n}}\n"
+    launch = {"grid": (CTAS,), "block": (THREADS,), **launch}
     program = Program(name, text, params=params, **launch)
-    forms = forms_of(body, subject)
+    forms = forms_of("\n".join(body), subject)
     if not forms:
         raise ValueError(f"{name}: no instruction of {subject!r}")
     outputs = {

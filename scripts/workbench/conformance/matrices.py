@@ -126,7 +126,7 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
     return case(
         f"{name} {form}",
         "mma.sync",
-        "\n".join(body),
+        body,
         [*buffers, made],
         inputs=count,
         grid=(count // _WARPS,),
@@ -166,7 +166,7 @@ def transposed(count: int = MATRICES) -> Case:
     ]
     params = [random_buffer("a", "movmatrix", "u4", 32 * count), output("d", "u4", 32 * count)]
     launch = {"grid": (count // _WARPS,), "block": (32 * _WARPS,)}
-    return case("movmatrix", "movmatrix", "\n".join(body), params, inputs=count, **launch)
+    return case("movmatrix", "movmatrix", body, params, inputs=count, **launch)
 
 
 def cases() -> Iterator[Case]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import EVICT_FIRST, case, output, random_buffer
+from workbench.conformance.kernel import EVICT_FIRST, INPUTS, THREADS, case, output, random_buffer
 from workbench.conformance.patterns import expand
 
-THREADS, CTAS = 128, 8
-INPUTS = THREADS * CTAS
 _SLOT = 32  # bytes of a thread
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64"
 _VECTORS = {"": 1, ".v2": 2, ".v4": 4}
@@ -132,13 +130,10 @@ def _case(name: str, subject: str, space: str, bodies: list[list[str]], store: b
     return case(
         name,
         subject,
-        "\n".join(body),
+        body,
         params,
-        inputs=INPUTS,
         declared=_DECLARED[how],
         rows=tuple((_stored(lines) if store else lines[0].split()[0],) for lines in bodies),
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 

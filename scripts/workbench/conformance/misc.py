@@ -10,14 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import case, output, random_buffer
+from workbench.conformance.kernel import CTAS, INDEX, INPUTS, THREADS, case, output, random_buffer
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer, Map, Value
 from workbench.conformance.values import random_bytes
-
-THREADS, CTAS = 128, 8
-INPUTS = THREADS * CTAS
-_INDEX = f"mad.lo.u32 %r60, %cta, {THREADS}, %thread; mul.wide.u32 %w60, %r60, 4;"
 
 _ORDERS = (
     *expand("fence{|.sc|.acq_rel|.acquire|.release}.{cta|cluster|gpu|sys}"),
@@ -56,7 +52,7 @@ _HINTS = (
 def _around(name: str, subject: str, instructions: tuple[str, ...]) -> Case:
     """Data goes through shared memory; every instruction stands between two accesses of it."""
     body = [
-        _INDEX,
+        INDEX,
         "mov.u32 %r10, words; mad.lo.u32 %r10, %thread, 4, %r10; mov.u64 %w62, mine;",
         "mul.wide.u32 %w63, %cta, 128; add.u64 %w63, %spare, %w63;",
         "add.u64 %w61, %a, %w60; ld.global.b32 %r2, [%w61]; st.shared.b32 [%r10], %r2;",
@@ -75,17 +71,14 @@ def _around(name: str, subject: str, instructions: tuple[str, ...]) -> Case:
     return case(
         name,
         subject,
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", INPUTS),
             spare,
             Map("map", "a", "u32", (64, 16), (32, 4)),
             output("d", "u4", INPUTS),
         ],
-        inputs=INPUTS,
         declared=f".shared .align 4 .b32 words[{THREADS}]; .local .align 4 .b32 mine[1];",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 
@@ -99,7 +92,7 @@ def _constants() -> Case:
         for vector in (1, 2, 4)
         if vector * int(t[1:]) <= 128
     ]
-    body, row = [_INDEX, "mul.wide.u32 %w60, %r60, 16; mov.u64 %w50, table;"], 0
+    body, row = [INDEX, "mul.wide.u32 %w60, %r60, 16; mov.u64 %w50, table;"], 0
     body.append("add.u64 %w61, %a, %w60; ld.global.b32 %r1, [%w61]; and.b32 %r1, %r1, 240;")
     body.append("cvt.u64.u32 %w51, %r1; add.u64 %w50, %w50, %w51; mov.b64 %w52, v;")
     body.append("add.u64 %w52, %w52, %w51;")
@@ -121,16 +114,13 @@ def _constants() -> Case:
     return case(
         "constants and parameters",
         "ld.param ld.param::entry ld.const",
-        "\n".join(body),
+        body,
         [
             random_buffer("a", "constants", "u4", 4 * INPUTS),
             Value("v", random_bytes("parameters", 256)),
             output("d", "u4", 4 * INPUTS * row),
         ],
-        inputs=INPUTS,
         module=f".const .align 16 .b8 table[256] = {{{listed}}};\n",
-        grid=(CTAS,),
-        block=(THREADS,),
     )
 
 

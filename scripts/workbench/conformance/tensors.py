@@ -13,11 +13,10 @@ import numpy as np
 from ptxemu.machine import tensor_map
 from workbench.conformance.case import Case
 from workbench.conformance.copies import dump, fill
-from workbench.conformance.kernel import EVICT_FIRST, case, output, random_buffer
+from workbench.conformance.kernel import EVICT_FIRST, THREADS, case, output, random_buffer
 from workbench.conformance.ptx_program import Buffer, Map
 from workbench.conformance.values import below, operands
 
-THREADS = 128
 BOXES = 8  # of a program
 _TYPES = ("u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "tf32")
 _SWIZZLES = ("none", "32B", "64B", "128B")
@@ -137,7 +136,7 @@ def _load(name: str, shape: Shape, space: str) -> Case:
     return case(
         name,
         _COPIES,
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", shape.words),
             shape.map("map", "a"),
@@ -146,7 +145,7 @@ def _load(name: str, shape: Shape, space: str) -> Case:
         ],
         inputs=BOXES * shape.bytes // shape.size,
         declared=_declared(4 * words),
-        block=(THREADS,),
+        grid=(1,),
     )
 
 
@@ -205,11 +204,11 @@ def _store(name: str, shape: Shape, reduction: str = "") -> Case:
     return case(
         name,
         _COPIES,
-        "\n".join(body),
+        body,
         [data, tensor, shape.map("map", "d"), Buffer("x", _positions(name, shape, True, boxes))],
         inputs=boxes * elements,
         declared=_declared(4 * words),
-        block=(THREADS,),
+        grid=(1,),
     )
 
 
@@ -246,7 +245,7 @@ def _multicast(size: int, shape: Shape) -> Case:
     return case(
         name,
         _COPIES,
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", shape.words),
             shape.map("map", "a"),
@@ -257,9 +256,7 @@ def _multicast(size: int, shape: Shape) -> Case:
         ],
         inputs=2 * boxes * shape.bytes // shape.size,
         declared=_declared(16),
-        module="",
         grid=(2 * size,),
-        block=(THREADS,),
         cluster=(size,),
         smem=4 * words,
     )
@@ -310,7 +307,7 @@ def _edited(space: str, scope: str) -> Case:
     return case(
         name,
         "tensormap fence.proxy cp.async.bulk",
-        "\n".join(body),
+        body,
         [
             random_buffer("a", name, "u4", shape.words),
             random_buffer("b", name, "u4", wider.words),
@@ -321,7 +318,7 @@ def _edited(space: str, scope: str) -> Case:
         ],
         inputs=BOXES * shape.bytes // shape.size,
         declared=f"{_declared(4 * words)} .shared .align 128 .b8 edited[128];",
-        block=(THREADS,),
+        grid=(1,),
     )
 
 

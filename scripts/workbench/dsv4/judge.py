@@ -15,7 +15,7 @@ attention               over what is stored and selected: 2 E + 1 ulp, E of the 
 end to end              attention against the model's own entries and selection. What the stored
                         entries differ in was within limits above; how much that may move O is
                         computed, not guessed: limit = that of attention + |O(stored) - O(model)|
-experts                 by their norm: 1.02 times what their format costs (run_moe.py)
+experts                 by their norm: 1.02 times what their format costs (run.py moe)
 """
 
 from __future__ import annotations

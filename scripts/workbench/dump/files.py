@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from workbench.sass.listing import Kinds, disassemble, kind_of
-from workbench.sass.softmax import SPILLS
+from workbench.sass.listing import SPILLS, Kinds, disassemble, kind_of
 
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")

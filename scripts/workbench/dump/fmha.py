@@ -1,28 +1,37 @@
-"""What dump.py does with an attention config: PTX, registers, spills and SASS."""
+"""What `dump.py fmha` says beside resources: the softmax loops."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
+from typing import Any
 
 from fmha import AttentionConfig
-from fmha.compile import compile_attention
+from fmha.launch import compile_attention
+from fmha.plan import make_plan
+from kernelkit.kernel import CompiledKernel
 from workbench.cases.attention import case_of, config_of
-from workbench.common import describe, refuse, write_json
-from workbench.dump.files import print_ptx, print_sass, write_to
-from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
+from workbench.dump.kernel import Subject, dump_all
 from workbench.sass.softmax import SOFTMAX_KINDS, SoftmaxLoop, Static, static
 
 
-def compile_to(folder: Path, config: AttentionConfig, arch: str) -> tuple[Path, Path]:
-    """Compile and write (PTX, cubin), named after the config."""
-    return write_to(folder, f"fmha_{arch}_{describe(config)}", compile_attention(config, arch))
+def subject_of(config: AttentionConfig, arch: str) -> Subject:
+    """The kernel of a config."""
+    found: list[Static] = []
+
+    def figures(cubin: Path) -> dict[str, Any]:
+        found.append(static(cubin))
+        return found[0].as_dict()
+
+    def compiled() -> CompiledKernel:
+        return compile_attention(config, arch)
+
+    names = {"what": "fmha forward", "stem": "fmha", "config": config, "arch": arch}
+    return Subject(**names, compile=compiled, figures=figures, show=lambda _: print_loops(found[0]))
 
 
-def print_static(static: Static) -> None:
-    """Resources, and a column per softmax loop."""
-    print(f"\n{static.registers} registers, {static.stack} bytes of stack, {static.spills} spills")
+def print_loops(static: Static) -> None:
+    """A column per softmax loop."""
     if static.parked:
         print(f"{static.parked} moves that keep uniform registers in others")
     if static.outside:
@@ -68,22 +77,10 @@ def span(place: float | tuple[float, float] | None) -> str:
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    config = config_of(case_of(options))
-    try:
-        config.check()
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print(f"fmha forward for {options.arch}: {describe(config)}")
-    ptx, cubin = compile_to(options.out, config, options.arch)
-    figures = {"config": dataclasses.asdict(config), "arch": options.arch}
-    figures["ptx"] = print_ptx(ptx)
-    if tools_found():
-        figures["sass"] = print_sass(cubin)
-        of_cubin = static(cubin)
-        print_static(of_cubin)
-        figures |= of_cubin.as_dict()
-    else:
-        print(f"\n{HOW_TO_GET_TOOLS}")
-    if options.json:
-        write_json(options.json, figures)
-    return 0
+
+    def subjects() -> list[Subject]:
+        config = config_of(case_of(options))
+        make_plan(config)
+        return [subject_of(config, options.arch)]
+
+    return dump_all(options, subjects)

@@ -1,8 +1,7 @@
-"""The picture that timeline_png.py and emulate.py draw of a timeline."""
+"""The picture of a timeline: a row per warp, TMA and tensor core of a CTA, coloured by activity."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ptxemu.check.trace import TIME_UNIT, Span, Trace
+from ptxemu.trace import TIME_UNIT, Span, Trace
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), waiting in the background.
 COLOURS = {
@@ -147,11 +146,3 @@ def _dress(axes: Axes, categories: set[str], title: str) -> None:
         handlelength=1.2,
         borderaxespad=0.3,
     )
-
-
-def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
-    trace = Trace.from_perfetto(options.trace)
-    draw(trace, options.png, title=options.title or options.trace.stem, cta=options.cta)
-    print(f"wrote {options.png}")
-    return 0

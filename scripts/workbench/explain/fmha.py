@@ -1,4 +1,4 @@
-"""What explain.py says of an attention case: roles, edges, and the maps of both memories."""
+"""What `explain.py fmha` says: roles, edges, and the maps of both memories."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from collections.abc import Iterator
 
 from fmha.plan import AttentionPlan
 from workbench.cases.attention import case_of, plan_of
-from workbench.common import describe, refuse
-from workbench.explain.plans import edges, lines_of, roles, shared_memory, tensor_memory
+from workbench.common import describe
+from workbench.explain.plans import lines_of, parts_of, print_plan
 
 
 def explain(plan: AttentionPlan) -> Iterator[str]:
     """The whole plan, line by line."""
     pair = ", by a pair of CTAs that share each tile" if plan.config.ctas == 2 else ""
     yield f"fmha forward: {describe(plan.config)}{pair}"
-    yield from lines_of(
-        (
-            roles(plan.roles),
-            edges(plan.edges),
-            shared_memory(plan.smem),
-            tensor_memory(plan.tmem),
-        )
-    )
+    yield from lines_of(parts_of(plan))
 
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    try:
-        plan = plan_of(case_of(options))
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print("\n".join(explain(plan)))
-    return 0
+    return print_plan(lambda: explain(plan_of(case_of(options))))

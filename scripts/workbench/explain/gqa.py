@@ -1,4 +1,4 @@
-"""What explain.py says of a decode case: who works on which keys, and what a CTA holds where."""
+"""What `explain.py gqa` says: who works on which keys, and what a CTA holds where."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.choose import MACHINES, TILE, choose_config, clusters_per_head
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.forward import choose_config, clusters_per_head, has_keys, make_workspace
-from gqa_lowlatency.plan import MACHINES, TILE
+from gqa_lowlatency.launch import has_keys, make_workspace
 from gqa_lowlatency.sm90.plan import KEYS, Plan90
 from gqa_lowlatency.sm100.plan import ROLES, Plan100
 from gqa_lowlatency.split import Reach, reach, share
@@ -19,17 +19,16 @@ from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.launch import Target
 from workbench.cases.decode import Case, Cta, case_of, cta_of, settled
-from workbench.common import describe, refuse
+from workbench.common import describe
 from workbench.explain.plans import (
     Rows,
     Section,
     byte_range,
-    edges,
     lines_of,
-    roles,
-    shared_memory,
+    parts_of,
+    plural,
+    print_plan,
     smem_title,
-    tensor_memory,
 )
 
 LENGTHS_SHOWN = 8  # of the different ones of a batch
@@ -67,7 +66,7 @@ class Launch:
 
     def reach(self, n_keys: int, tile: int) -> Reach:
         """Tiles of an entry that hold a key which some row sees."""
-        window, sink_tokens = self.arguments.window, self.arguments.sink_tokens
+        window, sink_tokens = self.arguments.window_left, self.arguments.sink_tokens
         return reach(n_keys, self.config.q_tokens, tile, window, sink_tokens)
 
     @property
@@ -223,18 +222,9 @@ def invariance(arguments: Arguments) -> str:
     return "off: cluster, and so the bits, depend on the batch"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + "s" * (count != 1)
-
-
 def of_blackwell(plan: Plan100) -> tuple[Section, ...]:
     """What a CTA has."""
-    return (
-        roles(ROLES),
-        edges(plan.edges),
-        shared_memory(plan.smem),
-        tensor_memory(plan.tmem),
-    )
+    return parts_of(plan, ROLES)
 
 
 def of_hopper(plan: Plan90) -> tuple[Section, ...]:
@@ -271,10 +261,9 @@ def hopper_smem(plan: Plan90) -> Section:
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    try:
+
+    def lines() -> Iterator[str]:
         case = case_of(options)
-        launch = Launch(case, *settled(case))
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print("\n".join(explain(launch)))
-    return 0
+        return explain(Launch(case, *settled(case)))
+
+    return print_plan(lines)

@@ -1,4 +1,4 @@
-"""What explain.py says of a grouped GEMM: which tiles, who does what, and what lies where."""
+"""What `explain.py moe` says: which tiles, who does what, and what lies where."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from collections.abc import Iterator
 
 from kernelkit import hw
 from moe.arguments import Arguments
+from moe.choose import choose_tile_rows, row_tiles
 from moe.formats import SCALE_ATOM_BYTES, SCALE_ROWS, row_blocks, scale_atoms
-from moe.forward import ARCHS, grid
+from moe.launch import ARCHS, grid
 from moe.sm100.plan import LINE, ROLES, GroupedPlan, make_plan
-from moe.tiles import choose_tile_rows, row_tiles
 from workbench.cases.moe import layer_of, product_of
-from workbench.common import describe, refuse
-from workbench.explain.plans import (
-    Rows,
-    Section,
-    edges,
-    lines_of,
-    roles,
-    shared_memory,
-    tensor_memory,
-)
+from workbench.common import describe
+from workbench.explain.plans import Rows, Section, lines_of, parts_of, plural, print_plan
 
 
 def explain(arguments: Arguments, product: str) -> Iterator[str]:
@@ -37,10 +29,7 @@ def explain(arguments: Arguments, product: str) -> Iterator[str]:
         (
             walk(arguments, plan),
             scale_factors(arguments, plan),
-            roles(ROLES),
-            edges(plan.edges),
-            shared_memory(plan.smem),
-            tensor_memory(plan.tmem),
+            *parts_of(plan, ROLES),
         )
     )
 
@@ -113,10 +102,6 @@ def grid_words(arguments: Arguments) -> str:
     return f"{words} on {hw.SMS} SMs, tiles dealt in turns of {turns}"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" + "s" * (count != 1)
-
-
 def last_stage(k: int, plan: GroupedPlan) -> str:
     left = k % plan.k_stage or plan.k_stage
     blocks = math.ceil(left / plan.k_block)
@@ -154,10 +139,9 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    try:
+
+    def lines() -> Iterator[str]:
         words = f"with {options.product} of {layer_of(options)}"
-        lines = list(explain(product_of(options), words))
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    print("\n".join(lines))
-    return 0
+        return explain(product_of(options), words)
+
+    return print_plan(lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from kernelkit import hw
 from kernelkit.arrivals import Signal
@@ -10,11 +11,37 @@ from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 from kernelkit.warps import RolePlan
+from workbench.common import refuse
 
 RULER_CELLS = 32  # characters that stand for the TMEM columns
 
 Rows = list[tuple[str, ...]]
 Section = tuple[str, Rows]  # title, rows of cells
+
+
+def print_plan(lines: Callable[[], Iterable[str]]) -> int:
+    """Print what there is to say, or why a case is refused; returns the exit code."""
+    try:
+        print("\n".join(lines()))
+    except (ValueError, NotImplementedError) as refusal:
+        return refuse(refusal)
+    return 0
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def parts_of(
+    plan: Any, roles_: RolePlan | None = None
+) -> tuple[Section, Section, Section, Section]:
+    """Roles, edges and both memories; roles_: where the plan does not hold them."""
+    return (
+        roles(roles_ or plan.roles),
+        edges(plan.edges),
+        shared_memory(plan.smem),
+        tensor_memory(plan.tmem),
+    )
 
 
 def lines_of(sections: Iterable[Section]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command-line flags that spell an attention case, in groups; `_cases.case_of` makes it."""
+"""The flags that spell an attention case; `workbench.cases.attention.case_of` makes it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ import argparse
 from fmha.config import (
     HEAD_DIMS,
     IO_DTYPES,
-    MAX_POSITION,
     OUT_DTYPES,
     P_PATHS,
     PAGE_SIZES,
     SCHEDULES,
     AttentionConfig,
 )
+from kernelkit.limits import MAX_POSITION
+from workbench.flags import groups
+from workbench.flags.groups import add, switch
 
 PACKED = ("q", "k", "qk")
 SHAPE = "B,Sq,Skv,Hq,Hkv"
-PLAIN_SHAPE = "1,128,128,1,1"  # where only the config matters: it asks for no packed heads
+ARCHS = ("sm_100a",)
+# Sizes by command: what asks for a config alone, a picture, a rate.
+PLAIN = {"batch": 1, "q_len": 128, "kv_len": 128, "q_heads": 1, "kv_heads": 1}
+DEMO = {"batch": 2, "q_len": 200, "kv_len": 333, "q_heads": 4, "kv_heads": 2}
 
 
-def shape(text: str) -> tuple[int, int, int, int, int]:
+def shape(text: str) -> tuple[int, ...]:
     """Argument type: 'B,Sq,Skv,Hq,Hkv'."""
     try:
-        batch, sq, skv, q_heads, kv_heads = (int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}") from error
-    sizes = batch, sq, skv, q_heads, kv_heads
-    if min(sizes) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: sizes are at least 0")
+        sizes = tuple(groups.count(part) for part in text.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}: {error}") from None
+    if len(sizes) != 5:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}")
     return sizes
 
 
@@ -40,25 +44,6 @@ def head_dims(text: str) -> tuple[int, int]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not D or D,Dv") from error
     return first, 0 if second == first else second
-
-
-def window(text: str) -> tuple[int | None, int | None]:
-    """Argument type: 'L,R', nothing for unbounded: '128,' or ',64'."""
-    try:
-        left, right = (int(part) if part.strip() else None for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not L,R (nothing for unbounded: 128, or ,64)"
-        ) from error
-    return left, right
-
-
-def lengths(text: str) -> tuple[int, ...]:
-    """Argument type: '100' for all entries or '100,7,0'."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts") from error
 
 
 def page_size(text: str) -> int:
@@ -84,106 +69,63 @@ def even(text: str) -> int:
     return value
 
 
-def add_case_arguments(parser: argparse.ArgumentParser, default_shape: str = "") -> None:
-    """All flags of a case. --shape is repeatable where it has no default."""
+def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> None:
+    """All flags of a case; sizes: the defaults."""
     group = parser.add_argument_group("problem")
-    if default_shape:
-        group.add_argument(
-            "--shape",
-            type=shape,
-            default=shape(default_shape),
-            metavar=SHAPE,
-            help=f"default: {default_shape}",
-        )
-    else:
-        group.add_argument("--shape", type=shape, action="append", metavar=SHAPE, help="repeatable")
+    groups.add_sizes(group, **sizes)
     supported = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
-    group.add_argument(
-        "--head-dim",
-        type=head_dims,
-        default=head_dims("64"),
-        metavar="D[,Dv]",
-        help=f"{supported}; default: 64",
-    )
-    group.add_argument("--dtype", choices=IO_DTYPES, default="bf16", help="default: bf16")
-    _add_visibility(parser.add_argument_group("what a row sees"))
-    _add_storage(parser.add_argument_group("scores, and where rows and keys are"))
-    _add_results(parser.add_argument_group("results"))
+    dims = {"type": head_dims, "metavar": "D[,Dv]", "shown": "64"}
+    add(group, "head-dim", f"columns of Q and K, and of V: {supported}", (64, 0), **dims)
+    groups.add_dtypes(group, IO_DTYPES, OUT_DTYPES, "q, k and v")
+    group = parser.add_argument_group("what a row sees")
+    groups.add_visibility(group, causal=False)
+    last = "the last query stands at the last key"
+    add(group, "q-offset", "position of the first query", type=position, shown=last)
+    groups.add_scores(parser.add_argument_group("scores"))
+    _add_storage(parser.add_argument_group("where rows and keys are"))
     _add_kernel(parser.add_argument_group("kernel"))
 
 
-def _add_visibility(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--causal", action="store_true", help="no key behind the own position")
-    group.add_argument(
-        "--window",
-        type=window,
-        default=(None, None),
-        metavar="L,R",
-        help="keys before and behind the own position; nothing for unbounded",
-    )
-    group.add_argument(
-        "--sink-tokens", type=int, default=0, metavar="N", help="first keys, beside the window"
-    )
-    group.add_argument(
-        "--q-offset",
-        type=position,
-        metavar="N",
-        help="position of the first query; default: the last query stands at the last key",
-    )
-
-
 def _add_storage(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--softcap", type=float, default=0.0, metavar="C", help="c tanh(s / c)")
-    group.add_argument("--sinks", action="store_true", help="a learned logit per query head")
-    group.add_argument(
-        "--kv-lens", type=lengths, default=(), metavar="N,...", help="of each entry, or one for all"
-    )
-    group.add_argument(
-        "--varlen",
-        dest="packed",
-        choices=PACKED,
-        nargs="?",
-        const="qk",
-        default="",
-        help="pack the entries of q, of k, or both (qk); lengths then differ",
-    )
+    of_each = {"type": groups.lengths, "metavar": "N[,N...]", "shown": "all"}
+    add(group, "kv-lens", "keys of every entry that are valid, or of each", (), **of_each)
+    words = "pack the entries of q, of k, or both (qk); lengths then differ"
+    packed = {"dest": "packed", "choices": PACKED, "nargs": "?", "const": "qk"}
+    add(group, "varlen", words, "", shown="none", **packed)
     sizes = ", ".join(map(str, PAGE_SIZES))
-    group.add_argument(
-        "--page-size", type=page_size, default=0, metavar="ROWS", help=f"keys in pages: {sizes}"
-    )
-
-
-def _add_results(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--raw", action="store_true", help="O before its division, normalised here")
-    group.add_argument("--out-dtype", choices=OUT_DTYPES, default="", help="of O")
-    group.add_argument(
-        "--rope-dim", type=even, default=0, metavar="N", help="last columns of O turned back"
-    )
+    add(group, "page-size", f"keys in pages of {sizes} rows; 0: no pages", 0, type=page_size)
+    switch(group, "raw", "O as the kernel sums it up, divided here")
+    add(group, "rope-dim", "last columns of O that are turned back", 0, type=even)
 
 
 def _add_kernel(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--p-path", choices=P_PATHS, default="", help="where P waits for P V")
-    group.add_argument(
-        "--pack",
-        dest="pack_heads",
-        action=argparse.BooleanOptionalAction,
-        help="all query heads of a key head in one tile; default: where that makes fewer tiles",
-    )
-    group.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
+    add(group, "p-path", "where P waits for P V", "", shown="by config", choices=P_PATHS)
+    words = "all query heads of a KV head in one tile; default: where that makes fewer tiles"
+    wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
+    group.add_argument("--pack", help=words, **wish)
+    switch(group, "pdl", "programmatic dependent launch")
     for ring in ("k", "v"):
-        group.add_argument(
-            f"--{ring}-stages",
-            type=int,
-            default=0,
-            metavar="N",
-            help=f"pieces in the {ring.upper()} ring; default: as many as are useful and fit",
-        )
-    group.add_argument("--schedule", choices=SCHEDULES, default="", help="one query tile, or two")
-    lag = AttentionConfig().rescale_log2
-    group.add_argument(
-        "--rescale-log2",
-        type=float,
-        default=lag,
-        metavar="N",
-        help=f"how far the reference maximum may lag; default: {lag:g}",
-    )
+        words = f"pieces in the {ring.upper()} ring"
+        add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
+    add(group, "schedule", "one query tile, or two", "", shown="by sizes", choices=SCHEDULES)
+    words, lag = "binary orders by which the reference maximum may lag", AttentionConfig()
+    add(group, "rescale-log2", words, lag.rescale_log2, type=float)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py fmha`."""
+    add_case(parser, DEMO)
+    group = parser.add_argument_group("run")
+    many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
+    add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
+    groups.add_backend(group, ARCHS)
+    groups.add_schedule(group)
+    groups.add_tolerance(group)
+    groups.add_json(group)
+    switch(group, "line-info", "compile with source lines, for profilers")
+
+
+def add_dump(parser: argparse.ArgumentParser) -> None:
+    """Flags of `dump.py fmha`."""
+    add_case(parser)
+    add(parser, "arch", "what to compile for", ARCHS[0], type=str, metavar="ARCH")

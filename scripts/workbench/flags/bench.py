@@ -1,8 +1,16 @@
-"""What flags of benchmarks may be: masks, steps of a layer, lengths."""
+"""The flags of benchmarks; those of steps stand in `flags/steps.py`."""
 
 from __future__ import annotations
 
-# of fmha -> fields of its config
+import argparse
+from pathlib import Path
+
+from fmha.config import HEAD_DIMS, IO_DTYPES, P_PATHS, SCHEDULES
+from gqa_lowlatency.config import KV_DTYPES, TUNABLE
+from workbench.flags import attention, groups
+from workbench.flags.groups import add, switch
+
+# of the static table of fmha -> fields of its config
 MASKS = {
     "full": {},
     "causal": {"right": True},
@@ -10,14 +18,106 @@ MASKS = {
     "window and sink tokens": {"right": True, "left": True, "sink_tokens": True},
     "causal softcap": {"right": True, "softcap": True},
 }
-MOE_STEPS = ("quantise", "route", "permutation", "combine")
-KVCACHE_STEPS = ("append", "gather", "copy", "checksum", "host")
-DSV4_STEPS = ("compress", "query", "score", "topk")
-MOE_HIDDEN = 7168
+# of workbench.bench.gqa_peers.PEERS, which imports torch
+PEERS = (
+    *("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex"),
+    *("flashinfer xqa", "flashinfer trtllm-gen", "flashinfer fa2"),
+)
+BATCHES, KV_LENS = (1, 8, 64), (1024, 8192, 65536)
+# of workbench.bench.first_call
+OPERATORS = ("attention", "decode", "merge", "moe", "append")
+POOL_BATCHES, REQUESTS = (1, 10, 100, 1000, 10000), (1, 32, 256)
+CTAS = (4224, 132, 32, 8)
 
 
-def length(text: str) -> int:
-    """Argument type: '8192' or '8k'."""
-    kilo = text.lower().endswith("k")
-    value = int(text[:-1] if kilo else text)
-    return value * 1024 if kilo else value
+def tuning(text: str) -> dict[str, int]:
+    """Argument type: 'cluster=8,warps=16'."""
+    known, fields = (*TUNABLE, "parts"), {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in known or not number.isdecimal():
+            raise argparse.ArgumentTypeError(f"{part!r}: a number for one of {', '.join(known)}")
+        fields[name] = int(number)
+    return fields
+
+
+def add_fmha(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py fmha`."""
+    some = {"type": int, "choices": [*dict(HEAD_DIMS)], "nargs": "+", "metavar": "D"}
+    add(parser, "head-dim", "columns of Q and K", (64, 128), shown="64 128", **some)
+    some = {"choices": P_PATHS, "nargs": "+", "shown": "both"}
+    add(parser, "p-path", "where P waits for P V", P_PATHS, **some)
+    some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
+    add(parser, "mask", f"of {', '.join(MASKS)}", (*MASKS,), **some)
+    add(parser, "dtype", "of q, k and v", "bf16", choices=IO_DTYPES)
+    some = {"type": attention.shape, "action": "append", "metavar": attention.SHAPE}
+    add(parser, "shape", "to be timed, repeatable", shown="four of models", **some)
+    add(parser, "schedule", "of the static table", "", shown="base", choices=SCHEDULES)
+    add(parser, "arch", "of the static table", "sm_100a", type=str, metavar="ARCH")
+    for part, what in (("static", "the static table"), ("timing", "times, where there is a GPU")):
+        wish = {"action": argparse.BooleanOptionalAction, "default": True}
+        parser.add_argument(f"--{part}", help=f"{what}; default: yes", **wish)
+    groups.add_json(parser)
+    groups.add_plot(parser, "them")
+
+
+def add_gqa(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py gqa`."""
+    group, many = parser.add_argument_group("problems"), {"nargs": "+"}
+    add(group, "batch", "entries", BATCHES, old=["BS"], shown="1 8 64", **many)
+    many |= {"type": groups.positive_count, "shown": "1k 8k 64k"}
+    add(group, "kv-len", "keys of each entry, also as 8k", KV_LENS, old=["kvL"], **many)
+    add(group, "q-heads", "query heads", 64, old=["qH"])
+    add(group, "kv-heads", "KV heads", 8, old=["kvH"])
+    add(group, "head-dim", "columns of a head", 128, old=["dH", "D"])
+    add(group, "dtype", "e4m3: of K and V, with bf16 queries", "bf16", choices=KV_DTYPES)
+    group = parser.add_argument_group("who is timed")
+    some = {"nargs": "+", "choices": PEERS, "metavar": "NAME", "shown": "all"}
+    add(group, "peers", f"of {', '.join(PEERS)}", **some)
+    words = "time decode tuned like this, too: cluster=8,warps=16,stages=2,parts=1"
+    add(group, "tune", words, (), nargs="+", type=tuning, metavar="X=N", shown="none")
+    switch(group, "host", "what an eager call costs the host, and nothing else")
+    groups.add_report(parser.add_argument_group("output"), "latency")
+
+
+def add_host(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py kvcache-host`."""
+    add(parser, "blocks", "of the pools", 100_000)
+    words = "blocks taken and given back at a time"
+    add(parser, "batches", words, POOL_BATCHES, nargs="+", shown="1 to 10000")
+    add(parser, "requests", "of the manager", REQUESTS, nargs="*", shown="1 32 256")
+    add(parser, "repeats", "rounds, fewer of long ones", 2000)
+    add(parser, "vllm", "vLLM's sources, a peer", type=Path, metavar="CHECKOUT")
+    groups.add_json(parser)
+    groups.add_file(parser, "show", "tables of an earlier run's file, nothing is measured")
+
+
+def add_tier(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py kvcache-tier`."""
+    add(parser, "blocks", "in a transfer", 128)
+    add(parser, "ctas", "of the copy kernel", CTAS, nargs="*", shown=" ".join(map(str, CTAS)))
+    groups.add_json(parser)
+    groups.add_file(parser, "show", "the table of an earlier run's file, nothing is measured")
+
+
+def add_emulator(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py emulator`."""
+    attention.add_case(parser, attention.PLAIN | {"q_len": 512, "kv_len": 512})
+    group = parser.add_argument_group("run")
+    groups.add_schedule(group)
+    add(group, "repeat", "launches behind the first one", 3)
+    switch(group, "check", "the same under the checker")
+
+
+def add_first_call(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py first-call`."""
+    add(parser, "device", "of tensors", choices=("cpu", "cuda"), shown="a GPU if there is one")
+    some = {"nargs": "+", "choices": OPERATORS, "shown": "all that run"}
+    add(parser, "operators", "whose first calls", **some)
+    add(parser, "repeat", "processes that find the kernels", 3)
+    groups.add_json(parser)
+
+
+def add_eager(parser: argparse.ArgumentParser) -> None:
+    """Of `bench.py eager`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures with their setting")

@@ -1,59 +1,56 @@
-"""The command-line flags that spell a decode case, in groups; `_gqa_cases.case_of` makes it."""
+"""The flags that spell a decode case; `workbench.cases.decode.case_of` makes it."""
 
 from __future__ import annotations
 
 import argparse
 
 from gqa_lowlatency.config import HEAD_DIMS, IO_DTYPES, KV_DTYPES, OUT_DTYPES, TUNABLE
-from gqa_lowlatency.plan import MACHINES
+from workbench.flags import groups
+from workbench.flags.groups import add, switch
+
+SIZES = {"batch": 1, "q_len": 1, "kv_len": 1024, "q_heads": 16, "kv_heads": 2}
 
 
-def lengths(text: str) -> tuple[int, ...]:
-    """Argument type: '8192' for all entries or '100,7,0'."""
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts") from error
-    if min(found) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: lengths are at least 0")
-    return found
-
-
-def add_case_arguments(parser: argparse.ArgumentParser, **of_arch: str) -> None:
-    """All flags of a case; of_arch: default and help of --arch."""
+def add_case(parser: argparse.ArgumentParser) -> None:
+    """All flags of a case, without --arch."""
     group = parser.add_argument_group("problem")
-    group.add_argument("--BS", type=int, default=1, metavar="N", help="batch entries; 1")
-    group.add_argument(
-        "--kvL", type=lengths, default=(1024,), metavar="N,...", help="keys, of all or each; 1024"
-    )
-    for flag, value, words in (
-        ("--kvH", 2, "KV heads"), ("--qH", 16, "query heads"), ("--qL", 1, "query tokens"),
-    ):  # fmt: skip
-        group.add_argument(flag, type=int, default=value, metavar="N", help=f"{words}; {value}")
-    group.add_argument("--D", dest="head_dim", type=int, default=128, help=f"one of {HEAD_DIMS}")
-    group.add_argument("--dtype", choices=IO_DTYPES, default="bf16", help="of q, k and v; bf16")
-    group.add_argument("--kv-dtype", choices=KV_DTYPES, default="", help="of k and v alone")
-    group.add_argument("--scales", action="store_true", help="of e4m3 k and v, one per KV head")
-    group.add_argument("--out-dtype", choices=OUT_DTYPES, default="", help="of O")
-    group.add_argument("--page-size", type=int, default=0, metavar="ROWS", help="0: no pages")
-    group.add_argument("--full", action="store_true", help="tokens see those behind them")
-    group.add_argument("--window", type=int, metavar="N", help="keys seen before the own one")
-    group.add_argument("--sink-tokens", type=int, default=0, metavar="N", help="beside the window")
-    group.add_argument("--softcap", type=float, default=0.0, metavar="C", help="c tanh(s / c)")
-    group.add_argument("--sinks", action="store_true", help="a learned logit per query head")
-    _add_kernel_arguments(parser.add_argument_group("kernel"), of_arch)
-
-
-def _add_kernel_arguments(group: argparse._ArgumentGroup, of_arch: dict[str, str]) -> None:
+    groups.add_sizes(group, **SIZES)
+    add(group, "head-dim", f"one of {HEAD_DIMS}", 128, old=["D", "dH"])
+    groups.add_dtypes(group, IO_DTYPES, OUT_DTYPES, "q, k and v")
+    add(group, "kv-dtype", "of k and v alone", "", shown="as --dtype", choices=KV_DTYPES)
+    switch(group, "scales", "of e4m3 k and v, one per KV head")
+    add(group, "page-size", "keys in pages of so many rows; 0: no pages", 0)
+    group = parser.add_argument_group("what a token sees")
+    groups.add_visibility(group, causal=True)
+    group.add_argument("--full", dest="causal", action="store_false", help=argparse.SUPPRESS)
+    groups.add_scores(parser.add_argument_group("scores"))
+    group = parser.add_argument_group("kernel")
     for name in TUNABLE:
-        words = "of the config; chosen by sizes"
-        group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=words)
-    group.add_argument(
-        "--parts", type=int, default=0, metavar="N", help="clusters of a KV head; chosen by sizes"
-    )
-    group.add_argument("--batch-invariant", action="store_true", help="bits ignore the batch")
-    group.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
-    group.add_argument(
-        "--kv-ready-before-pdl", action="store_true", help="only q waits for the kernel in front"
-    )
-    group.add_argument("--arch", choices=MACHINES, **of_arch)
+        add(group, name.replace("_", "-"), "of the config", shown="by sizes")
+    add(group, "parts", "clusters of a KV head; 0: by sizes", 0)
+    switch(group, "batch-invariant", "an entry's bits do not depend on the batch around it")
+    switch(group, "pdl", "programmatic dependent launch")
+    switch(group, "kv-ready-before-pdl", "with --pdl: only q waits for the kernel in front")
+
+
+def add_static(parser: argparse.ArgumentParser) -> None:
+    """Flags of `explain.py gqa`."""
+    add_case(parser)
+    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=groups.ARCHS)
+
+
+def add_dump(parser: argparse.ArgumentParser) -> None:
+    """Flags of `dump.py gqa`."""
+    add_static(parser)
+    words = "a table instead: every arch, head_dim, number of columns, with bf16 and e4m3 keys"
+    switch(parser, "grid", words)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py gqa`."""
+    add_case(parser)
+    group = parser.add_argument_group("run")
+    groups.add_backend(group)
+    groups.add_schedule(group)
+    groups.add_tolerance(group)
+    groups.add_json(group)

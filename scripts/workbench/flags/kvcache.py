@@ -1,4 +1,4 @@
-"""Command-line values of the KV cache scripts: bytes with a unit, token counts, models."""
+"""The flags of a KV cache: bytes with a unit, token counts, models, a run and a plan."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache.layouts.layout import Layout
+from kvcache.layouts.models import BLOCK_TOKENS
 from kvcache.layouts.presets import CONFIGS, Options, from_config, preset
+from workbench.flags import groups
+from workbench.flags.groups import add, switch
 
 if TYPE_CHECKING:
     from kvcache.planner.capacity import Mix
 
 PLAIN = "gqa"  # the model that is none
+LENGTHS, WORKSPACE_ROWS = "128,1k,8k,64k,1M", 32768
 BATCHED_TOKENS = 8192  # of a step, the default that vLLM's issue #54703 ran with
 
 UNITS = {
@@ -28,7 +32,6 @@ UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
 
 
 def memory(text: str) -> int:
@@ -39,17 +42,6 @@ def memory(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def tokens(text: str) -> int:
-    """Argument type: '8192', '8k' (8,192) or '1M' (1,048,576)."""
-    found = re.fullmatch(r"(\d+)([km]?)", text.strip(), re.IGNORECASE)
-    count = int(found[1]) * THOUSANDS[found[2].lower()] if found else 0
-    if count < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: a number of tokens from 1 on, as in 8192 or 8k"
-        )
-    return count
-
-
 def mix(text: str) -> Mix:
     """Argument type: '8k', or '8k:3,64k:1' for three short requests to a long one."""
     from kvcache.planner.capacity import Mix  # brings numpy
@@ -57,7 +49,7 @@ def mix(text: str) -> Mix:
     lengths, weights = [], []
     for part in text.split(","):
         length, colon, weight = part.partition(":")
-        lengths.append(tokens(length))
+        lengths.append(groups.positive_count(length))
         if colon and (not weight.isdigit() or not int(weight)):
             raise argparse.ArgumentTypeError(f"{part!r}: a weight from 1 on behind the colon")
         weights.append(int(weight) if colon else 1)
@@ -66,7 +58,7 @@ def mix(text: str) -> Mix:
 
 def token_list(text: str) -> tuple[int, ...]:
     """Argument type: '1k,8k,64k'."""
-    return tuple(sorted({tokens(part) for part in text.split(",")}))
+    return tuple(sorted({groups.positive_count(part) for part in text.split(",")}))
 
 
 def reserve(text: str) -> tuple[int, float]:
@@ -81,13 +73,6 @@ def reserve(text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, or a share below 100%")
-
-
-def count(text: str) -> int:
-    """Argument type: an integer from 0 on."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: an integer from 0 on")
-    return int(text)
 
 
 def layouts(models: Sequence[str], records: Sequence[str], **options: object) -> list[Layout]:
@@ -108,3 +93,87 @@ def label(of: Layout) -> str:
     """Name, and the bytes of the entries of its streams."""
     records = dict.fromkeys(stream.record for stream in of.streams)
     return f"{of.name} {'+'.join(str(record.bytes) for record in records)}"
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py kvcache`."""
+    group, text = parser.add_argument_group("cache"), {"type": str, "metavar": "NAME|PATH"}
+    names = ", ".join((PLAIN, *CONFIGS))
+    add(group, "model", f"{names}, or a config.json", PLAIN, **text)
+    add(group, "record", "of its entries, see kvcache.preset", "", type=str, metavar="NAME")
+    add(group, "layers", "at most so many copies of every array", 2)
+    add(group, "kv-heads", f"KV heads of {PLAIN}", 2, old=["heads"])
+    add(group, "group", "query heads of each KV head", 2)
+    words = "columns of a plain head"
+    add(group, "head-dim", words, 0, old=["dim"], shown="the model's, else 64")
+    add(group, "window", f"of half of the layers of {PLAIN}, in tokens; 0: none", 0)
+    add(group, "block-tokens", "tokens of a block", 0, shown=f"the model's, 16 of {PLAIN}")
+    add(group, "draft", "tokens of a step that can be taken back", 0)
+    switch(group, "canary", "guards behind every slot, and checksums, looked at after every step")
+    group = parser.add_argument_group("run")
+    add(group, "steps", "of decoding, after the prompts", 2)
+    add(group, "chunk", "tokens of a prompt in a step", 0, shown="a block and a half")
+    groups.add_backend(group)
+    groups.add_schedule(group, seed="tokens and numbers")
+    switch(group, "events", "print what the prefix cache told")
+    groups.add_json(group)
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Flags of `plan.py`."""
+    _add_model(parser.add_argument_group("model"))
+    _add_memory(parser.add_argument_group("memory"))
+    _add_requests(parser.add_argument_group("requests"))
+    output = parser.add_argument_group("output")
+    groups.add_json(output, "everything, exact,")
+    groups.add_plot(output, "requests over context length, and how the pools share the memory")
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    words = f"repeatable: {', '.join(CONFIGS)}, or a config.json"
+    many = {"type": str, "action": "append"}
+    add(group, "model", words, shown="deepseek-v4-pro", metavar="NAME|PATH", **many)
+    words = (
+        "of the entries, repeatable: V4 fp8 | fp8-index8 | bf16, V4.1 fp4 | fp8 | bf16, "
+        "V3.2 fp8 | bf16, plain keys and values bf16 | fp8"
+    )
+    add(group, "record", words, [], shown="the first", metavar="NAME", **many)
+    words = "tokens of a block, a multiple of every ratio"
+    add(group, "block-tokens", words, BLOCK_TOKENS, type=groups.count)
+    add(group, "draft", "tokens of a step that may be taken back", 0, type=groups.count)
+    add(group, "mtp", "draft layers with a cache", 0, type=groups.count)
+    switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
+
+
+def _add_memory(group: argparse._ArgumentGroup) -> None:
+    size = {"type": memory, "metavar": "SIZE"}
+    words = "of the GPU, as in 141GB or 80GiB"
+    add(group, "memory", words, "141GB", shown="141GB (an H200)", **size)
+    words = "of that what weights, activations and the rest take"
+    add(group, "weights", words, 0, shown="0B", **size)
+    words = (
+        "for copies of states, a number of them or a share of what the cache has; models without "
+        "a state need none"
+    )
+    add(group, "checkpoints", words, (0, 0.0), type=reserve, metavar="N|P%", shown="0")
+    words = "so many states, and the rest for blocks"
+    add(group, "states", words, 0, type=groups.count, shown="what fits the most requests")
+    words = "entries that are expanded to BF16 at a time, where the record is quantised"
+    add(group, "workspace", words, WORKSPACE_ROWS, type=groups.count, metavar="ROWS")
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    words = (
+        "tokens of a request, or several lengths with weights, as in 8k:3,64k:1; the memory is "
+        "divided for them"
+    )
+    add(group, "context", words, "8k", type=mix, metavar="N|N:W,...")
+    words = "never more requests than that; 0: as many as fit"
+    add(group, "batch", words, 0, type=groups.count)
+    words = "context lengths of the tables"
+    add(group, "lengths", words, LENGTHS, type=token_list, metavar="N,...")
+    words = "tokens of a step, in vLLM's admission"
+    add(group, "batched-tokens", words, BATCHED_TOKENS, type=groups.count)

@@ -1,4 +1,4 @@
-"""The command-line flags that spell a MoE layer, in groups; `_moe_layers.layer_of` makes it."""
+"""The flags that spell a MoE layer; `workbench.cases.moe.layer_of` makes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import argparse
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
 from moe.formats import FORMATS
 from moe.routing.config import SCORINGS
+from workbench.flags import groups
+from workbench.flags.groups import add, switch
 
+ARCHS = ("sm_100a",)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
 PRODUCTS = ("w13", "w2")
@@ -32,6 +35,13 @@ PLAIN = {
     "tokens": 9, "hidden": 256, "intermediate": 128, "experts": 6, "top_k": 2,
     "activation": "swiglu", "scoring": "softmax",
 }  # fmt: skip
+SIZES = {
+    "tokens": "tokens of the layer",
+    "hidden": "hidden size, the width of a token",
+    "intermediate": "intermediate size, the width of an expert",
+    "experts": "experts, all of them on this GPU",
+    "top-k": "experts of a token",
+}
 
 
 def scale(text: str) -> str | float:
@@ -47,37 +57,48 @@ def scale(text: str) -> str | float:
     return value
 
 
-def add_layer_arguments(parser: argparse.ArgumentParser) -> None:
+def add_layer(parser: argparse.ArgumentParser) -> None:
     """All flags of a layer."""
     group = parser.add_argument_group("layer")
-    group.add_argument("--model", choices=MODELS, help="its hidden size, I, activation and router")
-    for name, words in (
-        ("tokens", "T"), ("hidden", "H"), ("intermediate", "I"), ("experts", "E"),
-        ("top-k", "choices of a token"),
-    ):  # fmt: skip
-        plain = PLAIN[name.replace("-", "_")]
-        group.add_argument(f"--{name}", type=int, metavar="N", help=f"{words}; {plain}")
-    group.add_argument("--activation", choices=ACTIVATIONS, help=f"{PLAIN['activation']}")
-    group.add_argument("--scoring", choices=SCORINGS, help=f"of the router; {PLAIN['scoring']}")
-    group.add_argument("--dtype", choices=DTYPES, default="bf16", help="of x and the output; bf16")
-    group.add_argument("--format", choices=FORMATS, default="nvfp4", help="of products; nvfp4")
-    group.add_argument(
-        "--granularity", type=int, choices=GRANULARITIES, default=DEFAULT_GRANULARITY,
-        help=f"rows of gate, then of up, in w13; {DEFAULT_GRANULARITY}",
-    )  # fmt: skip
-    words = "global scale in nvfp4: a number that is known, or found: 'tensor', 'token'"
-    group.add_argument("--x-scale", type=scale, metavar="S", help=f"{words}; tensor")
-    group.add_argument("--h-scale", type=scale, metavar="S", help="of what SwiGLU gives; 300")
-    group.add_argument("--amax", action="store_true", help="find the largest |h|, too")
-    group.add_argument(
-        "--tile-rows", type=int, metavar="N", help=f"one of {TILE_ROWS}; chosen by sizes"
-    )
+    words = "with the hidden and intermediate size, activation and router of this model"
+    add(group, "model", words, choices=MODELS)
+    for name, words in SIZES.items():
+        add(group, name, words, shown=str(PLAIN[name.replace("-", "_")]))
+    add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
+    add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
+    add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
+    add(group, "format", "of both operands of the products", "nvfp4", choices=FORMATS)
+    words = "rows of gate in w13 before as many of up"
+    add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
+    found = {"type": scale, "metavar": "S"}
+    words = "global scale of x in nvfp4: a known number, or found from each tensor or token"
+    add(group, "x-scale", words, shown="tensor", **found)
+    add(group, "h-scale", "the same of what SwiGLU gives", shown="300", **found)
+    switch(group, "amax", "find the largest |h|, too")
+    add(group, "tile-rows", f"rows of a tile, one of {TILE_ROWS}", shown="by sizes")
 
 
-def add_product_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which of the two products, and what of its config fused_moe leaves to sizes."""
+def add_product(parser: argparse.ArgumentParser) -> None:
+    """Flags of `explain.py moe`: which of a layer's two products, and what of its config
+    fused_moe leaves to sizes."""
+    add_layer(parser)
     group = parser.add_argument_group("product")
-    words = f"which of the two; {PRODUCTS[0]}"
-    group.add_argument("--product", choices=PRODUCTS, default=PRODUCTS[0], help=words)
-    group.add_argument("--tile-n", type=int, metavar="N", help=f"one of {TILE_N}; chosen by sizes")
-    group.add_argument("--carry", action="store_true", help="8 columns at a time; granularity 8")
+    add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
+    add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
+    switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
+
+
+def add_dump(parser: argparse.ArgumentParser) -> None:
+    """Flags of `dump.py moe`."""
+    add_product(parser)
+    switch(parser, "grid", "a table instead: every tile_rows, with several formats and outputs")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py moe`."""
+    add_layer(parser)
+    group = parser.add_argument_group("run")
+    groups.add_backend(group, ARCHS)
+    groups.add_schedule(group)
+    groups.add_tolerance(group)
+    groups.add_json(group)

@@ -3,7 +3,7 @@
 ptxemu      imports nothing of ours, and only numpy from elsewhere (host/: also the DSL, lazily)
 kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe
 only kernelkit/launch.py imports ptxemu, lazily
-config.py, plan.py and reference.py never reach cutlass
+config.py, plan.py, choose.py and reference.py never reach cutlass
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAY_IMPORT = {
 }
 LAUNCHER = PurePosixPath("kernelkit/launch.py")
 WITHOUT_DSL = {
-    *("config.py", "plan.py", "reference.py", "reference_routing.py"),
+    *("config.py", "layout.py", "plan.py", "choose.py", "params.py"),
+    *("reference.py", "reference_routing.py"),
     *("formats.py", "quantized.py", "packing.py", "checkpoint.py", "tiles.py"),
     *("records.py", "models.py", "presets.py", "capacity.py", "manager.py", "slot_pool.py"),
 }
@@ -124,7 +125,7 @@ def _trail_to_dsl(module: str) -> tuple[str, ...]:
         trail = trails.pop()
         if trail[-1].partition(".")[0] in DSL:
             return trail
-        source = _own_source(trail[-1])
+        source = own_source(trail[-1])
         if source and source.path not in seen:
             seen.add(source.path)
             trails += [(*trail, item.module) for item in imports(source) if not item.lazy]
@@ -132,7 +133,7 @@ def _trail_to_dsl(module: str) -> tuple[str, ...]:
 
 
 @cache
-def _own_source(module: str) -> Source | None:
+def own_source(module: str) -> Source | None:
     """The file of `a.b` or, where `b` is a name in it, of `a`; None for what is not ours."""
     parts = module.split(".")
     if parts[0] not in PACKAGES:

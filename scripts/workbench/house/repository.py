@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from workbench.house.size import PACKAGE_README_LINES
+from workbench.house.size import MARKDOWN_COLUMNS, PACKAGE_README_LINES
 from workbench.house.source import PACKAGES, ROOT, Finding, Source
 from workbench.house.tiers import MATRIX, TABLE, table
 
+PROGRAMS = PurePosixPath("tests/ptxemu/ptx")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|work|root|Users|opt|mnt)/[\w.]")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
 
@@ -22,8 +23,8 @@ def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:
 
 
 def no_dumps(path: PurePosixPath, text: str) -> Iterator[Finding]:
-    """What a compiler or a run left behind is no source; tests alone keep programs in PTX."""
-    if path.parts[0] != "tests":
+    """What a compiler or a run left behind is no source; tests of ptxemu keep programs in PTX."""
+    if not path.is_relative_to(PROGRAMS):
         yield Finding(str(path), 1, f"a generated file, {len(text)} characters")
 
 
@@ -33,6 +34,17 @@ def links_resolve(path: PurePosixPath, text: str) -> Iterator[Finding]:
         for target in LINK.findall(line):
             if not (ROOT / path.parent / target).exists():
                 yield Finding(str(path), number, f"links to {target}, which does not exist")
+
+
+def markdown_line_length(path: PurePosixPath, text: str) -> Iterator[Finding]:
+    """Prose is read in editors and diffs, too; tables, code and links have the length they need."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fenced ^= line.startswith("```")
+        free = fenced or line.startswith(("|", "    ")) or not line.strip().count(" ")
+        if len(line) > MARKDOWN_COLUMNS and not free:
+            message = f"{len(line)} characters, the limit is {MARKDOWN_COLUMNS}"
+            yield Finding(str(path), number, message)
 
 
 def package_readme_length(path: PurePosixPath, text: str) -> Iterator[Finding]:
@@ -54,7 +66,8 @@ def folders_are_packages(sources: Sequence[Source]) -> Iterator[Finding]:
 
 def kernels_have_a_matrix(sources: Sequence[Source]) -> Iterator[Finding]:
     """A package with a kernel has tests that `make matrix` runs, so that no matrix is empty."""
-    kernels = {s.package for s in sources if s.package in PACKAGES and s.path.name == "kernel.py"}
+    named = (s for s in sources if s.package in PACKAGES)
+    kernels = {s.package for s in named if s.path.name.endswith("kernel.py")}
     for package in sorted(kernels):
         if not any(row.tier == MATRIX for row in table(ROOT / "tests" / package)):
             yield Finding(package, 1, f"tests/{package}/{TABLE} has no row of the matrix")

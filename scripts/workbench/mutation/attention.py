@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 import ptxemu
-from fmha.compile import compile_minimal
+from fmha.launch import compile_minimal
 from kernelkit.launch import Target, emulation, launch
 from ptxemu import LaunchReport, Options, Report
 from ptxemu.host.emulator import Emulator

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from kernelkit.launch import emulation
-from moe.grouped import grouped_gemm
+from moe.api import grouped_gemm
 from moe.quantized import Quantized
 from moe.routing import permutation
 from ptxemu import Options
@@ -41,7 +41,7 @@ def product(case: Case, only: str = "") -> Launch:
     def launched() -> tuple[torch.Tensor, ...]:
         (x, w), given = inputs(), case.options()
         with (
-            mock.patch("moe.forward.sms_of", return_value=CTAS),
+            mock.patch("moe.launch.sms_of", return_value=CTAS),
             mock.patch("moe.arguments.GroupedConfig", case.config),
         ):
             result = grouped_gemm(x, w, case.offsets, **given)

@@ -5,18 +5,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest import mock
 
 from ptxemu import Options
 from ptxemu.check.agents import PhaseClock, WarpClock
 from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import fresh, join
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.warp import Warp
 from workbench.mutation.text import Observed
 
-# Of the checker: what it is told when a warp writes, signals, or issues asynchronous work.
-_ACTS = ("shared", "arrival", "barrier_arrival", "cluster_arrival", "ticket")
+# Of the checker: what it hears when a warp accesses memory, signals, or issues asynchronous work.
+_ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
+_HEARD = (
+    "mbarrier_arrival",
+    "commit_arrival",
+    "copies_arrival",
+    "mbarrier_waited",
+    "mbarrier_tested",
+    "bulk_waited",
+    "bulk_committed",
+)
 
 
 class _Observer:
@@ -27,33 +38,40 @@ class _Observer:
         self.telling: set[int] = set()  # and of those that tell their warp something
         self.bulk: set[int] = set()  # lines of wait_group and commit_group,
         self.followed: set[int] = set()  # and of those behind which their warp acts
-        self.open: dict[object, set[int]] = {}  # warp -> those that it has executed
+        self.open: dict[Warp, set[int]] = {}  # warp -> those that it has executed
 
-    def arrival(self, checker: Checker, w: Any, cta: object, barrier: MBarrier, *_: object) -> None:
-        self.arrivals.append((checker.sites[w.at].line, barrier, barrier.phase))
-
-    def arrival_of(self, checker: Checker, ticket: Any, cta: object, barrier: MBarrier) -> None:
-        self.arrivals.append((checker.sites[ticket.site].line, barrier, barrier.phase))
-
-    def waited(
-        self, checker: Checker, w: Any, cta: object, barrier: MBarrier, parity: int, *_: object
+    def mbarrier_arrival(
+        self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier, *_: object
     ) -> None:
-        line = checker.sites[w.at].line
+        self.arrivals.append((_line(checker, w), barrier, barrier.phase))
+
+    def commit_arrival(self, checker: Checker, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        site = checker.states.tickets[work].site
+        self.arrivals.append((checker.program.sites[site].line, barrier, barrier.phase))
+
+    copies_arrival = commit_arrival
+
+    def mbarrier_waited(
+        self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier, parity: int, *_: object
+    ) -> None:
+        line = _line(checker, w)
         self.waits.add(line)
-        if _tells(w.clock, barrier.clock_of, parity):
+        if _tells(checker.states.clocks[w], checker.states.phases[barrier], parity):
             self.telling.add(line)
         done = barrier.phase - 1
         phase = done if done & 1 == parity else done - 1
         self.heard[barrier] = max(self.heard.get(barrier, -1), phase)
 
-    def bulk_waited(self, checker: Checker, w: Any, *_: object) -> None:
-        line = checker.sites[w.at].line
+    mbarrier_tested = mbarrier_waited
+
+    def bulk_waited(self, checker: Checker, w: Warp, *_: object) -> None:
+        line = _line(checker, w)
         self.bulk.add(line)
         self.open.setdefault(w, set()).add(line)
 
     bulk_committed = bulk_waited
 
-    def acts(self, w: object) -> None:
+    def acts(self, w: Warp) -> None:
         self.followed |= self.open.pop(w, set())
 
     def observed(self) -> Observed:
@@ -64,6 +82,10 @@ class _Observer:
             frozenset(self.bulk - self.followed),
             frozenset(self.waits - self.telling),
         )
+
+
+def _line(checker: Checker, w: Warp) -> int:
+    return checker.program.sites[w.at].line
 
 
 def _tells(clock: WarpClock, phases: PhaseClock, parity: int) -> bool:
@@ -82,7 +104,7 @@ def observe(run: Callable[[Options], object]) -> Observed:
     """`run` launches the kernel."""
     observer = _Observer()
     with ExitStack() as patches:
-        for name in ("arrival", "arrival_of", "waited", "bulk_waited", "bulk_committed"):
+        for name in _HEARD:
             patches.enter_context(_told(name, getattr(observer, name)))
         for name in _ACTS:
             patches.enter_context(_told(name, lambda _, w, *args: observer.acts(w)))

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from workbench.common import refuse
 from workbench.mutation import campaign
 from workbench.mutation.campaign import Record, Records, digest, key_of
+from workbench.mutation.catalogue import CLASSES
 from workbench.mutation.classes import Mutant
 from workbench.mutation.subjects import SUBJECTS
 from workbench.mutation.table import show, within_contract
@@ -84,8 +85,17 @@ def judge(keys: list, records: Records, options: argparse.Namespace, console: Co
             records.save()
 
 
+def print_classes() -> None:
+    for kind in CLASSES:
+        reason = f" Equivalent where {kind.same.reason}." if kind.same.reason else ""
+        print(f"{kind.name}: {kind.does} ({kind.section}).{reason}")
+
+
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
+    if options.classes:
+        print_classes()
+        return 0
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the pool, too
     chosen = chosen_mutants(options)

@@ -1,1 +1,1 @@
-"""What scripts/plan_kv.py does: the memory of a cache divided."""
+"""What scripts/plan.py does: the memory of a cache divided."""

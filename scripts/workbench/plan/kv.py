@@ -1,4 +1,4 @@
-"""What plan_kv.py does: the memory divided, and tables of what fits."""
+"""What plan.py does: the memory divided, and tables of what fits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 
 from kvcache.layouts.layout import Layout
 from kvcache.planner.capacity import Plan, plan, workspace_bytes
-from workbench.bench.gqa_tables import show
 from workbench.common import refuse, write_json
 from workbench.flags import kvcache as _kv_args
 from workbench.plan import tables as _kv_tables
+from workbench.tables import show
 
 
 def perform(options: argparse.Namespace) -> int:

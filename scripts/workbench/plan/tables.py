@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvcache.layouts.layout import GUARD_BYTES, Layout
 from kvcache.planner.capacity import CAUSES, Mix, Plan, most_requests, usage
-from workbench.bench.gqa_tables import Table
 from workbench.flags.kvcache import label
 from workbench.plan.vllm import VllmLayout, vllm_layout
+from workbench.tables import Table, picture
 
 MIB = 2**20
 CURVE = tuple(2**k for k in range(7, 21))  # context lengths of the picture
@@ -257,12 +258,12 @@ def document(made: Plan, lengths: Sequence[int], batched_tokens: int) -> dict:
 
 def draw(path: Path, plans: Sequence[Plan], batched_tokens: int) -> None:
     """Requests over context length (vLLM's V4 dashed), and the pools' shares of the memory."""
-    import matplotlib
+    with picture(path, 1, 2, figsize=(14, 5.5)) as (_, (axes,)):
+        _draw_curves(axes[0], plans, batched_tokens)
+        _draw_bars(axes[1], plans)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, (curves, bars) = pyplot.subplots(1, 2, figsize=(14, 5.5))
+def _draw_curves(curves: Any, plans: Sequence[Plan], batched_tokens: int) -> None:
     for k, made in enumerate(plans):
         colour, peer = COLOURS[k % len(COLOURS)], peer_of(made.layout)
         fits = [most_requests(made.layout, made.divided, Mix((tokens,))) for tokens in CURVE]
@@ -277,6 +278,9 @@ def draw(path: Path, plans: Sequence[Plan], batched_tokens: int) -> None:
     curves.grid(alpha=0.3)
     curves.set_title("memory divided for each length", fontsize=10)
     curves.legend(fontsize=7)
+
+
+def _draw_bars(bars: Any, plans: Sequence[Plan]) -> None:
     below = [0.0] * len(plans)
     for k, part in enumerate(plans[0].shares):
         heights = [made.shares[part] / 1e9 for made in plans]
@@ -289,9 +293,6 @@ def draw(path: Path, plans: Sequence[Plan], batched_tokens: int) -> None:
     bars.set_ylabel("GB")
     bars.set_title(f"divided for {mix_words(plans[0].mix)}", fontsize=10)
     bars.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
 
 
 def _positive(x: Sequence[int], y: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Attention problems for the tests, their hostile inputs, and how a result is judged."""
+"""Attention problems for tests and commands, their hostile inputs, and how a result is judged."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fmha import AttentionConfig, attention, reference
+from fmha.config import TUNABLE
 from fmha.reference import Attention
 from kernelkit import tolerance
 from kernelkit.launch import emulation
@@ -63,8 +64,16 @@ class Case:
     p_path: str = ""
     scale: float | None = None
     schedule: str = ""
+    k_stages: int = 0
+    v_stages: int = 0
+    rescale_log2: float = LOG2_LAG
+    pdl: bool = False
 
     def __str__(self) -> str:
+        return "-".join(self.words())
+
+    def words(self) -> list[str]:
+        """What it is, as far as that is not by default."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
         parts += [part for part in (self.p_path, self.schedule) if part]
         parts += [self.dtype + f">{self.out_dtype}" * bool(self.out_dtype)]
@@ -79,14 +88,17 @@ class Case:
             ("scale", self.scale or 0),
         ):
             parts += [f"{name}{value:g}"] * bool(value)
-        parts += ["sinks"] * self.sinks
+        for name, value in (("k", self.k_stages), ("v", self.v_stages)):
+            parts += [f"{name}stages{value}"] * bool(value)
+        parts += [f"lag{self.rescale_log2:g}"] * (self.rescale_log2 != LOG2_LAG)
+        parts += ["sinks"] * self.sinks + ["pdl"] * self.pdl
         parts += [f"h{self.heads[0]}.{self.heads[1]}"]
         parts += [] if self.pack_heads is None else ["packed" if self.pack_heads else "apart"]
         queries, keys = _listed(self.q_lens) or self.sq, _listed(self.k_lens) or self.skv
         parts += [f"{queries}x{keys}"] + [f"b{self.batch}"] * (self.batch > 1)
         parts += [] if self.kv_lens is None else [f"lens{_listed(self.kv_lens)}"]
         parts += [] if self.q_offset is None else [f"at{_listed(self.q_offset)}"]
-        return "-".join(parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0))
+        return parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0)
 
     @property
     def group(self) -> str:
@@ -123,9 +135,12 @@ class Case:
         """dtype of q, k, v and P."""
         return DTYPES[self.dtype]
 
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views into larger allocations full of NaN, heads before tokens in memory."""
-        generator = torch.Generator().manual_seed(self._seed())
+    def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views into larger allocations full of NaN, heads before tokens in memory; on 'meta' they
+        have no memory."""
+        if device not in ("cpu", "meta"):
+            return tuple(tensor.to(device) for tensor in self.inputs())
+        generator = torch.Generator().manual_seed(self._seed()) if device == "cpu" else None
         q = _filled(self, self.queries, self.sq, self.q_lens is not None, 0, generator)
         q *= self.amplitude
         if self.page_size:
@@ -139,10 +154,13 @@ class Case:
                 rows[length:] = math.nan
         return q, k, v
 
-    def _pool(self, columns: int, generator: torch.Generator) -> torch.Tensor:
+    def _pool(self, columns: int, generator: torch.Generator | None) -> torch.Tensor:
         table = self.page_table()
         used = sum(-(-length // self.page_size) for length in self.keys)
-        pool = _nan_view(used + SPARE_PAGES, self.page_size, self.heads[1], columns, self.io)
+        sizes = used + SPARE_PAGES, self.page_size, self.heads[1], columns
+        pool = _nan_view(sizes, self.io, generator)
+        if generator is None:
+            return pool
         for entry, length in enumerate(self.keys):
             rows = torch.randn((length, self.heads[1], columns), generator=generator)
             for index, page in enumerate(rows.split(self.page_size) if length else ()):
@@ -189,6 +207,18 @@ class Case:
             options["rope"] = self._rope()
         return options
 
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `attention`."""
+        return {
+            **self.options(),
+            "normalize": self.normalize,
+            "return_lse": True,
+            "out_dtype": DTYPES.get(self.out_dtype),
+            "pack_heads": self.pack_heads,
+            "pdl": self.pdl,
+            "config": AttentionConfig(**{name: getattr(self, name) for name in TUNABLE}),
+        }
+
     def _rope(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Tables that end with the last position."""
         ends = [start + rows for start, rows in zip(self.offsets, self.queries, strict=True)]
@@ -217,21 +247,26 @@ def _filled(
     tokens: int,
     packed: bool,
     side: int,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
 ) -> torch.Tensor:
     """q, k or v (side 0, 1, 2) with normal numbers."""
     shape = (1, sum(lengths)) if packed else (case.batch, tokens)
     heads, columns = case.heads[min(side, 1)], case.dims[max(side - 1, 0)]
-    tensor = _nan_view(*shape, heads, columns, case.io)
-    tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    tensor = _nan_view((*shape, heads, columns), case.io, generator)
+    if generator is not None:
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
     return tensor[0] if packed else tensor
 
 
 def _nan_view(
-    batch: int, tokens: int, heads: int, columns: int, dtype: torch.dtype
+    sizes: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator | None
 ) -> torch.Tensor:
+    """[batch, tokens, heads, columns]; without memory where nothing generates numbers."""
+    batch, tokens, heads, columns = sizes
     shape = (batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS)
-    return torch.full(shape, math.nan, dtype=dtype)[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
+    device = "meta" if generator is None else "cpu"
+    whole = torch.full(shape, math.nan, dtype=dtype, device=device)
+    return whole[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
 
 
 def run(case: Case, policy: str | Options, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -249,16 +284,8 @@ def run_reported(
     of attention's arguments."""
     if isinstance(policy, str):
         policy = Options(policy=policy, seed=seed, limit=PATIENCE)
-    arguments = {
-        **case.options(),
-        "normalize": case.normalize,
-        "return_lse": True,
-        "out_dtype": DTYPES.get(case.out_dtype),
-        "pack_heads": case.pack_heads,
-        "config": AttentionConfig(p_path=case.p_path, schedule=case.schedule),
-    }
     with emulation(policy) as active:
-        results = attention(*case.inputs(), **(arguments | changes))
+        results = attention(*case.inputs(), **(case.arguments() | changes))
     return results, active.reports
 
 

@@ -16,8 +16,9 @@ import torch
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from moe import reference
+from moe.api import grouped_gemm
+from moe.arguments import Activation
 from moe.config import GroupedConfig
-from moe.grouped import Activation, grouped_gemm
 from moe.packing import pack
 from moe.quantized import Quantized
 from ptxemu import Options

@@ -1,1 +1,1 @@
-"""What scripts/run_*.py do."""
+"""What scripts/run.py does: kernels by name, and how exact they are."""

@@ -1,4 +1,4 @@
-"""What run_dsv4_layer.py does: a layer over the cache, step by step, beside its judge."""
+"""What `run.py dsv4` does: a layer over the cache, step by step, beside its judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from kernelkit.launch import emulation
 from kvcache.books.manager import Sizes
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import Options as CacheOptions
@@ -24,17 +23,15 @@ from kvcache.layouts.records import Record
 from kvcache.memory.cache import Cache
 from kvcache.planner.capacity import usage
 from kvcache.planner.traffic import step_traffic
-from ptxemu.check import text
 from ptxemu.host.command_line import checking
-from ptxemu.options import Options
-from workbench.common import refuse, write_json
+from workbench.common import finish, refuse
 from workbench.dsv4.judge import Judge, Verdict
 from workbench.dsv4.layer import Layer, layout_of
 from workbench.dsv4.model import Recompute
 from workbench.dsv4.shape import MUTATIONS, Definition, Shape
 from workbench.dsv4.weights import Weights
-from workbench.run.gqa import choose_place
-from workbench.timing import setting
+from workbench.place import Place, choose_place, emulated
+from workbench.tables import picture
 
 VOCABULARY = 997
 COMPONENTS = (
@@ -80,7 +77,7 @@ class Row:
 class Run:
     """The layer, its judge and the tokens."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, place: Place) -> None:
         self.options = options
         shape = shape_of(options)
         weights = Weights(shape, options.seed)
@@ -90,10 +87,9 @@ class Run:
         )  # fmt: skip
         longest = options.prefix + options.steps * max(1, options.draft) + 1
         blocks = options.requests * layout.blocks(longest)
-        place = {"backend": options.backend, "arch": options.arch}
-        device = "cuda" if options.backend == "cuda" else "cpu"
-        self.cache = Cache(layout, Sizes(blocks, options.requests), device=device, **place)
-        self.layer = Layer(self.cache, weights, place, longest)
+        where = {"backend": place.backend, "arch": place.arch}
+        self.cache = Cache(layout, Sizes(blocks, options.requests), device=place.device, **where)
+        self.layer = Layer(self.cache, weights, where, longest)
         definition = MUTATIONS[options.mutate] if options.mutate else Definition()
         model = Recompute(weights, records_of(layout), definition)
         self.judge = Judge(self.layer, model)
@@ -293,54 +289,36 @@ def check(options: argparse.Namespace) -> None:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Shares of the limits over steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    for name in COMPONENTS:
-        points = [
-            (row.step, row.verdict.findings[name].share)
-            for row in rows
-            if name in row.verdict.findings
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1)
-    axes.axhline(1.0, color="red", linewidth=1)
-    axes.set_xlabel("step")
-    axes.set_ylabel("error / limit")
-    axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with picture(path, figsize=(9, 4), layout="constrained") as (_, ((axis,),)):
+        for name in COMPONENTS:
+            found = [(row.step, row.verdict.findings.get(name)) for row in rows]
+            points = [(step, finding.share) for step, finding in found if finding]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=name, linewidth=1)
+        axis.axhline(1.0, color="red", linewidth=1)
+        axis.set(xlabel="step", ylabel="error / limit")
+        axis.legend(fontsize=8)
 
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
     console = Console()
     try:
-        choose_place(options)
+        place = choose_place(options)
         check(options)
-        with (
-            checking(options) as report,
-            emulation(Options(policy=options.policy, seed=options.seed, limit=None)),
-        ):
-            run = Run(options)
+        with checking(options) as report, emulated(options):
+            run = Run(options, place)
             rows = track(run, Console(stderr=True))
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
     layout = run.cache.layout
-    console.print(f"{options.kind}, entries {options.record}, {options.backend} {options.arch}")
+    console.print(f"{options.kind}, entries {options.record}, {place}")
     show(rows, options.every, console)
     found = summary(rows, layout, console)
     ok = all(row.verdict.ok for row in rows)
-    if options.json:
-        checks = {"checks": text.document(report, counts=False)} if report.launches else {}
-        steps = [row.document() for row in rows]
-        words = {name: str(value) for name, value in vars(options).items()}
-        write_json(options.json, {"setting": setting(), "flags": words, "ok": ok, **found,
-                                  "steps": steps, **checks})  # fmt: skip
     if options.plot:
         plot(rows, options.plot)
     console.print("every component is within its limit" if ok else "[red]OUT OF ITS LIMIT[/]")
-    return 0 if ok and not report.errors else 1
+    words = {name: str(value) for name, value in vars(options).items()}
+    steps = [row.document() for row in rows]
+    return finish(options, report, {"flags": words, "ok": ok, **found, "steps": steps}, ok=ok)

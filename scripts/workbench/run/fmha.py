@@ -1,4 +1,4 @@
-"""What run_fmha.py does: cases by the kernel where it can run here, and how exact they are."""
+"""What `run.py fmha` does: cases by the kernel where it can run here, and how exact they are."""
 
 from __future__ import annotations
 
@@ -9,36 +9,25 @@ import time
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fmha import reference
-from ptxemu.check import text
-from ptxemu.host.command_line import checking, wanted
-from ptxemu.options import Options
+from ptxemu.host.command_line import checking
 from workbench.accuracy import ERRORS, cells, coarser, errors_of, table_of_cases
-from workbench.cases.attention import (
-    DTYPES,
-    OUT_DTYPES,
-    Case,
-    attend,
-    case_of,
-    check,
-    config_of,
-    instructions_by_role,
-)
-from workbench.common import describe, refuse, write_json
-from workbench.timing import setting, why_not_here
+from workbench.cases.attention import attend, case_of, check, config_of, instructions_by_role
+from workbench.common import describe, finish, refuse
+from workbench.flags.attention import ARCHS, DEMO
+from workbench.place import Place, choose_place
+from workbench.problems.attention import DTYPES, Case, references
 
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
 # skipped; decoding with packed heads from pages; packed sequences of a model with softcap.
-DEMO = (
-    Case(1, 200, 333, 2, 1, causal=True),
-    Case(1, 100, 700, 1, 1, dtype="fp16", window=(128, 0), sink_tokens=4),
-    Case(2, 1, 300, 8, 1, head_dim=128, sinks=True, page_size=64, kv_lens=(300, 77)),
-    Case(2, 60, 200, 2, 1, softcap=20.0, packed="qk", out_dtype="fp32"),
+DEMONSTRATION = (
+    Case(200, 333, (2, 1), causal=True),
+    Case(100, 700, dtype="fp16", window=(128, 0), sink_tokens=4),
+    Case(1, 300, (8, 1), 2, dims=(128, 128), sinks=True, page_size=64, kv_lens=(300, 77)),
+    Case(60, 200, (2, 1), 2, softcap=20.0, q_lens=(30, 60), k_lens=(100, 200), out_dtype="fp32"),
 )
-DEFAULT_SHAPE = (2, 200, 333, 4, 2)  # of a case that is spelt without one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,48 +58,26 @@ class Row:
         return self.of_limit <= 1.0
 
 
-def pick_backend(asked: str, *, checked: bool) -> tuple[str, str]:
-    """(backend, the reason in words) for 'auto', 'cuda' or 'emulate'."""
-    reason = why_not_here()
-    if asked == "cuda" and checked:
-        raise ValueError("backend 'cuda': the checker is the emulator's")
-    if asked == "cuda" and reason:
-        raise ValueError(f"backend 'cuda': {reason}")
-    if asked != "auto":
-        return asked, "as asked"
-    if checked:
-        return "emulate", "for the checker"
-    return ("emulate", reason) if reason else ("cuda", torch.cuda.get_device_name())
-
-
 def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
     """The errors of (O, LSE), and what share of `slack` times the tolerance they take up."""
-    inputs, options = case.inputs(), case.options() | {"normalize": True}
-    exact, rounded = (
-        judge(*inputs, **options) for judge in (reference.definition, reference.rounded)
-    )
-    pairs = (exact.o, exact.lse), (rounded.o, rounded.lse)
-    return errors_of(actual, *pairs, grain(case), slack)
+    pairs = [(result.o, result.lse) for result in references(case)]
+    grain = coarser((case.io, DTYPES[case.out_dtype or case.dtype]))
+    return errors_of(actual, *pairs, grain, slack)
 
 
-def grain(case: Case) -> torch.dtype:
-    """The coarser of the dtypes that O passes through."""
-    dtypes = (DTYPES[case.dtype], OUT_DTYPES.get(case.out_dtype, DTYPES[case.dtype]))
-    return coarser(dtypes)
-
-
-def measure(case: Case, backend: str, options: Options, slack: float) -> Row:
-    """Run one case and compare it. Seconds include compiling where its config is new."""
+def measure(case: Case, place: Place, options: argparse.Namespace, **more: object) -> Row:
+    """Run one case and compare it. Seconds include compiling where its config is new; more: fields
+    of the emulator's options."""
     start = time.perf_counter()
-    actual, launches = attend(case, backend, options)
+    actual, launches = attend(case, place, options, **more)
     seconds = time.perf_counter() - start
     return Row(
-        case=str(case),
+        case=" ".join(case.words()),
         config=describe(config_of(case)),
-        backend=backend,
+        backend=place.backend,
         seconds=seconds,
         roles=instructions_by_role(case, launches),
-        **judge(case, actual, slack),
+        **judge(case, actual, options.tolerance),
     )
 
 
@@ -132,73 +99,54 @@ def work(rows: list[Row]) -> Table:
     return table
 
 
-def run_all(cases: list[Case], arguments: argparse.Namespace, console: Console) -> list[Row]:
+def run_all(
+    cases: list[Case], place: Place, options: argparse.Namespace, console: Console
+) -> list[Row]:
     """Every case under a progress bar that counts the clusters of the running one."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     rows = []
     with Progress(*columns, console=console, transient=True) as progress:
         for number, case in enumerate(cases, start=1):
-            task = progress.add_task(f"{number} of {len(cases)}: {case}", total=None)
-            options = Options(
-                policy=arguments.policy,
-                seed=arguments.seed,
-                limit=None,
-                progress=lambda done, total, task=task: progress.update(
-                    task, completed=done, total=total
-                ),
+            task = progress.add_task(
+                f"{number} of {len(cases)}: {' '.join(case.words())}", total=None
             )
-            rows.append(measure(case, arguments.backend, options, arguments.tolerance))
+
+            def seen(done: int, total: int, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
+            rows.append(measure(case, place, options, progress=seen))
             progress.remove_task(task)
     return rows
 
 
-def document(rows: list[Row], reason: str) -> dict:
-    """Rows and the setting they were taken in."""
-    return {
-        "setting": {**setting(), "backend": reason},
-        "rows": [{**dataclasses.asdict(row), "ok": row.ok} for row in rows],
-    }
-
-
-def chosen(arguments: argparse.Namespace) -> list[Case]:
-    """The cases that the flags spell; none spelt means the demonstration."""
-    shapes = arguments.shape or [DEFAULT_SHAPE]
-    cases = [case_of(arguments, shape) for shape in shapes]
-    return list(DEMO) if cases == [Case(*DEFAULT_SHAPE)] and not arguments.shape else cases
-
-
-def refusal(cases: list[Case]) -> str | None:
-    """Why the first case that `attention` refuses is refused."""
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """The cases that the flags spell; none spelt means the demonstration. Raises what `attention`
+    raises of one of them."""
+    cases = [case_of(options, shape) for shape in options.shape or [()]]
+    batch, sq, skv, *heads = DEMO.values()
+    if cases == [Case(sq, skv, tuple(heads), batch)] and not options.shape:
+        cases = list(DEMONSTRATION)
     for case in cases:
-        try:
-            check(case)
-        except (ValueError, NotImplementedError) as error:
-            return f"{case}: {error}"
-    return None
+        check(case)
+    return cases
 
 
-def perform(arguments: argparse.Namespace) -> int:
+def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    cases = chosen(arguments)
-    reason = refusal(cases)
-    if reason:
-        return refuse(reason)
-    if arguments.line_info:
+    if options.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     try:
-        arguments.backend, reason = pick_backend(arguments.backend, checked=wanted(arguments))
-    except ValueError as refused:
-        return refuse(str(refused))
+        cases, place = chosen(options), choose_place(options, ARCHS)
+    except (ValueError, NotImplementedError) as refused:
+        return refuse(refused)
     console = Console()
-    console.print(f"backend: {arguments.backend} ({reason})")
-    with checking(arguments) as report:
-        rows = run_all(cases, arguments, console)
+    console.print(f"backend: {place.backend} ({place.reason})")
+    with checking(options) as report:
+        rows = run_all(cases, place, options, console)
     console.print(accuracy(rows), work(rows))
-    if arguments.json:
-        checks = {"checks": text.document(report, counts=False)} if wanted(arguments) else {}
-        write_json(arguments.json, {**document(rows, reason), **checks})
     wrong = sum(not row.ok for row in rows)
     verdict = f"{wrong} of {len(rows)} out of tolerance" if wrong else "all within tolerance"
     console.print("reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp")
     console.print(verdict)
-    return 1 if wrong or report.errors else 0
+    written = [{**dataclasses.asdict(row), "ok": row.ok} for row in rows]
+    return finish(options, report, {"backend": place.reason, "rows": written}, ok=not wrong)

@@ -1,4 +1,4 @@
-"""What run_kvcache.py does: the life of some requests, and what happened at every step."""
+"""What `run.py kvcache` does: the life of some requests, and what happened at every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from kernelkit.launch import emulation
 from kvcache.books.errors import CacheError
 from kvcache.books.manager import Sizes
 from kvcache.books.requests import Request
@@ -24,14 +23,11 @@ from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import CONFIGS
 from kvcache.memory.cache import Cache
-from ptxemu.check import text
 from ptxemu.host.command_line import checking
-from ptxemu.options import Options
 from workbench.cases.kvcache_model import Model, reduced, worst
-from workbench.common import refuse, write_json
+from workbench.common import finish, refuse
 from workbench.flags import kvcache as _kv_args
-from workbench.run.gqa import choose_place
-from workbench.timing import setting
+from workbench.place import Place, choose_place, emulated
 
 HEAD_DIM = 64  # of plain keys where nothing says it
 MOST_FULL = 1.0  # of a tolerance
@@ -185,31 +181,30 @@ def _too_much(life: Life) -> None:
     life.cache.begin({request: life.ids(life.cache.layout.block_tokens * 1000)})
 
 
-def build(options: argparse.Namespace, backend: str) -> tuple[Life, list[str]]:
+def build(options: argparse.Namespace, place: Place) -> tuple[Life, list[str]]:
     """The cache of what the flags spell, and the names of what its layout lacks."""
     layout, left = reduced(layout_of(options), options.layers)
     sizes = Sizes(24, 6 * layout.has_state, 6 * layout.has_state, 8, 2 * layout.has_state)
-    place = {"backend": backend, "arch": options.arch}
+    where = {"backend": place.backend, "arch": place.arch}
     cache = Cache(
-        layout, sizes, device="cuda" if backend == "cuda" else "cpu",
-        canary=options.canary, keep_events=True, backend=backend, arch=options.arch,
-    )  # fmt: skip
+        layout, sizes, device=place.device, canary=options.canary, keep_events=True, **where
+    )
     elements = layout.streams[0].record.data_bytes // 2
     heads = max(1, elements // head_dim(options))
-    model = Model(cache, heads, options.group, options.seed, place)
+    model = Model(cache, heads, options.group, options.seed, where)
     return Life(cache, model, options.seed), left
 
 
 def head_dim(options: argparse.Namespace) -> int:
     """Columns of a plain head: as asked for, as the model has them, else 64."""
-    return options.dim or CONFIGS.get(options.model, {}).get("head_dim") or HEAD_DIM
+    return options.head_dim or CONFIGS.get(options.model, {}).get("head_dim") or HEAD_DIM
 
 
 def layout_of(options: argparse.Namespace) -> Layout:
     """ValueError for what there is not."""
     if options.model == _kv_args.PLAIN:
         window = {"window": options.window, "windowed": (True, False)} if options.window else {}
-        return gqa(2, options.heads, head_dim(options), block_tokens=options.block_tokens or 16,
+        return gqa(2, options.kv_heads, head_dim(options), block_tokens=options.block_tokens or 16,
                    draft=options.draft, **window)  # fmt: skip
     more = {"block_tokens": options.block_tokens} if options.block_tokens else {}
     return _kv_args.layout(options.model, options.record, draft=options.draft, **more)
@@ -252,13 +247,12 @@ def show_books(life: Life, options: argparse.Namespace, console: Console) -> dic
     return {"metrics": metrics, "counters": counters, "events": events}
 
 
-def run(options: argparse.Namespace, console: Console) -> tuple[Life, list[str]]:
+def run(options: argparse.Namespace, place: Place) -> tuple[Life, list[str]]:
     """The whole story, with a bar on a terminal."""
-    life, left = build(options, options.backend)
-    emulated = Options(policy=options.policy, seed=options.seed, limit=None)
+    life, left = build(options, place)
     happening = story(life, options)
     bar = Console(stderr=True)
-    with emulation(emulated):
+    with emulated(options):
         for call, given in track(happening, "living", console=bar, transient=True,
                                  disable=not bar.is_terminal):  # fmt: skip
             start, before = time.perf_counter(), len(life.rows)
@@ -272,29 +266,27 @@ def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
     console = Console()
     try:
-        choose_place(options)
+        place = choose_place(options)
         if options.layers < 1 or options.chunk < 0:
             raise ValueError(f"--layers {options.layers} at least 1, --chunk {options.chunk} 0")
         with checking(options) as report:
-            life, left = run(options, console)
+            life, left = run(options, place)
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
     layout = life.cache.layout
     console.print(f"{_kv_args.label(layout)}, blocks of {layout.block_tokens} tokens and "
                   f"{layout.block_bytes:,} bytes, states of {layout.state_bytes:,} bytes; "
-                  f"{options.backend} {options.arch}")  # fmt: skip
+                  f"{place}")  # fmt: skip
     if left:
         console.print(f"left out, since no kernel writes them yet: {', '.join(left)}")
     show(life.rows, console)
     books = show_books(life, options, console)
     exact = not any(row["wrong"] for row in life.rows)
     close = all(row.get("of_limit", 0.0) <= MOST_FULL for row in life.rows)
-    if options.json:
-        checks = {"checks": text.document(report, counts=False)} if report.launches else {}
-        write_json(options.json, {"setting": setting(), "layout": layout.name, "rows": life.rows,
-                                  "ok": exact and close, **books, **checks})  # fmt: skip
     console.print("every entry is the reference's, byte for byte" if exact else "wrong bytes")
     attended = any("of_limit" in row for row in life.rows)
     words = f"attention is {'within' if close else 'out of'} tolerance"
     console.print(words if attended else "no attention here: it has no kernel for this place")
-    return 0 if exact and close and not report.errors else 1
+    ok = exact and close
+    document = {"layout": layout.name, "rows": life.rows, "ok": ok, **books}
+    return finish(options, report, document, ok=ok)

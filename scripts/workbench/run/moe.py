@@ -1,4 +1,4 @@
-"""What run_moe.py does: a layer from router logits to its output, and how exact it is."""
+"""What `run.py moe` does: a layer from router logits to its output, and how exact it is."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kernelkit.launch import Emulation, emulation, written_for
 from moe import PackedExperts, Quantized, Scales, fused_moe, pack, reference, unpack
 from moe.formats import FORMATS
-from moe.forward import ARCHS
 from moe.reference_routing import route
-from ptxemu.check import text
-from ptxemu.host.command_line import checking, wanted
-from ptxemu.options import Options
-from workbench.cases.decode import native_arch
+from ptxemu.host.command_line import checking
+from ptxemu.report import Report
+from ptxemu.watch import watched
 from workbench.cases.moe import Layer, layer_of
-from workbench.common import refuse, write_json
-from workbench.timing import measure, setting
+from workbench.common import finish, refuse
+from workbench.flags.moe import ARCHS
+from workbench.place import Place, choose_place, emulated, instructions
+from workbench.timing import cold_and_warm, figures, sets_here
 
 # Of the reference's own error: ties that fall otherwise, and a sigmoid that is approximated.
 EXTRA = 1.02
@@ -34,47 +33,49 @@ EXTRA = 1.02
 class Stage:
     """What is being done, since when, and the launches behind us; drawn anew all the time."""
 
-    def __init__(self, what: str, emulated: Emulation | None = None) -> None:
-        self.what, self.emulated, self.start = what, emulated, time.perf_counter()
+    def __init__(self, what: str, launches: Report | None = None) -> None:
+        self.what, self.launches, self.start = what, launches, time.perf_counter()
 
     def __rich__(self) -> str:
         words = f"{self.what}, {time.perf_counter() - self.start:.0f} s"
-        if self.emulated is None:
-            return words
-        return f"{words}, {len(self.emulated.reports)} launches done"
+        done = "" if self.launches is None else f", {len(self.launches.launches)} launches done"
+        return words + done
 
 
 @contextmanager
-def stage(console: Console, what: str, emulated: Emulation | None = None) -> Iterator[None]:
+def stage(console: Console, what: str, launches: Report | None = None) -> Iterator[None]:
     """On a terminal, a line that says what takes so long."""
-    with console.status(Stage(what, emulated)):
+    with console.status(Stage(what, launches)):
         yield
 
 
-def run(layer: Layer, experts: PackedExperts, arguments: Any, console: Console) -> dict[str, Any]:
+def run(
+    layer: Layer, experts: PackedExperts, place: Place, options: argparse.Namespace,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
     """The result of the layer, the seconds until it was there, and GPU times where there is one."""
-    device = "cuda" if arguments.backend == "cuda" else "cpu"
+    device = place.device
     x, _, _, logits = (tensor.to(device) for tensor in layer.tensors)
-    scales = layer.scales
-    moved = {name: _to(device, value) for name, value in vars(scales).items()}
-    scales = Scales(**moved)
+    scales = Scales(**{name: _to(device, value) for name, value in vars(layer.scales).items()})
     given = {"activation": layer.form, "scales": scales, "tile_rows": layer.tile_rows}
-    options = Options(policy=arguments.policy, seed=arguments.seed, limit=None)
-    step = partial(fused_moe, x, _experts_to(device, experts), logits, layer.router, **given)
-    start = time.perf_counter()
-    with emulation(options) as emulated, stage(console, "running the layer", emulated):
-        y = step(backend=arguments.backend)
+
+    def step() -> partial:
+        """Of weights of its own."""
+        packed = _experts_to(device, experts)
+        return partial(fused_moe, x, packed, logits, layer.router, **given)
+
+    first, start = step(), time.perf_counter()
+    with watched() as seen, emulated(options) as launches, stage(console, "running it", seen):
+        y = first(**place.given)
     if device == "cuda":
         torch.cuda.synchronize()
     found = {"y": y.cpu(), "seconds": time.perf_counter() - start}
     if scales.h_amax is not None:
         found["h_amax"] = scales.h_amax.item()
     if device == "cuda":
-        times = measure(step)
-        return found | {"warm_us": times.warm * 1e6, "cold_us": times.cold * 1e6}
-    launches = [launch for report in emulated.reports for launch in report.launches]
-    counts = [count.total() for launch in launches for count in launch.by_warp.values()]
-    return found | {"launches": len(launches), "instructions": sum(counts)}
+        more = sets_here(experts.nbytes) - 1
+        return found | figures(cold_and_warm([first, *(step() for _ in range(more))]))
+    return found | {"launches": len(launches), "instructions": instructions(launches)}
 
 
 def _to(device: str, value: Any) -> Any:
@@ -92,12 +93,14 @@ def _experts_to(device: str, experts: PackedExperts) -> PackedExperts:
     return PackedExperts(w13, w2, experts.granularity)
 
 
-def judged(layer: Layer, arguments: Any, console: Console) -> dict[str, Any]:
+def judged(
+    layer: Layer, place: Place, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
     """Errors relative to the definition, and what `run` found beside the result."""
     x, w13, w2, logits = layer.tensors
     with stage(console, "packing the weights"):
         experts = pack(w13, w2, layer.format, granularity=layer.granularity)
-    found = run(layer, experts, arguments, console)
+    found = run(layer, experts, place, options, console)
     y = found.pop("y").double()
     scales, form = layer.scales, vars(layer.form)
     with stage(console, "computing the reference"):
@@ -112,11 +115,9 @@ def judged(layer: Layer, arguments: Any, console: Console) -> dict[str, Any]:
         "apart": ((y - rounded).norm() / norm).item(),
         "max_error": max((y - exact).abs().flatten().tolist(), default=0.0),
     }
-    slack = arguments.tolerance * (EXTRA * errors["reference"] + torch.finfo(x.dtype).eps)
+    slack = options.tolerance * (EXTRA * errors["reference"] + torch.finfo(x.dtype).eps)
     errors["ok"] = errors["relative"] <= slack  # which a NaN is not
-    where = {"backend": arguments.backend, "arch": ARCHS[0]}
-    if arguments.backend == "cuda":
-        where["arch"] = native_arch()
+    where = {"backend": place.backend, "arch": place.arch}
     return {"case": str(layer), **where, **errors, **found, "packed_bytes": experts.nbytes}
 
 
@@ -155,36 +156,20 @@ def show_amax(layer: Layer, found: float, console: Console) -> None:
     console.print(words)
 
 
-def choose_backend(arguments: argparse.Namespace) -> None:
-    """For 'auto': the GPU where it runs all kernels and nobody asks for a check, else emulation."""
-    runs = written_for(native_arch()) in ARCHS
-    if arguments.backend == "auto":
-        arguments.backend = "cuda" if runs and not wanted(arguments) else "emulate"
-    if arguments.backend == "cuda":
-        if not runs:
-            raise ValueError("backend 'cuda': no GPU of compute capability 10.x here")
-        if wanted(arguments):
-            raise ValueError("backend 'cuda': the checker is the emulator's")
-
-
-def perform(arguments: argparse.Namespace) -> int:
+def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
     console = Console()
     try:
-        choose_backend(arguments)
-        layer = layer_of(arguments)
+        place, layer = choose_place(options, ARCHS), layer_of(options)
         for name in ("w13", "w2"):
             layer.product(name)  # refused before anything is drawn
-        with checking(arguments) as report:
-            row = judged(layer, arguments, console)
+        with checking(options) as report:
+            row = judged(layer, place, options, console)
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
     show(row, console)
     if "h_amax" in row:
         show_amax(layer, row["h_amax"], console)
-    if arguments.json:
-        checks = {"checks": text.document(report, counts=False)} if wanted(arguments) else {}
-        write_json(arguments.json, {"setting": setting(), "row": row, **checks})
     console.print("of the format: torch that quantises where the kernels do; limit: 2 % more")
     console.print("within tolerance" if row["ok"] else "out of tolerance")
-    return 0 if row["ok"] and not report.errors else 1
+    return finish(options, report, {"row": row}, ok=row["ok"])

@@ -6,12 +6,11 @@ and correction, per tile of 128 keys. Cold blocks, such as repeated waits, are c
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gqa_lowlatency.config import DecodeConfig
-from workbench.sass.listing import Function, Kinds, disassemble, parse, resources
-from workbench.sass.softmax import SPILLS, kinds_of
+from workbench.sass.listing import SPILLS, Function, Kinds, kinds_of, read
 
 # arch -> (what the loop has, what an iteration is at least)
 LOOPS = {
@@ -41,40 +40,13 @@ LOOP_KINDS: Kinds = {
 }
 
 
-@dataclass(frozen=True)
-class Static:
-    """What can be said of a cubin with one kernel without running it.
+def figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
+    """Of the cubin of `config`, a file with one kernel: what `read` says, and the loop over keys.
 
-    spills: instructions that move registers to local memory or back. instructions: all of them.
     unit: of `loop`, instructions by kind; empty where there are several such loops, or none.
     """
-
-    registers: int
-    stack: int
-    spills: int
-    instructions: int
-    unit: str
-    loop: dict[str, float]
-
-    def as_dict(self) -> dict:
-        """For JSON."""
-        return asdict(self)
-
-
-def static(cubin: Path, config: DecodeConfig, arch: str) -> Static:
-    """Read the cubin of `config`, a file with one kernel.
-
-    Raises FileNotFoundError without the tools, ValueError for more kernels than one.
-    """
-    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
-    return Static(
-        registers=usage.registers,
-        stack=usage.stack,
-        spills=sum(item.opcode.startswith(SPILLS) for item in function.instructions),
-        instructions=len(function.instructions),
-        unit=LOOPS[arch][1],
-        loop=loop_of(function, config, arch),
-    )
+    found, function = read(cubin)
+    return found | {"unit": LOOPS[arch][1], "loop": loop_of(function, config, arch)}
 
 
 def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, float]:

@@ -7,11 +7,10 @@ configs can be laid beside each other. Cold blocks, such as repeated waits, are 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from workbench.sass.listing import Function, Kinds, disassemble, parse, resources
-from workbench.sass.softmax import SPILLS, kinds_of
+from workbench.sass.listing import SPILLS, Function, Kinds, kinds_of, read
 
 MARK = "LDTM"
 COLUMNS = 32  # of a subtile; its rows are the 128 lanes of four warps
@@ -38,46 +37,15 @@ EPILOGUE_KINDS: Kinds = {
 }
 
 
-@dataclass(frozen=True)
-class Static:
-    """What can be said of a cubin with one kernel without running it.
+def figures(cubin: Path) -> dict[str, Any]:
+    """Of the cubin of a grouped GEMM, a file with one kernel: what `read` says, and the epilogue.
 
-    spills: instructions that move registers to local memory or back. instructions: all of them.
     loaded: columns that the epilogue's innermost loops load in one turn. epilogue: instructions of
     a warp by kind, per `unit`; around: those of the loop over tiles beside them, in all.
     """
-
-    registers: int
-    stack: int
-    spills: int
-    instructions: int
-    unit: str
-    loaded: int
-    epilogue: dict[str, float]
-    around: int
-
-    def as_dict(self) -> dict:
-        """For JSON."""
-        return asdict(self)
-
-
-def static(cubin: Path) -> Static:
-    """Read the cubin of a grouped GEMM, a file with one kernel.
-
-    Raises FileNotFoundError without the tools, ValueError for more kernels than one.
-    """
-    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
+    found, function = read(cubin)
     loaded, epilogue, around = epilogue_of(function)
-    return Static(
-        registers=usage.registers,
-        stack=usage.stack,
-        spills=sum(item.opcode.startswith(SPILLS) for item in function.instructions),
-        instructions=len(function.instructions),
-        unit=UNIT,
-        loaded=loaded,
-        epilogue=epilogue,
-        around=around,
-    )
+    return found | {"unit": UNIT, "loaded": loaded, "epilogue": epilogue, "around": around}
 
 
 def epilogue_of(function: Function) -> tuple[int, dict[str, float], int]:

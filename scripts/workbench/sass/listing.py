@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 TOOLS = ("cuobjdump", "nvdisasm")
 HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
@@ -25,6 +26,7 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][
 TARGET = re.compile(r"`\(([^)]+)\)")
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
 
+SPILLS = ("STL", "LDL")  # to local memory and back
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
 ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
 
@@ -66,6 +68,14 @@ class Instruction:
         """TMEM columns of a 32x32b LDTM or STTM: 32 for LDTM.x32."""
         match = re.search(r"\.x(\d+)", self.opcode)
         return int(match[1]) if match else 1
+
+
+def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
+    """Instructions by kind; every kind stands in the result."""
+    counts = dict.fromkeys(kinds, 0)
+    for item in instructions:
+        counts[kind_of(item.opcode, kinds)] += 1
+    return counts
 
 
 @dataclass(frozen=True)
@@ -263,6 +273,19 @@ def resources(cubin: Path) -> list[Resources]:
     """Resources of every kernel in the file."""
     usage = _output("cuobjdump", "--dump-resource-usage", cubin)
     return [Resources(*map(int, match)) for match in RESOURCES.findall(usage)]
+
+
+def read(cubin: Path) -> tuple[dict[str, Any], Function]:
+    """(what can be said of every kernel, its code) of a file with one kernel.
+
+    registers and stack of a thread; spills: instructions that move registers to local memory or
+    back; instructions: all of them; ptxas: its version. Raises FileNotFoundError without the tools,
+    ValueError for more kernels than one.
+    """
+    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
+    spills = kinds_of(function.instructions, {"spills": SPILLS, "": ("",)})["spills"]
+    counts = {"spills": spills, "instructions": len(function.instructions)}
+    return vars(usage) | counts | {"ptxas": ptxas_version(cubin)}, function
 
 
 def ptxas_version(cubin: Path) -> str:

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workbench.sass.listing import (
+    SPILLS,
     Function,
     Instruction,
     Kinds,
     disassemble,
-    kind_of,
+    kinds_of,
     parse,
     resources,
 )
@@ -25,7 +26,6 @@ SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
 TILE_COLUMNS = 128
 P_COLUMNS = 8  # TMEM columns from which on a store is one of P, not of row statistics
 RETRY_LIMIT = 24  # instructions at most of a cold block that only repeats a wait
-SPILLS = ("STL", "LDL")  # to local memory and back
 PARKED = ("MOV.SPILL", "R2UR.FILL")  # uniform registers kept in others: moves, no memory
 WORK = ("MUFU.EX2", "LDTM", "STTM", "R2P", "FSEL", "FMNMX", "F2FP")
 
@@ -112,14 +112,6 @@ class SoftmaxLoop:
     def publishes(self) -> Publishes:
         """Positions of what other warps wait for."""
         return _publishes(self.body)
-
-
-def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
-    """Instructions by kind; every kind stands in the result."""
-    counts = dict.fromkeys(kinds, 0)
-    for item in instructions:
-        counts[kind_of(item.opcode, kinds)] += 1
-    return counts
 
 
 @dataclass(frozen=True)

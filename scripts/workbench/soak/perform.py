@@ -1,4 +1,4 @@
-"""What soak_kvcache.py does: random operations in many processes, failures made short."""
+"""What soak.py does: random operations in many processes, failures made short."""
 
 from __future__ import annotations
 

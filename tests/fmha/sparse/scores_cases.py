@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from fmha.sparse.indexer import reference
+from fmha.sparse.indexer.api import scores
 from fmha.sparse.indexer.formats import WIDTH, index_format
 from fmha.sparse.indexer.quantised import dequantised, quantised
-from fmha.sparse.indexer.scores_api import scores
 from kvcache.layouts.records import round_up
 from kvcache.layouts.rows import Rows
 from tests.kvcache.movement.rows_cases import around, checked, like, poisoned

@@ -14,7 +14,7 @@ import torch
 
 from fmha.sparse.indexer import reference_select
 from fmha.sparse.indexer.select_config import SelectConfig
-from fmha.sparse.indexer.select_forward import run_select
+from fmha.sparse.indexer.select_launch import Candidates, run_select
 from tests.kvcache.movement.rows_cases import DTYPES, checked
 
 KINDS = 10
@@ -86,7 +86,10 @@ def check_select(
     scores, paging = case.scores(device), case.paging(device)
     counts = torch.tensor(case.counts, dtype=torch.int32, device=device)
     with checked():
-        entries, chosen = run_select(scores, counts, case.k, paging, config=config, **place)
+        names = ("owners", "block_tables", "entries")
+        paged = dict(zip(names, paging or (), strict=False))
+        given = Candidates(scores, counts, case.k, **paged, **place)
+        entries, chosen = run_select(given, config)
     on_host = None if paging is None else (paging[0].cpu(), paging[1].cpu(), paging[2])
     expected = reference_select.select(scores.cpu(), counts.cpu(), case.k, on_host)
     assert chosen.tolist() == expected[1].tolist()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fmha.sparse.compressor import reference
-from fmha.sparse.compressor.forward import ARCHS
+from fmha.sparse.compressor.launch import ARCHS
 from fmha.sparse.indexer import quantised as index_records
 from kvcache.layouts.records import FP8_584, INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
 from kvcache.movement import reference as records

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fmha.sparse.compressor import api, forward
+from fmha.sparse.compressor import api, launch
 from fmha.sparse.compressor.arguments import Job
 from kvcache.layouts.records import FP8_528, INDEXER_FP4
 from tests.fmha.sparse.compressor_cases import Setup, poisoned_job
@@ -65,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize(("changed", "error", "match"), CASES)
 def test_refuses(job, changed, error, match, monkeypatch):
-    monkeypatch.setattr(forward, "launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("launched"))
     with pytest.raises(error, match=match):
         call(changed(job))
 
@@ -76,9 +76,9 @@ def test_gradients_are_refused(job):
 
 
 def test_the_schema_says_what_is_written():
-    written = [a.name for a in api.compress_op._schema.arguments
+    written = [a.name for a in launch.COMPRESS.default._schema.arguments
                if a.alias_info is not None and a.alias_info.is_write]  # fmt: skip
-    assert written == ["tail_pool", "pool"]
+    assert written == ["tail_pool", "out_pool"]
 
 
 def test_tracers_see_it_whole(job):

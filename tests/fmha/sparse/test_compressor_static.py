@@ -7,9 +7,8 @@ import itertools
 
 import pytest
 
-from fmha.sparse.compile import compile_walk, compile_windows
 from fmha.sparse.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
-from fmha.sparse.compressor.forward import ARCHS, WALKED
+from fmha.sparse.compressor.launch import ARCHS, WALKED, compile_walk, compile_windows
 from kernelkit import hw
 from tests.fmha.sparse.static import check_resources, needs_tools
 

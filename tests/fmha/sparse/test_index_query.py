@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from fmha.sparse.indexer import api, query_forward
+from fmha.sparse.indexer import api, query_launch
 from fmha.sparse.indexer.formats import FORMATS
-from fmha.sparse.indexer.query_forward import ARCHS
+from fmha.sparse.indexer.query_launch import ARCHS
 from tests.fmha.sparse.index_cases import Query, check_query
 
 QUICK = [
@@ -69,7 +69,7 @@ def prepare(**changes):
 
 @pytest.fixture
 def nothing_runs(no_launches, monkeypatch):
-    monkeypatch.setattr(query_forward, "launch", lambda *_: pytest.fail("launched"), raising=False)
+    monkeypatch.setattr(query_launch, "launch", lambda *_: pytest.fail("launched"), raising=False)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -119,9 +119,7 @@ def test_what_there_is_not():
     with pytest.raises(NotImplementedError, match="grad"):
         prepare(q=CASE.build()[0].clone().requires_grad_())
     with pytest.raises(TypeError, match="weights"):
-        query_forward.run_prepare_query(
-            *CASE.build()[:1], [1.0], CASE.build()[2], CASE.build()[3:], record=CASE.record
-        )
+        prepare(weights=[1.0])
 
 
 @pytest.mark.parametrize("record", FORMATS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmha.sparse.indexer import scores_forward
+from fmha.sparse.indexer import scores_launch
+from fmha.sparse.indexer.api import scores
 from fmha.sparse.indexer.formats import FORMATS
-from fmha.sparse.indexer.scores_api import scores
 from fmha.sparse.indexer.scores_config import (
     BlockScaledConfig,
     grid_for,
@@ -35,7 +35,7 @@ def test_scores(case, arch):
 @pytest.mark.parametrize("arch", ON)
 def test_one_cta(monkeypatch, arch):
     """More tiles than there are accumulators, boxes that begin anywhere in pages, several runs."""
-    monkeypatch.setattr(scores_forward, "grid_for", lambda *_: (1, 1))
+    monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (1, 1))
     tokens = ((1, 600), (1, 520), (0, 1), (2, 200))
     check_scores(Scored(heads=16, rows=24, tokens=tokens, longest=2), arch=arch)
 
@@ -63,7 +63,7 @@ def test_every_kind(record, heads, rows, out, longest, arch):
 @pytest.mark.parametrize("arch", ON)
 def test_many_tiles(monkeypatch, arch):
     """More than the ring has stages, in runs one behind another, by two CTAs."""
-    monkeypatch.setattr(scores_forward, "grid_for", lambda *_: (2, 2))
+    monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (2, 2))
     tokens = ((1, 1500), (1, 1501), (0, 2600), (2, 300), (2, 1), (3, 2600))
     check_scores(Scored(tokens=tokens, heads=32, longest=2), arch=arch)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmha.sparse.indexer.api import scores
 from fmha.sparse.indexer.formats import FORMATS
-from fmha.sparse.indexer.scores_api import scores
 from kernelkit.launch import ARCH_OF_CAPABILITY
 from kvcache.layouts.rows import Rows
 from tests.fmha.sparse.scores_cases import UNTOUCHED, Scored, check_scores, compare

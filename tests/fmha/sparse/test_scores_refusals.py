@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fmha.sparse.indexer.scores_api import scores, scores_op
+from fmha.sparse.indexer.api import scores
+from fmha.sparse.indexer.scores_launch import SCORES
 from kvcache.layouts.records import FP8_584
 from tests.fmha.sparse.scores_cases import Scored
 
@@ -98,7 +99,7 @@ def test_grad_is_refused():
 
 def test_operator():
     """Tracers see that it writes to the result, and nothing else."""
-    written = [a.name for a in scores_op._schema.arguments if a.alias_info]
+    written = [a.name for a in SCORES.default._schema.arguments if a.alias_info]
     assert written == ["out"]
     rows, query, tables, out = CASE.build()
     mode = FakeTensorMode()

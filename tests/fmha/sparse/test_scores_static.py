@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 
-from fmha.sparse.compile import compile_block_scaled, compile_warp_scores
 from fmha.sparse.indexer.formats import FORMATS
 from fmha.sparse.indexer.scores_config import (
     HEADS,
@@ -17,6 +16,7 @@ from fmha.sparse.indexer.scores_config import (
     tokens_for,
     warp_config,
 )
+from fmha.sparse.indexer.scores_launch import compile_block_scaled, compile_warp_scores
 from fmha.sparse.indexer.sm100.plan import ROLES, make_plan
 from kernelkit import hw
 from tests.fmha.sparse.static import check_resources, needs_tools

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from fmha.sparse.indexer import api, reference_select, select_forward
+from fmha.sparse.indexer import api, reference_select, select_launch
 from fmha.sparse.indexer.select_config import CLUSTERS, MAX_K, SelectConfig, choose_select
-from fmha.sparse.indexer.select_forward import ARCHS
+from fmha.sparse.indexer.select_launch import ARCHS
 from kernelkit.hw import SMEM_BYTES_PER_CTA
 from tests.fmha.sparse.select_cases import KINDS, Case, check_select
 
@@ -157,7 +157,7 @@ def run(**changes):
 
 @pytest.fixture
 def nothing_runs(no_launches, monkeypatch):
-    monkeypatch.setattr(select_forward, "launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(select_launch, "launch", lambda *_: pytest.fail("launched"))
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -1,6 +1,6 @@
 """The manager through any order of its operations, beside a model that stores every token's KV.
 
-hypothesis chooses operations and shrinks what fails; `scripts/soak_kvcache.py` is the long run of
+hypothesis chooses operations and shrinks what fails; `scripts/soak.py` is the long run of
 the same ones. What is compared after each of them: `driver.Driver.verify`.
 """
 

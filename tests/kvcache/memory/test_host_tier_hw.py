@@ -159,7 +159,7 @@ class Engine:
         compared = self.pick.randrange(COMPARED) == 0
         with self.cache.step({r: self._tokens(1) for r in running}) as step:
             tensors = self.shadow.write(step)
-            given = {"seq_lens": tensors["lengths"], "page_table": tensors["block_tables"]}
+            given = {"kv_lens": tensors["lengths"], "page_table": tensors["block_tables"]}
             for layer, (k, v) in enumerate(self.pages):
                 o, lse = decode(q, k, v, return_lse=True, **given)
                 self.counts.wrong += (~o.isfinite()).sum()

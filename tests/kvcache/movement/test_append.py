@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvcache.layouts.records import BF16_512, FP8_584, FP8_656
 from kvcache.movement import reference
-from kvcache.movement.forward import ARCHS
+from kvcache.movement.launch import ARCHS
 from tests.kvcache.movement.rows_cases import (
     LATENT_CASES,
     Case,

@@ -9,7 +9,7 @@ import torch
 
 from kvcache.movement import api, reference
 from kvcache.movement.config import SMALLEST_PIECE
-from kvcache.movement.forward import ARCHS
+from kvcache.movement.launch import ARCHS
 from tests.kvcache.movement.rows_cases import check_checksum, poisoned
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)

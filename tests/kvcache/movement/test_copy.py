@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvcache.movement import api
 from kvcache.movement.config import LARGEST_PIECE, SMALLEST_PIECE, piece_bytes
-from kvcache.movement.forward import ARCHS
+from kvcache.movement.launch import ARCHS
 from tests.kvcache.movement.rows_cases import Slots, check_copy_slots
 
 PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))

@@ -11,7 +11,7 @@ from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, INDEXER_BF16, plain
 from kvcache.layouts.rows import Rows
 from kvcache.movement import api, reference
-from kvcache.movement.forward import ARCHS
+from kvcache.movement.launch import ARCHS
 from tests.kvcache.movement.rows_cases import (
     LATENT_CASES,
     Case,

@@ -81,7 +81,6 @@ SCENARIOS = [
             bar.sync 1, 64; //:reused
         """,
         {"order": Lacks("barrier id", later="reused", check="barrier")},
-        warps=4,
     ),
     Scenario(
         "bar.arrive twice",
@@ -112,11 +111,7 @@ SCENARIOS = [
             bar.sync 2, 64; //-second
             ld.shared.b32 %r1, [%mine]; //:use
         """,
-        {
-            "first": Lacks("barrier", "fill", "use"),
-            "second": Lacks("barrier", "fill", "use"),
-        },
-        warps=3,
+        {"first second": Lacks("barrier", "fill", "use")},
     ),
     Scenario(
         "bar.warp.sync",
@@ -128,7 +123,6 @@ SCENARIOS = [
             ld.shared.b32 %r1, [%next]; //:use
         """,
         {"sync": Lacks("bar.warp.sync", "fill", "use")},
-        warps=1,
     ),
     Scenario(
         "bar.warp.sync, readers first",
@@ -142,7 +136,6 @@ SCENARIOS = [
             st.shared.b32 [%mine], %zero; //:again
         """,
         {"sync": Lacks("bar.warp.sync", "use", "again")},
-        warps=1,
     ),
     Scenario(
         "generic addresses",
@@ -172,10 +165,7 @@ SCENARIOS = [
             st.shared.b32 [%mine], %lane; //:high
             AFTER:
         """,
-        {
-            "all": Lacks("barrier", "low", "high"),
-            "more": Lacks("barrier", "low", "high"),
-        },
+        {"all more": Lacks("barrier", "low", "high")},
     ),
     Scenario(
         "stmatrix",
@@ -207,6 +197,5 @@ SCENARIOS = [
             ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r2]; //:use
         """,
         {"sync": Lacks("bar.warp.sync", "fill", "use")},
-        warps=1,
     ),
 ]

@@ -42,10 +42,7 @@ SCENARIOS = [
             bar.sync 1, 64; //-barrier
             ld.shared.b32 %r1, [%mine]; //:use
         """,
-        {
-            "wait": Lacks("mbarrier.try_wait", "load", "use"),
-            "barrier": Lacks("mbarrier.try_wait", "load", "use"),
-        },
+        {"wait barrier": Lacks("mbarrier.try_wait", "load", "use")},
         barriers={"full": 1},
     ),
     Scenario(
@@ -80,7 +77,6 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "load"),
             "sync": Lacks("bar.warp.sync", "fill", "load"),
         },
-        warps=1,
         barriers={"full": 1},
     ),
     Scenario(
@@ -165,10 +161,7 @@ SCENARIOS = [
             cp.async.bulk.commit_group;
             cp.async.bulk.wait_group 0;
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "store"),
-            "early": Lacks("fence.proxy.async", "fill", "store"),
-        },
+        {"fence early": Lacks("fence.proxy.async", "fill", "store")},
     ),
     Scenario(
         "a fence before the store",
@@ -183,11 +176,7 @@ SCENARIOS = [
             cp.async.bulk.commit_group;
             cp.async.bulk.wait_group 0;
         """,
-        {
-            "wrong": Lacks("fence.proxy.async", "fill", "store"),
-            "global": Lacks("fence.proxy.async", "fill", "store"),
-        },
-        warps=1,
+        {"wrong global": Lacks("fence.proxy.async", "fill", "store")},
     ),
     Scenario(
         "the source of a TMA store",
@@ -205,11 +194,7 @@ SCENARIOS = [
             cp.async.bulk.commit_group;
             cp.async.bulk.wait_group 0;
         """,
-        {
-            "wait": Lacks("cp.async.bulk.wait_group.read", "store", "fill"),
-            "commit": Lacks("cp.async.bulk.wait_group.read", "store", "fill"),
-        },
-        warps=1,
+        {"wait commit": Lacks("cp.async.bulk.wait_group.read", "store", "fill")},
     ),
     Scenario(
         "wait_group of two stages",
@@ -231,7 +216,6 @@ SCENARIOS = [
             cp.async.bulk.wait_group 0;
         """,
         {"more": Lacks("cp.async.bulk.wait_group.read", "store", "fill")},
-        warps=1,
     ),
     Scenario(
         "wait_group of whoever issued",
@@ -289,7 +273,6 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "store"),
             "wait": Lacks("cp.async.bulk.wait_group.read", "store", "again"),
         },
-        warps=1,
     ),
     Scenario(
         "bulk reduction",
@@ -310,7 +293,6 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "store"),
             "wait": Lacks("cp.async.bulk.wait_group.read", "store", "again"),
         },
-        warps=1,
     ),
     Scenario(
         "bulk copy to a peer",
@@ -336,7 +318,6 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "copy"),
             "wait": Lacks("mbarrier.try_wait", "copy", "use"),
         },
-        warps=1,
         cluster=2,
         barriers={"full": 1},
     ),
@@ -362,11 +343,7 @@ SCENARIOS = [
             wait.cluster empty, 0; //-second
             st.shared.b32 [%mine], %lane; //:fill
         """,
-        {
-            "first": Lacks("mbarrier.try_wait", "copy", "fill"),
-            "second": Lacks("mbarrier.try_wait", "copy", "fill"),
-        },
-        warps=1,
+        {"first second": Lacks("mbarrier.try_wait", "copy", "fill")},
         cluster=2,
         barriers={"full": 1, "empty": 32},
     ),
@@ -388,7 +365,6 @@ SCENARIOS = [
             ld.shared.b32 %r1, [%mine]; //:use
         """,
         {"wait": Lacks("mbarrier.try_wait", "load", "use")},
-        warps=1,
         cluster=2,
         barriers={"full": 1},
     ),
@@ -414,7 +390,6 @@ SCENARIOS = [
             wait.cluster full, 0;
         """,
         {"wait": Lacks("mbarrier arrival and a wait", "use", "load")},
-        warps=1,
         cluster=2,
         barriers={"full": 1, "empty": 32},
     ),
@@ -430,7 +405,6 @@ SCENARIOS = [
             wait slot, 0;
         """,
         {"fence": Lacks("fence.mbarrier_init", "init", "load", "mbarrier")},
-        warps=1,
     ),
     Scenario(
         "clusterlaunchcontrol.try_cancel",

@@ -21,7 +21,6 @@ SCENARIOS = [
             "relaxed": Lacks("release", "fill", "use"),
             "late": Lacks("barrier", "fill", "use"),
         },
-        warps=1,
         cluster=2,
     ),
     Scenario(
@@ -37,7 +36,6 @@ SCENARIOS = [
             ld.shared::cluster.b32 %r2, [%r1]; //:use
         """,
         {"fence": Lacks("release", "fill", "use")},
-        warps=1,
         cluster=2,
     ),
     Scenario(
@@ -52,7 +50,6 @@ SCENARIOS = [
             //~late: barrier.cluster.wait.aligned;
         """,
         {"late": Lacks("bar.warp.sync", "fill", "use")},
-        warps=1,
         cluster=2,
     ),
     Scenario(
@@ -74,7 +71,6 @@ SCENARIOS = [
             "cta": Lacks("scope", "fill", "use"),
             "wait": Lacks("mbarrier arrival and a wait", "use", "fill"),
         },
-        warps=1,
         cluster=2,
         barriers={"full": 32},
     ),
@@ -97,7 +93,6 @@ SCENARIOS = [
             "fence": Lacks("release", "fill", "use"),
             "cta": Lacks("scope", "fill", "use"),
         },
-        warps=1,
         cluster=2,
         barriers={"full": 32},
     ),
@@ -121,7 +116,6 @@ SCENARIOS = [
             st.shared::cluster.b32 [%r1], %zero; //:again
         """,
         {"wait": Lacks("mbarrier arrival and a wait", "again", "use")},
-        warps=1,
         cluster=2,
         barriers={"full": 32},
     ),
@@ -141,7 +135,6 @@ SCENARIOS = [
             ld.shared.b32 %r3, [%mine]; //:use
         """,
         {"wait": Lacks("mbarrier.try_wait", "fill", "use")},
-        warps=1,
         cluster=2,
         barriers={"full": 1},
     ),
@@ -165,7 +158,6 @@ SCENARIOS = [
             wait.cluster full, 0;
         """,
         {"wait": Lacks("mbarrier arrival and a wait", "use", "fill")},
-        warps=1,
         cluster=2,
         barriers={"full": 1, "empty": 32},
     ),
@@ -184,7 +176,6 @@ SCENARIOS = [
             wait.cluster slot, 0;
         """,
         {"fence": Lacks("fence.mbarrier_init", "init", "arrive", "mbarrier")},
-        warps=1,
         cluster=2,
     ),
     Scenario(
@@ -202,7 +193,6 @@ SCENARIOS = [
             barrier.cluster.wait.aligned; //-stay
         """,
         {"stay": Lacks("cluster barrier before the exit", later="fill", check="exited")},
-        warps=1,
         cluster=2,
         bare=True,
     ),
@@ -222,7 +212,6 @@ SCENARIOS = [
             barrier.cluster.wait.aligned; //-stay
         """,
         {"stay": Lacks("cluster barrier before the exit", later="use", check="exited")},
-        warps=1,
         cluster=2,
         bare=True,
     ),
@@ -241,7 +230,6 @@ SCENARIOS = [
             wait.cluster full, 0; //-stay
         """,
         {"stay": Lacks("a wait for it", later="arrive", check="exited")},
-        warps=1,
         cluster=2,
         barriers={"full": 32},
         bare=True,

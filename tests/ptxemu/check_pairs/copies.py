@@ -21,11 +21,7 @@ SCENARIOS = [
             cp.async.wait_group 0; //-wait
             ld.shared.b32 %r2, [%mine]; //:use
         """,
-        {
-            "wait": Lacks("cp.async.wait_group", "copy", "use"),
-            "commit": Lacks("cp.async.wait_group", "copy", "use"),
-        },
-        warps=1,
+        {"wait commit": Lacks("cp.async.wait_group", "copy", "use")},
     ),
     Scenario(
         "cp.async.wait_group 1",
@@ -41,7 +37,6 @@ SCENARIOS = [
             cp.async.wait_group 0;
         """,
         {"more": Lacks("cp.async.wait_group", "copy", "use")},
-        warps=1,
     ),
     Scenario(
         "cp.async.wait_all",
@@ -119,7 +114,6 @@ SCENARIOS = [
             cp.async.wait_all;
         """,
         {"sync": Lacks("bar.warp.sync", "fill", "copy")},
-        warps=1,
     ),
     Scenario(
         "cp.async to an MMA",
@@ -141,8 +135,6 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("an mbarrier arrival and a wait", "copy", "mma")},
-        warps=4,
         barriers={"full": 32, "done": 1},
-        columns=32,
     ),
 ]

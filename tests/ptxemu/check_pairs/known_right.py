@@ -21,6 +21,7 @@ SCENARIOS = [
             st.global.b32 [%d0], %r2; //:fill
         """,
         {"other": Lacks("barrier", "fill", "fill")},
+        warps=2,
     ),
     Scenario(
         "one value stored by two warps",
@@ -31,6 +32,7 @@ SCENARIOS = [
             st.global.b32 [%output], %r2; //:fill
         """,
         {"other": Lacks("barrier", "fill", "fill")},
+        warps=2,
     ),
     Scenario(
         "equal tiles stored by two warps",
@@ -50,6 +52,7 @@ SCENARIOS = [
             cp.async.bulk.wait_group 0;
         """,
         {"other": Lacks("barrier", "store", "store")},
+        warps=2,
     ),
     Scenario(
         "equal copies to a peer by two warps",
@@ -111,9 +114,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"fence": Lacks("tcgen05.commit", "mma", "read")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "landed bytes and a relaxed cluster barrier",
@@ -136,5 +137,6 @@ SCENARIOS = [
         {"wait": Lacks("try_wait", "load", "use")},
         cluster=2,
         barriers={"full": 1},
+        warps=2,
     ),
 ]

@@ -18,6 +18,7 @@ SCENARIOS = [
         """,
         {"expect": Lacks("outstanding", check="mbarrier")},
         barriers={"full": 1},
+        warps=2,
     ),
     Scenario(
         "exit before a load has come",
@@ -31,7 +32,6 @@ SCENARIOS = [
             wait full, 0; //-wait
         """,
         {"wait": Lacks("a wait for it", later="load", check="exited")},
-        warps=1,
         barriers={"full": 1},
         bare=True,
     ),
@@ -52,7 +52,6 @@ SCENARIOS = [
             wait.cluster full, 0; //-wait
         """,
         {"wait": Lacks("a wait for it", later="load", check="exited")},
-        warps=1,
         cluster=2,
         barriers={"full": 1},
         bare=True,
@@ -67,7 +66,6 @@ SCENARIOS = [
             @%first mbarrier.init.shared.b64 [full], 1; //:init
         """,
         {"whole": Lacks("initialised again", later="init", check="mbarrier")},
-        warps=1,
         barriers={"full": 2},
     ),
 ]

@@ -65,13 +65,9 @@ SCENARIOS = [
             ld.global.b32 %r2, [%d0]; //:use
         """,
         {
-            "release": Lacks("a release", "fill", "use"),
-            "acquire": Lacks("an acquire", "fill", "use"),
-            "narrow": Lacks("a release", "fill", "use"),
-            "near": Lacks("an acquire", "fill", "use"),
-            "poll": Lacks("an acquire", "fill", "use"),
+            "release narrow": Lacks("a release", "fill", "use"),
+            "acquire near poll": Lacks("an acquire", "fill", "use"),
         },
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -122,11 +118,7 @@ SCENARIOS = [
             @%p1 bra AGAIN;
             ld.global.b32 %r2, [%d0]; //:use
         """,
-        {
-            "first": Lacks("an acquire", "fill", "use"),
-            "second": Lacks("an acquire", "fill", "use"),
-        },
-        warps=1,
+        {"first second": Lacks("an acquire", "fill", "use")},
         grid=3,
     ),
     Scenario(
@@ -150,7 +142,6 @@ SCENARIOS = [
             "before": Lacks("a release", "fill", "use"),
             "behind": Lacks("an acquire", "fill", "use"),
         },
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -173,7 +164,6 @@ SCENARIOS = [
             DONE:
         """,
         {"relaxed": Lacks("a release", "fill", "use")},
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -197,7 +187,6 @@ SCENARIOS = [
             ld.global.b32 %r2, [%d0+128];
         """,
         {"relaxed": Lacks("release", "fill", "use")},
-        warps=3,
     ),
     Scenario(
         "a flag in shared memory",
@@ -256,7 +245,6 @@ SCENARIOS = [
             red.global.add.u32 [%d0], 1; //~plain: st.global.b32 [%d0], %zero; //:plain
         """,
         {"plain": Lacks("a release", "add", "plain")},
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -274,7 +262,6 @@ SCENARIOS = [
             ld.global.b32 %r1, [%d0]; //:use
         """,
         {"read": Lacks("not .read", "store", "use")},
-        warps=1,
     ),
     Scenario(
         "bulk store to another CTA",
@@ -296,7 +283,6 @@ SCENARIOS = [
             ld.global.b32 %r2, [%d0]; //:use
         """,
         {"read": Lacks("not .read", "store", "use")},
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -312,11 +298,7 @@ SCENARIOS = [
 [tile], [%output], 128, [full]; //:load
             wait full, 0;
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "load"),
-            "shared": Lacks("fence.proxy.async", "fill", "load"),
-        },
-        warps=1,
+        {"fence shared": Lacks("fence.proxy.async", "fill", "load")},
         barriers={"full": 1},
     ),
     Scenario(
@@ -340,7 +322,6 @@ SCENARIOS = [
             wait full, 0;
         """,
         {"fence": Lacks("fence.proxy.async", "fill", "load")},
-        warps=1,
         grid=2,
         barriers={"full": 1},
     ),
@@ -360,7 +341,6 @@ SCENARIOS = [
             cp.async.bulk.wait_group 0;
         """,
         {"read": Lacks("not .read", "first", "second")},
-        warps=1,
     ),
     Scenario(
         "bulk reductions",
@@ -379,7 +359,6 @@ SCENARIOS = [
             cp.async.bulk.wait_group 0;
         """,
         {"plain": Lacks("a release", "add", "store")},
-        warps=1,
         grid=2,
     ),
     Scenario(
@@ -393,11 +372,9 @@ SCENARIOS = [
             //~late: griddepcontrol.wait;
             st.global.b32 [%d0], %lane; //:fill
         """,
-        {
-            "wait": Lacks("griddepcontrol.wait", later="use"),
-            "late": Lacks("griddepcontrol.wait", later="use"),
-        },
+        {"wait late": Lacks("griddepcontrol.wait", later="use")},
         again=True,
+        warps=2,
     ),
     Scenario(
         "griddepcontrol.wait of another warp",
@@ -422,5 +399,6 @@ SCENARIOS = [
             st.shared.b8 [%mine], %lane; //:fill
         """,
         {"same": Lacks("barrier", "fill", "fill")},
+        warps=2,
     ),
 ]

@@ -45,9 +45,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("mbarrier.try_wait", "load", "copy")},
-        warps=4,
         barriers={"full": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "ordinary stores to tcgen05.cp",
@@ -69,9 +67,7 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "copy"),
             "barrier": Lacks("barrier", "fill", "copy"),
         },
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.cp to the next load",
@@ -89,9 +85,7 @@ SCENARIOS = [
             wait full, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "copy", "load")},
-        warps=4,
         barriers={"full": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.cp to tcgen05.ld",
@@ -110,9 +104,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "copy", "read")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.ld to tcgen05.cp",
@@ -135,9 +127,7 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::ld", "read", "copy"),
             "wait": Lacks("an mbarrier arrival and a wait", "read", "copy"),
         },
-        warps=4,
         barriers={"free": 32, "done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.st of scale factors to an MMA",
@@ -159,9 +149,7 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::st", "store", "mma"),
             "wait": Lacks("an mbarrier arrival and a wait", "store", "mma"),
         },
-        warps=4,
         barriers={"full": 128, "done": 1},
-        columns=32,
     ),
     Scenario(
         "scale factors of the next MMA",
@@ -186,9 +174,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "mma", "copy")},
-        warps=4,
         barriers={"handed": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "scale factors in two CTAs",
@@ -228,10 +214,8 @@ SCENARIOS = [
             "relaxed": Lacks("release", "fill", "copy"),
             "wait": Lacks("tcgen05.commit", "mma", "read"),
         },
-        warps=4,
         cluster=2,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "a narrow A to the MMA of another thread",
@@ -250,9 +234,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "copy", "mma")},
-        warps=4,
         barriers={"handed": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "rows of A that an MMA moves",
@@ -276,9 +258,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "mma", "read")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "scale factors of B in the upper half of the lanes of a pair",
@@ -309,9 +289,7 @@ SCENARIOS = [
             wait.cluster done, 0;
         """,
         {"complete": Lacks("tcgen05.wait::st", "store", "mma")},
-        warps=4,
         cluster=2,
         barriers={"done": 1},
-        columns=32,
     ),
 ]

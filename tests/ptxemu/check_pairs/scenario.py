@@ -98,13 +98,14 @@ class Lacks:
     check: str = "race"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scenario:
-    """A kernel and its variants.
+    """A kernel and its variants, those that lack the same under one key with their names.
 
     barriers  mbarriers by name with their counts, initialised before the body.
+    warps     as many as the body has sections for, and four where it uses tensor memory.
     columns   of tensor memory, allocated before the body and freed behind it; address in %tmem, and
-              with the lanes of the warp in %lanes.
+              with the lanes of the warp in %lanes. 32 where the body has one of the two.
     bare      the CTA, or cluster, does not meet before and behind the body.
     grid      CTAs; one cluster if 0.
     again     launched a second time, as a dependent of the first launch.
@@ -113,13 +114,21 @@ class Scenario:
     name: str
     body: str
     variants: dict[str, Lacks]
-    warps: int = 2
+    warps: int = 0
     cluster: int = 1
     barriers: dict[str, int] = field(default_factory=dict)
-    columns: int = 0
+    columns: int = -1
     bare: bool = False
     grid: int = 0
     again: bool = False
+
+    def __post_init__(self) -> None:
+        self.variants = {n: lacks for key, lacks in self.variants.items() for n in key.split()}
+        code = re.sub(r"^\s*// .*", "", self.body, flags=re.MULTILINE)
+        if self.columns < 0:
+            self.columns = 32 if re.search(r"%(tmem|lanes)\b", code) else 0
+        named = (int(number) for number in re.findall(r"warp (\d+):", code))
+        self.warps = self.warps or max(4 if self.columns else 1, 1 + max(named, default=0))
 
 
 @dataclass

@@ -35,9 +35,7 @@ SCENARIOS = [
             "fence": Lacks("fence.proxy.async", "fill", "mma"),
             "barrier": Lacks("barrier", "fill", "mma"),
         },
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "a load to an MMA",
@@ -54,9 +52,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("mbarrier.try_wait", "load", "mma")},
-        warps=4,
         barriers={"full": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "a load into operands",
@@ -73,13 +69,8 @@ SCENARIOS = [
             wait full, 0;
             //~early: wait late, 0;
         """,
-        {
-            "wait": Lacks("tcgen05.commit", "mma", "load"),
-            "early": Lacks("tcgen05.commit", "mma", "load"),
-        },
-        warps=4,
+        {"wait early": Lacks("tcgen05.commit", "mma", "load")},
         barriers={"full": 1, "done": 1, "late": 1},
-        columns=32,
     ),
     Scenario(
         "ordinary stores over operands",
@@ -96,9 +87,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "mma", "fill")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "an MMA to tcgen05.ld",
@@ -115,13 +104,8 @@ SCENARIOS = [
         all:
             wait done, 0;
         """,
-        {
-            "wait": Lacks("tcgen05.commit", "mma", "read"),
-            "early": Lacks("tcgen05.commit", "mma", "read"),
-        },
-        warps=4,
+        {"wait early": Lacks("tcgen05.commit", "mma", "read")},
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.commit of whoever issued",
@@ -141,9 +125,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"other": Lacks("tcgen05.commit", "mma", "read")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "handed on by a commit",
@@ -162,13 +144,8 @@ SCENARIOS = [
         all:
             wait done, 0;
         """,
-        {
-            "first": Lacks("an mbarrier arrival and a wait", "fill", "use"),
-            "second": Lacks("an mbarrier arrival and a wait", "fill", "use"),
-        },
-        warps=4,
+        {"first second": Lacks("an mbarrier arrival and a wait", "fill", "use")},
         barriers={"free": 32, "done": 1},
-        columns=32,
     ),
     Scenario(
         "MMAs of one thread",
@@ -187,9 +164,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"between": Lacks("tcgen05.commit", "last", "read")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "MMAs of two warps",
@@ -206,9 +181,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "first", "second")},
-        warps=4,
         barriers={"handed": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "accumulators in turn",
@@ -228,9 +201,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"same": Lacks("tcgen05.commit", "mma", "read")},
-        warps=4,
         barriers={"first": 1, "done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.ld to an MMA",
@@ -251,9 +222,7 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::ld", "read", "mma"),
             "wait": Lacks("an mbarrier arrival and a wait", "read", "mma"),
         },
-        warps=4,
         barriers={"free": 32, "done": 1},
-        columns=32,
     ),
     Scenario(
         "use of the registers of tcgen05.ld",
@@ -270,13 +239,8 @@ SCENARIOS = [
         all:
             wait done, 0;
         """,
-        {
-            "use": Lacks("tcgen05.wait::ld", "read", "mma"),
-            "move": Lacks("tcgen05.wait::ld", "read", "mma"),
-        },
-        warps=4,
+        {"use move": Lacks("tcgen05.wait::ld", "read", "mma")},
         barriers={"free": 32, "done": 1},
-        columns=32,
     ),
     Scenario(
         "operands in two CTAs",
@@ -308,10 +272,8 @@ SCENARIOS = [
             "relaxed": Lacks("release", "fill", "mma"),
             "wait": Lacks("tcgen05.commit", "mma", "read"),
         },
-        warps=4,
         cluster=2,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "mbarrier.init for tcgen05.commit",
@@ -330,8 +292,6 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"fence": Lacks("fence.mbarrier_init", "init", "commit", "mbarrier")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
 ]

@@ -31,9 +31,7 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::st", "store", "mma"),
             "wait": Lacks("an mbarrier arrival and a wait", "store", "mma"),
         },
-        warps=4,
         barriers={"full": 32, "done": 1},
-        columns=32,
     ),
     Scenario(
         "an MMA to tcgen05.st",
@@ -52,9 +50,7 @@ SCENARIOS = [
             wait done, 0;
         """,
         {"wait": Lacks("tcgen05.commit", "mma", "store")},
-        warps=4,
         barriers={"done": 1},
-        columns=32,
     ),
     Scenario(
         "tcgen05.st to tcgen05.ld of another warp",
@@ -74,8 +70,6 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::st", "store", "read"),
             "barrier": Lacks("a barrier", "store", "read"),
         },
-        warps=5,
-        columns=32,
     ),
     Scenario(
         "tcgen05.ld to tcgen05.st of another warp",
@@ -95,8 +89,6 @@ SCENARIOS = [
             "complete": Lacks("tcgen05.wait::ld", "read", "store"),
             "barrier": Lacks("a barrier", "read", "store"),
         },
-        warps=5,
-        columns=32,
     ),
     Scenario(
         "tcgen05.st to tcgen05.ld",
@@ -109,8 +101,6 @@ SCENARIOS = [
             tcgen05.wait::ld.sync.aligned;
         """,
         {"complete": Lacks("tcgen05.wait::st", "store", "read")},
-        warps=4,
-        columns=32,
     ),
     Scenario(
         "tcgen05.ld to tcgen05.st",
@@ -123,8 +113,6 @@ SCENARIOS = [
             tcgen05.wait::st.sync.aligned;
         """,
         {"complete": Lacks("tcgen05.wait::ld", "read", "store")},
-        warps=4,
-        columns=32,
     ),
     Scenario(
         "tcgen05.alloc",
@@ -152,6 +140,7 @@ SCENARIOS = [
         },
         warps=4,
         bare=True,
+        columns=0,
     ),
     Scenario(
         "tcgen05.dealloc",
@@ -180,6 +169,7 @@ SCENARIOS = [
         },
         warps=4,
         bare=True,
+        columns=0,
     ),
     Scenario(
         "tcgen05.dealloc under a load that is used later",
@@ -210,6 +200,7 @@ SCENARIOS = [
         {"used": Lacks("tcgen05.wait::ld", "read", "dealloc")},
         warps=4,
         bare=True,
+        columns=0,
     ),
     Scenario(
         "an MMA to tcgen05.dealloc",
@@ -228,5 +219,6 @@ SCENARIOS = [
         warps=4,
         barriers={"done": 1},
         bare=True,
+        columns=0,
     ),
 ]

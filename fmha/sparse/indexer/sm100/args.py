@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
-from fmha.sparse.indexer.scores_device import Problem
+from fmha.sparse.indexer.params import ScoresParams
 from fmha.sparse.indexer.sm100.plan import ROW_BYTES, ScoresPlan
 from kernelkit.boxes import Box, TmaTensor
 from kernelkit.pipelines import Event, Ring
@@ -56,7 +56,7 @@ class Scope:
     """What every role of a CTA may reach."""
 
     operands: Operands
-    problem: Problem
+    params: ScoresParams
     buffers: Buffers
     pipes: Pipes
     share: Share

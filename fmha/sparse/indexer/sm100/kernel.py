@@ -10,8 +10,10 @@ from cutlass import Float4E2M1FN, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from fmha.sparse.indexer.entry import row_address
+from fmha.sparse.indexer.params import ScoresParams
 from fmha.sparse.indexer.scores_config import KEYS, BlockScaledConfig
-from fmha.sparse.indexer.scores_device import Problem, most_of, note_spans, problem_of
+from fmha.sparse.indexer.scores_device import most_of, note_spans
 from fmha.sparse.indexer.sm100.args import (
     Buffers,
     Operands,
@@ -48,10 +50,15 @@ class BlockScaledScores:
 
     @cute.jit
     def __call__(
-        self, operands: tuple, table: ParamTable, ctas: Int32, groups: Int32, stream: CUstream
+        self,
+        operands: tuple[cute.Tensor, ...],
+        table: ParamTable,
+        ctas: Int32,
+        groups: Int32,
+        stream: CUstream,
     ) -> None:
-        """operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes]. table: a `Problem`.
-        ctas: that share the tiles of keys. groups: of tokens."""
+        """operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes]. table:
+        `ScoresParams`. ctas: that share the tiles of keys. groups: of tokens."""
         fetch, boxes = cpasync.CopyBulkTensorTileG2SOp(), (key_box(self.plan), query_box(self.plan))
         moved = (
             describe(fetch, reorder(tensor, ROWS_FIRST), box)
@@ -68,7 +75,7 @@ class BlockScaledScores:
     @cute.kernel
     def kernel(self, operands: Operands, table: DeviceTable) -> None:
         """Grid (groups of tokens, CTAs that share tiles, 1)."""
-        plan, problem = self.plan, problem_of(table)
+        plan, params = self.plan, table.unpack(ScoresParams)
         group, cta, _ = cute.arch.block_idx()
         _, ctas, _ = cute.arch.grid_dim()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -86,8 +93,8 @@ class BlockScaledScores:
         spans = self.tensor(smem, "spans", Int32, (self.config.tokens + 1, 2))
         weights = self.tensor(smem, "weights", Float32, (plan.n, 1))
         q_scales = self.buffer(smem, "q_scales", Uint32)
-        note_spans(problem, spans, share.first)
-        self.note_heads(problem, share, weights, q_scales)
+        note_spans(params, spans, share.first)
+        self.note_heads(params, share, weights, q_scales)
         publish_barriers(plan.edges)
         buffers = Buffers(
             spans,
@@ -98,7 +105,7 @@ class BlockScaledScores:
             self.buffer(smem, "keys", Float4E2M1FN),
             cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base),
         )
-        scope = Scope(operands, problem, buffers, pipes, share)
+        scope = Scope(operands, params, buffers, pipes, share)
 
         if cta * KEYS < most_of(spans):  # otherwise no tile is this CTA's
             self.play(scope, warp)
@@ -120,7 +127,7 @@ class BlockScaledScores:
 
     @cute.jit
     def note_heads(
-        self, problem: Problem, share: Share, weights: cute.Tensor, q_scales: cute.Pointer
+        self, params: ScoresParams, share: Share, weights: cute.Tensor, q_scales: cute.Pointer
     ) -> None:
         """Weights and scale factors of every head of the CTA's tokens, for the tensor core too."""
         thread, _, _ = cute.arch.thread_idx()
@@ -128,11 +135,10 @@ class BlockScaledScores:
         if thread < ATOM_BYTES // SCALE_BYTES:
             token = Int64(share.first + thread // self.config.heads)
             head, weight, codes = Int64(thread % self.config.heads), Float32(0.0), Uint32(0)
-            if (thread < self.plan.n) & (token < problem.tokens):
-                place = problem.weights + token * problem.weights_token
+            if (thread < self.plan.n) & (token < params.tokens):
+                place = params.weights + token * params.weights_stride
                 weight = vector_at(place + head * 4, Float32, 1)[0]
-                place = problem.q_scales + token * problem.q_scales_token
-                place += head * problem.q_scales_head
+                place = row_address(params.q_scales, token, head)
                 codes = Uint32(vector_at(place, Uint32, 1)[0])
             if thread < self.plan.n:
                 weights[thread, 0] = weight

@@ -5,23 +5,22 @@ from typing import Any
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint8
-from cutlass.cute.runtime import make_fake_tensor
 
+from fmha.sparse.indexer.params import ScoresParams
 from fmha.sparse.indexer.scores_config import BlockScaledConfig
-from fmha.sparse.indexer.scores_device import FIELDS
 from fmha.sparse.indexer.sm100.kernel import BlockScaledScores
 from kernelkit import hw
-from kernelkit.param_table import table_of
+from kernelkit.fake import fake_tensor
+from kernelkit.param_table import ParamTable
 
 
 def host_function(config: BlockScaledConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     numbers = Int32(1), Int32(1), CUstream(0)
-    return BlockScaledScores(config), (_moved(), _moved()), table_of([0] * FIELDS), *numbers
+    return BlockScaledScores(config), (_moved(), _moved()), ParamTable.zeros(ScoresParams), *numbers
 
 
 def _moved() -> Any:
     """What TMA moves: strides of 16 bytes, [slots or tokens, rows or heads, 1, bytes]."""
-    size = tuple(cute.sym_int32() for _ in range(4))
-    strides = tuple(cute.sym_int64(divisibility=hw.TMA_ALIGN_BYTES) for _ in size[:-1])
-    return make_fake_tensor(Uint8, size, (*strides, 1), assumed_align=hw.TMA_ALIGN_BYTES)
+    size = (cute.sym_int32() for _ in range(4))
+    return fake_tensor(Uint8, *size, align=hw.TMA_ALIGN_BYTES)

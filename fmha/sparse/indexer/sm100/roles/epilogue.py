@@ -3,7 +3,7 @@ registers, ReLU, weights, the sum over heads, and out."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from fmha.sparse.indexer.scores_config import KEYS
 from fmha.sparse.indexer.scores_device import Run, relu, run_from, store_score
@@ -11,7 +11,7 @@ from fmha.sparse.indexer.sm100.args import Scope
 from fmha.sparse.indexer.sm100.plan import ACC_STAGES, ROLES, TEAMS, ScoresPlan
 from fmha.sparse.indexer.sm100.roles.places import tiles_of
 from kernelkit import tmem
-from kernelkit.pipelines import draining
+from kernelkit.pipelines import consumer_state
 
 SUMS = 4  # of neighbouring heads, in turn
 
@@ -28,7 +28,7 @@ class Epilogue:
         """Whole life of the warps; both teams count all tiles."""
         share, thread = scope.share, cute.arch.thread_idx()[0]
         team = cute.arch.make_warp_uniform(thread // self.role.team_threads)
-        acc, turn = draining(ACC_STAGES), Int32(0)
+        acc, turn = consumer_state(ACC_STAGES), Int32(0)
         begin = Int32(0)
         while begin < self.plan.config.tokens:
             run = run_from(scope.buffers.spans, begin)
@@ -47,15 +47,17 @@ class Epilogue:
         lane = cute.arch.thread_idx()[0] % KEYS
         key = tile * KEYS + lane
         for token in cutlass.range(run.begin, run.end, unroll=1):
-            value = self.score(scope, (token, token + 1 == run.end), stage, lane)
+            value = self.score(scope, token, token + 1 == run.end, stage, lane)
             exists = key < scope.buffers.spans[token, 1]
-            place = (scope.share.first + token, key)
-            store_score(scope.problem, place, value, exists, self.plan.config.out)
+            row, out = scope.share.first + token, self.plan.config.out
+            store_score(scope.params, row, key, value, exists, out)
 
     @cute.jit
-    def score(self, scope: Scope, which: tuple, stage: Int32, lane: Int32) -> Float32:
-        """Of the thread's key. which: (token of the CTA, whether it is the last)."""
-        plan, buffers, (token, is_last) = self.plan, scope.buffers, which
+    def score(
+        self, scope: Scope, token: Int32, is_last: Boolean, stage: Int32, lane: Int32
+    ) -> Float32:
+        """Of the thread's key. token: of the CTA; is_last: whether it is the last of its run."""
+        plan, buffers = self.plan, scope.buffers
         heads, part = plan.config.heads, plan.part
         sums = cute.make_rmem_tensor(SUMS, Float32)
         sums.fill(0.0)

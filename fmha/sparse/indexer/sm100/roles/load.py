@@ -7,9 +7,15 @@ from cutlass import Int32, Uint8
 from fmha.sparse.indexer.scores_device import run_from
 from fmha.sparse.indexer.sm100.args import Scope, key_box, query_box
 from fmha.sparse.indexer.sm100.plan import ROLES, STAGES, ScoresPlan
-from fmha.sparse.indexer.sm100.roles.places import look_up, tiles_of, visits, visits_left
-from kernelkit.boxes import copy_in
-from kernelkit.pipelines import filling
+from fmha.sparse.indexer.sm100.roles.places import (
+    BoxPlace,
+    look_up,
+    tiles_of,
+    visits,
+    visits_left,
+)
+from kernelkit.boxes import BoxPosition, copy_in
+from kernelkit.pipelines import producer_state
 
 
 class Load:
@@ -24,17 +30,17 @@ class Load:
         """Whole life of the warp."""
         plan, share = self.plan, scope.share
         self.fetch_queries(scope)
-        state = filling(STAGES)
+        state = producer_state(STAGES)
         begin = Int32(0)
         while begin < plan.config.tokens:
             run = run_from(scope.buffers.spans, begin)
             begin = run.end
             step = visits(plan) * share.ctas
             for first in cutlass.range(share.cta, tiles_of(run), step, unroll=1):
-                places = look_up(plan, scope, run, first)
+                place = look_up(plan, scope, run, first)
                 for visit in cutlass.range(visits_left(plan, scope, run, first), unroll=1):
                     scope.pipes.keys.acquire(state)
-                    self.fetch(scope, places, visit, state.index)
+                    self.fetch(scope, place, visit, state.index)
                     state.advance()
 
     @cute.jit
@@ -44,17 +50,18 @@ class Load:
         buffer = cute.recast_ptr(scope.buffers.q, dtype=Uint8)
         q.signal(0)
         for token in cutlass.range_constexpr(self.plan.config.tokens):
-            place = (0, 0, 0, scope.share.first + token)
+            place = BoxPosition(0, 0, 0, scope.share.first + token)
             copy_in(scope.operands.q, box, place, box.at(buffer, token), q.barrier(0))
 
     @cute.jit
-    def fetch(self, scope: Scope, places: tuple, visit: Int32, stage: Int32) -> None:
-        """The tile of a visit. places: (slots, rows), a box a lane."""
-        (slots, rows), box, boxes = places, key_box(self.plan), self.plan.config.boxes
+    def fetch(self, scope: Scope, place: BoxPlace, visit: Int32, stage: Int32) -> None:
+        """The tile of a visit. place: of the lane's box."""
+        box, boxes = key_box(self.plan), self.plan.config.boxes
         buffer = cute.recast_ptr(scope.buffers.keys, dtype=Uint8)
         barrier = scope.pipes.keys.barrier(stage)
         for index in cutlass.range_constexpr(boxes):
-            slot = cute.arch.shuffle_sync(slots, visit * boxes + index)
-            row = cute.arch.shuffle_sync(rows, visit * boxes + index)
+            slot = cute.arch.shuffle_sync(place.slot, visit * boxes + index)
+            row = cute.arch.shuffle_sync(place.row, visit * boxes + index)
             target = box.at(buffer, stage * boxes + index)
-            copy_in(scope.operands.keys, box, (row, 0, 0, slot), target, barrier)
+            position = BoxPosition(row, 0, 0, slot)
+            copy_in(scope.operands.keys, box, position, target, barrier)

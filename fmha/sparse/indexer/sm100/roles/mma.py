@@ -28,7 +28,7 @@ from fmha.sparse.indexer.sm100.plan import (
 from fmha.sparse.indexer.sm100.roles.places import tiles_of
 from kernelkit import tmem
 from kernelkit.block_scale import copy_atom
-from kernelkit.pipelines import cta_group, draining, filling
+from kernelkit.pipelines import consumer_state, cta_group, producer_state
 from kernelkit.umma import accumulator, shared
 
 GROUP = WIDTH // SCALE_BYTES  # elements that share a scale factor
@@ -45,8 +45,8 @@ class Mma:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
-        state, acc = draining(STAGES), filling(ACC_STAGES)
-        pipes.q.wait(draining(1))
+        state, acc = consumer_state(STAGES), producer_state(ACC_STAGES)
+        pipes.q.wait(consumer_state(1))
         self.bring_scales(scope, "q_scales", scope.buffers.q_scales)
         begin = Int32(0)
         while begin < plan.config.tokens:
@@ -71,9 +71,12 @@ class Mma:
         words = buffers.key_scales + state.index * (ATOM_BYTES // SCALE_BYTES)
         self.bring_scales(scope, "key_scales", words)
         mma, tile = make_mma(plan), (KEYS, plan.n, WIDTH)
+        # -> (MMA, MMA_M, MMA_N)
         d = accumulator(mma, tile, buffers.tmem, stage * plan.n)
+        # -> (MMA, MMA_M, MMA_K)
         layout = sm100.make_smem_layout_a(mma, tile, buffers.keys.value_type, STAGES)
         a = mma.make_fragment_A(shared(buffers.keys, layout))[None, None, None, state.index]
+        # -> (MMA, MMA_N, MMA_K)
         layout = sm100.make_smem_layout_b(mma, tile, buffers.q.value_type, 1)
         b = mma.make_fragment_B(shared(buffers.q, layout))[None, None, None, 0]
         for block in cutlass.range_constexpr(K_BLOCKS):

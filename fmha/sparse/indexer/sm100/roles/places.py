@@ -4,6 +4,8 @@ A look into a block table takes longer than a tile: lane l looks for box l % box
 l / boxes, and shuffles tell the others.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -13,6 +15,14 @@ from fmha.sparse.indexer.scores_device import Run, slot_of
 from fmha.sparse.indexer.sm100.args import Scope
 from fmha.sparse.indexer.sm100.plan import ScoresPlan
 from kernelkit import hw
+
+
+@dataclass(frozen=True)
+class BoxPlace:
+    """Where a box begins; slot -1 where the run sees none of its keys."""
+
+    slot: Int32
+    row: Int32
 
 
 def visits(plan: ScoresPlan) -> int:
@@ -27,16 +37,15 @@ def tiles_of(run: Run) -> Int32:
 
 
 @cute.jit
-def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> tuple:
-    """(slot, row) where the lane's box begins, -1 for a slot where the run sees none of its keys.
-    `tile` is of visit 0."""
+def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
+    """Of the lane's box. `tile` is of visit 0."""
     lane, boxes = cute.arch.lane_idx(), plan.config.boxes
     key = (tile + lane // boxes * scope.share.ctas) * KEYS + lane % boxes * plan.config.box
-    rows = Uint32(scope.problem.rows)
+    rows = Uint32(scope.params.rows)
     block, slot = Uint32(key) // rows, Int32(-1)
     if key < run.most:
-        slot = slot_of(scope.problem, run.owner, Int32(block))
-    return slot, key - Int32(block * rows)
+        slot = slot_of(scope.params, run.owner, Int32(block))
+    return BoxPlace(slot, key - Int32(block * rows))
 
 
 @cute.jit

@@ -15,9 +15,15 @@ from fmha.sparse.indexer.scores_config import KEYS
 from fmha.sparse.indexer.scores_device import run_from
 from fmha.sparse.indexer.sm100.args import Scope
 from fmha.sparse.indexer.sm100.plan import AHEAD, ATOM_BYTES, ROLES, SCALE_BYTES, STAGES, ScoresPlan
-from fmha.sparse.indexer.sm100.roles.places import look_up, tiles_of, visits, visits_left
+from fmha.sparse.indexer.sm100.roles.places import (
+    BoxPlace,
+    look_up,
+    tiles_of,
+    visits,
+    visits_left,
+)
 from kernelkit import hw
-from kernelkit.pipelines import filling
+from kernelkit.pipelines import producer_state
 
 QUARTERS = KEYS // hw.WARP_THREADS
 NOWHERE = 0
@@ -34,7 +40,7 @@ class Scales:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         plan, share, pipe = self.plan, scope.share, scope.pipes.scales
-        state, arrived = filling(STAGES), filling(STAGES)
+        state, arrived = producer_state(STAGES), producer_state(STAGES)
         begin, pending = Int32(0), Int32(0)
         while begin < plan.config.tokens:
             run = run_from(scope.buffers.spans, begin)
@@ -60,11 +66,11 @@ class Scales:
             arrived.advance()
 
     @cute.jit
-    def words_of(self, scope: Scope, places: tuple) -> Int64:
+    def words_of(self, scope: Scope, place: BoxPlace) -> Int64:
         """Address of the first word of the lane's box, NOWHERE where it has no slot."""
-        (slot, row), problem = places, scope.problem
-        found = problem.scales + Int64(slot) * problem.slot_bytes + row * SCALE_BYTES
-        return found if slot >= 0 else Int64(NOWHERE)
+        params = scope.params
+        found = params.scales + Int64(place.slot) * params.slot_stride + place.row * SCALE_BYTES
+        return found if place.slot >= 0 else Int64(NOWHERE)
 
     @cute.jit
     def fetch(self, scope: Scope, words: Int64, visit: Int32, state: PipelineState) -> None:

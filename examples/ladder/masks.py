@@ -1,0 +1,23 @@
+"""Which query sees which key: the masks that the kernels of the ladder can have.
+
+A mask is a function of two positions, counted from 0, and says whether the query sees the key. The
+kernel calls it with 32-bit integers of the DSL, the reference with integer tensors of torch, so it
+may use comparisons, arithmetic, `&` and `|`, but neither `and`, `or` nor `if`. To add a mask, write
+the function and name it in `MASKS`: every rung then takes it as `--mask`, and is checked against
+the same function in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Mask = Callable[[Any, Any], Any]
+
+
+def causal(query: Any, key: Any) -> Any:
+    """A query sees the keys up to its own position."""
+    return key <= query
+
+
+MASKS: dict[str, Mask | None] = {"full": None, "causal": causal}

@@ -1,0 +1,118 @@
+"""The operator `blackwell_kernels::attention`: choose the config, decide empty problems, compile
+once, describe the launch."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+
+from fmha.arguments import Arguments
+from fmha.choose import choose_config, longest_queries
+from fmha.config import AttentionConfig
+from fmha.plan import make_plan
+from kernelkit.attention import bounded, fill_without_keys, plain_table
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import choose_target, launch
+from kernelkit.operator import Operator
+from kernelkit.tensors import require_tma, with_plain_strides
+
+ARCHS = ("sm_100a",)
+KERNEL = "fmha.sm100.signature"
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def forward(arguments: Arguments) -> Results:
+    """(O, LSE, row_max), row_max empty where O is normalised; one launch or none.
+
+    Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
+    """
+    arguments.check()
+    config = choose_config(arguments)
+    check_config(config)
+    for name in ("q", "k", "v"):
+        require_tma(name, getattr(arguments, name))
+    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    results = empty_results(arguments)
+    if _has_work(arguments):
+        given = kernel_arguments(arguments, results)
+        launch(compile_attention(config, target.arch), given, target, arguments.q.device)
+    else:
+        o, lse, row_max = results
+        fill_without_keys(o, lse, arguments.sinks)
+        row_max.fill_(-math.inf)
+    return results
+
+
+@cache
+def check_config(config: AttentionConfig) -> None:
+    """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+    make_plan(config)
+
+
+def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel:
+    """`AttentionForward.__call__`, found or compiled, once per process."""
+    return compile_once(config, arch, KERNEL)
+
+
+def compile_minimal(arch: str = "sm_100a") -> CompiledKernel:
+    """`fmha.minimal.minimal_attention`, for any lengths, heads, batch and strides."""
+    return compile_once(None, arch, "fmha.minimal")
+
+
+def empty_results(arguments: Arguments) -> Results:
+    """O, LSE and row_max, allocated and not yet written."""
+    q, o = arguments.q, arguments.out
+    *batch, queries, heads, _ = q.shape
+    if o is None:
+        o = q.new_empty((*q.shape[:-1], arguments.v.shape[-1]), dtype=arguments.o_dtype)
+    lse = q.new_empty((*batch, heads, queries), dtype=torch.float32)
+    row_max = q.new_empty(0 if arguments.normalize else lse.shape, dtype=torch.float32)
+    return o, lse, row_max
+
+
+def _has_work(arguments: Arguments) -> bool:
+    """Whether there is anything to launch for."""
+    has_queries = arguments.batch > 0 and longest_queries(arguments) > 0
+    return has_queries and arguments.k.numel() > 0 and arguments.key_capacity > 0
+
+
+def kernel_arguments(arguments: Arguments, results: Results) -> tuple:
+    """(tensors, tables, numbers) in the order in which the kernel takes them."""
+    o, lse, row_max = results
+    q, k, v = arguments.q, arguments.k, arguments.v
+    if arguments.cu_seqlens_q is not None:
+        q, o, lse, row_max = (tensor.unsqueeze(0) for tensor in (q, o, lse, row_max))
+    if arguments.cu_seqlens_k is not None:
+        k, v = k.unsqueeze(0), v.unsqueeze(0)
+    tables = (
+        plain_table(arguments.kv_lens),
+        plain_table(arguments.q_offset),
+        plain_table(arguments.cu_seqlens_q),
+        plain_table(arguments.cu_seqlens_k),
+        plain_table(arguments.page_table),
+        arguments.kernel_sinks(),
+        plain_table(arguments.cos),
+        plain_table(arguments.sin),
+    )
+    numbers = (
+        *arguments.factors(),
+        bounded(arguments.window_left),
+        0 if arguments.causal else bounded(arguments.window_right),
+        bounded(arguments.sink_tokens),
+        longest_queries(arguments),
+    )
+    tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
+    return tensors, (lse, None if arguments.normalize else row_max, *tables), numbers
+
+
+def _fake_results(arguments: Arguments) -> Results:
+    """Shapes, dtypes and strides alone: sizes may be symbols, on which no check could decide."""
+    arguments.check_devices()
+    return empty_results(arguments)
+
+
+ATTENTION = Operator("attention", Arguments, forward, _fake_results, results=3)

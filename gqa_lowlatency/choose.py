@@ -1,0 +1,324 @@
+"""What a decode problem is compiled for: how many CTAs share the keys of a KV head, which of its
+query rows stand in one of them, and what else follows from sizes.
+
+Pure functions of sizes, with what was measured as data. What a CTA of one architecture holds where
+is in `sm90/plan.py` and `sm100/plan.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gqa_lowlatency.arguments import KV_NAMES, Arguments
+from gqa_lowlatency.config import CLUSTERS, TUNABLE, DecodeConfig
+from kernelkit import hw
+from kernelkit.arch import written_for
+from kernelkit.launch import Target, clusters_at_once
+from kernelkit.tensors import DTYPE_NAMES
+
+MANY = 1 << 30
+TILE = 128  # keys that a CTA takes at a time
+MIN_KEYS_OF_16_WARPS = 512
+MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps read faster than 16
+MIN_KEYS_OF_DEEP_RINGS = 4096  # that are worth more than a second CTA where there are many
+MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
+MIN_KEYS_OF_PARTS = 8192  # from which the merge of several clusters costs less than it saves,
+MIN_TILES_OF_PARTS = 2  # for each CTA,
+MAX_FILL_OF_PARTS = 0.25  # where one cluster per KV head leaves the other SMs without work
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a launch is laid out for.
+
+    sms: to be filled. widest: the largest cluster worth taking. columns: head_dim -> most query
+    rows of a CTA, by its registers and shared memory.
+    """
+
+    sms: int
+    widest: int
+    columns: dict[int, int]
+
+
+MACHINES = {
+    # Clusters of 16 were slower than of 8 at every length on an H100.
+    "sm_90a": Machine(132, 8, {64: 64, 128: 32, 256: 16}),
+    "sm_100a": Machine(148, 16, {64: 64, 128: 64, 256: 64}),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`cluster` was fastest for at least min_keys keys and so many clusters."""
+
+    min_keys: int
+    clusters: range
+    cluster: int
+
+
+# arch -> choices, of which the first that fits counts. What none fits follows the rule.
+MEASURED: dict[str, tuple[Measurement, ...]] = {
+    # More clusters than SMs, of shorter CTAs: the last of them end closer together. 64 entries of
+    # 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
+    "sm_90a": (Measurement(8192, range(133, MANY), 2),),
+    "sm_100a": (),
+}
+
+CoScheduled = Callable[[int], int]
+
+
+def choose_cluster(
+    arch: str,
+    keys: int,
+    clusters: int,
+    *,
+    batch_invariant: bool = False,
+    co_scheduled: CoScheduled | None = None,
+    measured: Sequence[Measurement] | None = None,
+) -> int:
+    """CTAs of a cluster; keys: of the longest entry; clusters: batch x KV heads x tiles of rows.
+
+    As many as find an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
+    two are faster than of four. batch_invariant: as if there was one cluster, so that the choice
+    depends on `keys` alone. co_scheduled: clusters of so many CTAs that run at once; wider ones
+    than that would run one after the other, as they do anyway where there are more than SMs.
+    """
+    machine = MACHINES[arch]
+    clusters = 1 if batch_invariant else max(clusters, 1)
+    possible = [width for width in CLUSTERS if width <= min(machine.widest, -(-keys // TILE))]
+    if not possible:
+        return 1
+    wanted = _measured(MEASURED[arch] if measured is None else measured, keys, clusters)
+    wanted = wanted or machine.sms // clusters
+    width = max((width for width in possible if width <= wanted), default=1)
+    if co_scheduled is not None and not batch_invariant:
+        at_once = clusters if clusters <= machine.sms else 1
+        while width > 1 and at_once > co_scheduled(width):
+            width //= 2
+    return width
+
+
+def choose_parts(
+    arch: str, keys: int, clusters: int, cluster: int, *, batch_invariant: bool = False
+) -> int:
+    """Clusters that share a KV head, 1 nearly always; arguments as in `choose_cluster`.
+
+    The last to arrive reads what all have left, 1.5 us of an H100: 8.2 instead of 11.4 us for 8k
+    keys of one KV head, but no gain with eight of them.
+    """
+    machine, ctas = MACHINES[arch], clusters * cluster
+    few = ctas <= machine.sms * MAX_FILL_OF_PARTS and cluster == machine.widest
+    if batch_invariant or not few or keys < MIN_KEYS_OF_PARTS:
+        return 1
+    return max(1, min(machine.sms // ctas, keys // (TILE * MIN_TILES_OF_PARTS * cluster)))
+
+
+def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
+    """Most query rows of one CTA; more than 8 warps leave each of them fewer registers."""
+    return MACHINES[arch].columns[head_dim] * 8 // max(warps, 8)
+
+
+def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
+    """Warps of a CTA of the Hopper kernel, 0 for its default; keys: of a CTA; ctas: of the grid;
+    elements: columns x head_dim of O.
+
+    Sixteen keep more copies in flight where a CTA has an SM for itself and enough to read (H100, 8
+    KV heads: 15.3 instead of 15.7 us at 8k keys, but 6.1 instead of 4.9 at 1k).
+    """
+    if arch != "sm_90a" or elements > MAX_ELEMENTS_OF_16_WARPS:
+        return 0
+    medium = MIN_KEYS_OF_16_WARPS <= keys < MIN_KEYS_OF_LONG_SHARES
+    return 16 if medium and ctas <= MACHINES[arch].sms else 0
+
+
+def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
+    """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
+
+    Two start and end in each other's shadow, which counts where shares are short. One with 32 KB
+    more of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of
+    699 (64 entries of 8k, more CTAs than SMs). pdl: two are of two grids, and the second grid
+    doubles up before it reaches SMs that are still busy; where each of its CTAs could have had one
+    that costs a tenth (98.6 instead of 89.5 us, eight entries of 8k, 128 CTAs).
+    """
+    if pdl:
+        return most_sms(arch, ctas) and ctas <= MACHINES[arch].sms
+    if arch != "sm_90a":
+        return False
+    alone = ctas <= MACHINES[arch].sms and keys >= MIN_KEYS_OF_16_WARPS
+    return alone or keys >= MIN_KEYS_OF_DEEP_RINGS
+
+
+def most_sms(arch: str, ctas: int) -> bool:
+    """Whether a grid leaves no room for another one beside it.
+
+    Then the grid behind it, with K and V ready, had better begin at once: 12.1 instead of 13.2 us
+    (H100, eight entries of 1k keys). Else its CTAs wait where those of a third could fetch: 16.7
+    instead of 13.3 us (one entry of 8k keys, 64 CTAs).
+    """
+    return 2 * ctas > MACHINES[arch].sms
+
+
+def _measured(choices: Sequence[Measurement], keys: int, clusters: int) -> int:
+    fits = (c for c in choices if keys >= c.min_keys and clusters in c.clusters)
+    return next((choice.cluster for choice in fits), 0)
+
+
+def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
+    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
+    wished = wished_config(arguments, target.arch)
+    limits = co_scheduled_on(target, replace(wished, cluster=1), arguments.q.device)
+    return config_for(wished, target.arch, _load(arguments), limits)
+
+
+def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
+    """What the arguments say, sizes aside; cluster 0 leaves the choice to `config_for`."""
+    tunable = {name: getattr(arguments, name) for name in TUNABLE}
+    if not tunable["max_columns"]:
+        tunable["max_columns"] = _columns(written_for(arch), arguments)
+    return replace(_plain_config(arguments), **tunable)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
+    heads of all entries. parts: clusters that share a KV head, 0 chooses."""
+
+    keys: int
+    heads: int
+    batch_invariant: bool = False
+    parts: int = 0
+
+
+def config_for(
+    wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
+) -> DecodeConfig:
+    """What to compile for `wished` under a load; co_scheduled: see `plan.choose_cluster`."""
+    chosen = choose(wished, wished.row_tiles, arch, load, co_scheduled)
+    return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.parts > 1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Fields of a config that follow from the load."""
+
+    cluster: int
+    parts: bool
+    warps: int
+    alone: bool
+    early: bool
+
+
+def choose(
+    wished: DecodeConfig,
+    row_tiles: int,
+    arch: str,
+    load: Load,
+    co_scheduled: CoScheduled | None = None,
+) -> Choice | None:
+    """None where a cluster is wished for, and with it the rest. row_tiles: those of `wished`."""
+    if wished.cluster:
+        return None
+    arch, clusters = written_for(arch), load.heads * row_tiles
+    cluster = choose_cluster(
+        arch,
+        load.keys,
+        clusters,
+        batch_invariant=load.batch_invariant,
+        co_scheduled=co_scheduled,
+    )
+    parts = _parts(arch, load, clusters, cluster)
+    return _for_shares(wished, arch, load, (row_tiles, cluster, parts))
+
+
+def _load(arguments: Arguments) -> Load:
+    heads = arguments.batch * arguments.kv_heads
+    return Load(arguments.most_seen, heads, arguments.batch_invariant, arguments.parts)
+
+
+def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
+    """Clusters that share a KV head."""
+    load = _load(arguments)
+    return _parts(arch, load, load.heads * config.row_tiles, config.cluster)
+
+
+def _parts(arch: str, load: Load, clusters: int, cluster: int) -> int:
+    """As wished, or chosen."""
+    fixed = {"batch_invariant": load.batch_invariant}
+    return load.parts or choose_parts(arch, load.keys, max(clusters, 1), cluster, **fixed)
+
+
+def _for_shares(
+    wished: DecodeConfig, arch: str, load: Load, shares: tuple[int, int, int]
+) -> Choice:
+    """What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
+    Hopper kernel, when the next grid begins. What is wished for stays.
+
+    shares: tiles of rows, CTAs of a cluster, clusters of a KV head.
+    """
+    row_tiles, cluster, parts = shares
+    sharing = cluster * parts
+    ctas = (1 if load.batch_invariant else load.heads) * row_tiles * sharing
+    keys = load.keys // sharing
+    warps = wished.warps
+    if not warps and not wished.pdl:
+        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
+    early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
+    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
+    return Choice(cluster, parts > 1, warps, alone, early)
+
+
+def _columns(arch: str, arguments: Arguments) -> int:
+    """The limit of rows of a CTA, 0 where it changes nothing."""
+    try:
+        columns = choose_columns(arch, arguments.q.shape[-1], arguments.warps)
+    except KeyError:  # a head_dim that config.check_values() will refuse
+        return 0
+    return columns if arguments.group * arguments.q_tokens > columns else 0
+
+
+def _plain_config(arguments: Arguments) -> DecodeConfig:
+    """What the arguments say."""
+    q_dtype, out_dtype = DTYPE_NAMES[arguments.q.dtype], DTYPE_NAMES[arguments.o_dtype]
+    return DecodeConfig(
+        head_dim=arguments.q.shape[-1],
+        group=arguments.group,
+        q_tokens=arguments.q_tokens,
+        dtype=q_dtype,
+        kv_dtype=KV_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
+        k_scale=arguments.k_scale is not None,
+        v_scale=arguments.v_scale is not None,
+        out_dtype="" if out_dtype == q_dtype else out_dtype,
+        causal=arguments.causal and arguments.q_tokens > 1,
+        left=arguments.window_left is not None,
+        sink_tokens=arguments.sink_tokens > 0,
+        softcap=arguments.softcap > 0,
+        sinks=arguments.sinks is not None,
+        lens=arguments.kv_lens is not None,
+        page_size=0 if arguments.page_table is None else arguments.k.shape[1],
+        pdl=arguments.pdl,
+        kv_ready=arguments.kv_ready_before_pdl,
+    )
+
+
+def co_scheduled_on(
+    target: Target, config: DecodeConfig, device: torch.device
+) -> CoScheduled | None:
+    """What the device says; the emulator has no limit."""
+    if target.backend != "cuda":
+        return None
+    return lambda width: (
+        clusters_at_once(device, width) * _residents(replace(config, cluster=width), target.arch)
+    )
+
+
+def _residents(config: DecodeConfig, arch: str) -> int:
+    """CTAs that shared memory lets stand on an SM."""
+    if arch != "sm_90a":
+        return 1
+    from gqa_lowlatency.sm90.plan import Plan90
+
+    needed = Plan90(config).smem_bytes + hw.SMEM_RESERVED_BYTES
+    return max(1, hw.SMEM_BYTES_PER_SM // needed)

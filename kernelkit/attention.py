@@ -1,0 +1,190 @@
+"""What the arguments of attention over many and over few query tokens have in common: names,
+shapes, checks, and how they reach a kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import torch
+
+from kernelkit.limits import UNBOUNDED
+from kernelkit.log2 import check_factors, exponent_factors
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_table,
+    require_tensors,
+    require_tma,
+    with_plain_strides,
+    without_broadcast,
+)
+
+Sides = tuple[int | None, int | None]
+Window = int | Sides | None
+
+# Names that other libraries give these arguments (FlashAttention, FlashInfer, vLLM, torch).
+OTHER_NAMES = {
+    "seq_lens": "kv_lens",
+    "cache_seqlens": "kv_lens",
+    "seqused_k": "kv_lens",
+    "max_seq_len": "max_kv_len",
+    "max_seqlen_k": "max_kv_len",
+    "block_table": "page_table",
+    "block_tables": "page_table",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "window_size": "window",
+    "window_left": "window",
+    "logits_soft_cap": "softcap",
+    "soft_cap": "softcap",
+    "learnable_sink": "sinks",
+    "s_aux": "sinks",
+    "is_causal": "causal",
+    "return_softmax_lse": "return_lse",
+}
+
+
+class AttentionArguments:
+    """A frozen dataclass of arguments with q, k, v [..., heads, columns], page_table, kv_lens,
+    sinks, out, out_dtype, causal, window_left, window_right, sink_tokens, softcap and scale."""
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+        return self.q.shape[-2]
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads, each read by the same number of query heads."""
+        return self.k.shape[-2]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def o_dtype(self) -> torch.dtype:
+        """dtype of O."""
+        if self.out is not None:
+            return self.out.dtype
+        return self.out_dtype or self.q.dtype
+
+    @property
+    def softmax_scale(self) -> float:
+        """What q.k is multiplied by."""
+        if self.scale is not None:
+            return float(self.scale)
+        return 1.0 / math.sqrt(self.q.shape[-1]) if self.q.shape[-1] else 1.0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether reading a tensor is free of waiting."""
+        return self.q.device.type == "cpu"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Name -> tensor, of those that are there."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+    def check_devices(self) -> None:
+        """Raise ValueError for tensors on different devices."""
+        require_tensors(**self.tensors())
+
+    def check_scores(self, o_shape: tuple[int, ...]) -> None:
+        """Raise for heads, sinks, windows, factors and an `out` that no kernel takes."""
+        self._check_heads()
+        self._check_window()
+        check_factors(self.softmax_scale, self.softcap)
+        if self.sinks is not None:
+            if not self.sinks.dtype.is_floating_point:
+                raise ValueError(f"sinks is {self.sinks.dtype}, expected a floating-point dtype")
+            require_table("sinks", self.sinks, self.sinks.dtype, (self.q_heads,))
+        if self.o_dtype not in DTYPE_NAMES:
+            raise NotImplementedError(f"out_dtype {self.o_dtype}: one of {tuple(DTYPE_NAMES)}")
+        if self.out is not None:
+            self._check_out(o_shape)
+
+    def _check_heads(self) -> None:
+        q_heads, kv_heads = self.q_heads, self.kv_heads
+        if q_heads == 0 or kv_heads == 0:
+            raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
+        if q_heads % kv_heads:
+            raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} KV heads")
+
+    def _check_window(self) -> None:
+        for side in ("left", "right"):
+            size = getattr(self, f"window_{side}")
+            if size is not None and size < 0:
+                raise ValueError(f"window {side} {size}: at least 0 keys, None for unbounded")
+        if self.sink_tokens < 0:
+            raise ValueError(f"sink_tokens {self.sink_tokens}: at least 0")
+        if self.sink_tokens and self.window_left is None:
+            raise ValueError(
+                f"sink_tokens {self.sink_tokens} without a left window: the first keys are visible"
+            )
+
+    def _check_out(self, shape: tuple[int, ...]) -> None:
+        if self.out_dtype not in (None, self.out.dtype):
+            raise ValueError(f"out is {self.out.dtype}, out_dtype {self.out_dtype}")
+        if tuple(self.out.shape) != shape:
+            raise ValueError(f"out has shape {tuple(self.out.shape)}, expected {shape}")
+        require_tma("out", self.out)
+
+    def kernel_sinks(self) -> torch.Tensor | None:
+        """fp32, as kernels read them; a copy where they are of another dtype."""
+        return None if self.sinks is None else plain_table(self.sinks.float())
+
+    def factors(self) -> tuple[float, float]:
+        """scale_log2 and softcap_log2, see `kernelkit.log2`."""
+        return exponent_factors(self.softmax_scale, self.softcap)
+
+
+def bounded(size: int | None) -> int:
+    """Keys of one side of a window, or of the first ones, as a kernel takes them."""
+    return UNBOUNDED if size is None else min(size, UNBOUNDED)
+
+
+def plain_table(table: torch.Tensor | None) -> torch.Tensor | None:
+    """As the DSL takes a table; the rows of a broadcast are written out."""
+    return None if table is None else with_plain_strides(without_broadcast(table))
+
+
+def fill_without_keys(
+    o: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None, *, heads_last: bool = False
+) -> None:
+    """O = 0, LSE = -inf; a sink, which needs no key, is then all of the LSE.
+
+    lse: [..., H, S], or [..., H] with heads_last.
+    """
+    lse.fill_(-math.inf)
+    if sinks is not None:
+        lse.copy_(sinks if heads_last else sinks[:, None])
+    o.zero_()
+
+
+def window_sides(window: Window) -> Sides:
+    """(left, right) of a window: a number is keys before the own position."""
+    if window is None or (isinstance(window, int) and not isinstance(window, bool)):
+        return window, None
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(f"window {window!r}: keys before, or (before, behind), None for unbounded")
+    return window[0], window[1]
+
+
+def given_options(options: Mapping[str, object], defaults: Mapping[str, object]) -> dict:
+    """Those of a call that are not at their default: an operator parses every one it is given."""
+    return {name: value for name, value in options.items() if value is not defaults[name]}
+
+
+def tunable_fields(config: object, kind: type, names: tuple[str, ...]) -> dict[str, object]:
+    """The fields of a config that a user may choose, where they are not at their default."""
+    if config is None:
+        return {}
+    if not isinstance(config, kind):
+        raise TypeError(f"config is {type(config).__name__}, expected {kind.__name__}")
+    plain = kind()
+    fields = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in fields.items() if value != getattr(plain, name)}

@@ -1,0 +1,350 @@
+"""Torch operators of kernels: from a dataclass of arguments and a function that runs it come the
+operator that tracers see whole, the cheap repetition of an eager call, and plans.
+
+A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
+allocates and launches. On a GPU the first call of a layout is taken down on a tape
+(`kernelkit.tape`), and later calls of the same layouts and options repeat the tape: they skip what
+the first one checked, since nothing that it looked at has changed. On the CPU every call is
+checked, also what tensors hold.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import MISSING
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs compare with
+
+from kernelkit.schema import Schema
+from kernelkit.tape import ADDRESS_UNIT, Results, Tape, Taping
+
+NAMESPACE = "blackwell_kernels"
+TAPES = 64  # of an operator and a thread
+
+# All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
+_kind = attrgetter("shape", "dtype", "device")
+_strides = torch.Tensor.stride
+
+
+def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
+    """What a call depends on besides addresses and contents, to be compared and hashed."""
+    return tuple(map(_kind, tensors)), tuple(map(_strides, tensors))
+
+
+class Operator:
+    """The operator `blackwell_kernels::<name>`, and `<name>_out` where a field `out` may be given.
+
+    arguments: a frozen dataclass whose fields are tensors, numbers, words, dtypes, or dataclasses
+    of such. run: does the work, and returns a tuple of new tensors; with `out` the first of them is
+    that tensor. empty: makes results like those, without checks, for tracers: sizes may be symbols.
+    results: how many there are. writes: names of other arguments that are written to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: type,
+        run: Callable[[Any], Results],
+        empty: Callable[[Any], Results],
+        *,
+        results: int,
+        writes: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.schema, self._run = name, Schema(arguments), run
+        self._tapes = _Tapes()
+        names = [leaf.name for leaf in self.schema.tensors]
+        self._needed = [leaf.name for leaf in self.schema.tensors if leaf.default is MISSING]
+        self._out = "out" in names and "out" not in self._needed
+        left_out = "out" if self._out else ""
+        plain = [name for name in names if name != left_out]
+        text = self.schema.text(results, writes, without=left_out)
+        self.default = self._register(name, text, _Call(self, plain, empty, results), not writes)
+        self._names, self.written = plain, None
+        if self._out:
+            text = self.schema.text(results - 1, ("out", *writes))
+            call = _Call(self, names, empty, results, written=True)
+            self.written = self._register(f"{name}_out", text, call, functional=False)
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """The results, of fields of the dataclass by name; those left out have their default.
+
+        TypeError for a value of another type, NotImplementedError for a tensor that requires grad,
+        and whatever `run` raises.
+        """
+        flat = self.schema.flat(given)
+        out = flat.get("out") if self._out else None
+        operator = self.default if out is None else self.written
+        needed = [flat.pop(name) for name in self._needed]
+        if torch.compiler.is_compiling():
+            results = operator(*needed, **flat)
+        else:  # `flat` has refused what autograd would be asked for, so its layer has nothing to do
+            with torch._C._AutoDispatchBelowAutograd():
+                results = operator(*needed, **flat)
+        if out is None:
+            return results
+        if results is None:
+            return out
+        return (out, *(results if isinstance(results, tuple | list) else (results,)))
+
+    def arguments(self, given: Mapping[str, Any]) -> Any:
+        """The dataclass, of checked types."""
+        return self.schema.build(self.schema.flat(given))
+
+    def run(self, flat: Mapping[str, Any]) -> Results:
+        """The whole way down. flat: leaves of the schema that are not at their default."""
+        return self._run(self.schema.build(flat))
+
+    def recall(self, names: Sequence[str], tensors: Sequence[Any], options: dict) -> Results:
+        """The results, by the tape of an earlier call of this thread, if one had these layouts and
+        options and its memory lay as this call's does; else the whole way down, and a tape of it.
+        """
+        here, present = _present(tensors)
+        # By places among so many names: with and without `out` they mean other tensors.
+        key = len(names), here, layouts(present), tuple(options.items())
+        kept = self._tapes.kept
+        tape = kept.get(key)
+        if tape is not None and tape.fits(present):
+            kept.move_to_end(key)
+            return _repeated(tape, present)
+        named = {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
+        results, tape = Taping(present).run(lambda: self.run(named | options))
+        if tape is not None and not tape.reads:
+            kept[key] = tape
+            kept.move_to_end(key)
+            if len(kept) > TAPES:
+                kept.popitem(last=False)
+        return results
+
+    def forget(self) -> None:
+        """Drop the tapes of this thread."""
+        self._tapes.kept.clear()
+
+    def _register(self, name: str, text: str, call: _Call, functional: bool) -> Any:
+        qualified = f"{NAMESPACE}::{name}"
+        # What `custom_op` does, without the layers that it puts around each call.
+        torch.library.define(qualified, text)
+        torch.library.impl(qualified, "default", call)
+        torch.library.register_fake(qualified, call.fake)
+        if functional:  # torch takes no backward for an operator that writes, not one that refuses
+
+            def refuse(context: Any, *gradients: Any) -> None:
+                raise NotImplementedError(f"{qualified} has no backward; use no_grad()")
+
+            torch.library.register_autograd(qualified, refuse)
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+class _Tapes(threading.local):
+    """Tapes by what they depend on, the latest last. Each thread has its own: a tape serves one
+    call at a time."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, Tape] = OrderedDict()
+
+
+class _Call:
+    """What torch calls: the implementation of an operator, and its fake."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        names: Sequence[str],
+        empty: Callable[[Any], Results],
+        results: int,
+        written: bool = False,
+    ) -> None:
+        self._operator, self._names, self._empty = operator, names, empty
+        self._first = 1 if written else 0  # of the results that are returned
+        self._single = results - self._first == 1
+        self._nothing = results == self._first
+        self.__name__ = operator.name
+
+    def __call__(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
+        if _on_gpu(tensors):
+            return self._returned(self._operator.recall(self._names, tensors, options))
+        return self._returned(self._operator.run(self._flat(tensors) | options))
+
+    def fake(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
+        """Shapes, dtypes and strides alone."""
+        arguments = self._operator.schema.build(self._flat(tensors) | options)
+        return self._returned(self._empty(arguments))
+
+    def _flat(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        return {n: t for n, t in zip(self._names, tensors, strict=False) if t is not None}
+
+    def _returned(self, results: Results) -> Any:
+        if self._nothing:
+            return None
+        return results[self._first] if self._single else results[self._first :]
+
+
+class Plan:
+    """A call whose sizes do not change: checked, compiled and described once, launched many times.
+
+    A call goes past torch's dispatcher, and the only checks left are that every tensor has the
+    shape, strides, dtype and device of the one it was planned with, and an address that is aligned
+    as that was. What tensors hold is not looked at, on the CPU neither. Tensors that a call is not
+    given are those of the plan, which keeps them; of those that every call is given it keeps none.
+    One thread and one stream at a time; launches go to the current stream, CUDA graphs capture
+    them.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        given: Mapping[str, Any],
+        *,
+        moves: Sequence[str] = (),
+        results: Sequence[str] = (),
+        dry: bool = True,
+    ) -> None:
+        """given: as for the operator. moves: tensors that every call is given, where the plan was
+        made with them. results: names of the results, in order, that a call may be given. dry:
+        nothing is launched here, so that what later steps check of earlier ones is not there.
+        """
+        flat = operator.schema.flat(given)
+        tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
+        self._moves = [name for name in moves if name in tensors]
+        order = [*self._moves, *(name for name in tensors if name not in self._moves)]
+        inputs = [tensors[name] for name in order]
+        taping = Taping(inputs, dry=dry)
+        made, self._tape = taping.run(lambda: operator.run(flat))
+        if self._tape is None:
+            raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
+        self._tape.hold(taping.memory(results=not results))
+        self._held = inputs[len(self._moves) :]
+        self._results, self._count = tuple(results), len(self._moves)
+        planned = inputs[: self._count]
+        self._layouts, self._guards = layouts(planned), _guards(planned) if planned else None
+        self._made, self._replaceable = layouts(made), taping.replaceable()
+        self.made = () if results else made
+
+    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor | None) -> Results:
+        """The results for these tensors: in new tensors, in those given for them, or, where the
+        plan has no names for results, in `made`.
+
+        ValueError for a tensor that is laid out differently, is missing, or has no place.
+        """
+        given = {name: tensor for name, tensor in named.items() if tensor is not None}
+        twice = ()
+        if tensors:
+            twice = given.keys() & self._moves[: len(tensors)]
+            given.update(zip(self._moves, tensors, strict=False))
+        inputs = [given.pop(name) for name in self._moves if name in given]
+        results = [given.pop(name, None) for name in self._results]
+        if given or len(inputs) != self._count or twice or len(tensors) > self._count:
+            raise ValueError(self._wrong_tensors(inputs, [*given, *twice]))
+        if self._guards is not None and not self._guards.check(*inputs):
+            self._compare(self._moves, inputs, self._layouts)
+            self._guards = _guards(inputs)  # know the next ones like these sooner
+        self._check_results(results)
+        inputs += self._held
+        if not self._tape.fits(inputs):
+            raise ValueError(self._wrong_addresses(inputs))
+        return _repeated(self._tape, inputs, results)
+
+    def _compare(
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor | None], planned: tuple
+    ) -> None:
+        for name, tensor, *wanted in zip(names, tensors, *planned, strict=False):
+            if tensor is None:
+                continue
+            found = [_kind(tensor), tensor.stride()]
+            if found != wanted:
+                raise ValueError(f"{name} is {found[0]} {found[1]}, planned was {wanted}")
+
+    def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
+        self._compare(self._results, results, self._made)
+        for name, tensor, own in zip(self._results, results, self._replaceable, strict=False):
+            if tensor is None:
+                continue
+            if not own:
+                raise ValueError(f"{name} cannot be given: it is no memory of its own")
+            if tensor.data_ptr() % ADDRESS_UNIT:
+                raise ValueError(_misaligned(name, tensor, ADDRESS_UNIT))
+
+    def _wrong_tensors(self, inputs: Sequence[torch.Tensor], more: Sequence[str]) -> str:
+        planned = ", ".join((*self._moves, *self._results))
+        others = f", and {', '.join(more)}" if more else ""
+        return f"{len(inputs)} tensors{others}: planned with {planned}"
+
+    def _wrong_addresses(self, inputs: Sequence[torch.Tensor]) -> str:
+        for name, tensor, mask in zip(self._moves, inputs, self._tape.masks, strict=False):
+            if tensor.data_ptr() & mask:
+                return _misaligned(name, tensor, mask + 1)
+        here = [tensor.data_ptr() for tensor in inputs]
+        wrong = ((a, b, apart) for a, b, apart in self._tape.aliases if here[b] - here[a] != apart)
+        a, b, apart = next(wrong)
+        names = [*self._moves, *("a tensor of the plan" for _ in self._held)]
+        return f"{names[a]} and {names[b]} lay {apart} bytes apart in the plan"
+
+
+def _misaligned(name: str, tensor: torch.Tensor, unit: int) -> str:
+    return f"{name} at {tensor.data_ptr():#x}: multiples of {unit} bytes"
+
+
+def _on_gpu(tensors: Sequence[Any]) -> bool:
+    first = tensors[0]
+    return (first[0] if isinstance(first, list | tuple) else first).is_cuda
+
+
+def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
+    """(which there are, these), those of sequences one by one."""
+    here, present = [], []
+    for place, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor):
+            here.append(place)
+            present.append(tensor)
+        elif tensor is not None:
+            here.append((place, tuple(item is not None for item in tensor)))
+            present += [item for item in tensor if item is not None]
+    return tuple(here), present
+
+
+def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
+    """check(*tensors) is true for tensors of these layouts; it may be false for them as well,
+    since it also looks at what autograd and inference mode make of a tensor."""
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+def _repeated(tape: Tape, inputs: list[torch.Tensor], results: Sequence[Any] = ()) -> Results:
+    """On the device of the inputs."""
+    first = inputs[0]
+    if first.is_cuda and torch.cuda.current_device() != first.get_device():
+        with torch.cuda.device(first.device):
+            return tape.repeat(inputs, results)
+    return tape.repeat(inputs, results)
+
+
+def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:
+    """A public function that answers a wrong name with the right one. hints: names that users of
+    other libraries will try -> the name here."""
+
+    def around(function: Callable) -> Callable:
+        known = [*inspect.signature(function).parameters]
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except TypeError as error:
+                wrong = [name for name in options if name not in known]
+                if not wrong:
+                    raise
+                close = difflib.get_close_matches(wrong[0], known, 1)
+                right = hints.get(wrong[0]) or (close[0] if close else "")
+                advice = f"; it is called {right} here" if right else ""
+                text = f"{function.__name__} has no argument {wrong[0]}{advice}"
+                raise TypeError(text) from error
+
+        return call
+
+    return around

@@ -1,0 +1,296 @@
+"""The arguments of append, gather, copy and checksum, and every check of them.
+
+Nothing here waits for a GPU: values of tables that live there are taken as they are, and kernels
+pass over what is out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit.tensors import (
+    is_broadcast,
+    require_rank,
+    require_table,
+    require_tensors,
+    require_tma,
+    require_types,
+)
+from kvcache.layouts.latent import LATENTS, Latent
+from kvcache.layouts.records import Record
+from kvcache.layouts.rows import Rows, check_mapping, check_pool
+from kvcache.movement.config import VECTOR_BYTES
+from kvcache.movement.rope import check_positions, check_rope
+
+LATENT_DTYPES = (torch.bfloat16, torch.float32)
+MAX_SLOT_BYTES = 1 << 31
+
+Pair = tuple[Rows, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AppendSwa:
+    """Of `kvcache.append_swa`."""
+
+    rows: Rows
+    kv: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    backend: str = "auto"
+    arch: str | None = None
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        rows, kv, slots = self.rows, self.kv, self.slots
+        tables = {"positions": self.positions, "slots": slots, "cos": self.cos, "sin": self.sin}
+        require_tensors(pool=rows.pool, kv=kv, **tables)
+        latent = LATENTS.get(rows.record.name)
+        if latent is None:
+            raise NotImplementedError(f"record {rows.record.name}: supported are {[*LATENTS]}")
+        _check_latent("kv", kv, LATENT_DTYPES, latent)
+        check_rope(self.positions, self.cos, self.sin, len(kv))
+        _check_entries("slots", slots, len(kv), rows)
+        if len(kv) and slots.device.type == "cpu":
+            check_positions(self.positions[slots >= 0], len(self.cos))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows of a pool are, as `Rows` has it."""
+
+    data_offset: int
+    scale_offset: int
+    rows: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class AppendRows:
+    """Of `kvcache.append_rows`: rows of one pool, or of two. other_pool: None where both are in
+    the same one, since an operator may not be given one memory to write to twice."""
+
+    pool: torch.Tensor
+    x: torch.Tensor
+    slots: torch.Tensor
+    place: Place
+    other_pool: torch.Tensor | None = None
+    other: torch.Tensor | None = None
+    other_place: Place | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Rows of a pool, and the tensor whose rows they become."""
+        found = [(Rows(self.pool, **vars(self.place)), self.x)]
+        if self.other is not None:
+            pool = self.pool if self.other_pool is None else self.other_pool
+            found.append((Rows(pool, **vars(self.other_place)), self.other))
+        return found
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        pairs = self.pairs
+        if len({rows.entries for rows, _ in pairs}) > 1:
+            entries = [rows.entries for rows, _ in pairs]
+            raise ValueError(f"pools of {entries} entries: one mapping is of as many in each")
+        named = {f"tensor {index}": pair for index, pair in enumerate(pairs)}
+        _check_rows(named, "slots", self.slots)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Of `kvcache.gather`."""
+
+    rows: Rows
+    indices: torch.Tensor
+    out: torch.Tensor
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def dequantises(self) -> bool:
+        """Whether entries become numbers; else their bytes are copied."""
+        latent = LATENTS.get(self.rows.record.name)
+        return latent is not None and latent.group > 0
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        rows, indices, out = self.rows, self.indices, self.out
+        record = rows.record
+        if self.dequantises:
+            require_tensors(pool=rows.pool, indices=indices, out=out)
+            _check_latent("out", out, (torch.bfloat16,), LATENTS[record.name])
+            _check_entries("indices", indices, len(out), rows)
+            return
+        if record.scale_bytes:
+            names = [name for name, latent in LATENTS.items() if latent.group]
+            raise NotImplementedError(
+                f"record {record.name} has scales apart from its data: supported are {names} "
+                "and records without"
+            )
+        _check_rows({"out": (rows, out)}, "indices", indices)
+
+
+@dataclass(frozen=True)
+class CopySlots:
+    """Of `kvcache.copy_slots`; source: None where it is the target."""
+
+    target: torch.Tensor
+    pairs: torch.Tensor
+    source: torch.Tensor | None = None
+    segments: torch.Tensor | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def pools(self) -> dict[str, torch.Tensor]:
+        """Of source and target."""
+        source = self.target if self.source is None else self.source
+        return {"source": source, "target": self.target}
+
+    def pieces(self, piece_bytes: int) -> int:
+        """How many a slot has: its segments, checked on the CPU, or parts of so many bytes."""
+        return _pieces([*self.pools.values()], self.segments, self.pairs.device, piece_bytes)
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        pairs = self.pairs
+        for name, pool in self.pools.items():
+            _check_copied(name, pool, pairs.device)
+        require_table("pairs", pairs, torch.int64, (None, 2))
+        if pairs.numel() and not pairs.is_contiguous():
+            raise ValueError(f"pairs has strides {pairs.stride()}: contiguous")
+        for column, (name, pool) in enumerate(self.pools.items()):
+            limit = f"the {name} has slots 0 to {len(pool) - 1}"
+            check_mapping(f"pairs of the {name}", pairs[:, column], len(pool), limit)
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """Of `kvcache.checksum`."""
+
+    pool: torch.Tensor
+    slots: torch.Tensor
+    begin: int
+    end: int
+    backend: str = "auto"
+    arch: str | None = None
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        pool, slots, begin, end = self.pool, self.slots, self.begin, self.end
+        require_types(pool=pool, slots=slots)
+        check_pool("pool", pool)
+        _check_reached("pool", pool, "slots", slots.device)
+        limit = min(pool.shape[1], MAX_SLOT_BYTES)
+        if begin % VECTOR_BYTES or end % VECTOR_BYTES or not 0 <= begin <= end <= limit:
+            raise ValueError(
+                f"bytes {begin} to {end}: multiples of {VECTOR_BYTES} from 0 to {limit}, in order"
+            )
+        require_table("slots", slots, torch.int64, (None,))
+        check_mapping("slots", slots, len(pool), f"the pool has slots 0 to {len(pool) - 1}")
+
+
+def _check_rows(pairs: Mapping[str, Pair], name: str, mapping: torch.Tensor) -> None:
+    """Refuse rows of bytes as they are, and a mapping of that name, that no kernel takes."""
+    first, x = next(iter(pairs.values()))
+    tokens = len(x) if x.ndim else 0
+    for tensor_name, (rows, tensor) in pairs.items():
+        require_tensors(pool=rows.pool, x=tensor, **{name: mapping})
+        rows.check(align=1)
+        _check_tokens(tensor_name, tensor, tokens, rows)
+    _check_entries(name, mapping, tokens, first, align=1)
+
+
+def _check_latent(
+    name: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], latent: Latent
+) -> None:
+    layout = f"[T, {latent.elements}]"
+    require_rank(name, x, layout)
+    if x.dtype not in dtypes or x.shape[1] != latent.elements:
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}: {dtypes} {layout}")
+    require_tma(name, x)
+
+
+def _check_entries(
+    name: str, mapping: torch.Tensor, tokens: int, rows: Rows, align: int = VECTOR_BYTES
+) -> None:
+    """Refuse rows that do not lie in their pool, or a mapping that is not of `tokens` entries."""
+    rows.check(align)
+    require_table(name, mapping, torch.int64, (tokens,))
+    limit = f"{len(rows.pool)} slots of {rows.rows} rows have 0 to {rows.entries - 1}"
+    check_mapping(name, mapping, rows.entries, limit)
+
+
+def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: Rows) -> None:
+    """Refuse what is not [T, ...] with the bytes of a row in one piece for every token."""
+    if not x.ndim or len(x) != tokens:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{tokens}, ...]")
+    row_bytes = x[:1].numel() * x.itemsize if tokens else rows.record.data_bytes
+    if row_bytes != rows.record.data_bytes:
+        raise ValueError(
+            f"{name} has {row_bytes} bytes for a token, {rows.record.name} has "
+            f"{rows.record.data_bytes}"
+        )
+    if tokens and (not x[0].is_contiguous() or is_broadcast(x)):
+        raise ValueError(f"{name} has strides {x.stride()}: a token's elements in one piece")
+
+
+def _check_copied(name: str, pool: torch.Tensor, device: torch.device) -> None:
+    check_pool(name, pool)
+    slot_bytes = pool.shape[1]
+    if slot_bytes % VECTOR_BYTES or slot_bytes >= MAX_SLOT_BYTES:
+        raise ValueError(
+            f"{name} has slots of {slot_bytes} bytes: a multiple of {VECTOR_BYTES} below "
+            f"{MAX_SLOT_BYTES}"
+        )
+    _check_reached(name, pool, "pairs", device)
+
+
+def _check_reached(name: str, pool: torch.Tensor, table: str, device: torch.device) -> None:
+    """Refuse a pool that is neither on the device of a table nor in pinned memory of the host."""
+    pinned = device.type == "cuda" and pool.device.type == "cpu" and pool.is_pinned()
+    if pool.device != device and not pinned:
+        raise ValueError(f"{name} is on {pool.device}: on {device} as {table}, or pinned memory")
+
+
+def _pieces(
+    pools: Sequence[torch.Tensor],
+    segments: torch.Tensor | None,
+    device: torch.device,
+    piece: int,
+) -> int:
+    """How many pieces a slot has: its segments, checked on the CPU, or parts of `piece` bytes."""
+    sizes = [pool.shape[1] for pool in pools]
+    if segments is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"slots of {sizes[0]} and {sizes[1]} bytes: equal, without segments")
+        return -(-sizes[0] // piece)
+    require_table("segments", segments, torch.int64, (None, 3))
+    if segments.device != device or (segments.numel() and not segments.is_contiguous()):
+        raise ValueError(
+            f"segments on {segments.device} with strides {segments.stride()}: contiguous, on "
+            f"{device} as pairs"
+        )
+    if segments.device.type == "cpu":
+        for segment in segments.tolist():
+            _check_segment(segment, sizes)
+    return len(segments)
+
+
+def _check_segment(segment: Sequence[int], sizes: Sequence[int]) -> None:
+    *offsets, size = segment
+    inside = size >= 0 and all(
+        0 <= begin <= limit - size for begin, limit in zip(offsets, sizes, strict=True)
+    )
+    if not inside or any(number % VECTOR_BYTES for number in segment):
+        raise ValueError(
+            f"segment {tuple(segment)} (offset in the source, in the target, bytes): multiples of "
+            f"{VECTOR_BYTES} within slots of {sizes[0]} and {sizes[1]} bytes"
+        )

@@ -1,0 +1,250 @@
+"""The operators `blackwell_kernels::kv_...`: check, allocate, turn arguments into a table of words,
+describe the launch. One each; none where there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import choose_target, launch
+from kernelkit.operator import Operator
+from kernelkit.param_table import ParamTable
+from kernelkit.tensors import DTYPE_NAMES
+from kvcache.layouts.records import round_up
+from kvcache.layouts.rows import Rows
+from kvcache.movement.arguments import (
+    AppendRows,
+    AppendSwa,
+    Checksum,
+    CopySlots,
+    Gather,
+    Pair,
+)
+from kvcache.movement.config import (
+    LARGEST_PIECE,
+    VECTOR_BYTES,
+    AppendConfig,
+    ChecksumConfig,
+    CopyConfig,
+    DequantiseConfig,
+    RowsConfig,
+    ctas_for,
+    lanes_of,
+    piece_bytes,
+    vector_of,
+)
+from kvcache.movement.params import (
+    Angles,
+    AppendParams,
+    ChecksumParams,
+    DequantiseParams,
+    Entries,
+    RowPair,
+    RowsParams,
+    SegmentsParams,
+    Slots,
+    SlotsParams,
+    TokenRows,
+    TwoRowsParams,
+    WholeSlotsParams,
+)
+
+ARCHS = ("sm_100a", "sm_90a")
+MAX_ITEMS = 1 << 31  # pieces of slots in a launch
+
+
+def run_append_swa(given: AppendSwa) -> tuple[()]:
+    """Write the entries of `given.slots`."""
+    given.check()
+    rows, kv = given.rows, given.kv
+    target = choose_target(kv.device, given.backend, given.arch, ARCHS)
+    if len(kv):
+        config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
+        params = AppendParams(
+            kv=TokenRows.of(kv),
+            positions=given.positions,
+            slots=given.slots,
+            angles=Angles.of(given.cos, given.sin),
+            entries=Entries.of(rows),
+        )
+        compiled, ctas = compile_append(config, target.arch), ctas_for(len(kv), config.rows)
+        launch(compiled, (ParamTable.of(params), ctas), target, kv.device)
+    return ()
+
+
+def run_append_rows(given: AppendRows) -> tuple[()]:
+    """Write the entries of `given.slots` in each pool."""
+    given.check()
+    _copy_rows(given.pairs, given.slots, gathered=False, place=(given.backend, given.arch))
+    return ()
+
+
+def run_gather(given: Gather) -> tuple[()]:
+    """Write `given.out`."""
+    given.check()
+    rows, indices, out = given.rows, given.indices, given.out
+    if not given.dequantises:
+        _copy_rows([(rows, out)], indices, gathered=True, place=(given.backend, given.arch))
+        return ()
+    target = choose_target(out.device, given.backend, given.arch, ARCHS)
+    if len(out):
+        config = DequantiseConfig(rows.record.name)
+        params = DequantiseParams(entries=Entries.of(rows), indices=indices, out=TokenRows.of(out))
+        compiled, ctas = compile_dequantise(config, target.arch), ctas_for(len(out), config.rows)
+        launch(compiled, (ParamTable.of(params), ctas), target, out.device)
+    return ()
+
+
+def run_copy_slots(given: CopySlots) -> tuple[()]:
+    """Write the slots of the target."""
+    given.check()
+    (source, target_pool), pairs = given.pools.values(), given.pairs
+    count, size = len(pairs), piece_bytes(len(pairs) * source.shape[1])
+    pieces = given.pieces(size)
+    target = choose_target(pairs.device, given.backend, given.arch, ARCHS)
+    if not count * pieces:
+        return ()
+    if count * pieces >= MAX_ITEMS:
+        raise ValueError(f"{count} pairs of {pieces} pieces: fewer than {MAX_ITEMS} in all")
+    params = SlotsParams(
+        source=Slots.of(source), target=Slots.of(target_pool), pairs=pairs, count=count
+    )
+    if given.segments is None:
+        params = WholeSlotsParams(**vars(params), piece_bytes=size, pieces=pieces)
+    else:
+        params = SegmentsParams(**vars(params), segments=given.segments, pieces=pieces)
+    compiled = compile_copy(CopyConfig(given.segments is not None), target.arch)
+    launch(compiled, (ParamTable.of(params), ctas_for(count * pieces)), target, pairs.device)
+    return ()
+
+
+def run_checksum(given: Checksum) -> tuple[torch.Tensor]:
+    """int64 [n]."""
+    given.check()
+    slots, begin, end = given.slots, given.begin, given.end
+    target = choose_target(slots.device, given.backend, given.arch, ARCHS)
+    count = len(slots)
+    sums = torch.zeros(count, dtype=torch.int64, device=slots.device)  # CTAs add to them
+    size = piece_bytes(count * (end - begin))
+    pieces = -(-(end - begin) // size)
+    if not count * pieces:
+        return (sums,)
+    if count * pieces >= MAX_ITEMS:
+        raise ValueError(f"{count} slots of {pieces} pieces: fewer than {MAX_ITEMS} in all")
+    params = ChecksumParams(
+        pool=Slots.of(given.pool, begin, end),
+        slots=slots,
+        count=count,
+        sums=sums,
+        pieces=pieces,
+        piece_bytes=size,
+    )
+    compiled = compile_checksum(ChecksumConfig(), target.arch)
+    launch(compiled, (ParamTable.of(params), ctas_for(count * pieces)), target, slots.device)
+    return (sums,)
+
+
+def _copy_rows(
+    pairs: Sequence[Pair],
+    mapping: torch.Tensor,
+    *,
+    gathered: bool,
+    place: tuple[str, str | None],
+) -> None:
+    """Copy rows between tensors [T, ...] and pools; gathered: from the pools."""
+    (first, x), *_ = pairs
+    tokens = len(x)
+    target = choose_target(mapping.device, *place, ARCHS)
+    if not tokens:
+        return
+    vector = vector_of(*(number for pair in pairs for number in _divisible(*pair)))
+    widest = max(rows.record.data_bytes for rows, _ in pairs)
+    config = RowsConfig(vector, lanes_of(widest, vector), len(pairs), gathered)
+    copied = [RowPair.of(*pair, vector) for pair in pairs]
+    params = RowsParams(mapping=mapping, tokens=tokens, entries=first.entries, first=copied[0])
+    if len(copied) == 2:
+        params = TwoRowsParams(**vars(params), second=copied[1])
+    compiled, ctas = compile_rows(config, target.arch), ctas_for(tokens, config.rows)
+    launch(compiled, (ParamTable.of(params), ctas), target, mapping.device)
+
+
+def _divisible(rows: Rows, x: torch.Tensor) -> list[int]:
+    """Addresses, strides and sizes that the width of an access has to divide."""
+    numbers = [x.data_ptr(), rows.pool.data_ptr(), rows.data_offset, rows.record.data_bytes]
+    numbers += [x.stride(0) * x.itemsize] * (len(x) > 1)
+    return numbers + [rows.pool.stride(0)] * (len(rows.pool) > 1)
+
+
+def cut_segments(
+    segments: Sequence[tuple[int, int, int]], most: int = LARGEST_PIECE
+) -> torch.Tensor:
+    """Cut segments so that a CTA has as much to copy as any other.
+
+    Args:
+        segments: (offset in a slot of the source, of the target, bytes), multiples of 16.
+        most: bytes of a piece, at most.
+
+    Returns:
+        int64 [s, 3], the same bytes: each segment in equal pieces.
+    """
+    cut = []
+    for begin, place, size in segments:
+        pieces = max(1, -(-size // most))
+        step = round_up(-(-size // pieces), VECTOR_BYTES)
+        for done in range(0, size, step or 1):
+            cut.append((begin + done, place + done, min(step, size - done)))
+    return torch.tensor(cut, dtype=torch.int64).reshape(-1, 3)
+
+
+def compile_append(config: AppendConfig, arch: str) -> CompiledKernel:
+    """The kernel of `Append`."""
+    return compile_once(config, arch, "kvcache.movement.append_kernel")
+
+
+def compile_dequantise(config: DequantiseConfig, arch: str) -> CompiledKernel:
+    """The kernel of `Dequantise`."""
+    return compile_once(config, arch, "kvcache.movement.dequantise_kernel")
+
+
+def compile_copy(config: CopyConfig, arch: str) -> CompiledKernel:
+    """The kernel of `CopySlots`."""
+    return compile_once(config, arch, "kvcache.movement.slots_kernel")
+
+
+def compile_rows(config: RowsConfig, arch: str) -> CompiledKernel:
+    """The kernel of `CopyRows`."""
+    return compile_once(config, arch, "kvcache.movement.rows_kernel")
+
+
+def compile_checksum(config: ChecksumConfig, arch: str) -> CompiledKernel:
+    """The kernel of `Checksum`."""
+    return compile_once(config, arch, "kvcache.movement.checksum_kernel")
+
+
+def _nothing(_: Any) -> tuple[()]:
+    """What tracers see of an operator that returns nothing."""
+    return ()
+
+
+def _fake_checksum(given: Checksum) -> tuple[torch.Tensor]:
+    return (given.slots.new_empty(given.slots.shape),)
+
+
+_WRITES = ("rows_pool",)
+APPEND_SWA = Operator(
+    "kv_append_swa", AppendSwa, run_append_swa, _nothing, results=0, writes=_WRITES
+)
+APPEND_ROWS = Operator(
+    "kv_append_rows", AppendRows, run_append_rows, _nothing, results=0,
+    writes=("pool", "other_pool"),
+)  # fmt: skip
+GATHER = Operator("kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",))
+COPY_SLOTS = Operator(
+    "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",)
+)
+CHECKSUM = Operator("kv_checksum", Checksum, run_checksum, _fake_checksum, results=1)

@@ -1,0 +1,195 @@
+"""What the kernels that move data are launched with, word by word: see `kernelkit.param_table`.
+
+Addresses, strides and sizes are in bytes. A pool has slots at equal distances; a slot has `rows`
+rows, and an entry is a row of a slot: number slot * rows + row. Tokens, positions, cosines, sines
+and tables are given by the address of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernelkit.param_table import Word
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvcache.layouts.rows import Rows
+
+
+def _stride(x: torch.Tensor) -> int:
+    """The bytes between rows."""
+    return x.stride(0) * x.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRows:
+    """The rows of a tensor [T, ...], one for each token."""
+
+    address: Word
+    stride: Word  # between rows
+    count: Word
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> TokenRows:
+        """Those of a tensor [T, ...]."""
+        return cls(address=x, stride=_stride(x), count=len(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Angles:
+    """The tables cos and sin [P, 32], fp32."""
+
+    cos: Word
+    sin: Word
+    cos_stride: Word  # between positions
+    sin_stride: Word
+    positions: Word  # how many
+
+    @classmethod
+    def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
+        """Those of two tables."""
+        strides = {"cos_stride": _stride(cos), "sin_stride": _stride(sin)}
+        return cls(cos=cos, sin=sin, **strides, positions=len(cos))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """The entries of a pool, whose record has data and perhaps scales."""
+
+    data: Word  # address of that of entry 0
+    scales: Word  # address of those of entry 0
+    slot_stride: Word
+    rows: Word  # of a slot
+    count: Word
+
+    @classmethod
+    def of(cls, rows: Rows) -> Entries:
+        """Those of all slots of a pool."""
+        return cls(
+            data=(rows.pool, rows.data_offset),
+            scales=(rows.pool, rows.scale_offset),
+            slot_stride=rows.pool.stride(0),
+            rows=rows.rows,
+            count=rows.entries,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The same range of bytes in every slot of a pool."""
+
+    address: Word  # of the range in slot 0
+    stride: Word  # between slots
+    count: Word
+    nbytes: Word  # of the range
+
+    @classmethod
+    def of(cls, pool: torch.Tensor, begin: int = 0, end: int | None = None) -> Slots:
+        """Bytes `begin` to `end` of the slots of a pool [slots, bytes]: all without `end`."""
+        return cls(
+            address=(pool, begin),
+            stride=pool.stride(0),
+            count=len(pool),
+            nbytes=(pool.shape[1] if end is None else end) - begin,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendParams:
+    """`append_kernel.Append`: latent entries of tokens, rotated."""
+
+    kv: TokenRows
+    positions: Word  # int64 [T]
+    slots: Word  # int64 [T], the entry of each token
+    angles: Angles
+    entries: Entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantiseParams:
+    """`dequantise_kernel.Dequantise`: gathered entries."""
+
+    entries: Entries
+    indices: Word  # int64 [N]
+    out: TokenRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPair:
+    """A tensor [T, ...] and the rows of a pool that have the same bytes."""
+
+    tokens: Word
+    token_stride: Word
+    data: Word  # address of entry 0
+    slot_stride: Word
+    rows: Word  # of a slot
+    vectors: Word  # of a row, the widest accesses
+
+    @classmethod
+    def of(cls, rows: Rows, x: torch.Tensor, vector: int) -> RowPair:
+        """That of a pool's rows and a tensor, with accesses of `vector` bytes."""
+        return cls(
+            tokens=x,
+            token_stride=_stride(x),
+            data=(rows.pool, rows.data_offset),
+            slot_stride=rows.pool.stride(0),
+            rows=rows.rows,
+            vectors=rows.record.data_bytes // vector,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsParams:
+    """`rows_kernel.CopyRows` of one tensor."""
+
+    mapping: Word  # int64 [T], the entry of each token
+    tokens: Word
+    entries: Word  # of each pool
+    first: RowPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoRowsParams(RowsParams):
+    """`rows_kernel.CopyRows` of two tensors, keys and values say."""
+
+    second: RowPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotsParams:
+    """`slots_kernel.CopySlots`; all of it in `WholeSlotsParams` or `SegmentsParams`."""
+
+    source: Slots
+    target: Slots
+    pairs: Word  # int64 [n, 2]: a slot of the source, a slot of the target
+    count: Word  # of pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSlotsParams(SlotsParams):
+    """Whole slots, in pieces of equal size."""
+
+    piece_bytes: Word
+    pieces: Word  # of a slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentsParams(SlotsParams):
+    """Segments of slots, a piece each."""
+
+    segments: Word  # int64 [s, 3]: offset in a slot of the source, of the target, bytes
+    pieces: Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksumParams:
+    """`checksum_kernel.Checksum`: of a range of some slots, in pieces of equal size."""
+
+    pool: Slots
+    slots: Word  # int64 [n]
+    count: Word  # of slots to take
+    sums: Word  # int64 [n], zeros at first
+    pieces: Word  # of a range
+    piece_bytes: Word

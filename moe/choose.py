@@ -1,0 +1,55 @@
+"""Rows of an expert, and columns, that a tile has: chosen by what the host knows."""
+
+from __future__ import annotations
+
+from kernelkit import hw
+
+# An expert may not have more rows than such a tile: a second one would read scale factors from
+# within a column of tensor memory, or from an odd one, which no kernel known to run does.
+FEW = (8, 16, 32)
+# tile_rows -> the most rows of an expert, on average, that it is chosen for
+BY_AVERAGE = {64: 64, 128: 128}
+PAIR = 256  # of two CTAs
+LARGE = 128
+WIDE, NARROW = 256, 128  # columns: a wide tile reads x half as often, and there are half as many
+
+
+def choose_tile_rows(rows: int, experts: int, most_rows: int) -> int:
+    """For `rows` rows sorted by expert, none of which has more than `most_rows`.
+
+    A tile costs the same whether all of its rows exist or one: the smallest that holds an expert.
+    """
+    for tile_rows in FEW:
+        if most_rows <= tile_rows:
+            return tile_rows
+    for tile_rows, most in BY_AVERAGE.items():
+        if rows <= most * experts:
+            return tile_rows
+    return PAIR if rows >= PAIR else LARGE
+
+
+def choose_tile_n(rows: int, columns: int, tile_rows: int) -> int:
+    """Of `columns` packed columns: wide where there are tiles for all SMs even so, however few the
+    experts are whose rows these are."""
+    if tile_rows < LARGE or columns < WIDE:
+        return NARROW
+    ctas = tile_rows // LARGE
+    tiles = -(-rows // tile_rows) * -(-columns // WIDE)
+    return WIDE if tiles * ctas >= hw.SMS else NARROW
+
+
+def check_tile_rows(tile_rows: int, most_rows: int) -> None:
+    """ValueError for a tile that is smaller than an expert may be, where that is not possible."""
+    if tile_rows in FEW and most_rows > tile_rows:
+        raise ValueError(
+            f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), and tiles of "
+            f"{FEW} rows take one to an expert"
+        )
+
+
+def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
+    """The most tiles of rows that there can be, whatever the counts: of an expert at least one row,
+    so that each adds at most one tile that is not full."""
+    used = min(rows, experts)
+    by_rows = (rows + used * (tile_rows - 1)) // tile_rows
+    return min(by_rows, used * -(-most_rows // tile_rows))

@@ -1,0 +1,111 @@
+"""The operator `blackwell_kernels::moe_fused`: the steps of a layer, each a kernel or two.
+
+Nothing here waits for the device or reads from it, so that a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernelkit.operator import Operator
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors
+from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU, check_form
+from moe.choose import check_tile_rows
+from moe.config import GroupedConfig
+from moe.launch import forward
+from moe.packing import PackedExperts
+from moe.quantiser.launch import Tokens, quantise
+from moe.quantized import Quantized, of_bytes
+from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
+
+PLAIN, FOUND = SwiGLU(), Scales()
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well."""
+
+    x: torch.Tensor
+    router_logits: torch.Tensor
+    experts: PackedExperts
+    router: Router
+    activation: SwiGLU = PLAIN
+    scales: Scales = FOUND
+    h_decode_scale: torch.Tensor | None = None
+    tile_rows: int | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def where(self) -> dict[str, str | None]:
+        """Keywords of every step."""
+        return {"backend": self.backend, "arch": self.arch}
+
+    @property
+    def tiles(self) -> dict[str, int | None]:
+        """Keywords of both products: a token chooses an expert once."""
+        return {"tile_rows": self.tile_rows, "most_rows": len(self.x)}
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
+        experts'."""
+        x, logits, experts = self.x, self.router_logits, self.experts
+        require_tensors(x=x, router_logits=logits, w13=experts.w13.data)
+        require_rank("x", x, "[T, H]")
+        require_rank("router_logits", logits, "[T, E]")
+        if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
+            raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
+        check_form(self.activation)
+        if self.tile_rows is not None:
+            GroupedConfig(tile_rows=self.tile_rows).check_values()
+            check_tile_rows(self.tile_rows, len(x))
+        wanted = (x.shape[0], experts.experts)
+        if tuple(logits.shape) != wanted or x.shape[1] != experts.hidden:
+            raise ValueError(
+                f"x {tuple(x.shape)} and router_logits {tuple(logits.shape)}: [T, "
+                f"{experts.hidden}] and [T, {experts.experts}] for these experts"
+            )
+
+
+def run_layer(layer: Layer) -> tuple[torch.Tensor]:
+    """[T, H] in the dtype of x."""
+    layer.check()
+    x, experts, where = layer.x, layer.experts, layer.where
+    ids, weights = run_route(Choices(layer.router_logits, **vars(layer.router), **where))
+    offsets, slot_of_row, row_of_slot = run_permutation(Slots(ids, experts.experts, **where))
+    tokens = Tokens(
+        x, experts.fmt, layer.scales.x, slot_of_row, offsets, row_of_slot, layer.router.top_k,
+        **where,
+    )  # fmt: skip
+    hidden = _first_product(quantise(tokens), offsets, layer)
+    out = {"out": DTYPE_NAMES[x.dtype]}
+    y, _ = forward(Arguments(hidden, experts.w2, offsets, **out, **layer.tiles, **where))
+    slots = row_of_slot.view(weights.shape)
+    return (run_combine(Weighted(y, slots, weights, out_dtype=x.dtype, **where)),)
+
+
+def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
+    """swiglu(x w13) in the format of w2: in one kernel, unless the global scale is to be found."""
+    experts, scales = layer.experts, layer.scales
+    form = Activation(experts.granularity, **vars(layer.activation))
+    first = Arguments(
+        operand, experts.w13, offsets, amax=scales.h_amax, activation=form, **layer.tiles,
+        **layer.where,
+    )  # fmt: skip
+    if isinstance(scales.h, torch.Tensor) or not experts.w2.format.has_global:
+        results = forward(replace(first, out=experts.fmt, encode_scale=scales.h))
+        decode = layer.h_decode_scale
+        if decode is None and scales.h is not None:
+            decode = scales.h.reciprocal()
+        return of_bytes(*results, scales.h, decode, experts.fmt)
+    h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
+    return quantise(Tokens(h, experts.fmt, scales.h, offsets=offsets, **layer.where))
+
+
+def _fake_layer(layer: Layer) -> tuple[torch.Tensor]:
+    return (layer.x.new_empty(layer.x.shape),)
+
+
+FUSED = Operator("moe_fused", Layer, run_layer, _fake_layer, results=1, writes=("scales_h_amax",))

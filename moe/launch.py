@@ -1,0 +1,120 @@
+"""The operator `blackwell_kernels::moe_grouped_gemm`: check, allocate, describe the launch.
+
+Nothing here waits for the device or reads from it, so that a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import choose_target, launch, sms_of
+from kernelkit.operator import Operator
+from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
+from moe.arguments import Activation, Arguments
+from moe.choose import row_tiles
+from moe.config import GroupedConfig
+from moe.formats import (
+    FORMATS,
+    SCALE_ATOM_BYTES,
+    row_blocks,
+    scale_atoms,
+    scale_bytes,
+)
+from moe.quantized import Quantized, of_bytes
+
+ARCHS = ("sm_100a",)
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def forward(arguments: Arguments) -> Results:
+    """(elements or numbers, scale factors) as `empty_results` makes them; one launch."""
+    arguments.check()
+    target = choose_target(arguments.offsets.device, arguments.backend, arguments.arch, ARCHS)
+    results = empty_results(arguments)
+    if has_tiles(arguments):
+        given = kernel_arguments(arguments, results)
+        launch(compile_for(arguments.config, target.arch), given, target, arguments.offsets.device)
+    return results
+
+
+def has_tiles(arguments: Arguments) -> bool:
+    """Whether there is anything to launch."""
+    return bool(arguments.x.rows and arguments.columns)
+
+
+def empty_results(arguments: Arguments) -> Results:
+    """[R, columns] in the dtype of the output, and nothing; bytes of elements and of scale factors
+    of a quantised one. Sizes may be symbols."""
+    like, rows, columns = arguments.x.data, arguments.x.rows, arguments.columns
+    form = FORMATS.get(arguments.out)
+    if form is None:
+        values = like.new_empty((rows, columns), dtype=DTYPES[arguments.out])
+        return values, like.new_empty(0, dtype=torch.uint8)
+    data = like.new_empty((rows, columns // form.per_byte), dtype=torch.uint8)
+    room = scale_bytes(arguments.blocks, form.columns(columns))
+    return data, like.new_empty(room, dtype=torch.uint8)
+
+
+def quantised_result(
+    out: str, encode_scale: torch.Tensor | None, data: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor | Quantized:
+    """What the operator returns, as a user wants it."""
+    if out not in FORMATS:
+        return data
+    decode = None if encode_scale is None else encode_scale.reciprocal()
+    return of_bytes(data, scales, encode_scale, decode, out)
+
+
+def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel:
+    """`GroupedGemm.__call__`, found or compiled, once per process."""
+    return compile_once(config, arch, "moe.sm100.kernel")
+
+
+def kernel_arguments(arguments: Arguments, results: Results) -> list:
+    """As `moe.sm100.kernel.GroupedGemm` takes them, but for the stream."""
+    x, w, (data, scales) = arguments.x, arguments.w, results
+    moved = (
+        _lines(x.data.unsqueeze(0)),
+        _lines(w.data),
+        _atoms(x.scales, 1, arguments.blocks, x),
+        _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
+    )
+    scales = None if arguments.config.out_format is None else scales
+    ends = (scales, arguments.encode_scale, arguments.amax)
+    tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
+    act = arguments.activation or Activation(0)
+    numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
+    return [moved, tensors, numbers, x.k, grid(arguments)]
+
+
+def grid(arguments: Arguments) -> int:
+    """CTAs: one on every SM, or those of as many tiles as there can be."""
+    config, x = arguments.config, arguments.x
+    columns = math.ceil(arguments.w.rows / config.tile_n)
+    tiles = row_tiles(x.rows, arguments.experts, config.tile_rows, arguments.most) * columns
+    at_once = max(1, sms_of(arguments.offsets.device) // config.ctas)
+    return config.ctas * min(tiles, at_once)
+
+
+def _lines(data: torch.Tensor) -> torch.Tensor:
+    """uint8 [experts, rows, 1, bytes of K]."""
+    return with_plain_strides(data.view(torch.uint8).unsqueeze(2))
+
+
+def _atoms(scales: torch.Tensor, experts: int, blocks: int, of: Quantized) -> torch.Tensor:
+    """uint16 [experts, atoms along K, blocks of 128 rows, words of an atom]."""
+    atoms = scale_atoms(of.format.columns(of.k))
+    words = scales.view(torch.uint8).view(torch.uint16)
+    words = words.view(experts, blocks, atoms, SCALE_ATOM_BYTES // 2)
+    return with_plain_strides(words.transpose(1, 2))
+
+
+GROUPED_GEMM = Operator(
+    "moe_grouped_gemm", Arguments, forward, empty_results, results=2, writes=("amax",)
+)

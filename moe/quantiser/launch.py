@@ -1,0 +1,227 @@
+"""The operator `blackwell_kernels::moe_quantise`: check, allocate, find the global scale if it is
+wished for, describe the launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernelkit.launch import Target, choose_target, launch
+from kernelkit.operator import Operator
+from kernelkit.tensors import (
+    require_grid,
+    require_no_grad,
+    require_rank,
+    require_scalars,
+    require_table,
+    require_tensors,
+    require_tma,
+    with_plain_strides,
+)
+from moe.formats import BlockFormat, format_of, row_blocks, scale_blocks, scale_bytes
+from moe.indices import check_offsets, check_range
+from moe.quantiser.compile import compile_amax, compile_quantise
+from moe.quantiser.config import CTAS_OF_AMAX, AmaxConfig, QuantiseConfig, ctas_of_block, is_wide
+from moe.quantiser.scatter import scatter
+from moe.quantized import Quantized, of_bytes
+
+ARCHS = ("sm_100a", "sm_90a")
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The arguments of `moe.quantise`, and row_of_slot: int32 [T * choices], the inverse of `rows`
+    (`Permutation.row_of_slot`), with rows and offsets: x is read once, not once for each of its
+    rows; the same bits."""
+
+    x: torch.Tensor
+    fmt: str
+    global_scale: torch.Tensor | str | None = None
+    rows: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+    row_of_slot: torch.Tensor | None = None
+    choices: int = 1
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows of the result."""
+        return self.x.shape[0] if self.rows is None else self.rows.shape[0]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of scale factors that there is room for, by expert where there are offsets."""
+        if self.offsets is None:
+            return row_blocks(self.count)
+        return scale_blocks(self.count, self.offsets.shape[0] - 1)
+
+
+def quantise(given: Tokens) -> Quantized:
+    """x in the format `fmt`: one launch, another with row_of_slot, another and a fill for a scale
+    that is computed.
+
+    Raises TypeError, ValueError or NotImplementedError before it compiles. On a GPU rows, offsets
+    and row_of_slot are not looked at: no wait.
+    """
+    x, form = given.x, format_of(given.fmt)
+    _check(given, form)
+    _check_places(given)
+    _check_inverse(given)
+    target = choose_target(x.device, given.backend, given.arch, ARCHS)
+    columns = form.columns(x.shape[1])
+    require_grid(**{"blocks of 128 rows": given.blocks})
+    data = x.new_empty((given.count, columns * form.block // form.per_byte // 4), dtype=torch.int32)
+    scales = x.new_empty(scale_bytes(given.blocks, columns) // 4, dtype=torch.int32)
+    scaling, known = _given_scale(x, form, given.global_scale, target)
+    gathered, grouped = given.rows is not None, given.offsets is not None
+    config = QuantiseConfig(given.fmt, DTYPES[x.dtype], gathered, grouped, scaling, given.choices)
+    config = replace(config, wide=is_wide(x.shape[1]))
+    encode, decode = _run(given, config, known, (data, scales), target)
+    return of_bytes(data.view(torch.uint8), scales.view(torch.uint8), encode, decode, given.fmt)
+
+
+def forward(given: Tokens) -> Results:
+    """Bytes of elements and of scale factors, the global scales or nothing."""
+    found = quantise(given)
+    data, scales = (tensor.view(torch.uint8) for tensor in (found.data, found.scales))
+    if found.encode_scale is None:
+        return data, scales, *(given.x.new_empty(0, dtype=torch.float32) for _ in range(2))
+    return data, scales, found.encode_scale, found.decode_scale
+
+
+def empty_results(given: Tokens) -> Results:
+    """As `forward` returns them."""
+    x, form, scale = given.x, format_of(given.fmt), given.global_scale
+    data = x.new_empty((given.count, x.shape[1] // form.per_byte), dtype=torch.uint8)
+    room = scale_bytes(given.blocks, form.columns(x.shape[1]))
+    of_rows = scale.shape[0] > 1 if isinstance(scale, torch.Tensor) else scale == "token"
+    size = (given.count if of_rows else 1) if form.has_global else 0
+    both = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
+    return data, x.new_empty(room, dtype=torch.uint8), *both
+
+
+def _run(
+    given: Tokens,
+    config: QuantiseConfig,
+    known: torch.Tensor | None,
+    outputs: tuple[torch.Tensor, torch.Tensor],
+    target: Target,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Writes outputs, elements and scale factors; returns the global scales and their inverses.
+
+    known: what the scale comes from.
+    """
+    x, count = given.x, given.count
+    if count and given.row_of_slot is not None and config.scaling != "given rows":
+        once = replace(config, gathered=False, grouped=False, scattered=True)
+        places = given.rows, given.row_of_slot, given.offsets
+        return scatter(x, once, known, outputs, places, target)
+    encode = decode = None
+    if config.scaling:
+        size = count if config.of_rows else 1
+        encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
+    if count:
+        grid = (ctas_of_block(config, x.shape[1], given.blocks), given.blocks)
+        scaling = (known, encode, decode) if config.scaling else None
+        arguments = (with_plain_strides(x), given.rows, given.offsets), outputs, scaling, grid
+        launch(compile_quantise(config, target.arch), arguments, target, x.device)
+    elif config.scaling and not config.of_rows:
+        encode.fill_(1.0).mul_(known if config.scaling == "given" else 1.0)
+        torch.reciprocal(encode, out=decode)
+    return encode, decode
+
+
+def _given_scale(
+    x: torch.Tensor,
+    form: BlockFormat,
+    global_scale: str | torch.Tensor | None,
+    target: Target,
+) -> tuple[str, torch.Tensor | None]:
+    """(`scaling` of the config, fp32 that it speaks of: amax or global scales)."""
+    if not form.has_global:
+        return "", None
+    if isinstance(global_scale, torch.Tensor):
+        return ("given" if len(global_scale) == 1 else "given rows"), global_scale
+    per_token = global_scale == "token"
+    return global_scale or "tensor", _amax(x, per_token=per_token, target=target)
+
+
+def _amax(x: torch.Tensor, *, per_token: bool, target: Target) -> torch.Tensor:
+    """fp32 [1], or [T] of each row."""
+    tokens = len(x)
+    bits = (
+        x.new_empty(tokens, dtype=torch.int32) if per_token else x.new_zeros(1, dtype=torch.int32)
+    )
+    if tokens:
+        compiled = compile_amax(AmaxConfig(DTYPES[x.dtype], per_token), target.arch)
+        ctas = tokens if per_token else min(tokens, CTAS_OF_AMAX)
+        launch(compiled, (with_plain_strides(x), bits, ctas), target, x.device)
+    return bits.view(torch.float32)
+
+
+def _check(given: Tokens, form: BlockFormat) -> None:
+    x, names = given.x, ("x", "global_scale", "rows", "offsets")
+    tensors = {name: getattr(given, name) for name in names}
+    tensors = {n: t for n, t in tensors.items() if n == "x" or not isinstance(t, str | None)}
+    require_tensors(**tensors)
+    require_no_grad(**tensors)
+    require_rank("x", x, "[T, K]")
+    if x.dtype not in DTYPES:
+        raise NotImplementedError(f"x is {x.dtype}: supported are {tuple(DTYPES)}")
+    form.columns(x.shape[1])
+    require_tma("x", x)
+    for name in tensors.keys() & {"rows", "offsets"}:
+        require_table(name, tensors[name], torch.int32, (None,))
+    if given.count and not len(x):
+        raise ValueError(f"{given.count} rows of x [0, {x.shape[1]}]")
+    offsets = given.offsets
+    if offsets is not None and len(offsets) < 2:
+        raise ValueError(f"offsets has {len(offsets)} elements, expected experts + 1, at least 2")
+    _check_global_scale(form, given.global_scale, given.count)
+
+
+def _check_places(given: Tokens) -> None:
+    choices, slots = given.choices, len(given.x) * given.choices
+    require_scalars({"choices": "int"}, {"choices": choices})
+    if choices < 1 or (given.rows is None and choices > 1):
+        raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
+    if given.rows is not None:
+        what = "rows" if choices == 1 else "slots"
+        check_range("rows", given.rows, slots, f"x has {what} 0 to {slots - 1}")
+    if given.offsets is not None:
+        check_offsets(given.offsets, given.count)
+
+
+def _check_inverse(given: Tokens) -> None:
+    row_of_slot, slots = given.row_of_slot, len(given.x) * given.choices
+    if row_of_slot is None:
+        return
+    require_tensors(x=given.x, row_of_slot=row_of_slot)
+    if given.rows is None or given.offsets is None or len(given.rows) != slots:
+        raise ValueError(f"row_of_slot: with offsets and rows of all {slots} slots")
+    require_table("row_of_slot", row_of_slot, torch.int32, (slots,))
+    check_range("row_of_slot", row_of_slot, slots, f"rows are 0 to {slots - 1}")
+
+
+def _check_global_scale(
+    form: BlockFormat, global_scale: str | torch.Tensor | None, count: int
+) -> None:
+    if global_scale is None:
+        return
+    if not form.has_global:
+        raise ValueError(f"global_scale with {form.name}, which has none")
+    if isinstance(global_scale, str):
+        if global_scale not in ("tensor", "token"):
+            raise ValueError(f"global_scale {global_scale!r}: 'tensor', 'token' or a tensor")
+        return
+    require_table("global_scale", global_scale, torch.float32, (None,))
+    if len(global_scale) not in (1, count):
+        raise ValueError(f"global_scale has {len(global_scale)} elements, expected 1 or {count}")
+
+
+QUANTISE = Operator("moe_quantise", Tokens, forward, empty_results, results=4)

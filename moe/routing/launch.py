@@ -1,0 +1,238 @@
+"""The operators of routing: check the tensors, allocate, describe the launches.
+
+Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import choose_target, launch
+from kernelkit.operator import Operator
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_rank,
+    require_table,
+    require_tensors,
+    require_tma,
+    with_plain_strides,
+    without_broadcast,
+)
+from moe.indices import check_range
+from moe.routing.config import (
+    VECTOR_BYTES,
+    CombineConfig,
+    PermutationConfig,
+    PermutationPlan,
+    RouteConfig,
+    combine_columns,
+    plan_permutation,
+)
+
+ARCHS = ("sm_90a", "sm_100a")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The arguments of `moe.route`."""
+
+    logits: torch.Tensor
+    top_k: int
+    scoring: str = "softmax"
+    bias: torch.Tensor | None = None
+    n_group: int = 1
+    topk_group: int = 1
+    renormalize: bool = True
+    scale: float = 1.0
+    backend: str = "auto"
+    arch: str | None = None
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The arguments of `moe.permutation`."""
+
+    ids: torch.Tensor
+    num_experts: int
+    backend: str = "auto"
+    arch: str | None = None
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The arguments of `moe.combine`; row_of_slot: [T, k]."""
+
+    y: torch.Tensor
+    row_of_slot: torch.Tensor
+    weights: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+
+def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights); one launch."""
+    logits, bias = given.logits, given.bias
+    _check_logits(logits, bias)
+    static = ("top_k", "scoring", "n_group", "topk_group", "renormalize")
+    config = RouteConfig(
+        experts=logits.shape[1],
+        dtype=DTYPE_NAMES[logits.dtype],
+        bias=bias is not None,
+        **{name: getattr(given, name) for name in static},
+    )
+    config.check()
+    bias = None if bias is None else _plain(bias)
+    logits = _plain(logits)
+    if config.is_even and _is_aligned(logits) and (bias is None or _is_aligned(bias)):
+        config = replace(config, vectors=True)
+    target = choose_target(logits.device, given.backend, given.arch, ARCHS)
+    ids, weights = empty_choices(given)
+    if len(logits):
+        arguments = (logits, bias, (ids.view(-1), weights.view(-1)), given.scale)
+        launch(compile_route(config, target.arch), arguments, target, logits.device)
+    return ids, weights
+
+
+def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and weights, not yet written."""
+    logits, shape = given.logits, (given.logits.shape[0], given.top_k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
+
+
+def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(offsets, slot_of_row, row_of_slot); one launch, or two for many slots."""
+    ids, experts = given.ids, given.num_experts
+    require_tensors(ids=ids)
+    require_rank("ids", ids, "[T, k]")
+    if ids.dtype != torch.int32:
+        raise NotImplementedError(f"ids is {ids.dtype}: supported is {torch.int32}")
+    plan = plan_permutation(max(ids.numel(), 1), experts)
+    target = choose_target(ids.device, given.backend, given.arch, ARCHS)
+    check_range("ids", ids, experts, f"experts 0 to {experts - 1}")
+    outputs = empty_permutation(given)
+    if ids.numel() == 0:
+        outputs[0].zero_()
+        return outputs
+    flat = ids.reshape(-1)  # in place where ids is in one piece
+    counts = _chunk_counts(ids, plan)
+    if counts is not None:
+        compiled = compile_count(plan.config, target.arch)
+        launch(compiled, (flat, counts, plan.turns), target, ids.device)
+    compiled = compile_scatter(plan.config, target.arch)
+    launch(compiled, (flat, counts, outputs, plan.turns, plan.chunks), target, ids.device)
+    return outputs
+
+
+def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The three tables, not yet written."""
+    sizes = given.num_experts + 1, given.ids.numel(), given.ids.numel()
+    return tuple(given.ids.new_empty(size) for size in sizes)
+
+
+def run_combine(given: Weighted) -> torch.Tensor:
+    """[T, H]; one launch."""
+    y, weights, row_of_slot = given.y, given.weights, given.row_of_slot
+    out_dtype = y.dtype if given.out_dtype is None else given.out_dtype
+    _check_combine(y, weights, row_of_slot, out_dtype)
+    (tokens, top_k), (rows, hidden) = row_of_slot.shape, y.shape
+    config = CombineConfig(top_k, DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype], weights is not None)
+    config.check()
+    if hidden % config.vector:
+        raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
+    require_tma("y", y)
+    target = choose_target(y.device, given.backend, given.arch, ARCHS)
+    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
+    out = empty_combined(given)
+    if out.numel():
+        weights = None if weights is None else _plain(weights)
+        columns = combine_columns(tokens, hidden // config.vector)
+        arguments = ((_plain(y), _plain(out)), weights, _plain(row_of_slot), columns)
+        launch(compile_combine(config, target.arch), arguments, target, y.device)
+    return out
+
+
+def empty_combined(given: Weighted) -> torch.Tensor:
+    """The result, not yet written."""
+    y = given.y
+    return y.new_empty((given.row_of_slot.shape[0], y.shape[1]), dtype=given.out_dtype or y.dtype)
+
+
+def compile_route(config: RouteConfig, arch: str) -> CompiledKernel:
+    """`Route.__call__`"""
+    return compile_once(config, arch, "moe.routing.topk_kernel")
+
+
+def compile_count(config: PermutationConfig, arch: str) -> CompiledKernel:
+    """`Count.__call__`"""
+    return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_count")
+
+
+def compile_scatter(config: PermutationConfig, arch: str) -> CompiledKernel:
+    """`Scatter.__call__`"""
+    return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_scatter")
+
+
+def compile_combine(config: CombineConfig, arch: str) -> CompiledKernel:
+    """`Combine.__call__`"""
+    return compile_once(config, arch, "moe.routing.combine_kernel")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """As the DSL takes it; the rows of a broadcast table are written out."""
+    return with_plain_strides(without_broadcast(tensor))
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether all rows begin at a multiple of VECTOR_BYTES."""
+    begins = (tensor.data_ptr(), *(s * tensor.itemsize for s in tensor.stride()[:-1]))
+    return not any(begin % VECTOR_BYTES for begin in begins)
+
+
+def _check_logits(logits: torch.Tensor, bias: torch.Tensor | None) -> None:
+    require_tensors(logits=logits, **({} if bias is None else {"bias": bias}))
+    require_rank("logits", logits, "[T, E]")
+    if logits.dtype not in DTYPE_NAMES:
+        raise NotImplementedError(f"logits is {logits.dtype}: supported are {tuple(DTYPE_NAMES)}")
+    require_table("logits", logits, logits.dtype, (None, None))
+    if bias is not None:
+        require_table("bias", bias, torch.float32, (logits.shape[1],))
+
+
+def _chunk_counts(ids: torch.Tensor, plan: PermutationPlan) -> torch.Tensor | None:
+    """Workspace for the counts of every chunk."""
+    if not plan.config.chunked:
+        return None
+    return ids.new_empty((plan.chunks, plan.config.columns))
+
+
+def _check_combine(
+    y: torch.Tensor,
+    weights: torch.Tensor | None,
+    row_of_slot: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> None:
+    given = {} if weights is None else {"weights": weights}
+    require_tensors(y=y, row_of_slot=row_of_slot, **given)
+    require_rank("y", y, "[R, H]")
+    for name, dtype in (("y", y.dtype), ("out_dtype", out_dtype)):
+        if dtype not in DTYPE_NAMES:
+            raise NotImplementedError(f"{name} is {dtype}: supported are {tuple(DTYPE_NAMES)}")
+    require_table("row_of_slot", row_of_slot, torch.int32, (None, None))
+    if weights is not None:
+        require_table("weights", weights, torch.float32, tuple(row_of_slot.shape))
+
+
+ROUTE = Operator("moe_route", Choices, run_route, empty_choices, results=2)
+PERMUTATION = Operator("moe_permutation", Slots, run_permutation, empty_permutation, results=3)
+COMBINE = Operator(
+    "moe_combine",
+    Weighted,
+    lambda given: (run_combine(given),),
+    lambda given: (empty_combined(given),),
+    results=1,
+)

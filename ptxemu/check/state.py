@@ -1,0 +1,92 @@
+"""What the checker keeps of each object of the machine, by that object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptxemu.check.agents import PhaseClock, Ticket, WarpClock
+from ptxemu.check.clocks import Components
+from ptxemu.check.footprints import TENSOR_CELLS
+from ptxemu.check.shadow import Shadow
+from ptxemu.check.undefined import SharedCodes, TensorCodes
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.tmem import PendingLoad
+from ptxemu.machine.warp import Warp
+
+
+@dataclass(eq=False)
+class ClusterState:
+    """grid_before: the component of the launch before. told: what the arrivals of this phase of the
+    cluster's barrier tell; phases: the same of those that are complete."""
+
+    components: Components
+    grid_before: int
+    told: np.ndarray | None = None
+    phases: list[np.ndarray | None] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class BarrierState:
+    """Of a named barrier: what the arrivals of this phase tell, its component, complete phases."""
+
+    told: np.ndarray | None = None
+    component: int = 0
+    phases: int = 0
+
+
+class CtaState:
+    """Who touched its memories, and which undefined data they hold."""
+
+    def __init__(self, cta: Cta, grain: int) -> None:
+        self.shared = Shadow(len(cta.smem) // grain, "shared")
+        self.tensor = Shadow(TENSOR_CELLS, "tensor")
+        self.shared_codes = SharedCodes(self.shared.last, grain)
+        self.tensor_codes = TensorCodes()
+        self.allocations: int | None = None  # the component of its tcgen05.alloc and .dealloc
+        self.allocated = 0  # how many it has executed
+        # component -> the last step of it that touches this CTA, and site
+        self.reached_until: dict[int, tuple[int, int]] = {}
+        self.known_at_end: np.ndarray | None = None
+        self.ended = False
+
+
+class States:
+    """Of one launch. grain: bytes of a cell of shared memory."""
+
+    def __init__(self, grain: int) -> None:
+        self.grain = grain
+        self.clusters: dict[int, ClusterState] = {}  # by index
+        self.ctas: dict[Cta, CtaState] = {}
+        self.clocks: dict[Warp, WarpClock] = {}
+        self.phases: dict[MBarrier, PhaseClock] = {}
+        self.barriers: dict[NamedBarrier, BarrierState] = {}
+        self.tickets: dict[Work, Ticket] = {}  # of outstanding work
+        self.loads: dict[PendingLoad, int] = {}  # and its step among those of its warp
+
+    def start_cluster(self, cluster: Cluster) -> None:
+        components = Components()
+        before = components.add("grid", "the launch before")
+        self.clusters[cluster.index] = ClusterState(components, before)
+
+    def start_cta(self, cta: Cta) -> None:
+        self.ctas[cta] = CtaState(cta, self.grain)
+
+    def start_warp(self, w: Warp) -> None:
+        self.clocks[w] = WarpClock(self.components(w.cta), w)
+
+    def start_mbarrier(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        clock = self.clocks[w]
+        phases = PhaseClock(self.components(cta), f"mbarrier {barrier.where}")
+        phases.initialised = (clock.own, clock.now)
+        phases.init_site = w.at
+        self.phases[barrier] = phases
+
+    def barrier(self, barrier: NamedBarrier) -> BarrierState:
+        return self.barriers.setdefault(barrier, BarrierState())
+
+    def components(self, cta: Cta) -> Components:
+        return self.clusters[cta.cluster.index].components

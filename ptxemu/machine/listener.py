@@ -1,0 +1,237 @@
+"""What happens in a launch, as whoever listens hears of it.
+
+A launch has a tuple of listeners, which is mostly empty: `for each in w.listeners: ...` then costs
+no more than a test, and what generated code alone announces (`Lower.announce`) costs nothing.
+An event that is named like an action comes right before it, one in the past tense right behind it.
+Listeners change nothing that the kernel sees; one that follows undefined data may stop a block with
+`UndefinedRead`, and it will be executed again.
+
+w: the warp that acts; `w.at` is its instruction in a program that is `checked`. cta: whose memory
+is reached. starts: byte offsets in shared memory or global addresses, one for all lanes where lanes
+is None, else one for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ptxemu.machine.async_ops import Work
+    from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
+    from ptxemu.machine.mbarrier import MBarrier
+    from ptxemu.machine.mma import Mma
+    from ptxemu.machine.tensor_map import TensorMap
+    from ptxemu.machine.tmem import Move, PendingLoad
+    from ptxemu.machine.tmem_fill import Fill
+    from ptxemu.machine.umma_desc import SmemDesc
+    from ptxemu.machine.warp import Fragment, Warp
+
+Place = tuple["Cta", int]  # a byte offset in the shared memory of a CTA
+Waiters = list[tuple["Warp", "Fragment"]]
+
+
+class Listener:
+    """Hears of everything and does nothing."""
+
+    every_block = False  # it needs each block as an event of its own, which is slower
+
+    # -- beginnings and ends ------------------------------------------------------------------
+
+    def cluster_started(self, cluster: Cluster) -> None: ...
+
+    def cta_started(self, cta: Cta) -> None: ...
+
+    def warp_started(self, w: Warp) -> None: ...
+
+    def warp_ended(self, w: Warp) -> None: ...
+
+    def cta_ended(self, cta: Cta) -> None: ...
+
+    def block_began(self, w: Warp) -> None: ...
+
+    def block_ended(self, w: Warp, instructions: int) -> None: ...
+
+    # -- accesses by a warp -------------------------------------------------------------------
+
+    def shared_access(
+        self,
+        w: Warp,
+        cta: Cta,
+        starts: int | np.ndarray,
+        nbytes: int,
+        lanes: np.ndarray | None,
+        write: bool,
+    ) -> None: ...
+
+    def global_read(
+        self, w: Warp, starts: int | np.ndarray, nbytes: int, lanes: np.ndarray | None
+    ) -> None: ...
+
+    def global_write(
+        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: np.ndarray | None
+    ) -> None:
+        """values: [element of `size` bytes, start]."""
+
+    def local_access(
+        self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
+    ) -> None:
+        """elements: [element of `size` bytes, lane]."""
+
+    def atomic(self, w: Warp, space: str, name: str, address: int | np.ndarray, size: int) -> None:
+        """Before any lane has acted; each element is read and written as well."""
+
+    # -- synchronisation ----------------------------------------------------------------------
+
+    def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
+        """mbarrier.init where there is one already."""
+
+    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None: ...
+
+    def mbarrier_arrival(
+        self,
+        w: Warp,
+        cta: Cta,
+        barrier: MBarrier,
+        how: tuple[str, ...],
+        count: tuple[int, int] = (1, 1),
+    ) -> None:
+        """how: semantics and scope. count: of lanes, and of their arrivals."""
+
+    def mbarrier_waited(
+        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
+    ) -> None:
+        """try_wait was successful."""
+
+    def mbarrier_tested(
+        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
+    ) -> None:
+        """test_wait was successful."""
+
+    def mbarrier_signalled(self, barrier: MBarrier) -> None:
+        """Arrivals or bytes, whoever's they are."""
+
+    def mbarrier_completed(self, barrier: MBarrier) -> None:
+        """A phase of it."""
+
+    def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None: ...
+
+    def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None: ...
+
+    def barrier_waited(self, w: Warp, barrier: NamedBarrier) -> None: ...
+
+    def cluster_arrival(self, w: Warp, relaxed: bool) -> None: ...
+
+    def cluster_completed(self, cluster: Cluster) -> None: ...
+
+    def cluster_waited(self, w: Warp) -> None: ...
+
+    def warp_synced(self, w: Warp) -> None: ...
+
+    def grid_waited(self, w: Warp) -> None: ...
+
+    def fence(self, w: Warp, near: bool) -> None:
+        """near: of scope .cta."""
+
+    def fence_init(self, w: Warp) -> None: ...
+
+    def fence_proxy(self, w: Warp, spaces: tuple[str, ...]) -> None: ...
+
+    def fence_tensor(self, w: Warp, before: bool) -> None:
+        """tcgen05.fence, ::before_thread_sync or ::after_thread_sync."""
+
+    # -- asynchronous operations --------------------------------------------------------------
+
+    def issued(self, w: Warp, work: Work) -> None: ...
+
+    def step_began(self, work: Work) -> None: ...
+
+    def step_ended(self, work: Work) -> None: ...
+
+    def copies_committed(self, w: Warp) -> None:
+        """cp.async.commit_group."""
+
+    def copies_waited(self, w: Warp, allowed: int | None) -> None:
+        """For all groups but the newest `allowed`; None: for all copies."""
+
+    def bulk_committed(self, w: Warp) -> None: ...
+
+    def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None: ...
+
+    def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
+        """cp.async reads global memory,"""
+
+    def copy(
+        self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
+    ) -> None:
+        """and writes shared memory."""
+
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        """cp.async.mbarrier.arrive."""
+
+    def land(
+        self, work: Work, places: list[Place], nbytes: int, signals: Sequence[MBarrier]
+    ) -> None:
+        """Bytes come to shared memory and complete on mbarriers, one for all places or one each."""
+
+    def load(
+        self,
+        work: Work,
+        source: tuple[np.ndarray, int],
+        places: list[Place],
+        nbytes: int,
+        signals: Sequence[MBarrier],
+    ) -> None:
+        """The same of global memory: source is (addresses, bytes of each)."""
+
+    def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
+        """The same of shared memory."""
+
+    def bulk_read(self, work: Work, cta: Cta, low: int, nbytes: int) -> None:
+        """A bulk store or reduction reads its source,"""
+
+    def tile_read(
+        self, work: Work, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
+    ) -> None: ...
+
+    def bulk_write(
+        self, work: Work, starts: np.ndarray, nbytes: int, *, atomic: bool = False
+    ) -> None:
+        """and writes its target."""
+
+    def tile_write(
+        self, work: Work, tm: TensorMap, position: tuple[int, ...], image: np.ndarray
+    ) -> None: ...
+
+    def tile_reduce(self, work: Work, tm: TensorMap, position: tuple[int, ...]) -> None: ...
+
+    # -- tensor core and tensor memory --------------------------------------------------------
+
+    def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None: ...
+
+    def fill(
+        self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
+        """tcgen05.cp."""
+
+    def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None: ...
+
+    def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
+        """told: the offset in shared memory that the address was written to."""
+
+    def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None: ...
+
+    def tensor_load(self, w: Warp, load: PendingLoad) -> None:
+        """tcgen05.ld is issued,"""
+
+    def tensor_loaded(self, w: Warp, load: PendingLoad) -> None:
+        """and is known to be complete;"""
+
+    def tensor_loads_waited(self, w: Warp) -> None:
+        """all of them are."""
+
+    def tensor_store(self, w: Warp, address: int, move: Move) -> None: ...
+
+    def tensor_stores_waited(self, w: Warp) -> None: ...

@@ -1,0 +1,37 @@
+"""What a KV cache needs and how many requests fit: a model, a GPU's memory, context lengths.
+
+    python scripts/plan.py --model deepseek-v4-pro --memory 141GB --weights 60GB
+    python scripts/plan.py --model path/config.json --context 8k:3,128k:1 --checkpoints 5%
+    python scripts/plan.py --record fp8 --record bf16 --plot plan.png --json plan.json
+
+Nothing is allocated and no GPU is needed. All numbers are of one GPU that holds every KV head; k
+and M of token counts are 1,024 and 1,048,576, GB is 10^9 bytes and GiB 2^30. For DeepSeek-V4 the
+last table has vLLM's layout beside, rebuilt from its specs (sources:
+scripts/workbench/plan/vllm.py).
+
+What the words mean: a block holds `--block-tokens` tokens of all layers; a state is what a request
+has beside its blocks (the windows' entries, rows that wait for compression); a checkpoint is a copy
+of what a state holds at a block's boundary, for a prefix cache; stranded bytes belong to a request
+and hold nothing that it needs. Blocks and states are pools of their own: `requests` is what fits at
+`--context`, for which the memory is divided; `divided for it` is what another length would get if
+the memory were divided for that. At a multiple of 128 tokens nothing waits in HCA tails, so the
+most is stranded there, here as in vLLM.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from workbench.command import Command
+from workbench.flags import kvcache
+
+COMMAND = Command("workbench.plan.kv", kvcache.add_plan, __doc__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return COMMAND.main("plan.py", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The same as `run.py dsv4`."""
+
+import sys
+
+from workbench.commands import RUN
+
+if __name__ == "__main__":
+    sys.exit(RUN["dsv4"].main("run_dsv4.py", None))

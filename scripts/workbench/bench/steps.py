@@ -1,0 +1,209 @@
+"""What `bench.py merge`, `moe`, `kvcache` and `dsv4` do: times of steps beside torch and a copy of
+as many bytes."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from workbench.cases.steps import Arguments, Outputs, Problem, problems_of
+from workbench.common import read_rows, refuse, save_rows
+from workbench.tables import Table, markdown, picture, show
+from workbench.timing import MAX_SETS, Sample, heading, replay, setting, spreads
+
+COPY = "copy"  # the peer that moves as many bytes and does nothing else
+COPY_UNIT = 1 << 17
+INPUTS = "standard normal, bf16 (logits fp32); experts of a token all alike"
+NO_GPU = """\
+No CUDA GPU here. Not done: times of the kernels, of torch and of copies, comparison with the
+reference. Below are the bytes of each problem."""
+
+
+class Call:
+    """A call that keeps its results until the next one: those of a rotation lie apart."""
+
+    def __init__(self, function: Callable[..., Outputs], arguments: Arguments) -> None:
+        self.function, self.arguments = function, arguments
+        self.results: Outputs | None = None
+
+    def __call__(self) -> None:
+        self.results = self.function(*self.arguments)
+
+
+def copies(nbytes: int, count: int, device: str) -> list[Callable[[], object]]:
+    """Copies that read and write half of `nbytes` each, rounded up to COPY_UNIT where that is
+    little: the copies of odd sizes are slower."""
+    unit = COPY_UNIT if nbytes > 50 * COPY_UNIT else 16
+    half = -(-nbytes // (2 * unit)) * unit
+    pairs = [
+        [torch.empty(half, dtype=torch.uint8, device=device) for _ in range(2)]
+        for _ in range(count)
+    ]
+    return [lambda pair=pair: pair[0].copy_(pair[1]) for pair in pairs]
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def rows_of(
+    problem: Problem, cache_bytes: int, samples_of: Callable = replay, device: str = "cuda"
+) -> list[dict]:
+    """A row per peer and for the copy: microseconds of a call, or why there is nothing to say."""
+    wanted = problem.sets(cache_bytes)
+    sets = [problem.draw(seed, device) for seed in range(min(wanted, MAX_SETS))]
+    samples: dict[str, Sample] = {}
+    rows: dict[str, dict] = {}
+    for name, function in problem.peers.items():
+        rows[name] = {**problem.sizes, "peer": name, "sets": len(sets), "cold": len(sets) == wanted}
+        try:
+            if name == problem.ours:
+                problem.check(sets[-1], function(*sets[-1]))
+            samples[name] = samples_of([Call(function, arguments) for arguments in sets])
+        except Exception as refusal:  # noqa: BLE001  torch runs out of memory as it likes
+            reason = str(refusal).strip().partition("\n")[0]
+            rows[name]["refused"] = f"{type(refusal).__name__}: {reason}"
+    samples[COPY] = samples_of(copies(problem.nbytes, len(sets), device))
+    rows[COPY] = {**rows[problem.ours], "peer": COPY}
+    rows[COPY].pop("refused", None)
+    return with_shares(rows, dict(zip(samples, spreads([*samples.values()]), strict=True)))
+
+
+def with_shares(rows: dict[str, dict], found: dict) -> list[dict]:
+    """Rows with times; share: of the bandwidth of the copy."""
+    for name, spread in found.items():
+        rows[name] |= {"us": spread.median, "spread": spread.spread}
+        rows[name]["tbs"] = rows[name]["nbytes"] / spread.median * 1e-6
+        rows[name]["share"] = found[COPY].median / spread.median
+    return [*rows.values()]
+
+
+def time_all(problems: Iterable[Problem]) -> list[dict]:
+    """Rows of all problems; each is shown when it is done."""
+    rows: list[dict] = []
+    for problem in problems:
+        gc.collect()
+        torch.cuda.empty_cache()
+        found = rows_of(problem, torch.cuda.get_device_properties().L2_cache_size)
+        show(*step_table(found))
+        rows += found
+    return rows
+
+
+# -- tables and pictures --------------------------------------------------------------------------
+
+
+def step_table(rows: Sequence[dict]) -> Table:
+    """Of the rows of one problem: a line per peer."""
+    first = rows[0]
+    heads = ["peer", "us", "TB/s", "of a copy", "spread", ""]
+    cells = []
+    for row in rows:
+        if "refused" in row:
+            cells.append([row["peer"], "-", "", "", "", row["refused"][:80]])
+            continue
+        numbers = f"{row['us']:.2f}", f"{row['tbs']:.3f}", f"{row['share']:.2f}"
+        warm = "" if row["cold"] else "warm"
+        cells.append([row["peer"], *numbers, f"{row['spread']:.1%}", warm])
+    size = f"{first['nbytes'] / 1e6:.3g} MB"
+    return f"{first['step']}: {first['name']}, {_rows(first['tokens'])}, {size}", heads, cells
+
+
+def page_table(rows: Sequence[dict]) -> str:
+    """A line per variant: microseconds of ours for every number of rows, the share of a copy's
+    bandwidth with the most, and what the other peers take there."""
+    counts = sorted({row["tokens"] for row in rows})
+    lines = []
+    for step, name in dict.fromkeys((row["step"], row["name"]) for row in rows):
+        found = [row for row in rows if (row["step"], row["name"]) == (step, name)]
+        ours = found[0]["peer"]
+        mine = {row["tokens"]: row for row in found if row["peer"] == ours and "us" in row}
+        times = [_us(mine[count]) if count in mine else "-" for count in counts]
+        share = f"{mine[counts[-1]]['share']:.2f}" if counts[-1] in mine else "-"
+        beside = [
+            f"{row['peer']} {_us(row)}"
+            for row in found
+            if row["peer"] not in (ours, COPY) and row["tokens"] == counts[-1] and "us" in row
+        ]
+        lines.append([f"{step}: {name}", *times, share, ", ".join(beside) or "-"])
+    return markdown(["step", *map(str, counts), "of a copy", "beside it"], lines)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
+
+
+def _us(row: dict) -> str:
+    return f"{row['us']:.{1 if row['us'] < 100 else 0}f}"
+
+
+def draw(path: Path, rows: Sequence[dict]) -> None:
+    """Bandwidth against rows, a line per variant of ours, and of the copies beside it."""
+    timed = [row for row in rows if "us" in row]
+    steps = list(dict.fromkeys(row["step"] for row in timed))
+    count = max(1, len(steps))
+    with picture(path, 1, count, figsize=(4.5 * count, 4.5)) as (_, axes):
+        for axis, step in zip(axes[0], steps, strict=False):
+            chosen = [row for row in timed if row["step"] == step]
+            for colour, name in enumerate(dict.fromkeys(row["name"] for row in chosen)):
+                same = [row for row in chosen if row["name"] == name]
+                for peer, style in ((same[0]["peer"], "-o"), (COPY, ":")):
+                    points = sorted((r["tokens"], r["tbs"]) for r in same if r["peer"] == peer)
+                    label = None if peer == COPY else name
+                    axis.plot(*zip(*points, strict=True), style, color=f"C{colour}", label=label)
+            axis.set(xscale="log", yscale="log", title=step, xlabel="rows", ylabel="TB/s")
+            axis.legend(fontsize=7, title="dotted: a copy of as many bytes", title_fontsize=7)
+            axis.grid(alpha=0.3)
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """What the options ask for of the file of an earlier run."""
+    head, *found = read_rows(options.show)
+    rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
+    if options.names:
+        rows = [row for row in rows if any(name in row["name"] for name in options.names)]
+    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}, microseconds")
+    if options.markdown:
+        print(page_table(rows))
+    else:
+        keys = ("step", "name", "tokens")
+        for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in keys]):
+            show(*step_table([*group]))
+    if options.plot:
+        draw(options.plot, rows)
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; returns the exit code."""
+    if options.show:
+        show_again(options)
+        return 0
+    try:
+        problems = problems_of(
+            options.family, options.steps, options.rows, options.hidden, options.names
+        )
+    except ValueError as error:
+        return refuse(error)
+    head = heading(inputs=INPUTS, hidden=options.hidden)
+    if torch.cuda.is_available():
+        print(torch.cuda.get_device_name())
+        rows = [{"kind": "step", **row} for row in time_all(problems)]
+        if options.plot:
+            draw(options.plot, rows)
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+    else:
+        print(NO_GPU)
+        rows = [{"kind": "static", **problem.sizes} for problem in problems]
+        names = ("step", "name", "tokens", "nbytes")
+        cells = [[str(row[name]) for name in names] for row in rows]
+        show("static figures", ["step", "name", "rows", "bytes"], cells)
+    if options.json:
+        save_rows(options.json, [head, *rows])
+    return 0

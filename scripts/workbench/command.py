@@ -1,0 +1,77 @@
+"""A command that takes a name: `run.py gqa --kv-len 8k`; one table says what each name does.
+
+Flags are known before anything heavy is imported: the module that does the work comes afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """What stands behind a name.
+
+    module: its `perform(options)` does the work and returns the exit code. flags: adds the flags.
+    about: the help, whose first line says what it does. example: flags of a call worth a try.
+    """
+
+    module: str
+    flags: Callable[[argparse.ArgumentParser], None]
+    about: str
+    example: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.about.partition("\n")[0]
+
+    def parser(self, program: str) -> argparse.ArgumentParser:
+        """program: as the usage line has it, 'run.py gqa'."""
+        made = argparse.ArgumentParser(
+            prog=program,
+            description=self.about.replace("%", "%%"),
+            epilog=f"example: python scripts/{program} {self.example}" if self.example else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.flags(made)
+        return made
+
+    def perform(self, options: argparse.Namespace) -> int:
+        """What the flags ask for; returns the exit code."""
+        return importlib.import_module(self.module).perform(options)
+
+    def main(self, program: str, argv: Sequence[str] | None) -> int:
+        """Flags of the command line, or of `argv`, and what they ask for."""
+        return self.perform(self.parser(program).parse_args(argv))
+
+
+def main_of(
+    commands: Mapping[str, Command], text: str, argv: Sequence[str] | None, default: str = ""
+) -> int:
+    """What the first word of `argv` names, with the rest as its flags.
+
+    text: the help of the command itself. default: the name where flags come first.
+    """
+    script = Path(sys.argv[0]).name
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if words[:1] in (["-h"], ["--help"]) or not (words or default):
+        print(overview(script, commands, text))
+        return 0 if words else 2
+    name = words.pop(0) if not default or (words and not words[0].startswith("-")) else default
+    if name not in commands:
+        print(f"{script}: {name!r} is none of {', '.join(commands)}", file=sys.stderr)
+        return 2
+    return commands[name].main(f"{script} {name}", words)
+
+
+def overview(script: str, commands: Mapping[str, Command], text: str) -> str:
+    """The names and what they do."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.title}" for name, command in commands.items()]
+    usage = f"usage: {script} NAME [FLAGS]; `{script} NAME --help` lists the flags"
+    return "\n".join((usage, "", text.strip(), "", *lines))

@@ -1,0 +1,328 @@
+"""What run.py, explain.py, dump.py, emulate.py and bench.py know by name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+from ptxemu.host.command_line import add_check_arguments
+from workbench.command import Command
+from workbench.flags import attention, bench, decode, dsv4, groups, kvcache, moe, steps
+
+Add = Callable[[argparse.ArgumentParser], None]
+
+OF_STEPS = {
+    "merge": "Merges attention results over disjoint keys.",
+    "quantise": "Quantises tokens to nvfp4, mxfp8 and mxfp4.",
+    "route": "Routes tokens to experts.",
+    "permutation": "Sorts the choices of all tokens by expert.",
+    "combine": "Adds the weighted rows of each token up.",
+    "append": "Writes new entries into the cache.",
+    "gather": "Reads entries out of the cache as bf16.",
+    "copy": "Copies blocks of the cache, and segments of states.",
+    "checksum": "Sums the words of blocks up.",
+    "host": "Moves blocks of the cache to the host's memory and back.",
+    "compress": "Compresses windows of tokens to entries of a CSA or HCA layer.",
+    "query": "Rotates and quantises the queries of the indexer.",
+    "score": "Scores the keys of the indexer.",
+    "topk": "Selects the best of the scores.",
+}
+EXACT = """\
+A GPU that the kernel is written for runs it; everywhere else the emulator runs its PTX. The
+yardstick is the fp64 definition, and beside each error stands the one that the reference with the
+kernel's own rounding points makes. Exit code 1: out of tolerance, or the checker found an error;
+2: refused.
+"""
+
+
+def _checked(add: Add, parser: argparse.ArgumentParser) -> None:
+    add(parser)
+    add_check_arguments(parser)
+
+
+def _run(module: str, add: Add, about: str, example: str) -> Command:
+    return Command(f"workbench.run.{module}", partial(_checked, add), about, example)
+
+
+RUN = {
+    "fmha": _run(
+        "fmha",
+        attention.add_run,
+        f"Runs the attention kernel and prints how exact it is.\n\n{EXACT}"
+        "Without flags of a case the demonstration's four run.",
+        "--head-dim 128 --causal --kv-len 512",
+    ),
+    "gqa": _run(
+        "gqa",
+        decode.add_run,
+        f"Runs the decode kernel and prints how exact it is, and on a GPU how long it takes.\n\n"
+        f"{EXACT}",
+        "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
+    ),
+    "moe": _run(
+        "moe",
+        moe.add_run,
+        "Runs a MoE layer, from router logits to the combined output, and prints how exact it is."
+        f"\n\n{EXACT}",
+        "--tokens 9 --hidden 256 --intermediate 128 --experts 6 --top-k 2",
+    ),
+    "kvcache": _run(
+        "kvcache",
+        kvcache.add_run,
+        """Runs a KV cache through the life of some requests and says what happened at every step.
+
+Requests share beginnings, append through the kernels, are attended to over the cache's own pages,
+forked, taken back, sent to the host's memory and fetched, preempted, and refused. Behind every step
+all entries of all requests are compared with kvcache/movement/reference.py, byte for byte, and
+attention with the fp64 definition over dense keys. Exit code 1: a wrong byte, attention out of
+tolerance, or the checker found an error; 2: something was refused.""",
+        "--model deepseek-v4-flash --record bf16 --layers 1",
+    ),
+    "dsv4": _run(
+        "dsv4",
+        dsv4.add_run,
+        """Runs one layer of DeepSeek-V4 over the cache, beside a model that recomputes everything.
+
+Prompts arrive in chunks while earlier requests decode; every step compresses, indexes, selects,
+attends and runs the experts by the repository's kernels. A plain torch model keeps all tokens and
+computes everything anew in every step; every component is held against it, within a limit that is
+derived (scripts/workbench/dsv4/judge.py says how). Weights are random, the width is reduced,
+head_dim 512, the windows and the records are the model's. Exit code 1: something is out of its
+limit, or the checker found an error; 2: the run is refused.""",
+        "--kind csa --prefix 200 --steps 300",
+    ),
+    **{
+        step: _run(
+            "steps",
+            partial(steps.add_run, step),
+            f"{about}\n\nResults are compared with the reference. Exit code 1: wrong, or the "
+            "checker found an error; 2: refused.",
+            "--rows 9 --check",
+        )
+        for step, about in OF_STEPS.items()
+    },
+}
+
+# -- explain --------------------------------------------------------------------------------------
+
+STATIC = "The flags are those of run.py. Nothing is compiled: the plan is data."
+EXPLAIN = {
+    "fmha": Command(
+        "workbench.explain.fmha",
+        attention.add_case,
+        "The plan of an attention case: roles, edges, and the maps of shared and tensor memory.\n\n"
+        f"{STATIC} The figures of fmha/README.md are copies of this output.",
+        "--head-dim 128 --causal",
+    ),
+    "gqa": Command(
+        "workbench.explain.gqa",
+        decode.add_static,
+        "The plan of a decode case: who works on which keys, and what a CTA holds where.\n\n"
+        f"{STATIC} Without a GPU of --arch nothing says how many\nclusters it would run at once, "
+        "which may make them narrower.",
+        "--kv-len 8k --kv-heads 8 --q-heads 64",
+    ),
+    "moe": Command(
+        "workbench.explain.moe",
+        moe.add_product,
+        "The plan of a layer's grouped GEMM: which tiles, who does what, and what lies where.\n\n"
+        f"{STATIC} --product says which of the two it is.",
+        "--model deepseek-v4-pro --tokens 64 --experts 8",
+    ),
+    **{
+        step: Command(
+            "workbench.explain.steps",
+            partial(steps.add_case, step),
+            f"{about}\n\nWhich kernels it launches, their configs, and the plan of those that have "
+            "one.\nNothing is compiled.",
+        )
+        for step, about in OF_STEPS.items()
+    },
+}
+
+# -- dump -----------------------------------------------------------------------------------------
+
+SASS = """\
+Registers and SASS need NVIDIA's cuobjdump and nvdisasm, which `pip install '.[sass]'` brings."""
+
+
+def _dumped(add: Add, parser: argparse.ArgumentParser) -> None:
+    add(parser)
+    group = parser.add_argument_group("output")
+    groups.add_out(group, "out/dump", "folder of PTX, cubin and SASS")
+    groups.add_json(group)
+
+
+def _dump(module: str, add: Add, what: str, example: str) -> Command:
+    about = f"What the compiler made of {what}: PTX, registers, spills and SASS by kind.\n\n{SASS}"
+    return Command(f"workbench.dump.{module}", partial(_dumped, add), about, example)
+
+
+DUMP = {
+    "fmha": _dump("fmha", attention.add_dump, "an attention kernel", "--head-dim 128 --causal"),
+    "gqa": _dump(
+        "gqa", decode.add_dump, "a decode kernel", "--kv-len 8k --kv-heads 8 --q-heads 64"
+    ),
+    "moe": _dump(
+        "moe",
+        moe.add_dump,
+        "a layer's grouped GEMM",
+        "--model deepseek-v4-pro --tokens 64 --experts 8",
+    ),
+    **{
+        step: _dump("steps", partial(steps.add_case, step), f"the kernels of `{step}`", "")
+        for step in OF_STEPS
+    },
+}
+
+# -- emulate --------------------------------------------------------------------------------------
+
+
+def _emulated(name: str, parser: argparse.ArgumentParser) -> None:
+    RUN[name].flags(parser)
+    group = parser.add_argument_group("timeline")
+    words = "which launch is drawn, from 0 on"
+    groups.add(group, "launch", words, shown="the one with the most instructions")
+    groups.add(group, "cta", "CTA of the picture", shown="the first with spans")
+    groups.add_out(group, "out/timeline", "both files, less .json and .png")
+    parser.set_defaults(name=name, backend="emulate")
+    if name == "fmha":
+        parser.set_defaults(**attention.PLAIN | {"kv_len": (512,)})
+
+
+EMULATE = {
+    name: Command(
+        "workbench.emulate.perform",
+        partial(_emulated, name),
+        f"{command.title}\n\nIn the emulator, with the timeline of one launch: a Perfetto trace, a "
+        "picture, and counts.\nOpen the JSON at ui.perfetto.dev. Times in it are nominal: they "
+        "show order and overlap, no\nspeed. The flags are those of run.py.",
+        command.example,
+    )
+    for name, command in RUN.items()
+}
+
+# -- bench ----------------------------------------------------------------------------------------
+
+COLD = """\
+Times are medians of CUDA graph replays, per call. Cold: calls rotate over buffers of more than
+twice the L2 cache. Warm: all calls read the same buffers. Whoever is compared takes turns."""
+OF_ROWS = f"""\
+{COLD}
+Calls rotate over at most 128 sets of buffers; smaller problems are marked warm, and what they take
+is a launch. A copy reads and writes as many bytes as the problem has. Results are compared with the
+reference before anything is timed."""
+PUBLISHED = {
+    "kvcache": """
+
+Host: over the bus, beside a memcpy per slot. Copies of slots move as many bytes as so many rows of
+bf16. Published elsewhere: dequantise and gather of 584-byte entries in CuTe DSL on a GB200 (8
+TB/s), 2.3 to 2.5 TB/s with 8192 rows, 4.1 to 4.4 with 32,000 (vLLM #42236, #55061).""",
+    "dsv4": """
+
+Published elsewhere: compressors in CuTe DSL, C4 10.0 us with one token, 9.8 with 128, 15.6 with
+1024, 47.8 with 4096 (Triton: 22.1, 35.5 with 4096); C128 12.6 us with one token, 12.5 with 32,
+28.2 with 128 (vLLM #43584, GPU not said). The best 512 keys of one row: 8.0 us of 4096, 9.0 of
+16,384 (TensorRT-LLM #14602), about 15 of 262,144 (LMSYS on Lightning TopK).""",
+}
+
+
+def _steps(family: str, what: str, example: str) -> Command:
+    about = f"{what}, beside torch and a copy of as many bytes.\n\n{OF_ROWS}"
+    about += PUBLISHED.get(family, "")
+    add = partial(steps.add_bench, family)
+    return Command("workbench.bench.steps", add, about, example)
+
+
+BENCH = {
+    "fmha": Command(
+        "workbench.bench.fmha",
+        bench.add_fmha,
+        f"""The attention kernel beside torch's, timed where it can run, and its static figures.
+
+Static figures are what ptxas made of a config: registers, spills, the SASS of the softmax loop by
+kind, and where in the loop statistics and P are published. They need `pip install '.[sass]'`.
+{COLD}
+TFLOP/s count the products of visible pairs, four FLOP per pair and column.""",
+        "--head-dim 128 --mask causal --json out/fmha.json",
+    ),
+    "gqa": Command(
+        "workbench.bench.gqa",
+        bench.add_gqa,
+        f"""Decode attention beside torch and FlashInfer: latency, or static figures without a GPU.
+
+{COLD}
+Every peer is timed in the same run on the same tensors, after its result has been compared with an
+fp32 reference. The floor is the bytes of a launch at the bandwidth of a large read (torch.amax),
+which is measured first.""",
+        '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
+    ),
+    "merge": _steps("merge", "The merge of attention results", "--rows 128 8k --names stack"),
+    "moe": _steps(
+        "moe",
+        "The steps around the grouped products of a MoE layer",
+        "--rows 1 64 4k --steps quantise route",
+    ),
+    "kvcache": _steps(
+        "kvcache", "What the KV cache moves", "--rows 1 128 2k 8k 32k --steps append gather"
+    ),
+    "dsv4": _steps(
+        "dsv4",
+        "What a layer of DeepSeek-V4 does with its cache",
+        "--rows 1 32 128 --steps compress --names C4",
+    ),
+    "kvcache-host": Command(
+        "workbench.bench.allocator",
+        bench.add_host,
+        """What the manager of the KV cache costs the host, beside vLLM's BlockPool.
+
+Pools: `batch` blocks are taken and given back, over and over, from a pool of --blocks; `kept`: each
+is registered by a new content before it goes back, so that all of them can be found and taking one
+forgets it. Manager: a decode step of so many requests, the admission of a prompt that is there, one
+that is not, the walk over all books. Numbers are medians over --repeats rounds. vLLM's pool runs
+the loop of its own benchmark_block_pool.py where it is installed, or from a checkout with its
+imports replaced. No GPU is needed.""",
+        "--json results/kvcache_host.json",
+    ),
+    "kvcache-tier": Command(
+        "workbench.bench.host_tier",
+        bench.add_tier,
+        """How fast blocks go to the host's memory and back, and what decode beside them loses.
+
+`memcpy`: a copy of each block by the copy engines, as kvcache/memory/mover.py does it; `kernel N`:
+one launch of kvcache's own copy kernel with N CTAs, which reads or writes pinned memory over the
+bus. They run on a stream of their own, again and again, while CUDA graphs of decode steps (all
+layers over the same pool's pages) run on another one. Bytes are compared before anything is
+measured.""",
+        "--json results/kvcache_tier_h100.json",
+    ),
+    "emulator": Command(
+        "workbench.bench.emulator",
+        bench.add_emulator,
+        """How many warp-instructions per second ptxemu executes on the attention kernel.
+
+The first launch of a module also generates its code, so it stands apart from the best of the
+rest.""",
+        "--head-dim 128 --check",
+    ),
+    "eager": Command(
+        "workbench.bench.eager",
+        bench.add_eager,
+        """What a repeated eager call costs the host, on CUDA tensors.
+
+In place of a kernel's host function stands one that does nothing: what is left is the way from the
+public function to the launch, also of operators whose kernels another GPU needs.""",
+        "--json results/eager_h200.json",
+    ),
+    "first-call": Command(
+        "workbench.bench.first_call",
+        bench.add_first_call,
+        """Time the first call of each operator in a fresh process: compiled, cached, ahead of time.
+
+Seconds beyond `import torch`, the making of a CUDA context and of the inputs; `ours` is what of
+them finds or compiles the kernels, the rest is importing this package and running, in the emulator
+mostly parsing PTX. On a GPU the call is captured in a CUDA graph and replayed behind it.""",
+        "--operators decode merge --repeat 3",
+    ),
+}

@@ -1,0 +1,51 @@
+"""The flags that spell a layer of DeepSeek-V4 over the cache; `workbench.dsv4` computes it."""
+
+from __future__ import annotations
+
+import argparse
+
+from kvcache.layouts.models import V4_RECORDS
+from workbench.dsv4.shape import MUTATIONS, RATIOS, Shape
+from workbench.flags import groups
+from workbench.flags.groups import add, switch
+
+SIZES = {
+    "hidden": "width of the residual stream",
+    "q-heads": "query heads, 512 columns each",
+    "index-heads": "heads of the indexer, 128 columns each",
+    "select": "entries that a query attends to",
+    "experts": "experts, all of them",
+    "top-k": "experts of a token",
+    "intermediate": "width of an expert",
+}
+# grammar -> (field of Shape, older spelling)
+FIELDS = {"q-heads": ("heads", ["heads"]), "top-k": ("choices", ["choices"])}
+NUMBERS = {
+    "requests": (1, "that arrive one after another"),
+    "prefix": (200, "tokens of the first prompt"),
+    "chunk": (96, "tokens of a prompt in a step"),
+    "steps": (8, "of decoding, for each request"),
+    "draft": (0, "tokens of a step, some of which are taken back"),
+    "every": (1, "steps to a line of the table"),
+}
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py dsv4`."""
+    shape = Shape()
+    group = parser.add_argument_group("layer")
+    add(group, "kind", "window alone, or beside compressed entries", shape.kind, choices=RATIOS)
+    for name, words in SIZES.items():
+        field, old = FIELDS.get(name, (name.replace("-", "_"), []))
+        add(group, name, words, getattr(shape, field), old=old, dest=field)
+    add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
+    switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
+    group = parser.add_argument_group("run")
+    for name, (value, words) in NUMBERS.items():
+        add(group, name, words, value)
+    words = "a wrong model beside it, which has to be noticed (exit code 1)"
+    add(group, "mutate", words, choices=MUTATIONS)
+    groups.add_backend(group)
+    groups.add_schedule(group, seed="weights and tokens")
+    groups.add_json(group, "every number of every step")
+    groups.add_plot(group, "errors over steps")

@@ -1,0 +1,65 @@
+"""Steps: the kernels beside attention, decode and the grouped GEMM, each a call on some rows.
+
+`workbench.cases.steps` makes their problems: inputs, peers, the bytes that they move, and a check.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from workbench.flags import groups
+from workbench.flags.groups import add
+
+# family -> (its steps, the rows that its benchmark takes, what a row is)
+FAMILIES = {
+    "merge": (("merge",), (1, 128, 2048, 8192, 32768), "rows of O, positions x heads"),
+    "moe": (("quantise", "route", "permutation", "combine"), (1, 64, 4096, 32768), "tokens"),
+    "kvcache": (
+        ("append", "gather", "copy", "checksum", "host"),
+        (1, 128, 2048, 8192, 32768),
+        "rows appended or gathered, or as many bytes",
+    ),
+    "dsv4": (("compress", "query", "score", "topk"), (1, 32, 128, 1024, 4096), "tokens of a step"),
+}
+STEPS = {step: family for family, (steps, *_) in FAMILIES.items() for step in steps}
+HIDDEN = 7168  # of the tokens of a MoE layer
+SMALL_HIDDEN, SMALL_ROWS = 256, 5  # where the emulator runs it
+NATIVE_ONLY = ("host",)  # pinned memory and a bus
+
+
+def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: int) -> None:
+    """Which problems of the steps."""
+    shown = " ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in rows)
+    many = {"type": groups.positive_count, "nargs": "+", "shown": shown}
+    add(group, "rows", "rows, also as 8k", rows, old=["tokens"], **many)
+    add(group, "hidden", "hidden size, of the tokens of a MoE layer", hidden)
+    words = {"type": str, "nargs": "+", "metavar": "WORD", "shown": "all"}
+    add(group, "names", "problems whose name has one of these words", (), **words)
+
+
+def add_case(step: str, parser: argparse.ArgumentParser) -> None:
+    """Flags of `dump.py STEP`."""
+    add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
+    add(parser, "arch", "what to compile for", choices=groups.ARCHS, shown="the kernel's first")
+    parser.set_defaults(steps=(step,), family=STEPS[step])
+
+
+def add_run(step: str, parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py STEP`."""
+    add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
+    group = parser.add_argument_group("run")
+    groups.add_backend(group, ())
+    groups.add_schedule(group, seed="inputs")
+    groups.add_json(group)
+    parser.set_defaults(steps=(step,), family=STEPS[step], arch=None)
+
+
+def add_bench(family: str, parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py FAMILY`."""
+    steps, rows, _ = FAMILIES[family]
+    group = parser.add_argument_group("problems")
+    some = {"choices": steps, "nargs": "+", "metavar": "STEP", "shown": "all"}
+    add(group, "steps", f"of {', '.join(steps)}", steps, **some)
+    add_problems(group, rows, HIDDEN)
+    groups.add_report(parser.add_argument_group("output"), "bandwidth")
+    parser.set_defaults(family=family)

@@ -1,0 +1,156 @@
+"""Which file imports which: circles, arrows upwards, and a picture.
+
+Every import counts, also one inside a function; what stands under TYPE_CHECKING imports nothing. A
+folder imports what its files do, so that a package has an order, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from workbench.house.imports import LAUNCHER, MAY_IMPORT, imports, own_source
+from workbench.house.source import Source, sources
+
+Arrows = Mapping[Hashable, set]
+
+
+@dataclass(frozen=True)
+class House:
+    """Files of our packages and what each imports of ours."""
+
+    files: dict[PurePosixPath, set[PurePosixPath]]
+
+    @cached_property
+    def folders(self) -> dict[PurePosixPath, set[PurePosixPath]]:
+        """The same for folders, whose `__init__` exports what they have and counts for nothing. A
+        file beside folders stands for itself."""
+        found: dict[PurePosixPath, set[PurePosixPath]] = {}
+        for file, targets in self.files.items():
+            if file.name == "__init__.py":
+                continue
+            for target in targets:
+                if target.name == "__init__.py":
+                    continue
+                here, there = _apart(file, target)
+                if {here, there} != {file, target}:  # else `files` has the arrow
+                    found.setdefault(here, set()).add(there)
+        return found
+
+    @cached_property
+    def packages(self) -> dict[str, set[str]]:
+        """Arrows between packages."""
+        found: dict[str, set[str]] = {package: set() for package in MAY_IMPORT}
+        for file, targets in self.files.items():
+            for target in targets:
+                if target.parts[0] != file.parts[0] and file != LAUNCHER:
+                    found[file.parts[0]].add(target.parts[0])
+        return found
+
+    def circles(self) -> list[list[str]]:
+        """Files, and folders, that import each other."""
+        return [sorted(map(str, ring)) for ring in (*rings(self.files), *rings(self.folders))]
+
+    def upwards(self) -> list[tuple[str, str]]:
+        """Arrows that MAY_IMPORT does not allow."""
+        return [
+            (package, target)
+            for package, targets in self.packages.items()
+            for target in sorted(targets - MAY_IMPORT[package])
+        ]
+
+
+def house(of: Iterable[Source] | None = None) -> House:
+    """The graph of this repository, or of given sources."""
+    found: dict[PurePosixPath, set[PurePosixPath]] = {}
+    for source in sources() if of is None else of:
+        if source.package not in MAY_IMPORT:
+            continue
+        targets = (own_source(item.module) for item in imports(source))
+        found[source.path] = {target.path for target in targets if target} - {source.path}
+    return House(found)
+
+
+def rings(arrows: Arrows) -> list[list]:
+    """Groups of more than one node in which every one leads to every other (Tarjan, 1972)."""
+    order: dict[Hashable, int] = {}
+    low: dict[Hashable, int] = {}
+    stack: list[Hashable] = []
+    found = []
+
+    def visit(node: Hashable) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for target in sorted(arrows.get(node, ()), key=str):
+            if target not in order:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], order[target])
+        if low[node] == order[node]:
+            place = stack.index(node)
+            ring, stack[place:] = stack[place:], []
+            if len(ring) > 1:
+                found.append(ring)
+
+    for node in arrows:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def layers(arrows: Arrows) -> list[list]:
+    """Nodes by how far they stand above those that import nothing; there are no circles."""
+    height: dict[Hashable, int] = {}
+
+    def above(node: Hashable) -> int:
+        if node not in height:
+            height[node] = 1 + max((above(target) for target in arrows.get(node, ())), default=-1)
+        return height[node]
+
+    for node in {*arrows, *(target for targets in arrows.values() for target in targets)}:
+        above(node)
+    rows: dict[int, list] = {}
+    for node in sorted(height, key=str):
+        rows.setdefault(height[node], []).append(node)
+    return [rows[row] for row in sorted(rows)]
+
+
+def draw(found: House, path: Path) -> None:
+    """Packages above what they import, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = layers(found.packages)
+    places = {
+        node: (index - (len(row) - 1) / 2, height)
+        for height, row in enumerate(rows)
+        for index, node in enumerate(row)
+    }
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for package, targets in found.packages.items():
+        for target in targets:
+            arrow = {"arrowstyle": "-|>", "color": "0.5", "shrinkA": 16, "shrinkB": 16}
+            axes.annotate("", places[target], places[package], arrowprops=arrow)
+    for node, (x, y) in places.items():
+        count = sum(1 for file in found.files if file.parts[0] == node)
+        box = {"boxstyle": "round,pad=0.5", "facecolor": "white"}
+        axes.text(x, y, f"{node}\n{count} files", ha="center", va="center", bbox=box)
+    reach = max(abs(x) for x, _ in places.values()) + 0.6
+    axes.set(xlim=(-reach, reach), ylim=(-0.5, len(rows) - 0.5))
+    axes.axis("off")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _apart(file: PurePosixPath, target: PurePosixPath) -> tuple[PurePosixPath, PurePosixPath]:
+    """The two, cut where they part."""
+    depth = 0
+    for one, other in zip(file.parts, target.parts, strict=False):
+        if one != other:
+            break
+        depth += 1
+    return PurePosixPath(*file.parts[: depth + 1]), PurePosixPath(*target.parts[: depth + 1])

@@ -1,0 +1,142 @@
+"""The two attentions take the same words: windows, softcaps, sinks, `out`, plans, wrong names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import fmha
+import gqa_lowlatency
+from kernelkit.attention import OTHER_NAMES
+from tests.attentions import BF16, no_compile, poisoned_outputs, problem  # noqa: F401
+
+WINDOW = 9
+
+
+@dataclass(frozen=True)
+class Family:
+    """causal: how a window that ends at the own position goes with a pair that says so, too."""
+
+    attend: Callable[..., Any]
+    plan: Callable[..., Any]
+    causal: bool
+
+
+FAMILIES = {
+    "attention": Family(fmha.attention, fmha.attention_plan, causal=False),
+    "decode": Family(gqa_lowlatency.decode, gqa_lowlatency.decode_plan, causal=True),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return FAMILIES[request.param]
+
+
+def given(**options) -> dict[str, Any]:
+    """One kernel for all of these tests."""
+    sinks = torch.tensor([0.5, -1.25, 2.0, 0.0])
+    return {"causal": True, "window": WINDOW, "sinks": sinks, "return_lse": True} | options
+
+
+def same(results, expected) -> bool:
+    return all(map(torch.equal, results, expected))
+
+
+def test_a_window_is_a_number_or_a_pair(family):
+    inputs, _ = problem("dense")
+    expected = family.attend(*inputs, **given())
+    for window in ((WINDOW, None), [WINDOW, None]):
+        assert same(family.attend(*inputs, **given(window=window)), expected)
+    pair = given(window=(WINDOW, 0), causal=family.causal)
+    assert same(family.attend(*inputs, **pair), expected)
+    assert not same(family.attend(*inputs, **given(window=WINDOW - 1)), expected)
+
+
+def test_no_softcap_is_none(family):
+    inputs, _ = problem("dense")
+    assert same(family.attend(*inputs, **given(softcap=None)), family.attend(*inputs, **given()))
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float64])
+def test_sinks_are_of_any_float_dtype(family, dtype):
+    inputs, _ = problem("dense")
+    expected = family.attend(*inputs, **given())
+    sinks = given()["sinks"].to(dtype)
+    assert same(family.attend(*inputs, **given(sinks=sinks)), expected)
+    other = family.attend(*inputs, **given(sinks=torch.zeros(4, dtype=dtype)))
+    assert not same(other, expected)
+
+
+@pytest.mark.usefixtures("poisoned_outputs")
+def test_results_are_written_to_out(family):
+    """To all that is of it and to nothing else; it is what is returned."""
+    inputs, _ = problem("dense")
+    expected = family.attend(*inputs, **given())
+    wide = torch.full((2, 3, 6, 128), 7.0, dtype=BF16)
+    for out in (torch.empty(2, 3, 4, 64, dtype=BF16), wide[:, :, 1:5, :64]):
+        assert family.attend(*inputs, **given(out=out, return_lse=False)) is out
+        assert torch.equal(out, expected[0])
+        found, lse = family.attend(*inputs, **given(out=out))
+        assert found is out
+        assert torch.equal(lse, expected[1])
+    wide[:, :, 1:5, :64] = 7.0
+    assert (wide == 7.0).all()
+
+
+def test_out_says_the_dtype(family):
+    inputs, _ = problem("dense")
+    expected = family.attend(*inputs, **given(out_dtype=torch.float32))
+    out = torch.empty(2, 3, 4, 64)
+    assert family.attend(*inputs, **given(out=out))[0] is out
+    assert torch.equal(out, expected[0])
+
+
+def test_a_plan_serves_other_tensors(family):
+    inputs, tables = problem("pages")
+    options = given()
+    del options["return_lse"]
+    plan = family.plan(*inputs, **tables, **options)
+    others = [tensor.flip(0).contiguous() for tensor in inputs]
+    other_tables = {name: table.flip(0).contiguous() for name, table in tables.items()}
+    for step, given_tables in ((inputs, tables), (others, other_tables), (inputs, tables)):
+        expected = family.attend(*step, **given_tables, **given())
+        assert same(plan(*step, **given_tables)[:2], expected)
+        out, lse = torch.empty_like(step[0]), torch.empty(2, 4, 3)
+        results = plan(*step, **given_tables, out=out, lse=lse)
+        assert results[0] is out
+        assert results[1] is lse
+        assert same((out, lse), expected)
+    with pytest.raises(ValueError, match="planned with q, k, v, kv_lens, page_table, out, lse"):
+        plan(*inputs, page_table=tables["page_table"])
+
+
+@pytest.mark.usefixtures("no_compile")
+def test_plans_know_their_options(family):
+    inputs, _ = problem("dense")
+    for name in ("return_lse", "out"):
+        with pytest.raises(TypeError, match=f"_plan takes no {name}: a call"):
+            family.plan(*inputs, **{name: None})
+
+
+@pytest.mark.usefixtures("no_compile")
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_other_libraries_are_answered(family, name):
+    inputs, _ = problem("dense")
+    for call in (family.attend, family.plan):
+        with pytest.raises(TypeError) as refused:
+            call(*inputs, **{name: None})
+        words = f"{family.attend.__name__} has no argument {name}; it is called {OTHER_NAMES[name]}"
+        assert words in str(refused.value)
+
+
+@pytest.mark.usefixtures("no_compile")
+def test_gradients_are_refused(family):
+    q, k, v = problem("dense")[0]
+    for call in (family.attend, family.plan):
+        with pytest.raises(NotImplementedError, match="v requires grad"):
+            call(q, k, v.clone().requires_grad_())

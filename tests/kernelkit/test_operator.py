@@ -1,0 +1,414 @@
+"""Operators and plans of a small problem: when a call is repeated, that nothing of an earlier one
+is left, what plans refuse, what tracers see."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from kernelkit import operator as module
+from kernelkit.launch import Target, launch
+from kernelkit.operator import Operator, Plan, layouts, named
+from kernelkit.tape import zeros_that_stay
+from tests.kernelkit.scale_kernel import compile_scale
+from tests.kernelkit.test_tape import held_by, matrix, odd
+
+
+@dataclass(frozen=True)
+class Bias:
+    """Added to each row."""
+
+    row: torch.Tensor
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Of out = factor * (x + bias), fp32 [rows, 8]."""
+
+    x: torch.Tensor
+    bias: Bias | None = None
+    out: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    factor: float = 2.0
+    kind: str = "plain"
+
+
+def run(given: Arguments) -> tuple[torch.Tensor, ...]:
+    """(out, out as integers elsewhere, rows): a launch between operations of torch."""
+    if given.factor < 0:
+        raise ValueError(f"factor {given.factor}: at least 0")
+    if given.kind == "read" and given.x.sum().item() > 0:
+        given = Arguments(-given.x)
+    results = empty(given)
+    x = given.x if given.bias is None else given.x + given.bias.row * given.bias.times
+    if given.factors is not None:
+        x = x * given.factors
+    where = Target("emulate", "sm_90a")
+    launch(compile_scale("sm_90a"), (x, results[0], given.factor), where, x.device)
+    rows = zeros_that_stay(len(x), x)
+    results[1].copy_(results[0].view(torch.int32) + rows[:, None])
+    return results
+
+
+def empty(given: Arguments) -> tuple[torch.Tensor, ...]:
+    """Results that are not written yet."""
+    x = given.x
+    out = x.new_empty(x.shape) if given.out is None else given.out
+    return out, x.new_empty(x.shape).view(torch.int32), x.new_empty(0, 8)
+
+
+SCALED = Operator("kernelkit_tests_scaled", Arguments, run, empty, results=3)
+
+
+def recalled(**fields):
+    """As on a GPU, in the emulator."""
+    flat = SCALED.schema.flat(fields)
+    names = [leaf.name for leaf in SCALED.schema.tensors if "out" in fields or leaf.name != "out"]
+    tensors = [flat.pop(name, None) for name in names]
+    return SCALED.recall(names, tensors, flat)
+
+
+def same(results, expected) -> bool:
+    return all(map(torch.equal, results, expected))
+
+
+@pytest.fixture(autouse=True)
+def kept():
+    """The tapes of this thread; none of another test."""
+    SCALED.forget()
+    yield SCALED._tapes.kept
+    SCALED.forget()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Arguments of calls that went the whole way down."""
+    seen = []
+    monkeypatch.setattr(SCALED, "_run", lambda given: seen.append(given) or run(given))
+    return seen
+
+
+# ---- when a call is repeated
+
+
+def calls():
+    """Calls of which each needs a tape of its own."""
+    row = torch.randn(8)
+    yield {"x": matrix()}
+    yield {"x": matrix(5, 8)}
+    yield {"x": matrix(3, 16)[:, :8]}
+    yield {"x": matrix(), "bias": Bias(row)}
+    yield {"x": matrix(), "bias": Bias(row, 3)}
+    yield {"x": matrix(), "factors": row}
+    yield {"x": matrix(), "factors": row[:1]}
+    yield {"x": matrix(), "factors": matrix()}
+    yield {"x": matrix(), "factor": 3.0}
+    yield {"x": matrix(), "kind": "other"}
+    yield {"x": matrix(), "factor": 3.0, "kind": "other"}
+    yield {"x": matrix(), "out": matrix()}
+    yield {"x": matrix(), "out": matrix(3, 16)[:, :8]}
+
+
+def test_a_tape_serves_calls_of_its_layouts_and_options(runs, kept):
+    for number, call in enumerate(calls(), 1):
+        recalled(**call)
+        assert len(runs) == len(kept) == number, call
+    for call in calls():  # other tensors
+        assert same(recalled(**call), run(Arguments(**call)))
+    assert len(runs) == number
+
+
+def test_layouts_are_all_but_addresses_and_contents():
+    x = matrix()
+    assert layouts([x]) == layouts([x + 1])
+    for other in (x[:2], x.T, x.half(), x.to("meta"), matrix(3, 16)[:, :8]):
+        assert layouts([x]) != layouts([other])
+
+
+def test_the_oldest_tape_leaves(runs, kept, monkeypatch):
+    monkeypatch.setattr(module, "TAPES", 2)
+    first, second, third, *_ = calls()
+    for call in (first, second, first, third, first):
+        recalled(**call)
+    assert len(runs) == 3
+    recalled(**second)
+    assert (len(runs), len(kept)) == (4, 2)
+
+
+def test_each_thread_has_its_own(runs):
+    for _ in range(2):
+        thread = threading.Thread(target=recalled, kwargs={"x": matrix()})
+        thread.start()
+        thread.join()
+        recalled(x=matrix())
+    assert len(runs) == 3
+
+
+def test_everything_is_checked_at_each_call_on_the_cpu(runs, kept):
+    for _ in range(2):
+        SCALED({"x": matrix()})
+    assert len(runs) == 2
+    assert not kept
+
+
+def test_what_is_refused_or_read_is_not_kept(kept):
+    for _ in range(2):
+        with pytest.raises(ValueError, match="factor -1"):
+            recalled(x=matrix(), factor=-1.0)
+        x = torch.ones(3, 8)
+        assert [recalled(x=sign * x, kind="read")[0].max() for sign in (1, -1)] == [-2, -2]
+    assert not kept
+
+
+def test_other_addresses_need_another_tape(runs, kept):
+    """The same memory twice, memory that is aligned less; and the same once more."""
+    x, y = matrix(), matrix()
+    for given in ((x, y), (x, x), (x, y), (odd((3, 8), 4), y), (x, y), (odd((3, 8)), y)):
+        wanted = run(Arguments(given[0].clone(), factors=given[1].clone()))
+        try:
+            assert same(recalled(x=given[0], factors=given[1]), wanted)
+        except ValueError:  # what the kernel does not take
+            assert given[0].data_ptr() % 16
+    # No tape says that x and y differ, so the first one serves until they once were the same.
+    assert len(kept) == 1
+    assert len(runs) == 2
+
+
+def test_nothing_of_an_earlier_call_is_left(runs):
+    """Neither addresses nor contents."""
+    for number in (1.0, 3.0, 0.5):
+        row, factors = torch.full((8,), number), torch.full((3, 1), number)
+        given = {"x": matrix(), "bias": Bias(row), "factors": factors}
+        for change in (0.0, 1.0):
+            row.fill_(number + change)
+            assert same(recalled(**given), run(Arguments(**given))), number
+    assert len(runs) == 1
+
+
+def test_a_kept_tape_holds_no_tensor_and_keeps_no_memory_alive(kept):
+    memory = np.zeros((3, 8), np.float32)
+    alive = weakref.ref(memory)
+    results = recalled(x=torch.from_numpy(memory), bias=Bias(torch.ones(8)), out=matrix())
+    (tape,) = kept.values()
+    assert len(held_by([tape, *results])) == len(results) == 3
+    del memory
+    gc.collect()
+    assert alive() is None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of their sum, weighted where there are weights."""
+
+    parts: tuple[torch.Tensor, ...]
+    weights: tuple[torch.Tensor | None, ...]
+
+
+def run_sum(given: Parts) -> tuple[torch.Tensor, ...]:
+    pairs = zip(given.parts, given.weights, strict=True)
+    return (sum(part if weight is None else part * weight for part, weight in pairs).clone(),)
+
+
+SUMMED = Operator("kernelkit_tests_summed", Parts, run_sum, run_sum, results=1)
+
+
+def test_sequences_of_tensors_are_part_of_a_call():
+    """How many there are, and which are missing."""
+    kept, x, row = SUMMED._tapes.kept, matrix(), torch.randn(8)
+    lists = [([x], [None]), ([x] * 2, [None, row]), ([x] * 2, [row, None]), ([x] * 2, [row] * 2)]
+    for number, (parts, weights) in enumerate(lists, 1):
+        for _ in range(2):
+            parts = [matrix() for _ in parts]
+            weights = [weight if weight is None else torch.randn(8) for weight in weights]
+            expected = run_sum(Parts(parts, weights))
+            assert same(SUMMED.recall(["parts", "weights"], [parts, weights], {}), expected)
+            assert torch.equal(SUMMED({"parts": parts, "weights": weights}), *expected)
+        assert len(kept) == number
+    opcheck(SUMMED.default, ([x, x], [None, row]))
+    SUMMED.forget()
+
+
+# ---- plans
+
+MOVES = ("x", "factors")
+
+
+def plan_of(**fields) -> Plan:
+    return Plan(SCALED, fields, moves=MOVES, results=("out",))
+
+
+def test_a_plan_serves_other_tensors_of_its_layouts():
+    """Of what it is not given it has its own, whose contents may change."""
+    row = torch.ones(8)
+    plan = plan_of(x=matrix(), bias=Bias(row, 2), factors=matrix())
+    for number in range(3):
+        row.fill_(number)
+        x, factors, out = matrix(), matrix(), matrix()
+        expected = run(Arguments(x, Bias(row, 2), factors=factors))
+        assert same(plan(x, factors), expected)
+        assert same(plan(factors=factors, x=x), expected)
+        results = plan(x, factors=factors, out=out)
+        assert results[0] is out
+        assert same(results, expected)
+
+
+def test_what_stays_and_scratch_belong_to_the_plan():
+    """Results do not: they are new, unless the plan has no names for them."""
+    plan = plan_of(x=matrix())
+    first, second = plan(matrix()), plan(matrix())
+    assert first[0].data_ptr() != second[0].data_ptr()
+    (zeros,) = [tensor for tensor in held_by(plan._tape) if tensor.dtype == torch.int32]
+    zeros += 1  # so that it is seen whose they are
+    x = matrix()
+    out, integers, _ = plan(x)
+    assert torch.equal(integers, out.view(torch.int32) + 1)
+    own = Plan(SCALED, {"x": matrix()}, moves=MOVES)
+    assert own(x)[0] is own(x)[0] is own.made[0]
+    assert own(x)[1].data_ptr() == own.made[1].data_ptr()
+    assert same(own(x), run(Arguments(x)))
+
+
+REFUSED = {
+    "shape": ([matrix(4, 8), matrix()], {}, "x is"),
+    "strides": ([matrix(), matrix(3, 16)[:, :8]], {}, "factors is"),
+    "dtype": ([matrix(), matrix().int()], {}, "factors is"),
+    "device": ([matrix(), matrix().to("meta")], {}, "factors is"),
+    "result": ([matrix(), matrix()], {"out": matrix(2, 8)}, "out is"),
+    "result at an odd address": ([matrix(), matrix()], {"out": odd((3, 8))}, "multiples of 16"),
+    "address": ([odd((3, 8)), matrix()], {}, "x at 0x"),
+    "missing": ([matrix()], {}, "1 tensors: planned with x, factors, out"),
+    "none": ([matrix()], {"factors": None}, "1 tensors"),
+    "one more": ([matrix(), matrix(), matrix()], {}, "2 tensors"),
+    "another": ([matrix(), matrix()], {"row": matrix()}, "and row"),
+    "twice": ([matrix(), matrix()], {"x": matrix()}, "and x"),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_plan_refuses_what_it_was_not_made_for(mode):
+    """In every mode of torch, also where it looks closer since the mode is another."""
+    plan = plan_of(x=matrix(), factors=matrix())
+    with mode():
+        for _ in range(2):
+            for name, (tensors, given, words) in REFUSED.items():
+                with pytest.raises(ValueError) as refused:
+                    plan(*tensors, **given)
+                assert words in str(refused.value), name
+            plan(matrix(), matrix())
+
+
+def test_a_plan_refuses_tensors_that_were_one():
+    x = matrix()
+    plan = plan_of(x=x, factors=x)
+    y = matrix()
+    assert same(plan(y, y), run(Arguments(y, factors=y)))
+    with pytest.raises(ValueError, match="x and factors lay 0 bytes apart in the plan"):
+        plan(x, y)
+
+
+def test_a_plan_takes_no_result_that_is_not_allocated_for_itself():
+    plan = Plan(SCALED, {"x": matrix()}, moves=MOVES, results=("out", "integers"))
+    with pytest.raises(ValueError, match="integers cannot be given"):
+        plan(matrix(), integers=matrix().int())
+
+
+def test_a_plan_needs_what_can_be_repeated(monkeypatch):
+    elsewhere = matrix()
+    monkeypatch.setattr(SCALED, "_run", lambda given: (given.x + elsewhere,))
+    with pytest.raises(ValueError, match="a plan cannot repeat"):
+        plan_of(x=matrix())
+
+
+def test_a_plan_keeps_no_memory_of_what_each_call_is_given():
+    memory, row = np.zeros((3, 8), np.float32), np.zeros(8, np.float32)
+    alive, held = weakref.ref(memory), weakref.ref(row)
+    plan = plan_of(x=torch.from_numpy(memory), bias=Bias(torch.from_numpy(row)))
+    plan(torch.from_numpy(memory))
+    del memory, row
+    gc.collect()
+    assert alive() is None
+    assert held() is not None
+    plan(matrix())
+
+
+# ---- what callers and tracers see
+
+
+def test_results_come_in_the_promised_number():
+    given = {"x": matrix()}
+    for count in (1, 2, 3):
+        operator = Operator(
+            f"kernelkit_tests_{count}",
+            Arguments,
+            lambda given, count=count: run(given)[:count],
+            lambda given, count=count: empty(given)[:count],
+            results=count,
+        )
+        out, expected = matrix(), run(Arguments(**given))
+        for found in (operator(given), operator(given | {"out": out})):
+            found = [found] if count == 1 else found
+            assert len(found) == count
+            assert same(found, expected)
+        assert found[0] is out
+
+
+@pytest.mark.parametrize("given", [{}, {"factor": 3.0}, {"bias_row": torch.ones(8)}])
+def test_opcheck(given):
+    opcheck(SCALED.default, (matrix(),), given)
+    opcheck(SCALED.written, (matrix(),), {"out": matrix(), **given})
+
+
+def test_fake_tensors_know_shapes():
+    with FakeTensorMode():
+        for out in (None, torch.empty(3, 16)[:, :8]):
+            results = SCALED({"x": torch.empty(3, 8)} | ({} if out is None else {"out": out}))
+            assert [t.dtype for t in results] == [torch.float32, torch.int32, torch.float32]
+            assert [tuple(t.shape) for t in results] == [(3, 8), (3, 8), (0, 8)]
+        assert results[0] is out
+
+
+def test_compiled_code_calls_the_kernel():
+    def step(x, out):
+        return SCALED({"x": x + 1, "out": out})[1] + SCALED({"x": x})[1], out * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    x = matrix()
+    assert same(compiled(x, matrix()), step(x, matrix()))
+
+
+def test_there_is_no_backward():
+    x = matrix().requires_grad_()
+    opcheck(SCALED.default, (x,), test_utils="test_autograd_registration")
+    with pytest.raises(NotImplementedError, match="x requires grad"):
+        SCALED({"x": x})
+    with pytest.raises(NotImplementedError, match="no backward"):
+        SCALED.default(x)[0].sum().backward()
+
+
+@named({"seq_lens": "lengths"})
+def public(x, *, lengths=None, window=None):
+    if x is None:
+        raise TypeError("x is None")
+    return x, lengths, window
+
+
+def test_a_wrong_name_is_answered_with_the_right_one():
+    assert public(1, lengths=2) == (1, 2, None)
+    for name, answer in {
+        "seq_lens": "no argument seq_lens; it is called lengths here",
+        "windows": "no argument windows; it is called window here",
+        "sinks": "public has no argument sinks",
+    }.items():
+        with pytest.raises(TypeError, match=f"{answer}$"):
+            public(1, **{name: 2})
+    with pytest.raises(TypeError, match="x is None"):
+        public(None, window=1)

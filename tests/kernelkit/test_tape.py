@@ -1,0 +1,214 @@
+"""Tapes: what is done again at other addresses, which of them will do, what has no tape."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import FunctionType, ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from kernelkit.compile import collecting
+from kernelkit.launch import Target, launch
+from kernelkit.tape import Tape, Taping, zeros_that_stay
+from tests.kernelkit.scale_kernel import compile_scale
+
+SHAPE = (3, 8)
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    return torch.randn(shape or SHAPE)
+
+
+def scaled(x: torch.Tensor, factor: float, y: torch.Tensor | None = None) -> torch.Tensor:
+    """factor * x by a launch in the emulator."""
+    y = x.new_empty(x.shape) if y is None else y
+    launch(compile_scale("sm_90a"), (x, y, factor), Target("emulate", "sm_90a"), x.device)
+    return y
+
+
+def taped(call, *inputs: torch.Tensor, **options) -> tuple[tuple, Tape | None]:
+    return Taping(inputs, **options).run(lambda: call(*inputs))
+
+
+def check(call, *inputs: torch.Tensor, others=None) -> Tape:
+    """The tape of a call gives what the call gives: of other inputs, too, and once more."""
+    results, tape = taped(call, *inputs)
+    expected = [result.clone() for result in results]
+    others = others or [matrix(*tensor.shape) for tensor in inputs]
+    assert tape.fits(others)
+    for given, wanted in ((others, call(*others)), (inputs, expected), (others, call(*others))):
+        assert all(map(torch.equal, tape.repeat(given), wanted))
+    return tape
+
+
+def test_operations_between_launches_are_repeated():
+    def call(x, row):
+        first = scaled(x + row, 2.0).mul_(0.5)
+        return scaled(first.flip(0), -1.0), first
+
+    assert check(call, matrix(), matrix(8)).launches == 2
+
+
+def test_a_broadcast_is_copied_each_time():
+    check(lambda x: (scaled(x.expand(3, 8).contiguous(), 2.0),), matrix(8))
+
+
+def test_scratch_is_new_each_time():
+    tape = check(lambda x: (scaled(scaled(x, 2.0), 3.0),), matrix())
+    first, second = (tape.repeat([matrix()])[0] for _ in "ab")
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_launch_is_given_parts_of_tensors():
+    """At the same distance from where they begin, of inputs and of what is made."""
+
+    def call(x):
+        y = x.new_zeros(5, 8)
+        scaled(x[1:], 3.0, y[2:4])
+        return y, y[2:].view(torch.int32), y[1]
+
+    check(call, matrix())
+
+
+def test_results_may_be_inputs_and_of_any_size():
+    def call(x, y):
+        scaled(x, 2.0, y)
+        return y, x.new_empty(0, 4), x[:0]
+
+    _, tape = taped(call, matrix(), matrix())
+    x, y = matrix(), matrix()
+    result, *empty = tape.repeat([x, y])
+    assert result is y
+    assert torch.equal(y, 2.0 * x)
+    assert [tuple(tensor.shape) for tensor in empty] == [(0, 4), (0, 8)]
+
+
+# ---- which addresses will do
+
+
+def odd(shape: tuple[int, ...], elements: int = 1) -> torch.Tensor:
+    size = torch.Size(shape).numel()
+    return torch.zeros(size + elements)[elements:].view(shape)
+
+
+def double(x):
+    return (x * 2,)
+
+
+@pytest.mark.parametrize(("first", "fitting"), [(0, {0, 4}), (1, {0, 1, 2, 4}), (2, {0, 2, 4})])
+def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
+    """Up to 16 bytes: who looked at it may have chosen a kernel by it."""
+    _, tape = taped(double, odd(SHAPE, first))
+    assert {n for n in (0, 1, 2, 4) if tape.fits([odd(SHAPE, n)])} == fitting
+
+
+def test_inputs_that_were_one_stay_one():
+    """Whose memory the launch was given is known of neither."""
+    x = matrix()
+    _, tape = taped(lambda x, y: (scaled(x, 2.0), y + 1), x, x)
+    assert tape.fits([matrix()] * 2)
+    assert not tape.fits([matrix(), matrix()])
+    assert not tape.fits([x, matrix()])
+
+
+def test_parts_of_one_storage_are_told_apart():
+    """By where they begin; what begins elsewhere may be of either, if they stay as far apart."""
+
+    def begin(x, y):
+        return scaled(x, 2.0), scaled(y, 3.0)
+
+    def inside(x, y):
+        return (scaled(y[1:], 2.0),)
+
+    check(begin, *matrix(2, *SHAPE), others=[matrix(), matrix()])
+    pair = matrix(2, *SHAPE)
+    _, tape = taped(inside, *pair)
+    assert not tape.fits([matrix(), matrix()])
+    assert not tape.fits([pair[1], pair[0]])
+    x, y = matrix(2, *SHAPE)
+    assert tape.fits([x, y])
+    assert torch.equal(tape.repeat([x, y])[0], 2.0 * y[1:])
+
+
+# ---- what cannot be repeated, and what a tape keeps
+
+
+def test_what_the_host_reads_is_seen():
+    for call in (
+        lambda x: (x * x.sum().item(),),
+        lambda x: (x * 2 if (x > 0).all() else x * 3,),
+        lambda x: (x[x.argmax() // 8] * 1,),  # an index
+        lambda x: (x * len(x.to("meta")),),  # to another device, as tolist() of a GPU
+    ):
+        _, tape = taped(call, matrix())
+        assert tape.reads
+    assert not taped(double, matrix())[1].reads
+
+
+def test_tensors_from_elsewhere_cannot_be_repeated():
+    """Nobody would know that they are still there, or still the right ones."""
+    other = matrix()
+    for call in (lambda x: (x + other,), lambda x: (scaled(x, 2.0, other),), lambda x: (other,)):
+        _, tape = taped(call, matrix())
+        assert tape is None
+
+
+def test_kernels_that_are_not_there_cannot_be_repeated():
+    with collecting():
+        _, tape = taped(lambda x: (scaled(x, 2.0),), matrix())
+    assert tape is None
+
+
+def test_a_dry_run_launches_nothing():
+    x, y = matrix(), torch.zeros(SHAPE)
+    _, tape = taped(lambda x, y: (scaled(x, 2.0, y),), x, y, dry=True)
+    assert not y.any()
+    tape.repeat([x, y])
+    assert torch.equal(y, 2.0 * x)
+
+
+def test_zeros_that_stay():
+    """New ones for each repetition, unless a plan holds them; outside of a tape, too."""
+
+    def call(x):
+        zeros = zeros_that_stay(8, x)
+        return (zeros, scaled(zeros.view(torch.float32)[None], 2.0))
+
+    x = matrix()
+    taping = Taping([x])
+    (first, _), tape = taping.run(lambda: call(x))
+    second, _ = tape.repeat([x])
+    assert first.dtype == torch.int32
+    assert not first.any()
+    assert not second.any()
+    assert first.data_ptr() != second.data_ptr()
+    tape.hold(taping.memory(results=True))
+    assert tape.repeat([x])[0] is tape.repeat([x])[0] is first
+    assert torch.equal(call(x)[0], first)
+
+
+def held_by(owner: object) -> list[torch.Tensor]:
+    """Tensors that an object leads to, but for what belongs to modules and classes."""
+    seen, todo = {id(owner)}, [owner]
+    for value in todo:
+        for other in gc.get_referents(value):
+            if id(other) not in seen and not isinstance(other, type | ModuleType | FunctionType):
+                seen.add(id(other))
+                todo.append(other)
+    return [value for value in todo if isinstance(value, torch.Tensor)]
+
+
+def test_a_tape_holds_no_tensor_and_keeps_no_memory_alive():
+    """A cache may be most of the GPU; what is allocated in a capture is the graph's."""
+    memory = np.zeros(SHAPE, np.float32)
+    alive, x = weakref.ref(memory), torch.from_numpy(memory)
+    call = lambda x: (scaled(x + x.new_ones(8), 2.0), zeros_that_stay(3, x).view(torch.float32))  # noqa: E731
+    results, tape = taped(call, x)
+    results += tape.repeat([x])
+    assert len(held_by([tape, *results])) == len(results) == 4
+    del memory, x
+    gc.collect()
+    assert alive() is None

@@ -1,0 +1,129 @@
+"""A planned product and a planned layer: the bits of a call, contents that change, an amax in
+place, scales that have to be known. What all plans share: tests/kernelkit/test_operator.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelkit.launch import emulation
+from moe import launch
+from moe.api import fused_moe, fused_moe_plan, grouped_gemm, grouped_gemm_plan
+from moe.arguments import Activation, Router, Scales
+from moe.packing import pack
+from workbench.problems.grouped_gemm import CHECKED, DTYPES, Case
+
+QUANTISED = Case((3, 0, 2), 128, 64, out="nvfp4")
+PLAIN = Case((2, 1), 64, 64, "mxfp8", 0, None, "fp32")
+
+
+@pytest.fixture(autouse=True)
+def two_ctas(monkeypatch):
+    monkeypatch.setattr(launch, "sms_of", lambda device: 2)
+
+
+def given(case: Case) -> tuple[tuple, dict]:
+    x, w = case.inputs()
+    out = DTYPES.get(case.out, case.out)
+    options = {"activation": case.activation, "out": out, "encode_scale": case.encode_scale()}
+    return (x, w, case.offsets), options
+
+
+def parts(result) -> list[torch.Tensor]:
+    """Elements, and what a tensor or Quantized has besides that rows are read with."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [result.data.view(torch.uint8), result.encode_scale, result.decode_scale]
+
+
+@pytest.mark.parametrize("case", [QUANTISED, PLAIN], ids=str)
+def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
+    (x, w, offsets), options = given(case)
+    amax = torch.zeros(1)
+    plan = grouped_gemm_plan(x, w, offsets, amax=amax, **options)
+
+    def planned() -> list[torch.Tensor]:
+        """What the plan computes now, and its amax; a call has the same."""
+        amax.zero_()
+        assert plan() is plan.result
+        found = [part.clone() for part in (*parts(plan.result), amax)]
+        amax.zero_()
+        expected = grouped_gemm(x, w, offsets, amax=amax, **options)
+        assert all(map(torch.equal, found, (*parts(expected), amax)))
+        return found
+
+    with emulation(CHECKED) as active:
+        first = planned()
+        x.data.view(torch.uint8).bitwise_xor_(1)
+        offsets[1] -= 1
+        assert not torch.equal(first[0], planned()[0])
+        amax.fill_(1e30)
+        plan()
+        assert amax == 1e30
+    assert not any(report.findings for report in active.reports)
+
+
+def test_no_rows_no_launch(no_compiles):
+    (x, w, offsets), options = given(Case((0, 0), 128, 64))
+    assert grouped_gemm_plan(x, w, offsets, **options)().shape == (0, 64)
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), [
+    ({"most_rows": 1}, ValueError, "most_rows 1: 2 experts have 3 rows together"),
+    ({"x": torch.zeros(1)}, TypeError, "x is Tensor"),
+    ({"rows_most": 1}, TypeError, "rows_most"),
+    ({"activation": Activation(12)}, NotImplementedError, "granularity 12"),
+    ({"out": torch.int8}, NotImplementedError, "out torch.int8"),
+])  # fmt: skip
+def test_a_plan_refuses_by_name(no_compiles, changes, error, words):
+    tensors, options = given(PLAIN)
+    arguments = dict(zip(("x", "w", "offsets"), tensors, strict=True)) | options | changes
+    with pytest.raises(error, match=words):
+        grouped_gemm_plan(**arguments)
+
+
+def layer(fmt: str) -> tuple:
+    """What a plan of a layer takes, options last."""
+    generator = torch.Generator().manual_seed(4)
+    w13, w2 = torch.randn(3, 128, 64, generator=generator), torch.randn(3, 64, 64)
+    experts = pack(w13.bfloat16() / 8, w2.bfloat16() / 8, fmt, granularity=8)
+    known = Scales(torch.tensor([500.0]), torch.tensor([300.0]))
+    scales = known if fmt == "nvfp4" else Scales(h_amax=torch.zeros(1))
+    x = torch.randn(3, 64, generator=generator).bfloat16()
+    return x, experts, torch.randn(3, 3, generator=generator), Router(2), {"scales": scales}
+
+
+@pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
+def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(fmt):
+    *tensors, options = layer(fmt)
+    x, _, logits, _ = tensors
+    with emulation(CHECKED) as active:
+        plan = fused_moe_plan(*tensors, **options)
+        first = plan.result.clone()
+        assert torch.equal(first, fused_moe(*tensors, **options))
+        x.mul_(-1.5)
+        logits.copy_(logits.flip(1))
+        planned = len(active.reports)
+        assert plan() is plan.result
+        repeated = len(active.reports) - planned
+        assert torch.equal(plan.result, fused_moe(*tensors, **options))
+        assert len(active.reports) == planned + 2 * repeated
+    assert not torch.equal(first, plan.result)
+    assert not any(report.findings for report in active.reports)
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), [
+    ({"scales": None}, ValueError, "scales.x is None: a plan takes one that is known"),
+    ({"scales": Scales(torch.ones(1), "token")}, ValueError, "scales.h is 'token'"),
+    ({"logits": torch.zeros(3, 1).expand(3, 3)}, ValueError, "router_logits has strides"),
+    ({"x": None}, TypeError, "x is NoneType"),
+    ({"tile_rows": 2}, NotImplementedError, "tile_rows 2"),
+    ({"scales": {"h": 1.0}}, TypeError, "scales is dict"),
+    ({"rows": 2}, TypeError, "rows"),
+])  # fmt: skip
+def test_a_planned_layer_refuses_by_name(no_compiles, changes, error, words):
+    x, experts, logits, router, options = layer("nvfp4")
+    given = {"x": x, "logits": logits} | options | changes
+    x, logits = given.pop("x"), given.pop("logits")
+    with pytest.raises(error, match=words):
+        fused_moe_plan(x, experts, logits, router, **given)

@@ -1,0 +1,58 @@
+"""Where commands run their kernels: the GPU at hand, or the emulator."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import torch
+
+from workbench.flags import moe
+from workbench.flags.groups import ARCHS
+from workbench.place import choose_place
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """What is chosen on a machine with a GPU of this capability, or none."""
+
+    def chosen(backend, arch, *, check=False, capability=None, archs=ARCHS):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        asked = {"backend": backend, "arch": arch, "check": check}
+        found = choose_place(argparse.Namespace(**asked, strict=False, check_json=None), archs)
+        return found.backend, found.arch
+
+    return chosen
+
+
+HERE = [  # (backend, arch), checked, capability of the GPU -> (backend, arch)
+    (("auto", None), False, None, ("emulate", "sm_100a")),
+    (("auto", "sm_90a"), False, None, ("emulate", "sm_90a")),
+    (("auto", None), False, (9, 0), ("cuda", "sm_90a")),
+    (("auto", "sm_90a"), False, (9, 0), ("cuda", "sm_90a")),
+    (("auto", "sm_100a"), False, (9, 0), ("emulate", "sm_100a")),
+    (("auto", "sm_100a"), False, (10, 3), ("cuda", "sm_103a")),
+    (("auto", None), True, (9, 0), ("emulate", "sm_100a")),
+    (("auto", None), False, (8, 0), ("emulate", "sm_100a")),
+    (("emulate", None), False, (10, 0), ("emulate", "sm_100a")),
+]
+
+
+@pytest.mark.parametrize(("asked", "check", "capability", "expected"), HERE)
+def test_where_it_runs(place, asked, check, capability, expected):
+    assert place(*asked, check=check, capability=capability) == expected
+
+
+def test_kernels_of_one_architecture_run_on_its_gpus_alone(place):
+    found = [place("auto", None, capability=c, archs=moe.ARCHS) for c in ((9, 0), (10, 0), (10, 3))]
+    assert found == [("emulate", "sm_100a"), ("cuda", "sm_100a"), ("cuda", "sm_103a")]
+
+
+def test_where_it_does_not_run(place):
+    with pytest.raises(ValueError, match=r"no GPU of compute capability 9\.0 or 10\.x here"):
+        place("cuda", None)
+    with pytest.raises(ValueError, match=r"no GPU of compute capability 10\.x here"):
+        place("cuda", None, capability=(9, 0), archs=moe.ARCHS)
+    with pytest.raises(ValueError, match="the checker is the emulator's"):
+        place("cuda", None, check=True, capability=(9, 0))

@@ -1,0 +1,56 @@
+"""The house as docs/architecture.md draws it: no circle, no arrow upwards, few hops."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from workbench.house.graph import house
+from workbench.house.hops import LIMITS, hops
+from workbench.house.perform import table_of_files
+from workbench.house.source import ROOT, Source
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def sources(**texts: str) -> list[Source]:
+    return [Source(PurePosixPath(name), text) for name, text in texts.items()]
+
+
+def test_there_is_no_circle():
+    assert not house().circles()
+
+
+def test_no_arrow_goes_upwards():
+    assert not house().upwards()
+
+
+def test_a_circle_of_files_and_one_of_folders_are_seen():
+    """Also through an import inside a function, and through files that are none by themselves."""
+    lazily = "def f():\n    from kernelkit import tmem\n"
+    found = house(sources(**{
+        "kernelkit/tmem.py": "from kernelkit import umma\n",
+        "kernelkit/umma.py": lazily,
+        "ptxemu/ops/move.py": "from ptxemu.machine import warp\n",
+        "ptxemu/machine/cta.py": "from ptxemu.ops import warp\n",
+    }))  # fmt: skip
+    assert found.circles() == [
+        ["kernelkit/tmem.py", "kernelkit/umma.py"],
+        ["ptxemu/machine", "ptxemu/ops"],
+    ]
+
+
+def test_an_arrow_upwards_is_seen():
+    found = house(sources(**{"kernelkit/tmem.py": "import moe.config\n"}))
+    assert found.upwards() == [("kernelkit", "moe")]
+
+
+def test_files_stand_side_by_side():
+    (table,) = re.findall(r"<!-- files -->\n(.*?)\n<!-- end of files -->", PAGE, re.DOTALL)
+    assert table == table_of_files()
+
+
+def test_hops_of_a_second_call():
+    found = {name: len(files) for name, files in hops().items()}
+    assert found.keys() == LIMITS.keys()
+    assert not {name: count for name, count in found.items() if count > LIMITS[name]}
