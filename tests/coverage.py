@@ -69,13 +69,15 @@ FAMILIES = (
     by_hand("quantiser", "moe/test_quantise.py::test_bits", "moe/test_quantise.py::test_matrix",
             "moe/test_quantise.py::test_every_token"),
     by_hand("combination", "moe/test_combine.py::test_combine"),
-    by_hand("attention over a cache", "fmha/test_cached.py", "kvcache/test_attention.py"),
-    by_hand("append, gather, copy", "kvcache/test_append.py", "kvcache/test_gather.py",
-            "kvcache/test_copy.py", "kvcache/test_checksum.py"),
-    by_hand("compressor", "kvcache/test_compressor.py"),
-    by_hand("indexer", "kvcache/test_index_query.py::test_queries",
-            "kvcache/test_index_query.py::test_more", "kvcache/test_scores.py",
-            "kvcache/test_select.py::test_select", "kvcache/test_select.py::test_every"),
+    by_hand("attention over a cache", "fmha/sparse/test_cached.py",
+            "kvcache/test_attention.py"),
+    by_hand("append, gather, copy", "kvcache/movement/test_append.py",
+            "kvcache/movement/test_gather.py",
+            "kvcache/movement/test_copy.py", "kvcache/movement/test_checksum.py"),
+    by_hand("compressor", "fmha/sparse/test_compressor.py"),
+    by_hand("indexer", "fmha/sparse/test_index_query.py::test_queries",
+            "fmha/sparse/test_index_query.py::test_more", "fmha/sparse/test_scores.py",
+            "fmha/sparse/test_select.py::test_select", "fmha/sparse/test_select.py::test_every"),
 )  # fmt: skip
 
 

@@ -85,8 +85,8 @@ class Spread:
                 source = rows[row] // config.choices if is_row else Int32(0)
                 if cutlass.const_expr(config.of_rows):
                     if is_row and cta == 0 and neighbour == 0:
-                        outputs.encode[row] = inputs.encode[source]
-                        outputs.decode[row] = inputs.decode[source]
+                        encode, decode = inputs.encode[source], inputs.decode[source]
+                        outputs.encode[row], outputs.decode[row] = encode, decode
                 begin = Int64(block) * atoms * SCALE_ROWS + word
                 turns, step = ceil_div(atoms, CODE_WORDS), ctas * SCALE_COLUMNS
                 mine = cta * SCALE_COLUMNS + neighbour

@@ -66,7 +66,7 @@ LONGER = [config for config in dict.fromkeys((*OF_TILES, *CARRYING, *GRID)) if c
 def test_no_config_spills(config, tmp_path):
     """The stack is where registers spill to; the role with most of them sets those of all warps."""
     cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compile_for(config).cubin)
+    cubin.write_bytes(compile_for(config, "sm_100a").cubin)
     (usage,) = resources(cubin)
     assert usage.stack == 0
     assert usage.registers * ROLES.threads <= hw.REGISTERS_PER_SM
