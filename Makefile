@@ -42,7 +42,7 @@ sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; 
 	$(PYTEST) -m "sweep and not hw" tests/$(PKG)
 
 tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values they cover
-	$(BIN)/python -m tests.tier_report
+	PYTHONPATH=scripts $(BIN)/python -m tests.tier_report
 
 lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def attention(
     return (o, lse) if return_lse else o
 
 
-_DEFAULTS = dict(attention.__wrapped__.__kwdefaults__)
+_DEFAULTS = dict(unwrap(attention).__kwdefaults__)
 
 
 def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:

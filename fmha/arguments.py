@@ -161,7 +161,7 @@ def _check_tables(arguments: Arguments) -> None:
     cos, sin = arguments.cos, arguments.sin
     if (cos is None) != (sin is None):
         raise ValueError("rope is the two tables (cos, sin), one of them is missing")
-    if cos is not None:
+    if cos is not None and sin is not None:
         require_table("cos", cos, torch.float32, (None, None))
         require_table("sin", sin, torch.float32, tuple(cos.shape))
         if cos.numel() == 0:
@@ -182,9 +182,9 @@ def _check_options(arguments: Arguments) -> None:
 
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
-    q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
-    if q_lens is None:
-        q_lens = [arguments.queries] * arguments.batch
+    q_lens = [arguments.queries] * arguments.batch
+    if arguments.cu_seqlens_q is not None:
+        q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
     longest = arguments.max_seqlen_q
     if longest is not None and max(q_lens, default=0) > longest:
         raise ValueError(f"max_seqlen_q {longest}, but an entry has {max(q_lens)} queries")
@@ -193,10 +193,8 @@ def _check_contents(arguments: Arguments) -> None:
     _check_positions(arguments, q_lens, kv_lens)
 
 
-def entry_lengths(name: str, starts: torch.Tensor | None, total: int) -> list[int] | None:
+def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
     """Length of each entry by its starts, which have to be a partition of `total` rows."""
-    if starts is None:
-        return None
     values = starts.tolist()
     lengths = [end - begin for begin, end in pairwise(values)]
     if values[0] != 0 or values[-1] != total or min(lengths, default=0) < 0:
@@ -206,9 +204,9 @@ def entry_lengths(name: str, starts: torch.Tensor | None, total: int) -> list[in
 
 def _key_lengths(arguments: Arguments) -> list[int]:
     """Keys that exist, by entry."""
-    limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])
-    if limits is None:
-        limits = [arguments.key_capacity] * arguments.batch
+    limits = [arguments.key_capacity] * arguments.batch
+    if arguments.cu_seqlens_k is not None:
+        limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])
     if arguments.kv_lens is None:
         return limits
     lengths = arguments.kv_lens.tolist()

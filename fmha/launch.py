@@ -53,12 +53,12 @@ def check_config(config: AttentionConfig) -> None:
     make_plan(config)
 
 
-def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel:
+def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel | None:
     """`AttentionForward.__call__`, found or compiled, once per process."""
     return compile_once(config, arch, KERNEL)
 
 
-def compile_minimal(arch: str = "sm_100a") -> CompiledKernel:
+def compile_minimal(arch: str = "sm_100a") -> CompiledKernel | None:
     """`fmha.minimal.minimal_attention`, for any lengths, heads, batch and strides."""
     return compile_once(None, arch, "fmha.minimal")
 

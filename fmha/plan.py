@@ -8,6 +8,7 @@ memory. There are two schedules: six warps for one query tile, or sixteen for tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fmha.config import AttentionConfig
 from fmha.layout import S_STAGES, Layout
@@ -92,8 +93,8 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
     q_tiles = config.q_tiles
     owner, rescaled = ("correction", "rescaled") if q_tiles == 2 else ("softmax", "p")
     k_stages, v_stages = layout.stages
-    ring = {"signal": Signal.TMA, "release": Signal.UMMA}
-    once = {"freed_by": "exit"}
+    ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
+    once: dict[str, Any] = {"freed_by": "exit"}
     edges = [
         Edge("q", "softmax", "mma", q_tiles, Signal.THREADS, "Q rows, packed", **once)
         if config.pack_heads
@@ -105,7 +106,7 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
         Edge("o", "mma", owner, q_tiles, Signal.UMMA, "O with P V added", freed_by=rescaled),
     ]
     if q_tiles == 2:
-        both = {"signal": Signal.THREADS, "release": Signal.THREADS}
+        both: dict[str, Any] = {"signal": Signal.THREADS, "release": Signal.THREADS}
         edges += [
             Edge("rescaled", owner, "mma", q_tiles, Signal.THREADS, "O to add to", freed_by="o"),
             Edge("row", "softmax", owner, q_tiles, payload="acc_scale; row_sum, row_max", **both),

@@ -109,6 +109,7 @@ def entries(
         rows = slice(None) if starts_q is None else slice(starts_q[b], starts_q[b + 1])
         queries = q[b] if starts_q is None else q[rows]
         if table is not None:
+            assert lens is not None  # a page table comes with kv_lens
             pages = table[b, : math.ceil(lens[b] / k.shape[1])].long()
             keys, values = k[pages].flatten(0, 1), v[pages].flatten(0, 1)
         elif starts_k is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def decode(
     return (o, lse) if return_lse else o
 
 
-_DEFAULTS = dict(decode.__wrapped__.__kwdefaults__)
+_DEFAULTS = dict(unwrap(decode).__kwdefaults__)
 
 
 class DecodePlan(Plan):

@@ -200,13 +200,13 @@ def _check_contents(arguments: Arguments) -> None:
                 f"kv_lens {length} of entry {entry}: from 0 to max_kv_len = {arguments.longest}"
             )
         if arguments.page_table is not None:
-            _check_pages(arguments, entry, length)
+            row = arguments.page_table[entry].tolist()
+            _check_pages(arguments, entry, length, row)
 
 
-def _check_pages(arguments: Arguments, entry: int, length: int) -> None:
+def _check_pages(arguments: Arguments, entry: int, length: int, row: list[int]) -> None:
     """Pages with keys that a token sees; others may have been given back to the pool."""
     pages, page_size = arguments.k.shape[:2]
     window = arguments.window_left, arguments.sink_tokens
     seen = reach(length, arguments.q_tokens, page_size, *window)
-    row = arguments.page_table[entry].tolist()
     require_pages(entry, [row[seen.tile(index)] for index in range(seen.tiles)], pages)

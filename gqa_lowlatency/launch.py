@@ -74,7 +74,7 @@ def check_config(config: DecodeConfig, arch: str) -> None:
     Plan90(config).check()
 
 
-def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel:
+def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel | None:
     """The kernel, found or compiled, once per process."""
     return compile_once(config, arch, KERNELS[written_for(arch)])
 
@@ -102,7 +102,8 @@ def kernel_arguments(
     if q.ndim == 3:
         q, o, lse = q.unsqueeze(1), o.unsqueeze(1), lse.unsqueeze(-1)
     tensors = (q, arguments.k, arguments.v, o, lse)
-    parts, workspace = 1, (None, None)
+    parts = 1
+    workspace: tuple[torch.Tensor | None, ...] = (None, None)
     if config.parts:
         parts = clusters_per_head(written_for(target.arch), arguments, config)
         workspace = make_workspace(arguments, config, parts)

@@ -93,6 +93,7 @@ def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
     length = None if options.kv_lens is None else int(options.kv_lens[entry])
     if options.page_table is None:
         return cache[entry, :length]
+    assert length is not None  # a page table comes with kv_lens
     pages = options.page_table[entry, : -(-length // cache.shape[1])].long()
     used = pages.clamp(0, len(cache) - 1)  # what stands for a page that nobody sees may be no page
     return cache[used].flatten(0, 1)[:length]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,14 +73,13 @@ def _configs(
 ) -> Iterator[DecodeConfig]:
     wished, arch = wished_config(arguments, target.arch), target.arch
     every_limit = _limits(arguments, target, replace(wished, cluster=1))
-    fixed = {"batch_invariant": arguments.batch_invariant, "parts": arguments.parts}
     # Beyond one cluster to an SM it no longer matters how many there are.
     most = MACHINES[written_for(arch)].sms + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
     known, row_tiles = set(), wished.row_tiles
     for keys, count, limit in itertools.product(seen, heads, every_limit):
-        load = Load(keys, count, **fixed)
+        load = Load(keys, count, arguments.batch_invariant, arguments.parts)
         choice = choose(wished, row_tiles, arch, load, limit)
         if choice not in known:
             known.add(choice)
@@ -93,7 +93,11 @@ def _limits(
     could say."""
     if target.backend != "none":
         return [co_scheduled_on(target, config, arguments.q.device)]
-    return [lambda width, most=most: MANY if width <= most else 0 for most in CLUSTERS]
+    return [partial(_run_at_once, most) for most in CLUSTERS]
+
+
+def _run_at_once(most: int, width: int) -> int:
+    return MANY if width <= most else 0
 
 
 def _representative(lengths: Sequence[int]) -> Iterator[int]:

@@ -4,7 +4,6 @@ shapes, checks, and how they reach a kernel.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -47,8 +46,19 @@ OTHER_NAMES = {
 
 
 class AttentionArguments:
-    """A frozen dataclass of arguments with q, k, v [..., heads, columns], page_table, kv_lens,
-    sinks, out, out_dtype, causal, window_left, window_right, sink_tokens, softcap and scale."""
+    """A frozen dataclass with these fields and others; q, k and v are [..., heads, columns]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    sinks: torch.Tensor | None
+    out: torch.Tensor | None
+    window_left: int | None
+    window_right: int | None
+    sink_tokens: int
+    softcap: float
+    scale: float | None
+    out_dtype: torch.dtype | None
 
     @property
     def q_heads(self) -> int:
@@ -86,8 +96,8 @@ class AttentionArguments:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> tensor, of those that are there."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        fields = vars(self).items()
+        return {name: value for name, value in fields if isinstance(value, torch.Tensor)}
 
     def check_devices(self) -> None:
         """Raise ValueError for tensors on different devices."""
@@ -105,7 +115,7 @@ class AttentionArguments:
         if self.o_dtype not in DTYPE_NAMES:
             raise NotImplementedError(f"out_dtype {self.o_dtype}: one of {tuple(DTYPE_NAMES)}")
         if self.out is not None:
-            self._check_out(o_shape)
+            self._check_out(self.out, o_shape)
 
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
@@ -126,12 +136,12 @@ class AttentionArguments:
                 f"sink_tokens {self.sink_tokens} without a left window: the first keys are visible"
             )
 
-    def _check_out(self, shape: tuple[int, ...]) -> None:
-        if self.out_dtype not in (None, self.out.dtype):
-            raise ValueError(f"out is {self.out.dtype}, out_dtype {self.out_dtype}")
-        if tuple(self.out.shape) != shape:
-            raise ValueError(f"out has shape {tuple(self.out.shape)}, expected {shape}")
-        require_tma("out", self.out)
+    def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if self.out_dtype not in (None, out.dtype):
+            raise ValueError(f"out is {out.dtype}, out_dtype {self.out_dtype}")
+        if tuple(out.shape) != shape:
+            raise ValueError(f"out has shape {tuple(out.shape)}, expected {shape}")
+        require_tma("out", out)
 
     def kernel_sinks(self) -> torch.Tensor | None:
         """fp32, as kernels read them; a copy where they are of another dtype."""

@@ -26,7 +26,7 @@ from kernelkit.keys import KernelKey, NotPlain
 from kernelkit.store import Store
 from kernelkit.trace import PTXAS_VARIABLE, Traced, settings, toolchain
 
-_compiled: dict[tuple[Hashable, ...], CompiledKernel] = {}
+_compiled: dict[tuple[str, Hashable, str, str | None], CompiledKernel] = {}
 _lock = threading.Lock()
 
 
@@ -42,11 +42,11 @@ def compile_once(
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}: one of {ARCHITECTURES}")
+    name = source if isinstance(source, str) else source.__qualname__
     collected = _collected.get()
     if collected is not None:
-        collected.append(KernelKey(source, config, arch))
+        collected.append(KernelKey(name, config, arch))
         return None
-    name = source if isinstance(source, str) else source.__qualname__
     known = (name, config, arch, os.environ.get(PTXAS_VARIABLE))
     with _lock:
         if known not in _compiled:
@@ -61,9 +61,10 @@ _collected: ContextVar[list[KernelKey] | None] = ContextVar("collected", default
 def collecting() -> Iterator[list[KernelKey]]:
     """Within the block nothing is compiled or launched: the kernels that would be are in the list,
     in order. Tensors may be on the device 'meta' then."""
-    token = _collected.set([])
+    keys: list[KernelKey] = []
+    token = _collected.set(keys)
     try:
-        yield _collected.get()
+        yield keys
     finally:
         _collected.reset(token)
 

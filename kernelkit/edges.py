@@ -138,13 +138,13 @@ class EdgePlan:
                 raise ValueError(f"edge {edge.name} needs either a release or a freed_by")
             if edge.release is not None:
                 self.empty(edge.name)
-            elif edge.freed_by != "exit":
-                self._check_answer(edge)
+            elif edge.freed_by is not None and edge.freed_by != "exit":
+                _check_answer(edge, self[edge.freed_by])
 
-    def _check_answer(self, edge: Edge) -> None:
-        answer = self[edge.freed_by]
-        if (answer.producer, answer.consumer) != (edge.consumer, edge.producer):
-            raise ValueError(
-                f"edge {edge.name} ({edge.producer} -> {edge.consumer}) cannot be freed by "
-                f"{answer.name} ({answer.producer} -> {answer.consumer})"
-            )
+
+def _check_answer(edge: Edge, answer: Edge) -> None:
+    if (answer.producer, answer.consumer) != (edge.consumer, edge.producer):
+        raise ValueError(
+            f"edge {edge.name} ({edge.producer} -> {edge.consumer}) cannot be freed by "
+            f"{answer.name} ({answer.producer} -> {answer.consumer})"
+        )

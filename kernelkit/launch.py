@@ -89,7 +89,7 @@ def choose_target(
         raise NotImplementedError(f"arch {arch!r}: this kernel is written for {tuple(archs)}")
     if device.type == "cpu":
         return _cpu_target(backend, arch, archs)
-    if device.type == "meta" and arch in archs:
+    if device.type == "meta" and arch is not None:
         return Target("none", arch)  # what has no memory is only asked for its kernels
     if device.type != "cuda":
         raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
@@ -97,7 +97,7 @@ def choose_target(
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
     capability = torch.cuda.get_device_capability(device)
     native = ARCH_OF_CAPABILITY.get(capability)
-    if written_for(native) not in archs:
+    if native is None or written_for(native) not in archs:
         raise NotImplementedError(
             f"{device} has compute capability {capability[0]}.{capability[1]}; "
             f"this kernel is written for {tuple(archs)}"
@@ -238,6 +238,7 @@ def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any])
 
     active = _emulation.get() or Emulation()
     kept = _seen(arguments)
-    report = ptxemu.run_host(compiled, packed.pointers[:-1], active.options)
+    pointers = [pointer or 0 for pointer in packed.pointers[:-1]]
+    report = ptxemu.run_host(compiled, pointers, active.options)
     del kept
     active.reports.append(report)

@@ -8,6 +8,7 @@ tracers see whole: here are its arguments and shapes, `merge_launch.py` does the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ def merge(
     safe in a CUDA graph: one launch, no copy, no wait.
     """
     stacked = len(parts) > 0 and isinstance(parts[0], torch.Tensor)
-    listed = [parts] if stacked else list(parts)
+    listed: list[Any] = [parts] if stacked else list(parts)
     if not listed:
         raise ValueError("0 parts: at least 1, its shape is that of the result")
     given = {} if sinks is None else {"sinks": sinks}

@@ -41,7 +41,7 @@ class Parts:
     def parts(self) -> list[Part]:
         """(O, LSE) or (O, LSE, row_max) of each."""
         each = zip(self.o, self.lse, self.row_max, strict=True)
-        return [part[:2] if part[2] is None else part for part in each]
+        return [(o, lse) if row_max is None else (o, lse, row_max) for o, lse, row_max in each]
 
 
 def merge_parts(given: Parts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,7 +86,7 @@ class _Problem:
     parts: int
 
 
-def compile_merge(config: MergeConfig, arch: str) -> CompiledKernel:
+def compile_merge(config: MergeConfig, arch: str) -> CompiledKernel | None:
     """`Merge.__call__`, found or compiled; once per process."""
     return compile_once(config, arch, "kernelkit.merge_kernel")
 

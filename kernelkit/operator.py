@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import MISSING
 from operator import attrgetter
 from typing import Any
@@ -67,7 +67,7 @@ class Operator:
         plain = [name for name in names if name != left_out]
         text = self.schema.text(results, writes, without=left_out)
         self.default = self._register(name, text, _Call(self, plain, empty, results), not writes)
-        self._names, self.written = plain, None
+        self.written: Any = None
         if self._out:
             text = self.schema.text(results - 1, ("out", *writes))
             call = _Call(self, names, empty, results, written=True)
@@ -98,7 +98,7 @@ class Operator:
         """The dataclass, of checked types."""
         return self.schema.build(self.schema.flat(given))
 
-    def run(self, flat: Mapping[str, Any]) -> Results:
+    def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
         return self._run(self.schema.build(flat))
 
@@ -216,11 +216,11 @@ class Plan:
         order = [*self._moves, *(name for name in tensors if name not in self._moves)]
         inputs = [tensors[name] for name in order]
         taping = Taping(inputs, dry=dry)
-        made, self._tape = taping.run(lambda: operator.run(flat))
-        if self._tape is None:
+        made, tape = taping.run(lambda: operator.run(flat))
+        if tape is None:
             raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
-        self._tape.hold(taping.memory(results=not results))
-        self._held = inputs[len(self._moves) :]
+        tape.hold(taping.memory(results=not results))
+        self._tape, self._held = tape, inputs[len(self._moves) :]
         self._results, self._count = tuple(results), len(self._moves)
         planned = inputs[: self._count]
         self._layouts, self._guards = layouts(planned), _guards(planned) if planned else None
@@ -234,7 +234,7 @@ class Plan:
         ValueError for a tensor that is laid out differently, is missing, or has no place.
         """
         given = {name: tensor for name, tensor in named.items() if tensor is not None}
-        twice = ()
+        twice: Collection[str] = ()
         if tensors:
             twice = given.keys() & self._moves[: len(tensors)]
             given.update(zip(self._moves, tensors, strict=False))
@@ -298,7 +298,8 @@ def _on_gpu(tensors: Sequence[Any]) -> bool:
 
 def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
     """(which there are, these), those of sequences one by one."""
-    here, present = [], []
+    here: list[Any] = []
+    present: list[torch.Tensor] = []
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, torch.Tensor):
             here.append(place)

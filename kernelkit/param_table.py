@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class ParamTable:
     @classmethod
     def of(cls, params: Any) -> ParamTable:
         """The words of an instance of a dataclass of parameters."""
-        return cls([[attrgetter(name)(params) for name in word_names(type(params))]], 1)
+        return cls([[attrgetter(name)(params) for name in word_names(params.__class__)]], 1)
 
     @classmethod
     def zeros(cls, kind: type) -> ParamTable:
@@ -64,8 +65,7 @@ class ParamTable:
         return cls([[0] * len(word_names(kind))], 1)
 
     def __get_mlir_types__(self) -> list[Any]:
-        from cutlass._mlir import ir
-
+        ir = import_module("cutlass._mlir.ir")  # which has no type information
         return [ir.Type.parse(f"!llvm.array<{len(self.numbers)} x i64>")]
 
     def __new_from_mlir_values__(self, values: list[Any]) -> Any:

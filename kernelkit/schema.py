@@ -132,7 +132,8 @@ class Schema:
         TypeError for a value of another type, NotImplementedError for a tensor of which autograd
         expects gradients.
         """
-        found, grad = {}, torch.is_grad_enabled()
+        found: dict[str, Any] = {}
+        grad = torch.is_grad_enabled()
         for field, value in given.items():
             plain = self._plain.get(field)
             if plain is None:
@@ -174,7 +175,7 @@ class Schema:
                 continue
             found[leaf.name] = item
 
-    def build(self, flat: Mapping[str, Any]) -> Any:
+    def build(self, flat: dict[str, Any]) -> Any:
         """The dataclass, of values of leaves; those left out have their default."""
         return _build(self.arguments, self._defaults | flat, "")
 

@@ -70,12 +70,10 @@ class Signature:
     @classmethod
     def from_json(cls, stored: Iterable[dict[str, Any]]) -> Signature:
         """Of what `to_json` gave."""
-        return cls(
-            [
-                Argument(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
-                for item in stored
-            ]
-        )
+        fields: list[dict[str, Any]] = [
+            {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()} for item in stored
+        ]
+        return cls([Argument(**item) for item in fields])
 
     def pack(self, values: Sequence[Any], stream: int = 0) -> Packed:
         """The pointers for one call or many.

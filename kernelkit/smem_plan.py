@@ -35,7 +35,8 @@ class SmemPlan:
 
     def offsets(self) -> dict[str, tuple[int, int]]:
         """name -> [begin, end) in bytes from the start of the CTA's dynamic shared memory."""
-        ranges, cursor = {}, 0
+        ranges: dict[str, tuple[int, int]] = {}
+        cursor = 0
         for buffer in self.buffers:
             if buffer.over is not None:
                 begin = ranges[buffer.over][0]

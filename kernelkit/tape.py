@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
-
-# What torch's own compiled graphs allocate with: a third of the time of torch.empty_strided.
-# Private, there is nothing public like it.
-from torch._C._dynamo.guards import _empty_strided_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit.launch import PreparedLaunch, watching
@@ -30,9 +27,12 @@ Results = tuple[torch.Tensor, ...]
 _ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 ADDRESS_UNIT = 16  # bytes; no kernel asks more of the address of an argument
 _address = torch.Tensor.data_ptr
+# What torch's own compiled graphs allocate with: a third of the time of torch.empty_strided.
+# Private, there is nothing public like it, and torch's type information lacks it.
+_empty_strided_cuda = import_module("torch._C._dynamo.guards")._empty_strided_cuda
 
 
-def _bytes_in_front(tensor: torch.Tensor) -> int:
+def _bytes_in_front(tensor: torch.Tensor) -> int | torch.SymInt:
     """Of its storage. Tensors without elements have an address of 0, but a place there."""
     return tensor.storage_offset() * tensor.itemsize
 
@@ -46,7 +46,7 @@ class View:
     """
 
     place: int
-    offset: int
+    offset: int | torch.SymInt
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -143,7 +143,7 @@ class Taping(TorchDispatchMode):
         """dry: operations of torch are done, launches are only described."""
         super().__init__()
         self._dry = dry
-        self._tape: Tape | None = Tape()
+        self._tape, self._repeatable = Tape(), True
         self._tensors: list[torch.Tensor] = []  # kept, so that no memory is used twice
         self._places: dict[int, list[int]] = {}
         self._device = inputs[0].device if inputs else None
@@ -160,12 +160,9 @@ class Taping(TorchDispatchMode):
         finally:
             _active.reset(token)
         views = [self._view(tensor) for tensor in results]
-        if self._tape is not None:
-            if None in views:
-                self._tape = None
-            else:
-                self._tape.results = tuple(views)
-        return results, self._tape
+        self._tape.results = tuple(view for view in views if view is not None)
+        complete = self._repeatable and None not in views
+        return results, self._tape if complete else None
 
     def memory(self, *, results: bool = False) -> dict[int, torch.Tensor]:
         """What was allocated: place -> tensor, the results only if they are wished for."""
@@ -182,9 +179,8 @@ class Taping(TorchDispatchMode):
         """See the function of that name."""
         with torch.utils._python_dispatch._disable_current_modes():
             made = like.new_zeros(size, dtype=torch.int32)
-        if self._tape is not None:
-            maker = partial(torch.zeros, size, dtype=torch.int32, device=like.device)
-            self._tape.actions.append(_Make(len(self._tensors), maker))
+        maker = partial(torch.zeros, size, dtype=torch.int32, device=like.device)
+        self._tape.actions.append(_Make(len(self._tensors), maker))
         self._add(made)
         return made
 
@@ -193,7 +189,7 @@ class Taping(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self._tape is not None:
+        if self._repeatable:
             self._note(func, args, kwargs, result)
         return result
 
@@ -208,14 +204,14 @@ class Taping(TorchDispatchMode):
         if not made and not func._schema.is_mutable:
             return  # a view: what matters is how launches and other operations see it
         if made != outputs and made:
-            self._tape = None
+            self._repeatable = False
             return
         if func._schema.name in _ALLOCATIONS:
             self._tape.actions.append(_Make(len(self._tensors), _maker(result)))
         else:
             given = self._views_in((args, kwargs))
             if given is _UNKNOWN:
-                self._tape = None
+                self._repeatable = False
                 return
             self._tape.actions.append(partial(_compute, func, given, bool(made)))
         for tensor in made:
@@ -224,9 +220,8 @@ class Taping(TorchDispatchMode):
     def _launched(
         self, prepared: PreparedLaunch | None, addressed: Sequence[tuple[torch.Tensor, int]]
     ) -> None:
-        if prepared is None:
-            self._tape = None
-        if self._tape is None:
+        if prepared is None or not self._repeatable:
+            self._repeatable = False
             return
         self._tape.launches += 1
         places, offsets, words = [], [], []
@@ -236,7 +231,7 @@ class Taping(TorchDispatchMode):
                 continue  # of nothing, which stays nothing
             place = self._place(tensor)
             if place is None:
-                self._tape = None
+                self._repeatable = False
                 return
             places.append(place)
             offsets.append(address + offset - _address(self._tensors[place]))
@@ -292,8 +287,8 @@ class Taping(TorchDispatchMode):
             found = [self._views_in(item) for item in value]
             return _UNKNOWN if _UNKNOWN in found else type(value)(found)
         if isinstance(value, dict):
-            found = {name: self._views_in(item) for name, item in value.items()}
-            return _UNKNOWN if _UNKNOWN in found.values() else found
+            by_name = {name: self._views_in(item) for name, item in value.items()}
+            return _UNKNOWN if _UNKNOWN in by_name.values() else by_name
         return value
 
 

@@ -31,12 +31,6 @@ def require_types(**tensors: object) -> None:
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
 
 
-def scalar_kinds(arguments: type) -> dict[str, str]:
-    """Kinds, as `require_scalars` takes them, of the fields of a dataclass that are no tensors."""
-    fields = dataclasses.fields(arguments)
-    return {field.name: field.type for field in fields if "Tensor" not in field.type}
-
-
 def require_scalars(kinds: dict[str, str], values: dict[str, object]) -> None:
     """TypeError for a value that is not of its kind: a key of SCALARS, with ' | None' behind it
     where None will do. A bool is no number, an int is a float."""
@@ -48,7 +42,7 @@ def require_scalars(kinds: dict[str, str], values: dict[str, object]) -> None:
             raise TypeError(f"{name} is {value!r}, expected {kind}")
 
 
-def require_tensors(**tensors: object) -> None:
+def require_tensors(**tensors: Any) -> None:
     """TypeError for what is no tensor, ValueError for tensors that live on different devices."""
     require_types(**tensors)
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}

@@ -46,7 +46,7 @@ def warm(keys: Iterable[KernelKey], progress: Progress | bool | None = None) -> 
     return done
 
 
-def ready(key: KernelKey) -> CompiledKernel:
+def ready(key: KernelKey) -> CompiledKernel | None:
     """The kernel of a key, found or compiled."""
     return compile_once(key.config, key.arch, key.source)
 

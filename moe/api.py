@@ -88,7 +88,7 @@ def grouped_gemm_swiglu(
     return grouped_gemm(x, w13, offsets, activation=activation, **options)
 
 
-class GroupedGemmPlan(Plan):
+class GroupedGemmPlan:
     """plan() computes the product anew, into `result`; `grouped_gemm_plan` makes it.
 
     Every tensor is read and written where it was when the plan was made; the plan keeps them all.
@@ -96,13 +96,14 @@ class GroupedGemmPlan(Plan):
     """
 
     def __init__(self, fields: dict[str, Any]) -> None:
-        super().__init__(GROUPED_GEMM, fields)
+        self._plan = Plan(GROUPED_GEMM, fields)
         self.config = GROUPED_GEMM.arguments(fields).config
-        self.result = quantised_result(fields["out"], fields.get("encode_scale"), *self.made)
+        encode_scale = fields.get("encode_scale")
+        self.result = quantised_result(fields["out"], encode_scale, *self._plan.made)
 
     def __call__(self) -> torch.Tensor | Quantized:
         """`result`, as the contents of the arguments are now."""
-        super().__call__()
+        self._plan()
         return self.result
 
 
@@ -158,7 +159,7 @@ def fused_moe(
     })  # fmt: skip
 
 
-class FusedMoePlan(Plan):
+class FusedMoePlan:
     """plan() computes the layer anew, into `result`; `fused_moe_plan` makes it.
 
     Every tensor is read and written where it was when the plan was made; the plan keeps them all.
@@ -172,18 +173,18 @@ class FusedMoePlan(Plan):
                 scale = getattr(layer.scales, name)
                 if not isinstance(scale, torch.Tensor):
                     raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
-            layer = replace(layer, h_decode_scale=layer.scales.h.reciprocal())
+            layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
         tables = {"router_logits": layer.router_logits, "bias": layer.router.bias}
         for name, table in tables.items():
             if table is not None and is_broadcast(table):
                 raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
         # Without a GPU each step looks at what the one before it wrote.
-        super().__init__(FUSED, vars(layer), dry=layer.x.is_cuda)
-        (self.result,) = self.made
+        self._plan = Plan(FUSED, vars(layer), dry=layer.x.is_cuda)
+        (self.result,) = self._plan.made
 
     def __call__(self) -> torch.Tensor:
         """`result`, as the contents of the arguments are now."""
-        super().__call__()
+        self._plan()
         return self.result
 
 

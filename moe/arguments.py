@@ -166,7 +166,7 @@ class Arguments:
                 f"x has {x.scales.numel()} bytes of scale factors, {wanted} for {x.rows} rows of "
                 f"{self.experts} experts: quantise it with offsets"
             )
-        if x.format.has_global and len(w.decode_scale) != self.experts:
+        if w.decode_scale is not None and len(w.decode_scale) != self.experts:
             raise ValueError(
                 f"w has {len(w.decode_scale)} global scales for {self.experts} experts"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from os import PathLike
+from types import ModuleType
 
 import torch
 
@@ -49,7 +50,7 @@ def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Pa
 
 def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None:
     """Write a safetensors file of layers by name, e.g. 'model.layers.3.mlp'."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, packed in layers.items():
         tensors |= state_dict(packed, f"{name}.")
     _safetensors().save_file(tensors, path)
@@ -79,7 +80,7 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     return tensors[name]
 
 
-def _safetensors() -> object:
+def _safetensors() -> ModuleType:
     """safetensors.torch, which nothing else needs."""
     try:
         import safetensors.torch

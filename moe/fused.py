@@ -6,6 +6,7 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -39,12 +40,12 @@ class Layer:
     arch: str | None = None
 
     @property
-    def where(self) -> dict[str, str | None]:
+    def where(self) -> dict[str, Any]:
         """Keywords of every step."""
         return {"backend": self.backend, "arch": self.arch}
 
     @property
-    def tiles(self) -> dict[str, int | None]:
+    def tiles(self) -> dict[str, Any]:
         """Keywords of both products: a token chooses an expert once."""
         return {"tile_rows": self.tile_rows, "most_rows": len(self.x)}
 
@@ -80,8 +81,8 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
         **where,
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
-    out = {"out": DTYPE_NAMES[x.dtype]}
-    y, _ = forward(Arguments(hidden, experts.w2, offsets, **out, **layer.tiles, **where))
+    out = DTYPE_NAMES[x.dtype]
+    y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **layer.tiles, **where))
     slots = row_of_slot.view(weights.shape)
     return (run_combine(Weighted(y, slots, weights, out_dtype=x.dtype, **where)),)
 
@@ -94,14 +95,14 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form, **layer.tiles,
         **layer.where,
     )  # fmt: skip
-    if isinstance(scales.h, torch.Tensor) or not experts.w2.format.has_global:
-        results = forward(replace(first, out=experts.fmt, encode_scale=scales.h))
-        decode = layer.h_decode_scale
-        if decode is None and scales.h is not None:
-            decode = scales.h.reciprocal()
-        return of_bytes(*results, scales.h, decode, experts.fmt)
-    h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
-    return quantise(Tokens(h, experts.fmt, scales.h, offsets=offsets, **layer.where))
+    if isinstance(scales.h, str) or (scales.h is None and experts.w2.format.has_global):
+        h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
+        return quantise(Tokens(h, experts.fmt, scales.h, offsets=offsets, **layer.where))
+    results = forward(replace(first, out=experts.fmt, encode_scale=scales.h))
+    decode = layer.h_decode_scale
+    if decode is None and scales.h is not None:
+        decode = scales.h.reciprocal()
+    return of_bytes(*results, scales.h, decode, experts.fmt)
 
 
 def _fake_layer(layer: Layer) -> tuple[torch.Tensor]:

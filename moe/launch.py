@@ -71,7 +71,7 @@ def quantised_result(
     return of_bytes(data, scales, encode_scale, decode, out)
 
 
-def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel:
+def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
     """`GroupedGemm.__call__`, found or compiled, once per process."""
     return compile_once(config, arch, "moe.sm100.kernel")
 
@@ -85,8 +85,8 @@ def kernel_arguments(arguments: Arguments, results: Results) -> list:
         _atoms(x.scales, 1, arguments.blocks, x),
         _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
     )
-    scales = None if arguments.config.out_format is None else scales
-    ends = (scales, arguments.encode_scale, arguments.amax)
+    codes = None if arguments.config.out_format is None else scales
+    ends = (codes, arguments.encode_scale, arguments.amax)
     tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
     act = arguments.activation or Activation(0)
     numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))

@@ -40,7 +40,7 @@ class PackedExperts:
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
             require_rank(f"{name}.data", w.data, "[E, rows, K]")
-            if w.format.has_global and len(w.encode_scale) != len(w.data):
+            if w.encode_scale is not None and len(w.encode_scale) != len(w.data):
                 raise ValueError(
                     f"{name} has {len(w.encode_scale)} global scales for {len(w.data)} experts"
                 )
@@ -215,7 +215,7 @@ def _laid_out(
         None if scale is None else _one_per_expert(name, scale, len(data))
         for scale in (w.encode_scale, w.decode_scale)
     )
-    encode = decode.reciprocal() if encode is None else encode
+    encode = encode if decode is None else decode.reciprocal()
     return _assembled(data, scales, form, encode, decode)
 
 

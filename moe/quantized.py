@@ -49,20 +49,21 @@ class Quantized:
         sizes = (1, self.data.shape[0])
         for name, scale in global_scales.items():
             _require_dtype(name, scale, torch.float32)
-            if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(self.encode_scale):
+            encode = global_scales["encode_scale"]
+            if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(encode):
                 raise ValueError(
                     f"{name} has shape {tuple(scale.shape)}, expected [1] or "
-                    f"[{self.data.shape[0]}], like encode_scale {tuple(self.encode_scale.shape)}"
+                    f"[{self.data.shape[0]}], like encode_scale {tuple(encode.shape)}"
                 )
 
-    def _global_scales(self, form: BlockFormat) -> dict[str, torch.Tensor | None]:
+    def _global_scales(self, form: BlockFormat) -> dict[str, torch.Tensor]:
         """The global scales by name, both of them or none, as the format has it."""
         scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
-        given = [name for name, scale in scales.items() if scale is not None]
+        given = {name: scale for name, scale in scales.items() if scale is not None}
         if len(given) != (len(scales) if form.has_global else 0):
             wanted = "both global scales" if form.has_global else "no global scale"
             raise ValueError(f"{form.name} has {wanted}, not {' and '.join(given) or 'none'}")
-        return scales if form.has_global else {}
+        return given
 
     def _check_scales(self, block_bytes: int) -> None:
         """ValueError unless the scale factors are whole blocks of 128 rows and enough of them."""

@@ -1,4 +1,4 @@
-"""What the tables of tiers come to: `python -m tests.tier_report`, or `make tiers`.
+"""What the tables of tiers come to: `make tiers`, which is `python -m tests.tier_report`.
 
 Tests of each package and tier, the kernels that they would compile (--kernels; that takes minutes),
 and the pairs of values of factors that each family's tests have in a tier and those before it.

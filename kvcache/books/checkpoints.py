@@ -105,4 +105,4 @@ class Checkpoints:
         """The request has a newer one than its newest so far."""
         if self.leave(request):
             self.prefix.forget_checkpoint(request.rolling)
-        request.rolling = None
+        request.rolling = b""

@@ -17,7 +17,7 @@ def check(layout: Layout, requests: Collection[Request], pools: Mapping[Pool, Sl
     """InvariantBroken, saying which, unless all of them hold; time grows with the whole cache."""
     for request in requests:
         _check_request(layout, request, pools[Pool.BLOCKS])
-    expected = {pool: Counter() for pool in Pool}
+    expected: dict[Pool, Counter[int]] = {pool: Counter() for pool in Pool}
     for request in requests:
         expected[Pool.BLOCKS].update(request.blocks)
         expected[Pool.HOST_BLOCKS].update(request.host_blocks)

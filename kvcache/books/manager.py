@@ -8,7 +8,7 @@ and kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -47,7 +47,7 @@ class Admission(Work):
     cached: tokens whose blocks were found; those behind `hit` lack a checkpoint.
     """
 
-    request: Request | None = None
+    request: Request = field(kw_only=True)
     hit: int = 0
     cached: int = 0
 
@@ -125,7 +125,7 @@ class Manager:
             counters.prompt_tokens += len(tokens)
             counters.hit_tokens += hit
             counters.lost_hit_tokens += match.lost * size
-        return Admission(ticket, copies, request, hit, hit + match.lost * size)
+        return Admission(ticket, copies, hit, hit + match.lost * size, request=request)
 
     def _new_state(self, request: Request, match: Match, ticket: int) -> tuple[Copy, ...]:
         """A clean state, with what the checkpoint knows."""
@@ -163,7 +163,8 @@ class Manager:
             copies = (clean, Copy(Pool.STATES, Pool.STATES, *slots, request.length))
         self.requests[child] = None
         self.counters.forked += 1
-        return Admission(self._tickets.take(), copies, child, child.length, child.length)
+        ticket, hit = self._tickets.take(), child.length
+        return Admission(ticket, copies, hit, hit, request=child)
 
     def free(self, request: Request) -> None:
         """The end of a request; its full blocks stay as long as nobody needs the room."""
@@ -245,9 +246,10 @@ class Manager:
             after += self.checkpoints.take(request, start, ticket)
             self.counters.appended_tokens += len(ids)
         return Step(
-            ticket, tuple(copies), self.layout, tuple(tokens), tuple(after),
+            ticket, tuple(copies), tuple(tokens), tuple(after),
             starts, np.array([request.length for request in tokens], np.int32),
             np.array([request.state for request in tokens], np.int32), _tables(list(tokens)),
+            layout=self.layout,
         )  # fmt: skip
 
     def _growth(self, tokens: Mapping[Request, np.ndarray]) -> dict[Request, tuple[int, bool]]:

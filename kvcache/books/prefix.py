@@ -8,10 +8,8 @@ by them. Where requests have a state, a hit ends at a checkpoint: blocks alone a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +96,7 @@ class PrefixCache:
             slots.append(slot)
         return digests, slots
 
-    def store(self, slot: int, parent: bytes, digest: bytes, tokens: Sequence[int]) -> None:
+    def store(self, slot: int, parent: bytes, digest: bytes, tokens: np.ndarray) -> None:
         """`slot` can be found by `digest`; the first with a content stays."""
         if self.blocks.register(slot, digest) and self.events is not None:
             self.events.append(BlockStored(digest, parent, tuple(map(int, tokens))))
@@ -123,11 +121,12 @@ class PrefixCache:
     def clear(self) -> None:
         """Nothing can be found; requests keep what they hold."""
         for pool in (self.blocks, self.checkpoints):
-            for key in pool.registered():
-                pool.unregister(pool.find(key))
+            for slot in map(pool.find, pool.registered()):
+                if slot is not None:
+                    pool.unregister(slot)
         self._note(Cleared())
 
-    def _block_evicted(self, slot: int, digest: Any) -> None:
+    def _block_evicted(self, slot: int, digest: bytes) -> None:
         self.counters.block_evictions += 1
         self._removed(digest)
 
@@ -135,7 +134,7 @@ class PrefixCache:
         self._note(BlockRemoved(digest))
         self.forget_checkpoint(digest)
 
-    def _checkpoint_evicted(self, slot: int, digest: Any) -> None:
+    def _checkpoint_evicted(self, slot: int, digest: bytes) -> None:
         self.counters.checkpoint_evictions += 1
         self._note(CheckpointRemoved(digest))
 

@@ -30,7 +30,7 @@ class Request:
         self.host_blocks: list[int] = []
         self.host_state = -1
         self.resident, self.freed = True, False
-        self.rolling: bytes | None = None  # digest of its newest checkpoint that is not to stay
+        self.rolling = b""  # digest of its newest checkpoint that is not to stay
         self._tokens = np.empty(FIRST_TOKENS, np.int64)
 
     def __repr__(self) -> str:

@@ -8,14 +8,14 @@ is in flight, else free. Batches are slices of a list, so that a block costs ten
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, PoolExhausted
 
 NO_TICKET = 0  # a ticket that is always over
 
 
-def _forget(slot: int, key: Hashable) -> None:
+def _forget(slot: int, key: bytes) -> None:
     """Nobody wants to know."""
 
 
@@ -36,7 +36,7 @@ class SlotPool:
         if slots < 0:
             raise ValueError(f"{slots} {name}: at least 0")
         self.name, self.slots, self.first, self.on_host = name, slots, first, on_host
-        self.on_evict: Callable[[int, Hashable], None] = _forget
+        self.on_evict: Callable[[int, bytes], None] = _forget
         end = first + slots
         self._free = list(range(end - 1, first - 1, -1))
         self._holders = [0] * end
@@ -44,8 +44,8 @@ class SlotPool:
         self._waiting: deque[tuple[int, Sequence[int]]] = deque()  # (ticket, slots), in order
         self._waits_for: dict[int, int] = {}  # slot -> the ticket of its last entry there
         self._busy: dict[int, int] = {}  # held slot -> ticket of work of a former holder
-        self._key_of: dict[int, Hashable] = {}
-        self._slot_of: dict[Hashable, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._slot_of: dict[bytes, int] = {}
         self._over = NO_TICKET
 
     # -- taking and giving back --------------------------------------------------------------
@@ -151,15 +151,15 @@ class SlotPool:
 
     # -- keys --------------------------------------------------------------------------------
 
-    def find(self, key: Hashable) -> int | None:
+    def find(self, key: bytes) -> int | None:
         """The slot registered under `key`."""
         return self._slot_of.get(key)
 
-    def key(self, slot: int) -> Hashable | None:
+    def key(self, slot: int) -> bytes | None:
         """What `slot` is registered under."""
         return self._key_of.get(slot)
 
-    def register(self, slot: int, key: Hashable) -> bool:
+    def register(self, slot: int, key: bytes) -> bool:
         """Find `slot` by `key` from now on; False where another slot has the key already."""
         if key in self._slot_of or slot in self._key_of:
             return False
@@ -167,7 +167,7 @@ class SlotPool:
         self._key_of[slot] = key
         return True
 
-    def unregister(self, slot: int) -> Hashable:
+    def unregister(self, slot: int) -> bytes:
         """Forget the key of `slot`, and return it."""
         key = self._key_of.pop(slot)
         del self._slot_of[key]
@@ -176,7 +176,7 @@ class SlotPool:
             self._free.append(slot)
         return key
 
-    def registered(self) -> list[Hashable]:
+    def registered(self) -> list[bytes]:
         """All keys."""
         return list(self._slot_of)
 

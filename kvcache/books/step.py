@@ -34,7 +34,7 @@ class Step(Work):
     -1 without states. starts, lengths: int32 [B], tokens before and after.
     """
 
-    layout: Layout | None = None
+    layout: Layout = field(kw_only=True)
     requests: tuple[Request, ...] = ()
     after: tuple[Copy, ...] = ()
     starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -78,7 +78,13 @@ class Step(Work):
 
     def ends_of(self, name: str) -> np.ndarray:
         """int32 [E]: the tokens that complete an entry of the stream `name`, in their order."""
-        return np.flatnonzero(self._completes(self.layout.find(name))).astype(np.int32)
+        return np.flatnonzero(self._completes(self._stream(name))).astype(np.int32)
+
+    def _stream(self, name: str) -> Stream:
+        stream = self.layout.find(name)
+        if not isinstance(stream, Stream):
+            raise TypeError(f"{name!r} is no stream")
+        return stream
 
     def _completes(self, stream: Stream) -> np.ndarray:
         return (self.positions + 1) % stream.ratio == 0
@@ -96,7 +102,7 @@ class Step(Work):
 
     def entries(self, name: str) -> np.ndarray:
         """int32 [B]: entries of a stream that the requests have after the step."""
-        return self.lengths // self.layout.find(name).ratio
+        return self.lengths // self._stream(name).ratio
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Every array by its name: 'rows_of.<name>' of all, 'ends_of.<name>' of streams."""

@@ -178,6 +178,10 @@ class Layout:
         """All of them."""
         return (*self.streams, *self.rings, *self.tails)
 
+    @property
+    def _of_state(self) -> tuple[Ring | Tail, ...]:
+        return (*self.rings, *self.tails)
+
     @cached_property
     def _by_name(self) -> dict[str, Stream | Ring | Tail]:
         return {array.name: array for array in self.arrays}
@@ -217,7 +221,7 @@ class Layout:
     def state_regions(self) -> tuple[Region, ...]:
         """The pages of a state in order."""
         sizes = []
-        for array in (*self.rings, *self.tails):
+        for array in self._of_state:
             align = array.record.page_align if isinstance(array, Ring) else TMA_ALIGN
             size = round_up(array.page_bytes(self.draft), TMA_ALIGN)
             sizes += [(array.name, copy, size, align) for copy in range(array.copies)]
@@ -240,7 +244,7 @@ class Layout:
         """Stride of checkpoints: room for the most that a state needs at a block's boundary."""
         if not self.has_state:
             return 0
-        return sum(a.copies * self._most_live(a) for a in (*self.rings, *self.tails)) + GUARD_BYTES
+        return sum(a.copies * self._most_live(a) for a in self._of_state) + GUARD_BYTES
 
     def _most_live(self, array: Ring | Tail) -> int:
         """Bytes of a copy that a checkpoint holds, wherever in the ring they begin."""
@@ -277,7 +281,7 @@ class Layout:
         """(offset, bytes) in a state of what a request of `position` tokens still needs of it."""
         return [
             (self.offset(array.name, copy) + offset, size)
-            for array in (*self.rings, *self.tails)
+            for array in self._of_state
             for offset, size in self._live(array, position)
             for copy in range(array.copies)
         ]
@@ -314,7 +318,7 @@ class Layout:
         """(from where on, every how many tokens) `live` repeats."""
         reach = [ring.window for ring in self.rings]
         reach += [(tail.overlap - 1) * tail.ratio for tail in self.tails]
-        rows = [array.rows(self.draft) for array in (*self.rings, *self.tails)]
+        rows = [array.rows(self.draft) for array in self._of_state]
         first = round_up(max(reach, default=0), self.block_tokens)
         return first, math.lcm(self.block_tokens, *rows)
 

@@ -5,7 +5,7 @@ What a config.json says of them is read in `hf_config.py`; models with a name ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail
@@ -65,7 +65,7 @@ class Options:
     mtp: int = 0
     online_hca: bool = False
 
-    def choice(self, name: str, offered: Sequence[str]) -> str:
+    def choice(self, name: str, offered: Collection[str]) -> str:
         """The record option; ValueError for one that is not offered."""
         chosen = self.record or next(iter(offered))
         if chosen not in offered:
@@ -82,18 +82,16 @@ def deepseek_v4(name: str, ratios: Sequence[int], window: int, options: Options)
                 f"{name}: compress_ratios[{layer}] is {ratio}, one of 0, {CSA} and {HCA}"
             )
     csa, hca = (_own(ratio == kind for ratio in ratios) for kind in (CSA, HCA))
-    of_csa = {"ratio": CSA, "copies": _copies(csa), "of_layer": csa}
-    of_hca = {"ratio": HCA, "copies": _copies(hca), "of_layer": hca}
     streams, tails = [], []
-    if of_csa["copies"]:
-        streams += [Stream("csa", main, **of_csa), Stream("index", index, **of_csa)]
-        tails += [
-            Tail("csa_tail", width=HEAD_DIM, overlap=2, **of_csa),
-            Tail("index_tail", width=INDEX_DIM, overlap=2, **of_csa),
-        ]
-    if of_hca["copies"]:
-        streams.append(Stream("hca", main, packed=True, **of_hca))
-        tails.append(Tail("hca_tail", width=HEAD_DIM, online=options.online_hca, **of_hca))
+    if copies := _copies(csa):
+        for stream, record in (("csa", main), ("index", index)):
+            streams.append(Stream(stream, record, CSA, copies, of_layer=csa))
+        for tail, width in (("csa_tail", HEAD_DIM), ("index_tail", INDEX_DIM)):
+            tails.append(Tail(tail, CSA, width, copies, overlap=2, of_layer=csa))
+    if copies := _copies(hca):
+        online = options.online_hca
+        streams.append(Stream("hca", main, HCA, copies, packed=True, of_layer=hca))
+        tails.append(Tail("hca_tail", HCA, HEAD_DIM, copies, online=online, of_layer=hca))
     swa = Ring("swa", ring, window, len(ratios), tuple(range(len(ratios))))
     return _with_window(name, options, streams, swa, tails)
 
@@ -115,14 +113,13 @@ def deepseek_v41(
     for ratio in sorted({*ratios} - {0}, reverse=True):
         own = [source for source in sorted(sources) if ratios[source] == ratio]
         of_layer = tuple(own.index(r) if r in own else None for r in reads)
-        shared = {"ratio": ratio, "copies": len(own)}
         streams += [
-            Stream(f"main{ratio}", main, of_layer=of_layer, **shared),
-            Stream(f"index{ratio}", index, of_layer=of_layer, **shared),
+            Stream(f"main{ratio}", main, ratio, len(own), of_layer=of_layer),
+            Stream(f"index{ratio}", index, ratio, len(own), of_layer=of_layer),
         ]
         if ratio > 1:
             makes = tuple(own.index(x) if x in own else None for x in range(len(ratios)))
-            tails.append(Tail(f"tail{ratio}", width=HEAD_DIM, of_layer=makes, **shared))
+            tails.append(Tail(f"tail{ratio}", ratio, HEAD_DIM, len(own), of_layer=makes))
     swa = Ring("swa", ring, window, len(ratios), tuple(range(len(ratios))))
     return _with_window(name, options, streams, swa, tails)
 
@@ -218,7 +215,7 @@ def gqa(
     )
 
 
-def _own(marks: Sequence[bool]) -> tuple[int | None, ...]:
+def _own(marks: Iterable[bool]) -> tuple[int | None, ...]:
     """For each layer its copy, counted over the marked layers, or None."""
     found: list[int | None] = []
     count = 0

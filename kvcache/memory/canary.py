@@ -8,6 +8,7 @@ it was complete. Looking waits for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ class Canary:
 
     def __init__(self, storage: Storage, *, backend: str = "auto", arch: str | None = None) -> None:
         self._storage = storage
-        self._place = {"backend": backend, "arch": arch}
+        self._place: dict[str, Any] = {"backend": backend, "arch": arch}
         self._sums = {pool: torch.zeros(len(storage.pools[pool]), dtype=torch.int64,
                                         device=storage.device) for pool in SEALED}  # fmt: skip
         self.sealed: dict[Pool, set[int]] = {pool: set() for pool in SEALED}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ class Mover:
 
     def __init__(self, storage: Storage, *, backend: str = "auto", arch: str | None = None) -> None:
         self._storage = storage
-        self._place = {"backend": backend, "arch": arch}
+        self._place: dict[str, Any] = {"backend": backend, "arch": arch}
         self._segments = lru_cache(TABLES)(self._make_segments)
 
     def move(self, copies: Iterable[Copy]) -> None:

@@ -14,7 +14,7 @@ import torch
 from kernelkit.tensors import brought
 from kvcache.books.manager import CLEAN, RESERVED, Sizes
 from kvcache.books.work import Pool
-from kvcache.layouts.layout import Layout, Region, Stream
+from kvcache.layouts.layout import Layout, Region, Stream, Tail
 from kvcache.layouts.rows import Rows, TailRows
 
 
@@ -71,7 +71,7 @@ class Storage:
         regions = {Pool.BLOCKS: layout.block_regions, Pool.HOST_BLOCKS: layout.block_regions}
         regions |= {Pool.STATES: layout.state_regions, Pool.HOST_STATES: layout.state_regions}
         return [
-            Buffer(pool, memory.data_ptr(), *memory.shape, regions.get(pool, ()))
+            Buffer(pool, memory.data_ptr(), len(memory), memory.shape[1], regions.get(pool, ()))
             for pool, memory in self.pools.items()
             if memory.numel()
         ]
@@ -106,11 +106,12 @@ class Storage:
     def tail(self, name: str, copy: int) -> TailRows:
         """Where the rows of one copy of a tail lie."""
         tail, offset = self.layout.find(name), self.layout.offset(name, copy)
+        if not isinstance(tail, Tail):
+            raise TypeError(f"{name!r} is no tail")
         return TailRows(self.pools[Pool.STATES], offset, tail.rows(self.layout.draft), tail)
 
 
 def _empty(slots: int, slot_bytes: int, device: torch.device, on_host: bool) -> torch.Tensor:
-    where = {"device": device}
-    if on_host:
-        where = {"device": "cpu", "pin_memory": device.type == "cuda"}
-    return torch.empty((slots, slot_bytes), dtype=torch.uint8, **where)
+    where = torch.device("cpu") if on_host else device
+    pinned = on_host and device.type == "cuda"
+    return torch.empty((slots, slot_bytes), dtype=torch.uint8, device=where, pin_memory=pinned)

@@ -201,27 +201,27 @@ def cut_segments(
     return torch.tensor(cut, dtype=torch.int64).reshape(-1, 3)
 
 
-def compile_append(config: AppendConfig, arch: str) -> CompiledKernel:
+def compile_append(config: AppendConfig, arch: str) -> CompiledKernel | None:
     """The kernel of `Append`."""
     return compile_once(config, arch, "kvcache.movement.append_kernel")
 
 
-def compile_dequantise(config: DequantiseConfig, arch: str) -> CompiledKernel:
+def compile_dequantise(config: DequantiseConfig, arch: str) -> CompiledKernel | None:
     """The kernel of `Dequantise`."""
     return compile_once(config, arch, "kvcache.movement.dequantise_kernel")
 
 
-def compile_copy(config: CopyConfig, arch: str) -> CompiledKernel:
+def compile_copy(config: CopyConfig, arch: str) -> CompiledKernel | None:
     """The kernel of `CopySlots`."""
     return compile_once(config, arch, "kvcache.movement.slots_kernel")
 
 
-def compile_rows(config: RowsConfig, arch: str) -> CompiledKernel:
+def compile_rows(config: RowsConfig, arch: str) -> CompiledKernel | None:
     """The kernel of `CopyRows`."""
     return compile_once(config, arch, "kvcache.movement.rows_kernel")
 
 
-def compile_checksum(config: ChecksumConfig, arch: str) -> CompiledKernel:
+def compile_checksum(config: ChecksumConfig, arch: str) -> CompiledKernel | None:
     """The kernel of `Checksum`."""
     return compile_once(config, arch, "kvcache.movement.checksum_kernel")
 

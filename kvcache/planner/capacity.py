@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvcache.books.manager import RESERVED, Sizes
-from kvcache.layouts.layout import GUARD_BYTES, Layout
+from kvcache.layouts.layout import GUARD_BYTES, Layout, Tail
 
 BF16_BYTES = 2
 # Elements of the entries that attention reads as BF16 from a workspace, where they are expanded
@@ -95,7 +95,7 @@ def workspace_bytes(layout: Layout, rows: int) -> int:
     """Of `rows` entries expanded to BF16; 0 where attention reads the pages as they are."""
     if rows < 0:
         raise ValueError(f"a workspace of {rows} rows, at least 0")
-    records = [array.record.name for array in (*layout.streams, *layout.rings)]
+    records = [array.record.name for array in layout.arrays if not isinstance(array, Tail)]
     return rows * BF16_BYTES * max((EXPANDED.get(name, 0) for name in records), default=0)
 
 

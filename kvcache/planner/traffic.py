@@ -61,9 +61,10 @@ def _traffic(
     for span in spans:
         if isinstance(array, Stream):
             mine = _of_stream(array, span, most)
+        elif isinstance(array, Ring):
+            mine = _of_ring(array, span, layout.draft)
         else:
-            of_state = _of_ring if isinstance(array, Ring) else _of_tail
-            mine = of_state(array, span, layout.draft)
+            mine = _of_tail(array, span, layout.draft)
         read, written = read + mine[0], written + mine[1]
     return Traffic(array.name, array.copies * read, array.copies * written)
 

@@ -43,5 +43,6 @@ def quantise(
     }  # fmt: skip
     format_of(fmt)
     data, scales, encode, decode = QUANTISE(given)
-    both = (encode, decode) if FORMATS[fmt].has_global else (None, None)
-    return of_bytes(data, scales, *both, fmt)
+    if not FORMATS[fmt].has_global:
+        encode = decode = None
+    return of_bytes(data, scales, encode, decode, fmt)

@@ -89,9 +89,10 @@ def forward(given: Tokens) -> Results:
     """Bytes of elements and of scale factors, the global scales or nothing."""
     found = quantise(given)
     data, scales = (tensor.view(torch.uint8) for tensor in (found.data, found.scales))
-    if found.encode_scale is None:
-        return data, scales, *(given.x.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return data, scales, found.encode_scale, found.decode_scale
+    encode, decode = found.encode_scale, found.decode_scale
+    if encode is None or decode is None:
+        encode, decode = (given.x.new_empty(0, dtype=torch.float32) for _ in range(2))
+    return data, scales, encode, decode
 
 
 def empty_results(given: Tokens) -> Results:
@@ -101,8 +102,8 @@ def empty_results(given: Tokens) -> Results:
     room = scale_bytes(given.blocks, form.columns(x.shape[1]))
     of_rows = scale.shape[0] > 1 if isinstance(scale, torch.Tensor) else scale == "token"
     size = (given.count if of_rows else 1) if form.has_global else 0
-    both = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
-    return data, x.new_empty(room, dtype=torch.uint8), *both
+    encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
+    return data, x.new_empty(room, dtype=torch.uint8), encode, decode
 
 
 def _run(
@@ -116,11 +117,11 @@ def _run(
 
     known: what the scale comes from.
     """
-    x, count = given.x, given.count
-    if count and given.row_of_slot is not None and config.scaling != "given rows":
+    x, count, rows, offsets = given.x, given.count, given.rows, given.offsets
+    inverse = None if config.scaling == "given rows" else given.row_of_slot
+    if count and rows is not None and inverse is not None and offsets is not None:
         once = replace(config, gathered=False, grouped=False, scattered=True)
-        places = given.rows, given.row_of_slot, given.offsets
-        return scatter(x, once, known, outputs, places, target)
+        return scatter(x, once, known, outputs, (rows, inverse, offsets), target)
     encode = decode = None
     if config.scaling:
         size = count if config.of_rows else 1
@@ -128,10 +129,10 @@ def _run(
     if count:
         grid = (ctas_of_block(config, x.shape[1], given.blocks), given.blocks)
         scaling = (known, encode, decode) if config.scaling else None
-        arguments = (with_plain_strides(x), given.rows, given.offsets), outputs, scaling, grid
+        arguments = (with_plain_strides(x), rows, offsets), outputs, scaling, grid
         launch(compile_quantise(config, target.arch), arguments, target, x.device)
-    elif config.scaling and not config.of_rows:
-        encode.fill_(1.0).mul_(known if config.scaling == "given" else 1.0)
+    elif encode is not None and decode is not None and not config.of_rows:
+        encode.fill_(1.0).mul_(1.0 if known is None or config.scaling != "given" else known)
         torch.reciprocal(encode, out=decode)
     return encode, decode
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kernelkit.tensors import require_rank, require_types
@@ -86,7 +88,7 @@ def combine(
 
     One launch, the same bits for every run, safe in a CUDA graph. Forward only.
     """
-    given = {"y": y, "row_of_slot": row_of_slot}
+    given: dict[str, Any] = {"y": y, "row_of_slot": row_of_slot}
     if weights is not None:
         given["weights"] = weights
     require_types(**given)

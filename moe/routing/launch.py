@@ -130,8 +130,8 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The three tables, not yet written."""
-    sizes = given.num_experts + 1, given.ids.numel(), given.ids.numel()
-    return tuple(given.ids.new_empty(size) for size in sizes)
+    new, slots = given.ids.new_empty, given.ids.numel()
+    return new(given.num_experts + 1), new(slots), new(slots)
 
 
 def run_combine(given: Weighted) -> torch.Tensor:
@@ -162,22 +162,22 @@ def empty_combined(given: Weighted) -> torch.Tensor:
     return y.new_empty((given.row_of_slot.shape[0], y.shape[1]), dtype=given.out_dtype or y.dtype)
 
 
-def compile_route(config: RouteConfig, arch: str) -> CompiledKernel:
+def compile_route(config: RouteConfig, arch: str) -> CompiledKernel | None:
     """`Route.__call__`"""
     return compile_once(config, arch, "moe.routing.topk_kernel")
 
 
-def compile_count(config: PermutationConfig, arch: str) -> CompiledKernel:
+def compile_count(config: PermutationConfig, arch: str) -> CompiledKernel | None:
     """`Count.__call__`"""
     return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_count")
 
 
-def compile_scatter(config: PermutationConfig, arch: str) -> CompiledKernel:
+def compile_scatter(config: PermutationConfig, arch: str) -> CompiledKernel | None:
     """`Scatter.__call__`"""
     return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_scatter")
 
 
-def compile_combine(config: CombineConfig, arch: str) -> CompiledKernel:
+def compile_combine(config: CombineConfig, arch: str) -> CompiledKernel | None:
     """`Combine.__call__`"""
     return compile_once(config, arch, "moe.routing.combine_kernel")
 

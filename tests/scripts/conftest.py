@@ -5,19 +5,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
-
-from workbench.house.source import ROOT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        yield
 
 
 @pytest.fixture
