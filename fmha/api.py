@@ -9,9 +9,9 @@ import torch
 
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
-from kernelkit.attention import OTHER_NAMES, Window, given_options, tunable_fields, window_sides
+from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
 from kernelkit.limits import MAX_POSITION
-from kernelkit.operator import Plan, named
+from kernelkit.operator import Plan, named, require_names
 
 
 @named(OTHER_NAMES)
@@ -120,6 +120,7 @@ def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
     for name in ("return_lse", "out"):
         if name in options:
             raise TypeError(f"attention_plan takes no {name}: a call returns (O, LSE, row_max)")
+    require_names(attention, options, OTHER_NAMES)
     moves = ("q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table")
     fields = fields_of(q, k, v, options)
     return Plan(ATTENTION, fields, moves=moves, results=("out", "lse", "row_max"))
@@ -129,22 +130,12 @@ def fields_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
-    fields = {"q": q, "k": k, "v": v, **options}
-    for name in options:
-        if name not in _DEFAULTS:
-            attention(q, k, v, **{name: None})  # which says what is right
-    window = fields.pop("window", None)
-    if window is not None:
-        fields["window_left"], fields["window_right"] = window_sides(window)
-    if fields.get("softcap", 0.0) is None:
-        del fields["softcap"]
+    fields = shared_fields({"q": q, "k": k, "v": v, **options}, AttentionConfig, TUNABLE)
     if fields.get("rope") is not None:
         fields["cos"], fields["sin"] = _rope_tables(fields["rope"])
     fields.pop("rope", None)
     if "q_offset" in fields:
         fields["q_offset"] = _offsets(fields["q_offset"], q, fields.get("cu_seqlens_q"))
-    if "config" in fields:
-        fields |= tunable_fields(fields.pop("config"), AttentionConfig, TUNABLE)
     return fields
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from fmha.api import fields_of
+from fmha.api import attention, fields_of
 from fmha.arguments import Arguments
 from fmha.choose import Sizes, config_for, plain_config
 from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, KERNEL, check_config
 from fmha.layout import TILE_M
+from kernelkit.attention import OTHER_NAMES
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
+from kernelkit.operator import require_names
 from kernelkit.warm import Progress, Warmed, warm
 
 
@@ -38,6 +40,7 @@ def warmup(
 
     A later `attention` within these sizes compiles nothing. Raises what `attention` raises.
     """
+    require_names(attention, options, OTHER_NAMES)
     arguments = ATTENTION.arguments(fields_of(q, k, v, options))
     arguments.check()
     return warm(kernels_for(arguments, batches, lengths), progress)

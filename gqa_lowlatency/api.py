@@ -9,8 +9,8 @@ import torch
 
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, prepare
-from kernelkit.attention import OTHER_NAMES, Window, given_options, tunable_fields, window_sides
-from kernelkit.operator import Plan, named
+from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.operator import Plan, named, require_names
 
 Scale = float | torch.Tensor
 SCALES = ("k_scale", "v_scale")
@@ -128,6 +128,7 @@ def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
     for name in ("return_lse", "out"):
         if name in options:
             raise TypeError(f"decode_plan takes no {name}: a call of the plan returns (O, LSE)")
+    require_names(decode, options, OTHER_NAMES)
     return DecodePlan(fields_of(q, k, v, options))
 
 
@@ -135,20 +136,10 @@ def fields_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `decode` -> fields of `gqa_lowlatency.arguments.Arguments`."""
-    fields = {"q": q, "k": k, "v": v, **options}
-    for name in options:
-        if name not in _DEFAULTS:
-            decode(q, k, v, **{name: None})  # which says what is right
-    window = fields.pop("window", None)
-    if window is not None:
-        fields["window_left"], fields["window_right"] = window_sides(window)
-    if fields.get("softcap", 0.0) is None:
-        del fields["softcap"]
+    fields = shared_fields({"q": q, "k": k, "v": v, **options}, DecodeConfig, TUNABLE)
     for name in SCALES:
         scale = fields.get(name)
         if isinstance(scale, int | float) and not isinstance(scale, bool):
             # The kernel reads one for each head, in place.
             fields[name] = torch.full(k.shape[-2:-1], float(scale), device=k.device)
-    if "config" in fields:
-        fields |= tunable_fields(fields.pop("config"), DecodeConfig, TUNABLE)
     return fields

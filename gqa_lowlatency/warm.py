@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gqa_lowlatency.api import fields_of
+from gqa_lowlatency.api import decode, fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import (
     MACHINES,
@@ -26,8 +26,10 @@ from gqa_lowlatency.choose import (
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.arch import written_for
+from kernelkit.attention import OTHER_NAMES
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
+from kernelkit.operator import require_names
 from kernelkit.warm import Progress, Warmed, warm
 
 
@@ -51,6 +53,7 @@ def warmup(
 
     A later `decode` within these sizes compiles nothing. Raises what `decode` raises.
     """
+    require_names(decode, options, OTHER_NAMES)
     arguments = DECODE.arguments(fields_of(q, k, v, options))
     arguments.check()
     return warm(kernels_for(arguments, batches, lengths), progress)

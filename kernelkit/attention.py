@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -189,7 +190,23 @@ def given_options(options: Mapping[str, object], defaults: Mapping[str, object])
     return {name: value for name, value in options.items() if value is not defaults[name]}
 
 
-def tunable_fields(config: object, kind: type, names: tuple[str, ...]) -> dict[str, object]:
+def shared_fields(
+    given: Mapping[str, Any], config_kind: type, tunable: tuple[str, ...]
+) -> dict[str, Any]:
+    """Arguments of a call -> fields of the dataclass: a window by its sides, no softcap that is
+    None, and of a config the fields `tunable`, which a user may choose."""
+    fields = dict(given)
+    window = fields.pop("window", None)
+    if window is not None:
+        fields["window_left"], fields["window_right"] = window_sides(window)
+    if fields.get("softcap", 0.0) is None:
+        del fields["softcap"]
+    if "config" in fields:
+        fields |= _tunable_fields(fields.pop("config"), config_kind, tunable)
+    return fields
+
+
+def _tunable_fields(config: object, kind: type, names: tuple[str, ...]) -> dict[str, object]:
     """The fields of a config that a user may choose, where they are not at their default."""
     if config is None:
         return {}

@@ -114,8 +114,8 @@ class Operator:
         if tape is not None and tape.fits(present):
             kept.move_to_end(key)
             return _repeated(tape, present)
-        named = {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
-        results, tape = Taping(present).run(lambda: self.run(named | options))
+        flat = _by_name(names, tensors) | options
+        results, tape = Taping(present).run(lambda: self.run(flat))
         if tape is not None and not tape.reads:
             kept[key] = tape
             kept.move_to_end(key)
@@ -170,15 +170,12 @@ class _Call:
     def __call__(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         if _on_gpu(tensors):
             return self._returned(self._operator.recall(self._names, tensors, options))
-        return self._returned(self._operator.run(self._flat(tensors) | options))
+        return self._returned(self._operator.run(_by_name(self._names, tensors) | options))
 
     def fake(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         """Shapes, dtypes and strides alone."""
-        arguments = self._operator.schema.build(self._flat(tensors) | options)
+        arguments = self._operator.schema.build(_by_name(self._names, tensors) | options)
         return self._returned(self._empty(arguments))
-
-    def _flat(self, tensors: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        return {n: t for n, t in zip(self._names, tensors, strict=False) if t is not None}
 
     def _returned(self, results: Results) -> Any:
         if self._nothing:
@@ -296,6 +293,11 @@ def _on_gpu(tensors: Sequence[Any]) -> bool:
     return (first[0] if isinstance(first, list | tuple) else first).is_cuda
 
 
+def _by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
+    """Those that there are."""
+    return {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
+
+
 def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
     """(which there are, these), those of sequences one by one."""
     here: list[Any] = []
@@ -330,22 +332,28 @@ def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:
     other libraries will try -> the name here."""
 
     def around(function: Callable) -> Callable:
-        known = [*inspect.signature(function).parameters]
-
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             try:
                 return function(*args, **options)
-            except TypeError as error:
-                wrong = [name for name in options if name not in known]
-                if not wrong:
-                    raise
-                close = difflib.get_close_matches(wrong[0], known, 1)
-                right = hints.get(wrong[0]) or (close[0] if close else "")
-                advice = f"; it is called {right} here" if right else ""
-                text = f"{function.__name__} has no argument {wrong[0]}{advice}"
-                raise TypeError(text) from error
+            except TypeError:
+                require_names(function, options, hints)
+                raise
 
         return call
 
     return around
+
+
+def require_names(
+    function: Callable, options: Mapping[str, Any], hints: Mapping[str, str]
+) -> None:
+    """TypeError for an option that is no argument of a function; hints: as for `named`."""
+    known = inspect.signature(function).parameters
+    for wrong in options:
+        if wrong in known:
+            continue
+        close = difflib.get_close_matches(wrong, known, 1)
+        right = hints.get(wrong) or (close[0] if close else "")
+        advice = f"; it is called {right} here" if right else ""
+        raise TypeError(f"{function.__name__} has no argument {wrong}{advice}")

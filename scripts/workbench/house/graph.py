@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 from workbench.house.imports import LAUNCHER, MAY_IMPORT, imports, own_source
@@ -50,8 +51,8 @@ class House:
         return found
 
     def circles(self) -> list[list[str]]:
-        """Files, and folders, that import each other."""
-        return [sorted(map(str, ring)) for ring in (*rings(self.files), *rings(self.folders))]
+        """A ring of files and one of folders that import each other, where there are any."""
+        return [found for found in (ring(self.files), ring(self.folders)) if found]
 
     def upwards(self) -> list[tuple[str, str]]:
         """Arrows that MAY_IMPORT does not allow."""
@@ -73,49 +74,23 @@ def house(of: Iterable[Source] | None = None) -> House:
     return House(found)
 
 
-def rings(arrows: Arrows) -> list[list]:
-    """Groups of more than one node in which every one leads to every other (Tarjan, 1972)."""
-    order: dict[Hashable, int] = {}
-    low: dict[Hashable, int] = {}
-    stack: list[Hashable] = []
-    found = []
-
-    def visit(node: Hashable) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for target in sorted(arrows.get(node, ()), key=str):
-            if target not in order:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], order[target])
-        if low[node] == order[node]:
-            place = stack.index(node)
-            ring, stack[place:] = stack[place:], []
-            if len(ring) > 1:
-                found.append(ring)
-
-    for node in arrows:
-        if node not in order:
-            visit(node)
-    return found
+def ring(arrows: Arrows) -> list[str]:
+    """Nodes of which each leads to the next, and the last to the first; nothing without one."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return sorted({str(node) for node in error.args[1]})
+    return []
 
 
 def layers(arrows: Arrows) -> list[list]:
     """Nodes by how far they stand above those that import nothing; there are no circles."""
-    height: dict[Hashable, int] = {}
-
-    def above(node: Hashable) -> int:
-        if node not in height:
-            height[node] = 1 + max((above(target) for target in arrows.get(node, ())), default=-1)
-        return height[node]
-
-    for node in {*arrows, *(target for targets in arrows.values() for target in targets)}:
-        above(node)
-    rows: dict[int, list] = {}
-    for node in sorted(height, key=str):
-        rows.setdefault(height[node], []).append(node)
-    return [rows[row] for row in sorted(rows)]
+    sorter, rows = TopologicalSorter(arrows), []
+    sorter.prepare()
+    while sorter.is_active():
+        rows.append(sorted(sorter.get_ready(), key=str))
+        sorter.done(*rows[-1])
+    return rows
 
 
 def draw(found: House, path: Path) -> None:
