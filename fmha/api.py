@@ -43,53 +43,67 @@ def attention(
     arch: str | None = None,
     config: AttentionConfig | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """softmax(scale Q K^T + mask) V.
+    """softmax(scale Q K^T + mask) V, as `fmha.reference.definition` defines it.
 
-    Shapes. q [B, Sq, Hq, D], k [B, Skv, Hkv, D], v [B, Skv, Hkv, Dv], bfloat16 or float16; query
-    head h reads key head h // (Hq // Hkv). (D, Dv) is one of `fmha.config.HEAD_DIMS`. The last
-    dimension is contiguous, other strides are multiples of 16 bytes: views are read in place.
-    Packed queries: q [T, Hq, D] with cu_seqlens_q, int32 [B + 1], where each entry begins and the
-    last one ends; packed keys: k [Tk, Hkv, D], v [Tk, Hkv, Dv] with cu_seqlens_k. Pages: k [pages,
-    page_size, Hkv, D], v [pages, page_size, Hkv, Dv], page_table int32 [B, pages of an entry] and
-    kv_lens; page_size is one of `fmha.config.PAGE_SIZES`. Queries and keys choose independently.
-    kv_lens: int32 [B], keys that exist; what lies past them is never used.
-    max_seqlen_q: longest entry of packed queries, or a bound (None is T on a GPU, where the host
-        does not wait for cu_seqlens_q); rows of an entry beyond it stay unwritten.
+    The last dimension of every tensor is contiguous, other strides of q, k, v and out are multiples
+    of 16 bytes: views are read in place. Query head h reads key head h // (Hq // Hkv).
 
-    What a row sees. Row r of an entry of n_q queries and n_k keys stands at q_offset + r; q_offset
-    is an int or int32 [B], n_k - n_q by default (the last query at the last key). It sees key c if
-    begin <= c < end, or c < min(sink_tokens, end).
-    window: (left, right), keys seen before and behind the own position, None for unbounded; a
-        number is left;
-        begin = max(0, q_offset + r - left), end = min(n_k, q_offset + r + right + 1).
-    causal: the same as right = 0.
-    q_offset without a right edge: end = min(n_k, q_offset + n_q), a prefix and a block of queries.
-    sink_tokens: that many first keys are visible beside a left window.
+    Row r of an entry of n_q queries and n_k keys stands at position q_offset + r. It sees key c if
+    begin <= c < end, or c < min(sink_tokens, end), where with a window (left, right)
+    begin = max(0, q_offset + r - left) and end = min(n_k, q_offset + r + right + 1).
 
-    Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
-    c tanh(s / c), None leaves it. sinks: [Hq], any floating dtype, for each head a logit whose
-    value is zero; fp32 is read in place, others are converted first.
+    Args:
+        q: [B, Sq, Hq, D], or packed [T, Hq, D] with cu_seqlens_q; bfloat16 or float16. (D, Dv) is
+            one of `fmha.config.HEAD_DIMS`.
+        k, v: [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv] of q's dtype; packed [Tk, Hkv, ..] with
+            cu_seqlens_k; or pages [pages, page_size, Hkv, ..] with page_table, page_size one of
+            `fmha.config.PAGE_SIZES`. Queries and keys choose independently.
+        causal: the same as right = 0.
+        window: (left, right), keys seen before and behind the own position, None for unbounded; a
+            number is left.
+        sink_tokens: that many first keys are visible beside a left window.
+        softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
+        sinks: [Hq], any floating dtype, for each head a logit whose value is zero; fp32 is read in
+            place, others are converted first.
+        scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
+        q_offset: an int, or int32 [B]; n_k - n_q by default: the last query at the last key. Given
+            without a right edge, end = min(n_k, q_offset + n_q): a prefix and a block of queries.
+        kv_lens: int32 [B], keys that exist; what lies past them is never used.
+        cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where each packed entry begins, and the last one
+            ends.
+        max_seqlen_q: queries of the longest packed entry, or a bound; None is T on a GPU, where the
+            host does not wait for cu_seqlens_q. Rows of an entry beyond it stay unwritten.
+        page_table: int32 [B, pages of an entry], with kv_lens.
+        rope: (cos, sin), fp32 [positions, rope_dim / 2]: the last rope_dim columns of O are turned
+            back by the angle of the row's position, pairs (x, y) of neighbours becoming
+            (x cos + y sin, y cos - x sin).
+        normalize: False returns raw sums, of which `fmha.merge` makes an O.
+        return_lse: whether the LSE is returned, too.
+        out: like q with Dv columns, where O is written.
+        out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q, or float32
+            where O is raw.
+        pack_heads: all query heads of a key head share query tiles; None: where that makes fewer.
+        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
+            the stream has ended.
+        backend, arch: see `kernelkit.launch.choose_target`.
+        config: its tunable fields (p_path, k_stages, v_stages, schedule, rescale_log2) instead of
+            those that sizes choose; the arguments decide the rest.
 
-    Results. O like q with Dv columns in out_dtype (bfloat16, float16, float32; q.dtype by default),
-    in `out` where it is given; with return_lse (O, LSE), LSE [B, Hq, Sq], packed [Hq, T], fp32 in
-    natural log, sinks included; with normalize=False (O_raw, LSE, row_max), where O_raw =
-    sum exp(s - row_max) V, fp32 by default, and O = O_raw / exp(LSE - row_max). row_max is the
-    reference maximum that was used, which may lag the true one. A row that sees no key has O = 0,
-    LSE = row_max = -inf, or LSE = its sink.
-    rope: (cos, sin), fp32 [positions, rope_dim / 2]: the last rope_dim columns of O are turned back
-        by the angle of the row's position, pairs (x, y) of neighbours becoming
-        (x cos + y sin, y cos - x sin).
+    Returns:
+        O like q with Dv columns; with return_lse (O, LSE); with normalize=False (O_raw, LSE,
+        row_max), where O_raw = sum exp(s - row_max) V and O = O_raw / exp(LSE - row_max). LSE and
+        row_max are fp32 [B, Hq, Sq], packed [Hq, T], in natural log. The LSE includes sinks;
+        row_max is the reference maximum that was used, which may lag the true one. A row that sees
+        no key has O = 0, LSE = row_max = -inf, or LSE = its sink.
 
-    How it runs. pack_heads: all query heads of a key head share query tiles; None: where that
-    makes fewer. pdl: programmatic dependent launch. backend, arch: see
-    `kernelkit.launch.choose_target`. config: its tunable fields (p_path, k_stages, v_stages,
-    schedule, rescale_log2); the arguments decide the rest.
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit, before anything
+            is compiled. The contents of integer tensors are checked on the CPU. On a GPU, where
+            the host does not wait, kv_lens and positions in the rope tables are clamped, pages
+            outside the pool read as zeros, and cu_seqlens and q_offset are taken as they are.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. The contents of integer tensors are checked on the CPU. On a GPU, where
-    the host does not wait, kv_lens and positions in the rope tables are clamped, pages outside the
-    pool read as zeros, and cu_seqlens and q_offset are taken as they are. Forward only.
-    torch.compile sees one operator, `blackwell_kernels::attention`; CUDA graphs capture it.
+    Forward only. torch.compile sees one operator, `blackwell_kernels::attention`; CUDA graphs
+    capture it.
     """
     options = {
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
@@ -111,11 +125,21 @@ _DEFAULTS = dict(unwrap(attention).__kwdefaults__)
 def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:
     """A plan for calls like this one: plan(q, k, v, kv_lens=, page_table=, ..., out=, lse=).
 
-    The tensors and options are those of `attention`, and everything that it checks is checked here,
-    the kernel is compiled here. A call costs the host some microseconds: it compares shapes,
-    strides, dtypes and devices with those planned, and launches at the new addresses. It takes the
-    tables that the plan was made with by name; sinks and rope tables belong to the plan. Returns
-    (O, LSE, row_max), row_max empty where O is normalised.
+    The kernel is compiled here. A call costs the host some microseconds: it compares shapes,
+    strides, dtypes and devices with those planned, and launches at the new addresses.
+
+    Args:
+        q, k, v: as for `attention`.
+        options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
+            cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks
+            and rope tables belong to the plan.
+
+    Returns:
+        The plan. A call of it returns (O, LSE, row_max), row_max empty where O is normalised.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what `attention` raises, and TypeError for
+            return_lse and out.
     """
     for name in ("return_lse", "out"):
         if name in options:

@@ -15,48 +15,25 @@ import torch
 from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
 from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
-from kernelkit.tensors import (
-    DTYPE_NAMES,
-    require_grid,
-    require_pages,
-    require_rank,
-    require_table,
-)
+from kernelkit.tensors import DTYPE_NAMES, require_grid, require_pages, require_rank, require_table
 
 
 @dataclass(frozen=True)
 class Arguments(AttentionArguments):
     """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
 
-    q_offset: always a tensor. window_left, window_right: None for unbounded. cos, sin: the tables
-    of `rope`. p_path and all behind it: tunable fields of the config.
+    q_offset: always a tensor. cos, sin: the tables of `rope`. p_path and all behind it: tunable
+    fields of the config.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    kv_lens: torch.Tensor | None = None
     q_offset: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
-    page_table: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    causal: bool = False
-    window_left: int | None = None
-    window_right: int | None = None
-    sink_tokens: int = 0
-    softcap: float = 0.0
-    scale: float | None = None
     max_seqlen_q: int | None = None
     normalize: bool = True
-    out_dtype: torch.dtype | None = None
     pack_heads: bool | None = None
-    pdl: bool = False
-    backend: str = "auto"
-    arch: str | None = None
     p_path: str = AttentionConfig.p_path
     k_stages: int = AttentionConfig.k_stages
     v_stages: int = AttentionConfig.v_stages
@@ -72,13 +49,6 @@ class Arguments(AttentionArguments):
     def queries(self) -> int:
         """Queries of an entry, or of all entries together where they are packed."""
         return self.q.shape[-3]
-
-    @property
-    def key_capacity(self) -> int:
-        """Keys that an entry can have at most."""
-        if self.page_table is None:
-            return self.k.shape[-3]
-        return self.page_table.shape[1] * self.k.shape[1] if self.k.numel() else 0
 
     @property
     def o_dtype(self) -> torch.dtype:
@@ -138,18 +108,14 @@ def _check_batch(arguments: Arguments) -> None:
                 raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
     batch = arguments.batch
     require_grid(batch=batch, heads=arguments.q_heads)
-    if arguments.page_table is not None:
-        require_table("page_table", arguments.page_table, torch.int32, (batch, None))
-        if arguments.kv_lens is None:
-            raise ValueError("page_table without kv_lens: nothing says how many keys there are")
-    elif arguments.cu_seqlens_k is not None:
+    arguments.check_lengths()
+    if arguments.cu_seqlens_k is not None:
         require_table("cu_seqlens_k", arguments.cu_seqlens_k, torch.int32, (batch + 1,))
-    elif arguments.k.shape[0] != batch:
+    elif arguments.page_table is None and arguments.k.shape[0] != batch:
         raise ValueError(f"q has batch {batch}, k and v have {arguments.k.shape[0]}")
-    for name in ("kv_lens", "q_offset"):
-        if getattr(arguments, name) is not None:
-            require_table(name, getattr(arguments, name), torch.int32, (batch,))
-    sizes = {"queries": arguments.queries, "keys of an entry": arguments.key_capacity}
+    if arguments.q_offset is not None:
+        require_table("q_offset", arguments.q_offset, torch.int32, (batch,))
+    sizes = {"queries": arguments.queries, "keys of an entry": arguments.capacity}
     for name, size in sizes.items():
         if size >= MAX_POSITION:
             raise ValueError(f"{size} {name}, limit {MAX_POSITION - 1} (int32 positions)")
@@ -204,7 +170,7 @@ def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
 
 def _key_lengths(arguments: Arguments) -> list[int]:
     """Keys that exist, by entry."""
-    limits = [arguments.key_capacity] * arguments.batch
+    limits = [arguments.capacity] * arguments.batch
     if arguments.cu_seqlens_k is not None:
         limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])
     if arguments.kv_lens is None:

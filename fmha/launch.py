@@ -58,11 +58,6 @@ def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> Compile
     return compile_once(config, arch, KERNEL)
 
 
-def compile_minimal(arch: str = "sm_100a") -> CompiledKernel | None:
-    """`fmha.minimal.minimal_attention`, for any lengths, heads, batch and strides."""
-    return compile_once(None, arch, "fmha.minimal")
-
-
 def empty_results(arguments: Arguments) -> Results:
     """O, LSE and row_max, allocated and not yet written."""
     q, o = arguments.q, arguments.out
@@ -77,7 +72,7 @@ def empty_results(arguments: Arguments) -> Results:
 def _has_work(arguments: Arguments) -> bool:
     """Whether there is anything to launch for."""
     has_queries = arguments.batch > 0 and longest_queries(arguments) > 0
-    return has_queries and arguments.k.numel() > 0 and arguments.key_capacity > 0
+    return has_queries and arguments.k.numel() > 0 and arguments.capacity > 0
 
 
 def kernel_arguments(arguments: Arguments, results: Results) -> tuple:

@@ -30,15 +30,23 @@ def warmup(
     progress: Progress | bool | None = None,
     **options: Any,
 ) -> Warmed:
-    """Find or compile all kernels that `attention` can choose for calls like this one.
+    """Find or compile all kernels that `attention` can choose for calls like this one: a later
+    `attention` within these sizes compiles nothing.
 
-    q, k, v, options: as for `fmha.attention`; dtypes, heads, head dims, page size, masks and which
-    tables there are count, lengths and contents do not, and tensors may be on the device 'meta'
-    where `arch` is given. batches: entries of a call. lengths: query tokens of the longest entry,
-    or an upper bound of them. Both are sequences such as `range(1, 8193)`. progress: see
-    `kernelkit.warm.warm`.
+    Args:
+        q, k, v: as for `attention`; dtypes, heads, head dims and page size count, lengths and
+            contents do not, and they may be on the device 'meta' where `arch` is given.
+        batches: entries of a call, a sequence such as `range(1, 65)`.
+        lengths: query tokens of the longest entry, or an upper bound of them; a sequence such as
+            `range(1, 8193)`.
+        progress: see `kernelkit.warm.warm`.
+        options: those of `attention`; masks and which tables there are count.
 
-    A later `attention` within these sizes compiles nothing. Raises what `attention` raises.
+    Returns:
+        The keys of the kernels, and the seconds that each took.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what `attention` raises.
     """
     require_names(attention, options, OTHER_NAMES)
     arguments = ATTENTION.arguments(fields_of(q, k, v, options))

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
-from gqa_lowlatency.launch import DECODE, prepare
+from gqa_lowlatency.launch import DECODE, launched, prepare
 from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
-from kernelkit.operator import Plan, named, require_names
+from kernelkit.operator import Operator, Plan, named, require_names
+from kernelkit.tape import Results
 
 Scale = float | torch.Tensor
 SCALES = ("k_scale", "v_scale")
@@ -46,47 +47,61 @@ def decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale Q K^T + mask) V of the newest tokens over a cache of keys and values.
 
-    Shapes. q [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D
-    one of `gqa_lowlatency.config.HEAD_DIMS`. k, v [B, S, Hkv, D] of q's dtype or float8_e4m3fn;
-    query head h reads KV head h // (Hq // Hkv). Pages: k, v [pages, page_size, Hkv, D], page_size
-    a divisor of 128, with page_table, int32 [B, pages of an entry], and kv_lens. The last
-    dimension is contiguous, other strides are multiples of 16 bytes: views are read in place.
-    kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
-        kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all of
-        S. An entry may have no keys, or fewer than T.
-    max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
-        is what the cache can hold. A captured launch is right for all lengths up to S.
+    The last dimension of every tensor is contiguous, other strides of q, k, v and out are multiples
+    of 16 bytes: views are read in place. Query head h reads KV head h // (Hq // Hkv).
 
-    What a token sees. causal: no key behind its own position; False: all keys of the entry.
-    window: keys seen before the own position, or (before, behind) as for `fmha.attention`, where
-    behind is None or, with causal, 0; None for all. sink_tokens: that many first keys are visible
-    beside a window. Keys and pages that no token sees are not read and may hold NaN.
+    Args:
+        q: [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D one
+            of `gqa_lowlatency.config.HEAD_DIMS`.
+        k, v: [B, S, Hkv, D] of q's dtype or float8_e4m3fn; with page_table pages [pages, page_size,
+            Hkv, D], page_size a divisor of 128.
+        kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
+            kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
+            of S. An entry may have no keys, or fewer than T.
+        page_table: int32 [B, pages of an entry], with kv_lens.
+        max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
+            is what the cache can hold. A captured launch is right for all lengths up to S.
+        causal: no key behind a token's own position; False: all keys of the entry.
+        window: keys seen before the own position, or (before, behind) as for `fmha.attention`,
+            where behind is None or, with causal, 0; None for all. Keys and pages that no token
+            sees are not read and may hold NaN.
+        sink_tokens: that many first keys are visible beside a window.
+        softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
+        sinks: [Hq], any floating dtype, for each head a logit whose value is zero; fp32 is read in
+            place, others are converted first.
+        scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
+        k_scale, v_scale: what e4m3 keys and values are multiplied by, a number or fp32 [1] or
+            [Hkv], 1 by default; only [Hkv] is read in place: a number takes a small fill before
+            the kernel, [1] a copy.
+        return_lse: whether the LSE is returned, too.
+        out: like q, where O is written.
+        out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q.
+        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
+            the stream has ended.
+        kv_ready_before_pdl: that kernel writes none of k, v, kv_lens and page_table, so that they
+            are read at once; all the others wait.
+        batch_invariant: the bits of an entry depend on its own tensors, length and max_kv_len
+            only, whatever else is in the batch.
+        parts: num_splits of other libraries: clusters that share a KV head and merge through a
+            workspace in global memory, up to 64; 0 chooses, 1 unless there are few KV heads and
+            many keys.
+        backend, arch: see `kernelkit.launch.choose_target`.
+        config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes
+            choose.
 
-    Scores. scale: multiplies q.k, > 0; 1 / sqrt(D) by default. softcap: c > 0 makes a score s
-    c tanh(s / c), None leaves it. sinks: [Hq], any floating dtype, for each head a logit whose
-    value is zero; fp32 is read in place, others are converted first. k_scale, v_scale: what e4m3
-    keys and values are multiplied by, a number or fp32 [1] or [Hkv], 1 by default; only [Hkv] is
-    read in place: a number takes a small fill before the kernel, [1] a copy.
+    Returns:
+        O like q, or (O, LSE) with return_lse; LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in
+        natural log, sinks included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its
+        sink.
 
-    Results. O like q in out_dtype (bfloat16, float16, float32; q.dtype by default), in `out` where
-    it is given; with return_lse (O, LSE), LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in
-    natural log, sinks included. A token that sees no key has O = 0 and LSE = -inf, or LSE = its
-    sink.
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit, before anything
+            is compiled. The contents of integer tensors are checked on the CPU; on a GPU, where
+            the host does not wait, they are taken as they are.
 
-    How it runs. pdl: programmatic dependent launch: the kernel may begin before the one in front
-    of it on the stream has ended. kv_ready_before_pdl: that kernel writes none of k, v, kv_lens
-    and page_table, so that they are read at once; all the others wait. batch_invariant: the
-    bits of an entry depend on its own tensors, length and max_kv_len only, whatever else is in
-    the batch. parts: clusters that share a KV head and merge through a workspace in global memory;
-    0 chooses, 1 unless there are few KV heads and many keys. backend, arch: see
-    `kernelkit.launch.choose_target`. config: its tunable fields (`gqa_lowlatency.config.TUNABLE`)
-    instead of those that sizes choose.
-
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. The contents of integer tensors are checked on the CPU; on a GPU, where
-    the host does not wait, they are taken as they are. There, a call whose layouts and options are
-    those of one of the last 64 of its thread costs the host a tenth of the first. Forward only.
-    torch.compile sees one operator, `blackwell_kernels::decode`; CUDA graphs capture it.
+    On a GPU a call whose layouts and options are those of one of the last 64 of its thread costs
+    the host a tenth of the first. Forward only. torch.compile sees one operator,
+    `blackwell_kernels::decode`; CUDA graphs capture it.
     """
     options = {
         "kv_lens": kv_lens, "page_table": page_table, "max_kv_len": max_kv_len,
@@ -104,32 +119,42 @@ _DEFAULTS = dict(unwrap(decode).__kwdefaults__)
 
 
 class DecodePlan(Plan):
-    """A decode step whose sizes do not change; `decode_plan` makes it. config: what is compiled.
+    """A decode step whose sizes do not change; `decode_plan` makes it. config: what is compiled."""
 
-    plan(q, k, v, kv_lens=, page_table=, out=, lse=) gives (O, LSE).
-    """
+    config: DecodeConfig
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        _, self.config = prepare(DECODE.arguments(fields))
-        moves = ("q", "k", "v", "kv_lens", "page_table")
-        super().__init__(DECODE, fields, moves=moves, results=("out", "lse"))
+    def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
+        """All checks; the config that they end in is kept."""
+        arguments = operator.schema.build(flat)
+        target, self.config = prepare(arguments)
+        return launched(arguments, target, self.config)
 
 
 def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> DecodePlan:
-    """A plan for steps like this one: plan(q, k, v, kv_lens=, page_table=, out=, lse=).
+    """A plan for steps like this one, which a call costs the host some microseconds: it compares
+    shapes, strides, dtypes and devices with those planned, puts the new addresses into arguments
+    that were made here, and launches.
 
-    The tensors and options are those of `decode`, and everything that it checks is checked here,
-    the kernel is compiled here. A call then costs the host some microseconds: it compares shapes,
-    strides, dtypes and devices with those planned, puts the new addresses into arguments that were
-    made here, and launches. Sinks and scales belong to the plan; their contents may change in
-    place, but those of a number. return_lse and out have no meaning: a call returns (O, LSE), and
-    takes `out`.
+    Args:
+        q, k, v, options: the tensors and options of `decode` but return_lse and out, which are a
+            call's. Sinks and scales belong to the plan; their contents may change in place, but
+            those of a number.
+
+    Returns:
+        A plan: plan(q, k, v, kv_lens=, page_table=, out=, lse=) gives (O, LSE) as `decode` does,
+        in out and lse where they are given. A call is given those tables that the plan was made
+        with, and raises ValueError for a tensor that is laid out differently.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `decode`, all of whose checks are made here;
+            the kernel is compiled here.
     """
     for name in ("return_lse", "out"):
         if name in options:
             raise TypeError(f"decode_plan takes no {name}: a call of the plan returns (O, LSE)")
     require_names(decode, options, OTHER_NAMES)
-    return DecodePlan(fields_of(q, k, v, options))
+    moves = ("q", "k", "v", "kv_lens", "page_table")
+    return DecodePlan(DECODE, fields_of(q, k, v, options), moves=moves, results=("out", "lse"))
 
 
 def fields_of(

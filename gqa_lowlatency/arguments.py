@@ -20,7 +20,6 @@ from kernelkit.tensors import (
     require_grid,
     require_pages,
     require_rank,
-    require_table,
 )
 
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
@@ -35,28 +34,12 @@ class Arguments(AttentionArguments):
     chooses.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    kv_lens: torch.Tensor | None = None
-    page_table: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
+    causal: bool = True
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
-    out: torch.Tensor | None = None
     max_kv_len: int | None = None
-    causal: bool = True
-    window_left: int | None = None
-    window_right: int | None = None
-    sink_tokens: int = 0
-    softcap: float = 0.0
-    scale: float | None = None
-    out_dtype: torch.dtype | None = None
-    pdl: bool = False
     kv_ready_before_pdl: bool = False
     batch_invariant: bool = False
-    backend: str = "auto"
-    arch: str | None = None
     parts: int = 0
     cluster: int = 0
     owners: int = 0
@@ -65,21 +48,8 @@ class Arguments(AttentionArguments):
     stages: int = 0
 
     @property
-    def batch(self) -> int:
-        """Batch entries."""
-        return self.q.shape[0]
-
-    @property
     def q_tokens(self) -> int:
-        """Query tokens of an entry."""
         return self.q.shape[1] if self.q.ndim == 4 else 1
-
-    @property
-    def capacity(self) -> int:
-        """Keys that an entry can have at most."""
-        if self.page_table is None:
-            return self.k.shape[1]
-        return self.page_table.shape[1] * self.k.shape[1] if self.k.numel() else 0
 
     @property
     def longest(self) -> int:
@@ -95,7 +65,6 @@ class Arguments(AttentionArguments):
 
     @property
     def is_fp8(self) -> bool:
-        """K and V are e4m3."""
         return self.k.dtype == torch.float8_e4m3fn
 
     def check(self) -> None:
@@ -136,14 +105,8 @@ def _check_tensors(arguments: Arguments) -> None:
 
 
 def _check_tables(arguments: Arguments) -> None:
-    batch = arguments.batch
-    require_grid(batch=batch)
-    if arguments.kv_lens is not None:
-        require_table("kv_lens", arguments.kv_lens, torch.int32, (batch,))
-    if arguments.page_table is not None:
-        require_table("page_table", arguments.page_table, torch.int32, (batch, None))
-        if arguments.kv_lens is None:
-            raise ValueError("page_table without kv_lens: nothing says how many keys there are")
+    require_grid(batch=arguments.batch)
+    arguments.check_lengths()
     if arguments.capacity >= MAX_POSITION:
         raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
     longest = arguments.max_kv_len

@@ -7,7 +7,7 @@ is in `sm90/plan.py` and `sm100/plan.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,15 +19,17 @@ from kernelkit.arch import written_for
 from kernelkit.launch import Target, clusters_at_once
 from kernelkit.tensors import DTYPE_NAMES
 
-MANY = 1 << 30
 TILE = 128  # keys that a CTA takes at a time
+# More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
+# 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
+MIN_KEYS_OF_PAIRS = 8192
 MIN_KEYS_OF_16_WARPS = 512
 MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps read faster than 16
 MIN_KEYS_OF_DEEP_RINGS = 4096  # that are worth more than a second CTA where there are many
 MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
-MIN_KEYS_OF_PARTS = 8192  # from which the merge of several clusters costs less than it saves,
-MIN_TILES_OF_PARTS = 2  # for each CTA,
-MAX_FILL_OF_PARTS = 0.25  # where one cluster per KV head leaves the other SMs without work
+MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves,
+MIN_TILES_OF_SPLIT = 2  # for each CTA,
+MAX_FILL_TO_SPLIT = 0.25  # where one cluster per KV head leaves the other SMs without work
 
 
 @dataclass(frozen=True)
@@ -50,23 +52,6 @@ MACHINES = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """`cluster` was fastest for at least min_keys keys and so many clusters."""
-
-    min_keys: int
-    clusters: range
-    cluster: int
-
-
-# arch -> choices, of which the first that fits counts. What none fits follows the rule.
-MEASURED: dict[str, tuple[Measurement, ...]] = {
-    # More clusters than SMs, of shorter CTAs: the last of them end closer together. 64 entries of
-    # 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
-    "sm_90a": (Measurement(8192, range(133, MANY), 2),),
-    "sm_100a": (),
-}
-
 CoScheduled = Callable[[int], int]
 
 
@@ -77,7 +62,6 @@ def choose_cluster(
     *,
     batch_invariant: bool = False,
     co_scheduled: CoScheduled | None = None,
-    measured: Sequence[Measurement] | None = None,
 ) -> int:
     """CTAs of a cluster; keys: of the longest entry; clusters: batch x KV heads x tiles of rows.
 
@@ -91,8 +75,9 @@ def choose_cluster(
     possible = [width for width in CLUSTERS if width <= min(machine.widest, -(-keys // TILE))]
     if not possible:
         return 1
-    wanted = _measured(MEASURED[arch] if measured is None else measured, keys, clusters)
-    wanted = wanted or machine.sms // clusters
+    wanted = machine.sms // clusters
+    if arch == "sm_90a" and clusters > machine.sms and keys >= MIN_KEYS_OF_PAIRS:
+        wanted = 2
     width = max((width for width in possible if width <= wanted), default=1)
     if co_scheduled is not None and not batch_invariant:
         at_once = clusters if clusters <= machine.sms else 1
@@ -101,7 +86,7 @@ def choose_cluster(
     return width
 
 
-def choose_parts(
+def choose_num_splits(
     arch: str, keys: int, clusters: int, cluster: int, *, batch_invariant: bool = False
 ) -> int:
     """Clusters that share a KV head, 1 nearly always; arguments as in `choose_cluster`.
@@ -110,10 +95,10 @@ def choose_parts(
     keys of one KV head, but no gain with eight of them.
     """
     machine, ctas = MACHINES[arch], clusters * cluster
-    few = ctas <= machine.sms * MAX_FILL_OF_PARTS and cluster == machine.widest
-    if batch_invariant or not few or keys < MIN_KEYS_OF_PARTS:
+    few = ctas <= machine.sms * MAX_FILL_TO_SPLIT and cluster == machine.widest
+    if batch_invariant or not few or keys < MIN_KEYS_TO_SPLIT:
         return 1
-    return max(1, min(machine.sms // ctas, keys // (TILE * MIN_TILES_OF_PARTS * cluster)))
+    return max(1, min(machine.sms // ctas, keys // (TILE * MIN_TILES_OF_SPLIT * cluster)))
 
 
 def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
@@ -161,11 +146,6 @@ def most_sms(arch: str, ctas: int) -> bool:
     return 2 * ctas > MACHINES[arch].sms
 
 
-def _measured(choices: Sequence[Measurement], keys: int, clusters: int) -> int:
-    fits = (c for c in choices if keys >= c.min_keys and clusters in c.clusters)
-    return next((choice.cluster for choice in fits), 0)
-
-
 def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
     """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
     wished = wished_config(arguments, target.arch)
@@ -184,20 +164,20 @@ def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
 @dataclass(frozen=True)
 class Load:
     """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
-    heads of all entries. parts: clusters that share a KV head, 0 chooses."""
+    heads of all entries. num_splits: clusters that share a KV head, 0 chooses."""
 
     keys: int
     heads: int
     batch_invariant: bool = False
-    parts: int = 0
+    num_splits: int = 0
 
 
 def config_for(
     wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
 ) -> DecodeConfig:
     """What to compile for `wished` under a load; co_scheduled: see `plan.choose_cluster`."""
-    chosen = choose(wished, wished.row_tiles, arch, load, co_scheduled)
-    return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.parts > 1)
+    chosen = choose(wished, arch, load, co_scheduled)
+    return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.num_splits > 1)
 
 
 @dataclass(frozen=True)
@@ -212,25 +192,30 @@ class Choice:
 
 
 def choose(
-    wished: DecodeConfig,
-    row_tiles: int,
-    arch: str,
-    load: Load,
-    co_scheduled: CoScheduled | None = None,
+    wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
 ) -> Choice | None:
-    """None where a cluster is wished for, and with it the rest. row_tiles: those of `wished`."""
+    """None where a cluster is wished for, and with it the rest.
+
+    What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
+    Hopper kernel, when the next grid begins. What is wished for stays.
+    """
     if wished.cluster:
         return None
-    arch, clusters = written_for(arch), load.heads * row_tiles
+    arch, fixed, row_tiles = written_for(arch), load.batch_invariant, wished.row_tiles
+    clusters = load.heads * row_tiles
     cluster = choose_cluster(
-        arch,
-        load.keys,
-        clusters,
-        batch_invariant=load.batch_invariant,
-        co_scheduled=co_scheduled,
+        arch, load.keys, clusters, batch_invariant=fixed, co_scheduled=co_scheduled
     )
-    parts = _parts(arch, load, clusters, cluster)
-    return _for_shares(wished, arch, load, (row_tiles, cluster, parts))
+    num_splits = _num_splits(arch, load, clusters, cluster)
+    sharing = cluster * num_splits
+    ctas = (1 if fixed else load.heads) * row_tiles * sharing
+    keys = load.keys // sharing
+    warps = wished.warps
+    if not warps and not wished.pdl:
+        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
+    early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
+    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
+    return Choice(cluster, num_splits > 1, warps, alone, early)
 
 
 def _load(arguments: Arguments) -> Load:
@@ -241,33 +226,14 @@ def _load(arguments: Arguments) -> Load:
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
     load = _load(arguments)
-    return _parts(arch, load, load.heads * config.row_tiles, config.cluster)
+    return _num_splits(arch, load, load.heads * config.row_tiles, config.cluster)
 
 
-def _parts(arch: str, load: Load, clusters: int, cluster: int) -> int:
+def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
     """As wished, or chosen."""
-    fixed = {"batch_invariant": load.batch_invariant}
-    return load.parts or choose_parts(arch, load.keys, max(clusters, 1), cluster, **fixed)
-
-
-def _for_shares(
-    wished: DecodeConfig, arch: str, load: Load, shares: tuple[int, int, int]
-) -> Choice:
-    """What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
-    Hopper kernel, when the next grid begins. What is wished for stays.
-
-    shares: tiles of rows, CTAs of a cluster, clusters of a KV head.
-    """
-    row_tiles, cluster, parts = shares
-    sharing = cluster * parts
-    ctas = (1 if load.batch_invariant else load.heads) * row_tiles * sharing
-    keys = load.keys // sharing
-    warps = wished.warps
-    if not warps and not wished.pdl:
-        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
-    early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
-    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
-    return Choice(cluster, parts > 1, warps, alone, early)
+    return load.num_splits or choose_num_splits(
+        arch, load.keys, max(clusters, 1), cluster, batch_invariant=load.batch_invariant
+    )
 
 
 def _columns(arch: str, arguments: Arguments) -> int:

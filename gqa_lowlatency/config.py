@@ -77,17 +77,14 @@ class DecodeConfig:
 
     @property
     def io_bytes(self) -> int:
-        """Bytes of an element of Q."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def keys_dtype(self) -> str:
-        """dtype of K and V."""
         return self.kv_dtype or self.dtype
 
     @property
     def o_dtype(self) -> str:
-        """dtype of O."""
         return self.out_dtype or self.dtype
 
     @property
@@ -115,6 +112,16 @@ class DecodeConfig:
     def owned_columns(self) -> int:
         """Columns that each of them finishes."""
         return self.columns // self.owner_ctas
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Of an owner's mailbox: a maximum and a sum in fp32 of each column and CTA."""
+        return 8 * self.owned_columns * self.cluster
+
+    @property
+    def mail_bytes(self) -> int:
+        """Of an owner's mailbox: O of every CTA, in fp32."""
+        return 4 * self.owned_columns * self.cluster * self.head_dim
 
     def check_values(self) -> None:
         """Raise ValueError or NotImplementedError, naming the value and what is possible."""

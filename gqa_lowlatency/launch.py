@@ -31,7 +31,11 @@ def forward(arguments: Arguments) -> Results:
 
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
-    target, config = prepare(arguments)
+    return launched(arguments, *prepare(arguments))
+
+
+def launched(arguments: Arguments, target: Target, config: DecodeConfig) -> Results:
+    """The same for arguments that are checked."""
     results = empty_results(arguments)
     if has_keys(arguments):
         given = kernel_arguments(arguments, results, config, target)
@@ -96,17 +100,17 @@ def has_keys(arguments: Arguments) -> bool:
 def kernel_arguments(
     arguments: Arguments, results: Results, config: DecodeConfig, target: Target
 ) -> tuple:
-    """(tensors, tables, numbers, parts) as the kernels of all architectures take them; tables is
-    None where all are: a tuple of nothing but None is no argument for the DSL."""
+    """(tensors, tables, numbers, num_splits) as the kernels of all architectures take them; tables
+    is None where all are: a tuple of nothing but None is no argument for the DSL."""
     q, (o, lse) = arguments.q, results
     if q.ndim == 3:
         q, o, lse = q.unsqueeze(1), o.unsqueeze(1), lse.unsqueeze(-1)
     tensors = (q, arguments.k, arguments.v, o, lse)
-    parts = 1
+    num_splits = 1
     workspace: tuple[torch.Tensor | None, ...] = (None, None)
     if config.parts:
-        parts = clusters_per_head(written_for(target.arch), arguments, config)
-        workspace = make_workspace(arguments, config, parts)
+        num_splits = clusters_per_head(written_for(target.arch), arguments, config)
+        workspace = make_workspace(arguments, config, num_splits)
     tables = (
         plain_table(arguments.kv_lens),
         plain_table(arguments.page_table),
@@ -118,17 +122,18 @@ def kernel_arguments(
     given = None if all(table is None for table in tables) else tables
     window = bounded(arguments.window_left)
     numbers = (*arguments.factors(), window, bounded(arguments.sink_tokens))
-    return tuple(map(with_plain_strides, tensors)), given, numbers, parts
+    return tuple(map(with_plain_strides, tensors)), given, numbers, num_splits
 
 
 def make_workspace(
-    arguments: Arguments, config: DecodeConfig, parts: int
+    arguments: Arguments, config: DecodeConfig, num_splits: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What clusters that share a KV head leave for the last of them: fp32 [units, parts, words],
-    int32 [units] of zeros, which every launch leaves behind as zeros; see `device/finish.py`."""
+    """What clusters that share a KV head leave for the last of them: fp32 [units, num_splits,
+    words], int32 [units] of zeros, which every launch leaves behind as zeros; see
+    `device/finish.py`."""
     units = arguments.batch * arguments.kv_heads * config.row_tiles * config.owner_ctas
     words = config.owned_columns * (config.head_dim + 2)
-    partial = arguments.q.new_empty((units, parts, words), dtype=torch.float32)
+    partial = arguments.q.new_empty((units, num_splits, words), dtype=torch.float32)
     return partial, zeros_that_stay(units, arguments.q)
 
 

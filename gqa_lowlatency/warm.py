@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from gqa_lowlatency.api import decode, fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import (
     MACHINES,
-    MANY,
     TILE,
     CoScheduled,
     Load,
@@ -32,6 +30,8 @@ from kernelkit.launch import Target, choose_target
 from kernelkit.operator import require_names
 from kernelkit.warm import Progress, Warmed, warm
 
+MANY = 1 << 30  # clusters at once
+
 
 def warmup(
     q: torch.Tensor,
@@ -43,15 +43,22 @@ def warmup(
     progress: Progress | bool | None = None,
     **options: Any,
 ) -> Warmed:
-    """Find or compile all kernels that `decode` can choose for steps like this one.
+    """Find or compile all kernels that `decode` can choose for steps like this one: a later
+    `decode` within these sizes compiles nothing.
 
-    q, k, v, options: as for `gqa_lowlatency.decode`; their dtypes, heads, head_dim, query tokens,
-    page size and which tables there are count, their lengths and contents do not, and they may be
-    on the device 'meta' where `arch` is given. batches: entries of a step. lengths: values of
-    `max_kv_len`, or capacities where that is not given. Both are sequences such as
-    `range(1, 65)`. progress: see `kernelkit.warm.warm`.
+    Args:
+        q, k, v: as for `decode`; dtypes, heads, head_dim, query tokens and page size count, lengths
+            and contents do not, and they may be on the device 'meta' where `arch` is given.
+        batches: entries of a step, a sequence such as `range(1, 65)`.
+        lengths: values of `max_kv_len`, or capacities where that is not given; a sequence.
+        progress: see `kernelkit.warm.warm`.
+        options: those of `decode`; masks and which tables there are count.
 
-    A later `decode` within these sizes compiles nothing. Raises what `decode` raises.
+    Returns:
+        The keys of the kernels, and the seconds that each took.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what `decode` raises.
     """
     require_names(decode, options, OTHER_NAMES)
     arguments = DECODE.arguments(fields_of(q, k, v, options))
@@ -80,10 +87,10 @@ def _configs(
     most = MACHINES[written_for(arch)].sms + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
-    known, row_tiles = set(), wished.row_tiles
+    known = set()
     for keys, count, limit in itertools.product(seen, heads, every_limit):
         load = Load(keys, count, arguments.batch_invariant, arguments.parts)
-        choice = choose(wished, row_tiles, arch, load, limit)
+        choice = choose(wished, arch, load, limit)
         if choice not in known:
             known.add(choice)
             yield config_for(wished, arch, load, limit)
@@ -96,11 +103,11 @@ def _limits(
     could say."""
     if target.backend != "none":
         return [co_scheduled_on(target, config, arguments.q.device)]
-    return [partial(_run_at_once, most) for most in CLUSTERS]
+    return [_up_to(most) for most in CLUSTERS]
 
 
-def _run_at_once(most: int, width: int) -> int:
-    return MANY if width <= most else 0
+def _up_to(most: int) -> CoScheduled:
+    return lambda width: MANY if width <= most else 0
 
 
 def _representative(lengths: Sequence[int]) -> Iterator[int]:

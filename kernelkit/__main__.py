@@ -7,11 +7,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kernelkit import aot, store
 from kernelkit.arch import ARCHITECTURES
+from kernelkit.artifact import Artifact
 from kernelkit.keys import KernelKey
 
 EXAMPLES = f"""examples:
@@ -149,12 +150,15 @@ def _aot(given: argparse.Namespace) -> int:
 
     if os.environ.get(PTXAS_VARIABLE):
         raise ValueError(f"{PTXAS_VARIABLE} is set: artefacts are for GPUs, so unset it")
-    keys, folder = _keys(given), aot.Folder(given.out, toolchain())
-    for number, key in enumerate(keys, 1):
-        start = time.perf_counter()
-        folder.add(key, ready(key).artifact)
-        print_progress(number, len(keys), key, time.perf_counter() - start)
-    print(f"{len(keys)} kernels in {folder.finish().parent}")
+    keys = _keys(given)
+
+    def compiled() -> Iterator[tuple[KernelKey, Artifact]]:
+        for number, key in enumerate(keys, 1):
+            start = time.perf_counter()
+            yield key, ready(key).artifact
+            print_progress(number, len(keys), key, time.perf_counter() - start)
+
+    print(f"{aot.write(given.out, compiled(), toolchain())} kernels in {given.out}")
     return 0
 
 

@@ -66,10 +66,18 @@ _lock = threading.Lock()
 
 
 def load(folder: str | Path) -> int:
-    """Use the artefacts of a folder in this process; how many they are.
+    """Use the artefacts of a folder in this process.
 
-    Raises AotError for a folder without a manifest, one of another format, and one whose kernels
-    were traced from other sources than those installed here: it names the files that differ.
+    Args:
+        folder: as `python -m kernelkit aot` wrote it.
+
+    Returns:
+        How many they are.
+
+    Raises:
+        AotError: for a folder without a manifest, one of another format, and one whose kernels
+            were traced from other sources than those installed here: it names the files that
+            differ.
     """
     manifest = read_manifest(Path(folder))
     changed = changed_sources(manifest)
@@ -168,42 +176,30 @@ def write_record(path: str | Path, keys: Iterable[KernelKey]) -> None:
 # ---- making
 
 
-class Folder:
-    """A folder that is being made: kernels are added, then the manifest is written."""
-
-    def __init__(self, path: Path, toolchain: dict[str, str]) -> None:
-        self.path = path
-        self._toolchain = toolchain
-        self._kernels: list[dict[str, Any]] = []
-        path.mkdir(parents=True, exist_ok=True)
-
-    def add(self, key: KernelKey, artifact: Artifact) -> Path:
-        """Write one kernel."""
-        data = artifact.to_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        file = self.path / f"{_file_name(key)}_{digest[:12]}.kernel"
-        file.write_bytes(data)
-        self._kernels.append(
-            {
-                "key": json.loads(key.to_text()),
-                "title": key.title(),
-                "file": file.name,
-                "sha256": digest,
-                "sources": {m: _digest_of(m) for m in sources.closure(key.module)},
-            }
-        )
-        return file
-
-    def finish(self) -> Path:
-        """Write the manifest, without which a folder is none."""
-        path = self.path / MANIFEST
-        manifest = {"format": FORMAT, "toolchain": self._toolchain, "kernels": self._kernels}
-        path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        return path
+def write(
+    folder: Path, kernels: Iterable[tuple[KernelKey, Artifact]], toolchain: dict[str, str]
+) -> int:
+    """Fill a folder, the manifest last, without which it is none; how many kernels there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    items = [_written(folder, key, artifact) for key, artifact in kernels]
+    manifest = {"format": FORMAT, "toolchain": toolchain, "kernels": items}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return len(items)
 
 
-def _file_name(key: KernelKey) -> str:
-    return re.sub(r"[^\w]+", "_", f"{key.source}_{key.arch}")
+def _written(folder: Path, key: KernelKey, artifact: Artifact) -> dict[str, Any]:
+    """What the manifest says of a kernel, whose file is there now."""
+    data = artifact.to_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    file = f"{re.sub(r'[^a-zA-Z0-9_]+', '_', f'{key.source}_{key.arch}')}_{digest[:12]}.kernel"
+    (folder / file).write_bytes(data)
+    return {
+        "key": json.loads(key.to_text()),
+        "title": key.title(),
+        "file": file,
+        "sha256": digest,
+        "sources": {module: _digest_of(module) for module in sources.closure(key.module)},
+    }
 
 
 def for_archs(keys: Iterable[KernelKey], archs: Sequence[str]) -> list[KernelKey]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,24 +47,42 @@ OTHER_NAMES = {
 }
 
 
+@dataclass(frozen=True)
 class AttentionArguments:
-    """A frozen dataclass with these fields and others; q, k and v are [..., heads, columns]."""
+    """Fields of both; q, k and v are [..., heads, columns]. window_left, window_right: None for
+    unbounded."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    sinks: torch.Tensor | None
-    out: torch.Tensor | None
-    window_left: int | None
-    window_right: int | None
-    sink_tokens: int
-    softcap: float
-    scale: float | None
-    out_dtype: torch.dtype | None
+    kv_lens: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    sink_tokens: int = 0
+    softcap: float = 0.0
+    scale: float | None = None
+    out_dtype: torch.dtype | None = None
+    pdl: bool = False
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Keys that an entry can have at most."""
+        if self.page_table is None:
+            return self.k.shape[-3]
+        return self.page_table.shape[1] * self.k.shape[1] if self.k.numel() else 0
 
     @property
     def q_heads(self) -> int:
-        """Query heads."""
         return self.q.shape[-2]
 
     @property
@@ -78,7 +97,6 @@ class AttentionArguments:
 
     @property
     def o_dtype(self) -> torch.dtype:
-        """dtype of O."""
         if self.out is not None:
             return self.out.dtype
         return self.out_dtype or self.q.dtype
@@ -103,6 +121,15 @@ class AttentionArguments:
     def check_devices(self) -> None:
         """Raise ValueError for tensors on different devices."""
         require_tensors(**self.tensors())
+
+    def check_lengths(self) -> None:
+        """Raise ValueError for lengths and pages that are no tables, or pages without lengths."""
+        if self.page_table is not None:
+            require_table("page_table", self.page_table, torch.int32, (self.batch, None))
+            if self.kv_lens is None:
+                raise ValueError("page_table without kv_lens: nothing says how many keys there are")
+        if self.kv_lens is not None:
+            require_table("kv_lens", self.kv_lens, torch.int32, (self.batch,))
 
     def check_scores(self, o_shape: tuple[int, ...]) -> None:
         """Raise for heads, sinks, windows, factors and an `out` that no kernel takes."""

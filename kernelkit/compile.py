@@ -33,12 +33,22 @@ _lock = threading.Lock()
 def compile_once(
     config: Hashable, arch: str, source: str | Callable[[], tuple]
 ) -> CompiledKernel | None:
-    """The compiled kernel, from this process's memory if it is there; None while `collecting`.
+    """The compiled kernel, found or compiled.
 
-    source: 'package.module', whose `host_function(config, arch)` gives what to compile, (function,
-    *example arguments) for `cute.compile`, or 'package.module:function'; it is imported only to
-    compile. A function without arguments will do, too, for kernels of tests and experiments, which
-    are traced by each process.
+    Args:
+        config: what it is compiled for; a frozen dataclass of plain values is kept on disk, too.
+        arch: one of `kernelkit.arch.ARCHITECTURES`.
+        source: 'package.module', whose `host_function(config, arch)` gives what to compile,
+            (function, *example arguments) for `cute.compile`, or 'package.module:function'; it is
+            imported only to compile. A function without arguments will do, too, for kernels of
+            tests and experiments, which are traced by each process.
+
+    Returns:
+        The kernel, from this process's memory if it is there; None while `collecting`.
+
+    Raises:
+        ValueError: for another arch.
+        ImportError: where it has to be compiled, and the DSL is not there.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}: one of {ARCHITECTURES}")

@@ -54,14 +54,9 @@ def _runtime() -> ctypes.CDLL:
 def check_result(code: int) -> None:
     """RuntimeError that names a cudaError_t other than 0."""
     if code:
-        raise RuntimeError(f"the launch failed: {error_name(code)}")
+        from cuda.bindings import runtime
 
-
-def error_name(code: int) -> str:
-    """'cudaErrorInvalidValue' (1)"""
-    from cuda.bindings import runtime
-
-    return f"{runtime.cudaError_t(code)!r}"
+        raise RuntimeError(f"the launch failed: {runtime.cudaError_t(code)!r}")
 
 
 _EMPTY = b""".version 8.0

@@ -82,39 +82,29 @@ class EdgePlan:
         )
 
     def full(self, name: str) -> Completion:
-        """What fills one stage."""
         edge = self[name]
-        reach = self._reach(edge, edge.producer, edge.consumer)
-        if edge.signal is not Signal.UMMA and reach is Reach.BOTH:
-            raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.signal}")
-        count = arrivals(self.roles[edge.producer], edge.signal, reach)
-        tx_bytes = edge.tx_bytes * (2 if reach is Reach.LEADER else 1)
-        return Completion(edge.stages, edge.signal, reach, count, tx_bytes)
+        return self._completion(edge, edge.signal, edge.producer, edge.consumer, edge.tx_bytes)
 
     def empty(self, name: str) -> Completion:
         """What empties one stage of a ring."""
         edge = self[name]
         if edge.release is None:
             raise ValueError(f"edge {name} has no empty barrier: it is freed by {edge.freed_by}")
-        reach = self._reach(edge, edge.consumer, edge.producer)
-        if edge.release is not Signal.UMMA and reach is Reach.BOTH:
-            raise ValueError(f"edge {name}: only UMMA signals reach both CTAs, not {edge.release}")
-        count = arrivals(self.roles[edge.consumer], edge.release, reach)
-        return Completion(edge.stages, edge.release, reach, count, 0)
+        return self._completion(edge, edge.release, edge.consumer, edge.producer)
 
-    def full_arrivals(self, name: str) -> int:
-        """Arrivals that fill one stage."""
-        return self.full(name).arrivals
-
-    def empty_arrivals(self, name: str) -> int:
-        """Arrivals that empty one stage of a ring."""
-        return self.empty(name).arrivals
-
-    def _reach(self, edge: Edge, signals: str, waits: str) -> Reach:
-        """How a signal of one role gets to the barrier on which another waits."""
+    def _completion(
+        self, edge: Edge, signal: Signal, signals: str, waits: str, tx_bytes: int = 0
+    ) -> Completion:
+        """Of a signal that gets from one role to the barrier on which another waits."""
         if edge.leader_only or self.leads(signals) == self.leads(waits):
-            return Reach.OWN
-        return Reach.LEADER if self.leads(waits) else Reach.BOTH
+            reach = Reach.OWN
+        else:
+            reach = Reach.LEADER if self.leads(waits) else Reach.BOTH
+        if signal is not Signal.UMMA and reach is Reach.BOTH:
+            raise ValueError(f"edge {edge.name}: only UMMA signals reach both CTAs, not {signal}")
+        count = arrivals(self.roles[signals], signal, reach)
+        both = 2 if reach is Reach.LEADER else 1
+        return Completion(edge.stages, signal, reach, count, tx_bytes * both)
 
     @property
     def barrier_bytes(self) -> int:

@@ -36,7 +36,6 @@ class KernelKey:
 
     @property
     def module(self) -> str:
-        """The module of `source`."""
         return self.source.partition(":")[0]
 
     def to_text(self) -> str:

@@ -77,11 +77,19 @@ def watching(watcher: Watcher, *, launching: bool = True) -> Iterator[None]:
 def choose_target(
     device: torch.device, backend: str, arch: str | None, archs: Sequence[str]
 ) -> Target:
-    """Target for tensors on `device`.
+    """Where a kernel runs whose tensors are on `device`.
 
-    archs: architectures that the kernel is written for. Tensors on 'meta' have one where `arch`
-    names it. ValueError for a wish that contradicts the device, NotImplementedError for a device
-    that no kernel is written for.
+    Args:
+        device: a CUDA GPU, the CPU for the emulator, or 'meta', which has a target where `arch`
+            names one.
+        backend: 'auto', as the device has it; 'cuda' or 'emulate' to insist.
+        arch: what to compile for, such as 'sm_90a'; None is what the device needs, of the emulator
+            the first of EMULATED.
+        archs: architectures that the kernel is written for.
+
+    Raises:
+        ValueError: for a wish that contradicts the device.
+        NotImplementedError: for a device that no kernel is written for.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
@@ -136,29 +144,28 @@ def clusters_at_once(device: torch.device, ctas: int) -> int:
 def launch(
     compiled: CompiledKernel | None, arguments: Sequence[Any], target: Target, device: torch.device
 ) -> None:
-    """Call `compiled` with `arguments`, and a stream as the last one.
+    """Call a compiled kernel. Natively the launch goes to torch's current stream of `device` and
+    does not wait for it.
 
-    arguments: tensors (last dimension contiguous), numbers, `ParamTable`s, None, and tuples of
-    them. Natively the launch goes to torch's current stream of `device` and does not wait for it.
+    Args:
+        compiled: what `compile_once` gave; None launches nothing.
+        arguments: tensors (last dimension contiguous), numbers, `ParamTable`s, None, and tuples of
+            them, as the host function takes them before its stream.
+        target: what `choose_target` gave.
+        device: of the tensors.
+
+    Raises:
+        ValueError: for arguments that the kernel was not compiled for.
+        RuntimeError: for a launch that CUDA refuses, with the name of the error.
     """
-    watched = _watched.get()
-    if compiled is None:  # while `kernelkit.compile.collecting`
-        if watched is not None:
-            watched[0](None, [])
-        return
-    if watched is not None:
-        watcher, launching = watched
+    watcher, launching = _watched.get() or (None, True)
+    prepared = None  # while `kernelkit.compile.collecting`
+    if compiled is not None:
         prepared = PreparedLaunch(compiled, arguments, target, device)
-        watcher(prepared, addressed(arguments))
-        if launching:
-            prepared.launch(arguments)
-        return
-    packed = compiled.signature.pack(arguments)
-    if _is_emulated(target):
-        _emulate(compiled, packed, arguments)
-        return
-    with torch.cuda.device(device):
-        _NativeCall(compiled, packed)()
+    if watcher is not None:
+        watcher(prepared, addressed(arguments) if prepared else [])
+    if prepared is not None and launching:
+        prepared.launch(arguments)
 
 
 def current_stream(index: int) -> int:

@@ -9,14 +9,20 @@ import torch
 from kernelkit import merge_plan
 from kernelkit.attention import fill_without_keys
 from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.merge_plan import MergeConfig
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable, Word
-from kernelkit.tensors import DTYPE_NAMES, require_grid, require_tensors, require_tma
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_grid,
+    require_table,
+    require_tensors,
+    require_tma,
+)
 
 ARCHS = ("sm_90a", "sm_100a")
+KERNEL = "kernelkit.merge_kernel"
 MAX_STRIDE = 1 << 31  # the kernel multiplies 32-bit indices by 32-bit strides
 NAMES = ("O", "LSE", "row_max")
 
@@ -49,7 +55,10 @@ def merge_parts(given: Parts) -> tuple[torch.Tensor, torch.Tensor]:
     parts, sinks, out_dtype = given.parts, given.sinks, given.out_dtype
     problem = _check_parts(parts, given.stacked)
     device = parts[0][0].device
-    _check_sinks(sinks, problem, device)
+    if sinks is not None:
+        sinks = sinks.contiguous()
+        require_table("sinks", sinks, torch.float32, (problem.sizes["h"],))
+        require_tensors(sinks=sinks, O=parts[0][0])
     if out_dtype not in DTYPE_NAMES:
         raise NotImplementedError(f"out_dtype {out_dtype}: supported are {tuple(DTYPE_NAMES)}")
     target = choose_target(device, given.backend, given.arch, ARCHS)
@@ -86,11 +95,6 @@ class _Problem:
     parts: int
 
 
-def compile_merge(config: MergeConfig, arch: str) -> CompiledKernel | None:
-    """`Merge.__call__`, found or compiled; once per process."""
-    return compile_once(config, arch, "kernelkit.merge_kernel")
-
-
 def _run(
     problem: _Problem,
     parts: list[Part],
@@ -114,14 +118,13 @@ def _run(
         capacity=1 if stacked else merge_plan.capacity_for(len(parts)),
         lanes=merge_plan.lanes_for(problem.parts, rows, sizes["d"]),
     )
-    compiled = compile_merge(config, target.arch)
+    compiled = compile_once(config, target.arch, KERNEL)
     entries = [
         _entry(part, problem, config.vector) for alike in by_dtype.values() for part in alike
     ]
     table = ParamTable(entries, config.capacity)
     counts = (problem.parts,) if stacked else tuple(map(len, by_dtype.values()))
     tile = merge_plan.tile_positions(config.rows, sizes["s"], sizes["h"])
-    sinks = None if sinks is None else sinks.contiguous()
     arguments = (table, counts, outputs, sinks, tile.bit_length() - 1)
     launch(compiled, arguments, target, outputs[0].device)
 
@@ -184,17 +187,6 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: list[int], is_o: bool)
             raise ValueError(
                 f"{name} has stride {stride} in dimension {dim}, limit {limit} elements"
             )
-
-
-def _check_sinks(sinks: torch.Tensor | None, problem: _Problem, device: torch.device) -> None:
-    if sinks is None:
-        return
-    heads = problem.sizes["h"]
-    if sinks.dtype != torch.float32 or tuple(sinks.shape) != (heads,) or sinks.device != device:
-        raise ValueError(
-            f"sinks is {sinks.dtype} {tuple(sinks.shape)} on {sinks.device}, "
-            f"expected float32 ({heads},) on {device}"
-        )
 
 
 MERGE = Operator("merge", Parts, merge_parts, empty_results, results=2)

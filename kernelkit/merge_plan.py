@@ -59,7 +59,6 @@ class MergeConfig:
 
     @property
     def columns(self) -> int:
-        """Threads per row."""
         return self.head_dim // (self.vector * self.vectors)
 
     @property
@@ -69,7 +68,6 @@ class MergeConfig:
 
     @property
     def threads(self) -> int:
-        """Threads per CTA."""
         return self.lanes * self.rows * self.columns
 
 

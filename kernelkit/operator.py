@@ -213,7 +213,7 @@ class Plan:
         order = [*self._moves, *(name for name in tensors if name not in self._moves)]
         inputs = [tensors[name] for name in order]
         taping = Taping(inputs, dry=dry)
-        made, tape = taping.run(lambda: operator.run(flat))
+        made, tape = taping.run(lambda: self.first_call(operator, flat))
         if tape is None:
             raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
         tape.hold(taping.memory(results=not results))
@@ -223,6 +223,10 @@ class Plan:
         self._layouts, self._guards = layouts(planned), _guards(planned) if planned else None
         self._made, self._replaceable = layouts(made), taping.replaceable()
         self.made = () if results else made
+
+    def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
+        """What is planned, done once; a plan of a family may keep what is chosen on the way."""
+        return operator.run(flat)
 
     def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor | None) -> Results:
         """The results for these tensors: in new tensors, in those given for them, or, where the

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import torch
 
-from kernelkit.tensors import require_no_grad
+from kernelkit.tensors import require_no_grad, require_type
 
 SCHEMA_TYPES = {
     torch.Tensor: "Tensor",
@@ -26,8 +26,6 @@ SCHEMA_TYPES = {
     str: "str",
     torch.dtype: "ScalarType",
 }
-# A bool is no number, an int is a float.
-ACCEPTED = {int: (int, torch.SymInt), float: (float, int, torch.SymFloat)}
 WORD = "_word"
 _hints = cache(typing.get_type_hints)  # half a millisecond for the arguments of attention
 
@@ -63,19 +61,8 @@ class Leaf:
 
     def check(self, value: Any) -> None:
         """TypeError for a value of another kind."""
-        if self.many:
-            for item in value:
-                replace(self, many=False).check(item)
-            return
-        accepted = ACCEPTED.get(self.kind, (self.kind,))
-        if value is None and self.optional:
-            return
-        if isinstance(value, accepted) and not (isinstance(value, bool) and self.kind is not bool):
-            return
-        if self.is_tensor:
-            raise TypeError(f"{self.path} is {type(value).__name__}, expected torch.Tensor")
-        kind = "torch.dtype" if self.kind is torch.dtype else self.kind.__name__
-        raise TypeError(f"{self.path} is {value!r}, expected {kind}{' | None' * self.optional}")
+        for item in value if self.many else (value,):
+            require_type(self.path, item, self.kind, optional=self.optional)
 
     def declared(self, letter: str = "") -> str:
         """In a schema. letter: of the memory that the operator writes to, '' for none."""

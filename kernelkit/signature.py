@@ -61,7 +61,6 @@ class Signature:
         self._stream = self._offsets[kinds.index(_STREAM)] if _STREAM in kinds else None
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What `from_json` takes."""
         return [
             {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(argument).items()}
             for argument in self.arguments
@@ -116,7 +115,6 @@ class Signature:
         return self._struct.size
 
     def fill(self, buffer: Any, words: Sequence[Any]) -> None:
-        """Write the arguments."""
         try:
             self._struct.pack_into(buffer, 0, *words)
         except struct.error as error:

@@ -70,8 +70,6 @@ def _default_folder() -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the store."""
-
     path: Path
     nbytes: int
     used: float

@@ -11,7 +11,7 @@ tensors by their storage. A tape keeps no tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit.launch import PreparedLaunch, watching
+from kernelkit.signature import leaves
 
 Results = tuple[torch.Tensor, ...]
 _ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
@@ -161,8 +162,7 @@ class Taping(TorchDispatchMode):
             _active.reset(token)
         views = [self._view(tensor) for tensor in results]
         self._tape.results = tuple(view for view in views if view is not None)
-        complete = self._repeatable and None not in views
-        return results, self._tape if complete else None
+        return results, self._tape if self._repeatable else None
 
     def memory(self, *, results: bool = False) -> dict[int, torch.Tensor]:
         """What was allocated: place -> tensor, the results only if they are wished for."""
@@ -176,7 +176,6 @@ class Taping(TorchDispatchMode):
         return [view.whole and view.place in made for view in self._tape.results]
 
     def zeros_that_stay(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """See the function of that name."""
         with torch.utils._python_dispatch._disable_current_modes():
             made = like.new_zeros(size, dtype=torch.int32)
         maker = partial(torch.zeros, size, dtype=torch.int32, device=like.device)
@@ -194,7 +193,7 @@ class Taping(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        outputs = [*_tensors_in(result)]
+        outputs = _tensors_in(result)
         if not outputs and func._schema.returns:
             self._tape.reads = True
             return
@@ -209,10 +208,7 @@ class Taping(TorchDispatchMode):
         if func._schema.name in _ALLOCATIONS:
             self._tape.actions.append(_Make(len(self._tensors), _maker(result)))
         else:
-            given = self._views_in((args, kwargs))
-            if given is _UNKNOWN:
-                self._repeatable = False
-                return
+            given = _mapped((args, kwargs), self._view_in_place)
             self._tape.actions.append(partial(_compute, func, given, bool(made)))
         for tensor in made:
             self._add(tensor)
@@ -247,8 +243,9 @@ class Taping(TorchDispatchMode):
     def _place(self, tensor: torch.Tensor) -> int | None:
         """The tensor in whose memory this one is: of several the one that begins where it does."""
         places = self._places.get(tensor.untyped_storage().data_ptr())
-        if not places:
-            return self._place_of_nothing(tensor)
+        if not places:  # a tensor without memory is known by itself
+            known = (place for place, other in enumerate(self._tensors) if other is tensor)
+            return next(known, None)
         if len(places) == 1:
             return places[0]
         here = _address(tensor)
@@ -256,11 +253,6 @@ class Taping(TorchDispatchMode):
         if len(same) != 1:
             self._note_aliases(same or places)
         return (same or places)[0]
-
-    def _place_of_nothing(self, tensor: torch.Tensor) -> int | None:
-        """A tensor without memory is known by itself."""
-        known = (place for place, other in enumerate(self._tensors) if other is tensor)
-        return next(known, None)
 
     def _note_aliases(self, places: Sequence[int]) -> None:
         first, *others = places
@@ -270,8 +262,10 @@ class Taping(TorchDispatchMode):
                 self._tape.aliases.append((first, other, apart))
 
     def _view(self, tensor: torch.Tensor) -> View | None:
+        """None for a tensor from nowhere, with which nothing can be repeated."""
         place = self._place(tensor)
         if place is None:
+            self._repeatable = False
             return None
         known = self._tensors[place]
         layout = tensor.dtype, tuple(tensor.shape), tensor.stride()
@@ -279,20 +273,8 @@ class Taping(TorchDispatchMode):
         offset = _bytes_in_front(tensor) - _bytes_in_front(known)
         return View(place, offset, *layout, whole and not offset)
 
-    def _views_in(self, value: Any) -> Any:
-        """The same arguments with views in place of tensors; _UNKNOWN for a tensor from nowhere."""
-        if isinstance(value, torch.Tensor):
-            return self._view(value) or _UNKNOWN
-        if isinstance(value, tuple | list):
-            found = [self._views_in(item) for item in value]
-            return _UNKNOWN if _UNKNOWN in found else type(value)(found)
-        if isinstance(value, dict):
-            by_name = {name: self._views_in(item) for name, item in value.items()}
-            return _UNKNOWN if _UNKNOWN in by_name.values() else by_name
-        return value
-
-
-_UNKNOWN = object()
+    def _view_in_place(self, value: Any) -> Any:
+        return self._view(value) if isinstance(value, torch.Tensor) else value
 
 
 class _Launch:
@@ -335,21 +317,23 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _compute(func: Any, given: tuple[tuple, dict], adds: bool, tensors: list) -> None:
-    args, kwargs = _restored(given, tensors)
+    args, kwargs = _mapped(given, lambda item: item.of(tensors) if type(item) is View else item)
     result = func(*args, **kwargs)
     if adds:
-        for tensor in _tensors_in(result):
-            tensors.append(tensor)
+        tensors += _tensors_in(result)
 
 
-def _restored(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    if isinstance(value, View):
-        return value.of(tensors)
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same sequences and dictionaries, what they hold changed."""
     if isinstance(value, tuple | list):
-        return type(value)([_restored(item, tensors) for item in value])
+        return type(value)([_mapped(item, change) for item in value])
     if isinstance(value, dict):
-        return {name: _restored(item, tensors) for name, item in value.items()}
-    return value
+        return {name: _mapped(item, change) for name, item in value.items()}
+    return change(value)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -358,11 +342,3 @@ def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     if tensor.device.type == "cuda":
         return partial(_empty_strided_cuda, *layout, tensor.dtype)
     return partial(torch.empty_strided, *layout, dtype=tensor.dtype, device=tensor.device)
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors_in(item)

@@ -15,31 +15,27 @@ from kernelkit import hw
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-SCALARS = {
-    "int": (int, torch.SymInt),
-    "float": (float, int, torch.SymFloat),
-    "bool": (bool,),
-    "str": (str,),
-    "torch.dtype": (torch.dtype,),
-}
+# A bool is no number, an int is a float.
+ACCEPTED = {int: (int, torch.SymInt), float: (float, int, torch.SymFloat)}
+
+
+def require_type(name: str, value: object, kind: type, *, optional: bool = False) -> None:
+    """TypeError for a value that is not of `kind`, nor None where it is optional."""
+    if value is None and optional:
+        return
+    is_truth = isinstance(value, bool) and kind is not bool
+    if isinstance(value, ACCEPTED.get(kind, (kind,))) and not is_truth:
+        return
+    if kind is torch.Tensor:
+        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+    text = "torch.dtype" if kind is torch.dtype else kind.__name__
+    raise TypeError(f"{name} is {value!r}, expected {text}{' | None' * optional}")
 
 
 def require_types(**tensors: object) -> None:
     """TypeError for what is no tensor."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
-
-
-def require_scalars(kinds: dict[str, str], values: dict[str, object]) -> None:
-    """TypeError for a value that is not of its kind: a key of SCALARS, with ' | None' behind it
-    where None will do. A bool is no number, an int is a float."""
-    for name, kind in kinds.items():
-        value, (wanted, *optional) = values[name], kind.split(" | ")
-        if value is None and optional:
-            continue
-        if not isinstance(value, SCALARS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
-            raise TypeError(f"{name} is {value!r}, expected {kind}")
+        require_type(name, tensor, torch.Tensor)
 
 
 def require_tensors(**tensors: Any) -> None:

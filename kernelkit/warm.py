@@ -31,8 +31,13 @@ class Warmed:
 def warm(keys: Iterable[KernelKey], progress: Progress | bool | None = None) -> Warmed:
     """Find or compile each kernel once.
 
-    progress: called behind each kernel with how many are done, of how many, its key, and seconds;
-    True prints to stderr.
+    Args:
+        keys: of the kernels; one that comes twice counts once.
+        progress: called behind each kernel with how many are done, of how many, its key, and
+            seconds; True prints to stderr.
+
+    Returns:
+        The keys, and the seconds of each, of those found on disk as well.
     """
     wanted, done = list(dict.fromkeys(keys)), Warmed()
     report = print_progress if progress is True else progress

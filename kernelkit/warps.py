@@ -30,17 +30,14 @@ class Role:
 
     @property
     def team_threads(self) -> int:
-        """Threads of one team of the role."""
         return self.threads // self.teams
 
     @property
     def threads(self) -> int:
-        """Threads of the role."""
         return self.warps * hw.WARP_THREADS
 
     @property
     def last_warp(self) -> int:
-        """Highest warp index of the role."""
         return self.first_warp + self.warps - 1
 
 
@@ -59,12 +56,10 @@ class RolePlan:
 
     @property
     def warps(self) -> int:
-        """Warps of the CTA."""
         return sum(role.warps for role in self.roles)
 
     @property
     def threads(self) -> int:
-        """Threads of the CTA."""
         return self.warps * hw.WARP_THREADS
 
     def check(self) -> None:

@@ -1,9 +1,14 @@
-"""`grouped_gemm` and `fused_moe`: a user's arguments in, the operator or a plan behind them."""
+"""`grouped_gemm` and `fused_moe`: a user's arguments in, the operator or a plan behind them.
+
+Everything is checked before it compiles. Nothing waits for the device or reads from it, so that a
+CUDA graph captures every call; torch.compile sees one operator,
+`blackwell_kernels::moe_grouped_gemm` or `blackwell_kernels::moe_fused`. Forward only.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -15,6 +20,8 @@ from moe.fused import FUSED, Layer
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.packing import PackedExperts
 from moe.quantized import Quantized
+
+Result = TypeVar("Result", bound=torch.Tensor | Quantized)
 
 
 def grouped_gemm(
@@ -34,30 +41,38 @@ def grouped_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor | Quantized:
-    """Y_e = X_e W_e^T for every expert e, in one launch, and the activation of pairs of columns.
+    """Y_e = X_e W_e^T for every expert e, in one launch, and the activation of pairs of columns, as
+    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
 
-    x: data [R, K], rows sorted by expert, scale factors of each expert from a fresh 128 rows on
-        (`quantise(..., offsets=offsets)`). w: data [E, N, K], in the same format; with an
-        activation N = 2 I, packed as it says (`moe.packing`).
-    offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows.
-    out: dtype of the result [R, N] or [R, I], or the format that it is quantised to in the same
-        kernel: then a `Quantized` with scale factors by expert as those of x. encode_scale: fp32
-        [1], the global scale of an output in nvfp4.
-    amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the next
-        encode_scale.
-    tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by R,
-        E and most_rows (`moe.choose`). most_rows: no expert has more rows than this, R by default:
-        what the host knows, since counts stand on the device. Tiles of 8, 16 and 32 rows need
-        it.
-    tile_n: columns of a tile, 128 or 256; None: chosen by sizes. carry: the epilogue takes 8
-        columns at a time, where gate and up alternate by 8 and a tile has 128 rows or more; same
-        bits.
-    pdl: programmatic dependent launch: the kernel may begin before the one in front of it on the
-        stream has ended, and waits for it before it reads anything.
+    Args:
+        x: data [R, K], rows sorted by expert, scale factors of each expert from a fresh 128 rows on
+            (`quantise(..., offsets=offsets)`).
+        w: data [E, N, K], in the same format; with an activation N = 2 I, packed as it says
+            (`moe.packing`).
+        offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows.
+        activation: None for the plain product.
+        out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
+            in the same kernel.
+        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other.
+        amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
+            next encode_scale.
+        tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by
+            R, E and most_rows (`moe.choose`).
+        most_rows: no expert has more rows than this, R by default: what the host knows, since
+            counts stand on the device. Tiles of 8, 16 and 32 rows need it.
+        tile_n: columns of a tile, 128 or 256; None: chosen by sizes.
+        carry: the epilogue takes 8 columns at a time, where gate and up alternate by 8 and a tile
+            has 128 rows or more; same bits.
+        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
+            the stream has ended, and waits for it before it reads anything.
+        backend, arch: see `kernelkit.launch.choose_target`.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. No wait and no read of the device, so that a CUDA graph can capture it;
-    torch.compile sees one operator, `blackwell_kernels::moe_grouped_gemm`. Forward only.
+    Returns:
+        [R, N], with an activation [R, I]; in a format a `Quantized` with scale factors by expert as
+        those of x.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     options = {
         "activation": activation, "out": out, "encode_scale": encode_scale, "amax": amax,
@@ -79,8 +94,16 @@ def grouped_gemm_swiglu(
 ) -> torch.Tensor | Quantized:
     """H_e = swiglu(X_e W13_e^T), the first product of a layer: `grouped_gemm` with its options.
 
-    w13: data [E, 2 I, K], gate and up in turn by `granularity` rows, as `moe.packing.pack` gives
-        it. form: plain SwiGLU by default. Returns [R, I].
+    Args:
+        w13: data [E, 2 I, K], gate and up in turn by `granularity` rows, as `moe.packing.pack`
+            gives it.
+        form: plain SwiGLU by default.
+
+    Returns:
+        [R, I].
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `grouped_gemm`.
     """
     if not isinstance(form, SwiGLU | None):
         raise TypeError(f"form is {type(form).__name__}, expected SwiGLU or None")
@@ -88,20 +111,17 @@ def grouped_gemm_swiglu(
     return grouped_gemm(x, w13, offsets, activation=activation, **options)
 
 
-class GroupedGemmPlan:
-    """plan() computes the product anew, into `result`; `grouped_gemm_plan` makes it.
+class InPlacePlan(Generic[Result]):
+    """plan() computes anew, into `result`.
 
     Every tensor is read and written where it was when the plan was made; the plan keeps them all.
-    Their contents may change, but for encode_scale; what offsets say is not looked at again.
+    Their contents may change, but for global scales; what offsets say is not looked at again.
     """
 
-    def __init__(self, fields: dict[str, Any]) -> None:
-        self._plan = Plan(GROUPED_GEMM, fields)
-        self.config = GROUPED_GEMM.arguments(fields).config
-        encode_scale = fields.get("encode_scale")
-        self.result = quantised_result(fields["out"], encode_scale, *self._plan.made)
+    def __init__(self, plan: Plan, result: Result) -> None:
+        self._plan, self.result = plan, result
 
-    def __call__(self) -> torch.Tensor | Quantized:
+    def __call__(self) -> Result:
         """`result`, as the contents of the arguments are now."""
         self._plan()
         return self.result
@@ -109,14 +129,21 @@ class GroupedGemmPlan:
 
 def grouped_gemm_plan(
     x: Quantized, w: Quantized, offsets: torch.Tensor, **options: Any
-) -> GroupedGemmPlan:
+) -> InPlacePlan[torch.Tensor | Quantized]:
     """A plan for a product that is computed again and again in place: plan() writes plan.result.
 
-    The options are those of `grouped_gemm`, and everything that it checks is checked here, the
-    kernel is compiled and the result allocated here. A call launches, and costs the host some
-    microseconds: contents of all tensors may change in between, where they lie may not.
+    Args:
+        x, w, offsets, options: as for `grouped_gemm`. Everything is checked here, the kernel is
+            compiled and the result allocated here; a call launches, and costs the host some
+            microseconds.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `grouped_gemm`.
     """
-    return GroupedGemmPlan(_fields(x, w, offsets, options))
+    fields = _fields(x, w, offsets, options)
+    plan = Plan(GROUPED_GEMM, fields)
+    result = quantised_result(fields["out"], fields.get("encode_scale"), *plan.made)
+    return InPlacePlan(plan, result)
 
 
 def _fields(
@@ -141,16 +168,28 @@ def fused_moe(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """[T, H] in the dtype of x: the sum of a token's experts, weighted by the router.
+    """The sum of a token's experts, weighted by the router, as `moe.reference.layer` defines it.
 
-    x: [T, H] bfloat16 or float16. experts: packed by `moe.packing.pack`, at load.
-    router_logits: [T, E]. Every step is a kernel: top-k, permutation, quantising with the gather of
-    rows, the first product with SwiGLU (and quantising, where its scale is known), the second one,
-    and the combination in the order of a token's choices. Nothing is read back on the host.
-    tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
+    Every step is a kernel: top-k, permutation, quantising with the gather of rows, the first
+    product with SwiGLU (and quantising, where its scale is known), the second one, and the
+    combination in the order of a token's choices.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit. Forward
-    only. torch.compile sees one operator, `blackwell_kernels::moe_fused`; CUDA graphs capture it.
+    Args:
+        x: [T, H], bfloat16 or float16.
+        experts: packed by `moe.packing.pack`, at load.
+        router_logits: [T, E], bfloat16, float16 or float32.
+        router: how experts are chosen.
+        activation: plain SwiGLU by default.
+        scales: global scales of the activations, of a format that has any; found by default.
+        tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
+        backend, arch: see `kernelkit.launch.choose_target`.
+
+    Returns:
+        [T, H] in the dtype of x.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit; for what a later
+            step refuses, when the steps before it have been launched.
     """
     return FUSED({
         "x": x, "router_logits": router_logits, "experts": experts, "router": router,
@@ -159,48 +198,37 @@ def fused_moe(
     })  # fmt: skip
 
 
-class FusedMoePlan:
-    """plan() computes the layer anew, into `result`; `fused_moe_plan` makes it.
-
-    Every tensor is read and written where it was when the plan was made; the plan keeps them all.
-    Their contents may change, but for global scales.
-    """
-
-    def __init__(self, layer: Layer) -> None:
-        layer = FUSED.arguments(vars(layer))  # of checked types
-        if layer.experts.w13.format.has_global:
-            for name in ("x", "h"):
-                scale = getattr(layer.scales, name)
-                if not isinstance(scale, torch.Tensor):
-                    raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
-            layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
-        tables = {"router_logits": layer.router_logits, "bias": layer.router.bias}
-        for name, table in tables.items():
-            if table is not None and is_broadcast(table):
-                raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
-        # Without a GPU each step looks at what the one before it wrote.
-        self._plan = Plan(FUSED, vars(layer), dry=layer.x.is_cuda)
-        (self.result,) = self._plan.made
-
-    def __call__(self) -> torch.Tensor:
-        """`result`, as the contents of the arguments are now."""
-        self._plan()
-        return self.result
-
-
 def fused_moe_plan(
     x: torch.Tensor,
     experts: PackedExperts,
     router_logits: torch.Tensor,
     router: Router,
     **options: Any,
-) -> FusedMoePlan:
+) -> InPlacePlan[torch.Tensor]:
     """A plan for a layer that is computed again and again in place: plan() writes plan.result.
 
-    The options are those of `fused_moe`; its checks, and those of contents on the CPU, are made
-    here, and all is compiled and allocated here. A call makes the launches alone, some microseconds
-    of host work each: contents of x, router_logits, bias and weights may change in between, where
-    they lie may not. Global scales have to be known, as tensors, where the format has any.
+    Args:
+        x, experts, router_logits, router, options: as for `fused_moe`. Global scales have to be
+            known, as tensors, where the format has any. Everything is checked here, contents on the
+            CPU as well, and all is compiled and allocated here; a call makes the launches alone,
+            some microseconds of host work each.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for what a plan
+            cannot repeat.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return FusedMoePlan(Layer(x, router_logits, experts, router, **given))
+    layer = FUSED.arguments(vars(Layer(x, router_logits, experts, router, **given)))
+    if layer.experts.w13.format.has_global:
+        for name in ("x", "h"):
+            scale = getattr(layer.scales, name)
+            if not isinstance(scale, torch.Tensor):
+                raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
+        layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
+    tables = {"router_logits": layer.router_logits, "bias": layer.router.bias}
+    for name, table in tables.items():
+        if table is not None and is_broadcast(table):
+            raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
+    # Without a GPU each step looks at what the one before it wrote.
+    plan = Plan(FUSED, vars(layer), dry=layer.x.is_cuda)
+    return InPlacePlan(plan, *plan.made)

@@ -11,7 +11,7 @@ import torch
 
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.tensors import DTYPE_NAMES, require_scalars, require_table, require_tensors
+from kernelkit.tensors import DTYPE_NAMES, require_table, require_tensors, require_type
 from moe.choose import check_tile_rows, choose_tile_n, choose_tile_rows
 from moe.config import GRANULARITIES, GroupedConfig
 from moe.formats import FORMATS, scale_blocks, scale_bytes
@@ -216,9 +216,9 @@ def check_form(form: Activation | SwiGLU | None) -> None:
     """TypeError or ValueError for an activation that is none."""
     if form is None:
         return
-    kinds = dict.fromkeys(("alpha", "beta"), "float") | {"limit": "float | None"}
-    require_scalars(kinds, {name: getattr(form, name) for name in kinds})
+    require_type("limit", form.limit, float, optional=True)
     for name in ("alpha", "beta"):
+        require_type(name, getattr(form, name), float)
         if not math.isfinite(getattr(form, name)):
             raise ValueError(f"{name} {getattr(form, name)}: a finite number")
     if form.limit is not None and not form.limit > 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from os import PathLike
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from moe.quantized import Quantized, of_bytes
 VERSION = 1
 LAYOUT = "layout"
 WEIGHTS = ("w13", "w2")
+FIELDS = ("data", "scales", "encode_scale", "decode_scale")
 
 
 def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -29,13 +31,11 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
     layout = {"version": VERSION, "fmt": packed.fmt, "granularity": packed.granularity}
     text = json.dumps(layout).encode()
     tensors = {prefix + LAYOUT: torch.tensor(list(text), dtype=torch.uint8)}
-    for name in WEIGHTS:
-        w = getattr(packed, name)
-        tensors[f"{prefix}{name}.data"] = w.data.view(torch.uint8)
-        tensors[f"{prefix}{name}.scales"] = w.scales.view(torch.uint8)
-        if w.format.has_global:
-            tensors[f"{prefix}{name}.encode_scale"] = w.encode_scale
-            tensors[f"{prefix}{name}.decode_scale"] = w.decode_scale
+    for name, field in product(WEIGHTS, FIELDS):
+        tensor = getattr(getattr(packed, name), field)
+        if tensor is not None:
+            is_bytes = tensor.dtype != torch.float32
+            tensors[f"{prefix}{name}.{field}"] = tensor.view(torch.uint8) if is_bytes else tensor
     return tensors
 
 
@@ -65,13 +65,8 @@ def load(path: str | PathLike[str], device: str | torch.device = "cpu") -> dict[
 
 
 def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quantized:
-    form = format_of(fmt)
-    encode, decode = (
-        _tensor(tensors, f"{prefix}{scale}") if form.has_global else None
-        for scale in ("encode_scale", "decode_scale")
-    )
-    data, scales = (_tensor(tensors, f"{prefix}{name}") for name in ("data", "scales"))
-    return of_bytes(data, scales, encode, decode, fmt)
+    fields = FIELDS if format_of(fmt).has_global else FIELDS[:2]
+    return of_bytes(fmt=fmt, **{field: _tensor(tensors, prefix + field) for field in fields})
 
 
 def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:

@@ -74,7 +74,8 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     """[T, H] in the dtype of x."""
     layer.check()
     x, experts, where = layer.x, layer.experts, layer.where
-    ids, weights = run_route(Choices(layer.router_logits, **vars(layer.router), **where))
+    choices = Choices(logits=layer.router_logits, **vars(layer.router), **where)
+    ids, weights = run_route(choices)
     offsets, slot_of_row, row_of_slot = run_permutation(Slots(ids, experts.experts, **where))
     tokens = Tokens(
         x, experts.fmt, layer.scales.x, slot_of_row, offsets, row_of_slot, layer.router.top_k,
@@ -84,7 +85,7 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     out = DTYPE_NAMES[x.dtype]
     y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **layer.tiles, **where))
     slots = row_of_slot.view(weights.shape)
-    return (run_combine(Weighted(y, slots, weights, out_dtype=x.dtype, **where)),)
+    return run_combine(Weighted(y, slots, weights, out_dtype=x.dtype, **where))
 
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
@@ -99,14 +100,14 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
         return quantise(Tokens(h, experts.fmt, scales.h, offsets=offsets, **layer.where))
     results = forward(replace(first, out=experts.fmt, encode_scale=scales.h))
-    decode = layer.h_decode_scale
-    if decode is None and scales.h is not None:
-        decode = scales.h.reciprocal()
-    return of_bytes(*results, scales.h, decode, experts.fmt)
+    return of_bytes(*results, experts.fmt, scales.h, layer.h_decode_scale)
 
 
-def _fake_layer(layer: Layer) -> tuple[torch.Tensor]:
-    return (layer.x.new_empty(layer.x.shape),)
-
-
-FUSED = Operator("moe_fused", Layer, run_layer, _fake_layer, results=1, writes=("scales_h_amax",))
+FUSED = Operator(
+    "moe_fused",
+    Layer,
+    run_layer,
+    lambda layer: (layer.x.new_empty(layer.x.shape),),
+    results=1,
+    writes=("scales_h_amax",),
+)

@@ -17,13 +17,7 @@ from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
 from moe.config import GroupedConfig
-from moe.formats import (
-    FORMATS,
-    SCALE_ATOM_BYTES,
-    row_blocks,
-    scale_atoms,
-    scale_bytes,
-)
+from moe.formats import FORMATS, SCALE_ATOM_BYTES, row_blocks, scale_atoms, scale_bytes
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = ("sm_100a",)
@@ -37,15 +31,10 @@ def forward(arguments: Arguments) -> Results:
     arguments.check()
     target = choose_target(arguments.offsets.device, arguments.backend, arguments.arch, ARCHS)
     results = empty_results(arguments)
-    if has_tiles(arguments):
+    if arguments.x.rows and arguments.columns:
         given = kernel_arguments(arguments, results)
         launch(compile_for(arguments.config, target.arch), given, target, arguments.offsets.device)
     return results
-
-
-def has_tiles(arguments: Arguments) -> bool:
-    """Whether there is anything to launch."""
-    return bool(arguments.x.rows and arguments.columns)
 
 
 def empty_results(arguments: Arguments) -> Results:
@@ -67,8 +56,7 @@ def quantised_result(
     """What the operator returns, as a user wants it."""
     if out not in FORMATS:
         return data
-    decode = None if encode_scale is None else encode_scale.reciprocal()
-    return of_bytes(data, scales, encode_scale, decode, out)
+    return of_bytes(data, scales, out, encode_scale)
 
 
 def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:

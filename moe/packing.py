@@ -105,12 +105,15 @@ def pack(
 ) -> PackedExperts:
     """w13 [E, 2I, H] and w2 [E, H, I] in bf16, fp16 or fp32, quantised expert by expert.
 
-    granularity: 8, 16, 32 or 64, a divisor of I. order: of the rows of w13, one of ORDERS.
-    encode_scales: the global scales of w13 and of w2, fp32 [E]; by default each maps the largest
-    magnitude of its expert to the largest number of the format.
+    Args:
+        granularity: 8, 16, 32 or 64, a divisor of I.
+        order: of the rows of w13, one of ORDERS.
+        encode_scales: the global scales of w13 and of w2, fp32 [E]; by default each maps the
+            largest magnitude of its expert to the largest number of the format.
 
-    Raises TypeError or ValueError, naming the value and the limit, for sizes that no kernel takes
-    and for weights that are not finite.
+    Raises:
+        TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
+            for weights that are not finite.
     """
     form = format_of(fmt)
     require_tensors(w13=w13, w2=w2)
@@ -122,8 +125,8 @@ def pack(
     rows = interleaved_rows(w2.shape[2], granularity, order).to(w13.device)
     encode13, encode2 = encode_scales or (None, None)
     return PackedExperts(
-        _quantised("w13", w13, form, encode13, rows),
-        _quantised("w2", w2, form, encode2, slice(None)),
+        quantise_experts("w13", w13, form, encode13, rows),
+        quantise_experts("w2", w2, form, encode2),
         granularity,
     )
 
@@ -138,8 +141,12 @@ def pack_quantised(
 ) -> PackedExperts:
     """What a checkpoint holds in the format `fmt`, laid out anew: no value changes.
 
-    granularity and order: as of `pack`. Raises TypeError or ValueError, naming the value and the
-    limit, for sizes that no kernel takes and for codes and global scales that are no numbers.
+    Args:
+        granularity, order: as of `pack`.
+
+    Raises:
+        TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
+            for codes and global scales that are no numbers.
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():
@@ -174,12 +181,12 @@ def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up"
     return torch.stack(tuple(groups), dim=1).flatten()
 
 
-def _quantised(
+def quantise_experts(
     name: str,
     w: torch.Tensor,
     form: BlockFormat,
     encode: torch.Tensor | None,
-    rows: torch.Tensor | slice,
+    rows: torch.Tensor | slice = slice(None),
 ) -> Quantized:
     """`rows` of every expert of w [E, N, K], one expert at a time: of fp32 there is never more."""
     amax = torch.stack([each.abs().amax() for each in w]).float()
@@ -196,7 +203,7 @@ def _quantised(
         packed, codes = quantise_blocks(each[rows].float(), form, g)
         data.append(packed.view(torch.uint8))
         scales.append(swizzle_scales(codes).view(torch.uint8))
-    return _assembled(torch.stack(data), torch.cat(scales), form, encode)
+    return of_bytes(torch.stack(data), torch.cat(scales), form.name, encode)
 
 
 def _laid_out(
@@ -209,27 +216,11 @@ def _laid_out(
     if form.element == "e4m3":
         _check_codes(f"{name}.data", data & 0x7F, NAN_CODE["e4m3"] - 1)
     scales = torch.cat([swizzle_scales(each) for each in codes])
-    if not form.has_global:
-        return _assembled(data, scales, form, None)
     encode, decode = (
         None if scale is None else _one_per_expert(name, scale, len(data))
         for scale in (w.encode_scale, w.decode_scale)
     )
-    encode = encode if decode is None else decode.reciprocal()
-    return _assembled(data, scales, form, encode, decode)
-
-
-def _assembled(
-    data: torch.Tensor,
-    scales: torch.Tensor,
-    form: BlockFormat,
-    encode: torch.Tensor | None,
-    decode: torch.Tensor | None = None,
-) -> Quantized:
-    """Bytes as what they are; the decode scale is 1 / encode scale unless it is known."""
-    if decode is None and encode is not None:
-        decode = encode.reciprocal()
-    return of_bytes(data, scales, encode, decode, form.name)
+    return of_bytes(data, scales, form.name, encode, decode)
 
 
 def _one_per_expert(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:

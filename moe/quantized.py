@@ -104,16 +104,19 @@ class Quantized:
 def of_bytes(
     data: torch.Tensor,
     scales: torch.Tensor,
-    encode_scale: torch.Tensor | None,
-    decode_scale: torch.Tensor | None,
     fmt: str,
+    encode_scale: torch.Tensor | None = None,
+    decode_scale: torch.Tensor | None = None,
 ) -> Quantized:
-    """Elements and scale factors that are uint8, or what they are already."""
+    """Elements and scale factors that are uint8, or what they are already; of the global scales one
+    is enough, the other is 1 over it."""
     form = format_of(fmt)
-    elements = data.view(ELEMENT_DTYPES[form.element])
-    return Quantized(
-        elements, scales.view(SCALE_DTYPES[form.scale]), encode_scale, decode_scale, fmt
-    )
+    data, scales = data.view(ELEMENT_DTYPES[form.element]), scales.view(SCALE_DTYPES[form.scale])
+    if encode_scale is None and decode_scale is not None:
+        encode_scale = decode_scale.reciprocal()
+    if decode_scale is None and encode_scale is not None:
+        decode_scale = encode_scale.reciprocal()
+    return Quantized(data, scales, encode_scale, decode_scale, fmt)
 
 
 def _require_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -20,6 +20,7 @@ The functions run on any device, and read values back on the host only where the
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ from moe.formats import (
     scale_blocks,
     scale_bytes,
 )
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
 from moe.reference_routing import combine, permutation
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -63,16 +64,10 @@ def quantise(
     x = x.float()
     if rows is not None:
         x = x[rows.long()]
-        if global_scale == "token":
+        if encode is not None and global_scale == "token":
             encode = encode[rows.long()]
     data, codes = quantise_blocks(x, form, encode)
-    return Quantized(
-        data,
-        swizzle_scales(codes, offsets),
-        encode,
-        None if encode is None else encode.reciprocal(),
-        fmt,
-    )
+    return of_bytes(data, swizzle_scales(codes, offsets), fmt, encode)
 
 
 def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
@@ -88,7 +83,7 @@ def quantise_blocks(
     """Packed elements of x fp32 [rows, K], and scale factors [rows, K / block] not yet swizzled."""
     blocks = x.reshape(len(x), form.columns(x.shape[-1]), form.block)
     wanted = blocks.abs().amax(-1) * (1 / form.largest)
-    if form.scale == "e4m3":
+    if encode is not None:
         g = encode[:, None]
         scale = _to_e4m3(wanted * g)
         inverse = torch.where(scale.float() == 0, 0.0, (g / scale.float()).clamp(max=FLT_MAX))
@@ -96,8 +91,9 @@ def quantise_blocks(
         scale = _to_ue8m0(wanted)
         inverse = scale.float().reciprocal()
     elements = (blocks * inverse[..., None]).reshape(x.shape)
-    data = _to_e4m3(elements) if form.element == "e4m3" else pack_e2m1(e2m1.codes_of(elements))
-    return data, scale
+    if form.element == "e4m3":
+        return _to_e4m3(elements), scale
+    return e2m1.packed(e2m1.codes_of(elements)).view(ELEMENT_DTYPES["e2m1"]), scale
 
 
 def dequantise(
@@ -117,7 +113,10 @@ def dequantise(
         scale = torch.stack([unswizzle_scales(s, quantized.rows, columns) for s in per_expert])
     else:
         scale = unswizzle_scales(quantized.scales, quantized.rows, columns, offsets)
-    elements = unpack_e2m1(data) if form.element == "e2m1" else data.float()
+    if form.element == "e4m3":
+        elements = data.float()
+    else:
+        elements = e2m1.unpacked(data.view(torch.uint8))
     values = elements.double().unflatten(-1, (columns, form.block)) * scale.float()[..., None]
     values = values.flatten(-2)
     if quantized.decode_scale is not None:
@@ -166,7 +165,7 @@ def layer(
     fmt: str | None = None,
     x_scale: str | torch.Tensor | None = None,
     h_scale: str | torch.Tensor | None = None,
-    **activation: float | None,
+    **activation: Any,
 ) -> torch.Tensor:
     """A whole MoE layer, [T, H]: x [T, H], routed = (ids, weights) [T, k].
 
@@ -178,15 +177,18 @@ def layer(
     """
     ids, weights = routed
     rows = permutation(ids, len(w13))
-    exact = fmt is None
-    inner = torch.float64 if exact else torch.float32
-    values = x.double() if exact else dequantise(quantise(x, fmt, global_scale=x_scale))
-    values = values[rows.slot_of_row.long() // ids.shape[1]]
+
+    def rounded(values: torch.Tensor, scale: str | torch.Tensor | None) -> torch.Tensor:
+        if fmt is None:
+            return values
+        return dequantise(quantise(values, fmt, global_scale=scale))
+
+    values = rounded(x, x_scale)[rows.slot_of_row.long() // ids.shape[1]]
+    inner = torch.float64 if fmt is None else torch.float32
     gate, up = grouped_gemm(values, w13, rows.offsets).to(inner).chunk(2, dim=-1)
-    h = swiglu(gate, up, **activation)
-    h = h if exact else dequantise(quantise(h, fmt, global_scale=h_scale))
+    h = rounded(swiglu(gate, up, **activation), h_scale)
     y = grouped_gemm(h, w2, rows.offsets)
-    if exact:
+    if fmt is None:
         return combine(y, weights, rows.row_of_slot, dtype=torch.float64)
     return combine(y.float().to(x.dtype), weights, rows.row_of_slot).to(x.dtype)
 
@@ -199,7 +201,7 @@ def swizzle_scales(codes: torch.Tensor, offsets: torch.Tensor | None = None) -> 
     rows, columns = codes.shape
     blocks = row_blocks(rows) if offsets is None else scale_blocks(rows, len(offsets) - 1)
     swizzled = torch.zeros(scale_bytes(blocks, columns), dtype=torch.uint8, device=codes.device)
-    swizzled[_scale_index(codes.shape, offsets, codes.device)] = codes.view(torch.uint8)
+    swizzled[_scale_index((rows, columns), offsets, codes.device)] = codes.view(torch.uint8)
     return swizzled.view(codes.dtype)
 
 
@@ -209,22 +211,6 @@ def unswizzle_scales(
     """The inverse of `swizzle_scales`: [rows, columns]."""
     index = _scale_index((rows, columns), offsets, scales.device)
     return scales.view(torch.uint8)[index].view(scales.dtype)
-
-
-def expert_of_row(offsets: torch.Tensor, rows: int) -> torch.Tensor:
-    """int64 [rows]: the expert whose rows offsets[e] .. offsets[e + 1] - 1 hold each row."""
-    row = torch.arange(rows, device=offsets.device)
-    return torch.searchsorted(offsets[1:].long(), row, right=True)
-
-
-def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
-    """Codes uint8 [..., K] as float4_e2m1fn_x2 [..., K / 2], the even element in the low bits."""
-    return e2m1.packed(codes).view(torch.float4_e2m1fn_x2)
-
-
-def unpack_e2m1(data: torch.Tensor) -> torch.Tensor:
-    """fp32 values [..., K] of float4_e2m1fn_x2 [..., K / 2]."""
-    return e2m1.unpacked(data.view(torch.uint8))
 
 
 def _encode_scale_of(
@@ -254,7 +240,8 @@ def _scale_index(
     row = torch.arange(rows, device=device)
     column = torch.arange(columns, device=device)
     if offsets is not None:
-        expert, offsets = expert_of_row(offsets, rows), offsets.long()
+        offsets = offsets.long()
+        expert = torch.searchsorted(offsets[1:], row, right=True)
         blocks = -(-offsets.diff() // SCALE_ROWS)
         row = (blocks.cumsum(0) - blocks)[expert] * SCALE_ROWS + row - offsets[expert]
     atom = row // SCALE_ROWS * scale_atoms(columns)

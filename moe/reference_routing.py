@@ -9,12 +9,14 @@ The functions run on any device and read nothing back on the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 SCORING = ("softmax", "sigmoid", "sqrtsoftplus")
 LARGEST_LOGIT = torch.finfo(torch.float32).max
+Exponential = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +52,36 @@ def route(
     A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
     """
     _check_route(logits.shape[1], top_k, scoring, n_group, topk_group)
-    scores = _scores(logits.float(), scoring)
-    chosen_by = scores if bias is None else scores + bias.float()
+    of_experts = scores(logits.float(), scoring)
+    chosen_by = of_experts if bias is None else of_experts + bias.float()
     order = chosen_by.argsort(dim=-1, descending=True, stable=True)
     closed = _closed_groups(chosen_by, n_group, topk_group).gather(-1, order)
     order = order.gather(-1, closed.int().argsort(dim=-1, stable=True))
     ids = order[:, :top_k]
-    weights = scores.gather(-1, ids)
-    if renormalize:
-        total = weights.sum(-1, keepdim=True)
-        weights = weights / total.masked_fill(total == 0, 1.0)
-    return ids.int(), weights * scale
+    return ids.int(), weights_of(of_experts, ids, renormalize) * scale
+
+
+def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> torch.Tensor:
+    """What `route` makes of logits [T, E], in their dtype. exp: perhaps one that rounds as kernels
+    do."""
+    logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
+    if scoring == "sigmoid":
+        return 1.0 / (1.0 + exp(-logits))
+    if scoring == "sqrtsoftplus":
+        return (torch.log1p(exp(-logits.abs())) + logits.clamp(min=0)).sqrt()
+    top = logits.amax(-1, keepdim=True)
+    weights = exp(logits - top.masked_fill(top == -math.inf, 0.0))
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1.0)
+
+
+def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> torch.Tensor:
+    """Those of the experts ids [T, k], of scores [T, E]."""
+    weights = scores.gather(-1, ids.long())
+    if not renormalize:
+        return weights
+    total = weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1.0)
 
 
 def permutation(ids: torch.Tensor, num_experts: int) -> Permutation:
@@ -103,18 +124,6 @@ def _check_route(experts: int, top_k: int, scoring: str, n_group: int, topk_grou
     eligible = experts // n_group * topk_group
     if not 1 <= top_k <= eligible:
         raise ValueError(f"top_k {top_k}: from 1 to {eligible}, the experts of {topk_group} groups")
-
-
-def _scores(logits: torch.Tensor, scoring: str) -> torch.Tensor:
-    logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
-    if scoring == "sigmoid":
-        return torch.sigmoid(logits)
-    if scoring == "sqrtsoftplus":
-        return torch.nn.functional.softplus(logits).sqrt()
-    top = logits.amax(-1, keepdim=True)
-    weights = torch.exp(logits - top.masked_fill(top == -math.inf, 0.0))
-    total = weights.sum(-1, keepdim=True)
-    return weights / total.masked_fill(total == 0, 1.0)
 
 
 def _closed_groups(chosen_by: torch.Tensor, n_group: int, topk_group: int) -> torch.Tensor:

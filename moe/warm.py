@@ -31,12 +31,17 @@ def warmup(
 ) -> Warmed:
     """Find or compile all kernels that `fused_moe` can choose for layers like this one.
 
-    x, experts, router_logits, router, options: as for `moe.fused_moe`; what tensors hold does not
-    count, nor how many tokens there are, and they may be on the device 'meta' where `arch` is
-    given. tokens: how many a call may have, a sequence such as `range(1, 8193)`. progress: see
-    `kernelkit.warm.warm`.
+    A later `fused_moe` with so many tokens compiles nothing.
 
-    A later `fused_moe` with so many tokens compiles nothing. Raises what `fused_moe` raises.
+    Args:
+        x, experts, router_logits, router, options: as for `moe.fused_moe`; what tensors hold does
+            not count, nor how many tokens there are, and they may be on the device 'meta' where
+            `arch` is given.
+        tokens: how many a call may have, a sequence such as `range(1, 8193)`.
+        progress: see `kernelkit.warm.warm`.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `fused_moe`.
     """
     return warm(kernels_for(x, experts, router_logits, router, tokens, **options), progress)
 

@@ -3,16 +3,8 @@
 Three doors: `load(text).launch(...)` runs PTX; `compile(fn, *args)` and `run(compiled, *args)` do
 the same for CuTe DSL kernels through their own host code; `python -m ptxemu script.py` runs a whole
 script. Needs numpy; the DSL and torch only for the last two. See README.md for the memory model and
-its gaps.
-
-Layers, from the lowest; each imports only those before it:
-
-    errors options | syntax numerics trace | report | codegen | machine | ops | check |
-    watch collection | module | host | this file and __main__
-
-`codegen` knows the registry of instructions and `ops` fills it; `machine` and `ops` announce what
-happens to `machine.listener.Listener`, and the checker and the timeline in `check` listen. What
-outlives a launch belongs to a context (`contextvars`) or is a cache.
+its gaps, and for what imports what. What outlives a launch belongs to a context (`contextvars`) or
+is a cache.
 """
 
 from __future__ import annotations

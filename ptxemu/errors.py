@@ -10,9 +10,7 @@ from __future__ import annotations
 
 
 class PtxEmuError(Exception):
-    """Base of all errors of this package. `where` is filled in by the machine as the error
-    leaves.
-    """
+    """Base of all errors of this package. `where` is filled in as the error leaves the machine."""
 
     def __init__(self, message: str, *, line: int | None = None, text: str = "") -> None:
         super().__init__(message)
@@ -53,9 +51,7 @@ class OutOfBounds(HardwareRefusal):
 
 
 class Deadlock(PtxEmuError):
-    """Every warp waits for something that nobody left can do; the message lists who waits for
-    what.
-    """
+    """Every warp waits for something that nobody left can do; the message says who for what."""
 
 
 class LimitExceeded(PtxEmuError):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
-from ptxemu import collection, ops, watch  # noqa: F401  (ops fills the registry)
+from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.check.checker import Checker
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.timeline import Timeline
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
-from ptxemu.machine.machine import Dim3, Machine, Shape
+from ptxemu.machine.machine import Dim3, Machine, Shape, padded
 from ptxemu.machine.memory import GlobalMemory, Range
 from ptxemu.options import Options
 from ptxemu.report import Finding, LaunchReport
@@ -25,12 +27,25 @@ from ptxemu.syntax.tree import Entry, Imm, Variable
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Within the block no garbage is collected. A parsed kernel is tens of thousands of objects,
+    none of which is any, and each look for it goes through all that the process has imported."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Module:
     """PTX text, ready to launch. Module variables live as long as the module."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        with collection.put_off():
+        with no_collection():
             self.tree = parse(text)
         self._buffers: dict[str, np.ndarray] = {}
         self._symbols: dict[str, tuple[str, int]] = {}
@@ -75,7 +90,7 @@ class Module:
         key = (entry.name, late, checked)
         if key not in self._programs:
             layout = Layout(entry, self._symbols, self._shared)
-            with collection.put_off():
+            with no_collection():
                 self._programs[key] = Program(entry, layout, late=late, checked=checked)
         return self._programs[key]
 
@@ -131,10 +146,9 @@ class Module:
         try:
             report = machine.run()
         except PtxEmuError as error:
-            watch.note(_stopped(machine, error))
+            watch.note(machine.report_with(stopped=f"{type(error).__name__}: {error}"))
             raise
         memory_before.set(checker.shadow if checker else None)
-        report.options = options
         report.trace = timeline.trace if timeline else None
         watch.note(report)
         return report
@@ -150,25 +164,10 @@ def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow
     return before
 
 
-def _stopped(machine: Machine, error: PtxEmuError) -> LaunchReport:
-    """What is left of a launch that raised."""
-    return LaunchReport(
-        entry=machine.program.entry.name,
-        grid=machine.shape.grid,
-        block=machine.shape.block,
-        cluster=machine.shape.cluster,
-        findings=machine.findings,
-        options=machine.options,
-        stopped=f"{type(error).__name__}: {error}",
-    )
-
-
 def _dim3(name: str, dims: Sequence[int]) -> Dim3:
-    values = [int(d) for d in dims]
-    if not 1 <= len(values) <= 3:
+    if not 1 <= len(dims) <= 3:
         raise HardwareRefusal(f"{name}={dims}; one to three dimensions")
-    x, y, z = (*values, *(1,) * (3 - len(values)))
-    return x, y, z
+    return padded(tuple(int(d) for d in dims))
 
 
 def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:

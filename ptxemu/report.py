@@ -46,8 +46,7 @@ class Access:
     @property
     def place(self) -> tuple[Any, ...]:
         """Equal where one line of Python, or of PTX where it has no line information, does the same
-        to the same kind of memory: an unrolled loop is one place.
-        """
+        to the same kind of memory: an unrolled loop is one place."""
         return self.source or str(self.line), self.role, self.what, self.space.partition(" ")[0]
 
     @property
@@ -93,8 +92,7 @@ class Finding:
     @property
     def place(self) -> tuple[Any, ...]:
         """Equal for findings that have one cause: the same instructions, whoever executed them, in
-        either order; the same words where no instruction is known.
-        """
+        either order; the same words where no instruction is known."""
         sides = tuple(sorted(a.place for a in self.accesses)) or (self.source or self.line,)
         words = "" if self.line or any(access.line for access in self.accesses) else self.message
         return self.check, self.severity, sides, self.missing, words
@@ -112,13 +110,10 @@ class LaunchReport:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
-    by_warp: dict[int, Counter[str]] = field(
-        default_factory=dict
-    )  # warp -> opcode -> warp-instructions
-    bytes: Counter[str] = field(default_factory=Counter[str])  # path such as "tma.load" -> bytes
-    counts: Counter[str] = field(
-        default_factory=Counter[str]
-    )  # unit such as "tma.load" -> operations
+    # warp -> opcode -> warp-instructions; path such as "tma.load" -> bytes, and -> operations
+    by_warp: dict[int, Counter[str]] = field(default_factory=dict)
+    bytes: Counter[str] = field(default_factory=Counter[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     trace: Trace | None = None

@@ -22,8 +22,7 @@ _active: ContextVar[tuple[tuple[dict[str, Any], Report], ...]] = ContextVar("wat
 @contextmanager
 def watched(**changes: Any) -> Iterator[Report]:
     """Within the block launches take `changes` to their options (fields of
-    `Options`); each leaves its report, the one that raised as well.
-    """
+    `Options`); each leaves its report, the one that raised as well."""
     replace(Options(), **changes)  # refuses what no launch could take
     report = Report()
     outer = _active.set((*_active.get(), (changes, report)))

@@ -6,15 +6,12 @@ run."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import main_of
 from workbench.commands import BENCH
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(BENCH, __doc__, argv)
-
+main = partial(main_of, BENCH, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workbench.command import Command
@@ -29,11 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command("workbench.conformance.perform", add_flags, __doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return COMMAND.main("conformance.py", argv)
-
+main = partial(COMMAND.main, "conformance.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,15 +6,12 @@ PTX needs no GPU; registers and SASS need NVIDIA's cuobjdump and nvdisasm, which
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import main_of
 from workbench.commands import DUMP
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(DUMP, __doc__, argv, default="fmha")
-
+main = partial(main_of, DUMP, __doc__, default="fmha")
 
 if __name__ == "__main__":
     sys.exit(main())

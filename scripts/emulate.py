@@ -5,15 +5,12 @@ Writes a Perfetto trace, which ui.perfetto.dev opens, and a picture; fmha withou
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import main_of
 from workbench.commands import EMULATE
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(EMULATE, __doc__, argv, default="fmha")
-
+main = partial(main_of, EMULATE, __doc__, default="fmha")
 
 if __name__ == "__main__":
     sys.exit(main())

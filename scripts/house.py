@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import main_of
 from workbench.house.commands import HOUSE
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(HOUSE, __doc__, argv)
-
+main = partial(main_of, HOUSE, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workbench.command import Command
@@ -39,11 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command("workbench.mutation.perform", add_flags, __doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return COMMAND.main("mutate.py", argv)
-
+main = partial(COMMAND.main, "mutate.py")
 
 if __name__ == "__main__":
     sys.exit(main())

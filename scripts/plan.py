@@ -21,17 +21,13 @@ most is stranded there, here as in vLLM.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import Command
 from workbench.flags import kvcache
 
 COMMAND = Command("workbench.plan.kv", kvcache.add_plan, __doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return COMMAND.main("plan.py", argv)
-
+main = partial(COMMAND.main, "plan.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,15 +5,12 @@ A GPU that a kernel is written for runs it; everywhere else the emulator runs it
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 
 from workbench.command import main_of
 from workbench.commands import RUN
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return main_of(RUN, __doc__, argv)
-
+main = partial(main_of, RUN, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

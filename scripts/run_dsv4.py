@@ -5,4 +5,4 @@ import sys
 from workbench.commands import RUN
 
 if __name__ == "__main__":
-    sys.exit(RUN["dsv4"].main("run_dsv4.py", None))
+    sys.exit(RUN["dsv4"].main("run_dsv4.py"))

@@ -5,4 +5,4 @@ import sys
 from workbench.commands import RUN
 
 if __name__ == "__main__":
-    sys.exit(RUN["fmha"].main("run_fmha.py", None))
+    sys.exit(RUN["fmha"].main("run_fmha.py"))

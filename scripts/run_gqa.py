@@ -5,4 +5,4 @@ import sys
 from workbench.commands import RUN
 
 if __name__ == "__main__":
-    sys.exit(RUN["gqa"].main("run_gqa.py", None))
+    sys.exit(RUN["gqa"].main("run_gqa.py"))

@@ -5,4 +5,4 @@ import sys
 from workbench.commands import RUN
 
 if __name__ == "__main__":
-    sys.exit(RUN["kvcache"].main("run_kvcache.py", None))
+    sys.exit(RUN["kvcache"].main("run_kvcache.py"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workbench.command import Command
@@ -43,11 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command("workbench.soak.perform", add_flags, __doc__)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return COMMAND.main("soak.py", argv)
-
+main = partial(COMMAND.main, "soak.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,19 +1,13 @@
-"""What tests of both attentions share: problems, calls that both refuse, what tracers and the host
-do with them."""
+"""What tests of both attentions share: problems, calls that both refuse, a watch on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-import fmha.launch
-import gqa_lowlatency.launch
-from kernelkit.launch import Target
 
 BF16, INT = torch.bfloat16, torch.int32
 COPY_TO = torch.ops.aten._to_copy.default
@@ -57,6 +51,10 @@ def problem(
         tables["page_table"] = table([[3, 1, 0], [2, 4, 0]])
     k, v = (tensor(*keys, 2, columns, dtype=kv_dtype) for columns in (dim, v_dim))
     return (tensor(*queries, 4, dim), k, v), tables
+
+
+def same(results: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> bool:
+    return all(map(torch.equal, results, expected))
 
 
 # ---- what both refuse
@@ -182,49 +180,6 @@ def metadata(results: tuple) -> list[tuple]:
     return [(t.shape, t.dtype, t.stride(), t.device.type) for t in results]
 
 
-def check_meta(attend: Callable) -> None:
-    """Tensors on 'meta' are shapes without a launch."""
-    inputs, _ = problem("dense")
-    o, lse = attend(*(tensor.to("meta") for tensor in inputs), return_lse=True)
-    assert (o.shape, lse.shape) == ((2, 3, 4, 64), (2, 4, 3))
-    assert o.device.type == lse.device.type == "meta"
-
-
-def check_compiled(attend: Callable, call: Call, **options: Any) -> None:
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: dict) -> torch.Tensor:
-        return attend(q * 2, k, v, **options, **tables) + 1
-
-    (inputs, tables), compiled = call, torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs, tables), step(*inputs, tables))
-
-
-def check_symbols(attend: Callable) -> None:
-    """Sizes stay symbols in compiled code, which is compiled once."""
-    seen = []
-
-    def watch(graph: Any, _examples: Any) -> Any:
-        seen.append(graph)
-        return graph
-
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=watch)
-    for batch, queries, keys in ((5, 3, 40), (6, 7, 33)):  # equal sizes would share a symbol
-        q = torch.randn(batch, queries, 4, 64).to(BF16)
-        k, v = torch.randn(2, batch, keys, 2, 64).to(BF16)
-        assert all(map(torch.equal, compiled(q, k, v), attend(q, k, v)))
-    assert len(seen) == 1, "compiled again for other sizes"
-
-
-def record_launches(patch: pytest.MonkeyPatch, module: ModuleType, arch: str) -> list[tuple]:
-    """Arguments of what would be launched on a GPU of `arch`, the config in place of a kernel."""
-    seen = []
-    patch.setattr(module, "compile_once", lambda config, *_: config)
-    patch.setattr(module, "choose_target", lambda *_: Target("cuda", arch))
-    patch.setattr(module, "launch", lambda *launched: seen.append(launched))
-    # A fake tensor has no address.
-    patch.setattr(module, "require_tma", lambda name, tensor: None)
-    return seen
-
-
 class Watched(TorchDispatchMode):
     """Records operators that read from a GPU, or that copy host memory to it, and allocations."""
 
@@ -245,24 +200,3 @@ class Watched(TorchDispatchMode):
         if function.namespace == "aten" and not function.is_view:
             self.made.append(str(function))
         return function(*args, **kwargs)
-
-
-# ---- fixtures, which conftest.py of both imports
-
-
-@pytest.fixture
-def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("nothing is to be compiled")
-
-    for module in (fmha.launch, gqa_lowlatency.launch):
-        monkeypatch.setattr(module, "compile_once", refuse)
-
-
-@pytest.fixture
-def poisoned_outputs() -> Iterator[None]:
-    """torch.empty returns NaN, so that what the kernel leaves unwritten is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
+import itertools
 import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
-from kernelkit.compile import forget
+from kernelkit import compile as kernel_compile
 from kernelkit.trace import PTXAS_VARIABLE
 from tests.durations import Durations
 from workbench.house import tiers
@@ -49,7 +55,7 @@ class Garbage:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         if nextitem is None or _group(nextitem) != _group(item):
-            self.kernels += forget()
+            self.kernels += kernel_compile.forget()
         everything = self.kernels >= self.MANY
         if everything:
             self.kernels = 0
@@ -64,6 +70,51 @@ class Garbage:
 def whole_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled as for a GPU: for tests that read machine code."""
     monkeypatch.delenv(PTXAS_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel is in memory, and none is compiled."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing is to be compiled")
+
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setattr(kernel_compile, "_make", refuse)
+
+
+@pytest.fixture
+def poisoned_outputs() -> Iterator[None]:
+    """torch.empty returns NaN and large integers: what a kernel leaves unwritten is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """changed(module, users, name, (old, new), ...): each of `users` gets the `name` of a copy of
+    `module` in which each old text, which stands there once, is the new one."""
+    serial = itertools.count()
+
+    def change(
+        module: ModuleType, users: Sequence[object], name: str, *replacements: tuple[str, str]
+    ) -> None:
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        for old, new in replacements:
+            assert source.count(old) == 1, f"the cure is not where it was: {old}"
+            source = source.replace(old, new)
+        path = tmp_path / f"changed_{next(serial)}.py"  # the DSL reads functions from their files
+        path.write_text(source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        copy = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+        for user in users:
+            monkeypatch.setattr(user, name, getattr(copy, name))
+        monkeypatch.setattr(kernel_compile, "_compiled", {})
+
+    return change
 
 
 def pytest_configure(config: pytest.Config) -> None:

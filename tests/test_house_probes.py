@@ -20,6 +20,8 @@ def probe(rule, text: str, path: str = "kernelkit/probe.py") -> list[str]:
 
 
 JIT = "import cutlass.cute as cute\n\n@cute.jit\n"
+FUTURE = "from __future__ import annotations\n"
+TYPE_CHECKING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cutlass"
 EIGHT = "a, b, c, d, e, f, g, h"
 NINE = f"{EIGHT}, i"
 
@@ -28,68 +30,87 @@ def function_of(lines: int, name: str = "step") -> str:
     return f"def {name}():\n" + "    pass\n" * (lines - 1)
 
 
-@pytest.mark.parametrize(
-    ("rule", "bad", "good"),
-    [
-        (size.file_length, "x = 1\n" * 501, "x = 1\n" * 500),
-        (size.function_length, function_of(61), function_of(60)),
-        (size.function_length, function_of(61, "run"), function_of(60, "run")),
-        (size.function_length, JIT + function_of(121, "run"), JIT + function_of(120, "run")),
-        (size.parameter_count, f"def f({NINE}): 0", f"def f({EIGHT}, *, i): 0"),
-        (size.parameter_count, f"def _f({EIGHT}, *, i): 0", f"def _f({EIGHT}): 0"),
-        (
-            size.parameter_count,
-            f"class A:\n    def f(self, {NINE}): ...",
-            f"class A:\n    def f(self, {EIGHT}): ...",
-        ),
-        (size.module_docstring, "import os", '"""Says its duty."""'),
-    ],
-)
-def test_size(rule, bad, good):
-    assert probe(rule, bad)
-    assert not probe(rule, good)
+def jit(text: str) -> str:
+    return f"{JIT}def f{text}: ...\n"
 
 
-@pytest.mark.parametrize(
-    ("path", "bad", "good"),
-    [
-        ("kernelkit/a.py", "import fmha", "import torch"),
-        ("kvcache/a.py", "from gqa_lowlatency import split", "from kernelkit.tma import atoms"),
-        ("fmha/a.py", "from moe import router", "from gqa_lowlatency import decode"),
-        ("moe/a.py", "import kvcache.layouts.layout", "from . import plan"),
-        ("moe/sm100/a.py", "from fmha.config import C", "from ..plan import P"),
-        ("fmha/api.py", "def f():\n    import ptxemu", "from kernelkit.launch import launch"),
-        ("kernelkit/launch.py", "import ptxemu", "def f():\n    import ptxemu"),
-        ("ptxemu/run.py", "def f():\n    from kernelkit import launch", "import ptxemu.report"),
-        ("kernelkit/a.py", "from tests.compare import close", "from kernelkit import compare"),
-    ],
-)
-def test_import_direction(path, bad, good):
-    assert probe(imports.direction, bad, path)
-    assert not probe(imports.direction, good, path)
+# rule, what breaks it, what does not
+PROBES = [
+    (size.file_length, "x = 1\n" * 501, "x = 1\n" * 500),
+    (size.function_length, function_of(61), function_of(60)),
+    (size.function_length, function_of(61, "run"), function_of(60, "run")),
+    (size.function_length, JIT + function_of(121, "run"), JIT + function_of(120, "run")),
+    (size.parameter_count, f"def f({NINE}): 0", f"def f({EIGHT}, *, i): 0"),
+    (size.parameter_count, f"def _f({EIGHT}, *, i): 0", f"def _f({EIGHT}): 0"),
+    (size.parameter_count, f"class A:\n    def f(self, {NINE}): ...",
+     f"class A:\n    def f(self, {EIGHT}): ..."),
+    (size.module_docstring, "import os", '"""Says its duty."""'),
+    (size.jit_signature, jit("(x: tuple)"), jit("(x: tuple[Int32, ...])")),
+    (size.jit_signature, jit("(x: tuple[Int32, Int32, Int32])"), jit("(x: tuple[Int32, Int32])")),
+    (size.jit_signature, jit("(x: cutlass.Constexpr[tuple])"), jit("(x: cutlass.Constexpr[int])")),
+    (size.jit_signature, jit("(x: tuple[tuple, ...] | None)"),
+     jit("(x: tuple[Row, ...] | None)")),
+    (size.parameter_count, jit(f"({NINE})"), jit(f"({EIGHT})")),
+    (size.parameter_count, jit(f"({EIGHT}, *, i)"), jit("(a, *, i)")),
+    (size.jit_signature, jit("(x: tuple)"), f"def f(x: tuple, {NINE}): ..."),
+    (size.jit_signature, jit("() -> tuple"), jit("() -> tuple[A, B, C]")),
+    (imports.plans_without_dsl, "import cutlass.cute as cute", TYPE_CHECKING),
+    (imports.plans_without_dsl, "from cutlass import Float32", "import torch"),
+    (dsl.advanced_state_returns, JIT + "def step(state, x):\n    state.advance()\n",
+     JIT + "def step(state, x):\n    state.advance()\n    return state, x\n"),
+    (dsl.advanced_state_returns, JIT + "def step(stages):\n    stages.kv.advance()\n    return 0\n",
+     JIT + "def step(stages):\n    stages.kv.advance()\n    return stages\n"),
+    (dsl.advanced_state_returns, JIT + "def step(self):\n    self.consumer.wait_and_advance()\n",
+     JIT + "def run(self, state):\n    state.advance()\n"),
+    (dsl.advanced_state_returns, JIT + "def step(cursor):\n    cursor.advance()\n",
+     "def step(cursor):\n    cursor.advance()\n"),  # the advance of another library
+    (dsl.no_advance_on_exit, JIT + "def __exit__(self, *error):\n    self.state.advance()\n",
+     JIT + "def __exit__(self, *error):\n    self.pipe.release(self.state)\n"),
+    (dsl.no_nested_roles, JIT + "def kernel():\n    def load(): ...\n    load()\n",
+     JIT + "def kernel():\n    load()\n"),
+    (dsl.no_future_annotations, FUTURE + "@cute.struct\nclass A: ...", "@cute.jit\ndef f(): ..."),
+    (dsl.no_future_annotations, FUTURE + "@cute.jit\ndef f(): ...",
+     FUTURE + "@dataclass\nclass A: ..."),
+    (dsl.no_traps_imported, "import cutlass\nfrom typing import NamedTuple",
+     "import cutlass\nfrom dataclasses import dataclass"),
+    (dsl.no_traps_imported, "import cutlass\nfrom typing import NamedTuple",
+     "from typing import NamedTuple"),
+    (dsl.no_traps_imported, "import cutlass\nfrom cutlass.utils import SmemAllocator",
+     "import cutlass\nfrom cutlass.memory import SmemAllocator"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "bad", "good"),
-    [
-        ("ptxemu/machine/a.py", "def f():\n    import torch", "import numpy as np\nimport struct"),
-        ("ptxemu/host/a.py", "import torch", "def f():\n    import torch"),
-    ],
-)
-def test_emulator_is_alone(path, bad, good):
-    assert probe(imports.emulator_is_alone, bad, path)
-    assert not probe(imports.emulator_is_alone, good, path)
+@pytest.mark.parametrize(("rule", "bad", "good"), PROBES)
+def test_rules_of_a_file(rule, bad, good):
+    assert probe(rule, bad, "kernelkit/plan.py")
+    assert not probe(rule, good, "kernelkit/plan.py")
 
 
-def test_plans_without_dsl():
-    for bad in ("import cutlass.cute as cute", "from cutlass import Float32"):
-        assert probe(imports.plans_without_dsl, bad, "fmha/plan.py")
+@pytest.mark.parametrize(("rule", "path", "bad", "good"), [
+    (imports.direction, "kernelkit/a.py", "import fmha", "import torch"),
+    (imports.direction, "kvcache/a.py", "from gqa_lowlatency import split",
+     "from kernelkit.tma import atoms"),
+    (imports.direction, "fmha/a.py", "from moe import router", "from gqa_lowlatency import decode"),
+    (imports.direction, "moe/a.py", "import kvcache.layouts.layout", "from . import plan"),
+    (imports.direction, "moe/sm100/a.py", "from fmha.config import C", "from ..plan import P"),
+    (imports.direction, "fmha/api.py", "def f():\n    import ptxemu",
+     "from kernelkit.launch import launch"),
+    (imports.direction, "kernelkit/launch.py", "import ptxemu", "def f():\n    import ptxemu"),
+    (imports.direction, "ptxemu/run.py", "def f():\n    from kernelkit import launch",
+     "import ptxemu.report"),
+    (imports.direction, "kernelkit/a.py", "from tests.compare import close",
+     "from kernelkit import compare"),
+    (imports.emulator_is_alone, "ptxemu/machine/a.py", "def f():\n    import torch",
+     "import numpy as np\nimport struct"),
+    (imports.emulator_is_alone, "ptxemu/host/a.py", "import torch", "def f():\n    import torch"),
+])  # fmt: skip
+def test_rules_of_a_place(rule, path, bad, good):
+    assert probe(rule, bad, path)
+    assert not probe(rule, good, path)
+
+
+def test_plans_alone_do_without_the_dsl():
     assert not probe(imports.plans_without_dsl, "import cutlass", "fmha/args.py")
-    assert not probe(
-        imports.plans_without_dsl,
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cutlass",
-        "fmha/plan.py",
-    )
 
 
 def test_plans_without_dsl_follows_our_modules(monkeypatch):
@@ -105,88 +126,6 @@ def test_plans_without_dsl_follows_our_modules(monkeypatch):
     monkeypatch.setattr(imports, "own_source", own_source)
     messages = probe(imports.plans_without_dsl, "import kernelkit.edges", "fmha/plan.py")
     assert messages == ["reaches the DSL: kernelkit.edges -> kernelkit.pipelines -> cutlass"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "bad", "good"),
-    [
-        (
-            dsl.advanced_state_returns,
-            "def step(state, x):\n    state.advance()\n",
-            "def step(state, x):\n    state.advance()\n    return state, x\n",
-        ),
-        (
-            dsl.advanced_state_returns,
-            "def step(stages):\n    stages.kv.advance()\n    return 0\n",
-            "def step(stages):\n    stages.kv.advance()\n    return stages\n",
-        ),
-        (
-            dsl.advanced_state_returns,
-            "def step(self):\n    self.consumer.wait_and_advance()\n",
-            "def run(self, state):\n    state.advance()\n",
-        ),
-        (
-            dsl.no_advance_on_exit,
-            "def __exit__(self, *error):\n    self.state.advance()\n",
-            "def __exit__(self, *error):\n    self.pipe.release(self.state)\n",
-        ),
-        (
-            dsl.no_nested_roles,
-            "def kernel():\n    def load(): ...\n    load()\n",
-            "def kernel():\n    load()\n",
-        ),
-    ],
-)
-def test_dsl_state(rule, bad, good):
-    assert probe(rule, JIT + bad)
-    assert not probe(rule, JIT + good)
-
-
-@pytest.mark.parametrize(
-    ("bad", "good"),
-    [
-        ("x: tuple", "x: tuple[Int32, ...]"),
-        ("x: tuple[Int32, Int32, Int32]", "x: tuple[Int32, Int32]"),
-        ("x: cutlass.Constexpr[tuple]", "x: cutlass.Constexpr[int]"),
-        ("x: tuple[tuple, ...] | None", "x: tuple[Row, ...] | None"),
-        (NINE, EIGHT),
-        (f"{EIGHT}, *, i", "a, *, i"),
-    ],
-)
-def test_jit_signature(bad, good):
-    for parameters, broken in ((bad, True), (good, False)):
-        assert bool(probe(size.jit_signature, f"{JIT}def f({parameters}): ...\n")) == broken
-        assert not probe(size.jit_signature, f"def f({parameters}): ...\n")
-
-
-def test_a_jit_function_says_what_it_returns():
-    assert probe(size.jit_signature, f"{JIT}def f() -> tuple: ...\n")
-    assert not probe(size.jit_signature, f"{JIT}def f() -> tuple[A, B, C]: ...\n")
-
-
-def test_advance_of_another_library_is_free():
-    assert not probe(dsl.advanced_state_returns, "def step(cursor):\n    cursor.advance()\n")
-
-
-@pytest.mark.parametrize("traced", ["@cute.struct\nclass A: ...", "@cute.jit\ndef f(): ..."])
-def test_no_future_annotations(traced):
-    future = "from __future__ import annotations\n"
-    assert probe(dsl.no_future_annotations, future + traced)
-    assert not probe(dsl.no_future_annotations, traced)
-    assert not probe(dsl.no_future_annotations, future + "@dataclass\nclass A: ...")
-
-
-@pytest.mark.parametrize(
-    ("bad", "good"),
-    [
-        ("from typing import NamedTuple", "from dataclasses import dataclass"),
-        ("from cutlass.utils import SmemAllocator", "from cutlass.memory import SmemAllocator"),
-    ],
-)
-def test_no_traps_imported(bad, good):
-    assert probe(dsl.no_traps_imported, f"import cutlass\n{bad}")
-    assert not probe(dsl.no_traps_imported, f"import cutlass\n{good}")
-    assert not probe(dsl.no_traps_imported, bad.replace("cutlass.", "other."))
 
 
 def test_prose():

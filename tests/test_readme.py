@@ -1,17 +1,32 @@
-"""The top README tells the truth: its Python runs, its commands and its tree exist."""
+"""The pages outside of packages tell the truth: their Python runs, their commands and trees exist,
+links to headings lead somewhere, and the log's index names every entry."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import PurePosixPath
 
-from workbench.house.source import PACKAGES, ROOT
+from kernelkit import __main__ as command_line
+from kernelkit import aot, store
+from kernelkit.compile import collecting
+from workbench.house.source import PACKAGES, ROOT, files
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LOG = PurePosixPath("notes/log.md")
+
+
+def text_of(page: PurePosixPath | str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+README, COMPILED = text_of("README.md"), text_of("docs/compiled_kernels.md")
 
 
 def test_python_of_the_readme_runs():
-    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (program,) = PYTHON.findall(README)
     names: dict = {}
     exec(program, names)
     assert names["out"].shape == (1, 200, 8, 64)
@@ -38,3 +53,55 @@ def test_scripts_of_the_readme_exist():
     names = listed.split(", ")
     assert {"run_fmha", "explain", "bench"} <= set(names)
     assert not [name for name in names if not (ROOT / "scripts" / f"{name}.py").exists()]
+
+
+# ---- docs/compiled_kernels.md
+
+
+def test_python_about_compiled_kernels_runs():
+    """And names kernels; that they compile is other tests' business."""
+    (program,) = PYTHON.findall(COMPILED)
+    with collecting() as keys:
+        exec(program, {})
+    assert keys
+
+
+def test_commands_about_compiled_kernels_exist():
+    help_text = command_line._parser().format_help()
+    for command in re.findall(r"python -m kernelkit (\w+)", COMPILED):
+        assert command in help_text
+
+
+def test_variables_about_compiled_kernels_exist():
+    known = {store.VARIABLE, store.LIMIT_VARIABLE, aot.VARIABLE, aot.RECORD_VARIABLE}
+    assert set(re.findall(r"BLACKWELL_KERNELS_\w+", COMPILED)) == known
+    assert f"`{store.LIMIT_VARIABLE}` ({store.DEFAULT_LIMIT})" in COMPILED
+
+
+# ---- links
+
+
+def anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def headings(path: PurePosixPath) -> list[str]:
+    return HEADING.findall(re.sub(r"^(```|    ).*$", "", text_of(path), flags=re.MULTILINE))
+
+
+def test_links_to_headings_lead_somewhere():
+    lost = []
+    for path in files(".md"):
+        for page, name in LINK.findall(text_of(path)):
+            target = path.parent / page if page else path
+            if name not in map(anchor, headings(target)):
+                lost.append(f"{path}: {page}#{name}")
+    assert not lost
+
+
+def test_the_index_of_the_log_names_every_entry_once():
+    entries = [anchor(heading) for heading in headings(LOG) if heading[:2] == "20"]
+    indexed = [name for _, name in LINK.findall(text_of(LOG))]
+    assert len(entries) == len(set(entries))
+    assert sorted(entries) == sorted(indexed)

@@ -39,12 +39,7 @@ from fmha.sm100.walk import locate, plan_walk
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
-from kernelkit.pipelines import (
-    make_pipelines,
-    meet_before_exit,
-    publish_barriers,
-    tma_group,
-)
+from kernelkit.pipelines import make_pipelines, meet_before_exit, publish_barriers, tma_group
 from kernelkit.warps import Role, RolePlan
 
 

@@ -5,17 +5,10 @@ from typing import TYPE_CHECKING
 from kernelkit.exports import exports
 
 if TYPE_CHECKING:
-    from fmha.sparse.api import (
-        Every,
-        Selected,
-        StepView,
-        Workspace,
-        cached_attention,
-        plan_workspace,
-        step_view,
-    )
+    from fmha.sparse.api import Every, Selected, StepView, cached_attention, step_view
     from fmha.sparse.compressor.api import Compressor, Tables, compress
     from fmha.sparse.indexer.api import IndexQuery, prepare_query, scores, select
+    from fmha.sparse.workspace import Workspace, plan_workspace
 
 __all__ = [
     "Compressor",
@@ -35,8 +28,8 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = exports(__name__, {
-    "fmha.sparse.api": "Every Selected StepView Workspace cached_attention plan_workspace "
-    "step_view",
+    "fmha.sparse.api": "Every Selected StepView cached_attention step_view",
     "fmha.sparse.compressor.api": "Compressor Tables compress",
     "fmha.sparse.indexer.api": "IndexQuery prepare_query scores select",
+    "fmha.sparse.workspace": "Workspace plan_workspace",
 })  # fmt: skip

@@ -25,22 +25,8 @@ import torch
 
 from fmha.config import PAGE_SIZES
 from fmha.sparse.keys import Keys, OwnKeys, all_entries, write_chunk, write_tokens
-from fmha.sparse.window import (
-    Arrays,
-    ChunkWindow,
-    EntryPages,
-    TokenWindow,
-    see_entries,
-    see_window,
-)
-from fmha.sparse.workspace import (
-    COLUMNS,
-    Workspace,
-    chunk_rows,
-    decoding_rows,
-    plan_workspace,
-    workspace_of,
-)
+from fmha.sparse.window import Arrays, ChunkWindow, EntryPages, TokenWindow, see_entries, see_window
+from fmha.sparse.workspace import COLUMNS, Workspace, chunk_rows, decoding_rows, workspace_of
 from kernelkit import hw
 from kernelkit.merge import merge
 from kernelkit.tensors import require_no_grad, require_table, require_tensors
@@ -50,16 +36,6 @@ from kvcache.layouts.rows import Rows
 
 RECORDS = (BF16_512, FP8_584)
 WORKSPACE = 1 << 30  # bytes
-
-__all__ = [
-    "Every",
-    "Selected",
-    "StepView",
-    "Workspace",
-    "cached_attention",
-    "plan_workspace",
-    "step_view",
-]
 
 Window = TokenWindow | ChunkWindow
 Rope = tuple[torch.Tensor, torch.Tensor]
@@ -105,11 +81,22 @@ def step_view(
 ) -> StepView:
     """The index tensors of a step, for all layers. See `fmha.sparse.window`, also for bare tensors.
 
-    arrays: `Step.tensors`, or the buffers of `Step.fill`; for a CUDA graph call this within the
-    capture. longest: `Step.longest`, most tokens of a request; up to the layout's draft (at least
-    1) all tokens count as decoding, and those with slots of -1 as padding. every: streams, those
-    that the layout lacks are passed over. pages: of a stream, `fmha.sparse.window.pages_of` what
-    the requests have; without it the block tables say how many there can be.
+    Args:
+        layout: of the cache.
+        arrays: `Step.tensors`, or the buffers of `Step.fill`; for a CUDA graph call this within the
+            capture.
+        longest: `Step.longest`, most tokens of a request; up to the layout's draft (at least 1) all
+            tokens count as decoding, and those with slots of -1 as padding.
+        ring: the ring that holds the window.
+        every: streams that are attended over whole; those that the layout lacks are passed over.
+        pages: of a stream, `fmha.sparse.window.pages_of` what the requests have; without it the
+            block tables say how many there can be.
+
+    Returns:
+        What the tokens see of the ring and of the streams.
+
+    Raises:
+        ValueError: for more pages than `pages` says, or a window larger than its ring.
     """
     find, tables = layout.find, arrays["block_tables"]
     names = {array.name for array in layout.arrays}
@@ -147,22 +134,31 @@ def cached_attention(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """bf16 [T, H, 512]: softmax(scale Q K^T, sink) K over the window and the past, the last 64
-    columns turned back by the token's position.
+    """softmax(scale Q K^T, sink) K over the window and the past, as `fmha.sparse.reference` defines
+    it, the last 64 columns turned back by the token's position.
 
-    q: bf16 [T, H, 512], rotated; kv: [T, 512], bf16 or fp32, normalised and not rotated. ring: of
-        BF16_512 or FP8_584; kv is written there as `kvcache.append_swa` does, and attention reads
-        what the record holds.
-    window: of the step, `StepView.window`. A token of padding has O = 0.
-    rope: (cos, sin), fp32 [positions, 32], the layer's own. sinks: fp32 [H]. scale: 512 ** -0.5.
-    past: compressed entries, of BF16_512 or FP8_584 as well. A past that has an entry twice counts
-        it twice.
-    workspace: bytes that one call may take beside its arguments and its result: tokens go in as
-        many launches as that needs, and ValueError says what one token needs. `Workspace` plans it.
+    Nothing waits for a GPU; a step of decoding can be captured in a CUDA graph, padding included.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit; shapes,
-    dtypes and records before anything is written. Nothing waits for a GPU; a step of decoding can
-    be captured in a CUDA graph, padding included.
+    Args:
+        q: bf16 [T, H, 512], rotated.
+        kv: [T, 512], bf16 or fp32, normalised and not rotated.
+        ring: of BF16_512 or FP8_584; kv is written there as `kvcache.append_swa` does, and
+            attention reads what the record holds.
+        window: of the step, `StepView.window`.
+        rope: (cos, sin), fp32 [positions, 32], the layer's own.
+        past: compressed entries, of BF16_512 or FP8_584; one that is there twice counts twice.
+        sinks: fp32 [H], for each head a logit whose value is zero.
+        scale: multiplies q.k; 512 ** -0.5 by default.
+        workspace: bytes that one call may take beside its arguments and its result; tokens go in as
+            many launches as that needs (`plan_workspace`).
+        backend, arch: see `kernelkit.launch.choose_target`.
+
+    Returns:
+        bf16 [T, H, 512]; a token of padding has 0.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit; shapes, dtypes
+            and records before anything is written.
     """
     _check(q, kv, ring, window, past)
     if not len(q):

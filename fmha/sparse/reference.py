@@ -58,19 +58,17 @@ def rounded(token: Token) -> torch.Tensor:
     if token.far is None:
         keys = token.near[None, :, None]
         return reference.rounded(q, keys, keys, sinks=token.sinks, **token.options).o[0, 0]
-    top = torch.full((q.shape[2],), -math.inf)
-    if token.sinks is not None:
-        top = token.sinks
-    parts = []
-    for entries in (token.near, token.far):
-        keys = entries[None, :, None]
-        part = reference.rounded(q, keys, keys, normalize=False, **token.options)
-        parts.append((part.o[0, 0], part.lse[0, :, 0], part.row_max[0, :, 0]))
-        top = torch.maximum(top, parts[-1][1])
+    parts = [
+        reference.rounded(q, keys, keys, normalize=False, **token.options)
+        for keys in (token.near[None, :, None], token.far[None, :, None])
+    ]
+    o = torch.cat([part.o[0] for part in parts])
+    lse, row_max = (
+        torch.stack([getattr(part, name)[0, :, 0] for part in parts]) for name in ("lse", "row_max")
+    )
+    sums = lse if token.sinks is None else torch.cat((lse, token.sinks[None]))
+    top = sums.amax(0)
     top = top.masked_fill(top == -math.inf, 0.0)
-    total = torch.zeros_like(top) if token.sinks is None else torch.exp(token.sinks - top)
-    o = torch.zeros_like(parts[0][0])
-    for raw, lse, row_max in parts:
-        total = total + torch.exp(lse - top)
-        o = o + raw * torch.exp(row_max - top)[:, None]
+    total = torch.exp(sums - top).sum(0)
+    o = (o * torch.exp(row_max - top)[..., None]).sum(0)
     return (o / total.masked_fill(total == 0, 1.0)[:, None]).bfloat16()

@@ -93,13 +93,27 @@ def plan_workspace(
     entries: int | None = None,
     ring: str = "swa",
 ) -> Workspace:
-    """Of the calls of a step, before there is one: `size(tokens)` is the most that a call takes,
-    what `kvcache.plan(workspace=)` sets aside. The index tensors of a step are not in it: 8 bytes
-    for each entry that they name, once for all layers.
+    """The workspace of the calls of a step, before there is one.
 
-    longest: most tokens of a request. selected: entries that a token attends to, of a CSA layer; or
-    entries: of all requests together where a layer attends to all and reads them from a workspace,
-    rounded up to PAGE for each request. Neither: a layer without a past.
+    The index tensors of a step are not in it: 8 bytes for each entry that they name, once for all
+    layers.
+
+    Args:
+        layout: of the cache.
+        heads: query heads.
+        tokens, requests: of the step.
+        longest: most tokens of a request.
+        selected: entries that a token attends to, of a CSA layer.
+        entries: of all requests together where a layer attends to all and reads them from a
+            workspace, rounded up to PAGE for each request. Neither: a layer without a past.
+        ring: the ring that holds the window.
+
+    Returns:
+        Its `size(tokens)` is the most bytes that a call takes, what `kvcache.plan(workspace=)` sets
+        aside.
+
+    Raises:
+        TypeError: for a name that is no ring's.
     """
     array = layout.find(ring)
     if not isinstance(array, Ring):

@@ -15,7 +15,7 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Place, Tables, Tensors
-from gqa_lowlatency.device.shared_words import load_integer, store_integer
+from gqa_lowlatency.device.shared_words import load, store
 from kernelkit.log2 import LN_2, LOG2_E
 from kernelkit.online_softmax import finite
 
@@ -142,9 +142,9 @@ def is_last(
         before = cute.arch.atomic_add(count, Int32(1), sem="acq_rel", scope="gpu")
         if before == all_parts - 1:
             tables.counts[unit] = Int32(0)
-        store_integer(box.arrived + FLAG_OFFSET, before)
+        store(box.arrived + FLAG_OFFSET, Int32, (before,))
     cute.arch.barrier(barrier_id=BARRIER, number_of_threads=threads)
-    return load_integer(box.arrived + FLAG_OFFSET) == all_parts - 1
+    return load(box.arrived + FLAG_OFFSET, Int32) == all_parts - 1
 
 
 @cute.jit

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load_float, load_floats
+from gqa_lowlatency.device.shared_words import load, operands, store
 from kernelkit.online_softmax import finite
 
 VECTOR = 4  # fp32 that one thread sends or adds at a time
@@ -41,23 +41,13 @@ class Mailbox:
     arrived: Int32
 
 
-def statistics_bytes(config: DecodeConfig) -> int:
-    """Of a mailbox."""
-    return config.owned_columns * config.cluster * WORDS * 4
-
-
-def o_bytes(config: DecodeConfig) -> int:
-    """Of a mailbox."""
-    return config.owned_columns * config.cluster * config.head_dim * 4
-
-
 @cute.jit
 def open_mailbox(config: DecodeConfig, box: Mailbox, rank: Int32, senders: Int32) -> None:
     """By one thread, before the cluster's barrier: how many bytes are to come."""
     cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[box.arrived])
     cute.arch.mbarrier_init_fence()
     if rank < config.owner_ctas and senders > 0:
-        nbytes = senders * ((statistics_bytes(config) + o_bytes(config)) // config.cluster)
+        nbytes = senders * ((config.statistics_bytes + config.mail_bytes) // config.cluster)
         cute.arch.inline_ptx(
             "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
             read_only_args=[box.arrived, nbytes],
@@ -95,13 +85,9 @@ def _send(
     config: DecodeConfig, box: Mailbox, owner: Int32, address: Int32, values: tuple[Float32, ...]
 ) -> None:
     count = len(values)
-    vector = f".v{count}" if count > 1 else ""
-    words = ", ".join(f"{{$r{1 + k}}}" for k in range(count))
-    words = f"{{{words}}}" if count > 1 else words
+    vector, words = operands("r", 1, count)
     if cutlass.const_expr(config.cluster == 1):
-        cute.arch.inline_ptx(
-            f"st.shared{vector}.f32 [{{$r0}}], {words};", read_only_args=[address, *values]
-        )
+        store(address, Float32, values)
     else:
         cute.arch.inline_ptx(
             "{ .reg .b32 to, box; "
@@ -132,13 +118,13 @@ def merged_statistics(
     top = -Float32.inf
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = cutlass.max(top, load_float(_statistics(config, box, slot, rank)))
+            top = cutlass.max(top, load(_statistics(config, box, slot, rank), Float32))
     total = Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
             address = _statistics(config, box, slot, rank)
-            weight = cute.math.exp2(load_float(address) - finite(top), fastmath=True)
-            total += weight * load_float(address + 4)
+            weight = cute.math.exp2(load(address, Float32) - finite(top), fastmath=True)
+            total += weight * load(address + 4, Float32)
     return Statistics(top, total)
 
 
@@ -152,10 +138,11 @@ def merged_o(
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = load_float(_statistics(config, box, slot, rank))
+            top = load(_statistics(config, box, slot, rank), Float32)
             weight = cute.math.exp2(top - base, fastmath=True)
             line = rank * config.owned_columns + slot
-            values = load_floats(box.o + (line * config.head_dim + vector * VECTOR) * 4)
+            address = box.o + (line * config.head_dim + vector * VECTOR) * 4
+            values = load(address, Float32, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):
                 acc[k] += weight * values[k]
     return acc

@@ -1,69 +1,37 @@
-"""Words in shared memory by address (device code)."""
+"""32-bit words in shared memory by address (device code)."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
+TYPES = {Float32: "f32", Int32: "b32", Uint32: "b32"}
+
+
+def operands(letter: str, first: int, count: int) -> tuple[str, str]:
+    """(suffix, operands of PTX) of so many words side by side."""
+    names = ", ".join(f"{{${letter}{first + k}}}" for k in range(count))
+    return (f".v{count}", f"{{{names}}}") if count > 1 else ("", names)
+
 
 @cute.jit
-def load_float(address: Int32) -> Float32:
-    """ld.shared."""
+def load(
+    address: Int32, kind: cutlass.Constexpr, count: cutlass.Constexpr = 1
+) -> Float32 | Int32 | Uint32 | tuple[Float32 | Int32 | Uint32, ...]:
+    """A word, or `count` of them as a tuple; the address is a multiple of all their bytes."""
+    vector, words = operands("w", 0, count)
     return cute.arch.inline_ptx(
-        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
-    )
-
-
-@cute.jit
-def load_floats(address: Int32) -> tuple[Float32, ...]:
-    """Four of them."""
-    return cute.arch.inline_ptx(
-        "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Float32] * 4,
+        f"ld.shared{vector}.{TYPES[kind]} {words}, [{{$r0}}];",
+        write_only_types=[kind] * count,
         read_only_args=[address],
     )
 
 
 @cute.jit
-def store_float(address: Int32, value: Float32) -> None:
-    """st.shared."""
-    cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[address, value])
-
-
-@cute.jit
-def load_integer(address: Int32) -> Int32:
-    """ld.shared."""
-    return cute.arch.inline_ptx(
-        "ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[address]
-    )
-
-
-@cute.jit
-def store_integer(address: Int32, value: Int32) -> None:
-    """st.shared."""
-    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, value])
-
-
-@cute.jit
-def store_floats(address: Int32, values: tuple[Float32, ...]) -> None:
-    """Four of them."""
+def store(
+    address: Int32, kind: cutlass.Constexpr, values: tuple[Float32 | Int32 | Uint32, ...]
+) -> None:
+    """One word or several; the address is a multiple of all their bytes."""
+    vector, words = operands("r", 1, len(values))
     cute.arch.inline_ptx(
-        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[address, *values],
-    )
-
-
-@cute.jit
-def load_pair(address: Int32) -> tuple[Uint32, Uint32]:
-    """Two words, as they are."""
-    return cute.arch.inline_ptx(
-        "ld.shared.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
-        write_only_types=[Uint32] * 2,
-        read_only_args=[address],
-    )
-
-
-@cute.jit
-def store_pair(address: Int32, words: tuple[Uint32, Uint32]) -> None:
-    """Two words, as they are."""
-    cute.arch.inline_ptx(
-        "st.shared.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, *words]
+        f"st.shared{vector}.{TYPES[kind]} [{{$r0}}], {words};", read_only_args=[address, *values]
     )

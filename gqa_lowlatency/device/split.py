@@ -89,13 +89,7 @@ def tile_start(share: Share, index: Int32, tile: cutlass.Constexpr) -> Int32:
 @cute.jit
 def any_row_sees(config: DecodeConfig, share: Share, key: Int32) -> Boolean:
     """Whether a key exists and some row sees it; others may hold anything, NaN too."""
-    seen = key < share.n_keys
-    if cutlass.const_expr(config.left):
-        inside = key >= share.lowest
-        if cutlass.const_expr(config.sink_tokens):
-            inside = inside | (key < share.sink_end)
-        seen = seen & inside
-    return seen
+    return _within(config, share, key, share.lowest, share.n_keys)
 
 
 @cute.jit
@@ -105,9 +99,16 @@ def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left:
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - behind
+    return _within(config, share, key, share.n_keys - 1 - behind - left, end)
+
+
+@cute.jit
+def _within(config: DecodeConfig, share: Share, key: Int32, begin: Int32, end: Int32) -> Boolean:
+    """Whether a key is in [begin, end), or before `end` among the first ones; begin counts where
+    the config has a window."""
     seen = key < end
     if cutlass.const_expr(config.left):
-        inside = key >= share.n_keys - 1 - behind - left
+        inside = key >= begin
         if cutlass.const_expr(config.sink_tokens):
             inside = inside | (key < share.sink_end)
         seen = seen & inside

@@ -54,7 +54,6 @@ class Plan100:
 
     @property
     def columns(self) -> int:
-        """N of both products."""
         return self.config.columns
 
     @property
@@ -118,8 +117,6 @@ class Plan100:
         """What lies in shared memory before the ring."""
         config, warps = self.config, ROLES["epilogue"].warps
         columns = 4 * self.columns
-        statistics = 8 * config.owned_columns * config.cluster
-        mail = 4 * config.owned_columns * config.cluster * config.head_dim
         return (
             SmemBuffer("barriers", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
             SmemBuffer("arrived", MAILBOX_BARRIER_BYTES, align=hw.MBARRIER_BYTES),
@@ -127,8 +124,8 @@ class Plan100:
             SmemBuffer("parts", warps * columns, 2, align=16),  # a stage per parity of the tile
             SmemBuffer("bases", 2 * columns, warps, align=16),  # each warp its own copy
             SmemBuffer("row_scales", columns if self.is_fp8 else 0, align=16),
-            SmemBuffer("statistics", statistics, align=16),
-            SmemBuffer("mail", mail, align=16),
+            SmemBuffer("statistics", config.statistics_bytes, align=16),
+            SmemBuffer("mail", config.mail_bytes, align=16),
             SmemBuffer("sQ", self.columns * config.head_dim * self.kv_bytes),
             SmemBuffer("sP", self.columns * TILE * self.kv_bytes),
         )
@@ -153,7 +150,6 @@ class Plan100:
 
     @property
     def stages(self) -> int:
-        """Depth of the ring."""
         return self.config.stages or self.stages_of(self.ctas_per_sm)
 
     @cached_property

@@ -65,9 +65,8 @@ class DecodeSm90:
         place, share = locate(config, tensors, tables, scalars, plan.tile)
         senders = senders_of(config, place, share.active)
         smem = SmemAllocator().allocate(plan.smem_bytes, byte_alignment=128).toint()
-        box = mailbox.Mailbox(
-            smem + plan.statistics_offset, smem + plan.o_offset, smem + plan.barrier_offset
-        )
+        begins = {name: begin for name, (begin, _) in plan.smem.offsets().items()}
+        box = mailbox.Mailbox(*(smem + begins[name] for name in ("statistics", "mail", "arrived")))
         if cutlass.const_expr(config.cluster > 1):
             if thread == 0:
                 mailbox.open_mailbox(config, box, place.rank, senders)
@@ -75,7 +74,7 @@ class DecodeSm90:
             cute.arch.cluster_arrive_relaxed()
         if share.count > 0:
             ring = smem + (thread // 32) * plan.ring_bytes
-            work = Stream(ring, smem + plan.queries_offset, place, tensors, tables, scalars)
+            work = Stream(ring, smem + begins["queries"], place, tensors, tables, scalars)
             leave_partial(plan, ring, stream_keys(plan, work, share))
         if cutlass.const_expr(config.pdl and not config.early):
             # Not before: CTAs that soon can only wait would take places of a grid behind theirs.

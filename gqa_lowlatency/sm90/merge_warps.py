@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.shared_words import load_float, load_floats, store_float
+from gqa_lowlatency.device.shared_words import load, store
 from gqa_lowlatency.sm90.plan import PAD, Plan90
 from gqa_lowlatency.sm90.products import dims_of
 from gqa_lowlatency.sm90.stream import Found
@@ -28,14 +28,13 @@ def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
             for distance in cutlass.range_constexpr(3):
                 total += cute.arch.shuffle_sync_bfly(total, offset=4 << distance)
             if lane < 4:
-                store_float(statistics + place * 8, found.row_max[column, tile])
-                store_float(statistics + place * 8 + 4, total)
+                store(statistics + place * 8, Float32, (found.row_max[column, tile],))
+                store(statistics + place * 8 + 4, Float32, (total,))
             for step in cutlass.range_constexpr(config.head_dim // 16):
                 for half in cutlass.range_constexpr(2):
                     dim = dims_of(config, step, half)
-                    store_float(
-                        ring + place * line + dim * 4, found.o[column + 2 * half, tile, step]
-                    )
+                    value = found.o[column + 2 * half, tile, step]
+                    store(ring + place * line + dim * 4, Float32, (value,))
 
 
 @cute.jit
@@ -50,7 +49,7 @@ def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> No
         if item < config.columns * vectors:
             column, dim = item // vectors, (item % vectors) * mailbox.VECTOR
             tops = [
-                load_float(smem + warp * plan.ring_bytes + config.columns * line + column * 8)
+                load(smem + warp * plan.ring_bytes + config.columns * line + column * 8, Float32)
                 for warp in range(plan.warps)
             ]
             top = tops[0]
@@ -63,8 +62,8 @@ def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> No
             for warp in cutlass.range_constexpr(plan.warps):
                 ring = smem + warp * plan.ring_bytes
                 weight = cute.math.exp2(tops[warp] - base, fastmath=True)
-                total += weight * load_float(ring + config.columns * line + column * 8 + 4)
-                values = load_floats(ring + column * line + dim * 4)
+                total += weight * load(ring + config.columns * line + column * 8 + 4, Float32)
+                values = load(ring + column * line + dim * 4, Float32, mailbox.VECTOR)
                 for k in cutlass.range_constexpr(mailbox.VECTOR):
                     acc[k] += weight * values[k]
             values = tuple(acc[k] for k in range(mailbox.VECTOR))

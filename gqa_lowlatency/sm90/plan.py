@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from gqa_lowlatency.config import COLUMNS, DecodeConfig
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 KEYS = 16  # keys of a warp at a time: the M of its products
 WARPS = 8
@@ -15,21 +17,18 @@ MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most
 SMEM_OF_TWO = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
 SMEM_OF_ONE = 150 * 1024  # more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
+BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
 PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
 
 
 @dataclass(frozen=True)
 class Plan90:
-    """Ring of each warp: slots of 16 keys, K and V in turn; what the warp found lies over it.
-
-    The mailbox has memory of its own: peers may fill it while this CTA still works.
-    """
+    """Ring of each warp: slots of 16 keys, K and V in turn; what the warp found lies over it."""
 
     config: DecodeConfig
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
         return self.config.warps or WARPS
 
     @property
@@ -39,7 +38,6 @@ class Plan90:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
         return 32 * self.warps
 
     @property
@@ -65,19 +63,8 @@ class Plan90:
 
     def slots_within(self, smem_bytes: int) -> int:
         """As many as fit into so much shared memory of a CTA, or the least that it takes."""
-        left = smem_bytes - self.mailbox_bytes - 16
+        left = smem_bytes - self.config.statistics_bytes - self.config.mail_bytes - BARRIER_BYTES
         return max(MIN_SLOTS, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Of the mailbox, so that O begins at a multiple of 16."""
-        return -(-self.config.owned_columns * self.config.cluster * 8 // 16) * 16
-
-    @property
-    def mailbox_bytes(self) -> int:
-        """Statistics and O of every CTA."""
-        o = self.config.owned_columns * self.config.cluster * 4 * self.config.head_dim
-        return self.statistics_bytes + o
 
     @property
     def partial_words(self) -> int:
@@ -94,32 +81,23 @@ class Plan90:
         """Fragments of Q that registers do not hold beside O are read again for every 16 keys."""
         return self.config.columns * self.config.head_dim > MAX_ELEMENTS // 2
 
-    @property
-    def queries_offset(self) -> int:
-        """Of the fragments of Q: behind the rings."""
-        return self.warps * self.ring_bytes
-
-    @property
-    def statistics_offset(self) -> int:
-        """Of the mailbox, from the start of shared memory."""
-        queries = self.config.columns * self.config.head_dim * 2
-        return self.queries_offset + (queries if self.queries_in_smem else 0)
-
-    @property
-    def o_offset(self) -> int:
-        """Of O in the mailbox."""
-        return self.statistics_offset + self.statistics_bytes
-
-    @property
-    def barrier_offset(self) -> int:
-        """Of the mailbox's mbarrier."""
-        return self.statistics_offset + self.mailbox_bytes
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """The mailbox has memory of its own: peers may fill it while this CTA still works."""
+        config, queries = self.config, self.config.columns * self.config.head_dim * 2
+        return SmemPlan((
+            SmemBuffer("rings", self.ring_bytes, self.warps, align=16),
+            SmemBuffer("queries", queries if self.queries_in_smem else 0, align=16),
+            SmemBuffer("statistics", config.statistics_bytes, align=16),
+            SmemBuffer("mail", config.mail_bytes, align=16),
+            SmemBuffer("arrived", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
+        ))  # fmt: skip
 
     @property
     def smem_bytes(self) -> int:
         """In all; with PDL and `alone` more than half of what an SM has."""
         least = SMEM_OF_TWO + 16 if self.config.pdl and self.config.alone else 0
-        return max(self.barrier_offset + 16, least)
+        return max(self.smem.bytes, least)
 
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for what no CTA can hold."""

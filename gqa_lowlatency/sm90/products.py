@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load_pair
+from gqa_lowlatency.device.shared_words import load
 from gqa_lowlatency.sm90.plan import Plan90
 from kernelkit import hw, warp_mma
 from kernelkit.swizzle import turn
@@ -91,7 +91,7 @@ def add_keys(
     """One step of 16 dims, for all columns; a: the fragment of K."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         if cutlass.const_expr(plan.queries_in_smem):
-            b = load_pair(query_address(plan, queries.address, step, tile))
+            b = load(query_address(plan, queries.address, step, tile), Uint32, 2)
         else:
             b = (queries.words[0, step, tile], queries.words[1, step, tile])
         warp_mma.multiply(scores[None, tile], a, b, plan.config.dtype)

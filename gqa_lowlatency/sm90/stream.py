@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.shared_words import store_pair
+from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.device.split import Share, any_row_sees, row_sees, tile_start
 from gqa_lowlatency.sm90.plan import KEYS, Plan90
 from gqa_lowlatency.sm90.products import (
@@ -72,7 +72,7 @@ def load_queries(plan: Plan90, work: Stream) -> cute.Tensor | None:
             if cutlass.const_expr(plan.queries_in_smem):
                 if warp == step % plan.warps:
                     pair = (line[low], line[high]) if exists else (Uint32(0), Uint32(0))
-                    store_pair(query_address(plan, work.queries, step, tile), pair)
+                    store(query_address(plan, work.queries, step, tile), Uint32, pair)
             elif exists:
                 words[0, step, tile] = line[low]
                 words[1, step, tile] = line[high]
@@ -132,13 +132,11 @@ def first_key(plan: Plan90, share: Share, step: Int32) -> Int32:
 
 @cute.jit
 def following(plan: Plan90, slot: Int32) -> Int32:
-    """The slot behind."""
     return Int32(0) if slot == plan.slots - 1 else slot + 1
 
 
 @cute.jit
 def previous(plan: Plan90, slot: Int32) -> Int32:
-    """The slot before."""
     return Int32(plan.slots - 1) if slot == 0 else slot - 1
 
 

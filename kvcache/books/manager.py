@@ -15,7 +15,7 @@ import numpy as np
 
 from kvcache.books import invariants
 from kvcache.books.checkpoints import Checkpoints, Policy
-from kvcache.books.errors import PoolExhausted, RollbackPastRing
+from kvcache.books.errors import DoubleFree, NotResident, PoolExhausted, RollbackPastRing
 from kvcache.books.metrics import Counters, KVEvent, Metrics
 from kvcache.books.prefix import Match, PrefixCache, chained, seed
 from kvcache.books.requests import Request
@@ -105,8 +105,7 @@ class Manager:
         """
         tokens = _ids("prompt", prompt)
         self.poll()
-        if self.layout.has_state:
-            self.states.require(1, name)
+        self.states.require(int(self.layout.has_state), name)
         match = self.prefix.match(tokens, salt) if use_cache else Match([], [], -1, 0)
         size = self.layout.block_tokens
         request = Request(name, salt, (len(tokens) - 1) // size * size)
@@ -117,7 +116,12 @@ class Manager:
         request.extend(tokens[:hit])
         request.floor = hit
         ticket = self._tickets.take()
-        copies = self._new_state(request, match, ticket) if self.layout.has_state else ()
+        copies = self._new_state(request, Pool.CHECKPOINTS, match.checkpoint)
+        if match.checkpoint >= 0:
+            self.checkpoints.keep(request.digests[-1])
+            # Nobody holds it longer than the work that reads it.
+            self.prefix.checkpoints.share([match.checkpoint])
+            self.prefix.checkpoints.release([match.checkpoint], ticket)
         self.requests[request] = None
         counters = self.counters
         counters.admitted += 1
@@ -127,40 +131,28 @@ class Manager:
             counters.lost_hit_tokens += match.lost * size
         return Admission(ticket, copies, hit, hit + match.lost * size, request=request)
 
-    def _new_state(self, request: Request, match: Match, ticket: int) -> tuple[Copy, ...]:
-        """A clean state, with what the checkpoint knows."""
-        clean = self._clean_state(request)
-        if match.checkpoint < 0:
-            return (clean,)
-        self.checkpoints.keep(request.digests[-1])
-        # Nobody holds it longer than the work that reads it.
-        self.prefix.checkpoints.share([match.checkpoint])
-        self.prefix.checkpoints.release([match.checkpoint], ticket)
-        source, target = Pool.CHECKPOINTS, Pool.STATES
-        restore = Copy(source, target, match.checkpoint, request.state, request.length)
-        return (clean, restore)
-
-    def _clean_state(self, request: Request) -> Copy:
-        """A state for the request, and the copy that makes it as if nobody had had it."""
+    def _new_state(self, request: Request, pool: Pool, slot: int) -> tuple[Copy, ...]:
+        """A state for the request, if requests have one, and the copies that make it: as if nobody
+        had had it, then what `slot` of a pool knows of the request's tokens, if it is not -1."""
+        if not self.layout.has_state:
+            return ()
         (request.state,) = self.states.take(1, request.name)
-        return Copy(Pool.STATES, Pool.STATES, CLEAN, request.state)
+        clean = Copy(Pool.STATES, Pool.STATES, CLEAN, request.state)
+        if slot < 0:
+            return (clean,)
+        return clean, Copy(pool, Pool.STATES, slot, request.state, request.length)
 
     def fork(self, request: Request, name: str) -> Admission:
         """A request with the same tokens: it shares the blocks and has a copy of the state."""
         self._require(request)
         self.poll()
-        if self.layout.has_state:
-            self.states.require(1, name)
+        self.states.require(int(self.layout.has_state), name)
         child = Request(name, request.salt, request.last_boundary)
         child.extend(request.tokens)
         child.floor = request.length
         child.blocks, child.digests = request.blocks[:], request.digests[:]
         self.blocks.share(child.blocks)
-        copies: tuple[Copy, ...] = ()
-        if self.layout.has_state:
-            clean = self._clean_state(child)
-            slots = (request.state, child.state)
-            copies = (clean, Copy(Pool.STATES, Pool.STATES, *slots, request.length))
+        copies = self._new_state(child, Pool.STATES, request.state)
         self.requests[child] = None
         self.counters.forked += 1
         ticket, hit = self._tickets.take(), child.length
@@ -187,8 +179,12 @@ class Manager:
         return tokens
 
     def _require(self, request: Request, *, resident: bool = True) -> None:
-        """The request is alive, one of this manager, and on the device."""
-        request.require(resident=resident)
+        """DoubleFree for one that was freed, NotResident for one that is in the host tier, where
+        that matters, ValueError for one of another manager."""
+        if request.freed:
+            raise DoubleFree(f"request {request.name!r} has been freed before")
+        if resident and not request.resident:
+            raise NotResident(f"request {request.name!r} is in the host tier: fetch it first")
         if request not in self.requests:
             raise ValueError(f"request {request.name!r} is of another manager")
 
@@ -396,10 +392,7 @@ class Manager:
             if index < len(found):
                 parent, ids = self._content(request, index)
                 self.prefix.store(slot, parent, request.digests[index], ids)
-        if self.layout.has_state:
-            copies.append(self._clean_state(request))
-            slots = (request.host_state, request.state)
-            copies.append(Copy(Pool.HOST_STATES, Pool.STATES, *slots, request.length))
+        copies += self._new_state(request, Pool.HOST_STATES, request.host_state)
         self._release_host(request)
         request.resident = True
         request.floor = request.furthest = request.length

@@ -6,8 +6,6 @@ from array import array
 
 import numpy as np
 
-from kvcache.books.errors import DoubleFree, NotResident
-
 FIRST_TOKENS = 256  # room of a new request; it doubles
 
 
@@ -51,10 +49,3 @@ class Request:
         self._tokens[self.length : end] = tokens
         self.length = end
         self.furthest = max(self.furthest, end)
-
-    def require(self, *, resident: bool = True) -> None:
-        """DoubleFree for one that was freed, NotResident for one that is in the host tier."""
-        if self.freed:
-            raise DoubleFree(f"request {self.name!r} has been freed before")
-        if resident and not self.resident:
-            raise NotResident(f"request {self.name!r} is in the host tier: fetch it first")

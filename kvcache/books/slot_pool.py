@@ -15,10 +15,6 @@ from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, Pool
 NO_TICKET = 0  # a ticket that is always over
 
 
-def _forget(slot: int, key: bytes) -> None:
-    """Nobody wants to know."""
-
-
 class SlotPool:
     """Slots `first` .. `first + slots - 1`; those below are never handed out.
 
@@ -36,7 +32,7 @@ class SlotPool:
         if slots < 0:
             raise ValueError(f"{slots} {name}: at least 0")
         self.name, self.slots, self.first, self.on_host = name, slots, first, on_host
-        self.on_evict: Callable[[int, bytes], None] = _forget
+        self.on_evict: Callable[[int, bytes], None] = lambda slot, key: None
         end = first + slots
         self._free = list(range(end - 1, first - 1, -1))
         self._holders = [0] * end

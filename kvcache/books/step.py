@@ -15,7 +15,7 @@ import numpy as np
 
 from kvcache.books.requests import Request
 from kvcache.books.work import Copy, Work
-from kvcache.layouts.layout import Layout, Ring, Stream, Tail
+from kvcache.layouts.layout import Layout, Stream
 
 if TYPE_CHECKING:
     import torch
@@ -71,10 +71,15 @@ class Step(Work):
         Of a stream it names the rows of entries that these tokens complete. Of a ring or tail only
         the last tokens have rows: those that would overwrite each other have none.
         """
-        array = self.layout.find(name)
+        array, positions, owners = self.layout.find(name), self.positions, self.owners
         if isinstance(array, Stream):
-            return self._entry_rows(array)
-        return self._ring_rows(array)
+            entries = self.layout.entries(array)
+            blocks = self.block_tables[owners, positions // self.layout.block_tokens]
+            numbers = blocks.astype(np.int64) * entries + positions // array.ratio % entries
+            return np.where(self._completes(array), numbers, NOWHERE)
+        rows = array.rows(self.layout.draft)
+        numbers = self.state_slots.astype(np.int64)[owners] * rows + positions % rows
+        return np.where(positions >= self.lengths[owners] - rows, numbers, NOWHERE)
 
     def ends_of(self, name: str) -> np.ndarray:
         """int32 [E]: the tokens that complete an entry of the stream `name`, in their order."""
@@ -88,17 +93,6 @@ class Step(Work):
 
     def _completes(self, stream: Stream) -> np.ndarray:
         return (self.positions + 1) % stream.ratio == 0
-
-    def _entry_rows(self, stream: Stream) -> np.ndarray:
-        entries = self.layout.entries(stream)
-        blocks = self.block_tables[self.owners, self.positions // self.layout.block_tokens]
-        rows = blocks.astype(np.int64) * entries + self.positions // stream.ratio % entries
-        return np.where(self._completes(stream), rows, NOWHERE)
-
-    def _ring_rows(self, array: Ring | Tail) -> np.ndarray:
-        rows = array.rows(self.layout.draft)
-        slots = self.state_slots.astype(np.int64)[self.owners] * rows + self.positions % rows
-        return np.where(self.positions >= self.lengths[self.owners] - rows, slots, NOWHERE)
 
     def entries(self, name: str) -> np.ndarray:
         """int32 [B]: entries of a stream that the requests have after the step."""

@@ -6,7 +6,7 @@ given back after it was planned wait until it is over: it or work before it may 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -68,7 +68,8 @@ class Tickets:
 
     deferred: bool
     last: int = NO_TICKET
-    _events: OrderedDict[int, Event | None] = field(default_factory=OrderedDict)
+    # Whether a work is over, None before it is on its way.
+    _events: dict[int, Callable[[], bool] | None] = field(default_factory=dict)
 
     def take(self) -> int:
         """A ticket for new work."""
@@ -83,13 +84,13 @@ class Tickets:
             if not self.deferred:
                 return
             raise ValueError(f"ticket {ticket}: no work in flight has it, the last is {self.last}")
-        self._events[ticket] = event or _OVER
+        self._events[ticket] = event.query if event else lambda: True
 
     def over(self) -> int:
         """The last ticket such that it and all before it are over."""
         while self._events:
-            ticket, event = next(iter(self._events.items()))
-            if event is None or not event.query():
+            ticket, is_over = next(iter(self._events.items()))
+            if is_over is None or not is_over():
                 return ticket - 1
             del self._events[ticket]
         return self.last
@@ -98,11 +99,3 @@ class Tickets:
     def in_flight(self) -> int:
         """Works that are not known to be over."""
         return len(self._events)
-
-
-class _Over:
-    def query(self) -> bool:
-        return True
-
-
-_OVER = _Over()

@@ -90,10 +90,15 @@ class _Reader:
 def from_config(
     config: str | Path | Mapping[str, Any], options: Options | None = None, *, name: str = ""
 ) -> Layout:
-    """The layout of a config.json (its path, its folder, or what is in it).
+    """The layout of a model by its config.json.
 
-    Raises ConfigError (a ValueError) where the file lacks a key or contradicts itself, ValueError
-    for options that the model does not have.
+    Args:
+        config: the path of the file or of its folder, or what is in it.
+        name: of the layout; by default that of the folder or the model's type.
+
+    Raises:
+        ConfigError: (a ValueError) where the file lacks a key or contradicts itself.
+        ValueError: for options that the model does not have.
     """
     values, name = _load(config, name)
     options = options or Options()

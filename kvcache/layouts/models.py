@@ -189,10 +189,17 @@ def gqa(
     windowed: Sequence[bool] = (),
     name: str = "gqa",
 ) -> Layout:
-    """Plain keys and values.
+    """The layout of plain keys and values.
 
-    window: of the layers that `windowed` (a truth value per layer) marks; their last tokens are in
-    rings. The others are in pages.
+    Args:
+        layers, heads, head_dim: of the model; heads of keys, as many of values.
+        element_bytes: of an element of either, 1, 2 or 4.
+        block_tokens, draft: see `Layout`.
+        window: tokens that layers marked by `windowed` see; these have rings, the others pages.
+        windowed: a truth value per layer; none for no such layers.
+
+    Raises:
+        ValueError: for numbers that make no cache, or where no layer has pages.
     """
     marks = tuple(windowed) or (False,) * layers
     if len(marks) != layers:

@@ -90,7 +90,11 @@ CONFIGS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 
 
 def preset(name: str, **options: Any) -> Layout:
-    """The layout of a model by its name; ValueError names those that there are."""
+    """The layout of a model by its name; options: the fields of `Options`.
+
+    Raises:
+        ValueError: for another name, with those that there are, or an option that it does not have.
+    """
     if name not in CONFIGS:
         raise ValueError(f"{name!r}: presets are {', '.join(CONFIGS)}")
     return from_config(CONFIGS[name], Options(**options), name=name)

@@ -85,7 +85,7 @@ class Storage:
         place = self.layout.place(name, copy)
         stays = isinstance(self.layout.find(name), Stream)
         pool = self.pools[Pool.BLOCKS if stays else Pool.STATES]
-        return Rows(pool, place.data_offset, place.scale_offset, place.rows, place.record)
+        return Rows(pool, **vars(place))
 
     def pages(
         self, name: str, copy: int, dtype: torch.dtype, shape: tuple[int, ...]

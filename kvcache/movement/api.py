@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import torch
 
+from kvcache.layouts.layout import Place
 from kvcache.layouts.rows import Rows
-from kvcache.movement.arguments import Place
 from kvcache.movement.launch import (
     APPEND_ROWS,
     APPEND_SWA,
@@ -63,7 +63,6 @@ def append_swa(
     })  # fmt: skip
 
 
-
 def append_rows(
     first: tuple[Rows, torch.Tensor],
     second: tuple[Rows, torch.Tensor] | None,
@@ -102,8 +101,7 @@ def _place(rows: Rows) -> Place:
             f"record {rows.record.name} has {rows.record.scale_bytes} bytes of scales apart from "
             "its data, which plain rows have not: append_rows takes records without"
         )
-    return Place(rows.data_offset, rows.scale_offset, rows.rows, rows.record)
-
+    return Place(rows.record, rows.rows, rows.data_offset, rows.scale_offset)
 
 
 def gather(
@@ -128,7 +126,6 @@ def gather(
         TypeError, ValueError: as the module says.
     """
     GATHER({"rows": rows, "indices": indices, "out": out, "backend": backend, "arch": arch})
-
 
 
 def copy_slots(
@@ -162,7 +159,6 @@ def copy_slots(
     })  # fmt: skip
 
 
-
 def checksum(
     pool: torch.Tensor,
     slots: torch.Tensor,
@@ -190,4 +186,3 @@ def checksum(
     """
     given = {"pool": pool, "slots": slots, "begin": begin, "end": end}
     return CHECKSUM(given | {"backend": backend, "arch": arch})
-

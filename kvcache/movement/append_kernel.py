@@ -4,12 +4,11 @@ code). `kvcache.movement.reference` defines the bits, `kvcache.movement.config` 
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kernelkit.words import float_of, vector_at
 from kvcache.movement.config import PIECE, VECTOR_BYTES, AppendConfig
 from kvcache.movement.device import EntryAddress, entry_address, entry_of, int64_at, zeros
@@ -17,18 +16,10 @@ from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_
 from kvcache.movement.params import AppendParams, TokenRows
 
 
-class Append:
-    """Host function and kernel of one AppendConfig."""
+class Append(TableKernel):
+    """The kernel of one AppendConfig; table: `AppendParams`."""
 
-    def __init__(self, config: AppendConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """Launch `ctas` CTAs. table: `AppendParams`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+    config: AppendConfig
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -112,4 +103,4 @@ class Append:
 
 def host_function(config: AppendConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Append(config), ParamTable.zeros(AppendParams), Int32(0), CUstream(0)
+    return Append(config).with_table(AppendParams)

@@ -17,10 +17,9 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
     require_tma,
-    require_types,
 )
 from kvcache.layouts.latent import LATENTS, Latent
-from kvcache.layouts.records import Record
+from kvcache.layouts.layout import Place
 from kvcache.layouts.rows import Rows, check_mapping, check_pool
 from kvcache.movement.config import VECTOR_BYTES
 from kvcache.movement.rope import check_positions, check_rope
@@ -57,16 +56,6 @@ class AppendSwa:
         _check_entries("slots", slots, len(kv), rows)
         if len(kv) and slots.device.type == "cpu":
             check_positions(self.positions[slots >= 0], len(self.cos))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where rows of a pool are, as `Rows` has it."""
-
-    data_offset: int
-    scale_offset: int
-    rows: int
-    record: Record
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,24 @@ class CopySlots:
 
     def pieces(self, piece_bytes: int) -> int:
         """How many a slot has: its segments, checked on the CPU, or parts of so many bytes."""
-        return _pieces([*self.pools.values()], self.segments, self.pairs.device, piece_bytes)
+        sizes = [pool.shape[1] for pool in self.pools.values()]
+        segments, device = self.segments, self.pairs.device
+        if segments is None:
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"slots of {sizes[0]} and {sizes[1]} bytes: equal, without segments"
+                )
+            return -(-sizes[0] // piece_bytes)
+        require_table("segments", segments, torch.int64, (None, 3))
+        if segments.device != device or (segments.numel() and not segments.is_contiguous()):
+            raise ValueError(
+                f"segments on {segments.device} with strides {segments.stride()}: contiguous, on "
+                f"{device} as pairs"
+            )
+        if segments.device.type == "cpu":
+            for segment in segments.tolist():
+                _check_segment(segment, sizes)
+        return len(segments)
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
@@ -185,7 +191,6 @@ class Checksum:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         pool, slots, begin, end = self.pool, self.slots, self.begin, self.end
-        require_types(pool=pool, slots=slots)
         check_pool("pool", pool)
         _check_reached("pool", pool, "slots", slots.device)
         limit = min(pool.shape[1], MAX_SLOT_BYTES)
@@ -258,30 +263,6 @@ def _check_reached(name: str, pool: torch.Tensor, table: str, device: torch.devi
     pinned = device.type == "cuda" and pool.device.type == "cpu" and pool.is_pinned()
     if pool.device != device and not pinned:
         raise ValueError(f"{name} is on {pool.device}: on {device} as {table}, or pinned memory")
-
-
-def _pieces(
-    pools: Sequence[torch.Tensor],
-    segments: torch.Tensor | None,
-    device: torch.device,
-    piece: int,
-) -> int:
-    """How many pieces a slot has: its segments, checked on the CPU, or parts of `piece` bytes."""
-    sizes = [pool.shape[1] for pool in pools]
-    if segments is None:
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"slots of {sizes[0]} and {sizes[1]} bytes: equal, without segments")
-        return -(-sizes[0] // piece)
-    require_table("segments", segments, torch.int64, (None, 3))
-    if segments.device != device or (segments.numel() and not segments.is_contiguous()):
-        raise ValueError(
-            f"segments on {segments.device} with strides {segments.stride()}: contiguous, on "
-            f"{device} as pairs"
-        )
-    if segments.device.type == "cpu":
-        for segment in segments.tolist():
-            _check_segment(segment, sizes)
-    return len(segments)
 
 
 def _check_segment(segment: Sequence[int], sizes: Sequence[int]) -> None:

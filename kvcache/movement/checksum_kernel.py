@@ -6,13 +6,12 @@ Sums do not depend on the order in which CTAs and threads add.
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import AddressSpace, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kvcache.movement.config import VECTOR_BYTES, VECTORS, ChecksumConfig
 from kvcache.movement.device import int64_at, load_bytes, zeros
 from kvcache.movement.params import ChecksumParams
@@ -21,18 +20,10 @@ from kvcache.movement.reference import KEYS, SHIFTS
 WORDS = VECTOR_BYTES // 4
 
 
-class Checksum:
-    """Host function and kernel of one ChecksumConfig."""
+class Checksum(TableKernel):
+    """The kernel of one ChecksumConfig; table: `ChecksumParams`."""
 
-    def __init__(self, config: ChecksumConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """Launch `ctas` CTAs. table: `ChecksumParams`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+    config: ChecksumConfig
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -97,4 +88,4 @@ class Checksum:
 
 def host_function(config: ChecksumConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Checksum(config), ParamTable.zeros(ChecksumParams), Int32(0), CUstream(0)
+    return Checksum(config).with_table(ChecksumParams)

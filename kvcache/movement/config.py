@@ -11,7 +11,7 @@ Slots are cut into pieces of up to LARGEST_PIECE bytes, and a CTA takes a piece 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
 from kernelkit import hw
@@ -34,6 +34,12 @@ class LatentConfig:
     """
 
     record: str
+    threads: int = field(default=128, kw_only=True)
+
+    @property
+    def rows(self) -> int:
+        """The rows that a CTA takes at a time, one for every warp."""
+        return self.threads // hw.WARP_THREADS
 
     @property
     def latent(self) -> Latent:
@@ -69,24 +75,11 @@ class AppendConfig(LatentConfig):
     """
 
     dtype: str
-    threads: int = 128
-
-    @property
-    def rows(self) -> int:
-        """The rows that a CTA takes at a time, one for every warp."""
-        return self.threads // hw.WARP_THREADS
 
 
 @dataclass(frozen=True)
 class DequantiseConfig(LatentConfig):
     """Quantised entries, gathered, to bf16."""
-
-    threads: int = 128
-
-    @property
-    def rows(self) -> int:
-        """The rows that a CTA takes at a time, one for every warp."""
-        return self.threads // hw.WARP_THREADS
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kernelkit.words import float_of
 from kvcache.layouts.latent import INLINE_SCALE_BYTES
 from kvcache.movement.config import PIECE, DequantiseConfig
@@ -29,18 +28,10 @@ ELEMENTS = (
 )
 
 
-class Dequantise:
-    """Host function and kernel of one DequantiseConfig."""
+class Dequantise(TableKernel):
+    """The kernel of one DequantiseConfig; table: `DequantiseParams`."""
 
-    def __init__(self, config: DequantiseConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """Launch `ctas` CTAs. table: `DequantiseParams`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+    config: DequantiseConfig
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -126,4 +117,4 @@ def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
 
 def host_function(config: DequantiseConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Dequantise(config), ParamTable.zeros(DequantiseParams), Int32(0), CUstream(0)
+    return Dequantise(config).with_table(DequantiseParams)

@@ -11,20 +11,13 @@ import torch
 
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import choose_target, launch
+from kernelkit.launch import Target, choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kernelkit.tensors import DTYPE_NAMES
 from kvcache.layouts.records import round_up
 from kvcache.layouts.rows import Rows
-from kvcache.movement.arguments import (
-    AppendRows,
-    AppendSwa,
-    Checksum,
-    CopySlots,
-    Gather,
-    Pair,
-)
+from kvcache.movement.arguments import AppendRows, AppendSwa, Checksum, CopySlots, Gather, Pair
 from kvcache.movement.config import (
     LARGEST_PIECE,
     VECTOR_BYTES,
@@ -54,6 +47,16 @@ from kvcache.movement.params import (
     WholeSlotsParams,
 )
 
+Config = AppendConfig | DequantiseConfig | RowsConfig | CopyConfig | ChecksumConfig
+
+# The module of `kvcache.movement` that has the kernel of a config.
+KERNELS = {
+    AppendConfig: "append_kernel",
+    DequantiseConfig: "dequantise_kernel",
+    RowsConfig: "rows_kernel",
+    CopyConfig: "slots_kernel",
+    ChecksumConfig: "checksum_kernel",
+}
 ARCHS = ("sm_100a", "sm_90a")
 MAX_ITEMS = 1 << 31  # pieces of slots in a launch
 
@@ -72,8 +75,7 @@ def run_append_swa(given: AppendSwa) -> tuple[()]:
             angles=Angles.of(given.cos, given.sin),
             entries=Entries.of(rows),
         )
-        compiled, ctas = compile_append(config, target.arch), ctas_for(len(kv), config.rows)
-        launch(compiled, (ParamTable.of(params), ctas), target, kv.device)
+        _launch(config, params, ctas_for(len(kv), config.rows), target, kv.device)
     return ()
 
 
@@ -95,8 +97,7 @@ def run_gather(given: Gather) -> tuple[()]:
     if len(out):
         config = DequantiseConfig(rows.record.name)
         params = DequantiseParams(entries=Entries.of(rows), indices=indices, out=TokenRows.of(out))
-        compiled, ctas = compile_dequantise(config, target.arch), ctas_for(len(out), config.rows)
-        launch(compiled, (ParamTable.of(params), ctas), target, out.device)
+        _launch(config, params, ctas_for(len(out), config.rows), target, out.device)
     return ()
 
 
@@ -109,8 +110,7 @@ def run_copy_slots(given: CopySlots) -> tuple[()]:
     target = choose_target(pairs.device, given.backend, given.arch, ARCHS)
     if not count * pieces:
         return ()
-    if count * pieces >= MAX_ITEMS:
-        raise ValueError(f"{count} pairs of {pieces} pieces: fewer than {MAX_ITEMS} in all")
+    _check_items("pairs", count, pieces)
     params = SlotsParams(
         source=Slots.of(source), target=Slots.of(target_pool), pairs=pairs, count=count
     )
@@ -118,8 +118,8 @@ def run_copy_slots(given: CopySlots) -> tuple[()]:
         params = WholeSlotsParams(**vars(params), piece_bytes=size, pieces=pieces)
     else:
         params = SegmentsParams(**vars(params), segments=given.segments, pieces=pieces)
-    compiled = compile_copy(CopyConfig(given.segments is not None), target.arch)
-    launch(compiled, (ParamTable.of(params), ctas_for(count * pieces)), target, pairs.device)
+    config = CopyConfig(given.segments is not None)
+    _launch(config, params, ctas_for(count * pieces), target, pairs.device)
     return ()
 
 
@@ -134,8 +134,7 @@ def run_checksum(given: Checksum) -> tuple[torch.Tensor]:
     pieces = -(-(end - begin) // size)
     if not count * pieces:
         return (sums,)
-    if count * pieces >= MAX_ITEMS:
-        raise ValueError(f"{count} slots of {pieces} pieces: fewer than {MAX_ITEMS} in all")
+    _check_items("slots", count, pieces)
     params = ChecksumParams(
         pool=Slots.of(given.pool, begin, end),
         slots=slots,
@@ -144,8 +143,7 @@ def run_checksum(given: Checksum) -> tuple[torch.Tensor]:
         pieces=pieces,
         piece_bytes=size,
     )
-    compiled = compile_checksum(ChecksumConfig(), target.arch)
-    launch(compiled, (ParamTable.of(params), ctas_for(count * pieces)), target, slots.device)
+    _launch(ChecksumConfig(), params, ctas_for(count * pieces), target, slots.device)
     return (sums,)
 
 
@@ -169,8 +167,7 @@ def _copy_rows(
     params = RowsParams(mapping=mapping, tokens=tokens, entries=first.entries, first=copied[0])
     if len(copied) == 2:
         params = TwoRowsParams(**vars(params), second=copied[1])
-    compiled, ctas = compile_rows(config, target.arch), ctas_for(tokens, config.rows)
-    launch(compiled, (ParamTable.of(params), ctas), target, mapping.device)
+    _launch(config, params, ctas_for(tokens, config.rows), target, mapping.device)
 
 
 def _divisible(rows: Rows, x: torch.Tensor) -> list[int]:
@@ -201,29 +198,20 @@ def cut_segments(
     return torch.tensor(cut, dtype=torch.int64).reshape(-1, 3)
 
 
-def compile_append(config: AppendConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of `Append`."""
-    return compile_once(config, arch, "kvcache.movement.append_kernel")
+def compile_kernel(config: Config, arch: str) -> CompiledKernel | None:
+    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    return compile_once(config, arch, f"kvcache.movement.{KERNELS[type(config)]}")
 
 
-def compile_dequantise(config: DequantiseConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of `Dequantise`."""
-    return compile_once(config, arch, "kvcache.movement.dequantise_kernel")
+def _launch(config: Config, params: Any, ctas: int, target: Target, device: torch.device) -> None:
+    """Launch `ctas` CTAs of the kernel of a config with a dataclass of its parameters."""
+    launch(compile_kernel(config, target.arch), (ParamTable.of(params), ctas), target, device)
 
 
-def compile_copy(config: CopyConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of `CopySlots`."""
-    return compile_once(config, arch, "kvcache.movement.slots_kernel")
-
-
-def compile_rows(config: RowsConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of `CopyRows`."""
-    return compile_once(config, arch, "kvcache.movement.rows_kernel")
-
-
-def compile_checksum(config: ChecksumConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of `Checksum`."""
-    return compile_once(config, arch, "kvcache.movement.checksum_kernel")
+def _check_items(what: str, count: int, pieces: int) -> None:
+    """Refuse more pieces of slots than a launch counts."""
+    if count * pieces >= MAX_ITEMS:
+        raise ValueError(f"{count} {what} of {pieces} pieces: fewer than {MAX_ITEMS} in all")
 
 
 def _nothing(_: Any) -> tuple[()]:

@@ -2,11 +2,10 @@
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64
 
 from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kvcache.movement.config import VECTORS, RowsConfig
 from kvcache.movement.device import (
     entry_of,
@@ -24,18 +23,10 @@ def params_of(config: RowsConfig) -> type[RowsParams]:
     return TwoRowsParams if config.pairs == 2 else RowsParams
 
 
-class CopyRows:
-    """Host function and kernel of one RowsConfig."""
+class CopyRows(TableKernel):
+    """The kernel of one RowsConfig; table: see `params_of`."""
 
-    def __init__(self, config: RowsConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """Launch `ctas` CTAs. table: see `params_of`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+    config: RowsConfig
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -102,4 +93,4 @@ class CopyRows:
 
 def host_function(config: RowsConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return CopyRows(config), ParamTable.zeros(params_of(config)), Int32(0), CUstream(0)
+    return CopyRows(config).with_table(params_of(config))

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kvcache.movement.config import VECTOR_BYTES, VECTORS, CopyConfig
 from kvcache.movement.device import int64_at, load_bytes, store_bytes, zeros
 from kvcache.movement.params import SegmentsParams, SlotsParams, WholeSlotsParams
@@ -28,18 +27,10 @@ def params_of(config: CopyConfig) -> type[SlotsParams]:
     return SegmentsParams if config.segmented else WholeSlotsParams
 
 
-class CopySlots:
-    """Host function and kernel of one CopyConfig."""
+class CopySlots(TableKernel):
+    """The kernel of one CopyConfig; table: see `params_of`."""
 
-    def __init__(self, config: CopyConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """Launch `ctas` CTAs. table: see `params_of`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
+    config: CopyConfig
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
@@ -93,4 +84,4 @@ class CopySlots:
 
 def host_function(config: CopyConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return CopySlots(config), ParamTable.zeros(params_of(config)), Int32(0), CUstream(0)
+    return CopySlots(config).with_table(params_of(config))

@@ -22,14 +22,7 @@ from kvcache.movement.config import (
     lanes_of,
     vector_of,
 )
-from kvcache.movement.launch import (
-    ARCHS,
-    compile_append,
-    compile_checksum,
-    compile_copy,
-    compile_dequantise,
-    compile_rows,
-)
+from kvcache.movement.launch import ARCHS, Config, compile_kernel
 
 
 def warmup(
@@ -44,8 +37,15 @@ def warmup(
     """Find or compile the kernels with which a cache of `layout` is written, read and moved.
 
     Those of `append_swa`, `append_rows`, `gather`, `copy_slots` and `checksum`, whatever the number
-    of tokens; tensors of tokens begin at multiples of 16 bytes. dtypes: of what `append_swa` takes.
-    device: of the cache; 'meta' with `arch` needs no GPU. progress: see `kernelkit.warm.warm`.
+    of tokens; tensors of tokens begin at multiples of 16 bytes.
+
+    Args:
+        dtypes: of what `append_swa` takes.
+        device: of the cache; 'meta' with `arch` needs no GPU.
+        progress: see `kernelkit.warm.warm`, as for what is returned.
+
+    Raises:
+        NotImplementedError, ValueError: for a place where no kernel runs.
     """
     target = choose_target(torch.device(device), backend, arch, ARCHS)
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]
@@ -55,18 +55,23 @@ def warmup(
 def kernels_for(layout: Layout, dtypes: Sequence[str], arch: str) -> list[KernelKey]:
     """The kernels of `warmup`, each once; dtypes by name."""
     with collecting() as keys:
-        for segmented in (False, True):
-            compile_copy(CopyConfig(segmented), arch)
-        compile_checksum(ChecksumConfig(), arch)
-        for array in (*layout.streams, *layout.rings):
-            latent = LATENTS.get(array.record.name)
-            for dtype in dtypes if latent else ():
-                compile_append(AppendConfig(array.record.name, dtype), arch)
-            if latent and latent.group:
-                compile_dequantise(DequantiseConfig(array.record.name), arch)
-            for config in () if array.record.scale_bytes else _rows_configs(layout, array):
-                compile_rows(config, arch)
-    return list(dict.fromkeys(keys))
+        for config in dict.fromkeys(_configs(layout, dtypes)):
+            compile_kernel(config, arch)
+    return keys
+
+
+def _configs(layout: Layout, dtypes: Sequence[str]) -> Iterator[Config]:
+    """Of those kernels, some of them more than once."""
+    yield from (CopyConfig(segmented=False), CopyConfig(segmented=True), ChecksumConfig())
+    for array in (*layout.streams, *layout.rings):
+        record = array.record
+        latent = LATENTS.get(record.name)
+        if latent:
+            yield from (AppendConfig(record.name, dtype) for dtype in dtypes)
+        if latent and latent.group:
+            yield DequantiseConfig(record.name)
+        if not record.scale_bytes:
+            yield from _rows_configs(layout, array)
 
 
 def _rows_configs(layout: Layout, array: Stream | Ring) -> Iterator[RowsConfig]:

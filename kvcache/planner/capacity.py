@@ -61,7 +61,11 @@ class Usage:
 
 
 def usage(layout: Layout, tokens: int) -> Usage:
-    """What a request of `tokens` tokens holds; ValueError below 0."""
+    """What a request of `tokens` tokens, at least 0, holds in a cache: blocks, and bytes by cause.
+
+    Raises:
+        ValueError: for a negative number.
+    """
     if tokens < 0:
         raise ValueError(f"a request of {tokens} tokens, at least 0")
     blocks, draft = layout.blocks(tokens), layout.draft
@@ -248,13 +252,21 @@ def plan(
 ) -> Plan:
     """Divide `memory` bytes among the pools so that as many requests of the mix fit as can.
 
-    batch: no more requests than that, 0 for as many as fit; what is left goes to blocks, where a
-    prefix cache uses it. states: this many instead, 0 for one per request. checkpoints: slots for
-    them, or checkpoint_share of the memory. workspace: bytes set aside, see `workspace_bytes`.
-    Raises ValueError where not even one request fits, with what it needs.
+    Args:
+        batch: no more requests than that, 0 for as many as fit; what is left goes to blocks, where
+            a prefix cache uses it.
+        states: this many instead, 0 for one per request.
+        checkpoints, checkpoint_share: slots for them, or their share of the memory.
+        workspace: bytes set aside, see `workspace_bytes`.
+
+    Raises:
+        ValueError: where not even one request fits, with what it needs.
     """
     checkpoints = _checkpoints(layout, memory, checkpoints, checkpoint_share)
-    _at_least_0(memory=memory, batch=batch, states=states, workspace=workspace)
+    sizes = {"memory": memory, "batch": batch, "states": states, "workspace": workspace}
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name} {size}, at least 0")
     pools = memory - workspace - checkpoints * layout.checkpoint_bytes - reserved_bytes(layout)
     most = most_requests(layout, pools, mix)
     if states and not layout.has_state:
@@ -317,12 +329,6 @@ def _checkpoints(layout: Layout, memory: int, count: int, share: float) -> int:
     if (count or share) and not layout.has_state:
         raise ValueError(f"checkpoints of states, but requests of {layout.name} have none")
     return int(memory * share) // layout.checkpoint_bytes if share else count
-
-
-def _at_least_0(**values: int) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} {value}, at least 0")
 
 
 def _nothing_fits(layout: Layout, memory: int, pools: int, mix: Mix, states: int) -> str:

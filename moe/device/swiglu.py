@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-LOG2_E = 1.4426950408889634
+from kernelkit.log2 import LOG2_E
 
 
 @cute.jit

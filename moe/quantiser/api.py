@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from moe.formats import FORMATS, format_of
-from moe.quantiser.launch import QUANTISE
-from moe.quantized import Quantized, of_bytes
+from moe.formats import format_of
+from moe.quantiser.launch import QUANTISE, quantised
+from moe.quantized import Quantized
 
 
 def quantise(
@@ -20,29 +20,34 @@ def quantise(
     backend: str = "auto",
     arch: str | None = None,
 ) -> Quantized:
-    """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it.
+    """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it; one launch,
+    another and a fill for a scale that is computed.
 
-    x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is
-        contiguous, the other stride a multiple of 16 bytes.
-    fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
-    global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
-        compute it from, the largest magnitude of the 'tensor' x (the default) or of each 'token'.
-    rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1; without
-        it R = T. choices: of a token, where rows are slots (`Permutation.slot_of_row`).
-    offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong to
-        expert e, whose scale factors begin at a fresh block of 128 rows. There is room for any
-        counts; behind the last block of the last expert nothing is written.
-    backend, arch: see `kernelkit.launch.choose_target`.
+    Args:
+        x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is
+            contiguous, the other stride a multiple of 16 bytes.
+        fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
+        global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
+            compute it from, the largest magnitude of the 'tensor' x (the default) or of each
+            'token'.
+        rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1;
+            without it R = T.
+        choices: of a token, where rows are slots (`Permutation.slot_of_row`).
+        offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong
+            to expert e, whose scale factors begin at a fresh block of 128 rows.
+        backend, arch: see `kernelkit.launch.choose_target`.
 
-    Raises TypeError, ValueError or NotImplementedError before it compiles. One launch, another
-    and a fill for a scale that is computed. On a GPU rows and offsets are not looked at: no wait.
+    Returns:
+        data [R, K]; scale factors with room for any counts, of which those behind the last block of
+        the last expert are not written; in nvfp4 both global scales, fp32 [1] or [R].
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit, before it
+            compiles. On a GPU rows and offsets are not looked at: no wait.
     """
     given = {
         "x": x, "fmt": fmt, "global_scale": global_scale, "rows": rows, "offsets": offsets,
         "choices": choices, "backend": backend, "arch": arch,
     }  # fmt: skip
     format_of(fmt)
-    data, scales, encode, decode = QUANTISE(given)
-    if not FORMATS[fmt].has_global:
-        encode = decode = None
-    return of_bytes(data, scales, encode, decode, fmt)
+    return quantised(fmt, QUANTISE(given))

@@ -268,10 +268,6 @@ def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
 
 def host_function(config: QuantiseConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Quantise(config, arch), *_arguments(config)
-
-
-def _arguments(config: QuantiseConfig) -> tuple:
     tokens, k, rows, words, size, sizes = (cute.sym_int32() for _ in range(6))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
     unit = config.words * (config.unrolled if config.wide else 1)
@@ -284,4 +280,5 @@ def _arguments(config: QuantiseConfig) -> tuple:
     scaling = None
     if config.scaling:
         scaling = tuple(fake_tensor(Float32, cute.sym_int32()) for _ in range(3))
-    return (x, table, offsets), (data, scales), scaling, (Int32(0), Int32(0)), CUstream(0)
+    inputs, grid = (x, table, offsets), (Int32(0), Int32(0))
+    return Quantise(config, arch), inputs, (data, scales), scaling, grid, CUstream(0)

@@ -7,23 +7,31 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.tensors import (
     require_grid,
     require_no_grad,
     require_rank,
-    require_scalars,
     require_table,
     require_tensors,
     require_tma,
+    require_type,
     with_plain_strides,
 )
-from moe.formats import BlockFormat, format_of, row_blocks, scale_blocks, scale_bytes
+from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_range
-from moe.quantiser.compile import compile_amax, compile_quantise
-from moe.quantiser.config import CTAS_OF_AMAX, AmaxConfig, QuantiseConfig, ctas_of_block, is_wide
-from moe.quantiser.scatter import scatter
+from moe.quantiser.config import (
+    CODE_WORDS,
+    CTAS_OF_AMAX,
+    AmaxConfig,
+    QuantiseConfig,
+    SpreadConfig,
+    ctas_of_block,
+    ctas_that_spread,
+    is_wide,
+)
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
@@ -62,8 +70,13 @@ class Tokens:
 
 
 def quantise(given: Tokens) -> Quantized:
-    """x in the format `fmt`: one launch, another with row_of_slot, another and a fill for a scale
-    that is computed.
+    """What `forward` finds."""
+    return quantised(given.fmt, forward(given))
+
+
+def forward(given: Tokens) -> Results:
+    """x in the format `fmt`, as `empty_results` makes it: one launch, another with row_of_slot,
+    another and a fill for a scale that is computed.
 
     Raises TypeError, ValueError or NotImplementedError before it compiles. On a GPU rows, offsets
     and row_of_slot are not looked at: no wait.
@@ -73,68 +86,87 @@ def quantise(given: Tokens) -> Quantized:
     _check_places(given)
     _check_inverse(given)
     target = choose_target(x.device, given.backend, given.arch, ARCHS)
-    columns = form.columns(x.shape[1])
     require_grid(**{"blocks of 128 rows": given.blocks})
-    data = x.new_empty((given.count, columns * form.block // form.per_byte // 4), dtype=torch.int32)
-    scales = x.new_empty(scale_bytes(given.blocks, columns) // 4, dtype=torch.int32)
+    results = empty_results(given)
     scaling, known = _given_scale(x, form, given.global_scale, target)
     gathered, grouped = given.rows is not None, given.offsets is not None
     config = QuantiseConfig(given.fmt, DTYPES[x.dtype], gathered, grouped, scaling, given.choices)
     config = replace(config, wide=is_wide(x.shape[1]))
-    encode, decode = _run(given, config, known, (data, scales), target)
-    return of_bytes(data.view(torch.uint8), scales.view(torch.uint8), encode, decode, given.fmt)
-
-
-def forward(given: Tokens) -> Results:
-    """Bytes of elements and of scale factors, the global scales or nothing."""
-    found = quantise(given)
-    data, scales = (tensor.view(torch.uint8) for tensor in (found.data, found.scales))
-    encode, decode = found.encode_scale, found.decode_scale
-    if encode is None or decode is None:
-        encode, decode = (given.x.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return data, scales, encode, decode
+    if given.count and given.row_of_slot is not None and scaling != "given rows":
+        _scatter(given, config, known, results, target)
+    else:
+        _run(given, config, known, results, target)
+    return results
 
 
 def empty_results(given: Tokens) -> Results:
-    """As `forward` returns them."""
+    """Bytes of elements and of scale factors; the global scales and their inverses, or nothing."""
     x, form, scale = given.x, format_of(given.fmt), given.global_scale
     data = x.new_empty((given.count, x.shape[1] // form.per_byte), dtype=torch.uint8)
     room = scale_bytes(given.blocks, form.columns(x.shape[1]))
-    of_rows = scale.shape[0] > 1 if isinstance(scale, torch.Tensor) else scale == "token"
+    of_rows = scale.shape[0] != 1 if isinstance(scale, torch.Tensor) else scale == "token"
     size = (given.count if of_rows else 1) if form.has_global else 0
     encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
     return data, x.new_empty(room, dtype=torch.uint8), encode, decode
+
+
+def quantised(fmt: str, results: Results) -> Quantized:
+    """What the operator returns, as a user wants it."""
+    data, scales, encode, decode = results
+    if not format_of(fmt).has_global:
+        return of_bytes(data, scales, fmt)
+    return of_bytes(data, scales, fmt, encode, decode)
 
 
 def _run(
     given: Tokens,
     config: QuantiseConfig,
     known: torch.Tensor | None,
-    outputs: tuple[torch.Tensor, torch.Tensor],
+    results: Results,
     target: Target,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Writes outputs, elements and scale factors; returns the global scales and their inverses.
-
-    known: what the scale comes from.
-    """
-    x, count, rows, offsets = given.x, given.count, given.rows, given.offsets
-    inverse = None if config.scaling == "given rows" else given.row_of_slot
-    if count and rows is not None and inverse is not None and offsets is not None:
-        once = replace(config, gathered=False, grouped=False, scattered=True)
-        return scatter(x, once, known, outputs, (rows, inverse, offsets), target)
-    encode = decode = None
-    if config.scaling:
-        size = count if config.of_rows else 1
-        encode, decode = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
-    if count:
+) -> None:
+    """Writes the results. known: what the scale comes from."""
+    x, (data, scales, encode, decode) = given.x, results
+    if given.count:
+        outputs = data.view(torch.int32), scales.view(torch.int32)
         grid = (ctas_of_block(config, x.shape[1], given.blocks), given.blocks)
         scaling = (known, encode, decode) if config.scaling else None
-        arguments = (with_plain_strides(x), rows, offsets), outputs, scaling, grid
-        launch(compile_quantise(config, target.arch), arguments, target, x.device)
-    elif encode is not None and decode is not None and not config.of_rows:
+        inputs = with_plain_strides(x), given.rows, given.offsets
+        compiled = compile_once(config, target.arch, "moe.quantiser.kernel")
+        launch(compiled, (inputs, outputs, scaling, grid), target, x.device)
+    elif config.scaling and not config.of_rows:
         encode.fill_(1.0).mul_(1.0 if known is None or config.scaling != "given" else known)
         torch.reciprocal(encode, out=decode)
-    return encode, decode
+
+
+def _scatter(
+    given: Tokens,
+    config: QuantiseConfig,
+    known: torch.Tensor | None,
+    results: Results,
+    target: Target,
+) -> None:
+    """As `_run`, every token read and quantised once, and written for each of its choices. Two
+    launches."""
+    x, (data, scales, *factors), (tokens, k) = given.x, results, given.x.shape
+    config = replace(config, gathered=False, grouped=False, scattered=True)
+    atoms = scale_atoms(config.format.columns(k))
+    once = x.new_empty((tokens, -(-atoms // CODE_WORDS) * CODE_WORDS), dtype=torch.int32)
+    of_tokens = factors
+    if config.of_rows:
+        of_tokens = [x.new_empty(tokens, dtype=torch.float32) for _ in factors]
+    scaling = (known, *of_tokens) if config.scaling else None
+    inputs, outputs = (with_plain_strides(x), given.row_of_slot, None), data.view(torch.int32)
+    grid = (ctas_of_block(config, k, row_blocks(tokens)), row_blocks(tokens))
+    compiled = compile_once(config, target.arch, "moe.quantiser.kernel")
+    launch(compiled, (inputs, (outputs, once.view(-1)), scaling, grid), target, x.device)
+
+    spread = SpreadConfig(config.choices, config.of_rows)
+    copied = (of_tokens, factors) if config.of_rows else ([None, None], [None, None])
+    source, copies = (once, *copied[0]), (scales.view(torch.int32), *copied[1])
+    tables, ctas = (given.rows, given.offsets), ctas_that_spread(spread, atoms, given.blocks)
+    compiled = compile_once(spread, target.arch, "moe.quantiser.spread_kernel")
+    launch(compiled, (source, copies, tables, (ctas, given.blocks, atoms)), target, x.device)
 
 
 def _given_scale(
@@ -159,7 +191,8 @@ def _amax(x: torch.Tensor, *, per_token: bool, target: Target) -> torch.Tensor:
         x.new_empty(tokens, dtype=torch.int32) if per_token else x.new_zeros(1, dtype=torch.int32)
     )
     if tokens:
-        compiled = compile_amax(AmaxConfig(DTYPES[x.dtype], per_token), target.arch)
+        config = AmaxConfig(DTYPES[x.dtype], per_token)
+        compiled = compile_once(config, target.arch, "moe.quantiser.amax_kernel")
         ctas = tokens if per_token else min(tokens, CTAS_OF_AMAX)
         launch(compiled, (with_plain_strides(x), bits, ctas), target, x.device)
     return bits.view(torch.float32)
@@ -188,7 +221,7 @@ def _check(given: Tokens, form: BlockFormat) -> None:
 
 def _check_places(given: Tokens) -> None:
     choices, slots = given.choices, len(given.x) * given.choices
-    require_scalars({"choices": "int"}, {"choices": choices})
+    require_type("choices", choices, int)
     if choices < 1 or (given.rows is None and choices > 1):
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
     if given.rows is not None:

@@ -107,10 +107,6 @@ class Spread:
 
 def host_function(config: SpreadConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Spread(config), *_arguments(config)
-
-
-def _arguments(config: SpreadConfig) -> tuple:
     tokens, count, words = (cute.sym_int32() for _ in range(3))
     columns = cute.sym_int32(divisibility=CODE_WORDS)
     once = fake_tensor(Int32, tokens, columns, align=VECTOR_BYTES)
@@ -120,5 +116,6 @@ def _arguments(config: SpreadConfig) -> tuple:
         return tuple(fake_tensor(Float32, rows) if config.of_rows else None for _ in range(2))
 
     rows, offsets = fake_tensor(Int32, count), fake_tensor(Int32, cute.sym_int32())
+    inputs, outputs = (once, *given(tokens)), (scales, *given(count))
     grid = (Int32(0), Int32(0), Int32(0))
-    return (once, *given(tokens)), (scales, *given(count)), (rows, offsets), grid, CUstream(0)
+    return Spread(config), inputs, outputs, (rows, offsets), grid, CUstream(0)

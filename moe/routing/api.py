@@ -1,4 +1,9 @@
-"""The functions of routing: `route`, `permutation` and `combine`."""
+"""The functions of routing: `route`, `permutation` and `combine`.
+
+Everything is checked before it compiles; what indices say is looked at on the CPU alone. Every run
+gives the same bits; nothing waits for a GPU, so that a CUDA graph captures every call. `backend`
+and `arch`: see `kernelkit.launch.choose_target`. Forward only.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +29,30 @@ def route(
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
+    """The experts of each token and their weights, as `moe.reference_routing.route` defines them;
+    one launch.
 
-    logits: [T, E] bfloat16, float16 or float32, E up to 512, rows in one piece with any stride.
-    top_k: up to 16. scoring: 'softmax', 'sigmoid' or 'sqrtsoftplus', sqrt(ln(1 + exp(x))), in fp32.
-    bias: fp32 [E], added to the scores by which experts are chosen and not to the weights.
-    n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those of
-        the topk_group best groups are chosen; a group is as good as the sum of its two best.
-    renormalize: weights are divided by their sum (0 stays 0). scale: multiplies them afterwards.
-    backend, arch: see `kernelkit.launch.choose_target`.
+    Scores are good to a few units in the last place of fp32 (exp2 to 2 ** -22 and its argument
+    rounded, so softmax loses 2 ** -24 per unit of distance from the top): experts whose scores are
+    closer than that may change places against another implementation.
 
-    The best expert comes first; of equal ones, and of equal groups, that with the lower index. NaN
-    counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0. Scores are
-    good to a few units in the last place of fp32 (exp2 to 2 ** -22 and its argument rounded, so
-    softmax loses 2 ** -24 per unit of distance from the top): experts whose scores are closer than
-    that may change places against another implementation.
+    Args:
+        logits: [T, E] bfloat16, float16 or float32, E up to 512, rows in one piece with any stride.
+            NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
+        top_k: up to 16.
+        scoring: 'softmax', 'sigmoid' or 'sqrtsoftplus', sqrt(ln(1 + exp(x))), in fp32.
+        bias: fp32 [E], added to the scores by which experts are chosen and not to the weights.
+        n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those
+            of the topk_group best groups are chosen; a group is as good as the sum of its two best.
+        renormalize: weights are divided by their sum (0 stays 0).
+        scale: multiplies them afterwards.
 
-    Raises TypeError, ValueError or NotImplementedError, naming the value and the limit, before
-    anything is compiled. Forward only; one launch, deterministic, safe in a CUDA graph.
+    Returns:
+        (ids int32 [T, k], weights fp32 [T, k]). The best expert comes first; of equal ones, and of
+        equal groups, that with the lower index.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {
         "logits": logits, "bias": bias, "top_k": top_k, "scoring": scoring, "n_group": n_group,
@@ -54,15 +65,19 @@ def route(
 def permutation(
     ids: torch.Tensor, num_experts: int, *, backend: str = "auto", arch: str | None = None
 ) -> Permutation:
-    """Rows sorted by expert, those of an expert in the order of their slots.
+    """Rows sorted by expert, those of an expert in the order of their slots; one launch up to 4096
+    slots, two above.
 
-    ids: int32 [T, k], experts of each token, 0 to num_experts - 1; copied if not contiguous. What
-        is out of range raises on the CPU; on a GPU, where nothing is read back, it counts as the
-        last expert.
-    num_experts: up to 512.
+    Args:
+        ids: int32 [T, k], experts of each token, 0 to num_experts - 1; copied if not contiguous.
+            What is out of range counts as the last expert on a GPU.
+        num_experts: up to 512.
 
-    Returns (offsets, slot_of_row, row_of_slot), int32, see `Permutation`. The same for every run;
-    one launch up to 4096 slots, two above; safe in a CUDA graph.
+    Returns:
+        offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {"ids": ids, "num_experts": num_experts, "backend": backend, "arch": arch}
     return Permutation(*PERMUTATION(given))
@@ -77,16 +92,22 @@ def combine(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """[T, H]: sum over j = 0, 1, ... of weights[t, j] * y[row_of_slot[t, j]], fp32, in this order.
+    """Sum over j = 0, 1, ... of weights[t, j] * y[row_of_slot[t, j]], fp32, in this order, as
+    `moe.reference_routing.combine` defines it; one launch.
 
-    y: [R, H] bfloat16, float16 or float32, H a multiple of 8 (of 4 if all is float32), rows in one
-        piece, 16-byte aligned with strides of multiples of 16 bytes. R is not limited by T * k.
-    weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
-    row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None. A row that y
-        does not have raises on the CPU; on a GPU nothing checks it.
-    out_dtype: of the result, by default that of y.
+    Args:
+        y: [R, H] bfloat16, float16 or float32, H a multiple of 8 (of 4 if all is float32), rows in
+            one piece, 16-byte aligned with strides of multiples of 16 bytes. R is not limited by
+            T * k.
+        weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
+        row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None.
+        out_dtype: of the result, by default that of y.
 
-    One launch, the same bits for every run, safe in a CUDA graph. Forward only.
+    Returns:
+        [T, H].
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given: dict[str, Any] = {"y": y, "row_of_slot": row_of_slot}
     if weights is not None:

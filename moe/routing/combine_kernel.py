@@ -86,10 +86,6 @@ class Combine:
 
 def host_function(config: CombineConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Combine(config), *_arguments(config)
-
-
-def _arguments(config: CombineConfig) -> tuple:
     rows, tokens = cute.sym_int32(), cute.sym_int32()
     hidden = cute.sym_int32(divisibility=config.vector)
 
@@ -98,4 +94,5 @@ def _arguments(config: CombineConfig) -> tuple:
 
     tensors = matrix(config.dtype, rows), matrix(config.out_dtype, tokens)
     weights = fake_tensor(Float32, tokens, config.top_k) if config.weighted else None
-    return tensors, weights, fake_tensor(Int32, tokens, config.top_k), Int32(0), CUstream(0)
+    table = fake_tensor(Int32, tokens, config.top_k)
+    return Combine(config), tensors, weights, table, Int32(0), CUstream(0)

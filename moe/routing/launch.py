@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.tensors import (
@@ -22,32 +21,25 @@ from kernelkit.tensors import (
     with_plain_strides,
     without_broadcast,
 )
+from moe.arguments import Router
 from moe.indices import check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
-    PermutationConfig,
-    PermutationPlan,
     RouteConfig,
     combine_columns,
     plan_permutation,
 )
 
 ARCHS = ("sm_90a", "sm_100a")
+PERMUTING = "moe.routing.permutation_kernel"
 
 
-@dataclass(frozen=True)
-class Choices:
+@dataclass(frozen=True, kw_only=True)
+class Choices(Router):
     """The arguments of `moe.route`."""
 
     logits: torch.Tensor
-    top_k: int
-    scoring: str = "softmax"
-    bias: torch.Tensor | None = None
-    n_group: int = 1
-    topk_group: int = 1
-    renormalize: bool = True
-    scale: float = 1.0
     backend: str = "auto"
     arch: str | None = None
 
@@ -94,7 +86,8 @@ def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     ids, weights = empty_choices(given)
     if len(logits):
         arguments = (logits, bias, (ids.view(-1), weights.view(-1)), given.scale)
-        launch(compile_route(config, target.arch), arguments, target, logits.device)
+        compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
+        launch(compiled, arguments, target, logits.device)
     return ids, weights
 
 
@@ -119,11 +112,12 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         outputs[0].zero_()
         return outputs
     flat = ids.reshape(-1)  # in place where ids is in one piece
-    counts = _chunk_counts(ids, plan)
-    if counts is not None:
-        compiled = compile_count(plan.config, target.arch)
+    counts = None
+    if plan.config.chunked:
+        counts = ids.new_empty((plan.chunks, plan.config.columns))
+        compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_count")
         launch(compiled, (flat, counts, plan.turns), target, ids.device)
-    compiled = compile_scatter(plan.config, target.arch)
+    compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_scatter")
     launch(compiled, (flat, counts, outputs, plan.turns, plan.chunks), target, ids.device)
     return outputs
 
@@ -134,7 +128,7 @@ def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return new(given.num_experts + 1), new(slots), new(slots)
 
 
-def run_combine(given: Weighted) -> torch.Tensor:
+def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     """[T, H]; one launch."""
     y, weights, row_of_slot = given.y, given.weights, given.row_of_slot
     out_dtype = y.dtype if given.out_dtype is None else given.out_dtype
@@ -147,39 +141,20 @@ def run_combine(given: Weighted) -> torch.Tensor:
     require_tma("y", y)
     target = choose_target(y.device, given.backend, given.arch, ARCHS)
     check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
-    out = empty_combined(given)
+    (out,) = empty_combined(given)
     if out.numel():
         weights = None if weights is None else _plain(weights)
         columns = combine_columns(tokens, hidden // config.vector)
         arguments = ((_plain(y), _plain(out)), weights, _plain(row_of_slot), columns)
-        launch(compile_combine(config, target.arch), arguments, target, y.device)
-    return out
+        compiled = compile_once(config, target.arch, "moe.routing.combine_kernel")
+        launch(compiled, arguments, target, y.device)
+    return (out,)
 
 
-def empty_combined(given: Weighted) -> torch.Tensor:
+def empty_combined(given: Weighted) -> tuple[torch.Tensor]:
     """The result, not yet written."""
-    y = given.y
-    return y.new_empty((given.row_of_slot.shape[0], y.shape[1]), dtype=given.out_dtype or y.dtype)
-
-
-def compile_route(config: RouteConfig, arch: str) -> CompiledKernel | None:
-    """`Route.__call__`"""
-    return compile_once(config, arch, "moe.routing.topk_kernel")
-
-
-def compile_count(config: PermutationConfig, arch: str) -> CompiledKernel | None:
-    """`Count.__call__`"""
-    return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_count")
-
-
-def compile_scatter(config: PermutationConfig, arch: str) -> CompiledKernel | None:
-    """`Scatter.__call__`"""
-    return compile_once(config, arch, "moe.routing.permutation_kernel:host_function_of_scatter")
-
-
-def compile_combine(config: CombineConfig, arch: str) -> CompiledKernel | None:
-    """`Combine.__call__`"""
-    return compile_once(config, arch, "moe.routing.combine_kernel")
+    shape = given.row_of_slot.shape[0], given.y.shape[1]
+    return (given.y.new_empty(shape, dtype=given.out_dtype or given.y.dtype),)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,13 +178,6 @@ def _check_logits(logits: torch.Tensor, bias: torch.Tensor | None) -> None:
         require_table("bias", bias, torch.float32, (logits.shape[1],))
 
 
-def _chunk_counts(ids: torch.Tensor, plan: PermutationPlan) -> torch.Tensor | None:
-    """Workspace for the counts of every chunk."""
-    if not plan.config.chunked:
-        return None
-    return ids.new_empty((plan.chunks, plan.config.columns))
-
-
 def _check_combine(
     y: torch.Tensor,
     weights: torch.Tensor | None,
@@ -229,10 +197,4 @@ def _check_combine(
 
 ROUTE = Operator("moe_route", Choices, run_route, empty_choices, results=2)
 PERMUTATION = Operator("moe_permutation", Slots, run_permutation, empty_permutation, results=3)
-COMBINE = Operator(
-    "moe_combine",
-    Weighted,
-    lambda given: (run_combine(given),),
-    lambda given: (empty_combined(given),),
-    results=1,
-)
+COMBINE = Operator("moe_combine", Weighted, run_combine, empty_combined, results=1)

@@ -298,13 +298,8 @@ class Scatter:
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return (
-        Count(config),
-        fake_tensor(Int32, cute.sym_int32()),
-        _counts(config),
-        Int32(0),
-        CUstream(0),
-    )
+    ids = fake_tensor(Int32, cute.sym_int32())
+    return Count(config), ids, _counts(config), Int32(0), CUstream(0)
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:

@@ -344,13 +344,9 @@ def top_two(keys: cute.Tensor) -> tuple[Int32, Int32]:
 
 def host_function(config: RouteConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Route(config), *_arguments(config)
-
-
-def _arguments(config: RouteConfig) -> tuple:
     dtype, align = TYPES[config.dtype], VECTOR_BYTES if config.vectors else None
     logits = fake_tensor(dtype, cute.sym_int32(), config.experts, align=align)
     bias = fake_tensor(Float32, config.experts, align=align) if config.bias else None
     slots = cute.sym_int32()
     outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
-    return logits, bias, outputs, Float32(0.0), CUstream(0)
+    return Route(config), logits, bias, outputs, Float32(0.0), CUstream(0)

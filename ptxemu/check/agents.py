@@ -274,7 +274,12 @@ class Ticket:
         return rows
 
 
-def foreign_seen(by: WarpClock | Ticket, cluster: int, write: bool) -> np.ndarray:
+# Whoever accesses memory: up to which step of each component it is ordered after writes and reads
+# (`seen`). Accesses of its own warp by another lane are ordered only below step `synced`.
+Agent = WarpClock | Ticket
+
+
+def foreign_seen(by: Agent, cluster: int, write: bool) -> np.ndarray:
     """What `by` is ordered after in another cluster, as `seen`: what one of its own cluster was
     told in a step that it knows of."""
     seen = np.zeros(1, np.int32)

@@ -7,7 +7,8 @@ stop a block (`UndefinedRead`), so it comes first: the block will be executed ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,8 @@ from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
 from ptxemu.codegen.program import Program
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
-from ptxemu.machine.listener import Listener, Place, Waiters
+from ptxemu.machine.cta import Cta
+from ptxemu.machine.listener import How, Lanes, Listener, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.mma import Mma
@@ -65,12 +66,6 @@ class Checker(Listener):
 
     # -- beginnings and ends ------------------------------------------------------------------
 
-    def cluster_started(self, cluster: Cluster) -> None:
-        self.states.start_cluster(cluster)
-
-    def cta_started(self, cta: Cta) -> None:
-        self.states.start_cta(cta)
-
     def warp_started(self, w: Warp) -> None:
         self.states.start_warp(w)
         self.taint.start_warp(w)
@@ -78,9 +73,6 @@ class Checker(Listener):
     def warp_ended(self, w: Warp) -> None:
         self.manual.copies_at_exit(w)
         self.lifetime.warp_ended(w)
-
-    def cta_ended(self, cta: Cta) -> None:
-        self.lifetime.cta_ended(cta)
 
     def outside(self, message: str) -> None:
         """An access to memory of the process that nobody has allocated for the kernel."""
@@ -93,13 +85,7 @@ class Checker(Listener):
     # -- accesses by a warp -------------------------------------------------------------------
 
     def shared_access(
-        self,
-        w: Warp,
-        cta: Cta,
-        starts: int | np.ndarray,
-        nbytes: int,
-        lanes: np.ndarray | None,
-        write: bool,
+        self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
     ) -> None:
         grain = self.states.grain
         where: Where
@@ -113,16 +99,14 @@ class Checker(Listener):
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
 
-    def global_read(
-        self, w: Warp, starts: int | np.ndarray, nbytes: int, lanes: np.ndarray | None
-    ) -> None:
+    def global_read(self, w: Warp, starts: Starts, nbytes: int, lanes: Lanes) -> None:
         places = np.atleast_1d(np.asarray(starts)).astype(np.int64)
         self.races.global_(w, places, nbytes, lanes, write=False)
         if w.how:
             self.edges.strong(w, int(places[0]), w.how, False)
 
     def global_write(
-        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: np.ndarray | None
+        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: Lanes
     ) -> None:
         """CTAs may store the same value to one address: FlashAttention-4's flash_bwd_preprocess
         does so for rows that two of its tiles share, dense_gemm_ptr_array.py for tensor maps."""
@@ -136,67 +120,20 @@ class Checker(Listener):
         if w.how:
             self.edges.strong(w, int(places[0]), w.how, True)
 
-    def local_access(
-        self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
-    ) -> None:
-        self.taint.local(w, lanes, elements, size, write)
-
-    def atomic(self, w: Warp, space: str, name: str, address: int | np.ndarray, size: int) -> None:
-        self.taint.atomic(w, space, name, address, size)
-
     # -- synchronisation ----------------------------------------------------------------------
 
-    def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
-        self.lifetime.initialised_again(w, barrier)
-
-    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
-        self.states.start_mbarrier(w, cta, barrier)
-
     def mbarrier_arrival(
-        self,
-        w: Warp,
-        cta: Cta,
-        barrier: MBarrier,
-        how: tuple[str, ...],
-        count: tuple[int, int] = (1, 1),
+        self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
         self.edges.arrival(w, cta, barrier, how)
         self.lifetime.counted(w, barrier, *count)
 
-    def mbarrier_waited(
-        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
-    ) -> None:
-        self.edges.waited(w, barrier, parity, how)
-
-    def mbarrier_tested(
-        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
-    ) -> None:
-        self.edges.waited(w, barrier, parity, how)
-
     def mbarrier_completed(self, barrier: MBarrier) -> None:
         self.states.phases[barrier].completed()
-
-    def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
-        self.edges.barrier_arrival(w, barrier)
-
-    def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        self.edges.barrier_completed(barrier, waiters)
-
-    def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
-        self.edges.cluster_arrival(w, relaxed)
-
-    def cluster_completed(self, cluster: Cluster) -> None:
-        self.edges.cluster_completed(cluster)
-
-    def cluster_waited(self, w: Warp) -> None:
-        self.edges.cluster_waited(w)
 
     def warp_synced(self, w: Warp) -> None:
         """bar.warp.sync orders memory between its lanes ("bar.warp.sync")."""
         self.states.clocks[w].together()
-
-    def grid_waited(self, w: Warp) -> None:
-        self.edges.grid_waited(w)
 
     def fence(self, w: Warp, near: bool) -> None:
         self.states.clocks[w].fence(near=near)
@@ -206,9 +143,6 @@ class Checker(Listener):
 
     def fence_proxy(self, w: Warp, spaces: tuple[str, ...]) -> None:
         self.states.clocks[w].fence_proxy(spaces)
-
-    def fence_tensor(self, w: Warp, before: bool) -> None:
-        self.manual.fence_tensor(w, before)
 
     # -- asynchronous operations --------------------------------------------------------------
 
@@ -230,15 +164,6 @@ class Checker(Listener):
     def copies_committed(self, w: Warp) -> None:
         self.states.clocks[w].commit("cp.async")
 
-    def copies_waited(self, w: Warp, allowed: int | None) -> None:
-        self.edges.copies_waited(w, allowed)
-
-    def bulk_committed(self, w: Warp) -> None:
-        self.edges.bulk_committed(w)
-
-    def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None:
-        self.edges.bulk_waited(w, allowed, read)
-
     def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
         ticket = self.states.tickets[work]
         self.races.global_rows(ticket, (starts, nbytes), ticket.position)
@@ -254,9 +179,7 @@ class Checker(Listener):
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         self.edges.arrival_of(self.states.tickets[work], cta, barrier)
 
-    def land(
-        self, work: Work, places: list[Place], nbytes: int, signals: Sequence[MBarrier]
-    ) -> None:
+    def land(self, work: Work, places: list[Place], nbytes: int, signals: Signals) -> None:
         self._land(self.states.tickets[work], places, nbytes, signals)
 
     def _land(
@@ -264,7 +187,7 @@ class Checker(Listener):
         ticket: Ticket,
         places: list[Place],
         nbytes: int,
-        signals: Sequence[MBarrier],
+        signals: Signals,
         unchanged: Unchanged | None = None,
     ) -> tuple[int, int]:
         """The places are known to whoever waits for the phase. Returns the last place's step."""
@@ -279,12 +202,7 @@ class Checker(Listener):
         return step
 
     def load(
-        self,
-        work: Work,
-        source: tuple[np.ndarray, int],
-        places: list[Place],
-        nbytes: int,
-        signals: Sequence[MBarrier],
+        self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
         ticket = self.states.tickets[work]
         step = self._land(ticket, places, nbytes, signals)
@@ -308,9 +226,7 @@ class Checker(Listener):
         self.races.read_shared(ticket, cta, self.races.bytes(low, nbytes), ticket.position)
         self.taint.bulk_read(ticket, cta, low, nbytes)
 
-    def tile_read(
-        self, work: Work, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
-    ) -> None:
+    def tile_read(self, work: Work, cta: Cta, tm: TensorMap, position: Position, low: int) -> None:
         ticket = self.states.tickets[work]
         self.races.read_shared(ticket, cta, self.races.bytes(low, tm.box_bytes), ticket.position)
         self.taint.tile_read(ticket, cta, tm, position, low)
@@ -320,9 +236,7 @@ class Checker(Listener):
     ) -> None:
         self._store(work, (starts, nbytes), atomic=atomic)
 
-    def tile_write(
-        self, work: Work, tm: TensorMap, position: tuple[int, ...], image: np.ndarray
-    ) -> None:
+    def tile_write(self, work: Work, tm: TensorMap, position: Position, image: np.ndarray) -> None:
         """CUTLASS's tma_load_store.py: four warps store one box."""
         rows = box_rows(tm, position)
 
@@ -331,13 +245,13 @@ class Checker(Listener):
 
         self._store(work, rows, unchanged=unchanged)
 
-    def tile_reduce(self, work: Work, tm: TensorMap, position: tuple[int, ...]) -> None:
+    def tile_reduce(self, work: Work, tm: TensorMap, position: Position) -> None:
         self._store(work, box_rows(tm, position), atomic=True)
 
     def _store(
         self,
         work: Work,
-        rows: tuple[np.ndarray, int],
+        rows: Rows,
         *,
         atomic: bool = False,
         unchanged: Unchanged | None = None,
@@ -389,3 +303,24 @@ class Checker(Listener):
 
     def tensor_stores_waited(self, w: Warp) -> None:
         self.states.clocks[w].complete("tcgen05.st")
+
+
+def _heard_by(part: str, event: str) -> Callable[..., None]:
+    """An event that concerns one part alone, which has a method of its name."""
+
+    def hear(self: Checker, *what: Any) -> None:
+        getattr(getattr(self, part), event)(*what)
+
+    return hear
+
+
+for _part, _events in {
+    "states": "cluster_started cta_started mbarrier_initialised",
+    "lifetime": "cta_ended mbarrier_replaced",
+    "taint": "local_access atomic",
+    "edges": "mbarrier_waited mbarrier_tested barrier_arrival barrier_completed cluster_arrival "
+    "cluster_completed cluster_waited grid_waited copies_waited bulk_committed bulk_waited",
+    "manual": "fence_tensor",
+}.items():
+    for _event in _events.split():
+        setattr(Checker, _event, _heard_by(_part, _event))

@@ -110,8 +110,7 @@ def stamp(component: int, step: int, lane: int, site: int) -> int:
     return component << COMPONENT_SHIFT | step << STEP_SHIFT | lane << LANE_SHIFT | site
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """An access, read back."""
 
     component: int

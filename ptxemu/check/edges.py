@@ -27,7 +27,7 @@ from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.state import States
 from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
-from ptxemu.machine.listener import Waiters
+from ptxemu.machine.listener import How, Waiters
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.warp import Warp
 
@@ -43,7 +43,7 @@ class Edges:
 
     # -- mbarrier -----------------------------------------------------------------------------
 
-    def arrival(self, w: Warp, cta: Cta, barrier: MBarrier, how: tuple[str, ...]) -> None:
+    def arrival(self, w: Warp, cta: Cta, barrier: MBarrier, how: How) -> None:
         """mbarrier.arrive: a release ("mbarrier.arrive"). Where no scope is named the manual's is
         .cta; CUTLASS's ClusterBarrier::arrive relies on more at the barrier of a peer."""
         clock, phases = self._states.clocks[w], self._states.phases[barrier]
@@ -90,7 +90,7 @@ class Edges:
         phases.arrive(ticket.told())
         phases.landing |= not ticket.component
 
-    def waited(self, w: Warp, barrier: MBarrier, parity: int, how: tuple[str, ...]) -> None:
+    def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """A wait that was successful: an acquire ("mbarrier.test_wait / try_wait")."""
         clock = self._states.clocks[w]
         self._used(w, barrier)
@@ -99,6 +99,8 @@ class Edges:
         told = self._states.phases[barrier].told(clock, parity)
         if told is not None:
             clock.learn(told, whole=w.frag.mask == w.live, relaxed="relaxed" in how)
+
+    mbarrier_tested = mbarrier_waited
 
     def _used(self, w: Warp, barrier: MBarrier) -> None:
         """An mbarrier is used after its mbarrier.init, and by peers and the async proxy after
@@ -122,8 +124,7 @@ class Edges:
         self._manual.told_others(w)
         if state.phases and not clock.knows(state.component, state.phases):
             self._lifetime.barrier_reused(w, barrier)
-        told = clock.release()
-        state.told = told if state.told is None else join(state.told, told)
+        state.add(clock.release())
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
         """Its phases are steps of a component, which whoever waits knows."""
@@ -143,9 +144,8 @@ class Edges:
 
     def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
         """barrier.cluster.arrive: .release is the default ("barrier.cluster")."""
-        told = self._states.clocks[w].release(relaxed=relaxed)
         state = self._states.clusters[w.cluster.index]
-        state.told = told if state.told is None else join(state.told, told)
+        state.add(self._states.clocks[w].release(relaxed=relaxed))
 
     def cluster_completed(self, cluster: Cluster) -> None:
         state = self._states.clusters[cluster.index]
@@ -169,8 +169,7 @@ class Edges:
             clock.wait_groups("cp.async", allowed)
 
     def bulk_committed(self, w: Warp) -> None:
-        """cp.async.bulk.commit_group. A store reads its source and writes its target: two streams
-        of the same steps."""
+        """cp.async.bulk.commit_group. A store reads and writes: two streams of the same steps."""
         clock = self._states.clocks[w]
         clock.stream("bulk write")
         clock.issued["bulk write"] = clock.issued.get("bulk read", 0)

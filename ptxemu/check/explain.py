@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.check.agents import Ticket, WarpClock, foreign_seen
+from ptxemu.check.agents import Agent, foreign_seen
 from ptxemu.check.clocks import ASYNC_GLOBAL, ASYNC_SHARED, EXECUTED, ORDERED
-from ptxemu.check.conflict import Side
+from ptxemu.check.findings import Side
 
 # kind of the earlier access's component -> what makes it known to others, and the manual section
 MISSING = {
@@ -50,7 +50,7 @@ RELEASE = (
 )
 
 
-def missing(before: Side, by: WarpClock | Ticket) -> tuple[str, str]:
+def missing(before: Side, by: Agent) -> tuple[str, str]:
     """(likely missing instruction, manual section) where `by`, a warp or an asynchronous operation
     of one, is not ordered after the access `before` of its cluster."""
     earlier, clock = before.stamp, by.rows
@@ -71,7 +71,7 @@ def missing(before: Side, by: WarpClock | Ticket) -> tuple[str, str]:
     return MISSING[component.kind]
 
 
-def missing_abroad(before: Side, by: WarpClock | Ticket, cluster: int) -> tuple[str, str]:
+def missing_abroad(before: Side, by: Agent, cluster: int) -> tuple[str, str]:
     """The same where `before` is of another cluster."""
     earlier, component = before.stamp, before.component
     seen = foreign_seen(by, cluster, False)

@@ -1,10 +1,13 @@
-"""What a checker has to say, each thing once however many CTAs, warps and turns show it."""
+"""What a checker has to say, each thing once however many CTAs, warps and turns show it; of two
+accesses in conflict, a finding that names both."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from ptxemu.report import Finding, place_of
+from ptxemu.check.clocks import Component, Stamp
+from ptxemu.report import Access, Finding, place_of
 from ptxemu.syntax.tree import Instr
 
 
@@ -32,3 +35,88 @@ class Findings:
         """Report something of an instruction; of site 0, which stands for none, by its words."""
         if self.new(check, site, message if not site else ""):
             self.report(Finding(check, message, **place_of(self.sites[site]), **more))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the accesses: [first, last] in bytes, or columns of tensor memory; `known`: the
+    components that its stamp refers to."""
+
+    space: str
+    first: int
+    last: int
+    known: list[Component]
+    stamp: Stamp
+    wrote: bool
+
+    @property
+    def component(self) -> Component:
+        return self.known[self.stamp.component]
+
+
+class Conflicts:
+    """Reports each pair of instructions once, however many cells and CTAs show it."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._sites = findings.sites
+
+    def report(self, before: Side, now: Side, missing: tuple[str, str]) -> None:
+        key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
+        if not self._findings.new("race", *key):
+            return
+        instr = self._sites[now.stamp.site]
+        earlier, later = self._access(before), self._access(now)
+        finding = Finding(
+            "race",
+            f"{later.role} is not ordered after {earlier.role}",
+            **place_of(instr),
+            accesses=(earlier, later),
+            missing=missing[0],
+            rule=missing[1],
+        )
+        self._findings.report(finding)
+
+    def with_launch_before(self, address: int, now: Stamp, wrote: bool) -> None:
+        """A dependent launch touches what the launch before it has touched."""
+        if not self._findings.new("the launch before", now.site):
+            return
+        instr = self._sites[now.site]
+        what = "write" if wrote else "read"
+        finding = Finding(
+            "race",
+            f"{short(instr.opcode)} of a dependent launch is not ordered after the one before",
+            **place_of(instr),
+            accesses=(
+                Access("the launch before", "", "access", "global memory", address, address),
+                Access("this launch", short(instr.opcode), what, "global memory", address, address,
+                       **place_of(instr)),
+            ),
+            missing="griddepcontrol.wait before it",
+            rule="griddepcontrol",
+        )  # fmt: skip
+        self._findings.report(finding)
+
+    def _access(self, side: Side) -> Access:
+        instr, component = self._sites[side.stamp.site], side.component
+        agent = component.agent
+        if component.kind not in ("warp", "mbarrier"):
+            agent = f"{component.kind} of {agent}"
+        return Access(
+            agent=agent,
+            role=short(instr.opcode),
+            what="write" if side.wrote else "read",
+            space=side.space,
+            first=side.first,
+            last=side.last,
+            **place_of(instr),
+        )
+
+
+_WORDS = {"cp": 4, "tcgen05": 2, "mbarrier": 2, "barrier": 3, "ld": 2, "st": 2, "atom": 2, "red": 2}
+
+
+def short(opcode: str) -> str:
+    """The opcode without most of its qualifiers; the whole instruction stands beside it."""
+    parts = opcode.split(".")
+    return ".".join(parts[: _WORDS.get(parts[0], 1)])

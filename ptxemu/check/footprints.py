@@ -102,6 +102,10 @@ def matrix_cells(
     return _operand(replace(desc, start=phase), shape, mn_major, grain) + base
 
 
+def byte_cells(low: int, nbytes: int, grain: int) -> slice:
+    return slice(low // grain, -(-(low + nbytes) // grain))
+
+
 def bytes_of(starts: np.ndarray, nbytes: int, grain: int) -> np.ndarray:
     """Cells [cell, start] of `nbytes` at each of `starts`."""
     cells = max(nbytes // grain, 1)

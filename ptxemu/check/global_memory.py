@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ptxemu.check.agents import Ticket, WarpClock, foreign_seen
+from ptxemu.check.agents import Agent, foreign_seen
 from ptxemu.check.clocks import Mark, join
 from ptxemu.check.shadow import unordered
 
-Agent = WarpClock | Ticket
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """`nbytes` at each of `starts`, touched by one instruction of a cluster."""
 
@@ -30,13 +30,17 @@ class Piece:
     cluster: int
     mark: Mark
 
-    @property
+    @cached_property
     def low(self) -> int:
         return int(self.starts.min())
 
-    @property
+    @cached_property
     def high(self) -> int:
         return int(self.starts.max()) + self.nbytes
+
+    def meets(self, other: Piece | GlobalShadow | _Chunk) -> bool:
+        """What lies between the ends of either is in part the same."""
+        return self.low < other.high and self.high > other.low
 
     def chunks(self) -> Iterable[int]:
         """That it lies in. What one instruction reads may be of allocations terabytes apart."""
@@ -71,23 +75,20 @@ class GlobalShadow:
     grain: int
     before: GlobalShadow | None = None
     chunks: dict[int, _Chunk] = field(default_factory=dict)
-    reads: dict[int, list[tuple[int, int, Piece]]] = field(default_factory=dict)
-    earlier: dict[int, list[tuple[int, int, Piece]]] = field(default_factory=dict)
+    reads: dict[int, list[Piece]] = field(default_factory=dict)
+    earlier: dict[int, list[Piece]] = field(default_factory=dict)
     low: int = 1 << 62
     high: int = 0
 
     def read(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
-        low, high = piece.low, piece.high
-        if low < self.high and high > self.low:
+        if piece.meets(self):
             self._against_writes(piece, by, on_race)
         for chunk in piece.chunks():
-            self.reads.setdefault(chunk, []).append((low, high, piece))
+            self.reads.setdefault(chunk, []).append(piece)
 
     def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
         low, high = piece.low, piece.high
-        excused = False
-        if low < self.high and high > self.low:
-            excused = self._against_writes(piece, by, on_race)
+        excused = piece.meets(self) and self._against_writes(piece, by, on_race)
         self._against_reads(piece, by, on_race, excused)
         self.low, self.high = min(self.low, low), max(self.high, high)
         cells = self._cells(piece)
@@ -95,26 +96,26 @@ class GlobalShadow:
         for chunk, chosen, index in self._parts(cells):
             found = self.chunks.get(chunk)
             if found is None:
-                found = self.chunks[chunk] = _Chunk(*self._fresh())
+                count = (1 << _CHUNK_BITS) // self.grain
+                found = _Chunk(np.zeros(count, np.int64), np.zeros(count, np.int32))
+                self.chunks[chunk] = found
             found.last[index] = marks[chosen]
             found.owner[index] = piece.cluster + 1
             found.low, found.high = min(found.low, low), max(found.high, high)
 
     def touches(self, piece: Piece, write: bool) -> int | None:
         """An address of `piece` that was written here, or read where `write`; else None."""
-        low, high = piece.low, piece.high
-        if low < self.high and high > self.low:
+        if piece.meets(self):
             cells = self._cells(piece)
             for chunk, chosen, index in self._parts(cells):
                 if chunk in self.chunks and self.chunks[chunk].last[index].any():
                     return int(cells[chosen].flat[0]) * self.grain
         if write:
             for chunk in piece.chunks():
-                for first, last, read in self.reads.get(chunk, ()):
-                    if first < high and last > low:
-                        both = np.intersect1d(self._cells(piece), self._cells(read))
-                        if len(both):
-                            return int(both[0]) * self.grain
+                for read in filter(piece.meets, self.reads.get(chunk, ())):
+                    both = np.intersect1d(self._cells(piece), self._cells(read))
+                    if len(both):
+                        return int(both[0]) * self.grain
         return None
 
     def forget(self, low: int, high: int) -> None:
@@ -125,8 +126,7 @@ class GlobalShadow:
                 first, last = max(low - start, 0), min(high - start, 1 << _CHUNK_BITS)
                 self.chunks[chunk].last[first // self.grain : -(-last // self.grain)] = 0
             for reads in (self.reads, self.earlier):
-                kept = [r for r in reads.get(chunk, ()) if r[0] < low or r[1] > high]
-                reads[chunk] = kept
+                reads[chunk] = [r for r in reads.get(chunk, ()) if r.low < low or r.high > high]
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class GlobalShadow:
         lanes = np.broadcast_to(piece.mark.lane, cells.shape)
         for chunk, chosen, index in self._parts(cells):
             found = self.chunks.get(chunk)
-            if found is None or piece.low >= found.high or piece.high <= found.low:
+            if found is None or not piece.meets(found):
                 continue
             old = found.last[index]
             if not old.any():
@@ -160,15 +160,14 @@ class GlobalShadow:
         low, high = piece.low, piece.high
         for chunk in piece.chunks():
             earlier = self.earlier.setdefault(chunk, [])
-            for first, last, read in earlier if excused else ():
-                if first < high and last > low:
-                    self._against_read(piece, read, by, on_race)
+            for read in filter(piece.meets, earlier if excused else ()):
+                self._against_read(piece, read, by, on_race)
             reads = self.reads.get(chunk, [])
-            met = [each for each in reads if each[0] < high and each[1] > low]
-            over = {id(each) for each in met if self._against_read(piece, each[2], by, on_race)}
+            met = [each for each in reads if each.low < high and each.high > low]  # of very many
+            over = {each for each in met if self._against_read(piece, each, by, on_race)}
             if over:
-                self.reads[chunk] = [each for each in reads if id(each) not in over]
-                earlier += [each for each in met if id(each) in over]
+                self.reads[chunk] = [each for each in reads if each not in over]
+                earlier += [each for each in met if each in over]
 
     def _against_read(self, piece: Piece, read: Piece, by: Agent, on_race: OnRace) -> bool:
         """Whether `piece` overwrites all that was read."""
@@ -210,10 +209,6 @@ class GlobalShadow:
             (chunk, chunks == chunk, cells[chunks == chunk] - chunk * per_chunk)
             for chunk in np.unique(chunks).tolist()
         ]
-
-    def _fresh(self) -> tuple[np.ndarray, np.ndarray]:
-        count = (1 << _CHUNK_BITS) // self.grain
-        return np.zeros(count, np.int64), np.zeros(count, np.int32)
 
 
 class Flags:

@@ -43,7 +43,7 @@ class Lifetime:
             rule="mbarrier.init; membar / fence",
         )
 
-    def initialised_again(self, w: Warp, barrier: MBarrier) -> None:
+    def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
         """mbarrier.init over one whose phase is under way."""
         if barrier.tx or barrier.pending != barrier.expected:
             self._findings.at(

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import explain, footprints
-from ptxemu.check.agents import Ticket, WarpClock
+from ptxemu.check.agents import Agent, Ticket
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, LANE_SHIFT, ORDERED, Mark, Stamp, stamp
-from ptxemu.check.conflict import Conflicts, Side
-from ptxemu.check.findings import Findings
+from ptxemu.check.findings import Conflicts, Findings, Side
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow, Where
@@ -32,7 +31,6 @@ from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
 
-Agent = WarpClock | Ticket
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[], bool]  # whether a write stores what is there already
 
@@ -135,20 +133,15 @@ class Races:
 
     def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
         """tcgen05.mma. D is written, and what a write needs is all that reading it would need."""
-        instr, group = mma.instr, len(ctas)
-        step = (ticket.component, ticket.step)
+        instr, group, step = mma.instr, len(ctas), ticket.position
         for cta in ctas:
-            b_cells = footprints.operand_cells(
-                mma.b, instr.n // group, instr.k, instr.b_format, instr.b_mn_major, self._grain
-            )
+            b_cells = footprints.operand_cells(mma.b, *instr.shape_of_b(group), self._grain)
             self.read_shared(ticket, cta, b_cells, step)
             if isinstance(mma.a, int):
                 cells = footprints.tensor_operand_cells(mma.a, instr)
                 self._tensor(ticket, cta, cells, step, mma.shift)
             else:
-                a_cells = footprints.operand_cells(
-                    mma.a, instr.m // group, instr.k, instr.a_format, instr.a_mn_major, self._grain
-                )
+                a_cells = footprints.operand_cells(mma.a, *instr.shape_of_a(group), self._grain)
                 self.read_shared(ticket, cta, a_cells, step)
             for where in mma.scales.placements(instr, group) if mma.scales else ():
                 self._tensor(ticket, cta, footprints.scale_cells(where), step, False)
@@ -159,7 +152,7 @@ class Races:
         self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
         """tcgen05.cp: a matrix of shared memory goes to tensor memory, in every CTA."""
-        step = (ticket.component, ticket.step)
+        step = ticket.position
         for cta in ctas:
             source = footprints.matrix_cells(desc, shape.matrix, self._grain)
             self.read_shared(ticket, cta, source, step)
@@ -208,7 +201,7 @@ class Races:
 
     def bytes(self, low: int, nbytes: int) -> slice:
         """Cells of shared memory."""
-        return slice(low // self._grain, -(-(low + nbytes) // self._grain))
+        return footprints.byte_cells(low, nbytes, self._grain)
 
     def _shadow(self, cta: Cta) -> Shadow:
         return self._states.ctas[cta].shared

@@ -7,14 +7,16 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.numerics.lanes import PerLane
-from ptxemu.numerics.shuffle import shuffle_lanes
+from ptxemu.ops.warp import shuffle_lanes
 
 ALL = 0xFFFFFFFF
 Masks = Mapping[str | None, int]
@@ -29,12 +31,14 @@ def both_halves(lanes: int) -> int:
     return lanes | lanes << 32
 
 
+def _union(masks: Masks, names: Iterable[str | None]) -> int:
+    """Where some of the registers is undefined."""
+    return reduce(or_, (masks.get(name, 0) for name in names), 0)
+
+
 def _any(flow: Flow, masks: Masks) -> int:
     """Lanes in which some source is undefined."""
-    total = 0
-    for name in flow.sources:
-        total |= masks.get(name, 0)
-    return lanes_of(total)
+    return lanes_of(_union(masks, flow.sources))
 
 
 def _to_all(flow: Flow, lanes: int) -> list[int]:
@@ -48,23 +52,16 @@ def _values(flow: Flow, masks: Masks, mb: int) -> list[int]:
 
 def _halves(flow: Flow, masks: Masks, mb: int) -> list[int]:
     """Moves and packed f32x2: each half from the same halves."""
-    total = 0
-    for name in flow.sources:
-        total |= masks.get(name, 0)
+    total = _union(masks, flow.sources)
     return [total if name in flow.wide else lanes_of(total) for name in flow.targets]
 
 
 def _pack(flow: Flow, masks: Masks, mb: int) -> list[int]:
     if flow.targets[0] not in flow.wide:
         return [_any(flow, masks)]
-    parts = [lanes_of(masks.get(name, 0)) for name in flow.sources]
-    middle = len(parts) // 2
-    low = high = 0
-    for part in parts[:middle]:
-        low |= part
-    for part in parts[middle:]:
-        high |= part
-    return [low | high << 32]
+    middle = len(flow.sources) // 2
+    low, high = (_union(masks, part) for part in (flow.sources[:middle], flow.sources[middle:]))
+    return [lanes_of(low) | lanes_of(high) << 32]
 
 
 def _unpack(flow: Flow, masks: Masks, mb: int) -> list[int]:
@@ -112,9 +109,7 @@ def _shuffle(flow: Flow, masks: Masks, mb: int, lane: PerLane, clamp: PerLane) -
     moved, _ = shuffle_lanes(
         bits_mask(masks.get(flow.sources[0], 0)).astype(np.uint32), mode, lane, clamp, mb
     )
-    control = 0
-    for name in flow.sources[1:]:
-        control |= masks.get(name, 0)
+    control = _union(masks, flow.sources[1:])
     return [mask_bits(moved != 0) | control, control][: len(flow.targets)]
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from ptxemu.check.agents import Agent
 from ptxemu.check.clocks import (
     ALL_LANES,
     ATOMIC,
@@ -24,18 +24,6 @@ from ptxemu.check.clocks import (
 )
 
 Where = slice | np.ndarray  # of cells
-
-
-class Agent(Protocol):
-    """Whoever accesses: up to which step of each component it is ordered after writes and reads,
-    and the lane of its warp. Accesses of the same warp (`own`) by another lane are ordered only
-    below step `synced`, where the warp last came together.
-    """
-
-    own: int
-    synced: int
-
-    def seen(self, write: bool, space: str) -> np.ndarray: ...
 
 
 OnRace = Callable[[int, int], None]  # (packed stamp of the earlier access, a cell)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxemu.check.agents import PhaseClock, Ticket, WarpClock
-from ptxemu.check.clocks import Components
+from ptxemu.check.clocks import Components, join
 from ptxemu.check.footprints import TENSOR_CELLS
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
@@ -18,22 +18,30 @@ from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
 
 
+@dataclass(eq=False, kw_only=True)
+class _Arrivals:
+    """told: what those of this phase of a barrier tell."""
+
+    told: np.ndarray | None = None
+
+    def add(self, told: np.ndarray) -> None:
+        self.told = told if self.told is None else join(self.told, told)
+
+
 @dataclass(eq=False)
-class ClusterState:
-    """grid_before: the component of the launch before. told: what the arrivals of this phase of the
-    cluster's barrier tell; phases: the same of those that are complete."""
+class ClusterState(_Arrivals):
+    """grid_before: the component of the launch before. phases: of the cluster's barrier, what those
+    that are complete told."""
 
     components: Components
     grid_before: int
-    told: np.ndarray | None = None
     phases: list[np.ndarray | None] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class BarrierState:
-    """Of a named barrier: what the arrivals of this phase tell, its component, complete phases."""
+class BarrierState(_Arrivals):
+    """Of a named barrier: its component, complete phases."""
 
-    told: np.ndarray | None = None
     component: int = 0
     phases: int = 0
 
@@ -67,18 +75,18 @@ class States:
         self.tickets: dict[Work, Ticket] = {}  # of outstanding work
         self.loads: dict[PendingLoad, int] = {}  # and its step among those of its warp
 
-    def start_cluster(self, cluster: Cluster) -> None:
+    def cluster_started(self, cluster: Cluster) -> None:
         components = Components()
         before = components.add("grid", "the launch before")
         self.clusters[cluster.index] = ClusterState(components, before)
 
-    def start_cta(self, cta: Cta) -> None:
+    def cta_started(self, cta: Cta) -> None:
         self.ctas[cta] = CtaState(cta, self.grain)
 
     def start_warp(self, w: Warp) -> None:
         self.clocks[w] = WarpClock(self.components(w.cta), w)
 
-    def start_mbarrier(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
         clock = self.clocks[w]
         phases = PhaseClock(self.components(cta), f"mbarrier {barrier.where}")
         phases.initialised = (clock.own, clock.now)

@@ -84,7 +84,7 @@ class Taint:
         first, last = (int(cell) * self._grain for cell in cells)
         return f"shared memory of {cta.name()}", first, last + self._grain - 1
 
-    def local(
+    def local_access(
         self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
     ) -> None:
         """Local memory: elements [element, lane] of `size` bytes."""
@@ -148,13 +148,12 @@ class Taint:
         where a row of B is."""
         instr, group = mma.instr, len(ctas)
         n, m = instr.n // group, instr.m // group
-        b_shape = (n, instr.k, instr.b_format, instr.b_mn_major)
-        b_codes = [self._operand(ticket, cta, mma.b, b_shape) for cta in ctas]
-        a_codes = [self._operand_a(ticket, cta, mma.a, instr, m) for cta in ctas]
+        b_codes = [self._operand(ticket, cta, mma.b, instr.shape_of_b(group)) for cta in ctas]
+        a_codes = [self._operand_a(ticket, cta, mma.a, instr, group) for cta in ctas]
         for cta in ctas:
             if mma.shift and isinstance(mma.a, int):
                 self._cta(cta).tensor_codes.shift(mma.a, instr, group)
-        kept = disabled_lanes(mma.disabled, group) or [_NO_LANES] * group
+        kept = disabled_lanes(mma.disable_lanes, group) or [_NO_LANES] * group
         for rank, cta in enumerate(ctas):
             memory = self._cta(cta).tensor_codes
             rows, columns = [a_codes[rank]], [_joined(b_codes, n)]
@@ -188,13 +187,12 @@ class Taint:
             state.tensor_codes.fill(address, shape, codes)
 
     def _operand_a(
-        self, ticket: Ticket, cta: Cta, a: SmemDesc | int, instr: InstrDesc, rows: int
+        self, ticket: Ticket, cta: Cta, a: SmemDesc | int, instr: InstrDesc, group: int
     ) -> np.ndarray | None:
         """The code of each row of A, in shared or tensor memory."""
         if not isinstance(a, int):
-            shape = (rows, instr.k, instr.a_format, instr.a_mn_major)
-            return self._operand(ticket, cta, a, shape)
-        codes = self._cta(cta).tensor_codes.operand(a, instr, rows)
+            return self._operand(ticket, cta, a, instr.shape_of_a(group))
+        codes = self._cta(cta).tensor_codes.operand(a, instr, instr.m // group)
         count = line_bytes(instr.a_format, instr.k) // 4
         return None if codes is None else self._named_columns(ticket, cta, codes, (a, count))
 
@@ -268,7 +266,7 @@ class Taint:
         return self._states.ctas[cta]
 
     def _bytes(self, low: int, nbytes: int) -> slice:
-        return slice(low // self._grain, -(-(low + nbytes) // self._grain))
+        return footprints.byte_cells(low, nbytes, self._grain)
 
 
 def _joined(parts: list[np.ndarray | None], rows: int) -> np.ndarray | None:

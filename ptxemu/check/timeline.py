@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
-from ptxemu.machine.listener import Listener
+from ptxemu.machine.listener import How, Listener
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.warp import Warp
 from ptxemu.trace import Trace
@@ -25,9 +25,7 @@ _UNTIMED = "cp.async"
 
 
 class Timeline(Listener):
-    """The clocks of a launch. `now` is the time of whoever acts: a warp, or a unit finishing
-    work.
-    """
+    """The clocks of a launch. `now` is the time of who acts: a warp, or a unit finishing work."""
 
     every_block = True
 
@@ -91,9 +89,7 @@ class Timeline(Listener):
         key = barrier, barrier.phase & 1
         self._signals[key] = max(self._signals[key], self.now)
 
-    def mbarrier_waited(
-        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
-    ) -> None:
+    def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         if barrier.phase:
             self._catch_up(w, self._signals[barrier, parity & 1], f"mbarrier {barrier.where}")
 

@@ -68,8 +68,7 @@ class SharedCodes:
         if mn_major:
             return rescale(codes.max(0)[:, None], rows)[:, 0]
         chunks = codes.reshape(rows, -1, CHUNK // self.grain)
-        found = chunks[:, :, : -(-data_bytes(fmt) // self.grain)].max((1, 2))
-        return found if found.any() else None
+        return _some(chunks[:, :, : -(-data_bytes(fmt) // self.grain)].max((1, 2)))
 
     def words(self, desc: SmemDesc, shape: tuple[int, int]) -> np.ndarray | None:
         """The code of each 32-bit word of a matrix of (rows, bytes of a row)."""
@@ -113,8 +112,7 @@ class TensorCodes(Tmem):
             return None
         shape, number, packed, split = move
         codes = self.load(shape, number, address, warp_in_group, pack16=packed, half_split=split)
-        codes = np.maximum(codes & NEVER, codes >> 16) if packed else codes & NEVER
-        return codes.astype(CODE) if codes.any() else None
+        return _some(np.maximum(codes & NEVER, codes >> 16) if packed else codes & NEVER)
 
     def write(
         self, move: tuple[Any, ...], address: int, warp_in_group: int, codes: np.ndarray | None
@@ -134,17 +132,14 @@ class TensorCodes(Tmem):
         if not self.suspects & _bits(touched):
             return None
         columns = slice(touched.start // GROUPS, touched.stop // GROUPS)
-        codes = (self.cells[columns] & NEVER).max(0).reshape(-1, rows).max(0).astype(CODE)
-        return codes if codes.any() else None
+        return _some((self.cells[columns] & NEVER).max(0).reshape(-1, rows).max(0))
 
     def scales(self, where: Placement) -> np.ndarray | None:
         """Scale factors of an MMA: the code of each row, over all of its copies."""
         column, columns = where.columns()
         if not self.suspects & _bits(footprints.column_cells(column, columns)):
             return None
-        copies = where.copies(self.cells[column : column + columns] & NEVER)
-        codes = copies.max(0).astype(CODE)
-        return codes if codes.any() else None
+        return _some(where.copies(self.cells[column : column + columns] & NEVER).max(0))
 
     def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
         """tcgen05.cp; codes [row, word], None: defined data."""
@@ -183,6 +178,10 @@ class TensorCodes(Tmem):
         touched = _accumulator(address, instr, group)
         clean = not (codes.any() or len(kept))
         self.suspects = self.suspects & ~touched if clean else self.suspects | touched
+
+
+def _some(codes: np.ndarray) -> np.ndarray | None:
+    return codes.astype(CODE) if codes.any() else None
 
 
 def rescale(codes: np.ndarray, rows: int) -> np.ndarray:

@@ -27,11 +27,16 @@ class Step:
     match: registry.Match | None  # None: executing it raises `error`
     error: UnsupportedPtx | None = None
 
-    def emit(self, lower: object) -> None:
+    def emit(self, lower: Any) -> None:
         """State to a `lower.Lower` what the instruction does."""
         if self.match is None:
             raise self.error or UnsupportedPtx("no form", line=self.instr.line)
-        self.match.form.emit(lower, self.instr, self.match)
+        result = self.match.form.emit(lower, self.instr, self.match)
+        if isinstance(result, list):
+            for target, value in zip(lower.each(self.instr.operands[0]), result, strict=True):
+                lower.dst(target, value)
+        elif result is not None:
+            lower.dst(self.instr.operands[0], result)
 
 
 @dataclass
@@ -45,9 +50,8 @@ class Block:
     branch: str | int | None = None  # label, then block index once linked
     exits: bool = False  # the terminator ends the thread (guarded by `guard` where there is one)
     trap: bool = False
-    members: list[Any] = field(
-        default_factory=list[Any]
-    )  # member-mask operands; None means all live lanes
+    # member-mask operands; None means all live lanes
+    members: list[Any] = field(default_factory=list[Any])
     live_in: set[str] = field(default_factory=set)
     live_out: set[str] = field(default_factory=set)
 
@@ -139,8 +143,6 @@ class _Builder:
                 self.cut()  # the block runs, so nothing in the block may write it
             self.current.members.append(member)
         self.current.steps.append(step)
-        if form and form.ends_block:
-            self.cut()
 
 
 def _member_mask(instr: Instr, name: str) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -18,23 +19,23 @@ from ptxemu.codegen.values import DTYPE, Node, Value, literal
 _MIN_GATHER = 4  # below this many rows, gathering operands costs more than it saves
 
 
+@dataclass(eq=False)
 class BlockWriter:
     """The lines of one function, as its nodes are emitted. A value is a local name once it is used
     alone; until then a result of a group is known by its matrix and row (`home`)."""
 
-    def __init__(self, sites: dict[int, int] | None = None, *, resumes: bool = False) -> None:
-        self.sites = sites  # id of an instruction -> its number, where steps are to name it
-        self.site = -1
-        self.resumes = resumes  # steps below `start` were done before; `saved` has their results
-        self.steps = 0
-        self.lines: list[str] = []
-        self.instrs: list[Any] = []  # the instruction behind each line
-        self.step_of: list[int] = []  # the step that each line belongs to, -1 for none
-        self.instr: object = None
-        self.count = 0
-        self.home: dict[Value, tuple[str, int]] = {}  # value -> (matrix, row)
-        self.by_depth: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
-        self.depth: dict[Node, int] = {}
+    sites: dict[int, int] | None = None  # id of an instruction -> its number, if steps name it
+    resumes: bool = False  # steps below `start` were done before; `saved` has their results
+    site: int = -1
+    steps: int = 0
+    lines: list[str] = field(default_factory=list)
+    instrs: list[Any] = field(default_factory=list[Any])  # the instruction behind each line
+    step_of: list[int] = field(default_factory=list)  # the step of each line, -1 for none
+    instr: object = None
+    count: int = 0
+    home: dict[Value, tuple[str, int]] = field(default_factory=dict)  # value -> (matrix, row)
+    by_depth: dict[tuple[Any, ...], list[Node]] = field(default_factory=lambda: defaultdict(list))
+    depth: dict[Node, int] = field(default_factory=dict)
 
     # -- preparation ------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ the whole kernel in analysis mode, where only register uses, types and dependenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ptxemu.codegen.blocks import Block
@@ -29,48 +30,38 @@ from ptxemu.codegen.values import (
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Addr, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
 
+Store = tuple[str, int, Value]  # register, slot, what goes there
 NATURAL = {1: "pred", 8: "u16", 16: "u16", 32: "u32", 64: "u64"}
 
 
+@dataclass(eq=False)
 class Lower:
     """Lowers one block in one version. `partial` is 0 (all 32 lanes active), 1 (all live lanes
     active) or 2 (a fragment of the live lanes: register writes are merged under the mask)."""
 
-    def __init__(
-        self,
-        block: Block,
-        registers: RegisterFile,
-        symbols: dict[str, tuple[str, int]],
-        *,
-        partial: int = 0,
-        nonuniform: frozenset[str] = frozenset(),
-        late: bool = False,
-        observed: bool = False,
-        analysis: bool = False,
-    ) -> None:
-        self.block = block
-        self.registers = registers
-        self.symbols = symbols
-        self.partial = partial
-        self.nonuniform = nonuniform
-        self.late = late
-        self.observed = observed
-        self.analysis = analysis
-        self.env: dict[str, Value | tuple[Value, Value]] = {}
-        self.nodes: list[Node] = []
-        self.uses: set[str] = set()
-        self.defs: set[str] = set()
-        self.instr: Instr | None = None
-        self.open_loads: list[Late] = []  # tcgen05.ld issued in this block
-        self.arguments: dict[str, Value] = {}  # of the call being prepared, by .param variable
-        self._specials: dict[str, Value] = {}
+    block: Block
+    registers: RegisterFile
+    symbols: dict[str, tuple[str, int]]
+    partial: int = 0
+    nonuniform: frozenset[str] = frozenset()
+    late: bool = False
+    observed: bool = False
+    analysis: bool = False
+    env: dict[str, Value | tuple[Value, Value]] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    uses: set[str] = field(default_factory=set)
+    defs: set[str] = field(default_factory=set)
+    instr: Instr | None = None
+    open_loads: list[Late] = field(default_factory=list)  # tcgen05.ld issued in this block
+    arguments: dict[str, Value] = field(default_factory=dict)  # of a call, by .param variable
+    _specials: dict[str, Value] = field(default_factory=dict)
 
     # -- reading operands -------------------------------------------------------------------
 
     def src(self, operand: object, type_: str) -> Value:
         """The operand as a value of `type_` (pred, u16.., s16.., f32, f64)."""
         if isinstance(operand, Reg):
-            self.registers.vote(operand.name, type_, 1)
+            self.registers.vote(operand.name, type_)
             return self.convert(self._register(operand.name), type_)
         if isinstance(operand, Imm):
             return self._immediate(operand, type_)
@@ -82,6 +73,10 @@ class Lower:
         if isinstance(operand, Sym):
             return self.convert(self.symbol(operand), type_)
         raise UnsupportedPtx(f"operand {operand!r} is not supported here")
+
+    def srcs(self, operands: Iterable[object], type_: str) -> list[Value]:
+        """Several operands, all as values of `type_`."""
+        return [self.src(operand, type_) for operand in operands]
 
     def raw(self, operand: object, width: int) -> Value:
         """The operand in whatever type its bits are held now; for moves, selects and stores."""
@@ -100,7 +95,7 @@ class Lower:
             self._register(operand.name) if isinstance(operand, Reg) else self.src(operand, "u64")
         )
         if isinstance(operand, Reg) and type_ == "f32":
-            self.registers.vote(operand.name, "pair", 1)
+            self.registers.vote(operand.name, "pair")
         if not isinstance(value, tuple):
             wide = self.convert(value, "u64")
             value = (
@@ -167,20 +162,15 @@ class Lower:
         return not self.registers.always_varying(name) and name not in self.nonuniform
 
     def _immediate(self, operand: Imm, type_: str) -> Value:
-        if operand.float_bits:
-            bits = operand.value
-            if operand.float_bits == 64 and type_ == "f32":
-                raise UnsupportedPtx("a 64-bit float literal in a 32-bit operand")
-            return constant(int(bits), type_)
-        if isinstance(operand.value, float):
-            encode = bits_of_double if type_ == "f64" else bits_of_float
-            return constant(encode(operand.value), type_)
-        if type_ in ("f32", "f64"):
-            encode = bits_of_double if type_ == "f64" else bits_of_float
-            value = operand.value
-            bits = encode(float(value)) if abs(value) < 2**24 else int(value)
-            return constant(bits if operand.value else 0, type_)
-        return constant(int(operand.value), type_)
+        value = operand.value
+        encode = bits_of_double if type_ == "f64" else bits_of_float
+        if operand.float_bits == 64 and type_ == "f32":
+            raise UnsupportedPtx("a 64-bit float literal in a 32-bit operand")
+        if isinstance(value, float):
+            return constant(encode(value), type_)
+        if type_ in ("f32", "f64") and not operand.float_bits and abs(value) < 2**24:
+            return constant(encode(float(value)), type_)
+        return constant(value, type_)
 
     def _special(self, name: str) -> Value:
         if name not in self._specials:
@@ -227,10 +217,15 @@ class Lower:
         self.nodes.append(node)
         return out
 
+    def call(self, type_: str, function: str, values: Sequence[Value], keywords: str = "") -> Value:
+        """The elementwise result of a function of `numerics`; keywords: ", name=value" each."""
+        return self.pure(type_, None, f"{function}({fields(values)}{keywords})", *values)
+
+    def low_byte(self, value: Value) -> Value:
+        return self.pure("u16", "({0} & 0xff)", "{0} & 0xff", value)
+
     def convert(self, value: Value | tuple[Value, Value], type_: str) -> Value:
-        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or
-        zero-extend.
-        """
+        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or extend."""
         if isinstance(value, tuple):
             value = self.join(*value)
         if value.type == type_:
@@ -318,7 +313,7 @@ class Lower:
 
     # -- binding destinations ---------------------------------------------------------------
 
-    def dst(self, operand: object, value: Value | tuple[Value, Value], ptx_type: str = "") -> None:
+    def dst(self, operand: object, value: Value | tuple[Value, Value]) -> None:
         """Bind a destination register; `None` is the sink. A narrower value is extended to the
         register's width (sign-extended where its type is signed)."""
         if operand is None:
@@ -327,14 +322,16 @@ class Lower:
             raise UnsupportedPtx(f"destination {operand!r} is not a register")
         name = operand.name
         if isinstance(value, tuple):
-            self.registers.vote(name, "pair", 1)
-            self.registers.link(name, value, self.analysis)
+            self.registers.vote(name, "pair", 1 + sum(half.type == "f32" for half in value))
         else:
             width = self.registers.width(name)
             if WIDTH[value.type] < width:
                 value = self._extend(value, width)
             elif WIDTH[value.type] > width:
                 value = self.convert(value, UNSIGNED[width])
+        self._bind(name, value)
+
+    def _bind(self, name: str, value: Value | tuple[Value, Value]) -> None:
         self.env[name] = value
         self.defs.add(name)
         if self.analysis:
@@ -353,9 +350,7 @@ class Lower:
         return self.pure(target, "{0}", f"{{0}}.astype({DTYPE[target]})", value)
 
     def copy(self, destination: object, source: object, width: int) -> None:
-        """A move: the bits as they are held, no node, so that a pending tcgen05.ld stays
-        pending.
-        """
+        """A move: the bits as they are held, no node: a pending tcgen05.ld stays pending."""
         if isinstance(source, Reg) and width == 64:
             value = self._register(source.name)
         else:
@@ -363,12 +358,9 @@ class Lower:
         if isinstance(destination, Reg):
             if isinstance(source, Reg):
                 self.registers.alias(destination.name, source.name)
-            self.env[destination.name] = value
-            self.defs.add(destination.name)
-            if self.analysis:
-                self.registers.define(destination.name, value)
+            self._bind(destination.name, value)
 
-    def finish(self) -> tuple[list[tuple[str, int, Value]], Value | None]:
+    def finish(self) -> tuple[list[Store], Value | None]:
         """Live-out register slots as (register, slot, value), and the terminator's guard."""
         guard = None if self.block.guard is None else self.src(self.block.guard, "pred")
         stores = []
@@ -393,6 +385,15 @@ class Lower:
         if isinstance(operand, Pair):
             return (operand.first, operand.second)
         return (operand,)
+
+    def both(self, operand: object) -> tuple[object, object]:
+        """a and b of `a|b`; b is the sink where there is one operand."""
+        return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
+
+
+def fields(values: Sequence[Value], first: int = 0) -> str:
+    """How a template names operands `first` and up: "{0}, {1}"."""
+    return ", ".join(f"{{{first + k}}}" for k in range(len(values)))
 
 
 def _constant_bits(value: Value) -> int:

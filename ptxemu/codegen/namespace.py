@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ptxemu.codegen.values import (
+    DTYPE,
     bits_of_double,
     bits_of_float,
     double_of_bits,
@@ -27,13 +28,8 @@ _DTYPES = {
     "I64": np.int64,
     "F64": np.float64,
 }
-ZEROS = {
-    "pred": np.zeros(32, np.bool_),
-    "u16": np.zeros(32, np.uint16),
-    "u32": np.zeros(32, np.uint32),
-    "u64": np.zeros(32, np.uint64),
-    "f32": np.zeros(32, np.float32),
-    "f64": np.zeros(32, np.float64),
+ZEROS: dict[str, np.ndarray] = {
+    name: np.zeros(32, _DTYPES[DTYPE[name]]) for name in ("pred", "u16", "u32", "u64", "f32", "f64")
 }
 NAN = float_of_bits(0x7FFFFFFF)  # what f32 arithmetic yields, as a Python float
 LANES = np.arange(32, dtype=np.uint32)
@@ -88,11 +84,6 @@ def choose(mask: PerLane, a: PerLane, b: PerLane, dtype: type) -> np.ndarray:
     """`a` where the mask holds, else `b`; each may be a scalar."""
     first: np.ndarray = exact(a, dtype)
     return np.where(mask, first, exact(b, dtype))
-
-
-def merge(mask: np.ndarray, new: PerLane, old: PerLane, dtype: type) -> np.ndarray:
-    """`new` in the active lanes, `old` in the others; either may be a scalar."""
-    return choose(mask, new, old, dtype)
 
 
 def stack(values: tuple[Any, ...], dtype: type) -> np.ndarray:
@@ -159,7 +150,6 @@ GLOBALS = {
             item_f32,
             full,
             choose,
-            merge,
             stack,
             mask_bits,
             round32,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from ptxemu.codegen import namespace, registry, tainted
 from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.flow import Flow
-from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.lower import Lower, Store
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
@@ -91,13 +91,10 @@ class Program:
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable[..., Any]] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._tainted: dict[
-            tuple[Any, ...], Callable[..., Any]
-        ] = {}  # the same in the form of `codegen.tainted`
-        self.flows: dict[int, Flow] = {}  # of the instructions in them
-        self.sources: dict[
-            tuple[Any, ...], str
-        ] = {}  # what was generated, for whoever wants to look
+        # the same in the form of `codegen.tainted`, and the flows of the instructions in them
+        self._tainted: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self.flows: dict[int, Flow] = {}
+        self.sources: dict[tuple[Any, ...], str] = {}  # what was generated, for whoever looks
         self.lines: dict[str, list[Any]] = {}  # generated file name -> instruction of each line
         self.steps: dict[str, list[int]] = {}  # and the step of its block
         self.initial = self._initial_registers()
@@ -217,14 +214,14 @@ class Program:
                 narrator.finish(self.blocks[min(index + 1, len(self.blocks) - 1)])
         except PtxEmuError as error:
             failure = error
-        stores, guard = ((), None) if failure else lower.finish()
+        stores, guard = ([], None) if failure else lower.finish()
         writer = BlockWriter(self.site_of if self.checked else None, resumes=follows)
         writer.load(lower.nodes)
         writer.run(lower.nodes)
         if failure:
             writer.line("raise FAILURE")  # after what can be executed before it
         else:
-            self._finish(writer, lower, stores, guard, nonuniform)
+            self._finish(writer, lower, stores, guard)
         body = "\n    ".join(writer.lines)
         body = body.replace("<mb>", "mb" if partial else "0xffffffff")
         body = body.replace("<m>", "m" if partial else "None")
@@ -242,21 +239,15 @@ class Program:
         return function
 
     def _finish(
-        self,
-        writer: BlockWriter,
-        lower: Lower,
-        stores: Sequence[tuple[str, int, Value]],
-        guard: Value | None,
-        nonuniform: frozenset[str],
+        self, writer: BlockWriter, lower: Lower, stores: list[Store], guard: Value | None
     ) -> None:
         """Live-out registers back to their slots, then the terminator."""
-        wanted = tuple(value for _, _, value in stores) + ((guard,) if guard is not None else ())
-        writer.require(wanted)
+        values = [value for _, _, value in stores]
+        writer.require((*values, *([] if guard is None else [guard])))
         condition = None if guard is None else writer.expr(guard)
-        for _, _, value in stores:  # read every register before any is written
-            writer.expr(value)
-        for store in stores:
-            writer.line(self._store(writer, lower.partial, nonuniform, *store))
+        texts = [writer.expr(value) for value in values]  # read all before any is written
+        for store, text in zip(stores, texts, strict=True):
+            writer.line(self._store(lower, text, *store))
         writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 
     def instruction_of(self, traceback: TracebackType | None) -> Instr | None:
@@ -281,28 +272,18 @@ class Program:
         instrs = self.lines.get(frame.f_code.co_filename)
         return instrs[line - 2] if instrs is not None else None
 
-    def _store(
-        self,
-        writer: BlockWriter,
-        partial: int,
-        nonuniform: frozenset[str],
-        name: str,
-        slot: int,
-        value: Value,
-    ) -> str:
-        text = writer.expr(value)
+    def _store(self, lower: Lower, text: str, name: str, slot: int, value: Value) -> str:
         dtype = DTYPE[value.type]
         always = self.registers.always_varying(name)
-        if partial == 2:
-            line = f"R[{slot}] = merge(m, {text}, R[{slot}], {dtype})"
+        if lower.partial == 2:
+            line = f"R[{slot}] = choose(m, {text}, R[{slot}], {dtype})"
             return line if always else f"{line}; w.nonuniform.add({name!r})"
         if always:
             return f"R[{slot}] = {text if not value.uniform else f'full({text}, {dtype})'}"
         line = f"R[{slot}] = {text}"
         if value.uniform:
-            return (
-                line if not (nonuniform or partial) else f"{line}; w.nonuniform.discard({name!r})"
-            )
+            promoted = lower.nonuniform or lower.partial
+            return f"{line}; w.nonuniform.discard({name!r})" if promoted else line
         return f"{line}; w.nonuniform.add({name!r})"
 
     def _terminator(

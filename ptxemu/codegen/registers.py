@@ -10,6 +10,7 @@ other is a Python scalar until a write under a partial mask makes it differ betw
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 
 from ptxemu.codegen.values import VARYING, Value
 from ptxemu.errors import UnsupportedPtx
@@ -37,14 +38,14 @@ class RegisterFile:
     def width(self, name: str) -> int:
         return self._width[name]
 
-    @property
+    @cached_property
     def wide(self) -> frozenset[str]:
         """Registers of 64 bits and more."""
         return frozenset(name for name, width in self._width.items() if width >= 64)
 
     # -- recorded by the analysis pass ------------------------------------------------------
 
-    def vote(self, name: str, type_: str, count: int) -> None:
+    def vote(self, name: str, type_: str, count: int = 1) -> None:
         """An operand asked for this register as `type_`."""
         if self.frozen:
             return
@@ -55,12 +56,6 @@ class RegisterFile:
         else:
             self._float_votes[name] -= count
             self._pair_votes[name] -= count
-
-    def link(self, name: str, halves: tuple[Value, Value], analysis: bool) -> None:
-        if analysis:
-            for half in halves:
-                if half.type == "f32":
-                    self._pair_votes[name] += 1
 
     def define(self, name: str, value: Value | tuple[Value, Value]) -> None:
         for part in value if isinstance(value, tuple) else (value,):
@@ -117,9 +112,7 @@ class RegisterFile:
         return tuple((first + k, type_) for k, type_ in enumerate(types))
 
     def _spread_varying(self) -> None:
-        """Registers that depend, through any definition, on something that differs between
-        lanes.
-        """
+        """Registers that depend, through any definition, on what differs between lanes."""
         users: dict[str, list[str]] = defaultdict(list)
         for name, deps in self._deps.items():
             for dep in deps:

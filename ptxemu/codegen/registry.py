@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.syntax.tree import TYPE_BITS, Instr
-
-TYPE_NAMES = frozenset((*TYPE_BITS, "b1024"))
+from ptxemu.syntax.tree import Instr
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,12 @@ class Form:
     flags: frozenset[str]
     types: tuple[frozenset[str], ...]  # alternatives for each trailing type; () where there is none
     section: str  # PTX ISA section, by its title
-    convergent: bool = (
-        False  # every live lane of the warp (or of the member mask) executes it together
-    )
     blocking: bool = False  # may park the warp: starts a basic block of its own
-    ends_block: bool = (
-        False  # a branch, exit, or an instruction after which others should get a turn
-    )
+
+    @cached_property
+    def convergent(self) -> bool:
+        """Every live lane of the warp (or of the member mask) executes it together."""
+        return not {"sync", "aligned"}.isdisjoint((*self.name.split("."), *self.flags))
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,10 @@ class Match:
                 return choice
         return default
 
+    def keywords(self, *flags: str) -> str:
+        """Those that the instruction carries, as keyword arguments of a call."""
+        return "".join(f", {flag}=True" for flag in flags if flag in self.flags)
+
 
 _FORMS: dict[str, list[Form]] = {}
 RUNTIME: dict[str, Callable[..., Any]] = {}  # what generated code may call, by name
@@ -66,18 +67,26 @@ def runtime(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def op(
-    names: str, *, types: str | tuple[str, ...] = (), flags: str = "", section: str, **kind: bool
+    names: str,
+    *,
+    types: str | tuple[str, ...] = (),
+    flags: str = "",
+    section: str = "",
+    blocking: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an emitter for the opcodes in `names` (space-separated prefixes).
 
-    `types` lists the alternatives of each trailing type; a plain string means one type.
+    `types` lists the alternatives of each trailing type; a plain string means one type. `section`
+    is titled by the opcodes where it is not given. What an emitter returns is bound to the first
+    operand, a list to its items.
     """
+    section = section or ", ".join(names.split())
     columns = (types,) if isinstance(types, str) else types
     alternatives = tuple(frozenset(column.split()) for column in columns)
 
     def register(emit: Callable[..., Any]) -> Callable[..., Any]:
         for name in names.split():
-            form = Form(name, emit, frozenset(flags.split()), alternatives, section, **kind)
+            form = Form(name, emit, frozenset(flags.split()), alternatives, section, blocking)
             _FORMS.setdefault(name, []).append(form)
         _find.cache_clear()
         return emit
@@ -85,26 +94,14 @@ def op(
     return register
 
 
-def _split_types(
-    parts: tuple[str, ...], count: int
-) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """(flags, types) if the last `count` parts are types."""
-    cut = len(parts) - count
-    if cut < 0 or any(part not in TYPE_NAMES for part in parts[cut:]):
-        return None
-    return parts[:cut], parts[cut:]
-
-
 def _match_form(form: Form, parts: tuple[str, ...]) -> Match | None:
-    split = _split_types(parts, len(form.types))
-    if split is None:
+    """The last parts are types, all others flags, and the form knows each of them."""
+    cut = len(parts) - len(form.types)
+    if cut < 0 or not form.flags.issuperset(parts[:cut]):
         return None
-    flags, types = split
-    if not all(t in allowed for t, allowed in zip(types, form.types, strict=True)):
+    if not all(t in allowed for t, allowed in zip(parts[cut:], form.types, strict=True)):
         return None
-    if not form.flags.issuperset(flags):
-        return None
-    return Match(form, frozenset(flags), types)
+    return Match(form, frozenset(parts[:cut]), parts[cut:])
 
 
 def match(instr: Instr) -> Match:

@@ -44,10 +44,5 @@ SPECIALS: dict[str, tuple[str, bool, str, bool]] = {
     "%lanemask_le": ("u32", False, "(BITS - U32(1)) | BITS", True),
     "%lanemask_gt": ("u32", False, "~((BITS - U32(1)) | BITS)", True),
     "%lanemask_ge": ("u32", False, "~(BITS - U32(1))", True),
-    "%smem_base": (
-        "u32",
-        True,
-        "w.smem_base",
-        True,
-    ),  # not PTX: where this CTA's shared symbols start
+    "%smem_base": ("u32", True, "w.smem_base", True),  # not PTX: of this CTA's shared symbols
 }

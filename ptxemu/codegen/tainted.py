@@ -9,13 +9,17 @@ steps so far.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ptxemu.codegen.blocks import BRANCHES, EXITS, Block, Step
 from ptxemu.codegen.flow import MEMORY, Flow, UndefinedRead, flow_of, names, values_of
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Node, Value
 from ptxemu.syntax.tree import Instr
+
+if TYPE_CHECKING:
+    from ptxemu.codegen.program import Program
 
 ALL = 0xFFFFFFFF
 PARKED = -1
@@ -44,26 +48,14 @@ class Follower(Protocol):
         """No other register will be read again."""
 
 
-class Blocks(Protocol):
-    """What the second form needs of a `program.Program`."""
-
-    blocks: list[Block]
-    defs: list[set[str]]
-    steps: dict[str, list[int]]
-
-    def tainted(self, key: tuple[Any, ...]) -> Callable[..., Any]:
-        """The version of a block that follows undefined data."""
-
-
+@dataclass(eq=False)
 class Narrator:
     """Adds to the nodes of a block, instruction by instruction, what tells the follower of them."""
 
-    def __init__(self, lower: Lower, site_of: dict[int, int], flows: dict[int, Flow]) -> None:
-        self.lower = lower
-        self.site_of = site_of
-        self.flows = flows
-        self.wide = lower.registers.wide
-        self.waiting: list[int] = []  # instructions on registers that are still to be told of
+    lower: Lower
+    site_of: dict[int, int]
+    flows: dict[int, Flow]
+    waiting: list[int] = field(default_factory=list)  # register instructions still to be told of
 
     def tell(self, step: Step) -> None:
         """Emit an instruction. The values that its rule needs are taken before it changes them."""
@@ -76,7 +68,7 @@ class Narrator:
         finally:
             written, lower.defs = lower.defs, before | lower.defs
         if site not in self.flows:
-            self.flows[site] = flow_of(site, step.instr, written, self.wide)
+            self.flows[site] = flow_of(site, step.instr, written, lower.registers.wide)
         flow = self.flows[site]
         if flow.kind in MEMORY:
             lower.nodes[start:start] = [*self._told(), self._node(f"flow_in({site}, <mb>)")]
@@ -105,14 +97,13 @@ class Narrator:
 
 
 def _guarded(block: Block, following: Block) -> Instr:
-    """The branch at the end of a block, or the instruction that is executed only if it is not
-    taken."""
+    """The branch at the end of a block, or the instruction that runs only if it is not taken."""
     last = block.steps[-1].instr if block.steps else None
     return last if last and last.root in BRANCHES + EXITS else following.steps[0].instr
 
 
 def switching(
-    program: Blocks, key: tuple[Any, ...], ordinary: Callable[..., Any]
+    program: Program, key: tuple[Any, ...], ordinary: Callable[..., Any]
 ) -> Callable[..., Any]:
     """A block's function that runs the form which the state of the warp asks for."""
     block = program.blocks[key[0]]
@@ -144,7 +135,7 @@ def switching(
     return run
 
 
-def _stopped(program: Blocks, stop: UndefinedRead) -> tuple[dict[str, Any], int]:
+def _stopped(program: Program, stop: UndefinedRead) -> tuple[dict[str, Any], int]:
     """(local names, number of the step that was not done) of the function that was stopped."""
     raised = stop.__traceback__
     traceback = raised and raised.tb_next

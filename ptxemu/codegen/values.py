@@ -15,17 +15,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH = {
-    "pred": 1,
-    "u16": 16,
-    "s16": 16,
-    "u32": 32,
-    "s32": 32,
-    "f32": 32,
-    "u64": 64,
-    "s64": 64,
-    "f64": 64,
-}
+from ptxemu.syntax.tree import TYPE_BITS
+
 DTYPE = {
     "pred": "BOOL",
     "u16": "U16",
@@ -37,48 +28,34 @@ DTYPE = {
     "s64": "I64",
     "f64": "F64",
 }
+WIDTH = {name: TYPE_BITS[name] for name in DTYPE}
 _F32, _U32 = struct.Struct("<f"), struct.Struct("<I")
 _F64, _U64 = struct.Struct("<d"), struct.Struct("<Q")
-# Bits of every PTX type name.
 UNSIGNED = {16: "u16", 32: "u32", 64: "u64"}
 VARYING = "varying!"  # a dependence on something that differs between lanes by nature
 
 
+@dataclass(eq=False, slots=True)
 class Late:
     """A tcgen05.ld that may still be pending when its destination is first used."""
 
-    __slots__ = ("settled", "value")
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.settled = False
+    value: Value
+    settled: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Value:
     """One SSA value of a block: type, uniformity, and where the scheduler finds it."""
 
-    __slots__ = ("type", "uniform", "deps", "const", "node", "index", "expr", "converted", "late")
-
-    def __init__(
-        self,
-        type_: str,
-        uniform: bool,
-        *,
-        deps: frozenset[str] = frozenset(),
-        const: Any = None,
-        expr: str | None = None,
-    ) -> None:
-        self.type = type_
-        self.uniform = uniform
-        self.deps = deps  # registers it depends on (analysis only)
-        self.const = const  # a Python int, float or bool, where it is known
-        self.node: Node | None = None  # producer, until emitted
-        self.index = 0  # which result of the producer
-        self.expr = expr  # Python expression once available
-        self.converted: dict[str, Value] | None = None  # the same bits in other types
-        self.late: Late | None = (
-            None  # the pending tcgen05.ld behind it, under the adversarial policy
-        )
+    type: str
+    uniform: bool
+    deps: frozenset[str] = frozenset()  # registers it depends on (analysis only)
+    const: Any = None  # a Python int, float or bool, where it is known
+    node: Node | None = None  # producer, until emitted
+    index: int = 0  # which result of the producer
+    expr: str | None = None  # Python expression once available
+    converted: dict[str, Value] | None = None  # the same bits in other types
+    late: Late | None = None  # the pending tcgen05.ld behind it, where that is possible
 
 
 @dataclass(eq=False)

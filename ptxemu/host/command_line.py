@@ -60,8 +60,7 @@ def checking(arguments: argparse.Namespace, out: TextIO | None = None) -> Iterat
 @contextmanager
 def source_lines() -> Iterator[None]:
     """Kernels that are compiled within the block have line information, where the user has not
-    decided otherwise and nothing has imported the DSL before, which reads its settings then.
-    """
+    decided otherwise and nothing has imported the DSL before, which reads its settings then."""
     name = "CUTE_DSL_LINEINFO"
     with environment({name: os.environ.get(name, "1")}):
         yield

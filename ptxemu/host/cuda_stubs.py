@@ -31,9 +31,7 @@ def stubbed_cuda() -> Iterator[None]:
     from cuda.bindings import driver, runtime
     from cutlass.utils import HardwareInfo
 
-    def benchmark(*_: Any, **__: Any) -> float:
-        return MEANINGLESS_TIME
-
+    benchmark = constantly(MEANINGLESS_TIME)
     with ExitStack() as stack:
         for target, replacements in (
             (driver, _driver(driver)),
@@ -42,7 +40,7 @@ def stubbed_cuda() -> Iterator[None]:
             (cutlass.testing, {"benchmark": benchmark, "_benchmark_for_autotune": benchmark}),
             (cute.testing, {"benchmark": benchmark}),
             # Libraries that preload the CUDA runtime would find no driver.
-            (cute.runtime, {"find_runtime_libraries": lambda *_, **__: []}),
+            (cute.runtime, {"find_runtime_libraries": constantly([])}),
         ):
             stack.enter_context(patched(target, replacements))
         yield
@@ -75,10 +73,7 @@ def _driver(driver: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
         "cuStreamSynchronize": (),
         "cuStreamDestroy": (),
     }
-    return {
-        **{name: _constantly(success, *answer) for name, answer in answers.items()},
-        "cuDeviceGetAttribute": _attribute(success),
-    }
+    return _answering(success, answers) | {"cuDeviceGetAttribute": _attribute(success)}
 
 
 def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
@@ -96,8 +91,7 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
         "cudaStreamSynchronize": (),
         "cudaStreamDestroy": (),
     }
-    return {
-        **{name: _constantly(success, *answer) for name, answer in answers.items()},
+    return _answering(success, answers) | {
         "cudaDeviceGetAttribute": _attribute(success),
         "cudaMalloc": heap.malloc,
         "cudaFree": heap.free,
@@ -105,8 +99,12 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
     }
 
 
-def _constantly(*answer: Any) -> Callable[..., tuple[Any, ...]]:
+def constantly(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
+
+
+def _answering(success: Any, answers: dict[str, tuple[Any, ...]]) -> dict[str, Callable[..., Any]]:
+    return {name: constantly((success, *answer)) for name, answer in answers.items()}
 
 
 def _attribute(success: Any) -> Callable[..., tuple[Any, ...]]:

@@ -44,11 +44,14 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
     def to(self: Any, _device: int | None = None) -> _Executor:
         return _Executor(self, launcher)
 
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        ffi.call(self, args, kwargs, launcher)
+
     with ExitStack() as stack:
         plain = {"run_compiled_program": run_program, "to": to}
         stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
         for compiled_class in _ffi_classes():
-            stack.enter_context(patched(compiled_class, {"__call__": _ffi_call(launcher)}))
+            stack.enter_context(patched(compiled_class, {"__call__": call}))
         stack.callback(pretended.reset, pretended.set(launcher))
         yield
 
@@ -63,10 +66,3 @@ def _ffi_classes() -> list[type]:
         provider.TVMFFIJitCompiledFunction,
         provider.TVMFFIJitCompiledFunctionWithKwargs,
     ]
-
-
-def _ffi_call(launcher: Launcher) -> Any:
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        ffi.call(self, args, kwargs, launcher)
-
-    return call

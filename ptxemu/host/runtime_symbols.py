@@ -115,8 +115,13 @@ def _write_pointer(address: int, value: int) -> None:
     ctypes.c_uint64.from_address(address).value = value
 
 
-def _write_int(address: int, value: int) -> None:
-    ctypes.c_int32.from_address(address).value = value
+def _writes(value: int) -> Callable[..., None]:
+    """A query whose answer is always the same, to the first address that it is given."""
+
+    def write(_: Any, address: int, *__: int) -> None:
+        ctypes.c_int32.from_address(address).value = value
+
+    return write
 
 
 class RuntimeSymbols:
@@ -201,26 +206,15 @@ class RuntimeSymbols:
 
     # ---- queries
 
-    @_symbol("_cudaGetDevice", "p")
-    def _get_device(self, device: int) -> None:
-        _write_int(device, 0)
-
-    @_symbol("_cudaGetDeviceCount", "p")
-    def _get_device_count(self, count: int) -> None:
-        _write_int(count, 1)
+    _get_device = _symbol("_cudaGetDevice", "p")(_writes(0))
+    _get_device_count = _symbol("_cudaGetDeviceCount", "p")(_writes(1))
+    _get_occupancy = _symbol("_cudaOccupancyMaxActiveBlocksPerMultiprocessor", "ppiq")(_writes(1))
+    # asked for static shared memory before a launch; the emulator checks the sum itself
+    _get_kernel_attribute = _symbol("_cuKernelGetAttribute", "pipi")(_writes(0))
 
     @_symbol("_cudaDeviceGetAttribute", "pii")
     def _get_device_attribute(self, value: int, attribute: int, _device: int) -> None:
-        _write_int(value, device_attribute(attribute))
-
-    @_symbol("_cuKernelGetAttribute", "pipi")
-    def _get_kernel_attribute(self, value: int, *_: int) -> None:
-        """Asked for static shared memory before a launch; the emulator checks the sum itself."""
-        _write_int(value, 0)
-
-    @_symbol("_cudaOccupancyMaxActiveBlocksPerMultiprocessor", "ppiq")
-    def _get_occupancy(self, blocks: int, *_: int) -> None:
-        _write_int(blocks, 1)
+        _writes(device_attribute(attribute))(self, value)
 
     @_symbol("_cuTensorMapEncodeTiled", "piipppppiiii")
     def _encode_tensor_map(self, *values: int) -> None:

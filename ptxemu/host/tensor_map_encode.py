@@ -9,22 +9,8 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.tensor_map import encode
 
 # CUtensorMapDataType -> names of ptxemu.machine.tensor_map, where signed and unsigned are one type.
-_DTYPES = {
-    0: "u8",
-    1: "u16",
-    2: "u32",
-    3: "u32",
-    4: "u64",
-    5: "u64",
-    6: "f16",
-    7: "f32",
-    8: "f64",
-    9: "bf16",
-    11: "tf32",
-    13: "16u4_align8b",
-    14: "16u4_align16b",
-    15: "16u6_align16b",
-}
+_DTYPES = dict(enumerate("u8 u16 u32 u32 u64 u64 f16 f32 f64 bf16".split()))
+_DTYPES |= {11: "tf32", 13: "16u4_align8b", 14: "16u4_align16b", 15: "16u6_align16b"}
 _SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B", 4: "128B_ATOM_32B"}  # CUtensorMapSwizzle
 
 

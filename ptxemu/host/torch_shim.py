@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS
+from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS, constantly
 from ptxemu.host.patching import patched
 from ptxemu.host.scaled_mm import substitute
 
@@ -41,26 +41,25 @@ def torch_without_gpu() -> Iterator[None]:
         yield
 
 
-class _Stream:
+class _Idle:
+    """A context manager, made of anything, that does nothing."""
+
+    def _do_nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    __init__ = __exit__ = _do_nothing
+
+    def __enter__(self) -> Any:
+        return self
+
+
+class _Stream(_Idle):
     """A stream or event on which all work is done as soon as it is issued."""
 
     cuda_stream = 0  # the default stream
     cuda_event = 1
     device_index = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def _do_nothing(self, *_: Any, **__: Any) -> None:
-        pass
-
-    synchronize = wait = wait_stream = wait_event = record = replay = reset = _do_nothing
+    synchronize = wait = wait_stream = wait_event = record = replay = reset = _Idle._do_nothing
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Stream()
@@ -72,20 +71,10 @@ class _Stream:
         return MEANINGLESS_TIME
 
 
-class _Profile:
+class _Profile(_Idle):
     """torch.profiler.profile of a device that there is nothing to tell of."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Profile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def step(self) -> None:
-        pass
+    step = _Idle._do_nothing
 
     def key_averages(self, *_: Any, **__: Any) -> Any:
         util: Any = import_module("torch.autograd.profiler_util")
@@ -101,10 +90,6 @@ def _for_any_device(custom_op: Any) -> Any:
     return for_any_device
 
 
-def _constantly(value: Any) -> Any:
-    return lambda *_, **__: value
-
-
 _PROPERTIES = SimpleNamespace(
     name=NAME,
     major=CAPABILITY[0],
@@ -114,34 +99,27 @@ _PROPERTIES = SimpleNamespace(
     total_memory=180 * 2**30,
 )
 
+_NOTHING = "_lazy_init init set_device synchronize empty_cache reset_peak_memory_stats".split()
+# Captured work, too, runs at once, and replaying a graph does nothing.
+_STREAMS = "Stream ExternalStream Event CUDAGraph stream graph".split()
 _CUDA = {
-    "_lazy_init": _constantly(None),
-    "init": _constantly(None),
-    "is_available": _constantly(True),
-    "is_initialized": _constantly(True),
-    "is_bf16_supported": _constantly(True),
-    "device_count": _constantly(1),
-    "current_device": _constantly(0),
-    "device": _constantly(nullcontext()),
-    "set_device": _constantly(None),
-    "can_device_access_peer": _constantly(False),
-    "get_device_capability": _constantly(CAPABILITY),
-    "get_device_name": _constantly(NAME),
-    "get_device_properties": _constantly(_PROPERTIES),
-    "synchronize": _constantly(None),
-    "empty_cache": _constantly(None),
-    "reset_peak_memory_stats": _constantly(None),
-    "max_memory_allocated": _constantly(0),
-    "memory_allocated": _constantly(0),
-    "mem_get_info": _constantly((_PROPERTIES.total_memory, _PROPERTIES.total_memory)),
-    "Stream": _Stream,
-    "ExternalStream": _Stream,
-    "Event": _Stream,
-    "CUDAGraph": _Stream,
-    "stream": _Stream,
-    "graph": _Stream,  # the captured work runs at once, and replaying it does nothing
-    "current_stream": _constantly(_Stream()),
-    "default_stream": _constantly(_Stream()),
+    **{name: constantly(None) for name in _NOTHING},  # each its own, as torch._dynamo asks
+    "is_available": constantly(True),
+    "is_initialized": constantly(True),
+    "is_bf16_supported": constantly(True),
+    "device_count": constantly(1),
+    "current_device": constantly(0),
+    "device": constantly(nullcontext()),
+    "can_device_access_peer": constantly(False),
+    "get_device_capability": constantly(CAPABILITY),
+    "get_device_name": constantly(NAME),
+    "get_device_properties": constantly(_PROPERTIES),
+    "max_memory_allocated": constantly(0),
+    "memory_allocated": constantly(0),
+    "mem_get_info": constantly((_PROPERTIES.total_memory, _PROPERTIES.total_memory)),
+    **dict.fromkeys(_STREAMS, _Stream),
+    "current_stream": constantly(_Stream()),
+    "default_stream": constantly(_Stream()),
 }
 
 _TENSOR = {

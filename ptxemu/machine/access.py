@@ -18,7 +18,6 @@ from ptxemu.machine.memory import FIRST_ADDRESS
 from ptxemu.machine.warp import Warp
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
-LOCAL_WINDOW = 1 << 57
 _WINDOW_SHIFT = 56
 _WINDOWS = ("global", "cluster", "local")
 _STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
@@ -29,11 +28,8 @@ def _cta_of(w: Warp, space: str, address: int) -> Cta:
 
 
 def _window(address: int) -> str:
-    return _window_name(address >> _WINDOW_SHIFT, address)
-
-
-def _window_name(kind: int, address: int) -> str:
-    """The space behind a window; addresses above all of them are wild."""
+    """The space behind a generic address; those above all windows are wild."""
+    kind = address >> _WINDOW_SHIFT
     if kind >= len(_WINDOWS):
         raise OutOfBounds(f"generic address {address:#x} lies in no state space")
     return _WINDOWS[kind]
@@ -121,12 +117,7 @@ def load_vector(
 
 
 def store_vector(
-    w: Warp,
-    space: str,
-    address: np.ndarray,
-    size: int,
-    values: np.ndarray,
-    mask: np.ndarray | None,
+    w: Warp, space: str, address: np.ndarray, size: int, values: np.ndarray, mask: np.ndarray | None
 ) -> None:
     """values [count, 32] (or broadcastable) to one address per lane."""
     w.stored = True
@@ -147,7 +138,7 @@ def _split(w: Warp, space: str, address: np.ndarray, act: Callable[..., None]) -
         for kind in np.unique(kinds).tolist():
             chosen = kinds == kind
             part = address[chosen] & np.uint64(SHARED_WINDOW - 1)
-            act(_window_name(kind, int(address[chosen][0])), part, chosen)
+            act(_window(int(address[chosen][0])), part, chosen)
     else:
         ranks = address >> RANK_SHIFT
         for rank in np.unique(ranks).tolist():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ptxemu.errors import PtxEmuError
 from ptxemu.machine.listener import Listener
@@ -50,25 +51,21 @@ class Work:
             raise
 
 
+@dataclass(eq=False, slots=True)
 class WorkQueue:
     """In-order asynchronous work, such as the tcgen05 pipe of a CTA."""
 
-    __slots__ = ("works",)
-
-    def __init__(self) -> None:
-        self.works: deque[Work] = deque()
+    works: deque[Work] = field(default_factory=deque)
 
 
+@dataclass(eq=False)
 class AsyncUnits:
     """All outstanding work of a launch. `eager` runs everything at issue."""
 
-    def __init__(
-        self, eager: bool, note: Callable[[], None], listeners: tuple[Listener, ...] = ()
-    ) -> None:
-        self.eager = eager
-        self.note = note
-        self.listeners = listeners
-        self.open: list[WorkQueue] = []  # queues with outstanding work, oldest first
+    eager: bool
+    note: Callable[[], None]
+    listeners: tuple[Listener, ...] = ()
+    open: list[WorkQueue] = field(default_factory=list)  # with outstanding work, oldest first
 
     def issue(self, work: Work, queue: WorkQueue | None = None) -> Work:
         if self.eager and not (queue and queue.works):
@@ -114,18 +111,16 @@ class AsyncUnits:
             self.run_head(work.queue)
 
 
+@dataclass(eq=False, slots=True)
 class BulkGroups:
     """The async-groups of a thread: commit_group closes one, wait_group waits for old ones.
 
     PTX ISA "cp.async.bulk.commit_group / wait_group". Kept per warp: one elected lane issues.
     """
 
-    __slots__ = ("units", "current", "groups")
-
-    def __init__(self, units: AsyncUnits) -> None:
-        self.units = units
-        self.current: list[Work] = []
-        self.groups: deque[list[Work]] = deque()
+    units: AsyncUnits
+    current: list[Work] = field(default_factory=list)
+    groups: deque[list[Work]] = field(default_factory=deque)
 
     def add(self, work: Work) -> None:
         if work.steps:

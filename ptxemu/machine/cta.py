@@ -7,6 +7,7 @@ marks the bytes written by ordinary stores and not yet fenced towards the async 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from ptxemu.errors import HardwareRefusal, OutOfBounds
 from ptxemu.machine.async_ops import WorkQueue
 from ptxemu.machine.listener import Waiters
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.memory import views_of
 from ptxemu.machine.tmem import Tmem
 from ptxemu.report import NOTE, Finding
 
@@ -29,20 +31,24 @@ POISON_BYTE = 0xFF
 MAX_NAMED_BARRIERS = 16
 
 
+@dataclass(eq=False, slots=True)
 class NamedBarrier:
     """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
     CTA that has not exited."""
 
-    __slots__ = ("cta", "ident", "count", "arrived", "votes", "result", "waiters")
+    cta: Cta
+    ident: int
+    count: int = 0
+    arrived: int = 0
+    # bar.red: threads whose predicate holds, threads that have one
+    votes: list[int] = field(default_factory=lambda: [0, 0])
+    result: tuple[int, ...] = (0, 0)  # the votes of the phase that completed last
+    waiters: Waiters = field(default_factory=list)
 
-    def __init__(self, cta: Cta, ident: int) -> None:
-        self.cta = cta
-        self.ident = ident
-        self.count = 0
-        self.arrived = 0
-        self.votes = [0, 0]  # bar.red: threads whose predicate holds, threads that have one
-        self.result: tuple[int, ...] = (0, 0)  # the votes of the phase that completed last
-        self.waiters: Waiters = []
+    def __str__(self) -> str:
+        """In a deadlock report, what is parked here waits for."""
+        of = f"barrier {self.ident} of {self.cta.name()}"
+        return f"{of}: {self.arrived} of {self.expected()} threads arrived"
 
     def vote(self, true: int, threads: int) -> None:
         """bar.red: the predicates of threads that are about to arrive."""
@@ -100,10 +106,7 @@ class Cta:
         raw = np.full(room + 1024, POISON_BYTE, np.uint8)
         start = -raw.ctypes.data % 1024
         self.smem = raw[start : start + room]
-        self.views = {
-            size: self.smem.view(dtype)
-            for size, dtype in ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
-        }
+        self.views = views_of(self.smem)
         self.unfenced = np.zeros(room, np.bool_) if machine.late else None
         self.any_unfenced = False
         self.tmem = Tmem(machine.find)
@@ -204,19 +207,20 @@ class AsyncView:
         self.tmem = cta.tmem
 
 
+@dataclass(eq=False)
 class Cluster:
-    """The CTAs launched together, and their barrier. A launch without clusters has one CTA in
-    each.
-    """
+    """The CTAs launched together, and their barrier; one CTA in a launch without clusters."""
 
-    def __init__(self, machine: Machine, index: int, shape: tuple[int, int, int]) -> None:
-        self.machine = machine
-        self.index = index
-        self.shape = shape
-        self.ctas: list[Cta] = []
-        self.arrived = 0
-        self.phase = 0
-        self.waiters: Waiters = []
+    machine: Machine
+    index: int
+    shape: tuple[int, int, int]
+    ctas: list[Cta] = field(default_factory=list)
+    arrived: int = 0
+    phase: int = 0
+    waiters: Waiters = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"the cluster barrier: {self.arrived} of {self.live_threads()} threads arrived"
 
     def cta(self, rank: int) -> Cta:
         if not 0 <= rank < len(self.ctas):

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from ptxemu.machine.umma_desc import SmemDesc
     from ptxemu.machine.warp import Fragment, Warp
 
+How = tuple[str, ...]  # semantics and scope of an mbarrier operation
+Lanes = np.ndarray | None
 Place = tuple["Cta", int]  # a byte offset in the shared memory of a CTA
+Position = tuple[int, ...]  # coordinates of a box
+Rows = tuple[np.ndarray, int]  # addresses, bytes of each
+Signals = Sequence["MBarrier"]
+Starts = int | np.ndarray
 Waiters = list[tuple["Warp", "Fragment"]]
 
 
@@ -57,21 +63,13 @@ class Listener:
     # -- accesses by a warp -------------------------------------------------------------------
 
     def shared_access(
-        self,
-        w: Warp,
-        cta: Cta,
-        starts: int | np.ndarray,
-        nbytes: int,
-        lanes: np.ndarray | None,
-        write: bool,
+        self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
     ) -> None: ...
 
-    def global_read(
-        self, w: Warp, starts: int | np.ndarray, nbytes: int, lanes: np.ndarray | None
-    ) -> None: ...
+    def global_read(self, w: Warp, starts: Starts, nbytes: int, lanes: Lanes) -> None: ...
 
     def global_write(
-        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: np.ndarray | None
+        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: Lanes
     ) -> None:
         """values: [element of `size` bytes, start]."""
 
@@ -80,7 +78,7 @@ class Listener:
     ) -> None:
         """elements: [element of `size` bytes, lane]."""
 
-    def atomic(self, w: Warp, space: str, name: str, address: int | np.ndarray, size: int) -> None:
+    def atomic(self, w: Warp, space: str, name: str, address: Starts, size: int) -> None:
         """Before any lane has acted; each element is read and written as well."""
 
     # -- synchronisation ----------------------------------------------------------------------
@@ -91,23 +89,14 @@ class Listener:
     def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None: ...
 
     def mbarrier_arrival(
-        self,
-        w: Warp,
-        cta: Cta,
-        barrier: MBarrier,
-        how: tuple[str, ...],
-        count: tuple[int, int] = (1, 1),
+        self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
-        """how: semantics and scope. count: of lanes, and of their arrivals."""
+        """count: of lanes, and of their arrivals."""
 
-    def mbarrier_waited(
-        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
-    ) -> None:
+    def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """try_wait was successful."""
 
-    def mbarrier_tested(
-        self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: tuple[str, ...]
-    ) -> None:
+    def mbarrier_tested(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """test_wait was successful."""
 
     def mbarrier_signalled(self, barrier: MBarrier) -> None:
@@ -171,20 +160,13 @@ class Listener:
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         """cp.async.mbarrier.arrive."""
 
-    def land(
-        self, work: Work, places: list[Place], nbytes: int, signals: Sequence[MBarrier]
-    ) -> None:
+    def land(self, work: Work, places: list[Place], nbytes: int, signals: Signals) -> None:
         """Bytes come to shared memory and complete on mbarriers, one for all places or one each."""
 
     def load(
-        self,
-        work: Work,
-        source: tuple[np.ndarray, int],
-        places: list[Place],
-        nbytes: int,
-        signals: Sequence[MBarrier],
+        self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
-        """The same of global memory: source is (addresses, bytes of each)."""
+        """The same of global memory."""
 
     def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
         """The same of shared memory."""
@@ -193,7 +175,7 @@ class Listener:
         """A bulk store or reduction reads its source,"""
 
     def tile_read(
-        self, work: Work, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
+        self, work: Work, cta: Cta, tm: TensorMap, position: Position, low: int
     ) -> None: ...
 
     def bulk_write(
@@ -202,10 +184,10 @@ class Listener:
         """and writes its target."""
 
     def tile_write(
-        self, work: Work, tm: TensorMap, position: tuple[int, ...], image: np.ndarray
+        self, work: Work, tm: TensorMap, position: Position, image: np.ndarray
     ) -> None: ...
 
-    def tile_reduce(self, work: Work, tm: TensorMap, position: tuple[int, ...]) -> None: ...
+    def tile_reduce(self, work: Work, tm: TensorMap, position: Position) -> None: ...
 
     # -- tensor core and tensor memory --------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.scheduler import Scheduler
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
 from ptxemu.report import Finding, LaunchReport
 
@@ -49,14 +50,14 @@ class Shape:
                 f"block={self.block} has {threads} threads; at most {MAX_THREADS}"
             )
         required = program.entry.directives.get("reqntid")
-        if required and _padded(required) != self.block:
+        if required and padded(required) != self.block:
             raise HardwareRefusal(
-                f"block={self.block}; the kernel requires {_padded(required)} (.reqntid)"
+                f"block={self.block}; the kernel requires {padded(required)} (.reqntid)"
             )
         limit = program.entry.directives.get("maxntid")
-        if limit and threads > int(np.prod(_padded(limit))):
+        if limit and threads > int(np.prod(padded(limit))):
             raise HardwareRefusal(
-                f"block={self.block}; the kernel allows {_padded(limit)} (.maxntid)"
+                f"block={self.block}; the kernel allows {padded(limit)} (.maxntid)"
             )
         if int(np.prod(self.cluster)) > MAX_CLUSTER:
             raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
@@ -67,15 +68,13 @@ class Shape:
             raise HardwareRefusal(f"{used} bytes of shared memory; at most {SMEM_LIMIT}")
 
 
-def _padded(dims: tuple[int, ...]) -> Dim3:
+def padded(dims: tuple[int, ...]) -> Dim3:
     x, y, z = (*dims, *(1,) * (3 - len(dims)))
     return x, y, z
 
 
 class Machine:
-    """State shared by all CTAs of a launch; also what instructions call for machine-wide
-    services.
-    """
+    """State shared by all CTAs of a launch, and machine-wide services for instructions."""
 
     def __init__(
         self,
@@ -100,7 +99,8 @@ class Machine:
         self.counts: Counter[str] = Counter()
         self.findings = findings
         self._block_counts: dict[int, np.ndarray] = {}
-        self.cluster_grid = tuple(g // c for g, c in zip(shape.grid, shape.cluster, strict=True))
+        (gx, gy, gz), (cx, cy, cz) = shape.grid, shape.cluster
+        self.cluster_grid = (gx // cx, gy // cy, gz // cz)
         total = int(np.prod(self.cluster_grid))
         self.scheduler = Scheduler(options, total, self._start_cluster, listeners)
         self.units = self.scheduler.units
@@ -118,16 +118,20 @@ class Machine:
                 placed = OutOfBounds(f"shared or tensor memory access out of bounds ({error})")
                 placed.__traceback__ = error.__traceback__
                 raise self._placed(placed) from None
+        seconds = time.perf_counter() - began
+        counted = {"by_warp": self._opcode_counts(), "bytes": self.bytes, "counts": self.counts}
+        return self.report_with(**counted, seconds=seconds)
+
+    def report_with(self, **more: Any) -> LaunchReport:
+        """What is known of the launch, whether it ends or is stopped, and more."""
         return LaunchReport(
             entry=self.program.entry.name,
             grid=self.shape.grid,
             block=self.shape.block,
             cluster=self.shape.cluster,
-            by_warp=self._opcode_counts(),
-            bytes=self.bytes,
-            counts=self.counts,
-            seconds=time.perf_counter() - began,
             findings=self.findings,
+            options=self.options,
+            **more,
         )
 
     def _placed(self, error: PtxEmuError) -> PtxEmuError:
@@ -173,13 +177,8 @@ class Machine:
 
     def _ctaid(self, index: int, inner: Dim3) -> Dim3:
         """Of the CTA at a place in a cluster."""
-        (px, py, pz), (nx, ny, nz) = self._position(index), self.shape.cluster
+        (px, py, pz), (nx, ny, nz) = unravelled(index, self.cluster_grid), self.shape.cluster
         return px * nx + inner[0], py * ny + inner[1], pz * nz + inner[2]
-
-    def _position(self, index: int) -> Dim3:
-        """A cluster's place in the grid of clusters, x fastest."""
-        cx, cy, _ = self.cluster_grid
-        return index % cx, index // cx % cy, index // (cx * cy)
 
     sm_count = 148  # a B200
 
@@ -192,11 +191,10 @@ class Machine:
         cluster = Cluster(self, index, self.shape.cluster)
         for each in self.listeners:
             each.cluster_started(cluster)
-        nx, ny, nz = self.shape.cluster
         total = self.program.layout.smem_static + self.shape.smem_bytes
-        for rank in range(nx * ny * nz):
-            inner = (rank % nx, rank // nx % ny, rank // (nx * ny))
-            cta = Cta(self, cluster, self._ctaid(index, inner), rank, total)
+        for rank in range(int(np.prod(self.shape.cluster))):
+            ctaid = self._ctaid(index, unravelled(rank, self.shape.cluster))
+            cta = Cta(self, cluster, ctaid, rank, total)
             cluster.ctas.append(cta)
             for each in self.listeners:
                 each.cta_started(cta)

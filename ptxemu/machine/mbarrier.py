@@ -16,16 +16,7 @@ MAX_COUNT = (1 << 20) - 1
 class MBarrier:
     """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
 
-    __slots__ = (
-        "where",
-        "expected",
-        "pending",
-        "tx",
-        "phase",
-        "waiters",
-        "sources",
-        "listeners",
-    )
+    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners")
 
     def __init__(self, where: str, count: int, listeners: tuple[Listener, ...] = ()) -> None:
         if not 1 <= count <= MAX_COUNT:

@@ -23,6 +23,11 @@ _MAPS = Path("/proc/self/maps")
 Range = tuple[int, int, bool]  # start, end, writable
 
 
+def views_of(memory: np.ndarray) -> dict[int, np.ndarray]:
+    """Bytes as unsigned elements, by their size in bytes."""
+    return {size: memory.view(f"u{size}") for size in (1, 2, 4, 8)}
+
+
 def process_ranges() -> list[Range]:
     """Every readable mapping of this process."""
     if not _MAPS.exists():
@@ -102,10 +107,7 @@ class GlobalMemory:
         self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
         space: Any = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
-        self.views = {
-            size: bytes_.view(dtype)
-            for size, dtype in ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
-        }
+        self.views = views_of(bytes_)
 
     def _set(self, ranges: list[Range]) -> None:
         self._ranges = _merge(ranges + self._extra)
@@ -187,9 +189,7 @@ class GlobalMemory:
         return self.views[size][index + np.arange(count, dtype=np.int64)[:, None]]
 
     def scatter(self, addresses: np.ndarray, size: int, values: np.ndarray) -> None:
-        """values [count, n] -> `count` consecutive elements at each of n addresses, in lane
-        order.
-        """
+        """values [count, n] -> `count` consecutive elements at each of n addresses."""
         count = len(values)
         index = self._index(addresses, size, count, True)
         self.views[size][index + np.arange(count, dtype=np.int64)[:, None]] = values
@@ -198,9 +198,8 @@ class GlobalMemory:
         signed = (
             addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
         )
-        self._aligned(
-            int(np.bitwise_or.reduce(signed)), size * count if count in (1, 2, 4, 8) else size
-        )
+        nbytes = size * count if count in (1, 2, 4, 8) else size
+        self._aligned(int(np.bitwise_or.reduce(signed)), nbytes)
         self._check_each(signed, size * count, write)
         return (signed - FIRST_ADDRESS) // size
 
@@ -208,29 +207,25 @@ class GlobalMemory:
         """n rows of `nbytes` bytes -> uint8 (n, nbytes)."""
         if len(addresses) == 0:
             return np.empty((0, nbytes), np.uint8)
-        self._check_each(addresses, nbytes, False)
-        size, view = self._widest(addresses, nbytes)
-        index = ((addresses.astype(np.int64) - FIRST_ADDRESS) // size)[:, None] + np.arange(
-            nbytes // size
-        )
+        view, index = self._rows(addresses, nbytes, False)
         return view[index].view(np.uint8)
 
     def write_rows(self, addresses: np.ndarray, data: np.ndarray) -> None:
         """uint8 (n, nbytes) -> n rows."""
         if len(addresses) == 0:
             return
-        nbytes = data.shape[1]
-        self._check_each(addresses, nbytes, True)
-        size, view = self._widest(addresses, nbytes)
-        index = ((addresses.astype(np.int64) - FIRST_ADDRESS) // size)[:, None] + np.arange(
-            nbytes // size
-        )
+        view, index = self._rows(addresses, data.shape[1], True)
         view[index] = np.ascontiguousarray(data).view(view.dtype)
 
-    def _widest(self, addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
-        """The widest element that all rows are aligned to."""
-        together = int(np.bitwise_or.reduce(addresses.astype(np.int64))) | nbytes
+    def _rows(
+        self, addresses: np.ndarray, nbytes: int, write: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(memory in the widest elements that all rows are aligned to, theirs), checked."""
+        self._check_each(addresses, nbytes, write)
+        addresses = addresses.astype(np.int64)
+        together = int(np.bitwise_or.reduce(addresses)) | nbytes
         size = 8
         while together & (size - 1):
             size //= 2
-        return size, self.views[size]
+        first = (addresses - FIRST_ADDRESS) // size
+        return self.views[size], first[:, None] + np.arange(nbytes // size)

@@ -38,18 +38,18 @@ class Mma(NamedTuple):
     b: SmemDesc
     instr: InstrDesc
     accumulate: bool
-    disabled: tuple[int, ...]  # the words of disable-output-lane
-    scale_d: int
+    disable_lanes: tuple[int, ...]
+    scale_input_d: int
     scales: Scales | None
     shift: bool
 
 
 def mma(
     ctas: Sequence[MmaCta],
-    d_address: int,
+    d: int,
     a: SmemDesc | int,
-    b_desc: SmemDesc,
-    idesc: InstrDesc,
+    b: SmemDesc,
+    instr: InstrDesc,
     accumulate: bool,
     *,
     disable_lanes: Sequence[int] = (),
@@ -70,49 +70,29 @@ def mma(
     for placements of A and of scale factors in tensor memory that are not known.
     """
     cta_group = len(ctas)
-    require_shape(idesc, cta_group)
-    require_scales(idesc, scales)
-    scale = _scale(idesc, accumulate, scale_input_d)
+    require_shape(instr, cta_group)
+    require_scales(instr, scales)
+    scale = _scale(instr, accumulate, scale_input_d)
     protected = disabled_lanes(disable_lanes, cta_group)
-    b = _read_operand_b(ctas, b_desc, idesc)
+    all_b = _read_operand_b(ctas, b, instr)
     for rank, cta in enumerate(ctas):
-        own_a, own_b = _read_operand_a(cta, a, idesc, cta_group), b
+        own_a, own_b = _read_operand_a(cta, a, instr, cta_group), all_b
         if scales is not None:
-            own_a, own_b = _scale_operands(cta.tmem, (own_a, b), idesc, scales, cta_group)
-        d = cta.tmem.accumulator(d_address, idesc.m, idesc.n, cta_group)
+            own_a, own_b = _scale_operands(cta.tmem, (own_a, all_b), instr, scales, cta_group)
+        cells = cta.tmem.accumulator(d, instr.m, instr.n, cta_group)
         kept = None if protected is None else protected[rank]
         saved = None if kept is None else cta.tmem.cells[:, kept]
         with np.errstate(all="ignore"):
-            _UPDATES[idesc.d_format](d, own_b, own_a.T, scale, idesc.saturate)
+            _UPDATES[instr.d_format](cells, own_b, own_a.T, scale, instr.saturate)
         if saved is not None:
             cta.tmem.cells[:, kept] = saved
         if shift and isinstance(a, int):
-            cta.tmem.shift_operand(a, idesc.m, cta_group, line_bytes(idesc.a_format, idesc.k))
-
-
-def multiply_now(ctas: Sequence[MmaCta], what: Mma) -> None:
-    """`mma` of an operation put together."""
-    mma(
-        ctas,
-        what.d,
-        what.a,
-        what.b,
-        what.instr,
-        what.accumulate,
-        disable_lanes=what.disabled,
-        scale_input_d=what.scale_d,
-        scales=what.scales,
-        shift=what.shift,
-    )
+            cta.tmem.shift_operand(a, instr.m, cta_group, line_bytes(instr.a_format, instr.k))
 
 
 def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) -> np.ndarray:
     """All n rows of B, float32 (n, k), negated if exactly one operand is to be."""
-    rows = idesc.n // len(ctas)
-    parts = [
-        read_operand(cta.smem, desc, rows, idesc.k, idesc.b_format, idesc.b_mn_major)
-        for cta in ctas
-    ]
+    parts = [read_operand(cta.smem, desc, *idesc.shape_of_b(len(ctas))) for cta in ctas]
     b = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return -b if idesc.a_negate != idesc.b_negate else b
 
@@ -120,8 +100,7 @@ def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) ->
 def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group: int) -> np.ndarray:
     """This CTA's rows of A, float32 (m / cta_group, k), from shared or tensor memory."""
     if isinstance(a, SmemDesc):
-        rows = idesc.m // cta_group
-        return read_operand(cta.smem, a, rows, idesc.k, idesc.a_format, idesc.a_mn_major)
+        return read_operand(cta.smem, a, *idesc.shape_of_a(cta_group))
     if idesc.a_mn_major:
         raise HardwareRefusal("MMA with MN-major A in TMEM")
     nbytes = line_bytes(idesc.a_format, idesc.k)

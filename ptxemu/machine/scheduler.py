@@ -27,11 +27,7 @@ _CHECK_SECONDS = 1.0
 _GIVE_UP = 0.25  # chance that a try_wait returns false early, under the policies with chance
 
 
-class TimedOut:
-    """Token of a try_wait that is to return false."""
-
-
-TIMED_OUT = TimedOut()
+TIMED_OUT = object()  # token of a try_wait that is to return false
 
 
 class Scheduler:
@@ -118,8 +114,7 @@ class Scheduler:
 
     def _turn_in_order(self) -> None:
         """Warps that waited together all run a block before one of them goes on, as on hardware:
-        NVIDIA's mla_decode_fp16.py reuses its exchange buffer after one barrier.
-        """
+        NVIDIA's mla_decode_fp16.py reuses its exchange buffer after one barrier."""
         self._take(0, 1 if self.queue[0].woken else _QUANTUM)
 
     def _turn_random(self) -> None:

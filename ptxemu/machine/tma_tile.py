@@ -11,7 +11,7 @@ Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -145,15 +145,11 @@ _INTEGERS = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int6
 _FLOATS = {
     "f32": {"add": _viewed(np.float32, arith.add_f32)},
     "f64": {"add": _viewed(np.float64, arith.add_f64_in_memory)},
-    "f16": {
-        "add": _viewed(np.uint16, half.add_f16),
-        "min": _viewed(np.uint16, partial(half.minmax_f16, "min")),
-        "max": _viewed(np.uint16, partial(half.minmax_f16, "max")),
-    },
-    "bf16": {
-        "add": _viewed(np.uint16, half.add_bf16),
-        "min": _viewed(np.uint16, partial(half.minmax_bf16, "min")),
-        "max": _viewed(np.uint16, partial(half.minmax_bf16, "max")),
+    **{
+        kind: {
+            op: _viewed(np.uint16, getattr(half, f"{op}_{kind}")) for op in ("add", "min", "max")
+        }
+        for kind in ("f16", "bf16")
     },
 }
 
@@ -261,6 +257,5 @@ def _pad(image: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def _round_to_tf32(image: np.ndarray) -> np.ndarray:
-    """Round f32 bytes to nearest even at 10 mantissa bits; NaN becomes the one of cvt.rn.tf32, as
-    an H100 has it."""
+    """Round f32 bytes to nearest even at 10 mantissa bits; NaN as of cvt.rn.tf32 (H100)."""
     return formats.f32_to_tf32(image.view(np.float32), "rn").view(np.uint8)

@@ -10,6 +10,7 @@ Sources: PTX ISA, tcgen05 "Tensor Memory addressing", "allocation", "data moveme
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -52,15 +53,13 @@ SHAPES: dict[str, _Shape] = {
 Move = tuple[str, int, bool, int]  # shape, repeat count, 16-bit packing, columns between halves
 
 
+@dataclass(eq=False, slots=True)
 class PendingLoad:
     """A tcgen05.ld that has been issued: `out`, uint32 [register, thread], is filled later."""
 
-    __slots__ = ("address", "move", "out")
-
-    def __init__(self, address: int, move: Move, out: np.ndarray) -> None:
-        self.address = address
-        self.move = move
-        self.out = out
+    address: int
+    move: Move
+    out: np.ndarray
 
 
 class Tmem:
@@ -145,9 +144,7 @@ class Tmem:
             lane = _require_lane(shape, address, warp_in_group)
             self._check_mask(_mask(column, _require_num(shape, num)))
             return self.cells[column : column + num, lane : lane + 32].copy()
-        index = self._index(
-            shape, num, address, warp_in_group, packed=pack16, half_split=half_split
-        )
+        index = self._index(shape, num, address, warp_in_group, pack16, half_split)
         flat = self.cells.reshape(-1)
         if not pack16:
             return flat.take(index)
@@ -174,9 +171,7 @@ class Tmem:
             self._check_mask(_mask(column, _require_num(shape, num)))
             self.cells[column : column + num, lane : lane + 32] = registers
             return
-        index = self._index(
-            shape, num, address, warp_in_group, packed=unpack16, half_split=half_split
-        )
+        index = self._index(shape, num, address, warp_in_group, unpack16, half_split)
         flat = self.cells.reshape(-1)
         if not unpack16:
             flat[index] = registers
@@ -185,14 +180,7 @@ class Tmem:
         flat[index + LANES] = registers >> 16 | UPPER_POISON
 
     def _index(
-        self,
-        shape: str,
-        num: int,
-        address: int,
-        warp_in_group: int,
-        *,
-        packed: bool,
-        half_split: int,
+        self, shape: str, num: int, address: int, warp_in_group: int, packed: bool, half_split: int
     ) -> np.ndarray:
         """Flat cell of each register and thread (the even one of a packed pair), checked."""
         lane = _require_lane(shape, address, warp_in_group)

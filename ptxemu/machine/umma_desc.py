@@ -106,6 +106,14 @@ class InstrDesc:
     a_scale_id: int = 0
     b_scale_id: int = 0
 
+    def shape_of_a(self, ctas: int) -> tuple[int, int, str, bool]:
+        """Of one of so many CTAs: rows, K, format, MN-major?"""
+        return self.m // ctas, self.k, self.a_format, self.a_mn_major
+
+    def shape_of_b(self, ctas: int) -> tuple[int, int, str, bool]:
+        """The same."""
+        return self.n // ctas, self.k, self.b_format, self.b_mn_major
+
 
 @lru_cache(maxsize=1024)
 def instr_desc(kind: str, value: int) -> InstrDesc:

@@ -9,6 +9,7 @@ fragment lets its siblings run, as on hardware since Volta.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,21 @@ SPLIT = -3  # the fragment branched both ways
 _FAIRNESS = 128
 
 
+def unravelled(index: Any, dims: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """A place, or an array of places, in a grid of so many, x fastest."""
+    x, y, _ = dims
+    return index % x, index // x % y, index // (x * y)
+
+
+@dataclass(eq=False, slots=True)
 class Fragment:
-    """Lanes at one block. `wait` names what it is parked on; `token` carries a wake-up's
-    meaning.
-    """
+    """Lanes at one block. `wait`: what it is parked on; `token`: the meaning of a wake-up."""
 
-    __slots__ = ("pc", "mask", "lanes", "wait", "token")
-
-    def __init__(self, pc: int, mask: int) -> None:
-        self.pc = pc
-        self.mask = mask
-        self.lanes: np.ndarray | None = None
-        self.wait: object | None = None
-        self.token: Any = None
+    pc: int
+    mask: int
+    lanes: np.ndarray | None = None
+    wait: object | None = None
+    token: Any = None
 
     def active(self) -> np.ndarray:
         if self.lanes is None:
@@ -52,7 +55,7 @@ class Warp:
     """One warp of a CTA."""
 
     def __init__(
-        self, cta: Cta, index: int, program: Program, threads: int, block: tuple[Any, ...]
+        self, cta: Cta, index: int, program: Program, threads: int, block: tuple[int, int, int]
     ) -> None:
         self.cta = cta
         self.machine = cta.machine
@@ -76,12 +79,7 @@ class Warp:
         self.stored = False  # this turn wrote memory
         self.exiting = False  # lanes exited in the block that is running
         self.steps = 0  # blocks taken one fragment at a time
-        linear = np.arange(index * 32, index * 32 + 32, dtype=np.uint32)
-        self.tid = (
-            linear % block[0],
-            linear // block[0] % block[1],
-            linear // (block[0] * block[1]),
-        )
+        self.tid = unravelled(np.arange(index * 32, index * 32 + 32, dtype=np.uint32), block)
         self.smem_base = cta.rank << 24
         self.local: np.ndarray | None = None
         self.bulk = BulkGroups(cta.machine.units)
@@ -97,8 +95,7 @@ class Warp:
 
     def run(self, quantum: int) -> int:
         """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done,
-        and when it ended its own wait: the others that it woke have their turn first.
-        """
+        and when it ended its own wait: the others that it woke have their turn first."""
         ran = 0
         while ran < quantum and self.live and not self.woken:
             frag = self.frags[0]
@@ -268,9 +265,13 @@ class Warp:
     def name(self) -> str:
         return self.label
 
+    def lanes(self) -> list[int]:
+        """The active lanes, in order."""
+        return [lane for lane in range(32) if self.frag.mask >> lane & 1]
+
     def lane_values(self, value: PerLane) -> list[Any]:
         """The value in each active lane, as Python scalars, in lane order."""
-        lanes = [i for i in range(32) if self.frag.mask >> i & 1]
+        lanes = self.lanes()
         if np.ndim(value) == 0:
             return [value] * len(lanes)
         return [value[i].item() for i in lanes]

@@ -9,20 +9,16 @@ Arguments and results are float32 arrays, or uint16 codes for f16 and bf16.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from ptxemu.numerics.arith import div_f32, rcp_f32, sqrt_f32
-from ptxemu.numerics.formats import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
-from ptxemu.numerics.rounding import (
-    CANONICAL_NAN_F32,
-    canonical_nan_f32,
-    flush_f32,
-    has_nan,
-)
+from ptxemu.numerics import formats
+from ptxemu.numerics.arith import div_f32, flushed, rcp_f32, sqrt_f32
+from ptxemu.numerics.rounding import CANONICAL_NAN_F32, canonical_nan_f32, flush_f32, has_nan
 
 _EXP_STEPS = 64  # exp2 table entries per octave
 _EXP_LOWEST, _EXP_HIGHEST = -151, 128  # 2^x is 0 at the former and infinite at the latter
@@ -118,9 +114,7 @@ def ex2_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
 
 def lg2_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: lg2. Bound: 2^-22, absolute within (0.5, 2), else relative."""
-    x = np.asarray(x, dtype=np.float32)
-    if ftz:
-        x = flush_f32(x)
+    (x,) = flushed(ftz, x)
     wide = np.asarray(x, dtype=np.float64)  # f32 subnormals are normal here
     offset = wide.view(np.int64) - np.float64(_LOG_ORIGIN).view(np.int64)
     exponent = offset >> 52
@@ -153,9 +147,7 @@ def sqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
 
 def rsqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: rsqrt.approx. Bound: 2^-22.9 relative; this: 2^-23.9."""
-    x = np.asarray(x, dtype=np.float32)
-    if ftz:
-        x = flush_f32(x)
+    (x,) = flushed(ftz, x)
     return canonical_nan_f32((1.0 / np.sqrt(x.astype(np.float64))).astype(np.float32))
 
 
@@ -197,16 +189,13 @@ def _wave(x: np.ndarray, quarter: int) -> np.ndarray:
 
 def sin_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: sin. Bound: 2^-20.5 absolute in [-pi, pi]."""
-    x = np.asarray(x, dtype=np.float32)
-    if ftz:
-        x = flush_f32(x)
+    (x,) = flushed(ftz, x)
     return canonical_nan_f32(_wave(np.abs(x), 0) * np.copysign(np.float32(1), x))
 
 
 def cos_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: cos. Bound: 2^-20.5 absolute in [-pi, pi]."""
-    x = np.asarray(x, dtype=np.float32)
-    return canonical_nan_f32(_wave(flush_f32(x) if ftz else x, 1))
+    return canonical_nan_f32(_wave(flushed(ftz, x)[0], 1))
 
 
 def div_full(a: np.ndarray, b: np.ndarray, *, ftz: bool = False) -> np.ndarray:
@@ -229,21 +218,16 @@ def div_approx(a: np.ndarray, b: np.ndarray, *, ftz: bool = False) -> np.ndarray
     return quotient
 
 
-def ex2_approx_f16(code: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: ex2.approx.f16. Bound: 2^-9.9 relative."""
-    return f32_to_f16(ex2_approx(f16_to_f32(code)))
+def _of_codes(
+    function: Callable[..., np.ndarray], kind: str, **flags: bool
+) -> Callable[..., np.ndarray]:
+    """A function of f32 on the codes of f16 or bf16."""
+    decode, encode = getattr(formats, f"{kind}_to_f32"), getattr(formats, f"f32_to_{kind}")
+    return lambda code: encode(function(decode(code), **flags))
 
 
-def ex2_approx_bf16(code: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: ex2.approx.ftz.bf16. Bound: 2^-7 relative."""
-    return f32_to_bf16(ex2_approx(bf16_to_f32(code), ftz=True))
-
-
-def tanh_approx_f16(code: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: tanh.approx.f16. Bound: 2^-10.987 absolute."""
-    return f32_to_f16(tanh_approx(f16_to_f32(code)))
-
-
-def tanh_approx_bf16(code: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: tanh.approx.bf16. Bound: 2^-8 absolute."""
-    return f32_to_bf16(tanh_approx(bf16_to_f32(code)))
+# Half Precision Floating Point Instructions: ex2, tanh. Bounds: 2^-9.9 and 2^-7 relative, 2^-10.987
+# and 2^-8 absolute.
+ex2_approx_f16 = _of_codes(ex2_approx, "f16")
+ex2_approx_bf16 = _of_codes(ex2_approx, "bf16", ftz=True)
+tanh_approx_f16, tanh_approx_bf16 = _of_codes(tanh_approx, "f16"), _of_codes(tanh_approx, "bf16")

@@ -8,6 +8,7 @@ ISA, "Floating-Point Instructions". An f32 NaN result is the canonical one that 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from math import copysign, isfinite, isnan
 
 import numpy as np
@@ -35,7 +36,7 @@ def _finish_f32(result: np.ndarray, sat: bool = False) -> np.ndarray:
     return canonical_nan_f32(result)
 
 
-def _flushed(ftz: bool, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+def flushed(ftz: bool, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
     """The operands as float32, subnormals flushed under .ftz."""
     arrays = tuple(np.asarray(x, dtype=np.float32) for x in operands)
     return tuple(flush_f32(x) for x in arrays) if ftz else arrays
@@ -88,7 +89,7 @@ def add_f32(
 ) -> np.ndarray:
     """Floating Point Instructions: add."""
     if ftz:
-        a, b = _flushed(ftz, a, b)
+        a, b = flushed(ftz, a, b)
     if rounding == "rn":
         total = np.add(a, b, dtype=np.float32)  # exact where it is subnormal
         return _finish_f32(flush_f32(total) if ftz else total, sat)
@@ -109,7 +110,7 @@ def mul_f32(
     """Floating Point Instructions: mul."""
     if rounding == "rn" and not ftz:
         return _finish_f32(np.multiply(a, b, dtype=np.float32), sat)
-    a, b = _flushed(ftz, a, b)
+    a, b = flushed(ftz, a, b)
     product = np.multiply(a, b, dtype=np.float64)
     if ftz:
         product = flush_result(product, rounding)
@@ -127,7 +128,7 @@ def fma_f32(
 ) -> np.ndarray:
     """Floating Point Instructions: fma (and mad). The product is exact in f64, the sum repaired."""
     if ftz:
-        a, b, c = _flushed(ftz, a, b, c)
+        a, b, c = flushed(ftz, a, b, c)
     product = np.multiply(a, b, dtype=np.float64)
     if rounding == "rn":
         total = np.add(product, c, dtype=np.float64)
@@ -138,7 +139,7 @@ def fma_f32(
 
 def div_f32(a: np.ndarray, b: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: div, the IEEE forms div.{rn,rz,rm,rp}."""
-    a, b = _flushed(ftz, a, b)
+    a, b = flushed(ftz, a, b)
     quotient = np.divide(a, b, dtype=np.float32)
     if rounding != "rn":  # nearest * b is exact in f64, so the residual has the right sign
         residual = a - np.multiply(quotient, b, dtype=np.float64)
@@ -158,7 +159,7 @@ def rcp_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.nda
 
 def sqrt_f32(a: np.ndarray, rounding: str = "rn", *, ftz: bool = False) -> np.ndarray:
     """Floating Point Instructions: sqrt, the IEEE forms."""
-    (a,) = _flushed(ftz, a)
+    (a,) = flushed(ftz, a)
     root = np.sqrt(a)
     if rounding != "rn":
         residual = a - np.multiply(root, root, dtype=np.float64)
@@ -194,7 +195,7 @@ def minmax_f32(
     `nan`: .NaN (any NaN operand wins; otherwise NaN operands are ignored); `xorsign_abs`:
     .xorsign.abs (two operands); `absolute`: .abs of the three-operand form.
     """
-    values = _flushed(ftz, *operands)
+    values = flushed(ftz, *operands)
     inputs = values
     if xorsign_abs or absolute:
         values = tuple(np.abs(x) for x in values)
@@ -214,36 +215,22 @@ def _fold(pick_max: bool, values: tuple[np.ndarray, ...], nan: bool) -> np.ndarr
     return result
 
 
-def min_f32(*operands: np.ndarray, **flags: bool) -> np.ndarray:
-    """Floating Point Instructions: min. See `minmax_f32` for the flags."""
-    return minmax_f32("min", *operands, **flags)
+min_f32, max_f32 = partial(minmax_f32, "min"), partial(minmax_f32, "max")
 
 
-def max_f32(*operands: np.ndarray, **flags: bool) -> np.ndarray:
-    """Floating Point Instructions: max. See `minmax_f32` for the flags."""
-    return minmax_f32("max", *operands, **flags)
+def _resigned_f32(change: np.ufunc, a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
+    """Floating Point Instructions: neg, abs."""
+    (a,) = flushed(ftz, a)
+    return canonical_nan_f32(change(a))
 
 
-def neg_f32(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
-    """Floating Point Instructions: neg."""
-    (a,) = _flushed(ftz, a)
-    return canonical_nan_f32(np.negative(a))
+def _resigned_f64(change: np.ufunc, a: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: neg.f64, abs.f64. A NaN keeps its sign (seen on H100)."""
+    return _quiet_payload(np.where(np.isnan(a), a, change(a)), a)
 
 
-def abs_f32(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
-    """Floating Point Instructions: abs."""
-    (a,) = _flushed(ftz, a)
-    return canonical_nan_f32(np.abs(a))
-
-
-def neg_f64(a: np.ndarray) -> np.ndarray:
-    """Floating Point Instructions: neg.f64. A NaN keeps its sign (seen on H100)."""
-    return _quiet_payload(np.where(np.isnan(a), a, np.negative(a)), a)
-
-
-def abs_f64(a: np.ndarray) -> np.ndarray:
-    """Floating Point Instructions: abs.f64. A NaN keeps its sign (seen on H100)."""
-    return _quiet_payload(np.where(np.isnan(a), a, np.abs(a)), a)
+neg_f32, abs_f32 = partial(_resigned_f32, np.negative), partial(_resigned_f32, np.abs)
+neg_f64, abs_f64 = partial(_resigned_f64, np.negative), partial(_resigned_f64, np.abs)
 
 
 def minmax_f64(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ the destination, or its positive largest value where it has no NaN.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -67,14 +68,14 @@ E2M3 = MiniFloat(2, 3, largest=0x1F, nan=0x1F)
 E2M1 = MiniFloat(2, 1, largest=0x07, nan=0x07)
 
 
-def _tables(form: MiniFloat) -> tuple[np.ndarray, np.ndarray]:
-    """Decoding tables of 256 entries: float32 values and f16 codes (every format fits in f16)."""
+def _values(form: MiniFloat) -> np.ndarray:
+    """The 256 values, float32."""
     values = np.array([form.value(code) for code in range(256)], dtype=np.float32)
     values[np.isnan(values)] = CANONICAL_NAN_F32
-    return values, f32_to_f16(values)
+    return values
 
 
-def _encode(x: np.ndarray, form: MiniFloat, relu: bool) -> np.ndarray:
+def _encode(form: MiniFloat, x: np.ndarray, *, relu: bool = False) -> np.ndarray:
     """cvt.rn.satfinite{.relu} to a mini-float.
 
     The code's quantum is a power of two that depends on the exponent alone, so adding 2^23 quanta
@@ -206,70 +207,18 @@ def tf32_to_f32(bits: np.ndarray) -> np.ndarray:
     return (np.asarray(bits).astype(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)[()]
 
 
-def f32_to_e4m3(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.e4m3x2.f32, one element."""
-    return _encode(x, E4M3, relu)
+# cvt.rn.satfinite{.relu} of f32 to one element, of which e2m1 has the low 4 bits.
+f32_to_e4m3, f32_to_e5m2 = partial(_encode, E4M3), partial(_encode, E5M2)
+f32_to_e3m2, f32_to_e2m3 = partial(_encode, E3M2), partial(_encode, E2M3)
+f32_to_e2m1 = partial(_encode, E2M1)
 
-
-def f32_to_e5m2(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.e5m2x2.f32, one element; infinity saturates to 57344."""
-    return _encode(x, E5M2, relu)
-
-
-def f32_to_e3m2(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.e3m2x2.f32, one element."""
-    return _encode(x, E3M2, relu)
-
-
-def f32_to_e2m3(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.e2m3x2.f32, one element."""
-    return _encode(x, E2M3, relu)
-
-
-def f32_to_e2m1(x: np.ndarray, *, relu: bool = False) -> np.ndarray:
-    """cvt.rn.satfinite{.relu}.e2m1x2.f32, one element in the low 4 bits."""
-    return _encode(x, E2M1, relu)
-
-
-_E4M3_F32, _E4M3_F16 = _tables(E4M3)
-_E5M2_F32, _E5M2_F16 = _tables(E5M2)
-_E3M2_F32, _E3M2_F16 = _tables(E3M2)
-_E2M3_F32, _E2M3_F16 = _tables(E2M3)
-_E2M1_F32, _E2M1_F16 = _tables(E2M1)
-
-
-def e4m3_to_f32(bits: np.ndarray) -> np.ndarray:
-    """e4m3 codes (uint8) to f32; 0x7f and 0xff are NaN, there is no infinity."""
-    return _E4M3_F32.take(bits)
-
-
-def e5m2_to_f32(bits: np.ndarray) -> np.ndarray:
-    """e5m2 codes (uint8) to f32, infinities included."""
-    return _E5M2_F32.take(bits)
-
-
-def e3m2_to_f32(bits: np.ndarray) -> np.ndarray:
-    """e3m2 codes (uint8, upper 2 bits ignored) to f32."""
-    return _E3M2_F32.take(bits)
-
-
-def e2m3_to_f32(bits: np.ndarray) -> np.ndarray:
-    """e2m3 codes (uint8, upper 2 bits ignored) to f32."""
-    return _E2M3_F32.take(bits)
-
-
-def e2m1_to_f32(bits: np.ndarray) -> np.ndarray:
-    """e2m1 codes (uint8, upper 4 bits ignored) to f32."""
-    return _E2M1_F32.take(bits)
-
-
-_TO_F16 = {
-    "e4m3": _E4M3_F16,
-    "e5m2": _E5M2_F16,
-    "e3m2": _E3M2_F16,
-    "e2m3": _E2M3_F16,
-    "e2m1": _E2M1_F16,
-}
+# Codes (uint8) to f32. Bits above a format's width are ignored.
+_FORMS = {"e4m3": E4M3, "e5m2": E5M2, "e3m2": E3M2, "e2m3": E2M3, "e2m1": E2M1}
+_TO_F32 = {name: _values(form) for name, form in _FORMS.items()}
+_TO_F16 = {name: f32_to_f16(values) for name, values in _TO_F32.items()}  # every format fits in f16
+e4m3_to_f32, e5m2_to_f32 = _TO_F32["e4m3"].take, _TO_F32["e5m2"].take
+e3m2_to_f32, e2m3_to_f32 = _TO_F32["e3m2"].take, _TO_F32["e2m3"].take
+e2m1_to_f32 = _TO_F32["e2m1"].take
 
 
 def minifloat_to_f16(bits: np.ndarray, name: str, *, relu: bool = False) -> np.ndarray:
@@ -278,18 +227,14 @@ def minifloat_to_f16(bits: np.ndarray, name: str, *, relu: bool = False) -> np.n
     return np.where(code & 0x8000, np.uint16(0), code)[()] if relu else code
 
 
-def ue8m0_to_f32(bits: np.ndarray) -> np.ndarray:
-    """ue8m0 codes to f32: 2^(code - 127), 0xff is NaN."""
-    return _UE8M0_F32.take(bits)
+_UE8M0_F32 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], dtype=np.float32)
+_UE8M0_F32[255] = CANONICAL_NAN_F32
+ue8m0_to_f32 = _UE8M0_F32.take
 
 
 def ue8m0_to_bf16(bits: np.ndarray) -> np.ndarray:
     """cvt.rn.bf16x2.ue8m0x2, one element: exact (2^-127 is a bf16 subnormal)."""
     return f32_to_bf16(ue8m0_to_f32(bits))
-
-
-_UE8M0_F32 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], dtype=np.float32)
-_UE8M0_F32[255] = CANONICAL_NAN_F32
 
 
 def f32_to_ue8m0(x: np.ndarray, rounding: str = "rz", *, satfinite: bool = False) -> np.ndarray:

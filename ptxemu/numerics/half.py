@@ -7,6 +7,7 @@ same functions on the halves of 32-bit words: `packed(fma_bf16, a, b, c)`. NaN r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -42,24 +43,17 @@ def _flushed_code(a: np.ndarray, ftz: bool) -> np.ndarray:
     return a & np.where(a & np.uint16(0x7C00), np.uint16(0xFFFF), np.uint16(0x8000)) if ftz else a
 
 
-def neg_f16(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
-    """Half Precision Floating Point Instructions: neg.f16."""
-    return _modified(_flushed_code(a, ftz) ^ np.uint16(0x8000), False, False, 0x3C00)
+def _resigned(
+    change: np.ufunc, bits: int, one: int, a: np.ndarray, *, ftz: bool = False
+) -> np.ndarray:
+    """Half Precision Floating Point Instructions: neg, abs."""
+    return _modified(change(_flushed_code(a, ftz), np.uint16(bits)), False, False, one)
 
 
-def abs_f16(a: np.ndarray, *, ftz: bool = False) -> np.ndarray:
-    """Half Precision Floating Point Instructions: abs.f16."""
-    return _modified(_flushed_code(a, ftz) & np.uint16(0x7FFF), False, False, 0x3C00)
-
-
-def neg_bf16(a: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: neg.bf16."""
-    return _modified(np.asarray(a, np.uint16) ^ np.uint16(0x8000), False, False, 0x3F80)
-
-
-def abs_bf16(a: np.ndarray) -> np.ndarray:
-    """Half Precision Floating Point Instructions: abs.bf16."""
-    return _modified(np.asarray(a, np.uint16) & np.uint16(0x7FFF), False, False, 0x3F80)
+neg_f16 = partial(_resigned, np.bitwise_xor, 0x8000, 0x3C00)
+abs_f16 = partial(_resigned, np.bitwise_and, 0x7FFF, 0x3C00)
+neg_bf16 = partial(_resigned, np.bitwise_xor, 0x8000, 0x3F80)
+abs_bf16 = partial(_resigned, np.bitwise_and, 0x7FFF, 0x3F80)
 
 
 def _f16_operands(ftz: bool, *codes: np.ndarray) -> list[np.ndarray]:
@@ -73,51 +67,29 @@ def flush_f16(value: np.ndarray) -> np.ndarray:
     return value * (np.abs(value) >= _MIN_NORMAL_F16)
 
 
-def _f16_result(value: np.ndarray, ftz: bool, sat: bool, relu: bool) -> np.ndarray:
-    """Round f64 to f16 once and apply the modifiers.
+def _f16(
+    function: Callable[..., np.ndarray],
+    *codes: np.ndarray,
+    ftz: bool = False,
+    sat: bool = False,
+    relu: bool = False,
+) -> np.ndarray:
+    """Half Precision Floating Point Instructions of f16: a function of f64, rounded once.
 
     .ftz decides on the value rounded to 11 bits with an unbounded exponent (seen on H100).
     """
-    value = np.asarray(value)
+    value = np.asarray(function(*_f16_operands(ftz, *codes)))
     if ftz:
         value = value * ((np.abs(value) >= _ROUNDS_TO_NORMAL_F16) | np.isnan(value))
     return _modified(value.astype(np.float16).view(np.uint16), relu, sat, 0x3C00)
 
 
-def add_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
-    """Half Precision Floating Point Instructions: add.f16."""
-    x, y = _f16_operands(ftz, a, b)
-    return _f16_result(x + y, ftz, sat, False)
-
-
-def sub_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
-    """Half Precision Floating Point Instructions: sub.f16."""
-    x, y = _f16_operands(ftz, a, b)
-    return _f16_result(x - y, ftz, sat, False)
-
-
-def mul_f16(a: np.ndarray, b: np.ndarray, *, ftz: bool = False, sat: bool = False) -> np.ndarray:
-    """Half Precision Floating Point Instructions: mul.f16."""
-    x, y = _f16_operands(ftz, a, b)
-    return _f16_result(x * y, ftz, sat, False)
-
-
-def fma_f16(
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    *,
-    ftz: bool = False,
-    sat: bool = False,
-    relu: bool = False,
-) -> np.ndarray:
-    """Half Precision Floating Point Instructions: fma.f16.
-
-    The f64 sum may be inexact, but never on an f16 midpoint: a 22-bit product and an 11-bit addend
-    within the exponents of f16 would have to span more than 42 bits below the midpoint bit.
-    """
-    x, y, z = _f16_operands(ftz, a, b, c)
-    return _f16_result(x * y + z, ftz, sat, relu)
+add_f16 = partial(_f16, np.add)
+sub_f16 = partial(_f16, np.subtract)
+mul_f16 = partial(_f16, np.multiply)
+# The f64 sum may be inexact, but never on an f16 midpoint: a 22-bit product and an 11-bit addend
+# within the exponents of f16 would have to span more than 42 bits below the midpoint bit.
+fma_f16 = partial(_f16, lambda x, y, z: x * y + z)
 
 
 def _bf16_sum(x: np.ndarray, y: np.ndarray, relu: bool = False) -> np.ndarray:
@@ -131,33 +103,29 @@ def _bf16_sum(x: np.ndarray, y: np.ndarray, relu: bool = False) -> np.ndarray:
     return _modified(f32_to_bf16(single), relu, False, 0x3F80)
 
 
-def _bf16_operands(*codes: np.ndarray) -> list[np.ndarray]:
-    """Decode to f64, where a product of two bf16 is exact."""
-    return [bf16_to_f32(c).astype(np.float64) for c in codes]
+def _wide(code: np.ndarray) -> np.ndarray:
+    """bf16 as f64, where a product of two is exact."""
+    return bf16_to_f32(code).astype(np.float64)
 
 
 def add_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Half Precision Floating Point Instructions: add.bf16."""
-    x, y = _bf16_operands(a, b)
-    return _bf16_sum(x, y)
+    return _bf16_sum(_wide(a), _wide(b))
 
 
 def sub_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Half Precision Floating Point Instructions: sub.bf16."""
-    x, y = _bf16_operands(a, b)
-    return _bf16_sum(x, -y)
+    return _bf16_sum(_wide(a), -_wide(b))
 
 
 def mul_bf16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Half Precision Floating Point Instructions: mul.bf16."""
-    x, y = _bf16_operands(a, b)
-    return _bf16_sum(x * y, np.array(-0.0))
+    return _bf16_sum(_wide(a) * _wide(b), np.array(-0.0))
 
 
 def fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, relu: bool = False) -> np.ndarray:
     """Half Precision Floating Point Instructions: fma.bf16."""
-    x, y, z = _bf16_operands(a, b, c)
-    return _bf16_sum(x * y, z, relu)
+    return _bf16_sum(_wide(a) * _wide(b), _wide(c), relu)
 
 
 def minmax_f16(op: str, *codes: np.ndarray, ftz: bool = False, **flags: bool) -> np.ndarray:
@@ -169,3 +137,7 @@ def minmax_f16(op: str, *codes: np.ndarray, ftz: bool = False, **flags: bool) ->
 def minmax_bf16(op: str, *codes: np.ndarray, **flags: bool) -> np.ndarray:
     """Half Precision Floating Point Instructions: min, max on bf16; flags as `minmax_f32`."""
     return f32_to_bf16(minmax_f32(op, *(bf16_to_f32(c) for c in codes), **flags))
+
+
+min_f16, max_f16 = partial(minmax_f16, "min"), partial(minmax_f16, "max")
+min_bf16, max_bf16 = partial(minmax_bf16, "min"), partial(minmax_bf16, "max")

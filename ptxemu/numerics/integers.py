@@ -9,13 +9,14 @@ Conversions between integers and floats are in `conversions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
 _UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+Signs = tuple[bool, bool]  # whether each factor is of a signed type
 _SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 
 
@@ -83,14 +84,16 @@ def mul24(
 @_lanewise
 def add_sat(a: np.ndarray, b: np.ndarray, *, width: int) -> np.ndarray:
     """Integer Arithmetic Instructions: add.sat.s32 (and the sum of mad.hi.sat.s32)."""
-    total = _double(a, True).view(np.int64) + _double(b, True).view(np.int64)
-    return np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
+    return _saturated(_double(a, True).view(np.int64) + _double(b, True).view(np.int64))
 
 
 @_lanewise
 def sub_sat(a: np.ndarray, b: np.ndarray, *, width: int) -> np.ndarray:
     """Integer Arithmetic Instructions: sub.sat.s32."""
-    total = _double(a, True).view(np.int64) - _double(b, True).view(np.int64)
+    return _saturated(_double(a, True).view(np.int64) - _double(b, True).view(np.int64))
+
+
+def _saturated(total: np.ndarray) -> np.ndarray:
     return np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
 
 
@@ -322,32 +325,20 @@ def _packed_items(x: np.ndarray, count: int, signed: bool) -> list[np.ndarray]:
 
 
 @_lanewise
-def dp4a(
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    *,
-    width: int,
-    signed: tuple[bool, bool] = (True, True),
-) -> np.ndarray:
+def dp4a(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, width: int, signed: Signs) -> np.ndarray:
     """Integer Arithmetic Instructions: dp4a.atype.btype; `signed` tells each operand's type."""
-    pairs = zip(_packed_items(a, 4, signed[0]), _packed_items(b, 4, signed[1]), strict=True)
-    total = sum(x * y for x, y in pairs) + c.astype(np.int64)
+    return _dot(zip(_packed_items(a, 4, signed[0]), _packed_items(b, 4, signed[1]), strict=True), c)
+
+
+def _dot(pairs: Iterable[tuple[np.ndarray, np.ndarray]], addend: np.ndarray) -> np.ndarray:
+    total = sum(x * y for x, y in pairs) + addend.astype(np.int64)
     return np.asarray(total).astype(np.uint32)[()]
 
 
 @_lanewise
 def dp2a(
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    *,
-    width: int,
-    signed: tuple[bool, bool] = (True, True),
-    high: bool = False,
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, *, width: int, signed: Signs, high: bool
 ) -> np.ndarray:
     """Integer Arithmetic Instructions: dp2a.{lo,hi}.atype.btype: 16-bit by 8-bit products."""
     bytes_of_b = _packed_items(b, 4, signed[1])[2 if high else 0 :]
-    pairs = zip(_packed_items(a, 2, signed[0]), bytes_of_b, strict=False)
-    total = sum(x * y for x, y in pairs) + c.astype(np.int64)
-    return np.asarray(total).astype(np.uint32)[()]
+    return _dot(zip(_packed_items(a, 2, signed[0]), bytes_of_b, strict=False), c)

@@ -8,7 +8,6 @@ What an instruction does at run time stands in the same file, below its emitter.
 from ptxemu.codegen import registry
 from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     async_copy,
-    async_store,
     atomics,
     barriers,
     calls,
@@ -16,20 +15,14 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     compare,
     control,
     convert,
-    fences,
     floats,
     integers,
-    integers_extended,
     load_store,
     matrix_copy,
     mbarrier,
-    move,
-    reduce_copy,
     tcgen05_copy,
-    tcgen05_cp,
     tcgen05_mma,
     tensor_copy,
-    tensormap,
     warp,
     warp_mma,
 )

@@ -1,15 +1,19 @@
-"""cp.async and cp.async.bulk: PTX ISA "cp.async", "cp.async.bulk".
+"""cp.async, cp.async.bulk, cp.reduce.async.bulk and st.async: PTX ISA, the sections of these names.
 
 Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every
-bulk copy is a queue of its own. No copy needs a proxy fence before an MMA reads it: kernels right
-on hardware (FlashAttention-4 with small pages) go from cp.async.mbarrier.arrive to tcgen05.mma.
+bulk copy is a queue of its own. Reductions of different threads happen one after the other, so a
+result may depend on the schedule where addition is not exact. No copy needs a proxy fence before an
+MMA reads it: kernels right on hardware (FlashAttention-4 with small pages) go from
+cp.async.mbarrier.arrive to tcgen05.mma.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
@@ -17,12 +21,14 @@ from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.tma_tile import combine
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.syntax.tree import Instr, Not, Reg
+from ptxemu.syntax.tree import TYPE_BITS, Instr, Not, Reg
 
 _HINTS = "L2::cache_hint L2::64B L2::128B L2::256B"
+REDUCTIONS = "add min max inc dec and or xor"
 
 
 # -- cp.async (non-bulk) --------------------------------------------------------------------
@@ -50,10 +56,12 @@ def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
     )
 
 
-@op("cp.async.commit_group", section="cp.async.commit_group")
+@op("cp.async.commit_group")
+@op("cp.async.bulk.commit_group")
 def commit(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("w.copies.commit()")
-    c.announce("copies_committed(w)")
+    groups = "bulk" if "bulk" in i.parts else "copies"
+    c.effect(f"w.{groups}.commit()")
+    c.announce(f"{groups}_committed(w)")
 
 
 @op("cp.async.wait_group cp.async.wait_all", section="cp.async.wait_group / wait_all")
@@ -68,12 +76,7 @@ def wait(c: Lower, i: Instr, f: Match) -> None:
         c.announce(f"copies_waited(w, {allowed})")
 
 
-@op(
-    "cp.async.mbarrier.arrive",
-    types="b64",
-    flags="noinc shared shared::cta",
-    section="cp.async.mbarrier.arrive",
-)
+@op("cp.async.mbarrier.arrive", types="b64", flags="noinc shared shared::cta")
 def arrive_after(c: Lower, i: Instr, f: Match) -> None:
     """Arrive once all earlier cp.async of the thread have completed."""
     c.effect(
@@ -142,13 +145,7 @@ def arrive_after_copies(w: Warp, address: PerLane, noinc: bool) -> None:
 # -- cp.async.bulk --------------------------------------------------------------------------
 
 
-@op("cp.async.bulk.commit_group", section="cp.async.bulk.commit_group")
-def bulk_commit(c: Lower, i: Instr, f: Match) -> None:
-    c.effect("w.bulk.commit()")
-    c.announce("bulk_committed(w)")
-
-
-@op("cp.async.bulk.wait_group", flags="read", section="cp.async.bulk.wait_group")
+@op("cp.async.bulk.wait_group", flags="read")
 def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     allowed, read = i.operands[0].value, "read" in f.flags
     c.effect(f"w.bulk.wait({allowed}, {read})")
@@ -160,45 +157,47 @@ def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     flags=f"mbarrier::complete_tx::bytes multicast::cluster {_HINTS}",
     section="cp.async.bulk",
 )
-def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
-    multicast = "multicast::cluster" in f.flags
-    mask = c.src(i.operands[4], "u16") if multicast else constant(0, "u16")
-    c.effect(
-        f"bulk_load(w, {{0}}, {{1}}, {{2}}, {{3}}, {'{4}' if multicast else None})",
-        c.address(i.operands[0], 32),
-        c.address(i.operands[1], 64),
-        c.src(i.operands[2], "u32"),
-        barrier_address(c, i.operands[3]),
-        mask,
-    )
-
-
 @op(
     "cp.async.bulk.shared::cluster.shared::cta",
     flags="mbarrier::complete_tx::bytes",
     section="cp.async.bulk",
 )
-def emit_bulk_to_peer(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        "bulk_to_peer(w, {0}, {1}, {2}, {3})",
+def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
+    """From global memory, or from shared memory to that of a peer."""
+    near = "global" not in i.parts
+    operands = [
         c.address(i.operands[0], 32),
-        c.address(i.operands[1], 32),
+        c.address(i.operands[1], 32 if near else 64),
         c.src(i.operands[2], "u32"),
         barrier_address(c, i.operands[3]),
-    )
+    ]
+    if near:
+        c.effect(f"bulk_to_peer(w, {fields(operands)})", *operands)
+        return
+    mask = [c.src(i.operands[4], "u16")] if "multicast::cluster" in f.flags else []
+    c.effect(f"bulk_load(w, {fields(operands)}, {'{4}' if mask else None})", *operands, *mask)
 
 
 @op("cp.async.bulk.global.shared::cta", flags=f"bulk_group {_HINTS}", section="cp.async.bulk")
+@op(
+    "cp.reduce.async.bulk.global.shared::cta",
+    types="f16 bf16 f32 f64 u32 s32 u64 s64 b32 b64",
+    flags=f"bulk_group noftz L2::cache_hint {REDUCTIONS}",
+    section="cp.reduce.async.bulk",
+)
 def emit_bulk_store(c: Lower, i: Instr, f: Match) -> None:
+    how = None
+    if f.types:
+        how = f.pick(*REDUCTIONS.split()), f.type.replace("b32", "u32").replace("b64", "u64")
     c.effect(
-        "bulk_store(w, {0}, {1}, {2})",
+        f"bulk_store(w, {how}, {{0}}, {{1}}, {{2}})",
         c.address(i.operands[0], 64),
         c.address(i.operands[1], 32),
         c.src(i.operands[2], "u32"),
     )
 
 
-@op("cp.async.bulk.prefetch", flags=f"L2 global {_HINTS}", section="cp.async.bulk.prefetch")
+@op("cp.async.bulk.prefetch", flags=f"L2 global {_HINTS}")
 def bulk_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
 
@@ -291,15 +290,20 @@ def _issue_to_peer(w: Warp, low: int, target: Place, size: int, signal: MBarrier
 
 
 @runtime
-def bulk_store(w: Warp, target: PerLane, source: PerLane, nbytes: PerLane) -> None:
+def bulk_store(
+    w: Warp, how: tuple[str, str] | None, target: PerLane, source: PerLane, nbytes: PerLane
+) -> None:
+    """how: operation and element type of a reduction."""
     for where, start, size in w.each_lane(target, source, nbytes):
         low = start & OFFSET_MASK
         require_bulk(size, where, low)
         w.cta.check(low, size)
-        _issue_store(w, np.array([where], np.int64), low, size)
+        _issue_store(w, how, np.array([where], np.int64), low, size)
 
 
-def _issue_store(w: Warp, target: np.ndarray, low: int, size: int) -> None:
+def _issue_store(
+    w: Warp, how: tuple[str, str] | None, target: np.ndarray, low: int, size: int
+) -> None:
     held: list[np.ndarray] = []
 
     def read(work: Work) -> None:
@@ -309,9 +313,67 @@ def _issue_store(w: Warp, target: np.ndarray, low: int, size: int) -> None:
 
     def write(work: Work) -> None:
         for each in w.listeners:
-            each.bulk_write(work, target, size)
-        w.machine.memory.write_rows(target, held[0][None])
+            each.bulk_write(work, target, size, atomic=how is not None)
+        data = held[0]
+        if how is not None:
+            data = combine(*how, w.machine.memory.read_rows(target, size)[0], data)
+        w.machine.memory.write_rows(target, data[None])
 
-    w.machine.bytes["bulk.store"] += size
-    work = Work("tma", f"bulk store {size} B", read, write, size=size, stream="bulk read")
+    name = "store" if how is None else "reduce"
+    w.machine.bytes[f"bulk.{name}"] += size
+    work = Work("tma", f"bulk {name} {size} B", read, write, size=size, stream="bulk read")
     w.bulk.add(w.machine.issue(w, work))
+
+
+# -- st.async --------------------------------------------------------------------------------
+
+
+@op(
+    "st.async",
+    types="b32 u32 s32 f32 b64 u64 s64 f64",
+    flags="weak shared::cluster mbarrier::complete_tx::bytes v2 v4",
+)
+def emit_store(c: Lower, i: Instr, f: Match) -> None:
+    width = TYPE_BITS[f.type]
+    values = c.srcs(c.each(i.operands[1]), f"u{width}")
+    c.effect(
+        f"store_async(w, {{0}}, {{1}}, {width // 8}, ({fields(values, 2)},))",
+        c.address(i.operands[0], 32),
+        barrier_address(c, i.operands[2]),
+        *values,
+    )
+
+
+@runtime
+def store_async(
+    w: Warp, target: PerLane, barrier: PerLane, size: int, values: tuple[Any, ...]
+) -> None:
+    """One store per active lane; the barrier is in the CTA that is stored to."""
+    nbytes = size * len(values)
+    columns = w.each_lane(*values)
+    for where, signal, row in zip(
+        w.lane_values(target), w.lane_values(barrier), columns, strict=True
+    ):
+        cta, offset = w.cluster.locate(where)
+        if offset % nbytes:
+            raise HardwareRefusal(f"st.async of {nbytes} bytes to {where:#x}; misaligned")
+        cta.check(offset, nbytes)
+        _issue_scattered(
+            w, (cta, offset), np.array(row, f"u{size}").view(np.uint8), find(w, signal)
+        )
+
+
+def _issue_scattered(w: Warp, place: Place, data: np.ndarray, signal: MBarrier) -> None:
+    cta, offset = place
+    nbytes = data.size
+
+    def run(work: Work) -> None:
+        for each in w.listeners:
+            each.land(work, [place], nbytes, [signal])
+        cta.smem[offset : offset + nbytes] = data
+        cta.mark_generic(slice(offset, offset + nbytes))
+        signal.complete(nbytes)
+
+    w.machine.bytes["st.async"] += nbytes
+    label = f"st.async {nbytes} B"
+    w.machine.issue(w, Work("st.async", label, run, size=nbytes, stream="st.async"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
@@ -19,7 +19,7 @@ from ptxemu.machine.warp import Warp
 from ptxemu.numerics import arith, half
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value, space_of
-from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
 _OPS = "add min max and or xor exch cas inc dec"
@@ -29,22 +29,15 @@ _FLAGS = (
 )
 
 
-@op("atom", types=_TYPES, flags=_FLAGS, section="atom")
-def atom(c: Lower, i: Instr, f: Match) -> None:
-    _atomic(c, f, i.operands[0], i.operands[1], i.operands[2:])
-
-
-@op("red", types=_TYPES, flags=_FLAGS, section="red")
-def red(c: Lower, i: Instr, f: Match) -> None:
-    _atomic(c, f, None, i.operands[0], i.operands[1:])
-
-
-def _atomic(c: Lower, f: Match, target: object, where: Addr, sources: tuple[Any, ...]) -> None:
+@op("atom", types=_TYPES, flags=_FLAGS)
+@op("red", types=_TYPES, flags=_FLAGS)
+def emit_atomic(c: Lower, i: Instr, f: Match) -> None:
+    target, where, *sources = i.operands if i.root == "atom" else (None, *i.operands)
     name, width, space = f.pick(*_OPS.split()), TYPE_BITS[f.type], space_of(f)
     address = address_value(c, where, space)
     kind = f"u{max(width, 16)}"
     if name == "cas":
-        _one(c, f, target, address, [c.src(source, kind) for source in sources[:2]])
+        _one(c, f, target, address, c.srcs(sources[:2], kind))
         return
     items = c.each(sources[0])  # .v2 to .v8 are that many atomics, at consecutive elements
     targets = (None,) * len(items) if target is None else c.each(target)
@@ -58,10 +51,11 @@ def _atomic(c: Lower, f: Match, target: object, where: Addr, sources: tuple[Any,
 
 def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]) -> None:
     """One element."""
-    fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
     name = f.pick(*_OPS.split())
     order = f.pick("acquire", "release", "acq_rel", default="relaxed") + f" {f.pick('cta')}"
-    text = f"atomic(w, '{space_of(f)}', ('{name}', '{f.type}', '{order}'), {{0}}, {fields})"
+    text = (
+        f"atomic(w, '{space_of(f)}', ('{name}', '{f.type}', '{order}'), {{0}}, {fields(values, 1)})"
+    )
     out = c.effect(text, address, *values, results=[(values[0].type, False)])
     c.dst(target, out[0])
 
@@ -116,10 +110,7 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int, unit: str) ->
         if unit == "cluster":
             a, b = b, a
         return int(np.asarray(add(a, b), dtype).view(bits)[0])
-    base = ptx_type.removesuffix("x2")
-    function: Callable[..., np.ndarray] = half.add_f16 if base == "f16" else half.add_bf16
-    if name != "add":
-        function = partial(half.minmax_f16 if base == "f16" else half.minmax_bf16, name)
+    function = getattr(half, f"{name}_{ptx_type.removesuffix('x2')}")
     kind = np.uint32 if ptx_type.endswith("x2") else np.uint16
     a, b = (np.array([x], kind).view(np.uint16) for x in (old, value))
     return int(function(a, b).view(kind)[0])
@@ -134,11 +125,10 @@ def atomic(
     w.how = f"atomic {order}"
     size = TYPE_BITS[ptx_type] // 8
     out = np.zeros(32, f"u{max(size, 2)}")
-    lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
     columns = [w.lane_values(value) for value in values]
     for each in w.listeners:
         each.atomic(w, space, name, address, size)
-    for position, (lane, where) in enumerate(zip(lanes, w.lane_values(address), strict=True)):
+    for position, (lane, where) in enumerate(zip(w.lanes(), w.lane_values(address), strict=True)):
         old = access.load_scalar(w, space, where, size, 1)
         if name == "cas":
             new = columns[1][position] if old == columns[0][position] else old

@@ -1,7 +1,10 @@
-"""bar, barrier.cta, bar.warp.sync, barrier.cluster: PTX ISA "Parallel Synchronization".
+"""bar, barrier.cta, bar.warp.sync, barrier.cluster, fence, membar, fence.proxy: PTX ISA "Parallel
+Synchronization", "membar / fence".
 
 A waiting instruction starts its block: when it parks, the block runs again after the wake-up, and
-the fragment's token says that the barrier has completed.
+the fragment's token says that the barrier has completed. Memory is sequentially consistent between
+warps here, so of fences only the proxy fences have an effect: they make ordinary shared-memory
+stores visible to the async proxy (see `Cta.unfenced`).
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.namespace import mask_bits
 from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.cta import Cluster, NamedBarrier
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Instr
@@ -25,28 +28,19 @@ from ptxemu.syntax.tree import Instr
     flags="aligned",
     section="barrier.cta",
     blocking=True,
-    convergent=True,
 )
 def barrier_sync(c: Lower, i: Instr, f: Match) -> None:
-    ident = c.src(i.operands[0], "u32")
-    count = (
-        c.src(i.operands[1], "u32")
-        if len(i.operands) > 1
-        else c.effect("0", results=[("u32", True)])[0]
-    )
-    c.effect("barrier_wait(w, {0}, {1})", ident, count, parks=True)
+    count = c.src(i.operands[1], "u32") if len(i.operands) > 1 else constant(0, "u32")
+    c.effect("barrier_wait(w, {0}, {1})", c.src(i.operands[0], "u32"), count, parks=True)
 
 
 @op(
     "bar.arrive bar.cta.arrive barrier.arrive barrier.cta.arrive",
     flags="aligned",
     section="barrier.cta",
-    convergent=True,
 )
 def barrier_arrive(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        "arrive_barrier(w, {0}, {1})", c.src(i.operands[0], "u32"), c.src(i.operands[1], "u32")
-    )
+    c.effect("arrive_barrier(w, {0}, {1})", *c.srcs(i.operands[:2], "u32"))
 
 
 @op(
@@ -55,16 +49,11 @@ def barrier_arrive(c: Lower, i: Instr, f: Match) -> None:
     flags="popc and or aligned",
     section="barrier.cta",
     blocking=True,
-    convergent=True,
 )
-def barrier_red(c: Lower, i: Instr, f: Match) -> None:
+def barrier_red(c: Lower, i: Instr, f: Match) -> Value:
     mode = f.pick("popc", "and", "or")
-    count = (
-        c.src(i.operands[2], "u32")
-        if len(i.operands) > 3
-        else c.effect("0", results=[("u32", True)])[0]
-    )
-    out = c.effect(
+    count = c.src(i.operands[2], "u32") if len(i.operands) > 3 else constant(0, "u32")
+    return c.effect(
         f"barrier_reduce(w, {{0}}, {{1}}, {{2}}, '{mode}', <mb>)",
         c.src(i.operands[1], "u32"),
         count,
@@ -72,66 +61,26 @@ def barrier_red(c: Lower, i: Instr, f: Match) -> None:
         results=[("u32" if mode == "popc" else "pred", True)],
         parks=True,
         deps=(),
-    )
-    c.dst(i.operands[0], out[0])
+    )[0]
 
 
-@op("bar.warp.sync", section="bar.warp.sync", convergent=True)
+@op("bar.warp.sync")
 def warp_sync(c: Lower, i: Instr, f: Match) -> None:
     """Convergence of the members is all that it does here."""
     c.announce("warp_synced(w)")
 
 
-@op(
-    "barrier.cluster.arrive",
-    flags="release relaxed aligned",
-    section="barrier.cluster",
-    convergent=True,
-)
+@op("barrier.cluster.arrive", flags="release relaxed aligned", section="barrier.cluster")
 def cluster_arrive(c: Lower, i: Instr, f: Match) -> None:
     c.effect(f"arrive_cluster(w, {'relaxed' in f.flags})")
 
 
-@op(
-    "barrier.cluster.wait",
-    flags="acquire aligned",
-    section="barrier.cluster",
-    blocking=True,
-    convergent=True,
-)
+@op("barrier.cluster.wait", flags="acquire aligned", section="barrier.cluster", blocking=True)
 def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
     c.effect("wait_cluster(w)", parks=True)
 
 
 # -- what they do ---------------------------------------------------------------------------
-
-
-class BarrierWait:
-    """What a parked fragment shows in a deadlock report: read when it is made, not when it
-    parks.
-    """
-
-    def __init__(self, ident: int, barrier: NamedBarrier) -> None:
-        self.ident = ident
-        self.barrier = barrier
-
-    def __str__(self) -> str:
-        barrier = self.barrier
-        return (
-            f"barrier {self.ident} of {barrier.cta.name()}: {barrier.arrived} of "
-            f"{barrier.expected()} threads arrived"
-        )
-
-
-class ClusterWait:
-    """The same for the barrier of a cluster."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def __str__(self) -> str:
-        arrived, live = self.cluster.arrived, self.cluster.live_threads()
-        return f"the cluster barrier: {arrived} of {live} threads arrived"
 
 
 def _agreed(w: Warp, operand: PerLane) -> int:
@@ -167,7 +116,7 @@ def barrier_wait(
             each.barrier_arrival(w, barrier)
         barrier.vote(*votes)
         barrier.waiters.append((w, w.frag))
-        w.park(BarrierWait(ident, barrier))
+        w.park(barrier)
         if barrier.add(32, _checked(w, count)):  # wakes this warp too, as the last one
             w.machine.note_progress()
         return None
@@ -218,5 +167,57 @@ def wait_cluster(w: Warp) -> bool | None:
             each.cluster_waited(w)
         return True
     w.cluster.waiters.append((w, w.frag))
-    w.park(ClusterWait(w.cluster))
+    w.park(w.cluster)
     return None
+
+
+# -- fences ----------------------------------------------------------------------------------
+
+
+_SCOPE = "cta cluster gpu sys"
+
+
+@op(
+    "fence membar",
+    flags=f"{_SCOPE} sc acq_rel acquire release sync_restrict::shared::cta::cluster "
+    "sync_restrict::shared::cta sync_restrict::shared::cluster gl",
+    section="membar, fence",
+)
+def fence(c: Lower, i: Instr, f: Match) -> None:
+    """Orders memory accesses; nothing is reordered here, and only listeners hear of it."""
+    c.announce(f"fence(w, {'cta' in f.flags})")
+
+
+@op("fence.mbarrier_init", flags=f"release {_SCOPE}", section="membar, fence")
+def fence_mbarrier_init(c: Lower, i: Instr, f: Match) -> None:
+    """Makes mbarrier.init visible in the cluster; it is at once here."""
+    c.announce("fence_init(w)")
+
+
+@op(
+    "fence.proxy",
+    flags="alias async async::global async::shared::cta async::shared::cluster async.global "
+    "global shared::cta shared::cluster async.shared::cta async.shared::cluster async.global",
+    section="membar, fence",
+)
+def fence_proxy(c: Lower, i: Instr, f: Match) -> None:
+    flags = {part for flag in f.flags for part in flag.replace("async::", "async ").split()}
+    if "alias" in flags:
+        return
+    spaces = tuple(
+        name for name in ("shared", "global") if any(part.startswith(name) for part in flags)
+    )
+    if "shared" in spaces or not spaces:
+        c.effect(f"fence_proxy_async(w, {not spaces or 'shared::cluster' in flags})")
+    c.announce(f"fence_proxy(w, {spaces or ('shared', 'global')})")
+
+
+@op("fence.proxy.tensormap::generic", flags=f"acquire release {_SCOPE}", section="membar, fence")
+def fence_tensormap(c: Lower, i: Instr, f: Match) -> None:
+    """Tensor maps are read when an instruction that uses them is issued."""
+
+
+@runtime
+def fence_proxy_async(w: Warp, everywhere: bool) -> None:
+    for cta in w.cluster.ctas if everywhere else (w.cta,):
+        cta.fence_async()

@@ -23,7 +23,7 @@ _CONVERSION = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(ll|l|hh|h|z|j|t)?([diuoxXcsf
 _UNPACK = dict.fromkeys("dic", "iq") | dict.fromkeys("fFeEgG", "dd")  # narrow, wide; else IQ
 
 
-@op("call", flags="uni", section="call")
+@op("call", flags="uni")
 def call(c: Lower, i: Instr, f: Match) -> None:
     """(result), vprintf, (template, arguments); the result has no address, so no use."""
     functions = [operand.name for operand in i.operands if isinstance(operand, Sym)]
@@ -37,8 +37,7 @@ def formatted(
     template: str, memory: Callable[[int, int], bytes], string: Callable[[int], str]
 ) -> str:
     """printf's output. memory(offset, nbytes): the arguments, each aligned to its size;
-    string(address): what a %s points to.
-    """
+    string(address): what a %s points to."""
     offset = 0
 
     def replace(found: re.Match[str]) -> str:
@@ -75,9 +74,7 @@ def _string_at(memory: GlobalMemory, address: int) -> str:
 @runtime
 def print_formatted(w: Warp, template: PerLane, values: PerLane) -> None:
     """Each active thread prints for itself, at once and in the order of lanes."""
-    lanes = [lane for lane in range(32) if w.frag.mask >> lane & 1]
-    starts = zip(lanes, w.lane_values(template), w.lane_values(values), strict=True)
-    for lane, text, start in starts:
+    for lane, (text, start) in zip(w.lanes(), w.each_lane(template, values), strict=True):
         first = start & (SHARED_WINDOW - 1)  # the arguments lie in local memory
 
         def memory(offset: int, nbytes: int, lane: int = lane, first: int = first) -> bytes:

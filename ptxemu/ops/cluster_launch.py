@@ -11,6 +11,7 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.codegen.values import Value
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK
 from ptxemu.machine.warp import Warp
@@ -41,26 +42,23 @@ def try_cancel(c: Lower, i: Instr, f: Match) -> None:
     types=("pred", "b128"),
     section="clusterlaunchcontrol.query_cancel",
 )
-def is_cancelled(c: Lower, i: Instr, f: Match) -> None:
-    _, high = c.halves(i.operands[1])
-    high = c.convert(high, "u64")
-    c.dst(i.operands[0], c.pure("pred", "({0} >> 32 != 0)", "({0} >> 32) != 0", high))
+def is_cancelled(c: Lower, i: Instr, f: Match) -> Value:
+    high = c.convert(c.halves(i.operands[1])[1], "u64")
+    return c.pure("pred", "({0} >> 32 != 0)", "({0} >> 32) != 0", high)
 
 
 _AXES = {"get_first_ctaid::x": (0, 0), "get_first_ctaid::y": (0, 32), "get_first_ctaid::z": (1, 0)}
 
 
-@op(
-    "clusterlaunchcontrol.query_cancel",
-    types=("b32", "b128"),
-    flags=" ".join(_AXES),
-    section="clusterlaunchcontrol.query_cancel",
-)
-def first_ctaid(c: Lower, i: Instr, f: Match) -> None:
-    half, shift = _AXES[f.pick(*_AXES)]
-    word = c.convert(c.halves(i.operands[1])[half], "u64")
+@op("clusterlaunchcontrol.query_cancel", types=("b32", "b128"), flags=" ".join(_AXES))
+def first_ctaid(c: Lower, i: Instr, f: Match) -> Value:
+    return _word(c, c.halves(i.operands[1]), f.pick(*_AXES))
+
+
+def _word(c: Lower, halves: tuple[Value, Value], axis: str) -> Value:
+    half, shift = _AXES[axis]
     text = f"({{0}} >> {shift} & 0xffffffff)"
-    c.dst(i.operands[0], c.convert(c.pure("u64", text, text, word), "u32"))
+    return c.convert(c.pure("u64", text, text, c.convert(halves[half], "u64")), "u32")
 
 
 @op(
@@ -69,10 +67,9 @@ def first_ctaid(c: Lower, i: Instr, f: Match) -> None:
     section="clusterlaunchcontrol.query_cancel",
 )
 def first_ctaid_vector(c: Lower, i: Instr, f: Match) -> None:
-    halves = [c.convert(half, "u64") for half in c.halves(i.operands[1])]
-    for target, (half, shift) in zip(c.each(i.operands[0])[:3], _AXES.values(), strict=True):
-        text = f"({{0}} >> {shift} & 0xffffffff)"
-        c.dst(target, c.convert(c.pure("u64", text, text, halves[half]), "u32"))
+    halves = c.halves(i.operands[1])
+    for target, axis in zip(c.each(i.operands[0])[:3], _AXES, strict=True):
+        c.dst(target, _word(c, halves, axis))
 
 
 @runtime

@@ -5,20 +5,11 @@ from __future__ import annotations
 from ptxemu.codegen.lower import NATURAL, Lower
 from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import DTYPE, Value
-from ptxemu.syntax.tree import TYPE_BITS, Instr, Pair
+from ptxemu.ops.convert import as_float
+from ptxemu.syntax.tree import TYPE_BITS, Instr
 
-_ORDERED = {
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "lo": "<",
-    "ls": "<=",
-    "hi": ">",
-    "hs": ">=",
-}
+_ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_ORDERED |= {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}  # of unsigned integers
 _UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
 _JOIN = {"and": "&", "or": "|", "xor": "^"}
 _COMPARE = f"{' '.join(_ORDERED)} {' '.join(_UNORDERED)} num nan"
@@ -27,14 +18,8 @@ _TYPES = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64 f16 bf16"
 
 def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: bool) -> Value:
     """The predicate a <how> b. Unordered forms are true when an operand is NaN."""
-    if ptx_type in ("f16", "bf16"):
-        left, right = (
-            c.pure("f32", None, f"formats.{ptx_type}_to_f32({{0}})", c.src(x, "u16"))
-            for x in (a, b)
-        )
-    else:
-        kind = ptx_type.replace("b", "u")
-        left, right = c.src(a, kind), c.src(b, kind)
+    kind = ptx_type if "f" in ptx_type else ptx_type.replace("b", "u")
+    left, right = (as_float(c, operand, kind) for operand in (a, b))
     if ftz:
         left, right = (_flushed(c, ptx_type, v) for v in (left, right))
     return _compare(c, how, left, right)
@@ -60,21 +45,15 @@ def _compare(c: Lower, how: str, left: Value, right: Value) -> Value:
     return c.pure("pred", text, text, left, right)
 
 
-@op("setp", types=_TYPES, flags=f"{_COMPARE} and or xor ftz", section="setp")
+@op("setp", types=_TYPES, flags=f"{_COMPARE} and or xor ftz")
 def set_predicate(c: Lower, i: Instr, f: Match) -> None:
     how = f.pick(*_COMPARE.split())
-    first, second = _targets(i)
+    first, second = c.both(i.operands[0])
     result = comparison(c, how, f.type, i.operands[1], i.operands[2], "ftz" in f.flags)
     inverse = None if second is None else c.pure("pred", "(not {0})", "~{0}", result)
     c.dst(first, _joined(c, i, f, result))
     if inverse is not None:
         c.dst(second, _joined(c, i, f, inverse))
-
-
-def _targets(i: Instr) -> tuple[object, object]:
-    """p and q of `p|q`."""
-    targets = i.operands[0]
-    return (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
 
 
 def _joined(c: Lower, i: Instr, f: Match, result: Value) -> Value:
@@ -90,8 +69,8 @@ def _joined(c: Lower, i: Instr, f: Match, result: Value) -> Value:
 def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
     """p from the low halves, q from the high ones."""
     how, base = f.pick(*_COMPARE.split()), f.type.removesuffix("x2")
-    words = [c.src(operand, "u32") for operand in i.operands[1:3]]
-    for target, shift in zip(_targets(i), ("", " >> 16"), strict=True):
+    words = c.srcs(i.operands[1:3], "u32")
+    for target, shift in zip(c.both(i.operands[0]), ("", " >> 16"), strict=True):
         left, right = (
             c.pure("f32", None, f"formats.{base}_to_f32(({{0}}{shift}).astype(U16))", word)
             for word in words
@@ -101,17 +80,15 @@ def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
         c.dst(target, _joined(c, i, f, _compare(c, how, left, right)))
 
 
-@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} and or xor ftz", section="set")
-def set_value(c: Lower, i: Instr, f: Match) -> None:
+@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} and or xor ftz")
+def set_value(c: Lower, i: Instr, f: Match) -> Value:
     """All ones (or 1.0) where the comparison holds."""
     how = f.pick(*_COMPARE.split())
     result = comparison(c, how, f.types[1], i.operands[1], i.operands[2], "ftz" in f.flags)
     result = _joined(c, i, f, result)
     if f.types[0] == "f32":
-        out = c.pure("f32", "float({0})", "{0}.astype(F32)", result)
-    else:
-        out = c.pure("u32", "({0} * 0xffffffff)", "{0}.astype(U32) * U32(0xffffffff)", result)
-    c.dst(i.operands[0], out)
+        return c.pure("f32", "float({0})", "{0}.astype(F32)", result)
+    return c.pure("u32", "({0} * 0xffffffff)", "{0}.astype(U32) * U32(0xffffffff)", result)
 
 
 def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
@@ -120,28 +97,23 @@ def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
     return c.pure(a.type, "({1} if {0} else {2})", vector, predicate, a, b)
 
 
-@op("selp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", section="selp")
-def select_by_predicate(c: Lower, i: Instr, f: Match) -> None:
+@op("selp", types="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+def select_by_predicate(c: Lower, i: Instr, f: Match) -> Value:
     width = TYPE_BITS[f.type]
     predicate = c.src(i.operands[3], "pred")
     a, b = c.raw(i.operands[1], width), c.raw(i.operands[2], width)
     if a.type != b.type:
         kind = b.type if a.const is not None else a.type
         a, b = c.convert(a, kind), c.convert(b, kind)
-    c.dst(i.operands[0], select(c, predicate, a, b))
+    return select(c, predicate, a, b)
 
 
-@op(
-    "slct",
-    types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"),
-    flags="ftz",
-    section="slct",
-)
-def select_by_sign(c: Lower, i: Instr, f: Match) -> None:
+@op("slct", types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"), flags="ftz")
+def select_by_sign(c: Lower, i: Instr, f: Match) -> Value:
     """a where c >= 0, else b."""
     kind = NATURAL[TYPE_BITS[f.types[0]]]
     control = c.src(i.operands[3], f.types[1])
     if "ftz" in f.flags:
         control = c.pure("f32", None, "flush_f32({t0})", control)
-    a, b = c.src(i.operands[1], kind), c.src(i.operands[2], kind)
-    c.dst(i.operands[0], select(c, c.pure("pred", "({0} >= 0)", "{0} >= 0", control), a, b))
+    a, b = c.srcs(i.operands[1:3], kind)
+    return select(c, c.pure("pred", "({0} >= 0)", "{0} >= 0", control), a, b)

@@ -12,30 +12,30 @@ from ptxemu.machine.warp import Warp
 from ptxemu.syntax.tree import Instr
 
 
-@op("bra exit ret trap", flags="uni", section="bra, exit, ret, trap")
+@op("bra exit ret trap", flags="uni")
 def terminator(c: Lower, i: Instr, f: Match) -> None:
     """The block's terminator."""
 
 
-@op("nanosleep", types="u32", section="nanosleep")
+@op("nanosleep", types="u32")
 def sleep(c: Lower, i: Instr, f: Match) -> None:
     """Time is not modelled."""
 
 
-@op("setmaxnreg", types="u32", flags="inc dec sync aligned", section="setmaxnreg", convergent=True)
+@op("setmaxnreg", types="u32", flags="inc dec sync aligned")
 def set_registers(c: Lower, i: Instr, f: Match) -> None:
     """Register budgets have no effect here; that the whole warpgroup asks for one is checked."""
     c.effect(f"require_warpgroup(w, {i.operands[0].value})")
 
 
-@op("griddepcontrol", flags="launch_dependents wait", section="griddepcontrol")
+@op("griddepcontrol", flags="launch_dependents wait")
 def grid_dependency(c: Lower, i: Instr, f: Match) -> None:
     """Launches run one after the other, so every dependency is met; listeners hear of the wait."""
     if "wait" in f.flags:
         c.announce("grid_waited(w)")
 
 
-@op("pmevent brkpt", section="pmevent, brkpt")
+@op("pmevent brkpt")
 def ignored(c: Lower, i: Instr, f: Match) -> None:
     """Profiler and debugger hooks."""
 

@@ -1,12 +1,17 @@
-"""ld, st, ldu, prefetch: PTX ISA "Data Movement and Conversion Instructions: ld, st, prefetch"."""
+"""ld, st, ldu, prefetch, mov with its packing forms, and addresses: PTX ISA "Data Movement and
+Conversion Instructions"."""
 
 from __future__ import annotations
 
-from ptxemu.codegen.lower import Lower
+from typing import Any
+
+from ptxemu.codegen.lower import NATURAL, Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
+from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
-from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr, Sym
+from ptxemu.ops.convert import SIGN_8
+from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr, Reg, Vec
 
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
 _ORDER = (
@@ -26,7 +31,6 @@ _SPACES = {
     "param": "param",
     "param::entry": "param",
 }
-_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 for _function in (access.load_scalar, access.load_vector, access.store_scalar, access.store_vector):
@@ -54,31 +58,30 @@ def _element(ptx_type: str) -> tuple[int, str]:
 
 
 @op("ld ldu", types=_TYPES, flags=f"{_SPACE_FLAGS} {_ORDER} v2 v4 v8", section="ld")
-def load(c: Lower, i: Instr, f: Match) -> None:
+def load(c: Lower, i: Instr, f: Match) -> list[Any]:
     space = space_of(f)
-    targets = c.each(i.operands[0])
     size, type_ = _element(f.type)
     wide = f.type == "b128"
-    count = len(targets) * (2 if wide else 1)
+    count = len(c.each(i.operands[0])) * (1 + wide)
     address = address_value(c, i.operands[1], space)
     strong = f.pick("volatile", "acquire", "relaxed", "mmio")
     if strong:
         c.effect(f"w.polled, w.how = True, '{strong} {f.pick('cta')}'")
+    raw = f"u{max(8 * size, 16)}"
     if address.uniform and not _differs_by_lane(c, space):
         text = f"load_scalar(w, '{space}', {{0}}, {size}, {count})"
-        values = c.effect(text, address, results=[(type_.replace("s", "u"), True)] * count)
-        values = [_sign8(c, v) if f.type == "s8" else c.convert(v, type_) for v in values]
+        values = c.effect(text, address, results=[(raw, True)] * count)
     else:
         where = "full({0}, U64)" if address.uniform else "{0}"
         text = f"load_vector(w, '{space}', {where}, {size}, {count}, <m>)"
-        values = _vector_results(c, text, address, f.type, type_, count)
+        text += ".astype(U16)" if size == 1 else ""
+        values = c.effect(text, address, results=[(raw, False)] * count, matrix=True)
+    if f.type == "s8":
+        values = [c.pure("s16", *SIGN_8, value) for value in values]
+    values = [c.convert(value, type_) for value in values]
     if strong:
         c.effect("w.how = ''")
-    results: list[Value | tuple[Value, Value]] = list(values)
-    if wide:
-        results = list(zip(values[::2], values[1::2], strict=True))
-    for target, value in zip(targets, results, strict=True):
-        c.dst(target, value)
+    return list(zip(values[::2], values[1::2], strict=True)) if wide else values
 
 
 def _differs_by_lane(c: Lower, space: str) -> bool:
@@ -88,57 +91,34 @@ def _differs_by_lane(c: Lower, space: str) -> bool:
     )
 
 
-def _vector_results(
-    c: Lower, text: str, address: Value, ptx_type: str, type_: str, count: int
-) -> list[Value]:
-    size = TYPE_BITS[ptx_type] // 8
-    raw = "u16" if size == 1 else f"u{8 * min(size, 8)}"
-    if size == 1:
-        text += ".astype(U16)"
-    rows = c.effect(text, address, results=[(raw, False)] * count, matrix=True)
-    if ptx_type == "s8":
-        return [_sign8(c, value) for value in rows]
-    return [c.convert(value, type_) for value in rows]
-
-
-def _sign8(c: Lower, value: Value) -> Value:
-    return c.pure("s16", "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)", value)
-
-
-@op("st", types=_TYPES, flags=f"{_SPACE_FLAGS} {_ORDER} v2 v4 v8", section="st")
+@op("st", types=_TYPES, flags=f"{_SPACE_FLAGS} {_ORDER} v2 v4 v8")
 def store(c: Lower, i: Instr, f: Match) -> None:
     space = space_of(f)
     if space == "param":  # an argument of the call that follows
         c.arguments[i.operands[0].base.name] = c.src(i.operands[1], f"u{TYPE_BITS[f.type]}")
         return
-    size, type_ = _element(f.type)
-    type_ = type_.replace("s", "u")
+    size, _ = _element(f.type)
     address = address_value(c, i.operands[0], space)
     values: list[Value] = []
     for item in c.each(i.operands[1]):
         if f.type == "b128":
             values += c.halves(item)
         else:
-            values.append(_narrow(c, c.convert(c.raw(item, max(8 * size, 16)), type_), size))
+            width = max(8 * size, 16)
+            value = c.convert(c.raw(item, width), f"u{width}")
+            values.append(c.low_byte(value) if size == 1 else value)
     strong = f.pick("volatile", "release", "relaxed", "mmio")
     if strong:
         c.effect(f"w.how = '{strong} {f.pick('cta')}'")
     if address.uniform and not _differs_by_lane(c, space):
-        fields = ", ".join(f"{{{k + 1}}}" for k in range(len(values)))
-        c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({fields},))", address, *values)
+        listed = fields(values, 1)
+        c.effect(f"store_scalar(w, '{space}', {{0}}, {size}, ({listed},))", address, *values)
     else:
-        text = "{0}" if not address.uniform else "full({0}, U64)"
-        c.effect(
-            f"store_vector(w, '{space}', {text}, {size}, {{rows}}, <m>)",
-            address,
-            rows=tuple(values),
-        )
+        where = "full({0}, U64)" if address.uniform else "{0}"
+        text = f"store_vector(w, '{space}', {where}, {size}, {{rows}}, <m>)"
+        c.effect(text, address, rows=tuple(values))
     if strong:
         c.effect("w.how = ''")
-
-
-def _narrow(c: Lower, value: Value, size: int) -> Value:
-    return c.pure("u16", "({0} & 0xff)", "{0} & 0xff", value) if size == 1 else value
 
 
 @op(
@@ -151,64 +131,109 @@ def prefetch(c: Lower, i: Instr, f: Match) -> None:
 
 
 @op("cvta cvta.to", types="u32 u64", flags=_SPACE_FLAGS, section="cvta")
-def convert_address(c: Lower, i: Instr, f: Match) -> None:
+def convert_address(c: Lower, i: Instr, f: Match) -> Value:
     space = space_of(f)
     base = {"shared": 1 << 56, "cluster": 1 << 56, "local": 1 << 57}.get(space, 0)
     value = c.src(i.operands[1], "u64")
+    back = f.form.name == "cvta.to"
     if space == "param":
-        sign = "-" if f.form.name == "cvta.to" else "+"
-        out = c.effect(
-            f"{{0}} {sign} w.machine.param_base", value, results=[("u64", value.uniform)]
-        )[0]
-    elif base == 0:
-        out = value
-    elif f.form.name == "cvta.to":
-        out = c.pure("u64", f"({{0}} & {base - 1:#x})", f"{{0}} & {base - 1:#x}", value)
-    else:
-        out = c.pure("u64", f"({{0}} | {base:#x})", f"{{0}} | {base:#x}", value)
-    c.dst(i.operands[0], out)
+        text = f"{{0}} {'-' if back else '+'} w.machine.param_base"
+        return c.effect(text, value, results=[("u64", value.uniform)])[0]
+    if base == 0:
+        return value
+    text = f"{{0}} & {base - 1:#x}" if back else f"{{0}} | {base:#x}"
+    return c.pure("u64", f"({text})", text, value)
 
 
-@op("isspacep", flags=_SPACE_FLAGS, section="isspacep")
-def is_space(c: Lower, i: Instr, f: Match) -> None:
+@op("isspacep", flags=_SPACE_FLAGS)
+def is_space(c: Lower, i: Instr, f: Match) -> Value:
     """A peer's shared memory is .shared::cluster only. Constants lie in global memory here, so
     .const and .global say the same."""
     value = c.src(i.operands[1], "u64")
     if space_of(f) == "shared":
         text = "({0} >> 24) == (1 << 32 | w.cta.rank)"
-        c.dst(i.operands[0], c.effect(text, value, results=[("pred", value.uniform)])[0])
-        return
-    window = {"cluster": 1, "local": 2}.get(space_of(f), 0)
-    c.dst(
-        i.operands[0],
-        c.pure("pred", f"({{0}} >> 56) == {window}", f"({{0}} >> 56) == {window}", value),
-    )
+        return c.effect(text, value, results=[("pred", value.uniform)])[0]
+    text = f"({{0}} >> 56) == {({'cluster': 1, 'local': 2}).get(space_of(f), 0)}"
+    return c.pure("pred", text, text, value)
 
 
-@op("mapa", types="u32 u64", flags="shared::cluster", section="mapa")
-def map_shared(c: Lower, i: Instr, f: Match) -> None:
+@op("mapa", types="u32 u64", flags="shared::cluster")
+def map_shared(c: Lower, i: Instr, f: Match) -> Value:
     """The same shared offset in another CTA of the cluster; generic without .shared::cluster."""
-    operand = i.operands[1]
-    source = (
-        c.src(operand, f.type)
-        if not isinstance(operand, Sym)
-        else c.convert(c.symbol(operand), f.type)
-    )
-    rank = c.src(i.operands[2], "u32")
     keep = 0xFFFFFF if "shared::cluster" in f.flags else (1 << 56) | 0xFFFFFF
-    rank = c.convert(rank, f.type)
-    out = c.pure(
-        f.type,
-        f"({{0}} & {keep:#x} | {{1}} << 24)",
-        f"{{0}} & {keep:#x} | {{t1}} << 24",
-        source,
-        rank,
-    )
-    c.dst(i.operands[0], out)
+    source, rank = c.src(i.operands[1], f.type), c.src(i.operands[2], "u32")
+    scalar, vector = f"({{0}} & {keep:#x} | {{1}} << 24)", f"{{0}} & {keep:#x} | {{t1}} << 24"
+    return c.pure(f.type, scalar, vector, source, c.convert(rank, f.type))
 
 
-@op("getctarank", types="u32 u64", flags="shared::cluster", section="getctarank")
-def cta_rank(c: Lower, i: Instr, f: Match) -> None:
+@op("getctarank", types="u32 u64", flags="shared::cluster")
+def cta_rank(c: Lower, i: Instr, f: Match) -> Value:
     value = c.src(i.operands[1], f.type)
     out = c.pure(f.type, "({0} >> 24 & 0xff)", "{0} >> 24 & 0xff", value)
-    c.dst(i.operands[0], c.convert(out, "u32"))
+    return c.convert(out, "u32")
+
+
+# -- mov -------------------------------------------------------------------------------------
+
+
+@op("mov", types="pred b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128 f16 bf16 f16x2 bf16x2")
+def mov(c: Lower, i: Instr, f: Match) -> None:
+    target, source = i.operands
+    width = TYPE_BITS[f.type]
+    if isinstance(source, Vec):
+        pack(c, target, source.items, width)
+    elif isinstance(target, Vec):
+        unpack(c, target.items, source, width)
+    elif width == 128:
+        c.dst(target, c.halves(source))
+    elif isinstance(source, Reg):
+        c.copy(target, source, width)
+    else:
+        kind = f.type if f.type in ("f32", "f64", "pred") else NATURAL[width]
+        c.dst(target, c.src(source, kind))
+
+
+def pack(c: Lower, target: object, items: tuple[Any, ...], width: int) -> None:
+    """mov.bW d, {a, b, ...}: the first item is least significant."""
+    part = width // len(items)
+    if part in (32, 64) and len(items) == 2:
+        c.dst(target, (c.raw(items[0], part), c.raw(items[1], part)))
+        return
+    if width == 128:
+        halves = [
+            join(c, c.srcs(half, NATURAL[part]), part, 64)
+            for half in (items[: len(items) // 2], items[len(items) // 2 :])
+        ]
+        c.dst(target, (halves[0], halves[1]))
+        return
+    values = c.srcs(items, NATURAL[part])
+    if part == 8:
+        values = [c.low_byte(value) for value in values]
+    c.dst(target, join(c, values, part, width))
+
+
+def join(c: Lower, values: list[Value], part: int, width: int) -> Value:
+    """Equal parts -> one value, first least significant."""
+    kind = NATURAL[width]
+    out, *others = (c.convert(value, kind) for value in values)
+    for k, value in enumerate(others, 1):
+        shift = k * part
+        out = c.pure(kind, f"({{0}} | {{1}} << {shift})", f"{{0}} | {{t1}} << {shift}", out, value)
+    return out
+
+
+def unpack(c: Lower, targets: tuple[Any, ...], source: object, width: int) -> None:
+    """mov.bW {a, b, ...}, s."""
+    part = width // len(targets)
+    if part in (32, 64) and len(targets) == 2:
+        for target, value in zip(targets, c.halves(source), strict=True):
+            c.dst(target, value)
+        return
+    if width == 128:
+        raise UnsupportedPtx("mov.b128 to more than two parts")
+    value = c.src(source, NATURAL[width])
+    for k, target in enumerate(targets):
+        if target is not None:
+            text = f"{{0}} >> {k * part} & {(1 << part) - 1:#x}"
+            piece = c.pure(NATURAL[width], f"({text})", text, value)
+            c.dst(target, c.convert(piece, NATURAL[part]))

@@ -30,58 +30,42 @@ def _row_addresses(c: Lower, operand: Addr) -> tuple[str, Value]:
     return ("full({0}, U32)" if address.uniform else "{0}"), address
 
 
-@op("ldmatrix", types="b16", flags=_FLAGS, section="ldmatrix", convergent=True)
-def load_matrix(c: Lower, i: Instr, f: Match) -> None:
-    targets = c.each(i.operands[0])
+@op("ldmatrix", types="b16", flags=_FLAGS)
+def load_matrix(c: Lower, i: Instr, f: Match) -> list[Value]:
+    count = len(c.each(i.operands[0]))
     text, address = _row_addresses(c, i.operands[1])
-    values = c.effect(
-        f"matrix_load(w, {text}, {len(targets)}, {'trans' in f.flags})",
-        address,
-        results=[("u32", False)] * len(targets),
-        matrix=True,
-    )
-    for target, value in zip(targets, values, strict=True):
-        c.dst(target, value)
+    text = f"matrix_load(w, {text}, {count}, {'trans' in f.flags})"
+    return c.effect(text, address, results=[("u32", False)] * count, matrix=True)
 
 
-@op("stmatrix", types="b16", flags=_FLAGS, section="stmatrix", convergent=True)
+@op("stmatrix", types="b16", flags=_FLAGS)
+@op("stmatrix", types="b8", flags=f"sync aligned m16n8 {_COUNTS}")
 def store_matrix(c: Lower, i: Instr, f: Match) -> None:
-    text, address = _row_addresses(c, i.operands[0])
-    values = tuple(c.src(item, "u32") for item in c.each(i.operands[1]))
-    c.effect(f"matrix_store(w, {text}, {{rows}}, {'trans' in f.flags})", address, rows=values)
-
-
-@op(
-    "stmatrix",
-    types="b8",
-    flags=f"sync aligned m16n8 {_COUNTS}",
-    section="stmatrix",
-    convergent=True,
-)
-def store_byte_matrix(c: Lower, i: Instr, f: Match) -> None:
-    if "trans" not in f.flags:
+    if f.type == "b8" and "trans" not in f.flags:
         raise UnsupportedPtx("stmatrix of b8 without .trans")
     text, address = _row_addresses(c, i.operands[0])
-    values = tuple(c.src(item, "u32") for item in c.each(i.operands[1]))
-    c.effect(f"byte_matrix_store(w, {text}, {{rows}})", address, rows=values)
+    rows = tuple(c.srcs(c.each(i.operands[1]), "u32"))
+    if f.type == "b8":
+        c.effect(f"byte_matrix_store(w, {text}, {{rows}})", address, rows=rows)
+    else:
+        c.effect(f"matrix_store(w, {text}, {{rows}}, {'trans' in f.flags})", address, rows=rows)
 
 
-def _row_index(w: Warp, address: np.ndarray, count: int) -> np.ndarray:
-    """Byte index [matrix, row, byte] into the CTA's shared memory."""
+def _row_index(w: Warp, address: np.ndarray, count: int, write: bool) -> np.ndarray:
+    """Byte index [matrix, row, byte] into the CTA's shared memory, of an access that is told."""
     offsets = (address[: 8 * count] & OFFSET_MASK).astype(np.int64).reshape(count, 8)
     if int(np.bitwise_or.reduce(offsets, axis=None)) & (_ROW_BYTES - 1):
         raise HardwareRefusal(f"matrix row at {int(offsets.max()):#x}; must be 16-byte aligned")
     w.cta.check(int(offsets.max()), _ROW_BYTES)
+    for each in w.listeners:
+        each.shared_access(w, w.cta, offsets.ravel(), _ROW_BYTES, np.arange(8 * count), write)
     return offsets[:, :, None] + _BYTES
 
 
 @runtime
 def matrix_load(w: Warp, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
     """uint32 [matrix, lane]."""
-    index = _row_index(w, address, count)
-    for each in w.listeners:
-        starts, lanes = index[:, :, 0].ravel(), np.arange(8 * count)
-        each.shared_access(w, w.cta, starts, _ROW_BYTES, lanes, False)
+    index = _row_index(w, address, count, False)
     rows = w.cta.smem[index].view(np.uint16)  # [matrix, 8, 8]
     if transposed:
         rows = np.ascontiguousarray(rows.transpose(0, 2, 1))
@@ -106,10 +90,6 @@ def byte_matrix_store(w: Warp, address: np.ndarray, values: np.ndarray) -> None:
 
 def _store_rows(w: Warp, address: np.ndarray, rows: np.ndarray) -> None:
     """rows: uint8 [matrix, row, byte]."""
-    count = len(rows)
-    index = _row_index(w, address, count)
-    for each in w.listeners:
-        starts, lanes = index[:, :, 0].ravel(), np.arange(8 * count)
-        each.shared_access(w, w.cta, starts, _ROW_BYTES, lanes, True)
+    index = _row_index(w, address, len(rows), True)
     w.cta.smem[index] = rows
     w.cta.mark_generic(index)

@@ -34,14 +34,16 @@ def barrier_address(c: Lower, operand: Addr) -> Value:
     return c.address(operand, 32)
 
 
-@op("mbarrier.init", types="b64", flags=_WHERE, section="mbarrier.init")
-def init(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        "mbarrier_init(w, {0}, {1})", barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32")
-    )
+@op("mbarrier.init", types="b64", flags=_WHERE)
+@op("mbarrier.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}")
+@op("mbarrier.complete_tx", types="b64", flags=f"{_WHERE} {_ORDER}")
+def set_counts(c: Lower, i: Instr, f: Match) -> None:
+    name = f.form.name.replace(".", "_")
+    address, number = barrier_address(c, i.operands[0]), c.src(i.operands[1], "u32")
+    c.effect(f"{name}(w, {{0}}, {{1}})", address, number)
 
 
-@op("mbarrier.inval", types="b64", flags=_WHERE, section="mbarrier.inval")
+@op("mbarrier.inval", types="b64", flags=_WHERE)
 def invalidate(c: Lower, i: Instr, f: Match) -> None:
     c.effect("mbarrier_inval(w, {0})", barrier_address(c, i.operands[0]))
 
@@ -52,37 +54,27 @@ def invalidate(c: Lower, i: Instr, f: Match) -> None:
     flags=f"{_WHERE} {_ORDER} noComplete",
     section="mbarrier.arrive",
 )
-def arrive(c: Lower, i: Instr, f: Match) -> None:
-    state, operands = _state(i)
-    count = c.src(operands[1], "u32") if len(operands) > 1 else constant(1, "u32")
-    drop = f.form.name == "mbarrier.arrive_drop"
-    address = barrier_address(c, operands[0])
-    out = c.effect(
-        f"mbarrier_arrive(w, {{0}}, {{1}}, {drop}, {_order(f)})",
-        address,
-        count,
-        results=[("u64", address.uniform and count.uniform)],
-    )
-    c.dst(state, out[0])
-
-
 @op(
     "mbarrier.arrive.expect_tx mbarrier.arrive_drop.expect_tx",
     types="b64",
     flags=f"{_WHERE} {_ORDER}",
     section="mbarrier.arrive",
 )
-def arrive_expect(c: Lower, i: Instr, f: Match) -> None:
-    state, operands = _state(i)
-    drop = f.form.name.startswith("mbarrier.arrive_drop")
-    address, nbytes = barrier_address(c, operands[0]), c.src(operands[1], "u32")
+def arrive(c: Lower, i: Instr, f: Match) -> None:
+    """{state,} [barrier] {, count}, or the bytes to expect."""
+    tells = not isinstance(i.operands[0], Addr)
+    where, *number = i.operands[tells:]
+    expects, drop = "expect_tx" in i.parts, "arrive_drop" in i.parts
+    address = barrier_address(c, where)
+    count = c.src(number[0], "u32") if number or expects else constant(1, "u32")
     out = c.effect(
-        f"mbarrier_arrive_expect(w, {{0}}, {{1}}, {drop}, {_order(f)})",
+        f"mbarrier_arrive{'_expect' * expects}(w, {{0}}, {{1}}, {drop}, {_order(f)})",
         address,
-        nbytes,
-        results=[("u64", address.uniform and nbytes.uniform)],
+        count,
+        results=[("u64", address.uniform and count.uniform)],
     )
-    c.dst(state, out[0])
+    if tells:
+        c.dst(i.operands[0], out[0])
 
 
 def _order(f: Match) -> tuple[str, ...]:
@@ -90,57 +82,10 @@ def _order(f: Match) -> tuple[str, ...]:
     return tuple(flag for flag in _ORDER.split() if flag in f.flags)
 
 
-def _state(i: Instr) -> tuple[object, tuple[Any, ...]]:
-    """(destination or None, the operands after it)."""
-    first = i.operands[0]
-    if type(first).__name__ == "Addr":
-        return None, i.operands
-    return first, i.operands[1:]
-
-
-@op("mbarrier.expect_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.expect_tx")
-def expect(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        "mbarrier_expect(w, {0}, {1})",
-        barrier_address(c, i.operands[0]),
-        c.src(i.operands[1], "u32"),
-    )
-
-
-@op("mbarrier.complete_tx", types="b64", flags=f"{_WHERE} {_ORDER}", section="mbarrier.complete_tx")
-def complete(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        "mbarrier_complete(w, {0}, {1})",
-        barrier_address(c, i.operands[0]),
-        c.src(i.operands[1], "u32"),
-    )
-
-
-@op(
-    "mbarrier.try_wait",
-    types="b64",
-    flags=f"{_WHERE} {_ORDER} parity",
-    section="mbarrier.try_wait",
-    blocking=True,
-)
-def try_wait(c: Lower, i: Instr, f: Match) -> None:
-    _wait(c, i, f, "mbarrier_try_wait", parks=True)
-
-
-@op(
-    "mbarrier.test_wait",
-    types="b64",
-    flags=f"{_WHERE} {_ORDER} parity",
-    section="mbarrier.test_wait",
-)
-def test_wait(c: Lower, i: Instr, f: Match) -> None:
-    _wait(c, i, f, "mbarrier_test_wait", parks=False)
-
-
-def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
-    """The third operand is a parity, or the state that an arrive returned: its low bit serves as
-    well.
-    """
+@op("mbarrier.try_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", blocking=True)
+@op("mbarrier.test_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity")
+def wait(c: Lower, i: Instr, f: Match) -> Value:
+    """The third operand is a parity, or the state that an arrive returned, whose low bit serves."""
     address = barrier_address(c, i.operands[1])
     if "parity" in f.flags:
         parity = c.src(i.operands[2], "u32")
@@ -148,23 +93,23 @@ def _wait(c: Lower, i: Instr, f: Match, function: str, parks: bool) -> None:
         parity = c.convert(c.src(i.operands[2], "u64"), "u32")
         parity = c.pure("u32", "({0} & 1)", "{0} & 1", parity)
     uniform = address.uniform and parity.uniform
+    function = f.form.name.replace(".", "_")
     if not uniform:  # lanes that wait on different barriers poll
         function = "mbarrier_test_wait_lanes"
-    out = c.effect(
+    return c.effect(
         f"{function}(w, {{0}}, {{1}}, {_order(f)})",
         address,
         parity,
         results=[("pred", uniform)],
-        parks=parks and uniform,
-    )
-    c.dst(i.operands[0], out[0])
+        parks=f.form.blocking and uniform,
+    )[0]
 
 
-@op("mbarrier.pending_count", types="b64", section="mbarrier.pending_count")
-def pending(c: Lower, i: Instr, f: Match) -> None:
+@op("mbarrier.pending_count", types="b64")
+def pending(c: Lower, i: Instr, f: Match) -> Value:
     """What was pending before the arrival that returned the state."""
     state = c.src(i.operands[1], "u64")
-    c.dst(i.operands[0], c.convert(c.pure("u64", "({0} >> 32)", "{0} >> 32", state), "u32"))
+    return c.convert(c.pure("u64", "({0} >> 32)", "{0} >> 32", state), "u32")
 
 
 # -- what they do ---------------------------------------------------------------------------
@@ -210,7 +155,7 @@ def _states(w: Warp, states: list[int], *operands: PerLane) -> PerLane:
     if all(np.ndim(operand) == 0 for operand in operands):
         return states[0]
     out = np.zeros(32, np.uint64)
-    out[[lane for lane in range(32) if w.frag.mask >> lane & 1]] = states
+    out[w.frag.active()] = states
     return out
 
 
@@ -244,13 +189,13 @@ def mbarrier_arrive_expect(
 
 
 @runtime
-def mbarrier_expect(w: Warp, address: PerLane, nbytes: PerLane) -> None:
+def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
         find(w, where).expect(number * lanes)
 
 
 @runtime
-def mbarrier_complete(w: Warp, address: PerLane, nbytes: PerLane) -> None:
+def mbarrier_complete_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     w.machine.note_progress()
     for where, number, lanes in _pairs(w, address, nbytes):
         find(w, where).complete(number * lanes, by=w.label)
@@ -272,8 +217,7 @@ def mbarrier_test_wait_lanes(
 ) -> np.ndarray:
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
-    active = [lane for lane in range(32) if w.frag.mask >> lane & 1]
-    for lane, (where, bit) in zip(active, w.each_lane(address, parity), strict=True):
+    for lane, (where, bit) in zip(w.lanes(), w.each_lane(address, parity), strict=True):
         barrier = find(w, where)
         out[lane] = barrier.done(bit)
         for each in w.listeners if out[lane] else ():

@@ -9,6 +9,8 @@ the destinations are rows of an array that is filled in place, and moves pass th
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ptxemu.codegen.lower import Lower
@@ -25,14 +27,7 @@ _NUMBERS = "x1 x2 x4 x8 x16 x32 x64 x128"
 _GROUPS = "cta_group::1 cta_group::2"
 
 
-@op(
-    "tcgen05.alloc",
-    types="b32",
-    flags=f"{_GROUPS} sync aligned shared::cta",
-    section="tcgen05.alloc",
-    convergent=True,
-    blocking=True,
-)
+@op("tcgen05.alloc", types="b32", flags=f"{_GROUPS} sync aligned shared::cta", blocking=True)
 def alloc(c: Lower, i: Instr, f: Match) -> None:
     c.effect(
         f"tmem_alloc(w, {{0}}, {{1}}, {'cta_group::2' in f.flags})",
@@ -42,27 +37,13 @@ def alloc(c: Lower, i: Instr, f: Match) -> None:
     )
 
 
-@op(
-    "tcgen05.dealloc",
-    types="b32",
-    flags=f"{_GROUPS} sync aligned",
-    section="tcgen05.dealloc",
-    convergent=True,
-)
+@op("tcgen05.dealloc", types="b32", flags=f"{_GROUPS} sync aligned")
 def dealloc(c: Lower, i: Instr, f: Match) -> None:
-    c.effect(
-        f"tmem_dealloc(w, {{0}}, {{1}}, {'cta_group::2' in f.flags})",
-        c.src(i.operands[0], "u32"),
-        c.src(i.operands[1], "u32"),
-    )
+    text = f"tmem_dealloc(w, {{0}}, {{1}}, {'cta_group::2' in f.flags})"
+    c.effect(text, *c.srcs(i.operands, "u32"))
 
 
-@op(
-    "tcgen05.relinquish_alloc_permit",
-    flags=f"{_GROUPS} sync aligned",
-    section="tcgen05.relinquish_alloc_permit",
-    convergent=True,
-)
+@op("tcgen05.relinquish_alloc_permit", flags=f"{_GROUPS} sync aligned")
 def relinquish(c: Lower, i: Instr, f: Match) -> None:
     c.effect("w.cta.tmem.relinquish()")
 
@@ -71,52 +52,38 @@ def _where(c: Lower, operand: object) -> Value:
     return c.address(operand, 32) if isinstance(operand, Addr) else c.src(operand, "u32")
 
 
-def _move(f: Match, packing: str, half_split: int) -> Move:
-    """The static part of a transfer; the last item is the immediate of .16x32bx2."""
-    return f.pick(*SHAPES), int(f.pick(*_NUMBERS.split())[1:]), packing in f.flags, half_split
+def _move(f: Match, packing: str, split: tuple[Any, ...]) -> Move:
+    """The static part of a transfer; split: the immediate of .16x32bx2, where there is one."""
+    number = int(f.pick(*_NUMBERS.split())[1:])
+    return f.pick(*SHAPES), number, packing in f.flags, split[0].value if split else 0
 
 
-@op(
-    "tcgen05.ld",
-    types="b32",
-    flags=f"sync aligned {_SHAPES} {_NUMBERS} pack::16b",
-    section="tcgen05.ld",
-    convergent=True,
-)
-def load(c: Lower, i: Instr, f: Match) -> None:
-    targets = c.each(i.operands[0])
-    split = i.operands[2].value if len(i.operands) > 2 else 0
-    text = f"tmem_load(w, {{0}}, {_move(f, 'pack::16b', split)})"
+@op("tcgen05.ld", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} pack::16b")
+def load(c: Lower, i: Instr, f: Match) -> list[Value]:
+    count = len(c.each(i.operands[0]))
+    move = _move(f, "pack::16b", i.operands[2:])
+    text = f"tmem_load(w, {{0}}, {move})"
     if c.late:
-        text = f"tmem_load_late(w, {{0}}, {_move(f, 'pack::16b', split)}, {len(targets)})"
-    values = c.effect(
-        text, _where(c, i.operands[1]), results=[("u32", False)] * len(targets), matrix=True
-    )
+        text = f"tmem_load_late(w, {{0}}, {move}, {count})"
+    where = _where(c, i.operands[1])
+    values = c.effect(text, where, results=[("u32", False)] * count, matrix=True)
     if c.late or c.analysis:
         late = Late(values[0])
         for value in values:
             value.late = late
         if c.late:
             c.open_loads.append(late)
-    for target, value in zip(targets, values, strict=True):
-        c.dst(target, value)
+    return values
 
 
-@op(
-    "tcgen05.st",
-    types="b32",
-    flags=f"sync aligned {_SHAPES} {_NUMBERS} unpack::16b",
-    section="tcgen05.st",
-    convergent=True,
-)
+@op("tcgen05.st", types="b32", flags=f"sync aligned {_SHAPES} {_NUMBERS} unpack::16b")
 def store(c: Lower, i: Instr, f: Match) -> None:
-    split = i.operands[1].value if len(i.operands) > 2 else 0
     values = tuple(c.convert(c.raw(source, 32), "u32") for source in c.each(i.operands[-1]))
-    text = f"tmem_store(w, {{0}}, {_move(f, 'unpack::16b', split)}, {{rows}})"
+    text = f"tmem_store(w, {{0}}, {_move(f, 'unpack::16b', i.operands[1:-1])}, {{rows}})"
     c.effect(text, _where(c, i.operands[0]), rows=values)
 
 
-@op("tcgen05.wait::ld", flags="sync aligned", section="tcgen05.wait", convergent=True)
+@op("tcgen05.wait::ld", flags="sync aligned", section="tcgen05.wait")
 def wait_load(c: Lower, i: Instr, f: Match) -> None:
     if c.late:
         for late in c.open_loads:
@@ -124,7 +91,7 @@ def wait_load(c: Lower, i: Instr, f: Match) -> None:
         c.effect("settle_loads(w)")
 
 
-@op("tcgen05.wait::st", flags="sync aligned", section="tcgen05.wait", convergent=True)
+@op("tcgen05.wait::st", flags="sync aligned", section="tcgen05.wait")
 def wait_store(c: Lower, i: Instr, f: Match) -> None:
     if c.late:
         c.effect("settle_stores(w)")
@@ -175,9 +142,7 @@ def one_address(address: PerLane) -> int:
 @runtime
 def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
     """uint32 [register, 32 lanes]."""
-    shape, number, pack, split = move
-    where = one_address(address)
-    out = w.cta.tmem.load(shape, number, where, w.index % 4, pack16=pack, half_split=split)
+    out = _read(w, one_address(address), move)
     w.machine.bytes["tmem.ld"] += out.nbytes
     return out
 
@@ -186,7 +151,7 @@ def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
 def tmem_load_late(w: Warp, address: PerLane, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
     where = one_address(address)
-    _probe(w, where, move)
+    _read(w, where, move)  # refuses a bad address when the access is issued
     pending = PendingLoad(where, move, np.full((registers, 32), POISON, np.uint32))
     for each in w.listeners:
         each.tensor_load(w, pending)
@@ -194,10 +159,9 @@ def tmem_load_late(w: Warp, address: PerLane, move: Move, registers: int) -> np.
     return pending.out
 
 
-def _probe(w: Warp, address: int, move: Move) -> None:
-    """Refuse a bad address when the access is issued, not when it happens."""
+def _read(w: Warp, address: int, move: Move) -> np.ndarray:
     shape, number, packed, split = move
-    w.cta.tmem.load(shape, number, address, w.index % 4, pack16=packed, half_split=split)
+    return w.cta.tmem.load(shape, number, address, w.index % 4, pack16=packed, half_split=split)
 
 
 def _fill(w: Warp, pending: PendingLoad) -> None:
@@ -235,7 +199,7 @@ def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
     for each in w.listeners:
         each.tensor_store(w, one_address(address), move)
     if w.machine.late:
-        _probe(w, one_address(address), move)
+        _read(w, one_address(address), move)
         w.pending_stores.append((one_address(address), move, rows.copy()))
     else:
         _write(w, one_address(address), move, rows)

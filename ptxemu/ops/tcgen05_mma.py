@@ -1,4 +1,4 @@
-"""tcgen05.mma and tcgen05.commit: PTX ISA "tcgen05.mma", "tcgen05.commit".
+"""tcgen05.mma, tcgen05.commit and tcgen05.cp: PTX ISA, the sections of these names.
 
 MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.mma import Mma, multiply_now
+from ptxemu.machine.mma import Mma, mma
 from ptxemu.machine.scale_factors import Scales
+from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
@@ -29,7 +30,7 @@ _BLOCKS = "block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X"
 _COLLECTOR = "collector::a::fill collector::a::use collector::a::lastuse collector::a::discard"
 
 
-@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR} ashift", section="tcgen05.mma")
+@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR} ashift")
 def multiply(c: Lower, i: Instr, f: Match) -> None:
     """[d], a-desc | [a], b-desc, idesc, {disable-output-lane}, enable-input-d, scale-input-d."""
     target, a, b, idesc, *rest = i.operands
@@ -38,14 +39,7 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
     lanes: tuple[Any, ...] = ()
     if rest and isinstance(rest[0], Vec):
         lanes = rest.pop(0).items
-    values: list[Value] = [
-        c.address(target, 32),
-        c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
-        c.src(b, "u64"),
-        c.src(idesc, "u32"),
-        _enable(c, rest[0]),
-        *(c.src(lane, "u32") for lane in lanes),
-    ]
+    operands = _operands(c, target, a, b, idesc, rest[0])
     form = Form(
         kind=f.pick(*_KINDS.split()).removeprefix("kind::"),
         group=int(f.pick(*_GROUPS.split())[-1]),
@@ -53,19 +47,12 @@ def multiply(c: Lower, i: Instr, f: Match) -> None:
         scale_d=rest[1].value if len(rest) > 1 else 0,
         shift="ashift" in f.flags,
     )
-    fields = ", ".join(f"{{{k + 5}}}" for k in range(len(lanes)))
-    c.effect(
-        f"issue_mma(w, {tuple(form)}, ({{0}}, {{1}}, {{2}}, {{3}}, {{4}}), "
-        f"({fields}{',' if lanes else ''}))",
-        *values,
-    )
+    masks = c.srcs(lanes, "u32")
+    words = f"({fields(masks, 5)}{',' * bool(masks)})"
+    c.effect(f"issue_mma(w, {tuple(form)}, ({fields(operands)}), {words})", *operands, *masks)
 
 
-@op(
-    "tcgen05.mma",
-    flags=f"{_GROUPS} {_SCALED_KINDS} block_scale {_BLOCKS} {_COLLECTOR}",
-    section="tcgen05.mma",
-)
+@op("tcgen05.mma", flags=f"{_GROUPS} {_SCALED_KINDS} block_scale {_BLOCKS} {_COLLECTOR}")
 def multiply_scaled(c: Lower, i: Instr, f: Match) -> None:
     """[d], a-desc | [a], b-desc, idesc, [scale-A], [scale-B], enable-input-d."""
     if "block_scale" not in f.flags:
@@ -73,16 +60,9 @@ def multiply_scaled(c: Lower, i: Instr, f: Match) -> None:
     target, a, b, idesc, scale_a, scale_b, enable = i.operands
     kind = f.pick(*_SCALED_KINDS.split()).removeprefix("kind::")
     form = Form(kind, int(f.pick(*_GROUPS.split())[-1]), isinstance(a, Addr), 0, _blocks(kind, f))
-    c.effect(
-        f"issue_mma(w, {tuple(form)}, ({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}), ())",
-        c.address(target, 32),
-        c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
-        c.src(b, "u64"),
-        c.src(idesc, "u32"),
-        _enable(c, enable),
-        c.address(scale_a, 32),
-        c.address(scale_b, 32),
-    )
+    operands = _operands(c, target, a, b, idesc, enable)
+    operands += [c.address(scale_a, 32), c.address(scale_b, 32)]
+    c.effect(f"issue_mma(w, {tuple(form)}, ({fields(operands)}), ())", *operands)
 
 
 def _blocks(kind: str, f: Match) -> int:
@@ -98,27 +78,30 @@ def _blocks(kind: str, f: Match) -> int:
     return (32 if kind == "mxf8f6f4" else 64) // int(name.removeprefix("block"))
 
 
-def _enable(c: Lower, operand: object) -> Value:
-    if isinstance(operand, Imm):
-        return constant(int(bool(operand.value)), "pred")
-    return c.src(operand, "pred")
+def _operands(
+    c: Lower, target: Addr, a: object, b: object, idesc: object, enable: object
+) -> list[Value]:
+    """D, A, B, the instruction descriptor and enable-input-d."""
+    return [
+        c.address(target, 32),
+        c.address(a, 32) if isinstance(a, Addr) else c.src(a, "u64"),
+        c.src(b, "u64"),
+        c.src(idesc, "u32"),
+        constant(bool(enable.value), "pred") if isinstance(enable, Imm) else c.src(enable, "pred"),
+    ]
 
 
 @op(
     "tcgen05.commit",
     types="b64",
     flags=f"{_GROUPS} mbarrier::arrive::one shared::cluster multicast::cluster",
-    section="tcgen05.commit",
 )
 def commit(c: Lower, i: Instr, f: Match) -> None:
     multicast = "multicast::cluster" in f.flags
     mask = c.src(i.operands[1], "u16") if multicast else constant(0, "u16")
     group = int(f.pick(*_GROUPS.split())[-1])
-    c.effect(
-        f"issue_commit(w, {group}, {{0}}, {'{1}' if multicast else None})",
-        barrier_address(c, i.operands[0]),
-        mask,
-    )
+    text = f"issue_commit(w, {group}, {{0}}, {'{1}' if multicast else None})"
+    c.effect(text, barrier_address(c, i.operands[0]), mask)
 
 
 # -- what they do ---------------------------------------------------------------------------
@@ -169,8 +152,8 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         smem_desc(b),
         instr,
         accumulate=bool(accumulate),
-        disabled=words,
-        scale_d=form.scale_d,
+        disable_lanes=words,
+        scale_input_d=form.scale_d,
         scales=Scales(scaling[0], scaling[1], form.blocks) if form.blocks else None,
         shift=form.shift,
     )
@@ -180,7 +163,8 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
             cta.reached_by(w.cta)
         for each in w.listeners:
             each.multiply(work, ctas, what)
-        multiply_now([AsyncView(cta) if cta.any_unfenced else cta for cta in ctas], what)
+        seen = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
+        mma(seen, **what._asdict())
 
     flops = 2 * instr.m * instr.n * instr.k
     w.machine.counts["mma"] += 1
@@ -211,3 +195,55 @@ def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) ->
                 signal.arrive(by="tensor core")
 
         w.machine.issue(w, Work("tensor core", "commit", run, stream="tensor core"), queue)
+
+
+# -- tcgen05.cp ------------------------------------------------------------------------------
+
+
+_SHAPES = " ".join(dict.fromkeys(shape for shape, _ in SHAPES))
+_MULTICAST = " ".join(dict.fromkeys(multicast for _, multicast in SHAPES if multicast))
+_WIDENING = " ".join(("b8x16", *NARROW))
+
+
+@op("tcgen05.cp", flags=f"{_GROUPS} {_SHAPES} {_MULTICAST} {_WIDENING}")
+def copy(c: Lower, i: Instr, f: Match) -> None:
+    """[taddr], s-desc."""
+    form = f.pick(*_SHAPES.split()), f.pick(*_MULTICAST.split()), f.pick(*NARROW)
+    if form[:2] not in SHAPES:
+        raise UnsupportedPtx(f"tcgen05.cp.{form[0]} with multicast {form[1] or 'none'}")
+    widening = f.flags.intersection(_WIDENING.split())
+    if widening and widening != {"b8x16", form[2]}:
+        raise UnsupportedPtx(f"tcgen05.cp with formats {', '.join(sorted(widening))}")
+    group = int(f.pick(*_GROUPS.split())[-1])
+    c.effect(
+        f"issue_fill(w, {form}, {group}, {{0}}, {{1}})",
+        c.address(i.operands[0], 32),
+        c.src(i.operands[1], "u64"),
+    )
+
+
+@runtime
+def issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: PerLane, desc: PerLane) -> None:
+    """form: shape, multicast, source format. Each active lane issues a copy of its own."""
+    for where, source in w.each_lane(address, desc):
+        _issue_fill(w, form, group, where, source)
+
+
+def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source: int) -> None:
+    ctas, queue = pipe(w, group)
+    shape, desc = shape_of(*form), smem_desc(source)
+
+    def run(work: Work) -> None:
+        for cta in ctas:
+            cta.reached_by(w.cta)
+        for each in w.listeners:
+            each.fill(work, ctas, address, desc, shape)
+        for cta in ctas:
+            view = AsyncView(cta) if cta.any_unfenced else cta
+            fill(cta.tmem, address, shape, read_matrix(view.smem, desc, shape))
+
+    nbytes = shape.rows * shape.nbytes * group
+    w.machine.bytes["tmem.cp"] += nbytes
+    label = f"cp {form[0]} to column {address & 0xFFFF}"
+    work = Work("tensor core", label, run, size=nbytes // group, stream="tensor core")
+    w.machine.issue(w, work, queue)

@@ -1,9 +1,11 @@
-"""cp.async.bulk.tensor in tile mode: PTX ISA "cp.async.bulk.tensor", ".prefetch.tensor".
+"""cp.async.bulk.tensor in tile mode, its reductions, and edits of tensor maps: PTX ISA
+"cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.reduce.async.bulk.tensor",
+"tensormap.replace", "tensormap.cp_fenceproxy".
 
 The tensor map is read when the instruction is issued; data moves when the work runs. Bytes are
 signalled whole, out-of-bounds part included. `.multicast::cluster` writes and signals in every CTA
 of the mask; with `.cta_group::2` the signal goes to the CTA of each destination's pair that the
-barrier operand names.
+barrier operand names. A map is edited as 128 bytes in shared or global memory.
 """
 
 from __future__ import annotations
@@ -12,68 +14,52 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.codegen.lower import Lower
+from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
-from ptxemu.machine.tensor_map import TensorMap, decode, transaction_bytes
+from ptxemu.machine.tensor_map import TensorMap, decode, replace_field, transaction_bytes
 from ptxemu.machine.tma_tile import (
     box_rows,
     gather_tile,
     load_tile,
     place_tile,
+    reduce_tile,
     store_tile,
 )
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
-from ptxemu.ops.async_copy import targets_of
+from ptxemu.ops.async_copy import REDUCTIONS, targets_of
+from ptxemu.ops.load_store import address_value, space_of
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.syntax.tree import Addr, Instr
+from ptxemu.syntax.tree import Imm, Instr
 
-RANKS = "1d 2d 3d 4d 5d"
+_RANKS = "1d 2d 3d 4d 5d"
 _HINT = "L2::cache_hint"
 MAP_BYTES = 128
 SMEM_ALIGNMENT = 128  # bytes
 COORDINATE_BITS = 128
 
 
-def _coordinates(c: Lower, operand: Addr) -> list[Any]:
-    return [c.src(item, "s32") for item in operand.coords]
-
-
-def rank_of(f: Match) -> int:
-    return int(f.pick(*RANKS.split())[0])
-
-
 @op(
     "cp.async.bulk.tensor",
-    flags=f"{RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
+    flags=f"{_RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
     f"bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
-    section="cp.async.bulk.tensor",
 )
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     """Loads name an mbarrier, stores a bulk group; that tells the direction."""
     if "bulk_group" in f.flags:
-        tensor, source = i.operands[0], c.address(i.operands[1], 32)
-        coords = _coordinates(c, tensor)
-        fields = ", ".join(f"{{{k + 2}}}" for k in range(len(coords)))
-        c.effect(
-            f"tensor_store(w, {rank_of(f)}, {{1}}, ({{0}}, {fields}))",
-            c.address(tensor, 64),
-            source,
-            *coords,
-        )
+        tensor_write(c, i, f)
         return
     tensor = i.operands[1]
-    coords = _coordinates(c, tensor)
+    coords = c.srcs(tensor.coords, "s32")
     multicast = "multicast::cluster" in f.flags
     mask = c.src(i.operands[3], "u16") if multicast else constant(0, "u16")
-    fields = ", ".join(f"{{{k + 4}}}" for k in range(len(coords)))
     pair = "cta_group::2" in f.flags
     c.effect(
-        f"tensor_load(w, {rank_of(f)}, {{0}}, ({{1}}, {fields}), ({{2}}, {pair}), "
+        f"tensor_load(w, {_rank(f)}, {{0}}, ({{1}}, {fields(coords, 4)}), ({{2}}, {pair}), "
         f"{'{3}' if multicast else None})",
         c.address(i.operands[0], 32),
         c.address(tensor, 64),
@@ -84,10 +70,22 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 @op(
-    "cp.async.bulk.prefetch.tensor",
-    flags=f"{RANKS} L2 global tile {_HINT}",
-    section="cp.async.bulk.prefetch.tensor",
+    "cp.reduce.async.bulk.tensor",
+    flags=f"{_RANKS} global shared::cta tile bulk_group {_HINT} {REDUCTIONS}",
 )
+def tensor_write(c: Lower, i: Instr, f: Match) -> None:
+    tensor, source = i.operands[0], c.address(i.operands[1], 32)
+    coords = c.srcs(tensor.coords, "s32")
+    how = f.pick(*REDUCTIONS.split())
+    text = f"tensor_store(w, '{how}', {_rank(f)}, {{1}}, ({{0}}, {fields(coords, 2)}))"
+    c.effect(text, c.address(tensor, 64), source, *coords)
+
+
+def _rank(f: Match) -> int:
+    return int(f.pick(*_RANKS.split())[0])
+
+
+@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global tile {_HINT}")
 def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
 
@@ -180,16 +178,18 @@ def _issue_load(
 
 
 @runtime
-def tensor_store(w: Warp, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
+def tensor_store(w: Warp, how: str, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
+    """how: the operation of a reduction, "" where there is none."""
+    copies = w.each_lane(source, *tensor)
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
-    for start, map_address, *position in set(w.each_lane(source, *tensor)):
+    for start, map_address, *position in copies if how else set(copies):
         tm = read_map(w, map_address, rank)
         require_box(tm, position, start & OFFSET_MASK, write=True)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)
-        _issue_store(w, tm, tuple(position), start & OFFSET_MASK)
+        _issue_store(w, how, tm, tuple(position), start & OFFSET_MASK)
 
 
-def _issue_store(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
+def _issue_store(w: Warp, how: str, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
     held: list[np.ndarray] = []
 
     def read(work: Work) -> None:
@@ -199,11 +199,84 @@ def _issue_store(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int)
 
     def write(work: Work) -> None:
         for each in w.listeners:
-            each.tile_write(work, tm, position, held[0])
-        store_tile(tm, position, held[0], w.machine.memory)
+            if how:
+                each.tile_reduce(work, tm, position)
+            else:
+                each.tile_write(work, tm, position, held[0])
+        if how:
+            reduce_tile(tm, position, held[0], w.machine.memory, how)
+        else:
+            store_tile(tm, position, held[0], w.machine.memory)
 
-    w.machine.bytes["tma.store"] += tm.box_bytes
-    w.machine.counts["tma.store"] += 1
-    label = f"store {'x'.join(map(str, tm.box))} at {position}"
+    name = "reduce" if how else "store"
+    w.machine.bytes[f"tma.{name}"] += tm.box_bytes
+    w.machine.counts[f"tma.{name}"] += 1
+    label = f"{name} {'x'.join(map(str, tm.box))} at {position}"
     work = Work("tma", label, read, write, size=tm.box_bytes, stream="bulk read")
     w.bulk.add(w.machine.issue(w, work))
+
+
+# -- tensor maps -----------------------------------------------------------------------------
+
+
+_FIELDS = "global_address global_dim global_stride"
+
+
+@op(
+    "tensormap.replace.tile",
+    types=("b1024", "b32 b64"),
+    flags=f"{_FIELDS} global shared::cta",
+    section="tensormap.replace",
+)
+def replace(c: Lower, i: Instr, f: Match) -> None:
+    """[map], {ordinal,} value."""
+    field, space = f.pick(*_FIELDS.split()), space_of(f)
+    ordinal = i.operands[1].value if isinstance(i.operands[1], Imm) and len(i.operands) > 2 else 0
+    value = c.src(i.operands[-1], f.types[1].replace("b", "u"))
+    c.effect(
+        f"tensormap_replace(w, '{space}', {{0}}, ('{field}', {ordinal}), {{1}})",
+        address_value(c, i.operands[0], space),
+        value,
+    )
+
+
+@op(
+    "tensormap.cp_fenceproxy.global.shared::cta",
+    flags="tensormap::generic release acquire gpu cta cluster sys sync aligned",
+    section="tensormap.cp_fenceproxy",
+)
+def copy_fence(c: Lower, i: Instr, f: Match) -> None:
+    """Copy a map from shared to global memory and make it visible to TMA."""
+    size = c.src(i.operands[2], "u32") if len(i.operands) > 2 else constant(MAP_BYTES, "u32")
+    c.effect(
+        "tensormap_copy(w, {0}, {1}, {2})",
+        c.address(i.operands[0], 64),
+        c.address(i.operands[1], 32),
+        size,
+    )
+
+
+@runtime
+def tensormap_replace(
+    w: Warp, space: str, address: PerLane, what: tuple[str, int], value: PerLane
+) -> None:
+    """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
+    for where, new in dict.fromkeys(w.each_lane(address, value)):
+        if space == "global":
+            at = np.array([where], np.int64)
+            raw = w.machine.memory.read_rows(at, MAP_BYTES)[0]
+            replace_field(raw, *what, new)
+            w.machine.memory.write_rows(at, raw[None])
+        else:
+            offset = where & OFFSET_MASK
+            w.cta.check(offset, MAP_BYTES)
+            replace_field(w.cta.smem[offset : offset + MAP_BYTES], *what, new)
+
+
+@runtime
+def tensormap_copy(w: Warp, target: PerLane, source: PerLane, nbytes: PerLane) -> None:
+    where, start, size = (w.lane_values(value)[0] for value in (target, source, nbytes))
+    offset = start & OFFSET_MASK
+    w.cta.check(offset, size)
+    raw = w.cta.smem[offset : offset + size]
+    w.machine.memory.write_rows(np.array([where], np.int64), raw[None])

@@ -14,26 +14,19 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.namespace import BITS, LANES, NAN, bits_mask, mask_bits
 from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal
 from ptxemu.numerics.lanes import PerLane
-from ptxemu.numerics.shuffle import shuffle_lanes
-from ptxemu.syntax.tree import Imm, Instr, Pair
+from ptxemu.syntax.tree import Imm, Instr
 
 ALL = 0xFFFFFFFF
 
 
-@op("shfl.sync", types="b32", flags="up down bfly idx", section="shfl.sync", convergent=True)
+@op("shfl.sync", types="b32", flags="up down bfly idx")
 def shuffle(c: Lower, i: Instr, f: Match) -> None:
-    targets = i.operands[0]
-    target, valid = (
-        (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
-    )
+    target, valid = c.both(i.operands[0])
     mode = f.pick("up", "down", "bfly", "idx")
-    value, lane, clamp = (
-        c.src(i.operands[1], "u32"),
-        c.src(i.operands[2], "u32"),
-        c.src(i.operands[3], "u32"),
-    )
+    value, lane, clamp = c.srcs(i.operands[1:4], "u32")
     if value.uniform and valid is None and not c.analysis:
         c.dst(target, value)
         return
@@ -56,23 +49,45 @@ def pick_lane(value: PerLane, lane: int) -> int:
     return value[lane & 31].item() if np.ndim(value) else value
 
 
-runtime(shuffle_lanes)
+_LANE_NUMBERS = np.arange(32, dtype=np.int64)
 
 
-@op("vote.sync", types="pred b32", flags="all any uni ballot", section="vote.sync", convergent=True)
-def vote(c: Lower, i: Instr, f: Match) -> None:
+@runtime
+def shuffle_lanes(
+    value: PerLane, mode: str, lane: PerLane, clamp: PerLane, mb: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(value, in range?) as the manual has it; a source out of range yields the own value."""
+    value, lanes = np.broadcast_to(value, 32), _LANE_NUMBERS
+    lane, clamp = (
+        np.broadcast_to(lane, 32).astype(np.int64),
+        np.broadcast_to(clamp, 32).astype(np.int64),
+    )
+    step, bound, segment = lane & 31, clamp & 31, clamp >> 8 & 31
+    low = lanes & segment
+    high = low | bound & ~segment
+    if mode == "up":
+        source = lanes - step
+        valid = source >= high
+    elif mode == "down":
+        source = lanes + step
+        valid = source <= high
+    elif mode == "bfly":
+        source = lanes ^ step
+        valid = source <= high
+    else:
+        source = low | step & ~segment
+        valid = source <= high
+    source = np.where(valid, source, lanes) & 31
+    return np.asarray(value, np.uint32)[source], valid
+
+
+@op("vote.sync", types="pred b32", flags="all any uni ballot")
+def vote(c: Lower, i: Instr, f: Match) -> Value:
     mode = f.pick("all", "any", "uni", "ballot")
     predicate, members = c.src(i.operands[1], "pred"), c.src(i.operands[2], "u32")
-    kind = "u32" if mode == "ballot" else "pred"
-    uniform = members.uniform
-    out = c.effect(
-        f"vote_lanes({{0}}, '{mode}', {{1}}, <mb>)",
-        predicate,
-        members,
-        results=[(kind, uniform)],
-        deps=(members,),
-    )
-    c.dst(i.operands[0], out[0])
+    results = [("u32" if mode == "ballot" else "pred", members.uniform)]
+    text = f"vote_lanes({{0}}, '{mode}', {{1}}, <mb>)"
+    return c.effect(text, predicate, members, results=results, deps=(members,))[0]
 
 
 def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
@@ -107,25 +122,17 @@ _VOTES: dict[str, Callable[[int, int], int]] = {
 }
 
 
-@op("activemask", types="b32", section="activemask")
-def active_mask(c: Lower, i: Instr, f: Match) -> None:
-    c.dst(i.operands[0], c.effect("<mb>", results=[("u32", True)])[0])
+@op("activemask", types="b32")
+def active_mask(c: Lower, i: Instr, f: Match) -> Value:
+    return c.effect("<mb>", results=[("u32", True)])[0]
 
 
-@op("match.any.sync match.all.sync", types="b32 b64", section="match.sync", convergent=True)
+@op("match.any.sync match.all.sync", types="b32 b64", section="match.sync")
 def match_lanes(c: Lower, i: Instr, f: Match) -> None:
-    targets = i.operands[0]
-    target, agree = (
-        (targets.first, targets.second) if isinstance(targets, Pair) else (targets, None)
-    )
+    target, agree = c.both(i.operands[0])
     value, members = c.src(i.operands[1], f.type.replace("b", "u")), c.src(i.operands[2], "u32")
-    everyone = f.form.name == "match.all.sync"
-    out, same = c.effect(
-        f"match_values({{0}}, {everyone}, {{1}}, <mb>)",
-        value,
-        members,
-        results=[("u32", False), ("pred", False)],
-    )
+    text = f"match_values({{0}}, {f.form.name == 'match.all.sync'}, {{1}}, <mb>)"
+    out, same = c.effect(text, value, members, results=[("u32", False), ("pred", False)])
     c.dst(target, out)
     c.dst(agree, same)
 
@@ -153,26 +160,15 @@ _REDUCE = {
 }
 
 
-@op(
-    "redux.sync",
-    types="u32 s32 b32 f32",
-    flags="add min max and or xor abs NaN",
-    section="redux.sync",
-    convergent=True,
-)
-def reduce(c: Lower, i: Instr, f: Match) -> None:
+@op("redux.sync", types="u32 s32 b32 f32", flags="add min max and or xor abs NaN")
+def reduce(c: Lower, i: Instr, f: Match) -> Value:
     mode = f.pick(*_REDUCE)
     kind = f.type.replace("b", "u")
     value, members = c.src(i.operands[1], kind), c.src(i.operands[2], "u32")
-    flags = f"'abs' in {sorted(f.flags)!r}, 'NaN' in {sorted(f.flags)!r}"
-    out = c.effect(
-        f"reduce_lanes({{0}}, '{mode}', {{1}}, <mb>, {flags})",
-        value,
-        members,
-        results=[(kind, members.uniform)],
-        deps=(members,),
-    )
-    c.dst(i.operands[0], out[0])
+    flags = f"{'abs' in f.flags}, {'NaN' in f.flags}"
+    text = f"reduce_lanes({{0}}, '{mode}', {{1}}, <mb>, {flags})"
+    results = [(kind, members.uniform)]
+    return c.effect(text, value, members, results=results, deps=(members,))[0]
 
 
 @runtime
@@ -212,16 +208,12 @@ def _extreme(mode: str, values: np.ndarray, nan: bool) -> float:
     return out if out == out else NAN
 
 
-@op("elect.sync", section="elect.sync", convergent=True)
-def elect(c: Lower, i: Instr, f: Match) -> None:
+@op("elect.sync")
+def elect(c: Lower, i: Instr, f: Match) -> list[Value]:
     """The lowest member lane that executes is the leader."""
-    leader, chosen = i.operands[0].first, i.operands[0].second
     members = c.src(i.operands[1], "u32")
-    lane, predicate = c.effect(
-        "elect_lane({0}, <mb>)", members, results=[("u32", members.uniform), ("pred", False)]
-    )
-    c.dst(leader, lane)
-    c.dst(chosen, predicate)
+    results = [("u32", members.uniform), ("pred", False)]
+    return c.effect("elect_lane({0}, <mb>)", members, results=results)
 
 
 _LEADERS = [lane == LANES for lane in range(32)]

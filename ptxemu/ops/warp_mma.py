@@ -12,6 +12,7 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
+from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.operand_format import decode
 from ptxemu.numerics import formats
@@ -31,30 +32,22 @@ _VARIANTS = (  # types of D, A, B, C; how many columns A has, and what else an o
 _LANES = (8, 4)  # g, i
 
 
-def multiply(c: Lower, i: Instr, f: Match) -> None:
+def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
     d, *sources = (c.each(operand) for operand in i.operands)
     _require_fragments(i, f, [len(part) for part in (d, *sources)])
     a, b, _ = sources
-    rows = tuple(c.src(item, "u32") for part in sources for item in part)
+    rows = tuple(c.srcs((item for part in sources for item in part), "u32"))
     held = "u32" if f.types[0] == "f16" else f.types[0]
-    values = c.effect(
+    return c.effect(
         f"fragments_multiply({{rows}}, {len(a)}, {len(b)}, {f.types!r}, {'satfinite' in f.flags})",
         results=[(held, False)] * len(d),
         matrix=True,
         rows=rows,
     )
-    for target, value in zip(d, values, strict=True):
-        c.dst(target, value)
 
 
 for _types, _flags in _VARIANTS:
-    op(
-        "mma.sync",
-        types=_types,
-        flags=f"aligned row col {_flags}",
-        section="mma",
-        convergent=True,
-    )(multiply)
+    op("mma.sync", types=_types, flags=f"aligned row col {_flags}", section="mma")(multiply)
 
 
 def _require_fragments(i: Instr, f: Match, given: list[int]) -> None:
@@ -122,12 +115,11 @@ def _sum_s32(product: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
 _ACCUMULATE = {"f32": _sum_f32, "f16": _sum_f16, "s32": _sum_s32}
 
 
-@op("movmatrix.sync.aligned.m8n8.trans", types="b16", section="movmatrix", convergent=True)
-def transpose(c: Lower, i: Instr, f: Match) -> None:
+@op("movmatrix.sync.aligned.m8n8.trans", types="b16", section="movmatrix")
+def transpose(c: Lower, i: Instr, f: Match) -> list[Value]:
     source = c.src(i.operands[1], "u32")
     text = "full({0}, U32)" if source.uniform else "{0}"
-    (value,) = c.effect(f"fragment_transpose({text})", source, results=[("u32", False)])
-    c.dst(i.operands[0], value)
+    return c.effect(f"fragment_transpose({text})", source, results=[("u32", False)])
 
 
 @runtime

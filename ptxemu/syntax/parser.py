@@ -14,6 +14,7 @@ from ptxemu.syntax.line_info import LineInfo
 from ptxemu.syntax.scopes import VECTORS, Scopes
 from ptxemu.syntax.tree import (
     CARRY,
+    TYPE_BITS,
     Addr,
     Args,
     Entry,
@@ -29,40 +30,16 @@ from ptxemu.syntax.tree import (
     Vec,
 )
 
-TYPE_BYTES = {
-    "b8": 1,
-    "u8": 1,
-    "s8": 1,
-    "b16": 2,
-    "u16": 2,
-    "s16": 2,
-    "f16": 2,
-    "bf16": 2,
-    "b32": 4,
-    "u32": 4,
-    "s32": 4,
-    "f32": 4,
-    "f16x2": 4,
-    "bf16x2": 4,
-    "b64": 8,
-    "u64": 8,
-    "s64": 8,
-    "f64": 8,
-    "b128": 16,
-}
+_DECLARED = (  # types that a variable may have
+    "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 f16x2 bf16x2 b64 u64 s64 f64 b128"
+)
+TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _TUNING = (
-    ".maxntid",
-    ".reqntid",
-    ".minnctapersm",
-    ".maxnreg",
-    ".explicitcluster",
-    ".reqnctapercluster",
-    ".maxclusterrank",
-    ".noreturn",
-    ".blocksareclusters",
-)
+    ".maxntid .reqntid .minnctapersm .maxnreg .explicitcluster .reqnctapercluster .maxclusterrank "
+    ".noreturn .blocksareclusters"
+).split()
 _SKIPPED_LINES = (".pragma", ".address_size", ".alias", ".branchtargets", ".callprototype")
 _SPECIAL = re.compile(
     r"%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?$"
@@ -152,10 +129,10 @@ class Parser:
         word = self.peek()
         if word == ".version":
             self.next()
-            self.tree.version = self.next()
+            self.next()
         elif word == ".target":
             self.next()
-            self.tree.target = self.next()
+            self.next()
             while self.accept(","):
                 self.next()
         elif word == ".file":
@@ -219,15 +196,11 @@ class Parser:
                 align = self.integer()
             elif word in (".v2", ".v4"):
                 vector = int(word[2])
-            elif word == ".ptr":
-                continue
-            elif word in _SPACES:
-                continue
             elif word == ".attribute":
                 self.expect("(")
                 while not self.accept(")"):
                     self.next()
-            else:
+            elif word not in (".ptr", *_SPACES):
                 type_name = word.lstrip(".")
         if type_name not in TYPE_BYTES:
             self.fail(f"unknown type .{type_name}")
@@ -271,9 +244,8 @@ class Parser:
     # -- entries ----------------------------------------------------------------------------
 
     def entry_definition(self) -> None:
-        line = self.line
         self.next()
-        entry = Entry(self.next(), line=line)
+        entry = Entry(self.next())
         entry.registers[CARRY] = "b32"
         self.entry = entry
         if self.accept("("):
@@ -291,7 +263,7 @@ class Parser:
 
     def tuning_directive(self, entry: Entry) -> None:
         word = self.next()
-        if word in (".pragma",):
+        if word == ".pragma":
             self.skip_line()
             return
         if word not in _TUNING:
@@ -343,21 +315,15 @@ class Parser:
     def scope_labels(self) -> set[str]:
         """Labels of the scope that starts here."""
         names: set[str] = set()
-        depth, position = 0, self.at
-        while True:
-            text = self.tokens[position][1]
-            if self.tokens[position][0] == "end":
-                self.fail("a brace is never closed")
-            if text == "}":
-                if depth == 0:
-                    return names
-                depth -= 1
-            elif text == "{":
-                depth += 1
-            elif depth == 0 and self.tokens[position][0] == "word":
-                if self.tokens[position + 1][1] == ":":
-                    names.add(text)
-            position += 1
+        depth = 0
+        for position in range(self.at, len(self.tokens) - 1):
+            kind, text, _ = self.tokens[position]
+            depth += (text == "{") - (text == "}")
+            if depth < 0:
+                return names
+            if depth == 0 and kind == "word" and self.tokens[position + 1][1] == ":":
+                names.add(text)
+        self.fail("a brace is never closed")
 
     def register_declaration(self, entry: Entry) -> None:
         self.next()
@@ -422,7 +388,7 @@ class Parser:
     def name_operand(self, word: str) -> object:
         if word == "_":
             return None
-        if word in ("WARP_SZ",):
+        if word == "WARP_SZ":
             return Imm(32)
         name = self.scopes.resolve(word)
         if self.entry is not None and name in self.entry.registers:
@@ -432,12 +398,9 @@ class Parser:
         if word.startswith("%"):
             if _SPECIAL.match(word):
                 return Special(word)
-            return self.component(word)
+            self.at -= 1
+            self.fail(f"undeclared register {word!r}")
         return Sym(name)
-
-    def component(self, word: str) -> object:
-        self.at -= 1
-        self.fail(f"undeclared register {word!r}")
 
     def item_list(self, close: str) -> tuple[Any, ...]:
         self.next()

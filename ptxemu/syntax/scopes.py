@@ -9,8 +9,7 @@ VECTORS = {"v2": ("x", "y"), "v4": ("x", "y", "z", "w")}
 
 class Scopes:
     """The scopes around one place of one function, innermost last. `vectors` maps the unique name
-    of a vector register to the names of its elements, which are registers of their own.
-    """
+    of a vector register to the names of its elements, which are registers of their own."""
 
     def __init__(self) -> None:
         self._names: list[dict[str, str]] = [{}]

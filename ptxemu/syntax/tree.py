@@ -128,9 +128,6 @@ class Instr:
         """The last part: for most instructions the operand type."""
         return self.parts[-1]
 
-    def has(self, *modifiers: str) -> bool:
-        return any(m in self.parts for m in modifiers)
-
 
 @dataclass(frozen=True)
 class Variable:
@@ -158,16 +155,12 @@ class Entry:
     variables: list[Variable] = field(default_factory=list)
     body: list[Any] = field(default_factory=list[Any])
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    files: dict[str, Any] = field(default_factory=dict[str, Any])
-    line: int = 0
 
 
 @dataclass
 class ModuleTree:
     """A parsed PTX module."""
 
-    version: str = ""
-    target: str = ""
     entries: dict[str, Entry] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     functions: set[str] = field(default_factory=set)  # declared or defined .func names

@@ -45,13 +45,13 @@ class Command:
         """What the flags ask for; returns the exit code."""
         return importlib.import_module(self.module).perform(options)
 
-    def main(self, program: str, argv: Sequence[str] | None) -> int:
+    def main(self, program: str, argv: Sequence[str] | None = None) -> int:
         """Flags of the command line, or of `argv`, and what they ask for."""
         return self.perform(self.parser(program).parse_args(argv))
 
 
 def main_of(
-    commands: Mapping[str, Command], text: str, argv: Sequence[str] | None, default: str = ""
+    commands: Mapping[str, Command], text: str, argv: Sequence[str] | None = None, default: str = ""
 ) -> int:
     """What the first word of `argv` names, with the rest as its flags.
 

@@ -10,6 +10,7 @@ from ptxemu.host.command_line import add_check_arguments
 from workbench.command import Command
 from workbench.flags import attention, bench, decode, dsv4, groups, kvcache, moe, steps
 
+FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
 Add = Callable[[argparse.ArgumentParser], None]
 
 OF_STEPS = {
@@ -41,35 +42,31 @@ def _checked(add: Add, parser: argparse.ArgumentParser) -> None:
     add_check_arguments(parser)
 
 
-def _run(module: str, add: Add, about: str, example: str) -> Command:
-    return Command(f"workbench.run.{module}", partial(_checked, add), about, example)
+def _run(name: str, about: str, example: str) -> Command:
+    return Command(f"workbench.run.{name}", partial(_checked, FLAGS[name].add_run), about, example)
 
 
 RUN = {
     "fmha": _run(
         "fmha",
-        attention.add_run,
         f"Runs the attention kernel and prints how exact it is.\n\n{EXACT}"
         "Without flags of a case the demonstration's four run.",
         "--head-dim 128 --causal --kv-len 512",
     ),
     "gqa": _run(
         "gqa",
-        decode.add_run,
         f"Runs the decode kernel and prints how exact it is, and on a GPU how long it takes.\n\n"
         f"{EXACT}",
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
     ),
     "moe": _run(
         "moe",
-        moe.add_run,
         "Runs a MoE layer, from router logits to the combined output, and prints how exact it is."
         f"\n\n{EXACT}",
         "--tokens 9 --hidden 256 --intermediate 128 --experts 6 --top-k 2",
     ),
     "kvcache": _run(
         "kvcache",
-        kvcache.add_run,
         """Runs a KV cache through the life of some requests and says what happened at every step.
 
 Requests share beginnings, append through the kernels, are attended to over the cache's own pages,
@@ -81,7 +78,6 @@ tolerance, or the checker found an error; 2: something was refused.""",
     ),
     "dsv4": _run(
         "dsv4",
-        dsv4.add_run,
         """Runs one layer of DeepSeek-V4 over the cache, beside a model that recomputes everything.
 
 Prompts arrive in chunks while earlier requests decode; every step compresses, indexes, selects,
@@ -93,9 +89,9 @@ limit, or the checker found an error; 2: the run is refused.""",
         "--kind csa --prefix 200 --steps 300",
     ),
     **{
-        step: _run(
-            "steps",
-            partial(steps.add_run, step),
+        step: Command(
+            "workbench.run.steps",
+            partial(_checked, partial(steps.add_run, step)),
             f"{about}\n\nResults are compared with the reference. Exit code 1: wrong, or the "
             "checker found an error; 2: refused.",
             "--rows 9 --check",
@@ -154,24 +150,17 @@ def _dumped(add: Add, parser: argparse.ArgumentParser) -> None:
     groups.add_json(group)
 
 
-def _dump(module: str, add: Add, what: str, example: str) -> Command:
+def _dump(module: str, add: Add, what: str, example: str = "") -> Command:
     about = f"What the compiler made of {what}: PTX, registers, spills and SASS by kind.\n\n{SASS}"
     return Command(f"workbench.dump.{module}", partial(_dumped, add), about, example)
 
 
 DUMP = {
-    "fmha": _dump("fmha", attention.add_dump, "an attention kernel", "--head-dim 128 --causal"),
-    "gqa": _dump(
-        "gqa", decode.add_dump, "a decode kernel", "--kv-len 8k --kv-heads 8 --q-heads 64"
-    ),
-    "moe": _dump(
-        "moe",
-        moe.add_dump,
-        "a layer's grouped GEMM",
-        "--model deepseek-v4-pro --tokens 64 --experts 8",
-    ),
+    "fmha": _dump("fmha", attention.add_dump, "an attention kernel", EXPLAIN["fmha"].example),
+    "gqa": _dump("gqa", decode.add_dump, "a decode kernel", EXPLAIN["gqa"].example),
+    "moe": _dump("moe", moe.add_dump, "a layer's grouped GEMM", EXPLAIN["moe"].example),
     **{
-        step: _dump("steps", partial(steps.add_case, step), f"the kernels of `{step}`", "")
+        step: _dump("steps", partial(steps.add_case, step), f"the kernels of `{step}`")
         for step in OF_STEPS
     },
 }

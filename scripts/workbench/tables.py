@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
+Row = Mapping[str, Any]
+# heading, and what stands under it: a format of the row's names, '{us:.2f}', or a function of it
+Column = tuple[str, str | Callable[[Row], str]]
 WIDTH = 160  # where the output is no terminal
+REASON = 80  # characters of why a row has no figures
+COLOURS = {"ok": "green", "OUT": "red"}
 
 
-def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """On the terminal, with rich where it is installed."""
+def table(title: str, columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+    """A line per row: '-' for what it lacks, and at the end of one that is `refused`, why."""
+    return title, [head for head, _ in columns], [_line(columns, row) for row in rows]
+
+
+def _line(columns: Sequence[Column], row: Row) -> list[str]:
+    cells = []
+    for _, cell in columns:
+        try:
+            cells.append(cell(row) if callable(cell) else cell.format_map(row))
+        except KeyError:
+            cells.append("-")
+    return [*cells[:-1], row["refused"][:REASON]] if "refused" in row else cells
+
+
+def show(
+    title: str,
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str | Text]],
+    console: Console | None = None,
+) -> None:
+    """On the terminal, with rich where it is installed; on a console that is given, as narrow as
+    can be."""
     try:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
@@ -26,12 +56,15 @@ def show(title: str, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> No
         for line in (heads, *cells):
             print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
         return
-    table = RichTable(title=Text(title), box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    how = {"padding": (0, 1) if console is None else 0, "pad_edge": False}
+    made = RichTable(title=Text(title), box=SIMPLE_HEAD, title_justify="left", **how)
+    folding = {len(heads) - 1} if console is None else {0}  # the reason, or the case
     for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k > 0 else "left", no_wrap=True)
+        made.add_column(head, justify="right" if k else "left", no_wrap=k not in folding)
     for line in cells:
-        table.add_row(*map(Text, line))
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+        made.add_row(*(Text(c, COLOURS.get(c, "")) if isinstance(c, str) else c for c in line))
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(made)
 
 
 def markdown(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -48,8 +81,8 @@ def picture(path: Path, rows: int = 1, columns: int = 1, **how: Any) -> Iterator
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **how)
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **{"dpi": 120, **how})
     yield figure, axes
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    figure.savefig(path, bbox_inches="tight")
     pyplot.close(figure)

@@ -8,6 +8,7 @@ calls use the same buffers. Who is compared takes turns, sample by sample.
 from __future__ import annotations
 
 import datetime
+import gc
 import itertools
 import platform
 import shutil
@@ -41,18 +42,6 @@ class Spread:
     spread: float
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A sample of a captured graph, which holds what its launches write to and read."""
-
-    graph: torch.cuda.CUDAGraph
-    count: int
-    launches: Sequence[Launch]
-
-    def __call__(self) -> float:
-        return elapsed(self.graph) / self.count * 1e6
-
-
 def rotation(nbytes: int, cache_bytes: int) -> int:
     """Sets of buffers of `nbytes`, after whose turns nothing of the first is left in an L2 cache of
     so many bytes."""
@@ -81,7 +70,11 @@ def replay(launches: Sequence[Launch]) -> Sample:
         many = capture(lambda: next(turn)(), count)
         elapsed(many)
     stream.synchronize()
-    return Replay(many, count, launches)
+
+    def sample(_held: Sequence[Launch] = launches) -> float:  # what they write to and read lives on
+        return elapsed(many) / count * 1e6
+
+    return sample
 
 
 def cold_and_warm(launches: Sequence[Launch]) -> dict[str, Sample]:
@@ -118,6 +111,23 @@ def figures(samples: dict[str, Sample]) -> dict[str, float]:
     for name, spread in zip(samples, spreads([*samples.values()]), strict=True):
         found |= {f"{name}_us": spread.median, f"{name}_spread": spread.spread}
     return found
+
+
+def measure(rows: Sequence[dict], samplers: Sequence[Callable[[dict], dict[str, Sample]]]) -> None:
+    """Adds to each row `cold_us` and `cold_spread` of a sample called cold, `us` and `spread` of
+    one called '', or why it is `refused`: what its sampler raised. All samples take turns."""
+    samples = {}
+    for place, (row, sampler) in enumerate(zip(rows, samplers, strict=True)):
+        try:
+            found = sampler(row)
+        except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
+            reason = str(refusal).strip().partition("\n")[0]
+            row["refused"] = f"{type(refusal).__name__}: {reason}"
+        else:
+            samples |= {(place, f"{name}_" * bool(name)): s for name, s in found.items()}
+    gc.collect()
+    for (place, prefix), spread in zip(samples, spreads([*samples.values()]), strict=True):
+        rows[place] |= {f"{prefix}us": spread.median, f"{prefix}spread": spread.spread}
 
 
 def capture(launch: Launch, times: int) -> torch.cuda.CUDAGraph:

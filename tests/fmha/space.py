@@ -67,6 +67,7 @@ FACTORS = {
     "rope_dim": (0, 64),
     "amplitude": (1.0, 4.0),
 }
+FIELDS = [name for name in FACTORS if name in Case.__dataclass_fields__]
 
 
 def lengths(size: str, queries: str, keys: str | int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -112,24 +113,15 @@ def case_of(row: Mapping[str, Any]) -> Case:
     return Case(
         max(n_q),
         max(stored),
-        row["heads"],
-        len(n_q),
-        row["dtype"],
+        batch=len(n_q),
         kv_lens=None if keys in ("dense", "packed") else n_k,
-        amplitude=row["amplitude"],
         normalize=normalize,
-        dims=row["dims"],
-        softcap=row["softcap"],
-        sinks=row["sinks"],
         q_offset=offsets,
         q_lens=n_q if row["queries"] == "packed" else None,
         k_lens=stored if keys in ("packed", "packed, lens") else None,
         page_size=keys if isinstance(keys, int) else 0,
-        rope_dim=row["rope_dim"],
         out_dtype=out_dtypes[row["dtype"]],
-        pack_heads=row["pack_heads"],
-        p_path=row["p_path"],
-        schedule=row["schedule"],
+        **{name: row[name] for name in FIELDS},
         **MASKS[row["mask"]],
     )
 

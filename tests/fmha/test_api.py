@@ -48,15 +48,11 @@ REFUSED = attentions.REFUSED | {
     "offset of a number": (
         (torch.tensor(0.0), *tensors()[1:]), {"q_offset": 3}, TypeError, "0-d tensor",
     ),
-    "offset shape": (
-        tensors(), {"q_offset": torch.zeros(3, dtype=INT)}, ValueError, "(3,)",
-    ),
+    "offset shape": (tensors(), {"q_offset": torch.zeros(3, dtype=INT)}, ValueError, "(3,)"),
     "starts dtype": (
         PACKED_Q, {"cu_seqlens_q": torch.tensor([0, 8])}, ValueError, "cu_seqlens_q is torch.int64",
     ),
-    "no starts": (
-        PACKED_Q, {"cu_seqlens_q": torch.zeros(0, dtype=INT)}, ValueError, "is empty",
-    ),
+    "no starts": (PACKED_Q, {"cu_seqlens_q": torch.zeros(0, dtype=INT)}, ValueError, "is empty"),
     "starts begin": (PACKED_Q, starts(1, 8), ValueError, "[1, 8]: from 0"),
     "starts fall": (PACKED_Q, starts(0, 5, 3, 8), ValueError, "batch 3"),
     "starts of keys fall": (PACKED_K, starts(0, 9, side="k"), ValueError, "to 8, the packed"),

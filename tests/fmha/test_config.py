@@ -65,10 +65,6 @@ def test_output_dtype_follows_normalisation():
     assert AttentionConfig(dtype="fp16", normalize=False, out_dtype="bf16").o_dtype == "bf16"
 
 
-def test_equal_configs_are_one_cache_key():
-    assert len({AttentionConfig(), AttentionConfig(k_stages=0), AttentionConfig(k_stages=4)}) == 2
-
-
 def test_p_waits_in_tensor_memory_where_it_can():
     for head_dim in (64, 96, 128, 256):
         assert not AttentionConfig(head_dim=head_dim).p_in_smem

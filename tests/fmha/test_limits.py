@@ -81,28 +81,18 @@ def test_just_outside_is_refused(name, forced):
         attend(dims, tuning)
 
 
-def test_pages_that_divide_no_tile_are_refused(forced, monkeypatch):
-    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (48,))
-    q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(7, 48, 1, 64).half()
-    table, lens = torch.arange(7).int()[None], torch.tensor([300], dtype=torch.int32)
-    with pytest.raises(Deadlock):
+@pytest.mark.parametrize(
+    ("size", "head_dim", "keys", "error", "words"),
+    [(48, 64, 300, Deadlock, ""), (1, 96, 33, HardwareRefusal, "128-byte aligned")],
+    ids=["of no divisor of a tile", "of one key, which TMA does not align"],
+)
+def test_pages_are_refused(size, head_dim, keys, error, words, forced, monkeypatch):
+    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (size,))
+    pages = -(-keys // size)
+    q, pool = torch.zeros(1, 5, 1, head_dim).half(), torch.zeros(pages, size, 1, head_dim).half()
+    table, lens = torch.arange(pages).int()[None], torch.tensor([keys], dtype=torch.int32)
+    with pytest.raises(error, match=words):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
-
-
-def test_pages_of_one_key_meet_the_alignment_of_tma(forced, monkeypatch):
-    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (1,))
-    q, pool = torch.zeros(1, 5, 1, 96).half(), torch.zeros(33, 1, 1, 96).half()
-    table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
-    with pytest.raises(HardwareRefusal, match="128-byte aligned"):
-        attention(q, pool, pool, page_table=table, kv_lens=lens)
-
-
-@pytest.mark.parametrize("page_size", [8, 256])
-@pytest.mark.parametrize("dims", [(96, 96), (512, 512)], ids=str)
-def test_the_smallest_pages_and_large_ones_run(dims, page_size):
-    case = Case(5, 300, kv_lens=(200, 0, 300), batch=3, dims=dims, page_size=page_size)
-    for report in cases.judge(case, cases.run(case, "adversarial")):
-        assert report.ok, str(report)
 
 
 def climb(log2_growth: float, rescale_log2: float) -> torch.Tensor:

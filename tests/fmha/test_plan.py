@@ -37,7 +37,7 @@ def test_sixteen_warps_share_all_registers():
 def test_arrivals_of_two_tiles():
     # Each of two tiles has its own warpgroup of 128 threads, and the correction warps serve both.
     edges = make_plan(AttentionConfig(schedule="pingpong")).edges
-    full = {edge.name: edges.full_arrivals(edge.name) for edge in edges.edges}
+    full = {edge.name: edges.full(edge.name).arrivals for edge in edges.edges}
     assert full == {
         "q": 1, "k": 1, "v": 1, "s": 1, "p": 128, "o": 1, "rescaled": 128, "row": 128, "out": 128,
     }  # fmt: skip
@@ -48,11 +48,11 @@ def test_arrivals_of_two_tiles():
 
 def test_arrivals(plan):
     # TMA and the tensor core signal once; 4 warps of 32 threads signal P and O.
-    full = {edge.name: plan.edges.full_arrivals(edge.name) for edge in plan.edges.edges}
+    full = {edge.name: plan.edges.full(edge.name).arrivals for edge in plan.edges.edges}
     assert full == {"q": 1, "k": 1, "v": 1, "s": 1, "p": 128, "o": 1, "out": 128}
-    assert [plan.edges.empty_arrivals(name) for name in "kv"] == [1, 1]
+    assert [plan.edges.empty(name).arrivals for name in "kv"] == [1, 1]
     with pytest.raises(ValueError, match="freed by p"):
-        plan.edges.empty_arrivals("s")
+        plan.edges.empty("s")
 
 
 def test_a_pair_signals_its_leader():
@@ -65,7 +65,7 @@ def test_a_pair_signals_its_leader():
 
 def test_packed_rows_are_gathered_and_stored_by_threads():
     plan = make_plan(AttentionConfig(pack_heads=True))
-    assert plan.edges.full_arrivals("q") == 128
+    assert plan.edges.full("q").arrivals == 128
     assert plan.edges["q"].tx_bytes == 0
     assert "out" not in [edge.name for edge in plan.edges.edges]
 
@@ -115,18 +115,14 @@ def test_shared_memory_of_a_pair():
     }
 
 
-def test_tensor_memory(plan):
-    ranges = {item.name: (item.begin, item.end) for item in plan.tmem.ranges}
-    # Two fp32 S of 128 columns; 128 16-bit weights are 64 columns, the tail of their S.
-    assert ranges == {
-        "S0": (0, 128), "P0": (64, 128), "S1": (128, 256), "P1": (192, 256), "O0": (256, 320),
-    }  # fmt: skip
-    assert plan.tmem.allocated == 512
-
-
 @pytest.mark.parametrize(
     ("config", "ranges"),
     [
+        (
+            # Two fp32 S of 128 columns; 128 16-bit weights are 64 columns, the tail of their S.
+            AttentionConfig(),
+            {"S0": (0, 128), "P0": (64, 128), "S1": (128, 256), "P1": (192, 256), "O0": (256, 320)},
+        ),
         (
             AttentionConfig(head_dim=128, p_path="smem"),
             {"S0": (0, 128), "S1": (128, 256), "O0": (256, 384)},
@@ -146,7 +142,7 @@ def test_tensor_memory(plan):
         (AttentionConfig(head_dim=512), {"S0": (0, 64), "S1": (64, 128), "O0": (128, 384)}),
     ],
 )  # fmt: skip
-def test_tensor_memory_of_others(config, ranges):
+def test_tensor_memory(config, ranges):
     plan = make_plan(config)
     assert {item.name: (item.begin, item.end) for item in plan.tmem.ranges} == ranges
     assert plan.tmem.allocated == 512

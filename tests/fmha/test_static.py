@@ -45,6 +45,7 @@ LOADS = (
     dataclasses.replace(SKIPS, q_offset=600),
     Case(9, 300, (6, 2), 2, page_size=16, kv_lens=(300, 40), pack_heads=True, schedule="base"),
     Case(0, 0, (2, 1), q_lens=(200, 3), k_lens=(400, 140), causal=True, schedule="base"),
+    dataclasses.replace(SKIPS, sink_tokens=0),
 )
 
 
@@ -139,7 +140,8 @@ def test_the_launch_asks_for_what_the_plan_says(name, monkeypatch):
 def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
     """The tile counter of the emulator: boxes of Q per block, boxes of K and V per visible tile."""
     plan = plan_of(case)
-    results, ((report,),) = launched(case)
+    results, reports = cases.run_reported(case, "round-robin")
+    ((report,),) = (report.launches for report in reports)
     assert all(verdict.ok for verdict in cases.judge(case, results))
     tiles = visible_tiles(case, plan)
     layout, config = plan.layout, plan.config
@@ -161,12 +163,6 @@ def test_a_window_skips_most_tiles():
     assert visible_tiles(without_window, plan) == [15, 16, 16]
 
 
-def launched(case: Case) -> tuple:
-    """The results, and for each call its launches."""
-    results, reports = cases.run_reported(case, "round-robin")
-    return results, [report.launches for report in reports]
-
-
 def plan_of(case: Case) -> AttentionPlan:
     """Of the schedule, P path and layout that `case` names."""
     return make_plan(
@@ -186,12 +182,8 @@ def plan_of(case: Case) -> AttentionPlan:
 
 def visible_tiles(case: Case, plan: AttentionPlan) -> list[int]:
     """For each block of rows of each entry, key tiles in which some row sees some key."""
-    options = Options(
-        causal=case.causal,
-        window=case.window,
-        sink_tokens=case.sink_tokens,
-        q_offset=case.q_offset,
-    )
+    names = ("causal", "window", "sink_tokens", "q_offset")
+    options = Options(**{name: getattr(case, name) for name in names})
     group = case.heads[0] // case.heads[1] if plan.config.pack_heads else 1
     found = []
     for n_q, n_k, offset in zip(case.queries, case.keys, case.offsets, strict=True):

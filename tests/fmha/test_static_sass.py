@@ -90,13 +90,7 @@ def config_of(kernel: tuple, fields: dict) -> AttentionConfig:
 
 @pytest.mark.parametrize(
     ("kernel", "mask", "budget"),
-    [
-        pytest.param(
-            *loops,
-            id=f"{name(loops[0])}-{name(loops[1])}",
-        )
-        for loops in LOOPS
-    ],
+    [pytest.param(*loops, id=f"{name(loops[0])}-{name(loops[1])}") for loops in LOOPS],
 )
 def test_softmax_loops(cubin, kernel, mask, budget):
     config = config_of(kernel, mask)
@@ -143,9 +137,7 @@ def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) ->
         assert 1 - behind / body <= LATEST_STATISTICS
 
 
-@pytest.mark.parametrize(
-    ("kernel", "fields"), [*itertools.product(KERNELS, ALL_FIELDS)], ids=name
-)
+@pytest.mark.parametrize(("kernel", "fields"), [*itertools.product(KERNELS, ALL_FIELDS)], ids=name)
 def test_no_config_spills(cubin, kernel, fields):
     """The stack is where registers spill to."""
     (usage,) = resources(cubin(config_of(kernel, fields)))

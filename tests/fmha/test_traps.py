@@ -7,14 +7,9 @@ under all of them. (Publishing late costs time, not correctness: a static test.)
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
-from pathlib import Path
-
 import pytest
 import torch
 
-import kernelkit.compile
 from fmha.sm100 import kernel
 from fmha.sm100.roles import correction, epilogue, mma, publish, softmax
 from kernelkit import online_softmax
@@ -25,34 +20,11 @@ from workbench.problems.attention import Case
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 POLICIES = (("round-robin", 0), ("adversarial", 0), ("adversarial", 1))
-_serial = itertools.count()
 
 
 def moving(p_path: str, schedule: str) -> Case:
     """Row maxima move from tile to tile, so O is rescaled."""
     return Case(130, 640, amplitude=4.0, causal=True, p_path=p_path, schedule=schedule)
-
-
-@pytest.fixture
-def changed(monkeypatch, tmp_path):
-    """changed(module, users, name, (old, new), ...): each of `users` gets the `name` of a copy of
-    `module` in which each old text, which stands there once, is the new one."""
-
-    def change(module, users, name, *replacements):
-        source = Path(module.__file__).read_text(encoding="utf-8")
-        for old, new in replacements:
-            assert source.count(old) == 1, f"the cure is not where it was: {old}"
-            source = source.replace(old, new)
-        path = tmp_path / f"changed_{next(_serial)}.py"  # the DSL reads functions from their files
-        path.write_text(source, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        copy = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(copy)
-        for user in users:
-            monkeypatch.setattr(user, name, getattr(copy, name))
-        monkeypatch.setattr(kernelkit.compile, "_compiled", {})
-
-    return change
 
 
 def noticed(case: Case, policies: tuple = POLICIES) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,20 +17,17 @@ import torch
 
 from gqa_lowlatency import DecodeConfig, decode, reference
 from gqa_lowlatency.config import TUNABLE
-from gqa_lowlatency.reference import Decoded
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
 from ptxemu.check.text import render
+from workbench.accuracy import coarser
+from workbench.problems import attention
+from workbench.problems.attention import NO_PAGES, PATIENCE, SPARE_PAGES, same_bits
 
-DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
-    "e4m3": torch.float8_e4m3fn,
-}  # fmt: skip
+DTYPES = attention.DTYPES | {"e4m3": torch.float8_e4m3fn}
 PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
-PATIENCE = 600.0  # seconds of a launch; a busy machine is no reason to fail
-SPARE_PAGES = 3  # pages of the pool that no table names
-NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a table holds where no token sees a page's keys
+FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
 
 
 @dataclass(frozen=True)
@@ -180,8 +178,11 @@ class Case:
 
     def launch_options(self, arch: str) -> dict[str, Any]:
         """Those that change no result."""
-        config = DecodeConfig(cluster=self.cluster, **dict(self.tuning)) if self.cluster else None
-        assert {name for name, _ in self.tuning} <= set(TUNABLE)
+        tuning = dict(self.tuning)
+        if tuning and not self.cluster:
+            raise ValueError(f"tuning {tuning} without a cluster: sizes then choose the config")
+        assert tuning.keys() <= set(TUNABLE)
+        config = DecodeConfig(cluster=self.cluster, **tuning) if self.cluster else None
         return {
             "pdl": self.pdl != "", "kv_ready_before_pdl": self.pdl == "ready", "arch": arch,
             "batch_invariant": self.batch_invariant, "parts": self.parts, "config": config,
@@ -199,41 +200,58 @@ def _nan_view(rows: tuple[int, int], heads: int, columns: int, dtype: torch.dtyp
     return full[:, :, : rows[1], PAST_COLUMNS:].transpose(1, 2)
 
 
-def run(
-    case: Case, arch: str, policy: str | Options = "round-robin", seed: int = 0, **changes: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, LSE) of the kernel in the emulator, where nothing is found. policy: or all the options;
-    changes: of decode's arguments."""
-    if isinstance(policy, str):
-        policy = Options(policy=policy, seed=seed, limit=PATIENCE)
-    arguments = case.options() | case.launch_options(arch) | changes
-    with emulation(policy) as active:
-        results = decode(*case.inputs(), return_lse=True, **arguments)
+@contextmanager
+def watched(schedule: Options) -> Iterator[None]:
+    """Within the block the emulator launches by `schedule`, and finds nothing."""
+    with emulation(schedule) as active:
+        yield
     for report in active.reports:
         assert not report.findings, render(report)
-    return results
 
 
-def references(case: Case, arch: str) -> tuple[Decoded, Decoded]:
-    """(fp64 definition, the same with the kernel's rounding points)."""
-    inputs, options = case.inputs(), case.options() | {"arch": arch}
-    return reference.definition(*inputs, **options), reference.rounded(*inputs, **options)
+def run(
+    case: Case, arch: str, schedule: Options = FRIENDLY, **changes: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(O, LSE) of the kernel in the emulator. changes: of decode's arguments."""
+    arguments = case.options() | case.launch_options(arch) | changes
+    with watched(schedule):
+        return decode(*case.inputs(), return_lse=True, **arguments)
 
 
-def judge(case: Case, arch: str, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
-    """Verdicts on O and LSE."""
-    exact, rounded = references(case, arch)
+def judge(
+    case: Case, arch: str, results: Sequence[torch.Tensor], **changes: Any
+) -> list[tolerance.Report]:
+    """Verdicts on O and LSE. changes: of the reference's options."""
     # 16 bits of O are rounded once more than those of P.
-    coarser = max((case.io, results[0].dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    grain = coarser((case.io, results[0].dtype))
+    return verdicts(case.inputs(), case.options() | {"arch": arch} | changes, results, grain)
+
+
+def verdicts(
+    inputs: Sequence[torch.Tensor],
+    options: dict[str, Any],
+    results: Sequence[torch.Tensor],
+    grain: torch.dtype,
+) -> list[tolerance.Report]:
+    """On O, in units of `grain`, and LSE: the fp64 definition beside the kernel's roundings."""
+    exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
     return [
-        tolerance.compare_output(results[0], exact.o, rounded.o, coarser),
+        tolerance.compare_output(results[0], exact.o, rounded.o, grain),
         tolerance.compare_lse(results[1], exact.lse, rounded.lse),
     ]
 
 
-def same_bits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    """Bit equality, NaNs and signed zeros included."""
-    return all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-        for a, b in zip(first, second, strict=True)
-    )
+def expect(reports: Sequence[tolerance.Report]) -> None:
+    """All within tolerance."""
+    for report in reports:
+        assert report.ok, str(report)
+
+
+def check(case: Case, arch: str, *schedules: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results, which are right, and have the same bits in every schedule."""
+    results = run(case, arch, schedules[0])
+    expect(judge(case, arch, results))
+    for schedule in schedules[1:]:
+        other = run(case, arch, schedule)
+        assert same_bits(results, other), f"{schedule.policy} changes bits"
+    return results

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import (
     MACHINES,
-    MEASURED,
     TILE,
-    Measurement,
     choose_cluster,
     choose_columns,
     choose_config,
-    choose_parts,
+    choose_num_splits,
     choose_warps,
     most_sms,
     one_to_an_sm,
@@ -107,20 +105,42 @@ def test_the_choice_of_a_cluster(arch, keys, clusters, invariant, at_once):
         assert width == choose_cluster(arch, keys, clusters + 7, batch_invariant=True)
 
 
-@pytest.mark.parametrize(
-    ("arch", "keys", "clusters", "expected"),
-    [
-        ("sm_90a", 8192, 8, 8),  # 8 KV heads of one entry: 64 CTAs, wider is slower
-        ("sm_90a", 8192, 64, 2),
-        ("sm_90a", 8192, 132, 1),
-        ("sm_90a", 300, 1, 2),  # 3 tiles
-        ("sm_90a", 0, 1, 1),
-        ("sm_100a", 8192, 8, 16),
-        ("sm_100a", 8192, 64, 2),
-    ],
-)
-def test_choices_without_a_measurement(arch, keys, clusters, expected):
-    assert choose_cluster(arch, keys, clusters, measured=()) == expected
+def at_once(ctas):
+    """On a GPU that runs so many CTAs at the same time."""
+    return {"co_scheduled": lambda width: ctas // width}
+
+
+WIDTHS = [
+    ("sm_90a", 8192, 8, {}, 8),  # 8 KV heads of one entry: 64 CTAs, wider is slower
+    ("sm_90a", 8192, 64, {}, 2),
+    ("sm_90a", 8192, 132, {}, 1),
+    ("sm_90a", 300, 1, {}, 2),  # 3 tiles
+    ("sm_90a", 0, 1, {}, 1),
+    ("sm_100a", 8192, 8, {}, 16),
+    ("sm_100a", 8192, 64, {}, 2),
+    # No wider than what runs at once.
+    ("sm_90a", 8192, 15, at_once(120), 8),
+    ("sm_90a", 8192, 16, at_once(120), 4),
+    ("sm_90a", 8192, 30, at_once(120), 4),
+    ("sm_90a", 8192, 31, at_once(120), 2),
+    ("sm_90a", 8192, 61, at_once(120), 1),
+    # Bits that must not depend on the batch depend on no limit of it either.
+    ("sm_90a", 8192, 61, at_once(0) | {"batch_invariant": True}, 8),
+    # Many clusters of long shares are cut in two.
+    ("sm_90a", 8192, 132, at_once(132), 1),
+    ("sm_90a", 8192, 133, at_once(132), 2),
+    ("sm_90a", 8192, 512, at_once(132), 2),
+    ("sm_90a", 8191, 512, {}, 1),
+    ("sm_90a", 8192, 512, at_once(0), 1),
+]
+
+
+@pytest.mark.parametrize(("arch", "keys", "clusters", "options", "expected"), WIDTHS)
+def test_the_width_of_a_cluster(arch, keys, clusters, options, expected):
+    found = choose_cluster(arch, keys, clusters, **options)
+    assert found == expected <= MACHINES[arch].widest
+    if "co_scheduled" in options:
+        assert found <= choose_cluster(arch, keys, clusters, **options | {"co_scheduled": None})
 
 
 @pytest.mark.parametrize(
@@ -136,8 +156,8 @@ def test_choices_without_a_measurement(arch, keys, clusters, expected):
     ],
 )
 def test_few_heads_with_many_keys_take_several_clusters(arch, keys, clusters, cluster, expected):
-    assert choose_parts(arch, keys, clusters, cluster) == expected
-    assert choose_parts(arch, keys, clusters, cluster, batch_invariant=True) == 1
+    assert choose_num_splits(arch, keys, clusters, cluster) == expected
+    assert choose_num_splits(arch, keys, clusters, cluster, batch_invariant=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,7 +177,7 @@ def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
 
 @pytest.mark.parametrize(
     ("keys", "ctas", "alone"),
-    [(511, 64, False), (512, 132, True), (4095, 133, False), (4096, 512, True)],
+    [(511, 64, False), (512, 132, True), (4095, 133, False), (4096, 512, True), (4096, 1024, True)],
 )
 def test_deep_rings_where_a_second_cta_would_not_help(keys, ctas, alone):
     assert one_to_an_sm("sm_90a", keys, ctas) == alone
@@ -201,37 +221,6 @@ def test_the_depth_of_a_ring_of_hopper():
         check_config(replace(config, stages=1), "sm_90a")
     with pytest.raises(ValueError, match="bytes of shared memory, limit 232448"):
         check_config(replace(config, stages=8, warps=16), "sm_90a")
-
-
-@pytest.mark.parametrize(("clusters", "expected"), [(15, 8), (16, 4), (30, 4), (31, 2), (61, 1)])
-def test_no_wider_than_what_runs_at_once(clusters, expected):
-    """On a GPU that holds 120 CTAs."""
-    found = choose_cluster("sm_90a", 8192, clusters, co_scheduled=lambda width: 120 // width)
-    unbounded = choose_cluster("sm_90a", 8192, clusters)
-    assert found == expected
-    assert unbounded >= found
-    # Bits that must not depend on the batch depend on no limit of it either.
-    wide = {"co_scheduled": lambda width: 0, "batch_invariant": True}
-    assert choose_cluster("sm_90a", 8192, clusters, **wide) == 8
-
-
-def test_many_clusters_of_long_shares_are_cut_in_two():
-    assert [choose_cluster("sm_90a", 8192, n, co_scheduled=lambda w: 132 // w) for n in (
-        132, 133, 512,
-    )] == [1, 2, 2]  # fmt: skip
-    assert choose_cluster("sm_90a", 8191, 512) == 1
-    assert choose_cluster("sm_90a", 8192, 512, co_scheduled=lambda width: 0) == 1
-    assert one_to_an_sm("sm_90a", 4096, 1024)
-
-
-def test_a_measured_choice_comes_first_but_holds_no_more_than_fits():
-    table = (Measurement(4096, range(17), 4), Measurement(1024, range(201), 2))
-    choices = [choose_cluster("sm_90a", *sizes, measured=table) for sizes in (
-        (8192, 16), (8192, 17), (2000, 1), (512, 1), (8192, 201),
-    )]  # fmt: skip
-    assert choices == [4, 2, 2, 4, 1]
-    for arch, rows in MEASURED.items():
-        assert all(row.cluster <= MACHINES[arch].widest for row in rows)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)

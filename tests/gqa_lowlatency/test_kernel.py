@@ -16,10 +16,7 @@ import torch
 from gqa_lowlatency import choose, decode, decode_plan, launch, reference
 from gqa_lowlatency.choose import MACHINES
 from gqa_lowlatency.launch import ARCHS
-from kernelkit import tolerance
-from kernelkit.launch import emulation
 from ptxemu import Options
-from ptxemu.check.text import render
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.cases import PATIENCE, Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
@@ -47,15 +44,11 @@ each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
 def check(case: Case, arch: str) -> None:
-    results = check_once(case, arch)
-    assert cases.same_bits(results, cases.run(case, arch, ADVERSARIAL)), "the schedule shows"
+    cases.check(case, arch, CHECKED, ADVERSARIAL)
 
 
-def check_once(case: Case, arch: str) -> tuple[torch.Tensor, ...]:
-    results = cases.run(case, arch, CHECKED)
-    for report in cases.judge(case, arch, results):
-        assert report.ok, str(report)
-    return results
+def check_once(case: Case, arch: str) -> None:
+    cases.check(case, arch, CHECKED)
 
 
 @pytest.mark.parametrize(("arch", "case"), on_every_arch(QUICK))
@@ -100,7 +93,8 @@ STEADY = Case((700, 130, 0), (8, 2), 2, head_dim=64, cluster=4, sinks=True, wind
 @each_arch
 @pytest.mark.parametrize("policy", ["random", "adversarial"])
 def test_the_same_bits_every_time(arch, policy):
-    results = [cases.run(STEADY, arch, policy, seed) for seed in (3, 3, 4)]
+    schedules = (Options(policy=policy, seed=seed, limit=PATIENCE) for seed in (3, 3, 4))
+    results = [cases.run(STEADY, arch, schedule) for schedule in schedules]
     assert cases.same_bits(results[0], results[1])
     assert cases.same_bits(results[0], results[2])
 
@@ -158,14 +152,12 @@ def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch,
     assert partial.shape[1] == SHARED.parts
     results = []
     for schedule in (CHECKED, CHECKED, ADVERSARIAL):
-        with emulation(schedule) as active:
+        with cases.watched(schedule):
             results.append(plan(*tensors, **moving))
-        for report in active.reports:
-            assert not report.findings, render(report)
         assert not counts.any()
     for result in results:
         assert cases.same_bits(result, results[0])
-        assert all(report.ok for report in cases.judge(SHARED, arch, result))
+        cases.expect(cases.judge(SHARED, arch, result))
 
 
 @each_arch
@@ -174,14 +166,8 @@ def test_extreme_sinks(arch, sink):
     """-inf is no sink at all; a sink far above every score leaves O its relative precision."""
     sinks = torch.full((8,), 0.5)
     sinks[3] = sink
-    o, lse = cases.run(STEADY, arch, sinks=sinks)
-    inputs, options = STEADY.inputs(), STEADY.options() | {"sinks": sinks}
-    exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
-    for report in (
-        tolerance.compare_output(o, exact.o, rounded.o, STEADY.io),
-        tolerance.compare_lse(lse, exact.lse, rounded.lse),
-    ):
-        assert report.ok, str(report)
+    results = cases.run(STEADY, arch, sinks=sinks)
+    cases.expect(cases.judge(STEADY, arch, results, sinks=sinks))
 
 
 @each_arch
@@ -191,13 +177,8 @@ def test_keys_may_be_values_and_heads_may_come_last(arch):
     wide = torch.randn((2, 3, 24, 64), generator=generator).bfloat16()
     cache = torch.randn((2, 200, 2, 64), generator=generator).bfloat16()
     q = wide[:, :, 8:16]
-    o, lse = decode(q, cache, cache, arch=arch, return_lse=True)
-    exact, rounded = (f(q, cache, cache) for f in (reference.definition, reference.rounded))
-    for report in (
-        tolerance.compare_output(o, exact.o, rounded.o, q.dtype),
-        tolerance.compare_lse(lse, exact.lse, rounded.lse),
-    ):
-        assert report.ok, str(report)
+    results = decode(q, cache, cache, arch=arch, return_lse=True)
+    cases.expect(cases.verdicts((q, cache, cache), {}, results, q.dtype))
 
 
 JUDGED = Case(
@@ -245,9 +226,7 @@ def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl, full, mo
     assert plan.config.cluster == 2
     assert plan.config.early == (full and arch == "sm_90a")
     out, lse = plan(*tensors, **moving)
-    with emulation(CHECKED) as active:
+    with cases.watched(CHECKED):
         for _ in range(2):
             plan(*tensors, **moving, out=out, lse=lse)
-    for report in active.reports:
-        assert not report.findings, render(report)
-    assert all(report.ok for report in cases.judge(case, arch, (out, lse)))
+    cases.expect(cases.judge(case, arch, (out, lse)))

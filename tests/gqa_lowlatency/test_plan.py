@@ -10,15 +10,11 @@ import torch
 from gqa_lowlatency import choose, decode, decode_plan, launch
 from gqa_lowlatency.launch import DECODE
 from kernelkit.launch import Target
-from tests.attentions import BF16, problem
+from tests.attentions import BF16, problem, same
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.test_tape import held_by
 
 E4M3, ARCH = torch.float8_e4m3fn, {"arch": "sm_90a"}
-
-
-def same(results, expected) -> bool:
-    return all(map(torch.equal, results, expected))
 
 
 @pytest.fixture

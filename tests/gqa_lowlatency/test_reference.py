@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gqa_lowlatency import reference
+from tests.fmha.test_reference import by_key as attention_by_key
 
 E4M3 = torch.float8_e4m3fn
 
@@ -18,33 +19,16 @@ def inputs(batch=2, tokens=3, keys=11, heads=(4, 2), dim=16, dtype=torch.bfloat1
     return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
 
 
-def by_key(q, k, v, b, h, t, **options):
-    """(o, lse) of one row, one visible key after the other."""
-    tokens, n_keys = q.shape[1], k.shape[1]
-    n_keys = int(options.get("kv_lens", [n_keys] * (b + 1))[b])
-    position, window = n_keys - tokens + t, options.get("window")
-    head = h // (q.shape[2] // k.shape[2])
-    scale, cap = options.get("scale", q.shape[-1] ** -0.5), options.get("softcap", 0.0)
-    k_scale, v_scale = (options.get(name, torch.ones(2)) for name in ("k_scale", "v_scale"))
-    k_scale, v_scale = (s if s.ndim and len(s) > 1 else s.expand(2) for s in (k_scale, v_scale))
-    weighted = []
-    for c in range(n_keys):
-        if options.get("causal", True) and c > position:
-            continue
-        if window is not None and c < position - window and c >= options.get("sink_tokens", 0):
-            continue
-        logit = scale * k_scale[head].item() * (q[b, t, h].double() @ k[b, c, head].double()).item()
-        value = v[b, c, head].double() * v_scale[head].double()
-        weighted.append((cap * math.tanh(logit / cap) if cap else logit, value))
-    if "sinks" in options:
-        weighted.append((options["sinks"][h].item(), torch.zeros(v.shape[-1]).double()))
-    if not weighted:
-        return torch.zeros(v.shape[-1]).double(), -math.inf
-    top = max(logit for logit, _ in weighted)
-    total = sum(math.exp(logit - top) for logit, _ in weighted)
-    return sum(math.exp(logit - top) / total * value for logit, value in weighted), (
-        top + math.log(total)
+def by_key(q, k, v, b, h, t, causal=True, window=None, **options):
+    """(o, lse) of one row, one visible key after the other: attention of the newest queries."""
+    if "kv_lens" in options:
+        options["kv_lens"] = options["kv_lens"].tolist()
+    k, v = (
+        tensor.double() * options.pop(name, torch.ones(1)).double()[:, None]
+        for tensor, name in ((k, "k_scale"), (v, "v_scale"))
     )
+    given = options | {"causal": causal, "window": (window, None)}
+    return attention_by_key(q, k, v, b, h, t, **given)[:2]
 
 
 SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0])

@@ -6,14 +6,10 @@ out of a copy of the source and expects that somebody notices: the numbers, or t
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import kernelkit.compile
 from gqa_lowlatency import DecodeConfig
 from gqa_lowlatency.launch import compile_for
 from gqa_lowlatency.sm100 import kernel
@@ -35,16 +31,6 @@ SCHEDULES = (
 MOVING = Case((400,), (3, 1), 2, window=250, head_dim=128, amplitude=4.0, cluster=1)
 LONG = Case((660,), (3, 1), 2, window=500, head_dim=128, amplitude=4.0, cluster=1)
 QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
-_serial = itertools.count()
-
-
-def check(case: Case, schedules: tuple[Options, ...] = SCHEDULES) -> None:
-    results = cases.run(case, ARCH, schedules[0])
-    for report in cases.judge(case, ARCH, results):
-        assert report.ok, str(report)
-    for schedule in schedules[1:]:
-        other = cases.run(case, ARCH, schedule)
-        assert cases.same_bits(results, other), f"{schedule.policy} changes bits"
 
 
 SHAPES = (
@@ -54,9 +40,9 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in SHAPES])
+@pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_no_schedule_shows(case):
-    check(case)
+    cases.check(case, ARCH, *SCHEDULES)
 
 
 WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of three pieces
@@ -79,7 +65,7 @@ WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of th
 
 @pytest.mark.parametrize("case", WIDE, ids=str)
 def test_no_schedule_shows_at_the_edges_of_the_plan(case):
-    check(case)
+    cases.check(case, ARCH, *SCHEDULES)
 
 
 @pytest.mark.parametrize("pdl", [False, True])
@@ -88,30 +74,10 @@ def test_two_ctas_get_their_registers_with_pdl(pdl):
     assert (".minnctapersm 2" in ptx) == pdl
 
 
-@pytest.fixture
-def changed(monkeypatch, tmp_path):
-    """changed(module, users, name, old, new): each of `users` gets the `name` of a copy of `module`
-    in which the text `old`, which stands there once, is `new`."""
-
-    def change(module, users, name, old, new):
-        source = Path(module.__file__).read_text(encoding="utf-8")
-        assert source.count(old) == 1, f"the cure is not where it was: {old}"
-        path = tmp_path / f"changed_{next(_serial)}.py"  # the DSL reads functions from their files
-        path.write_text(source.replace(old, new), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        copy = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(copy)
-        for user in users:
-            monkeypatch.setattr(user, name, getattr(copy, name))
-        monkeypatch.setattr(kernelkit.compile, "_compiled", {})
-
-    return change
-
-
 def noticed(case: Case) -> bool:
     """Whether a schedule gives a wrong result, no result, or a finding."""
     try:
-        check(case, SCHEDULES[:3])
+        cases.check(case, ARCH, *SCHEDULES[:3])
     except (AssertionError, PtxEmuError):
         return True
     return False
@@ -169,5 +135,5 @@ TRAPS = {
 def test_what_each_cure_is_for(changed, trap):
     module, users, name, case, old, new = TRAPS[trap]
     users = [user for user in users if hasattr(user, name)]
-    changed(module, users, name, old, new)
+    changed(module, users, name, (old, new))
     assert noticed(case)

@@ -28,64 +28,53 @@ def test_epilogue_warps_reach_all_lanes():
     assert ROLES.threads * hw.REGISTERS_PER_THREAD <= hw.REGISTERS_PER_SM
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "columns", "cluster", "stages", "tmem"),
-    [  # by hand: (227 KiB - Q - P - mail - 4 KiB and less) / piece
-        (64, 8, 8, 13, 32),  # 227 - 1 - 2 - 2 -> 222 / 16
-        (128, 8, 1, 6, 32),  # 227 - 2 - 2 - 4 -> 219 / 32
-        (128, 8, 16, 6, 32),  # 227 - 2 - 2 - 8 -> 215 / 32
-        (128, 64, 8, 4, 128),  # 227 - 16 - 16 - 32 -> 163 / 32
-        (256, 8, 8, 6, 32),  # 227 - 4 - 2 - 8 -> 213 / 32
-        (256, 64, 8, 3, 256),  # 227 - 32 - 16 - 64 -> 115 / 32
-    ],
-)
-def test_depth_of_the_ring_is_what_is_left(head_dim, columns, cluster, stages, tmem):
-    plan = make_plan(config_of(head_dim, columns, cluster))
-    assert plan.stages == stages
-    assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA < plan.smem.bytes + plan.piece_bytes
-    assert plan.tmem.allocated == tmem
+DEPTHS = [
+    # By hand: (227 KiB - Q - P - mail - 4 KiB and less) / piece.
+    (64, 8, 8, "", False, 1, 13),  # 227 - 1 - 2 - 2 -> 222 / 16
+    (128, 8, 1, "", False, 1, 6),  # 227 - 2 - 2 - 4 -> 219 / 32
+    (128, 8, 16, "", False, 1, 6),  # 227 - 2 - 2 - 8 -> 215 / 32
+    (128, 64, 8, "", False, 1, 4),  # 227 - 16 - 16 - 32 -> 163 / 32
+    (256, 8, 8, "", False, 1, 6),  # 227 - 4 - 2 - 8 -> 213 / 32
+    (256, 64, 8, "", False, 1, 3),  # 227 - 32 - 16 - 64 -> 115 / 32
+    # With PDL half of 228 KiB less 1 are 113; less Q, P, mail and barriers; by the piece.
+    (64, 8, 8, "", True, 2, 6),  # 113 - 1 - 2 - 2 - 2 -> 106 / 16, 5 are enough: 1 + 54 / 16
+    (64, 32, 8, "", True, 2, 5),  # 113 - 4 - 8 - 8 - 3 -> 90 / 16
+    (64, 8, 8, "e4m3", True, 2, 13),  # 113 - 0.5 - 1 - 2 - 2.5 -> 107 / 8, 8 are enough
+    (128, 8, 1, "", True, 2, 3),  # 113 - 2 - 2 - 4 - 2 -> 103 / 32, 3 are enough
+    (128, 8, 16, "", True, 2, 3),  # 113 - 2 - 2 - 8 - 2 -> 99 / 32
+    (128, 32, 8, "e4m3", True, 2, 5),  # 113 - 4 - 4 - 16 - 3 -> 86 / 16
+    (256, 8, 8, "", True, 2, 3),  # 113 - 4 - 2 - 8 - 2 -> 97 / 32
+    (256, 16, 8, "e4m3", True, 2, 5),  # 113 - 4 - 2 - 16 - 2 -> 89 / 16
+    # A ring that would be too short stays long.
+    (128, 16, 8, "", True, 1, 6),  # 113 - 4 - 4 - 8 - 2 -> 95 / 32: two pieces are no ring
+    (256, 32, 8, "e4m3", True, 1, 11),  # 113 - 8 - 4 - 32 - 3 -> 66 / 16: of 5 that are enough
+    (64, 64, 8, "", True, 1, 11),  # 113 - 8 - 16 - 16 - 6 -> 67 / 16: four, 64 scores a thread
+    (64, 64, 8, "e4m3", True, 1, 24),  # nine of 8 KiB are enough, 128 registers a thread are not
+]
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "columns", "cluster", "kv_dtype", "stages"),
-    [  # by hand: half of 228 KiB less 1 are 113; less Q, P, mail and barriers; by the piece
-        (64, 8, 8, "", 6),  # 113 - 1 - 2 - 2 - 2 -> 106 / 16, 5 are enough: 1 + 54 / 16
-        (64, 32, 8, "", 5),  # 113 - 4 - 8 - 8 - 3 -> 90 / 16
-        (64, 8, 8, "e4m3", 13),  # 113 - 0.5 - 1 - 2 - 2.5 -> 107 / 8, 8 are enough
-        (128, 8, 1, "", 3),  # 113 - 2 - 2 - 4 - 2 -> 103 / 32, 3 are enough
-        (128, 8, 16, "", 3),  # 113 - 2 - 2 - 8 - 2 -> 99 / 32
-        (128, 32, 8, "e4m3", 5),  # 113 - 4 - 4 - 16 - 3 -> 86 / 16
-        (256, 8, 8, "", 3),  # 113 - 4 - 2 - 8 - 2 -> 97 / 32
-        (256, 16, 8, "e4m3", 5),  # 113 - 4 - 2 - 16 - 2 -> 89 / 16
-    ],
+    ("head_dim", "columns", "cluster", "kv_dtype", "pdl", "ctas", "stages"), DEPTHS
 )
-def test_with_pdl_half_an_sm_is_left(head_dim, columns, cluster, kv_dtype, stages):
+def test_the_depth_of_the_ring(head_dim, columns, cluster, kv_dtype, pdl, ctas, stages):
     config = config_of(head_dim, columns, cluster, kv_dtype)
-    plan = make_plan(dataclasses.replace(config, pdl=True))
-    assert (plan.ctas_per_sm, plan.stages) == (2, stages)
-    half = hw.SMEM_BYTES_PER_SM // 2 - hw.SMEM_RESERVED_BYTES
-    assert half == 113 * KIB
-    assert plan.smem.bytes <= half < plan.smem.bytes + plan.piece_bytes
+    plan, plain = make_plan(dataclasses.replace(config, pdl=pdl)), make_plan(config)
+    assert (plan.ctas_per_sm, plan.stages) == (ctas, stages)
+    room = hw.SMEM_BYTES_PER_SM // ctas - hw.SMEM_RESERVED_BYTES
+    assert room == (227 if ctas == 1 else 113) * KIB
+    assert plan.smem.bytes <= room < plan.smem.bytes + plan.piece_bytes
     # A stage that is read, and 54 KB in flight: 8 TB/s for 1 us by 148 SMs.
     assert (plan.stages - 1) * plan.piece_bytes >= 54_000
-    assert make_plan(config).stages > plan.stages
+    assert plain.stages == plan.stages if ctas == 1 else plain.stages > plan.stages
     alone = make_plan(dataclasses.replace(config, pdl=True, alone=True))
-    assert (alone.ctas_per_sm, alone.stages) == (1, make_plan(config).stages)
+    assert (alone.ctas_per_sm, alone.stages) == (1, plain.stages)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "columns", "kv_dtype"),
-    [
-        (128, 16, ""),  # 113 - 4 - 4 - 8 - 2 -> 95 / 32: two pieces are no ring
-        (256, 32, "e4m3"),  # 113 - 8 - 4 - 32 - 3 -> 66 / 16: four pieces, of 5 that are enough
-        (64, 64, ""),  # 113 - 8 - 16 - 16 - 6 -> 67 / 16: four, and 64 scores and sums a thread
-        (64, 64, "e4m3"),  # nine pieces of 8 KiB are enough, 128 registers a thread are not
-    ],
-)
-def test_with_pdl_a_ring_that_would_be_too_short_stays_long(head_dim, columns, kv_dtype):
-    config = config_of(head_dim, columns, 8, kv_dtype)
-    plan = make_plan(dataclasses.replace(config, pdl=True))
-    assert (plan.ctas_per_sm, plan.stages) == (1, make_plan(config).stages)
+@pytest.mark.parametrize(("head_dim", "columns", "allocated"), [
+    (64, 8, 32), (128, 8, 32), (128, 64, 128), (256, 8, 32), (256, 64, 256),
+])  # fmt: skip
+def test_columns_of_tensor_memory(head_dim, columns, allocated):
+    assert make_plan(config_of(head_dim, columns, 8)).tmem.allocated == allocated
 
 
 @pytest.mark.parametrize("pdl", [False, True])
@@ -131,10 +120,10 @@ def test_every_default_fits(head_dim, kv_dtype):
 
 def test_arrivals():
     edges = make_plan(DecodeConfig()).edges
-    assert {edge.name: edges.full_arrivals(edge.name) for edge in edges.edges} == {
+    assert {edge.name: edges.full(edge.name).arrivals for edge in edges.edges} == {
         "q": 32, "kv": 1, "s": 1, "taken": 128, "p": 128, "o": 1,
     }  # fmt: skip
-    assert edges.empty_arrivals("kv") == 1
+    assert edges.empty("kv").arrivals == 1
     assert edges["kv"].tx_bytes == 32 * KIB
 
 

@@ -1,4 +1,4 @@
-"""A kernel that applies a function of `kernelkit.online_softmax` to rows, one thread per row."""
+"""A kernel that applies a function of device code to rows, one thread per row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ THREADS = 32
 class RowKernel:
     """`apply(scores, integers, numbers) -> tuple of Float32`; scores it may change in place.
 
-    scores: (COLUMNS,) fp32 registers, integers (I,) int32, numbers (F,) fp32 of the same row.
+    scores: fp32 registers, a row of them, integers (I,) int32, numbers (F,) fp32 of the same row.
     """
 
     def __init__(self, apply: Callable) -> None:
@@ -53,7 +53,7 @@ class RowKernel:
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         row = block * THREADS + thread
-        registers = cute.make_rmem_tensor(COLUMNS, Float32)
+        registers = cute.make_rmem_tensor(cute.size(scores, mode=[1]), Float32)
         cute.autovec_copy(scores[row, None], registers)
         returned = self.apply(registers, integers[row, None], numbers[row, None])
         cute.autovec_copy(registers, scores[row, None])
@@ -62,13 +62,17 @@ class RowKernel:
 
 
 def apply_to_rows(
-    apply: Callable, scores: torch.Tensor, integers: torch.Tensor, numbers: torch.Tensor
+    apply: Callable,
+    scores: torch.Tensor,
+    integers: torch.Tensor,
+    numbers: torch.Tensor,
+    arch: str = "sm_100a",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores afterwards, what `apply` returned [rows, 4], NaN where it returned less).
 
-    scores [rows, COLUMNS] and numbers fp32, integers int32; any number of rows.
+    scores and numbers fp32, integers int32; any number of rows.
     """
-    rows = len(scores)
+    rows, columns = scores.shape
     padded = -(-rows // THREADS) * THREADS
 
     def pad(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +83,7 @@ def apply_to_rows(
             return make_fake_tensor(dtype, (cute.sym_int32(), columns), (columns, 1))
 
         tensors = (
-            matrix(Float32, COLUMNS),
+            matrix(Float32, columns),
             matrix(Int32, integers.shape[1]),
             matrix(Float32, numbers.shape[1]),
             matrix(Float32, 4),
@@ -88,7 +92,8 @@ def apply_to_rows(
 
     arguments = [pad(tensor) for tensor in (scores, integers, numbers)]
     results = torch.full((padded, 4), torch.nan)
-    compiled = compile_once((apply, integers.shape[1], numbers.shape[1]), "sm_100a", describe)
-    target = choose_target(scores.device, "emulate", None, ("sm_100a",))
+    config = (apply, columns, integers.shape[1], numbers.shape[1])
+    compiled = compile_once(config, arch, describe)
+    target = choose_target(scores.device, "emulate", arch, (arch,))
     launch(compiled, (*arguments, results), target, scores.device)
     return arguments[0][:rows], results[:rows]

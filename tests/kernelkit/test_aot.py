@@ -22,7 +22,7 @@ from kernelkit.keys import KernelKey
 from kernelkit.store import VARIABLE
 from kernelkit.trace import PTXAS_VARIABLE
 from kvcache.movement.config import ChecksumConfig
-from kvcache.movement.launch import compile_checksum
+from kvcache.movement.launch import compile_kernel
 from workbench.house.source import ROOT
 
 CHECKSUM = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
@@ -83,10 +83,10 @@ def test_every_family_runs_without_the_dsl(tmp_path, nothing_loaded, monkeypatch
 def test_a_folder_serves_its_kernels(folder, monkeypatch):
     monkeypatch.setenv(aot.VARIABLE, str(folder))
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
-    assert ".target sm_100a" in compile_checksum(CHECKSUM.config, "sm_100a").ptx
+    assert ".target sm_100a" in compile_kernel(CHECKSUM.config, "sm_100a").ptx
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: (None, "elsewhere"))
     with pytest.raises(AttributeError):  # what is not in the folder is compiled as ever
-        compile_checksum(CHECKSUM.config, "sm_103a")
+        compile_kernel(CHECKSUM.config, "sm_103a")
 
 
 def test_a_kernel_that_is_nowhere_is_named(folder, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_folder_that_does_not_fit_says_what_differs(folder, change, words, mon
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     monkeypatch.setenv(aot.VARIABLE, str(folder))
     with pytest.raises(AotError, match=words):
-        compile_checksum(CHECKSUM.config, "sm_100a")
+        compile_kernel(CHECKSUM.config, "sm_100a")
 
 
 def _with_sources(manifest: dict, module: str, digest: str) -> dict:
@@ -131,7 +131,7 @@ def test_a_run_notes_each_kernel_once(tmp_path, nothing_loaded, monkeypatch):
     file = tmp_path / "run.jsonl"
     monkeypatch.setenv(aot.RECORD_VARIABLE, str(file))
     for _ in range(2):
-        compile_checksum(CHECKSUM.config, "sm_100a")
+        compile_kernel(CHECKSUM.config, "sm_100a")
         kernel_compile._compiled.clear()
     assert aot.read_record(file) == [CHECKSUM]
 
@@ -145,7 +145,7 @@ def test_a_line_that_is_no_kernel_is_named(record):
 def test_collecting_compiles_nothing(monkeypatch):
     monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled"))
     with collecting() as keys:
-        assert compile_checksum(CHECKSUM.config, "sm_100a") is None
+        assert compile_kernel(CHECKSUM.config, "sm_100a") is None
     assert keys == [CHECKSUM]
 
 

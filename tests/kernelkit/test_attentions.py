@@ -12,7 +12,7 @@ import torch
 import fmha
 import gqa_lowlatency
 from kernelkit.attention import OTHER_NAMES
-from tests.attentions import BF16, no_compile, poisoned_outputs, problem  # noqa: F401
+from tests.attentions import BF16, problem, same
 
 WINDOW = 9
 
@@ -41,10 +41,6 @@ def given(**options) -> dict[str, Any]:
     """One kernel for all of these tests."""
     sinks = torch.tensor([0.5, -1.25, 2.0, 0.0])
     return {"causal": True, "window": WINDOW, "sinks": sinks, "return_lse": True} | options
-
-
-def same(results, expected) -> bool:
-    return all(map(torch.equal, results, expected))
 
 
 def test_a_window_is_a_number_or_a_pair(family):

@@ -42,7 +42,7 @@ def test_different_configs_have_different_texts():
     changed = [dataclasses.replace(AttentionConfig(), head_dim=128), AttentionConfig(right=True)]
     texts = {KernelKey(ATTENTION, config, "sm_100a").to_text() for config in changed}
     texts.add(KernelKey(ATTENTION, AttentionConfig(right=True), "sm_103a").to_text())
-    texts.add(KernelKey("fmha.minimal", AttentionConfig(right=True), "sm_100a").to_text())
+    texts.add(KernelKey("another.source", AttentionConfig(right=True), "sm_100a").to_text())
     assert len(texts) == 4
 
 

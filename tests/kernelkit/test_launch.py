@@ -25,24 +25,11 @@ def matrix(device: str, rows: int = 5, columns: int = 260) -> torch.Tensor:
     return torch.randn(rows, columns, device=device)
 
 
-@pytest.fixture
-def no_more_compiles(monkeypatch):
-    """After this fixture any compilation fails the test."""
-
-    def arm() -> None:
-        def refuse(*_: object) -> None:
-            raise AssertionError("compiled again")
-
-        monkeypatch.setattr(kernel_compile, "_make", refuse)
-
-    return arm
-
-
 @pytest.mark.parametrize("device", DEVICES)
-def test_scale(device, no_more_compiles):
+def test_scale(device, monkeypatch):
     x = matrix(device)
     torch.testing.assert_close(scale(x, 2.5), 2.5 * x, rtol=0, atol=0)
-    no_more_compiles()
+    monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled again"))
     wide = matrix(device, 3, 1024)[:, :640]  # other lengths and strides, the same compiled kernel
     torch.testing.assert_close(scale(wide, -1.0), -wide, rtol=0, atol=0)
 
@@ -52,37 +39,6 @@ def test_misaligned(device):
     shifted = torch.zeros(4 * 64 + 1, device=device)[1:].view(4, 64)
     with pytest.raises(ValueError, match="not a multiple of 16 bytes"):
         scale(shifted, 1.0)
-
-
-@pytest.mark.hw
-def test_native_follows_the_current_stream():
-    """The launch is ordered after what its stream did before, and leaves other streams alone."""
-    scale(matrix("cuda"), 1.0)
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    x = torch.zeros(4096, 1024, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
-        x.fill_(3.0)
-        y = scale(x, 2.0)
-        assert not side.query(), "the launch waited for its stream"
-    side.synchronize()
-    assert torch.equal(y, torch.full_like(y, 6.0))
-
-
-@pytest.mark.hw
-def test_native_is_captured_in_a_graph():
-    """Captured on the capture's stream, replayed on new contents."""
-    x = matrix("cuda")
-    scale(x, 1.0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = scale(x, 4.0)
-    x.fill_(0.5)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(y, torch.full_like(y, 2.0))
 
 
 def at(prepared: PreparedLaunch, addresses: list[int], tensors: tuple = ()) -> None:
@@ -202,44 +158,44 @@ def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
     assert len(junk) == 20
 
 
-@pytest.mark.hw
-def test_native_prepared_follows_the_current_stream():
+@pytest.fixture(params=["at once", "prepared"])
+def native(request):
+    """(x, y, launches y = 2 x on the current stream)."""
     target = choose_target(torch.device("cuda"), "auto", None, ARCHS)
-    x, y, side = matrix("cuda"), matrix("cuda"), torch.cuda.Stream()
-    prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.0), target, x.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        at(prepared, [x.data_ptr(), y.data_ptr()])
-    x.fill_(3.0)
+    x, y = matrix("cuda", 4096, 1024), matrix("cuda", 4096, 1024)
+    given = compile_scale(target.arch), (x, y, 2.0), target, x.device
+    launch(*given)  # compiles, and loads the kernel
     torch.cuda.synchronize()
+    if request.param == "at once":
+        return x, y, lambda: launch(*given)
+    prepared = PreparedLaunch(*given)
+    return x, y, lambda: at(prepared, [x.data_ptr(), y.data_ptr()])
+
+
+@pytest.mark.hw
+def test_native_follows_the_current_stream(native):
+    """The launch is ordered after what its stream did before, and leaves other streams alone."""
+    (x, y, call), side = native, torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
-        at(prepared, [x.data_ptr(), y.data_ptr()])
-        assert not side.query(), "the launch went to another stream"
+        x.fill_(3.0)
+        call()
+        assert not side.query(), "the launch waited for its stream, or went to another"
     side.synchronize()
     assert torch.equal(y, torch.full_like(y, 6.0))
+
+
+@pytest.mark.hw
+def test_native_is_captured_in_a_graph(native):
+    """Captured on the capture's stream, replayed on new contents."""
+    x, y, call = native
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
     x.fill_(0.5)
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, torch.ones_like(y))
-
-
-@pytest.mark.parametrize(
-    ("backend", "arch", "error", "words"),
-    [
-        ("gpu", None, ValueError, "backend 'gpu'"),
-        ("cuda", None, ValueError, "needs CUDA tensors"),
-        ("auto", "sm_80", NotImplementedError, "arch 'sm_80'"),
-    ],
-)
-def test_refusals(backend, arch, error, words):
-    with pytest.raises(error, match=words):
-        choose_target(torch.device("cpu"), backend, arch, ARCHS)
-
-
-def test_unknown_device():
-    with pytest.raises(NotImplementedError, match="device meta"):
-        choose_target(torch.device("meta"), "auto", None, ARCHS)
 
 
 SCRIPT = """

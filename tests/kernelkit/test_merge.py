@@ -16,9 +16,11 @@ from kernelkit import compile as kernel_compile
 from kernelkit import merge_plan
 from kernelkit.launch import emulation
 from kernelkit.merge import merge
-from kernelkit.merge_launch import compile_merge
+from kernelkit.merge_launch import KERNEL
 from kernelkit.param_table import ParamTable
 from tests.kernelkit.merge_cases import DTYPES, Case, as_argument, build, check
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 CASES = [
     Case(("bf16",), (2, 3, 5, 64)),
@@ -34,22 +36,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def poison():
-    """torch.empty hands out NaN: what the kernel does not write is seen."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def no_more_compiles(monkeypatch):
-    def arm() -> None:
-        monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled again"))
-
-    return arm
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_emulated(case):
     check(case)
@@ -61,10 +47,10 @@ def test_adversarial_schedule():
         check(CASES[4])
 
 
-def test_stacks_of_any_size_share_a_kernel(no_more_compiles):
+def test_stacks_of_any_size_share_a_kernel(monkeypatch):
     shape = (1, 2, 1, 64)
     check(Case(("bf16",) * 6, shape, stacked=True))
-    no_more_compiles()
+    monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled again"))
     for count in (5, 9, 301):
         check(Case(("bf16",) * count, shape, stacked=True))
 
@@ -102,8 +88,7 @@ def test_a_sink_takes_its_share():
     torch.testing.assert_close(lse, torch.full_like(lse, 1.0 + math.log(2.0)))
 
 
-def test_nothing_to_merge_launches_nothing(no_more_compiles):
-    no_more_compiles()
+def test_nothing_to_merge_launches_nothing(no_compile):
     sinks = torch.tensor([1.0, 2.0, 3.0])
     for shape in ((0, 2, 3, 64), (2, 0, 3, 64)):
         o, lse = merge([part(shape), part(shape)])
@@ -145,8 +130,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("parts", "options", "error", "words"), REFUSED)
-def test_refusals(no_more_compiles, parts, options, error, words):
-    no_more_compiles()
+def test_refusals(no_compile, parts, options, error, words):
     with pytest.raises(error, match=words):
         merge(parts, **options)
 
@@ -155,7 +139,7 @@ def test_refusals(no_more_compiles, parts, options, error, words):
 def test_compiles_for_other_gpus(arch):
     """16-byte loads and stores only, beside the statistics; the table stays in the parameters."""
     config = merge_plan.MergeConfig(128, ("bf16",), "bf16", False, False, False, 4, 1)
-    ptx = compile_merge(config, arch).ptx
+    ptx = kernel_compile.compile_once(config, arch, KERNEL).ptx
     widths = {line.split()[0] for line in ptx.splitlines() if ".global" in line}
     assert f".target {arch}" in ptx
     assert widths == {"ld.global.v4.b32", "ld.global.b32", "st.global.v4.b32", "st.global.b32"}

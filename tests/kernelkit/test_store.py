@@ -21,7 +21,7 @@ from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes
 from kernelkit.trace import settings
 from kvcache.movement import checksum_kernel
 from kvcache.movement.config import ChecksumConfig
-from kvcache.movement.launch import compile_checksum
+from kvcache.movement.launch import compile_kernel
 from workbench.house.source import ROOT
 
 ARCH = "sm_90a"
@@ -63,7 +63,7 @@ def files(cache: Store, kind: str) -> list[Path]:
 
 
 def compiled(threads: int = 256):
-    return compile_checksum(ChecksumConfig(threads), ARCH)
+    return compile_kernel(ChecksumConfig(threads), ARCH)
 
 
 @pytest.fixture
@@ -71,12 +71,13 @@ def traces(monkeypatch) -> list[str]:
     """'compiled', or 'found' where the traced code was known, of each trace."""
     seen = []
 
-    class Counting(kernel_compile.Traced):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            seen.append("found" if self.found else "compiled")
+    def traced(*arguments):
+        made = real(*arguments)
+        seen.append("found" if made.found else "compiled")
+        return made
 
-    monkeypatch.setattr(kernel_compile, "Traced", Counting)
+    real = kernel_compile.Traced
+    monkeypatch.setattr(kernel_compile, "Traced", traced)
     return seen
 
 
@@ -93,9 +94,9 @@ def test_a_kernel_is_found_again(cache, traces, monkeypatch):
 def test_a_fresh_process_needs_no_dsl(warm):
     ptx = compiled().ptx
     code = NO_DSL + (
-        "from kvcache.movement.launch import compile_checksum\n"
+        "from kvcache.movement.launch import compile_kernel\n"
         "from kvcache.movement.config import ChecksumConfig\n"
-        f"sys.stdout.write(compile_checksum(ChecksumConfig(), {ARCH!r}).ptx)\n"
+        f"sys.stdout.write(compile_kernel(ChecksumConfig(), {ARCH!r}).ptx)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ptx), done.stderr
@@ -211,24 +212,17 @@ def test_every_so_many_files_the_size_is_looked_at(warm):
     assert len(small.entries()) <= store._BETWEEN_LOOKS
 
 
-def _compile_and_report(queue, number: int) -> None:
+def _compile_and_report(queue, traces: list[str]) -> None:
     kernel_compile.forget()
-    made = []
-    real = kernel_compile.Traced
-
-    class Counting(real):
-        def __init__(self, *arguments):
-            made.append(number)
-            super().__init__(*arguments)
-
-    kernel_compile.Traced = Counting
-    queue.put((len(made), compiled().ptx) if compiled() else None)
+    traces.clear()
+    ptx = compiled().ptx
+    queue.put((len(traces), ptx))
 
 
-def test_processes_that_start_at_once_compile_once(cache):
-    compile_checksum(ChecksumConfig(64), ARCH)  # so that the DSL is imported
+def test_processes_that_start_at_once_compile_once(cache, traces):
+    compile_kernel(ChecksumConfig(64), ARCH)  # so that the DSL is imported
     queue = FORK.Queue()
-    workers = [FORK.Process(target=_compile_and_report, args=(queue, n)) for n in range(8)]
+    workers = [FORK.Process(target=_compile_and_report, args=(queue, traces)) for _ in range(8)]
     for worker in workers:
         worker.start()
     found = [queue.get(timeout=120) for _ in workers]

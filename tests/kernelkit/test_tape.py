@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from types import FunctionType, ModuleType
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,15 +103,6 @@ def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
     assert {n for n in (0, 1, 2, 4) if tape.fits([odd(SHAPE, n)])} == fitting
 
 
-def test_inputs_that_were_one_stay_one():
-    """Whose memory the launch was given is known of neither."""
-    x = matrix()
-    _, tape = taped(lambda x, y: (scaled(x, 2.0), y + 1), x, x)
-    assert tape.fits([matrix()] * 2)
-    assert not tape.fits([matrix(), matrix()])
-    assert not tape.fits([x, matrix()])
-
-
 def test_parts_of_one_storage_are_told_apart():
     """By where they begin; what begins elsewhere may be of either, if they stay as far apart."""
 
@@ -199,16 +188,3 @@ def held_by(owner: object) -> list[torch.Tensor]:
                 seen.add(id(other))
                 todo.append(other)
     return [value for value in todo if isinstance(value, torch.Tensor)]
-
-
-def test_a_tape_holds_no_tensor_and_keeps_no_memory_alive():
-    """A cache may be most of the GPU; what is allocated in a capture is the graph's."""
-    memory = np.zeros(SHAPE, np.float32)
-    alive, x = weakref.ref(memory), torch.from_numpy(memory)
-    call = lambda x: (scaled(x + x.new_ones(8), 2.0), zeros_that_stay(3, x).view(torch.float32))  # noqa: E731
-    results, tape = taped(call, x)
-    results += tape.repeat([x])
-    assert len(held_by([tape, *results])) == len(results) == 4
-    del memory, x
-    gc.collect()
-    assert alive() is None

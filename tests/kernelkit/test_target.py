@@ -21,51 +21,48 @@ def capability(monkeypatch):
     return pretend
 
 
-def test_cpu_tensors_are_emulated():
-    for backend in ("auto", "emulate"):
-        assert choose_target(CPU, backend, None, ("sm_100a",)) == Target("emulate", "sm_100a")
-
-
-def test_the_emulator_runs_hopper_kernels_on_wish_or_where_there_is_no_other():
-    both = ("sm_90a", "sm_100a")
-    assert choose_target(CPU, "auto", None, both) == Target("emulate", "sm_100a")
-    assert choose_target(CPU, "auto", "sm_90a", both) == Target("emulate", "sm_90a")
-    assert choose_target(CPU, "emulate", None, ("sm_90a",)) == Target("emulate", "sm_90a")
-    with pytest.raises(NotImplementedError, match="the emulator runs"):
-        choose_target(CPU, "auto", None, ("sm_120a",))
-
-
-def test_blackwell_and_hopper_run_natively(capability):
-    both = ("sm_100a", "sm_90a")
-    capability(10)
-    assert choose_target(GPU, "auto", None, both) == Target("cuda", "sm_100a")
-    capability(10, 3)
-    assert choose_target(GPU, "auto", None, both) == Target("cuda", "sm_103a")
-    capability(9)
-    assert choose_target(GPU, "cuda", "sm_90a", both) == Target("cuda", "sm_90a")
-
-
-REFUSED = [  # device, its compute capability, (backend, arch), error, words
-    (GPU, 10, ("emulate", None), ValueError, "cuda:0"),
-    (GPU, 9, ("auto", None), NotImplementedError, "9.0"),
-    (GPU, 8, ("auto", None), NotImplementedError, "8.0"),
-    (GPU, 11, ("auto", None), NotImplementedError, "11.0"),
-    (GPU, 12, ("auto", None), NotImplementedError, "12.0"),
+BOTH = ("sm_90a", "sm_100a")
+CHOSEN = [  # device, its compute capability, (backend, arch), archs of the kernel, target
+    (CPU, (0,), ("auto", None), ("sm_100a",), Target("emulate", "sm_100a")),
+    (CPU, (0,), ("emulate", None), ("sm_100a",), Target("emulate", "sm_100a")),
+    (CPU, (0,), ("auto", None), BOTH, Target("emulate", "sm_100a")),
+    (CPU, (0,), ("auto", "sm_90a"), BOTH, Target("emulate", "sm_90a")),
+    (CPU, (0,), ("emulate", None), ("sm_90a",), Target("emulate", "sm_90a")),
+    (GPU, (10,), ("auto", None), BOTH, Target("cuda", "sm_100a")),
+    (GPU, (10, 3), ("auto", None), BOTH, Target("cuda", "sm_103a")),
+    (GPU, (9,), ("cuda", "sm_90a"), BOTH, Target("cuda", "sm_90a")),
 ]
 
 
-@pytest.mark.parametrize(("device", "major", "wish", "error", "words"), REFUSED)
-def test_what_cannot_run_says_why(capability, device, major, wish, error, words):
+@pytest.mark.parametrize(("device", "version", "wish", "archs", "target"), CHOSEN)
+def test_device_and_wish_choose(capability, device, version, wish, archs, target):
+    """The emulator runs Hopper kernels on wish, or where there is no other."""
+    capability(*version)
+    assert choose_target(device, *wish, archs) == target
+
+
+BLACKWELL = ("sm_100a",)
+REFUSED = [  # the same, error, words
+    (CPU, 0, ("gpu", None), BOTH, ValueError, "backend 'gpu'"),
+    (CPU, 0, ("cuda", None), BOTH, ValueError, "needs CUDA tensors"),
+    (CPU, 0, ("auto", "sm_80"), BOTH, NotImplementedError, "arch 'sm_80'"),
+    (CPU, 0, ("auto", None), ("sm_120a",), NotImplementedError, "the emulator runs"),
+    (torch.device("meta"), 0, ("auto", None), BOTH, NotImplementedError, "device meta"),
+    (GPU, 10, ("emulate", None), BLACKWELL, ValueError, "cuda:0"),
+    (GPU, 9, ("auto", None), BLACKWELL, NotImplementedError, "9.0"),
+    (GPU, 8, ("auto", None), BLACKWELL, NotImplementedError, "8.0"),
+    (GPU, 11, ("auto", None), BLACKWELL, NotImplementedError, "11.0"),
+    (GPU, 12, ("auto", None), BLACKWELL, NotImplementedError, "12.0"),
+    (GPU, 9, ("auto", "sm_100a"), BOTH, ValueError, "does not run on cuda:0"),
+]
+
+
+@pytest.mark.parametrize(("device", "major", "wish", "archs", "error", "words"), REFUSED)
+def test_what_cannot_run_says_why(capability, device, major, wish, archs, error, words):
     capability(major)
     with pytest.raises(error) as raised:
-        choose_target(device, *wish, ("sm_100a",))
+        choose_target(device, *wish, archs)
     assert words in str(raised.value)
-
-
-def test_an_arch_of_another_gpu_is_refused(capability):
-    capability(9)
-    with pytest.raises(ValueError, match="does not run on cuda:0"):
-        choose_target(GPU, "auto", "sm_100a", ("sm_100a", "sm_90a"))
 
 
 def test_emulations_nest():

@@ -7,24 +7,21 @@ pages of every layer in place and are as exact as over dense tensors of what is 
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-import fmha.launch
 import fmha.reference
-import gqa_lowlatency.launch
 import gqa_lowlatency.reference
 from fmha.config import PAGE_SIZES
-from kernelkit.tolerance import compare_lse, compare_output
+from kernelkit.launch import watching
 from kvcache.books.manager import Sizes
 from kvcache.books.work import Pool
-from kvcache.layouts.layout import Layout
+from kvcache.layouts.layout import Layout, Ring
 from kvcache.layouts.models import Options, deepseek_v4, gqa
 from kvcache.memory.cache import Cache
-from tests.kvcache.memory.shadow import NAN_BYTE, Shadow, numbers
+from tests.kvcache.memory.shadow import NAN_BYTE, Shadow, ids, verdicts
 
 BF16 = torch.bfloat16
 ARCHS = ("sm_90a", "sm_100a")
@@ -57,11 +54,6 @@ class Shape:
 
 
 # -- a cache that has been lived in ---------------------------------------------------------------
-
-
-def ids(count: int, seed: int = 0) -> list[int]:
-    pick = random.Random(seed)
-    return [pick.randrange(1000) for _ in range(count)]
 
 
 def forget(shadow: Shadow) -> None:
@@ -103,37 +95,28 @@ def lived(layout: Layout) -> Shadow:
 
 
 class Spy:
-    """Tensors that operators hand to their launches."""
+    """Tensors that launches read or write where they lie."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: list[torch.Tensor] = []
-        for module in (gqa_lowlatency.launch, fmha.launch):
-            monkeypatch.setattr(module, "launch", self._around(module.launch))
+    def __init__(self) -> None:
+        self.places: set[tuple] = set()
 
-    def _around(self, launch):
-        def spied(compiled, arguments, *rest):
-            self.given = list(_tensors(arguments))
-            launch(compiled, arguments, *rest)
-
-        return spied
+    def watch(self, _, addressed: list[tuple[torch.Tensor, int]]) -> None:
+        self.places |= {_place(tensor) for tensor, offset in addressed if not offset}
 
     def saw(self, *tensors: torch.Tensor) -> bool:
         """These very bytes, in the same order, and no copy of them."""
-        places = {(x.data_ptr(), x.shape, x.stride()) for x in self.given}
-        return all((x.data_ptr(), x.shape, x.stride()) in places for x in tensors)
+        return self.places.issuperset(map(_place, tensors))
 
 
-def _tensors(arguments):
-    for item in arguments:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, tuple | list):
-            yield from _tensors(item)
+def _place(tensor: torch.Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 @pytest.fixture
-def spy(monkeypatch):
-    return Spy(monkeypatch)
+def spy():
+    watcher = Spy()
+    with watching(watcher.watch):
+        yield watcher
 
 
 def lie_in(pool: torch.Tensor, pages: torch.Tensor) -> bool:
@@ -146,13 +129,18 @@ def lie_in(pool: torch.Tensor, pages: torch.Tensor) -> bool:
 
 def judge(found, exact, rounded) -> None:
     """O and LSE, by the tolerance of the packages."""
-    o, lse = found
-    verdicts = (
-        compare_output(o.double(), exact.o, rounded.o, BF16),
-        compare_lse(lse.double(), exact.lse, rounded.lse),
-    )
-    for verdict in verdicts:
+    for verdict in verdicts(found, exact, rounded):
         assert verdict.ok, str(verdict)
+
+
+def judge_each(shadow, copy, names, q, found, family, **options) -> None:
+    """What the newest token of each request makes of all that it sees of a copy of two arrays."""
+    for index, request in enumerate(shadow.histories):
+        mine, o, lse = (x[index : index + 1] for x in (q, *found))
+        keys = [shadow.entries(request, name, copy, newest=True) for name in names]
+        keys = [x.view(1, len(x), -1, q.shape[-1]) for x in keys]
+        definition, rounded = family.reference.definition, family.reference.rounded
+        judge((o, lse), definition(mine, *keys, **options), rounded(mine, *keys, **options))
 
 
 def random_queries(count: int, heads: int, dim: int) -> torch.Tensor:
@@ -187,21 +175,9 @@ def check_decode(shape: Shape, arch: str, spy: Spy) -> None:
                 q, k, v, kv_lens=lens, page_table=table, arch=arch, return_lse=True
             )
             assert spy.saw(k, v, lens, table)
-            _judge_decode(shadow, copy, q, found, arch)
+            judge_each(shadow, copy, "kv", q, found, gqa_lowlatency, arch=arch)
         assert (table == 0).any()  # the null block, behind the short ones
     shadow.check()
-
-
-def _judge_decode(shadow, copy, q, found, arch, names=("k", "v")) -> None:
-    for index, request in enumerate(shadow.histories):
-        q_one, o, lse = (x[index : index + 1] for x in (q, *found))
-        keys = [shadow.entries(request, name, copy) for name in names]
-        keys = [x.view(1, len(x), -1, q.shape[-1]) for x in keys]
-        exact, rounded = (
-            f(q_one, *keys, arch=arch)
-            for f in (gqa_lowlatency.reference.definition, gqa_lowlatency.reference.rounded)
-        )
-        judge((o, lse), exact, rounded)
 
 
 def check_prefill(shape: Shape, tokens: int, spy: Spy) -> None:
@@ -224,16 +200,12 @@ def check_prefill(shape: Shape, tokens: int, spy: Spy) -> None:
             for index, request in enumerate(step.requests):
                 keys = [shadow.entries(request, name, copy).view(1, -1, *entry) for name in "kv"]
                 mine = slice(index * tokens, (index + 1) * tokens)
-                _judge_prefill(q[mine], keys, (found[0][mine], found[1][:, mine]), causal=True)
+                exact, rounded = (
+                    f(q[None, mine], *keys, causal=True)
+                    for f in (fmha.reference.definition, fmha.reference.rounded)
+                )
+                judge((found[0][None, mine], found[1][None, :, mine]), exact, rounded)
     shadow.check()
-
-
-def _judge_prefill(q, keys, found, **options) -> None:
-    o, lse = found
-    exact, rounded = (
-        f(q[None], *keys, **options) for f in (fmha.reference.definition, fmha.reference.rounded)
-    )
-    judge((o[None], lse[None]), exact, rounded)
 
 
 def test_decode_reads_pages_in_place(spy):
@@ -286,26 +258,12 @@ def test_a_ring_is_a_page(arch, draft, spy):
             found = gqa_lowlatency.decode(q, k, v, kv_lens=lens, arch=arch, **given)
             assert spy.saw(k, v)
             assert lie_in(cache.storage.pools[Pool.STATES], k)
-            found_by_fmha = fmha.attention(q[:, None], k, v, kv_lens=lens, **given)
+            names = ("k_window", "v_window")
+            judge_each(shadow, 0, names, q, found, gqa_lowlatency, arch=arch)
+            found = fmha.attention(q[:, None], k, v, kv_lens=lens, **given)
             assert spy.saw(k, v)
-            for index, request in enumerate(step.requests):
-                positions = range(max(0, request.length - window), request.length)
-                hashes = shadow.hashes(request, [position + 1 for position in positions])
-                keys = [_true(f"{name}_window", hashes, entry) for name in "kv"]
-                o, lse = (x[index] for x in found)
-                exact, rounded = (
-                    f(q[index : index + 1], *keys, arch=arch)
-                    for f in (gqa_lowlatency.reference.definition, gqa_lowlatency.reference.rounded)
-                )
-                judge((o[None], lse[None]), exact, rounded)
-                mine = found_by_fmha[0][index], found_by_fmha[1][index]
-                _judge_prefill(q[index][None], keys, mine)
+            judge_each(shadow, 0, names, q[:, None], found, fmha)
     assert max(request.length for request in shadow.histories) > window + 3
-
-
-def _true(name, hashes, entry, copy=0):
-    heads, dim = entry
-    return numbers(name, copy, hashes, heads * dim).view(1, -1, heads, dim)
 
 
 @pytest.mark.parametrize("draft", [3, 8])
@@ -340,22 +298,25 @@ def latents(layout: Layout, tokens: int) -> Shadow:
 
 
 def check_latents(shadow: Shadow, name: str, spy: Spy) -> None:
-    """All entries of a stream, K and V at once, for the newest token of every request."""
+    """All entries of a stream or ring, K and V at once, for the newest token of every request."""
+    array, pools = shadow.layout.find(name), shadow.cache.storage.pools
     with step_of(shadow) as step:
         tables = shadow.write(step)
-        q = random_queries(len(step.requests), 4, 512)
-        lens = torch.from_numpy(step.entries(name))
-        for copy in range(shadow.layout.find(name).copies):
+        q = random_queries(len(step.requests), 4, 512)[:, None]
+        if isinstance(array, Ring):
+            table, pool = tables["state_slots"][:, None], pools[Pool.STATES]
+            lens = tables["lengths"].clamp(max=array.window)
+        else:
+            table, pool = tables["block_tables"], pools[Pool.BLOCKS]
+            lens = torch.from_numpy(step.entries(name))
+        for copy in (0, array.copies - 1):
             pages = shadow.cache.pages(name, copy, BF16, LATENT)
             found = fmha.attention(
-                q[:, None], pages, pages, kv_lens=lens, page_table=tables["block_tables"],
-                return_lse=True,
-            )  # fmt: skip
-            assert spy.saw(pages, tables["block_tables"])
-            assert lie_in(shadow.cache.storage.pools[Pool.BLOCKS], pages)
-            for index, request in enumerate(step.requests):
-                entries = shadow.entries(request, name, copy).view(1, -1, *LATENT)
-                _judge_prefill(q[index][None], [entries, entries], [x[index] for x in found])
+                q, pages, pages, kv_lens=lens, page_table=table, return_lse=True
+            )
+            assert spy.saw(pages, table)
+            assert lie_in(pool, pages)
+            judge_each(shadow, copy, (name, name), q, found, fmha)
 
 
 def test_csa_entries(spy):
@@ -368,22 +329,7 @@ def test_hca_entries_of_wide_blocks(spy):
 
 
 def test_swa_entries(spy):
-    shadow = latents(V4, 300)
-    with step_of(shadow) as step:
-        tables = shadow.write(step)
-        q = random_queries(len(step.requests), 4, 512)
-        table, lens = tables["state_slots"][:, None], tables["lengths"].clamp(max=128)
-        for copy in (0, 4):
-            pages = shadow.cache.pages("swa", copy, BF16, LATENT)
-            found = fmha.attention(
-                q[:, None], pages, pages, kv_lens=lens, page_table=table, return_lse=True
-            )
-            assert spy.saw(pages)
-            for index, request in enumerate(step.requests):
-                positions = range(max(0, request.length - 128), request.length)
-                hashes = shadow.hashes(request, [position + 1 for position in positions])
-                entries = _true("swa", hashes, LATENT, copy)
-                _judge_prefill(q[index][None], [entries, entries], [x[index] for x in found])
+    check_latents(latents(V4, 300), "swa", spy)
 
 
 def test_what_attention_does_not_take():

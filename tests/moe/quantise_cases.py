@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from moe import reference
 from moe.formats import SCALE_ROWS, format_of, row_blocks, scale_bytes
@@ -57,9 +59,9 @@ class Case:
         return sum(self.counts) if self.counts else self.tokens
 
     @property
-    def blocks(self) -> int:
-        """Of 128 rows, up to the last one of the last expert that has rows."""
-        return sum(map(row_blocks, self.counts)) or row_blocks(self.rows)
+    def used(self) -> int:
+        """Bytes of scale factors, up to the last block of the last expert that has rows."""
+        return used_bytes(self.fmt, self.k, self.counts or (self.tokens,))
 
     def build(self, device: str = "cpu") -> tuple[torch.Tensor, dict]:
         """x and the keyword arguments that the reference takes too."""
@@ -107,8 +109,9 @@ def check(case: Case, device: str = "cpu", **launch_options: str) -> None:
     """`quantise` of a case and the reference, byte for byte."""
     x, options = case.build(device)
     got = quantise(x, case.fmt, **options, **launch_options)
-    expected = reference.quantise(x.cpu(), case.fmt, **_on_cpu(options))
-    assert_equal(got, expected, used_bytes(case))
+    options = tree_map_only(torch.Tensor, torch.Tensor.cpu, options)
+    expected = reference.quantise(x.cpu(), case.fmt, **options)
+    assert_equal(got, expected, case.used)
 
 
 @dataclass(frozen=True)
@@ -140,17 +143,16 @@ def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str)
     options = {"global_scale": scale, "rows": found.slot_of_row, "choices": case.choices}
     options |= {"offsets": found.offsets, **launch_options}
     got = run_quantise(Tokens(x, case.fmt, row_of_slot=found.row_of_slot, **options))
-    blocks = sum(map(row_blocks, found.offsets.diff().tolist()))
-    used = scale_bytes(blocks, format_of(case.fmt).columns(case.k))
+    used = used_bytes(case.fmt, case.k, found.offsets.diff().tolist())
     assert_equal(got, quantise(x, case.fmt, **options), used)
 
 
-def used_bytes(case: Case) -> int:
-    """Of the scale factors: behind them nothing is written."""
-    return scale_bytes(case.blocks, format_of(case.fmt).columns(case.k))
+def used_bytes(fmt: str, k: int, counts: Iterable[int]) -> int:
+    """Of the scale factors of so many rows of each expert: behind them nothing is written."""
+    return scale_bytes(sum(map(row_blocks, counts)), format_of(fmt).columns(k))
 
 
-def assert_equal(got: Quantized, expected: Quantized, used: int) -> None:
+def assert_equal(got: Quantized, expected: Quantized, used: int | None = None) -> None:
     """Every byte, but those of the scale factors behind `used`."""
     assert got.fmt == expected.fmt
     for name in ("data", "scales", "encode_scale", "decode_scale"):
@@ -172,19 +174,13 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8).cpu()
 
 
-def _on_cpu(options: dict) -> dict:
-    return {
-        name: value.cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in options.items()
-    }
-
-
 def random_case(seed: int, most: int = 1 << 24) -> Case:
     """Anything that `quantise` takes, of up to `most` elements with padding."""
     pick = random.Random(seed)
     while True:
         case = _draw(pick)
-        if case.blocks * SCALE_ROWS * case.k <= most:
+        blocks = sum(map(row_blocks, case.counts or (case.tokens,)))
+        if blocks * SCALE_ROWS * case.k <= most:
             return case
 
 

@@ -12,16 +12,13 @@ from typing import Any
 
 import torch
 
-from kernelkit.launch import emulation
 from kernelkit.tolerance import compare_output
 from moe import reference_routing as reference
 from moe.routing import combine, permutation, route
 from ptxemu import Options
-from ptxemu.check.text import render
 from tests.kernelkit.merge_cases import EXP2_BITS
+from workbench.problems.grouped_gemm import CHECKED, checked
 
-CHECKED = Options(policy="round-robin", check=True, limit=None)
-ADVERSARIAL = Options(policy="adversarial", seed=1, limit=None)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STEP = 2.0**-6  # logits are multiples of it, so that many are equal and none almost
 CALIBRATING = 64  # tokens
@@ -54,19 +51,16 @@ class Case:
         return f"{sizes}-{self.dtype}-{self.scoring}{groups}{flags}"
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments but `scoring` and `bias`."""
+        """Keyword arguments but `bias`."""
         n_group, topk_group = self.groups
-        given = {"renormalize": self.renormalize, "scale": self.scale}
+        given = {"scoring": self.scoring, "renormalize": self.renormalize, "scale": self.scale}
         return given | {"n_group": n_group, "topk_group": topk_group}
 
 
-def emulated(run: Any, options: Options = CHECKED) -> Any:
+def emulated(run: Any) -> Any:
     """run() in the emulator, where the checker finds nothing."""
-    with emulation(options) as active:
-        results = run()
-    for report in active.reports:
-        assert not report.findings, render(report)
-    return results
+    with checked():
+        return run()
 
 
 def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -88,23 +82,22 @@ def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor |
 def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:
     """Ids exactly, weights within the calibrated tolerance."""
     logits, bias = build(case, device)
-
-    def run() -> tuple[torch.Tensor, torch.Tensor]:
-        return route(
-            logits, case.top_k, scoring=case.scoring, bias=bias, arch=arch, **case.options()
-        )
-
-    ids, weights = run() if device == "cuda" else emulated(run)
+    options = case.options() | {"bias": bias}
+    with checked():
+        ids, weights = route(logits, case.top_k, arch=arch, **options)
     assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
     # Rounding errors are measured on more tokens: a single one may be exact by chance.
     more = _draw(case, CALIBRATING, torch.Generator().manual_seed(case.seed)).to(device)
     logits = torch.cat((logits, more))
-    chosen, _ = reference.route(
-        logits, case.top_k, scoring=case.scoring, bias=bias, **case.options()
-    )
+    chosen, _ = reference.route(logits, case.top_k, **options)
     assert torch.equal(ids, chosen[: case.tokens]), "ids"
-    exact = _weights(case, _scores(case, logits.double()), chosen)
-    rounded = _weights(case, _rounded_scores(case, logits.float()), chosen)
+    exact, rounded = (
+        reference.weights_of(scores, chosen, case.renormalize) * case.scale
+        for scores in (
+            reference.scores(logits.double(), case.scoring),
+            reference.scores(logits.float(), case.scoring, _rounded_exp),
+        )
+    )
     weights = torch.cat((weights, rounded[case.tokens :]))
     report = compare_output(weights, exact, rounded, torch.float32)
     assert report.ok, str(report)
@@ -114,11 +107,8 @@ def check_permutation(
     ids: torch.Tensor, experts: int, arch: str | None = None, options: Options = CHECKED
 ) -> None:
     """All three tensors exactly."""
-
-    def run() -> reference.Permutation:
-        return permutation(ids, experts, arch=arch)
-
-    got = run() if ids.is_cuda else emulated(run, options)
+    with checked(options):
+        got = permutation(ids, experts, arch=arch)
     expected = reference.permutation(ids, experts)
     for name in ("offsets", "slot_of_row", "row_of_slot"):
         assert getattr(got, name).dtype == torch.int32
@@ -159,11 +149,8 @@ def check_combine(case: Sum, arch: str | None = None, device: str = "cpu") -> No
     y, weights, row_of_slot = case.inputs(device)
     if not case.weighted:
         weights, row_of_slot = None, row_of_slot.view(case.tokens, case.top_k)
-
-    def run() -> torch.Tensor:
-        return combine(y, weights, row_of_slot, out_dtype=DTYPES[case.out_dtype], arch=arch)
-
-    got = run() if device == "cuda" else emulated(run)
+    with checked():
+        got = combine(y, weights, row_of_slot, out_dtype=DTYPES[case.out_dtype], arch=arch)
     expected = one_by_one(y, weights, row_of_slot.view(case.tokens, case.top_k))
     assert torch.equal(got, expected.to(DTYPES[case.out_dtype]))
 
@@ -202,7 +189,7 @@ def _add_specials(logits: torch.Tensor) -> None:
 
 def _apart(case: Case, logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
-    chosen_by = _scores(case, logits.double())
+    chosen_by = reference.scores(logits.double(), case.scoring)
     chosen_by = chosen_by if bias is None else chosen_by + bias.double()
     if case.groups == (1, 1):
         return _distinct(chosen_by.topk(min(case.top_k + 1, case.experts), dim=-1).values)
@@ -218,43 +205,7 @@ def _distinct(values: torch.Tensor) -> torch.Tensor:
     return ((high == low) | (high - low > GAP * high.abs())).all(-1)
 
 
-def _scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
-    """The definition, in the dtype of the logits."""
-    largest = torch.finfo(torch.float32).max
-    logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
-    if case.scoring == "sigmoid":
-        return logits.sigmoid()
-    if case.scoring == "sqrtsoftplus":
-        return torch.log1p((-logits.abs()).exp()).add(logits.clamp(min=0)).sqrt()
-    top = logits.amax(-1, keepdim=True)
-    powers = (logits - torch.where(top == -math.inf, 0.0, top)).exp()
-    total = powers.sum(-1, keepdim=True)
-    return powers / torch.where(total == 0, 1.0, total)
-
-
-def _rounded_scores(case: Case, logits: torch.Tensor) -> torch.Tensor:
-    """As the kernel rounds: powers of two of a rounded exponent, each good to EXP2_BITS."""
-    largest = torch.finfo(torch.float32).max
-    logits = logits.nan_to_num(nan=-math.inf, posinf=largest, neginf=-math.inf)
-    if case.scoring == "sigmoid":
-        return 1.0 / (1.0 + _power(logits * -math.log2(math.e)))
-    if case.scoring == "sqrtsoftplus":
-        power = _power(logits.abs() * -math.log2(math.e))
-        return torch.log1p(power).add(logits.clamp(min=0)).sqrt()
-    top = logits.amax(-1, keepdim=True)
-    powers = _power((logits - torch.where(top == -math.inf, 0.0, top)) * math.log2(math.e))
-    total = powers.sum(-1, keepdim=True)
-    return powers * torch.where(total == 0, 0.0, 1.0 / total)
-
-
-def _power(exponent: torch.Tensor) -> torch.Tensor:
-    mantissa, binary = torch.frexp(torch.exp2(exponent))
+def _rounded_exp(x: torch.Tensor) -> torch.Tensor:
+    """As the kernel rounds: a power of two of a rounded exponent, good to EXP2_BITS."""
+    mantissa, binary = torch.frexp(torch.exp2(x * math.log2(math.e)))
     return torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)
-
-
-def _weights(case: Case, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    weights = scores.gather(-1, ids.long())
-    if case.renormalize:
-        total = weights.sum(-1, keepdim=True)
-        weights = weights / torch.where(total == 0, 1.0, total)
-    return weights * case.scale

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moe.routing import combine, config
-from moe.routing.config import CombineConfig
-from moe.routing.launch import ARCHS, compile_combine
+from kernelkit.compile import compile_once
+from moe.routing import combine
+from moe.routing.config import CombineConfig, combine_columns
+from moe.routing.launch import ARCHS
 from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
 
-pytestmark = pytest.mark.usefixtures("poison")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -47,8 +48,8 @@ def test_combine_more(arch, case):
 @each_arch
 def test_a_cta_walks_over_a_token(arch, monkeypatch):
     """What happens with many tokens: one CTA each, whatever the hidden size."""
-    monkeypatch.setattr(config, "TOKENS_THAT_FILL", 3)
-    assert config.combine_columns(3, 300) == 1
+    monkeypatch.setattr("moe.routing.config.TOKENS_THAT_FILL", 3)
+    assert combine_columns(3, 300) == 1
     check_combine(Sum(3, 8, 2400), arch)
 
 
@@ -85,7 +86,7 @@ def test_broadcast_weights():
     assert torch.equal(spread, emulated(lambda: combine(y, weights.repeat(5, 1), rows)))
 
 
-def test_no_tokens(no_compiles):
+def test_no_tokens(no_compile):
     rows = torch.empty(0, dtype=torch.int32)
     assert combine(torch.ones(3, 8), torch.empty(0, 2), rows).shape == (0, 8)
     assert combine(torch.empty(0, 8), torch.empty(0, 2), rows).shape == (0, 8)
@@ -95,7 +96,8 @@ def test_no_tokens(no_compiles):
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
 def test_sixteen_bytes_at_a_time(arch, out_dtype):
     """Beside the two tables of numbers; nothing is spilled."""
-    ptx = compile_combine(CombineConfig(8, "bf16", out_dtype, True), arch).ptx
+    config = CombineConfig(8, "bf16", out_dtype, weighted=True)
+    ptx = compile_once(config, arch, "moe.routing.combine_kernel").ptx
     lines = [line.split() for line in ptx.splitlines() if ".global" in line]
     stores = {words[0] for words in lines if words[0].startswith("st.")}
     wide = [words for words in lines if words[0].startswith("ld.global.v")]
@@ -134,6 +136,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "options", "error", "words"), REFUSED)
-def test_refusals(no_compiles, given, options, error, words):
+def test_refusals(no_compile, given, options, error, words):
     with pytest.raises(error, match=words):
         combine(*given, **options)

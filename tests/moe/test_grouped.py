@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from moe import reference
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
 from moe.packing import pack
-from moe.quantized import Quantized
 from ptxemu import Options
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
 from workbench.problems import grouped_gemm as cases
@@ -20,7 +18,7 @@ from workbench.problems.grouped_gemm import CHECKED, PATIENCE, Case
 GROUPS = 4
 SEEDS = 200  # of the sweep
 
-pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
 
 def in_groups(given: Iterable) -> list:
@@ -56,14 +54,8 @@ def test_any(seed):
     result, amax = check(case)
     late = Options("adversarial" if seed % 4 == 0 else "random", seed, limit=PATIENCE)
     other, other_amax = cases.run(case, late)
-    assert torch.equal(values(result, case), values(other, case)), case
+    assert cases.same_bits(result, other, case.offsets), case
     assert amax == other_amax
-
-
-def values(result: torch.Tensor | Quantized, case: Case) -> torch.Tensor:
-    if isinstance(result, torch.Tensor):
-        return result
-    return reference.dequantise(result, offsets=case.offsets)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -72,7 +64,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
     first, _ = cases.run(case)
     late = Options(policy="adversarial", seed=seed, check=True, limit=PATIENCE)
     second, _ = cases.run(case, late)
-    assert torch.equal(values(first, case), values(second, case))
+    assert cases.same_bits(first, second, case.offsets)
 
 
 @pytest.mark.parametrize("granularity", [8, 16, 64])

@@ -16,44 +16,43 @@ import torch
 from kernelkit import tolerance
 from moe import reference
 from moe.api import grouped_gemm
-from moe.formats import FORMATS, format_of, scale_bytes
+from moe.formats import FORMATS, format_of
+from moe.packing import quantise_experts
 from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.reference import FLT_MAX
 from tests.moe.grouped_space import FORMS
-from tests.moe.quantise_cases import assert_equal
+from tests.moe.quantise_cases import assert_equal, used_bytes
 from workbench.problems import grouped_gemm as cases
 from workbench.problems import hostile
-from workbench.problems.grouped_gemm import Case, checked
+from workbench.problems.grouped_gemm import Case, checked, same_bits
 
-pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
 INF, NAN = math.inf, math.nan
 COUNTS = (3, 0, 130, 1)
 
 
-def chain(fmt: str, x_like: str, w_like: str, out: str, **options) -> Case:
+def chain(fmt: str, x_like: str, w_like: str, **options) -> Case:
     """Both operands hostile, with SwiGLU, a limit that bites and the amax of the output."""
     given = {"form": FORMS["gpt-oss"], "amax": True, "per_token": fmt == "nvfp4", **options}
-    return Case(COUNTS, 192, 64, fmt, x_like=x_like, w_like=w_like, out=out, **given)
+    return Case(COUNTS, 192, 64, fmt, x_like=x_like, w_like=w_like, out=fmt, **given)
 
 
-QUICK = [
-    chain("nvfp4", "zero blocks", "one hot", "nvfp4"),
-    chain("nvfp4", "saturated", "at ends", "nvfp4"),
-]
-MATRIX = [
-    chain("nvfp4", "subnormal", "far apart", "nvfp4"),
+CHAINS = [
+    chain("nvfp4", "zero blocks", "one hot"),
+    chain("nvfp4", "saturated", "at ends"),
+    chain("nvfp4", "subnormal", "far apart"),
     *(
-        chain(fmt, x_like, w_like, out, amplitude=4.0)
-        for fmt, out in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"))
+        chain(fmt, x_like, w_like, amplitude=4.0)
+        for fmt in FORMATS
         for number, x_like in enumerate(hostile.KINDS)
         for w_like in list(hostile.KINDS)[number % 3 :: 3]
     ),
 ]
 
 
-@pytest.mark.parametrize("case", [*QUICK, *MATRIX], ids=str)
+@pytest.mark.parametrize("case", CHAINS, ids=str)
 def test_from_the_quantiser_to_the_quantised_output(case):
     """Values are judged in fp32; of these the other output has every bit."""
     (x, _), (wanted, w) = case.values(), case.inputs()
@@ -66,19 +65,14 @@ def test_from_the_quantiser_to_the_quantised_output(case):
             grouped_gemm(operand, w, case.offsets, **each.options() | {"amax": top})
             for each, top in zip((values, case), amax, strict=True)
         )
-    assert_equal(operand, wanted, used_bytes(case.counts, wanted))
+    assert_equal(operand, wanted, used_bytes(case.fmt, case.k, case.counts))
     sums = (cases.definition(case, dtype) for dtype in (torch.float64, torch.float32))
     report = tolerance.compare_output(exact, *sums, torch.float32)
     assert report.ok, report
     scale = case.encode_scale()
     again = reference.quantise(exact, case.out, global_scale=scale, offsets=case.offsets)
-    assert_same_rows(result, again, case.offsets)
+    assert same_bits(result, again, case.offsets)
     assert amax.tolist() == [[exact.abs().max().item()]] * 2
-
-
-def used_bytes(counts: tuple[int, ...], of: Quantized) -> int:
-    """Of the scale factors: behind them nothing is written."""
-    return scale_bytes(sum(-(-count // 128) for count in counts), of.format.columns(of.k))
 
 
 def magnitudes() -> torch.Tensor:
@@ -109,17 +103,14 @@ def rows_of(fmt: str, k: int = 256) -> tuple[Quantized, Quantized, torch.Tensor]
 def identity(fmt: str, k: int) -> Quantized:
     """Of two experts, exactly."""
     scale = torch.full((2,), 1.0) if format_of(fmt).has_global else None
-    return cases.plain_weights(torch.eye(k).expand(2, k, k).bfloat16(), fmt, scale)
+    return quantise_experts("w", torch.eye(k).expand(2, k, k), format_of(fmt), scale)
 
 
 ENCODE_SCALES = (448.0, 1e-38, 1e-44, FLT_MAX, 0.0, INF, NAN)
 EPILOGUES = list(product(FORMATS, (16, 32, 64, 128, 256)))
 
 
-@pytest.mark.parametrize(
-    ("out", "tile_rows"),
-    EPILOGUES,
-)
+@pytest.mark.parametrize(("out", "tile_rows"), EPILOGUES)
 def test_the_epilogue_quantises_as_the_reference(out, tile_rows):
     """To the bit, whatever the sums are and whatever global scale somebody gives."""
     x, w, offsets = rows_of("nvfp4")
@@ -131,15 +122,4 @@ def test_the_epilogue_quantises_as_the_reference(out, tile_rows):
         with checked():
             got = grouped_gemm(x, w, offsets, out=out, encode_scale=scale, **tiles)
         wanted = reference.quantise(exact, out, global_scale=scale, offsets=offsets)
-        assert_same_rows(got, wanted, offsets)
-
-
-def assert_same_rows(got: Quantized, wanted: Quantized, offsets: torch.Tensor) -> None:
-    """All bytes of elements, and those scale factors that belong to a row."""
-    assert torch.equal(got.data.view(torch.uint8), wanted.data.view(torch.uint8))
-    columns = got.format.columns(got.k)
-    codes = [
-        reference.unswizzle_scales(each.scales, each.rows, columns, offsets).view(torch.uint8)
-        for each in (got, wanted)
-    ]
-    assert torch.equal(*codes)
+        assert same_bits(got, wanted, offsets)

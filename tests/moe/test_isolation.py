@@ -15,9 +15,9 @@ from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.reference import NAN_CODE
 from tests.moe.grouped_space import FORMS
-from workbench.problems.grouped_gemm import Case, checked
+from workbench.problems.grouped_gemm import Case, checked, same_bits
 
-pytestmark = pytest.mark.usefixtures("poison", "three_ctas")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
 INF, NAN = math.inf, math.nan
 COUNTS = (5, 0, 130, 2)  # a tile reaches into the rows of other experts
@@ -26,11 +26,7 @@ NVFP4 = Case(COUNTS, 128, 64, "nvfp4", per_token=True, **FIELDS)
 MXFP8 = Case(COUNTS, 128, 64, "mxfp8", **FIELDS)
 LONGER = [replace(case, tile_rows=rows) for case in (NVFP4, MXFP8) for rows in (64, 128, 256)]
 
-each_format = pytest.mark.parametrize(
-    "case",
-    [NVFP4, *(case for case in LONGER if case != NVFP4)],
-    ids=str,
-)
+each_format = pytest.mark.parametrize("case", dict.fromkeys((NVFP4, *LONGER)), ids=str)
 
 
 def product(case: Case, x: Quantized, w: Quantized, amax: float = 0.0) -> tuple:
@@ -41,14 +37,11 @@ def product(case: Case, x: Quantized, w: Quantized, amax: float = 0.0) -> tuple:
     return result, top.item()
 
 
-def same(mine: torch.Tensor, other: torch.Tensor, rows: list[int] | torch.Tensor) -> bool:
-    return torch.equal(mine[rows], other[rows])
-
-
-def others_than(case: Case, rows: list[int]) -> torch.Tensor:
-    chosen = torch.ones(case.rows, dtype=torch.bool)
-    chosen[rows] = False
-    return chosen
+def same_but(rows: list[int] | slice, mine: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all other rows are the same."""
+    others = torch.ones(len(mine), dtype=torch.bool)
+    others[rows] = False
+    return torch.equal(mine[others], other[others])
 
 
 @each_format
@@ -67,7 +60,7 @@ def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
             operand = quantise(tokens, case.fmt, global_scale=scaling, offsets=case.offsets)
         results.append(product(case, operand, w))
     (clean, top), (mine, mine_top) = results
-    assert same(mine, clean, others_than(case, list(rows)))
+    assert same_but(list(rows), mine, clean)
     assert mine[list(rows)].isnan().all()
     assert math.isfinite(top)
     assert math.isnan(mine_top)
@@ -89,8 +82,7 @@ def test_a_broken_expert_stays_alone(case):
         for each in broken:
             mine, _ = product(case, x, each)
             assert mine[rows].isnan().all()
-            hurt = torch.arange(case.rows)[rows].tolist()
-            assert same(mine, clean, others_than(case, hurt))
+            assert same_but(rows, mine, clean)
 
 
 @each_format
@@ -125,9 +117,7 @@ def test_scale_factors_of_no_row_do_not_matter(out):
     (mine, top), (clean, clean_top) = product(case, broken, w), product(case, x, w)
     assert top == clean_top
     assert math.isfinite(top)
-    if out == "nvfp4":
-        mine, clean = (reference.dequantise(each, offsets=case.offsets) for each in (mine, clean))
-    assert torch.equal(mine, clean)
+    assert same_bits(mine, clean, case.offsets)
 
 
 def with_nan_of_nobody(x: Quantized, offsets: torch.Tensor) -> torch.Tensor:
@@ -151,7 +141,7 @@ def test_amax_is_the_largest_so_far():
     assert product(NVFP4, zeros, w) == (pytest.approx(torch.zeros(NVFP4.rows, 64)), 0.0)
 
 
-@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("out", ["fp32", *FORMATS])
 def test_amax_of_nothing_is_what_it_was(out):
     case = replace(NVFP4, counts=(0, 0, 0), out=out)

@@ -6,8 +6,8 @@ would break it, a host that waits for the device, shows on fake CUDA tensors all
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -24,7 +24,6 @@ import moe.routing.launch
 from kernelkit import compile as kernel_compile
 from kernelkit.launch import Target, launch
 from kernelkit.operator import Operator
-from moe import reference
 from moe.api import fused_moe, grouped_gemm
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU
 from moe.fused import FUSED, PLAIN, Layer, run_layer
@@ -32,8 +31,8 @@ from moe.launch import GROUPED_GEMM
 from moe.packing import PackedExperts, pack
 from moe.quantiser.api import quantise
 from moe.quantiser.launch import QUANTISE, Tokens
-from moe.quantized import Quantized
-from tests.fmha.test_ops import Watched, metadata
+from tests.attentions import Watched, metadata
+from workbench.problems.grouped_gemm import Case
 
 COUNTS = (1, 3, 0)
 K, COLUMNS = 128, 64
@@ -41,9 +40,7 @@ FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 ROUTER = Router(2, "sigmoid", renormalize=False, scale=2.5)
 
 
-@pytest.fixture(autouse=True)
-def two_ctas(monkeypatch):
-    monkeypatch.setattr(moe.launch, "sms_of", lambda device: 2)
+pytestmark = pytest.mark.usefixtures("three_ctas")
 
 
 def weights(fmt: str) -> PackedExperts:
@@ -57,20 +54,10 @@ def weights(fmt: str) -> PackedExperts:
 MXFP8 = weights("mxfp8")
 
 
-def rows(fmt: str, counts: tuple[int, ...] = COUNTS) -> tuple[Quantized, torch.Tensor]:
-    """x of sorted rows, and offsets."""
-    generator = torch.Generator().manual_seed(2)
-    offsets = torch.tensor([0, *counts]).cumsum(0).int()
-    x = torch.randn(sum(counts), K, generator=generator).bfloat16()
-    return reference.quantise(x, fmt, offsets=offsets), offsets
-
-
 def problem(fmt: str, out: str, *, amax: bool = False) -> Arguments:
-    x, offsets = rows(fmt)
-    encode = torch.tensor([300.0]) if out == "nvfp4" else None
-    top = torch.zeros(1) if amax else None
-    form = Activation(32, limit=10.0)
-    return Arguments(x, weights(fmt).w13, offsets, encode, top, form, out, most_rows=3)
+    case = Case(COUNTS, K, COLUMNS, fmt, form=(1.0, 0.0, 10.0), out=out, amax=amax)
+    options = case.options() | {"out": out, "most_rows": 3}
+    return Arguments(*case.inputs(), case.offsets, **options)
 
 
 def check(operator: Operator, arguments: Any, *tests: str) -> None:
@@ -84,12 +71,11 @@ def check(operator: Operator, arguments: Any, *tests: str) -> None:
 VALUES = "test_aot_dispatch_dynamic"
 
 
-def test_opcheck_of_a_quantised_product():
-    check(GROUPED_GEMM, problem("nvfp4", "nvfp4", amax=True))
-
-
-def test_opcheck_of_a_product():
-    check(GROUPED_GEMM, problem("mxfp8", "bf16", amax=True), VALUES)
+@pytest.mark.parametrize(("fmt", "out", "tests"), [
+    ("nvfp4", "nvfp4", ()), ("mxfp8", "bf16", (VALUES,)),
+])  # fmt: skip
+def test_opcheck_of_a_product(fmt, out, tests):
+    check(GROUPED_GEMM, problem(fmt, out, amax=True), *tests)
 
 
 @pytest.mark.parametrize("out", ["bf16", "fp32", *FORMATS])
@@ -122,17 +108,6 @@ def test_opcheck_of_the_quantiser(given):
     check(QUANTISE, Tokens(torch.randn(3, 64).bfloat16(), **given), "test_schema")
 
 
-def test_the_operator_quantises():
-    x = torch.randn(5, 64).bfloat16()
-    found, wanted = quantise(x, "nvfp4"), reference.quantise(x, "nvfp4")
-    for field in dataclasses.fields(found):
-        mine, other = getattr(found, field.name), getattr(wanted, field.name)
-        if isinstance(mine, torch.Tensor) and mine.element_size() == 1:
-            mine, other = mine.view(torch.uint8), other.view(torch.uint8)
-        equal = torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
-        assert equal, field.name
-
-
 def layer(fmt: str, amax: torch.Tensor | None = None, tokens: int = 4):
     """(a step from tokens and logits, its arguments)."""
     experts, h = weights(fmt), torch.tensor([300.0])
@@ -159,8 +134,8 @@ def test_compiled_code_runs_the_layer():
 
 def test_compiled_code_runs_every_step():
     """Quantised tensors go from one operator to the next."""
-    experts, (_, offsets), encode = weights("nvfp4"), rows("nvfp4"), torch.tensor([300.0])
-    amax = torch.zeros(1)
+    experts, encode, amax = weights("nvfp4"), torch.tensor([300.0]), torch.zeros(1)
+    offsets = torch.tensor([0, *COUNTS]).cumsum(0).int()
 
     def step(x):
         operand = quantise(x + 1, "nvfp4", offsets=offsets)
@@ -206,15 +181,6 @@ def test_opcheck_of_the_layer():
     check(FUSED, Layer(x, torch.randn(4, 3), MXFP8, ROUTER, scales=scales), VALUES)
 
 
-def test_there_is_no_backward():
-    step, (x, logits) = layer("mxfp8")
-    with pytest.raises(NotImplementedError, match="x requires grad"):
-        step(x.requires_grad_(), logits)
-    scales = Scales(h=torch.ones(1, requires_grad=True))
-    with pytest.raises(NotImplementedError, match=r"scales\.h requires grad"):
-        fused_moe(x.detach(), weights("nvfp4"), logits, ROUTER, scales=scales)
-
-
 @pytest.mark.parametrize("scales", [
     Scales("token", "tensor", torch.zeros(1)), Scales(torch.ones(1)), Scales(h=torch.ones(1)),
 ], ids=["words", "x", "h"])  # fmt: skip
@@ -247,32 +213,26 @@ def launches(monkeypatch):
     return seen
 
 
-def on_gpu(value):
-    """The same without contents, wherever there are tensors."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="cuda")
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: on_gpu(getattr(value, field.name)) for field in
-                  dataclasses.fields(value)}  # fmt: skip
-        return type(value)(**fields)
-    return value
+def on_gpu(layer: Layer) -> Layer:
+    """The same without contents, within FakeTensorMode."""
+    given = FUSED.schema.flat(vars(layer))
+    there = partial(torch.empty_like, device="cuda")
+    return FUSED.schema.build(tree_map_only(torch.Tensor, there, given))
 
 
-@pytest.mark.parametrize(
-    ("scale", "count"),
-    [(None, 10), ("token", 10), (torch.ones(1), 7)],
-    ids=["tensor", "token", "1"],
-)
+SCALES = {"tensor": (None, 10), "token": ("token", 10), "1": (torch.ones(1), 7)}
+
+
+@pytest.mark.parametrize(("scale", "count"), SCALES.values(), ids=SCALES)
 def test_the_host_never_waits_for_the_gpu(scale, count, launches):
     """top-k, permutation, quantiser and its scale factors, two products, combination; to find a
     scale takes a launch, and to quantise h behind the first product another."""
-    real = weights("nvfp4")
-    with FakeTensorMode():
-        experts, scales = on_gpu(real), on_gpu(Scales(scale, scale, torch.zeros(1)))
-        x = torch.empty(700, K, dtype=torch.bfloat16, device="cuda")
-        logits = torch.empty(700, 3, device="cuda")
+    x, scales = torch.empty(700, K).bfloat16(), Scales(scale, scale, torch.zeros(1))
+    real = Layer(x, torch.empty(700, 3), weights("nvfp4"), Router(1), scales=scales)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = on_gpu(real)
         with Watched() as watched:
-            (y,) = run_layer(Layer(x, logits, experts, Router(1), scales=scales))
+            (y,) = run_layer(given)
     assert not watched.waits
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert len(launches) == count
@@ -291,14 +251,12 @@ def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
                 seen.add(str(function))
             return function(*args, **(kwargs or {}))
 
-    real, known = weights(fmt), torch.ones(1)
-    scales = Scales(known, known) if fmt == "nvfp4" else Scales()
-    with FakeTensorMode():
-        experts, scales = on_gpu(real), on_gpu(scales)
-        inverse = on_gpu(known) if fmt == "nvfp4" else None
-        x = torch.empty(3000, K, dtype=torch.bfloat16, device="cuda")
-        logits = torch.empty(3000, 3, device="cuda")
+    x, known = torch.empty(3000, K).bfloat16(), torch.ones(1) if fmt == "nvfp4" else None
+    tensors = x, torch.empty(3000, 3), weights(fmt)
+    real = Layer(*tensors, Router(top_k), PLAIN, Scales(known, known), h_decode_scale=known)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = on_gpu(real)
         with Computed():
-            run_layer(Layer(x, logits, experts, Router(top_k), PLAIN, scales, inverse))
+            run_layer(given)
     assert not seen
     assert len(launches) >= 6

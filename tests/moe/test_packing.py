@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 
 import pytest
@@ -13,8 +14,10 @@ from moe.config import GRANULARITIES
 from moe.formats import FORMATS, row_blocks, scale_bytes
 from moe.packing import CheckpointWeight, interleaved_rows, pack, pack_quantised, unpack
 from moe.quantized import Quantized
-from moe.reference import dequantise, quantise, quantise_blocks, swizzle_scales
+from moe.reference import dequantise, encode_scale, quantise, quantise_blocks, swizzle_scales
+from tests.moe.quantise_cases import assert_equal
 
+INF, NAN = math.inf, math.nan
 EXPERTS, HIDDEN, INTERMEDIATE = 3, 96, 192  # 2I is three blocks of 128 rows, H less than one
 
 
@@ -26,18 +29,11 @@ def weights(dtype=torch.bfloat16):
     return (w13 * size).to(dtype), (w2 * size).to(dtype)
 
 
-def same(first, second):
-    """Whether two Quantized hold the same bytes."""
-    pairs = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
-    return all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) if torch.is_tensor(a) else a == b
-        for a, b in pairs
-    )
+W13, W2 = weights()
+ONES = torch.ones(EXPERTS)
 
 
 def test_rows_alternate_by_granularity():
-    rows = interleaved_rows(16, 8).tolist()
-    assert rows == [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]
     up_first = interleaved_rows(16, 8, "up_gate").tolist()
     assert up_first == [*range(16, 24), *range(8), *range(24, 32), *range(8, 16)]
     in_turn = interleaved_rows(16, 8, "alternating").tolist()
@@ -85,7 +81,7 @@ def test_experts_lie_behind_each_other(fmt):
                 None if s is None else s[expert : expert + 1]
                 for s in (matrix.encode_scale, matrix.decode_scale)
             )
-            assert same(Quantized(matrix.data[expert], mine, *globals_, fmt), alone)
+            assert_equal(Quantized(matrix.data[expert], mine, *globals_, fmt), alone)
 
 
 def test_orders_say_where_gate_is():
@@ -94,15 +90,15 @@ def test_orders_say_where_gate_is():
     expected = pack(w13, w2)
     swapped = pack(torch.cat((up, gate), dim=1), w2, order="up_gate")
     in_turn = pack(torch.stack((gate, up), dim=2).flatten(1, 2), w2, order="alternating")
-    assert same(swapped.w13, expected.w13)
-    assert same(in_turn.w13, expected.w13)
+    assert_equal(swapped.w13, expected.w13)
+    assert_equal(in_turn.w13, expected.w13)
 
 
 def test_weights_may_be_strided():
     w13, w2 = weights()
     strided = pack(w13.mT.contiguous().mT, w2.mT.contiguous().mT)
-    assert same(strided.w13, pack(w13, w2).w13)
-    assert same(strided.w2, pack(w13, w2).w2)
+    assert_equal(strided.w13, pack(w13, w2).w13)
+    assert_equal(strided.w2, pack(w13, w2).w2)
 
 
 def test_given_global_scales():
@@ -125,17 +121,12 @@ def test_an_expert_of_zeros():
 def from_checkpoint(w, fmt, as_bytes=True):
     """A weight [E, N, K] quantised as checkpoints hold it."""
     form = FORMATS[fmt]
-    parts = [quantise(each, fmt) for each in w]
-    encode = None if not form.has_global else torch.cat([part.encode_scale for part in parts])
-    blocks = [
-        quantise_blocks(each.float(), form, None if encode is None else encode[e : e + 1])
-        for e, each in enumerate(w)
-    ]
-    data, scales = (
-        torch.stack([t.view(torch.uint8) for t in tensors]) for tensors in zip(*blocks, strict=True)
-    )
-    if not as_bytes:
-        data, scales = data.view(blocks[0][0].dtype), scales.view(blocks[0][1].dtype)
+    encode = encode_scale(w.abs().amax((1, 2)), fmt) if form.has_global else None
+    of_rows = None if encode is None else encode.repeat_interleave(w.shape[1])
+    data, scales = quantise_blocks(w.flatten(0, 1).float(), form, of_rows)
+    if as_bytes:
+        data, scales = data.view(torch.uint8), scales.view(torch.uint8)
+    data, scales = (tensor.unflatten(0, (len(w), -1)) for tensor in (data, scales))
     return CheckpointWeight(data, scales, encode_scale=encode)
 
 
@@ -147,8 +138,8 @@ def test_checkpoint_in_the_format_packs_alike(fmt, as_bytes):
         *(from_checkpoint(w, fmt, as_bytes) for w in (w13, w2)), fmt, granularity=8
     )
     packed = pack(w13, w2, fmt, granularity=8)
-    assert same(imported.w13, packed.w13)
-    assert same(imported.w2, packed.w2)
+    assert_equal(imported.w13, packed.w13)
+    assert_equal(imported.w2, packed.w2)
 
 
 def test_checkpoint_order():
@@ -156,7 +147,7 @@ def test_checkpoint_order():
     gate, up = w13.chunk(2, dim=1)
     swapped = from_checkpoint(torch.cat((up, gate), dim=1), "nvfp4")
     imported = pack_quantised(swapped, from_checkpoint(w2, "nvfp4"), order="up_gate")
-    assert same(imported.w13, pack(w13, w2).w13)
+    assert_equal(imported.w13, pack(w13, w2).w13)
 
 
 def test_decode_scales_of_a_checkpoint_are_kept():
@@ -188,18 +179,9 @@ def changed(w, *index, value):
         (lambda a, b: (a[:0], b[:0]), r"w13 \(0, 384, 96\)"),
         (lambda a, b: (a[..., :24], b[:, :24]), "K = 24 in nvfp4: a positive multiple of 16"),
         (lambda a, b: (a[..., :48], b[:, :48]), "H = 48: rows of 24 bytes in nvfp4, .* of 16"),
-        (
-            lambda a, b: (a[:, :96], b[..., :48]),
-            "I = 48: rows of 24 bytes in nvfp4, .* of 16",
-        ),
-        (
-            lambda a, b: (changed(a, 1, 5, 7, value=float("nan")), b),
-            "w13, expert 1: largest magnitude nan, not finite",
-        ),
-        (
-            lambda a, b: (a, changed(b, 2, 0, 0, value=float("-inf"))),
-            "w2, expert 2: largest magnitude inf, not finite",
-        ),
+        (lambda a, b: (a[:, :96], b[..., :48]), "I = 48: rows of 24 bytes in nvfp4, .* of 16"),
+        (lambda a, b: (changed(a, 1, 5, 7, value=NAN), b), "w13, .* 1: .* magnitude nan, not fin"),
+        (lambda a, b: (a, changed(b, 2, 0, 0, value=-INF)), "w2, .* 2: .* magnitude inf, not fin"),
     ],
 )
 def test_pack_refuses(change, message):
@@ -213,62 +195,39 @@ def test_pack_refuses(change, message):
         ({"fmt": "int4"}, "format 'int4'"),
         ({"granularity": 12}, r"granularity 12: one of \(8, 16, 32, 64\)"),
         ({"order": "gate"}, "order 'gate': one of gate_up, up_gate, alternating"),
-        ({"encode_scales": (torch.ones(3), torch.ones(2))}, r"encode scale of w2 is .* \(2,\)"),
-        (
-            {"encode_scales": (torch.tensor([1.0, 0.0, 1.0]), torch.ones(3))},
-            "encode scale of w13, expert 1: value 0.0, not positive and finite",
-        ),
-        (
-            {"encode_scales": (torch.ones(3), torch.ones(3)), "fmt": "mxfp4"},
-            "encode_scales with mxfp4, which has none",
-        ),
+        ({"encode_scales": (ONES, torch.ones(2))}, r"encode scale of w2 is .* \(2,\)"),
+        ({"encode_scales": (1 - ONES, ONES)}, "of w13, expert 0: value 0.0, not positive and fin"),
+        ({"encode_scales": (ONES, ONES), "fmt": "mxfp4"}, "encode_scales with mxfp4, which has no"),
+        ({"granularity": 64, "w13": W13[:, :192], "w2": W2[..., :96]},
+         "I = 96: a multiple of granularity 64"),
     ],
-)
+)  # fmt: skip
 def test_options_that_pack_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        pack(*weights(), **options)
-
-
-def test_granularity_divides_the_intermediate_size():
-    w13, w2 = weights()
-    with pytest.raises(ValueError, match="I = 96: a multiple of granularity 64"):
-        pack(w13[:, :192], w2[..., :96], granularity=64)
+        pack(**{"w13": W13, "w2": W2} | options)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda w: {"encode_scale": None}, "w13 has no global scale: nvfp4 has one of"),
-        (
-            lambda w: {"decode_scale": w.encode_scale},
-            "w13 has encode_scale, decode_scale: nvfp4 has one of",
-        ),
+        (lambda w: {"decode_scale": ONES}, "w13 has encode_scale, decode_scale: nvfp4 has one of"),
         (lambda w: {"data": w.data.int()}, "w13.data is torch.int32, expected torch.uint8 or"),
         (lambda w: {"scales": w.scales.half()}, "w13.scales is torch.float16"),
         (lambda w: {"data": w.data[0]}, r"w13.data has shape \(384, 48\)"),
         (lambda w: {"scales": w.scales[..., :5]}, r"\(3, 384, 5\), expected \(3, 384, 6\)"),
-        (
-            lambda w: {"scales": changed(w.scales, 1, 3, 2, value=0x7F)},
-            "w13.scales, expert 1: code 0x7f, at most 0x7e",
-        ),
-        (
-            lambda w: {"scales": changed(w.scales, 2, 3, 2, value=0x81)},
-            "w13.scales, expert 2: code 0x81, at most 0x7e",
-        ),
-        (
-            lambda w: {"encode_scale": torch.ones(2)},
-            r"global scale of w13 is torch.float32 \(2,\), expected torch.float32 \(3\)",
-        ),
-        (
-            lambda w: {"encode_scale": changed(torch.ones(3, 2), 1, 1, value=2.0)},
-            r"w13, expert 1: global scales of gate and up \[1.0, 2.0\], not equal",
-        ),
-        (
-            lambda w: {"encode_scale": changed(torch.ones(3), 2, value=float("nan"))},
-            "global scale of w13, expert 2: value nan, not positive and finite",
-        ),
+        (lambda w: {"scales": changed(w.scales, 1, 3, 2, value=0x7F)},
+         "w13.scales, expert 1: code 0x7f, at most 0x7e"),
+        (lambda w: {"scales": changed(w.scales, 2, 3, 2, value=0x81)},
+         "w13.scales, expert 2: code 0x81, at most 0x7e"),
+        (lambda w: {"encode_scale": torch.ones(2)},
+         r"global scale of w13 is torch.float32 \(2,\), expected torch.float32 \(3\)"),
+        (lambda w: {"encode_scale": changed(torch.ones(3, 2), 1, 1, value=2.0)},
+         r"w13, expert 1: global scales of gate and up \[1.0, 2.0\], not equal"),
+        (lambda w: {"encode_scale": changed(ONES, 2, value=NAN)},
+         "global scale of w13, expert 2: value nan, not positive and finite"),
     ],
-)
+)  # fmt: skip
 def test_pack_quantised_refuses(change, message):
     w13, w2 = (from_checkpoint(w, "nvfp4") for w in weights())
     with pytest.raises(ValueError, match=message):
@@ -301,8 +260,8 @@ def test_packed_experts_fit_each_other():
 
 def assert_same_experts(first, second):
     assert first.granularity == second.granularity
-    assert same(first.w13, second.w13)
-    assert same(first.w2, second.w2)
+    assert_equal(first.w13, second.w13)
+    assert_equal(first.w2, second.w2)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import math
 
+import cutlass.cute as cute
 import numpy as np
 import pytest
 import torch
+from cutlass import Float32, Uint32
 
-from kernelkit.launch import emulation
+from kernelkit.compile import compile_once
+from kernelkit.narrow import packed_elements
+from kernelkit.words import float_of
 from moe import reference
+from moe.device.quantise import quantise_block
 from moe.formats import FORMATS, BlockFormat, format_of
 from moe.quantiser.api import quantise
-from moe.quantiser.compile import compile_quantise
 from moe.quantiser.config import AmaxConfig, QuantiseConfig
 from moe.quantiser.launch import ARCHS, Tokens
 from moe.quantiser.launch import quantise as run_quantise
 from ptxemu import Options
-from ptxemu.check.text import render
 from ptxemu.numerics import formats
-from tests.moe.block_kernel import run_blocks
+from tests.kernelkit.row_kernel import apply_to_rows
 from tests.moe.quantise_cases import (
     Case,
     Scattered,
+    assert_equal,
     check,
     check_scattered,
     random_case,
     used_bytes,
 )
+from workbench.problems.grouped_gemm import CHECKED, PATIENCE, checked
 
-CHECKED = Options(check=True, limit=600.0)
-ADVERSARIAL = Options(policy="adversarial", seed=1, limit=600.0)
+ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
 
 CASES = [
     Case("nvfp4", 1, 16, scaling="tensor"),
@@ -54,14 +58,12 @@ MATRIX = [
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-pytestmark = pytest.mark.usefixtures("poison")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 
 def check_emulated(case: Case, arch: str, options: Options = CHECKED) -> None:
-    with emulation(options) as active:
+    with checked(options):
         check(case, arch=arch)
-    for report in active.reports:
-        assert not report.findings, render(report)
 
 
 @each_arch
@@ -86,10 +88,10 @@ def test_behind_the_last_expert_nothing_is_written():
     case = Case("nvfp4", 3, 64, scaling="token", counts=(2, 0, 1))
     x, options = case.build()
     scales = quantise(x, "nvfp4", **options).scales.view(torch.int32)
-    used = used_bytes(case) // 4
+    used = case.used // 4
     assert len(scales) > used
-    assert (scales[used:] == torch.iinfo(torch.int32).max).all()
-    assert (scales[:used] != torch.iinfo(torch.int32).max).all()
+    assert (scales[used:] == -1).all()
+    assert (scales[:used] != -1).all()
 
 
 def test_slots_of_a_token_are_its_rows():
@@ -97,12 +99,7 @@ def test_slots_of_a_token_are_its_rows():
     slots, offsets = torch.tensor([1, 6, 7, 0, 11]).int(), torch.tensor([0, 2, 5]).int()
     mine = quantise(x, "nvfp4", global_scale="token", rows=slots, choices=3, offsets=offsets)
     other = quantise(x, "nvfp4", global_scale="token", rows=slots // 3, offsets=offsets)
-    assert torch.equal(mine.data.view(torch.uint8), other.data.view(torch.uint8))
-    assert torch.equal(mine.encode_scale, other.encode_scale)
-    with pytest.raises(ValueError, match="choices 0"):
-        quantise(x, "nvfp4", rows=slots, choices=0)
-    with pytest.raises(ValueError, match="choices 2"):
-        quantise(x, "nvfp4", choices=2)
+    assert_equal(mine, other, used_bytes("nvfp4", 64, (2, 3)))
 
 
 SCATTERED = [
@@ -125,13 +122,11 @@ MORE_SCATTERED = [
 )
 def test_every_token_is_read_once(arch, case):
     """The inverse of the rows changes no bit."""
-    with emulation(CHECKED) as active:
+    with checked():
         check_scattered(case, arch=arch)
-    for report in active.reports:
-        assert not report.findings, render(report)
 
 
-@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.usefixtures("no_compile")
 def test_an_inverse_needs_what_it_inverts():
     x = torch.randn(4, 64).bfloat16()
     slots = torch.arange(8, dtype=torch.int32)
@@ -147,7 +142,7 @@ def test_an_inverse_needs_what_it_inverts():
         run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots + 1}))
 
 
-@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("scaling", ["token", "given", "rows"])
 def test_no_rows(scaling):
     """Nothing is launched; a global scale that is given is there, and its inverse."""
@@ -156,6 +151,30 @@ def test_no_rows(scaling):
     x, empty = torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int32)
     got = quantise(x, "mxfp8", rows=empty[:0], offsets=empty)
     assert got.data.shape == (0, 64)
+
+
+def run_blocks(
+    blocks: torch.Tensor, scales: torch.Tensor, fmt: str, arch: str, *, only_convert: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(bytes of the elements uint8 [N, bytes], codes uint8 [N]) of blocks fp32 [N, block], one a
+    thread. scales: fp32 [N], global ones; with `only_convert` what elements are multiplied by."""
+    form = format_of(fmt)
+
+    def apply(values: cute.Tensor, _: cute.Tensor, scale: cute.Tensor) -> tuple[Float32, ...]:
+        code = Uint32(0)
+        if only_convert:
+            words = packed_elements(values, scale[0], form.element, arch)
+        else:
+            g = scale[0] if form.has_global else None
+            words, code = quantise_block(values, g, form, arch)
+        for index in range(cute.size(words)):
+            values[index] = float_of(words[index])
+        return (float_of(code),)
+
+    nothing = torch.zeros(len(blocks), 1, dtype=torch.int32)
+    words, codes = apply_to_rows(apply, blocks, nothing, scales[:, None], arch)
+    size = form.block // form.per_byte
+    return words.view(torch.uint8)[:, :size], codes.view(torch.int32)[:, 0].to(torch.uint8)
 
 
 def patterns() -> torch.Tensor:
@@ -222,10 +241,10 @@ def test_global_scale_of_extremes(arch):
                 )
 
 
-def test_sizes_share_a_kernel(request):
+def test_sizes_share_a_kernel(monkeypatch):
     for k in (48, 64):  # rows of whole and of half pieces
         check(Case("nvfp4", 130, k, scaling="tensor", calm=True))
-    request.getfixturevalue("no_compiles")
+    monkeypatch.setattr("kernelkit.compile._make", lambda *_: pytest.fail("compiled"))
     for tokens, k in ((1, 16), (140, 288), (17, 1040)):
         check(Case("nvfp4", tokens, k, scaling="tensor", calm=True))
 
@@ -233,7 +252,8 @@ def test_sizes_share_a_kernel(request):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
 def test_what_is_compiled(arch):
     """16-byte loads, no local memory; e2m1 by conversion where there is one."""
-    ptx = compile_quantise(QuantiseConfig("nvfp4", "bf16", scaling="tensor"), arch).ptx
+    config = QuantiseConfig("nvfp4", "bf16", scaling="tensor")
+    ptx = compile_once(config, arch, "moe.quantiser.kernel").ptx
     loads = {line.split()[0] for line in ptx.splitlines() if line.strip().startswith("ld.global")}
     assert f".target {arch}" in ptx
     assert loads == {"ld.global.v4.b32", "ld.global.b32"}

@@ -229,17 +229,6 @@ def random_codes(rows, columns):
     return torch.randint(1, 256, (rows, columns), generator=generator).to(torch.uint8)
 
 
-SHAPES = [(1, 1), (31, 4), (128, 5), (129, 3), (300, 12)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_layout_of_scale_factors(shape):
-    codes = random_codes(*shape)
-    swizzled = swizzle_scales(codes)
-    assert torch.equal(swizzled, swizzled_by_views(codes))
-    assert torch.equal(unswizzle_scales(swizzled, *shape), codes)
-
-
 def test_place_of_one_scale_factor():
     codes = torch.zeros(300, 12, dtype=torch.uint8)
     codes[170, 6] = 255
@@ -250,18 +239,25 @@ def starts(counts):
     return torch.tensor([0, *counts]).cumsum(0).int()
 
 
-@pytest.mark.parametrize(
-    "counts", [[0], [3], [0, 1, 0], [127, 128, 129], [0, 0, 257, 0, 1, 0], [0, 130]]
-)
-def test_layout_by_expert(counts):
-    codes, offsets = random_codes(sum(counts), 6), starts(counts)
-    swizzled = swizzle_scales(codes, offsets)
-    parts = [swizzled_by_views(part) for part in codes.split(counts)]
-    used = torch.cat(parts)
-    assert torch.equal(swizzled[: len(used)], used)
-    assert not swizzled[len(used) :].any()
-    assert len(swizzled) == scale_blocks(sum(counts), len(counts)) * 2 * 512
-    assert torch.equal(unswizzle_scales(swizzled, sum(counts), 6, offsets), codes)
+LAYOUTS = [([1], 1), ([31], 4), ([128], 5), ([129], 3), ([300], 12)]
+LAYOUTS += [
+    (counts, 6)
+    for counts in ([0], [3], [0, 1, 0], [127, 128, 129], [0, 0, 257, 0, 1, 0], [0, 130])
+]
+
+
+@pytest.mark.parametrize(("counts", "columns"), LAYOUTS, ids=str)
+def test_layout_of_scale_factors(counts, columns):
+    """By expert; of a single one as without offsets."""
+    rows, atoms = sum(counts), -(-columns // 4)
+    codes, offsets = random_codes(rows, columns), starts(counts)
+    used = torch.cat([swizzled_by_views(part) for part in codes.split(counts)])
+    assert len(swizzle_scales(codes, offsets)) == scale_blocks(rows, len(counts)) * atoms * 512
+    for given in [offsets] if len(counts) > 1 else [offsets, None]:
+        swizzled = swizzle_scales(codes, given)
+        assert torch.equal(swizzled[: len(used)], used)
+        assert not swizzled[len(used) :].any()
+        assert torch.equal(unswizzle_scales(swizzled, rows, columns, given), codes)
 
 
 def test_gathered_rows_by_expert_keep_their_values():

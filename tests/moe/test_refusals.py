@@ -4,8 +4,8 @@ smallest and emptiest of what they take. Beside the tables of the single steps' 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,44 +22,34 @@ INF, NAN = math.inf, math.nan
 INT = torch.int32
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """changes: of the arguments that are right; words: of the message."""
-
-    error: type[Exception]
-    words: str
-    changes: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.words[:40]
+def no(words: str, error: type[Exception] = ValueError, **changes: Any) -> Any:
+    """words: of the message; changes: of the arguments that are right."""
+    return pytest.param(error, words, changes, id=words[:40])
 
 
-def no(words: str, error: type[Exception] = ValueError, **changes: Any) -> Refusal:
-    return Refusal(error, words, changes)
+def refusals(cases: Sequence[Any]) -> Callable:
+    return pytest.mark.parametrize(("error", "words", "changes"), cases)
 
 
-def refused(call: Callable, right: dict[str, Any], case: Refusal) -> None:
-    with pytest.raises(case.error, match=case.words):
-        call(**right | case.changes)
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT)
 
 
 # --- quantise
 
 X = torch.zeros(4, 64, dtype=torch.bfloat16)
-QUANTISE = {"x": X, "fmt": "nvfp4", "rows": torch.tensor([3, 0, 1]).int()}
-QUANTISE["offsets"] = torch.tensor([0, 1, 1, 3]).int()
+QUANTISE = {"x": X, "fmt": "nvfp4", "rows": ints(3, 0, 1), "offsets": ints(0, 1, 1, 3)}
 NOT_QUANTISED = [
-    no("rows has values from -1 to 3, but x has rows 0 to 3", rows=torch.tensor([3, -1, 1]).int()),
-    no("rows has values from 0 to 4", rows=torch.tensor([4, 0, 1]).int()),
-    no("rows has values from 0 to 8, but x has slots 0 to 7", choices=2,
-       rows=torch.tensor([8, 0, 1]).int()),
-    no(r"offsets \[0, 2, 1, 3\]: ascending", offsets=torch.tensor([0, 2, 1, 3]).int()),
-    no(r"offsets \[0, 1, 2\]: ascending from 0 to the 3 rows",
-       offsets=torch.tensor([0, 1, 2]).int()),
-    no(r"offsets \[1, 1, 3\]", offsets=torch.tensor([1, 1, 3]).int()),
-    no(r"offsets \[0, 5\]", offsets=torch.tensor([0, 5]).int()),
-    no(r"offsets \[0, -1, 3\]", offsets=torch.tensor([0, -1, 3]).int()),
+    no("rows has values from -1 to 3, but x has rows 0 to 3", rows=ints(3, -1, 1)),
+    no("rows has values from 0 to 4", rows=ints(4, 0, 1)),
+    no("rows has values from 0 to 8, but x has slots 0 to 7", choices=2, rows=ints(8, 0, 1)),
+    no(r"offsets \[0, 2, 1, 3\]: ascending", offsets=ints(0, 2, 1, 3)),
+    no(r"offsets \[0, 1, 2\]: ascending from 0 to the 3 rows", offsets=ints(0, 1, 2)),
+    no(r"offsets \[1, 1, 3\]", offsets=ints(1, 1, 3)),
+    no(r"offsets \[0, 5\]", offsets=ints(0, 5)),
+    no(r"offsets \[0, -1, 3\]", offsets=ints(0, -1, 3)),
     no("choices 0", choices=0),
+    no("choices 2", choices=2, rows=None, offsets=None),
     no("choices is 2.0, expected int", TypeError, choices=2.0),
     no("choices is True", TypeError, choices=True),
     no("rows is torch.int64", rows=torch.tensor([3, 0, 1])),
@@ -89,10 +79,11 @@ NOT_QUANTISED = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_compiles")
-@pytest.mark.parametrize("case", NOT_QUANTISED, ids=str)
-def test_quantise(case):
-    refused(quantise, QUANTISE, case)
+@pytest.mark.usefixtures("no_compile")
+@refusals(NOT_QUANTISED)
+def test_quantise(error, words, changes):
+    with pytest.raises(error, match=words):
+        quantise(**QUANTISE | changes)
 
 
 # --- grouped_gemm
@@ -130,9 +121,15 @@ NO_PRODUCT = [
        encode_scale=torch.ones(1)),
     no("K = 112 in nvfp4: a multiple of 32", NotImplementedError, x=LINES[0], w=LINES[1],
        activation=None),
-    no("quantise it with offsets", x=SINGLE[0], offsets=torch.tensor([0, 1, 2, 3]).int()),
+    no("quantise it with offsets", x=SINGLE[0], offsets=ints(0, 1, 2, 3)),
     no("offsets is", w=SINGLE[1]),
     no("tile_rows 48", NotImplementedError, tile_rows=48),
+    no("tile_rows 0: supported are", NotImplementedError, tile_rows=0),
+    no("tile_rows is True", TypeError, tile_rows=True),
+    no("tile_n 64: supported are", NotImplementedError, tile_n=64),
+    no("tile_n 256 with tile_rows 32: 128", tile_rows=32, tile_n=256),
+    no("carry with granularity 32", NotImplementedError, carry=True),
+    no("carry is 1", TypeError, carry=1),
     no("tile_rows is 64.0", TypeError, tile_rows=64.0),
     no("most_rows is '5'", TypeError, most_rows="5"),
     no("most_rows 1", most_rows=1),
@@ -140,7 +137,7 @@ NO_PRODUCT = [
     no("most_rows 2: an expert has 3 rows", most_rows=2),
     no("most_rows -1", most_rows=-1),
     no("tile_rows 8: an expert may have 9 rows", tile_rows=8, x=Case((9,), 128, 64).inputs()[0],
-       w=SINGLE[1], offsets=torch.tensor([0, 9]).int()),
+       w=SINGLE[1], offsets=ints(0, 9)),
     no("out torch.int8", NotImplementedError, out=torch.int8),
     no("out None", NotImplementedError, out=None),
     no("encode_scale", out="nvfp4"),
@@ -153,8 +150,8 @@ NO_PRODUCT = [
     no("x is Tensor", TypeError, x=PX.data),
     no("w is NoneType", TypeError, w=None),
     no("x .* and w", x=PW),
-    no(r"offsets \[0, 3, 2, 5\]", offsets=torch.tensor([0, 3, 2, 5]).int()),
-    no(r"offsets \[0, 3, 3, 4\]", offsets=torch.tensor([0, 3, 3, 4]).int()),
+    no(r"offsets \[0, 3, 2, 5\]", offsets=ints(0, 3, 2, 5)),
+    no(r"offsets \[0, 3, 3, 4\]", offsets=ints(0, 3, 3, 4)),
     no("x is mxfp8", x=Case((3, 0, 2), 128, 64, "mxfp8").inputs()[0]),
     no("x is nvfp4 with K = 256", x=Case((3, 0, 2), 256, 64).inputs()[0]),
     no("offsets is torch.int64", offsets=PROBLEM.offsets.long()),
@@ -164,10 +161,11 @@ NO_PRODUCT = [
 ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_compiles")
-@pytest.mark.parametrize("case", NO_PRODUCT, ids=str)
-def test_grouped_gemm(case):
-    refused(grouped_gemm, PRODUCT, case)
+@pytest.mark.usefixtures("no_compile")
+@refusals(NO_PRODUCT)
+def test_grouped_gemm(error, words, changes):
+    with pytest.raises(error, match=words):
+        grouped_gemm(**PRODUCT | changes)
 
 
 # --- a layer
@@ -211,16 +209,19 @@ NO_LAYER = [
     no("tile_rows 12", NotImplementedError, tile_rows=12),
     no("tile_rows 8", tile_rows=8, x=torch.randn(9, 128).bfloat16(),
        router_logits=torch.randn(9, 3)),
-    no("requires grad", NotImplementedError, x=LAYER["x"].clone().requires_grad_()),
+    no("x requires grad", NotImplementedError, x=LAYER["x"].clone().requires_grad_()),
+    no(r"scales\.h requires grad", NotImplementedError,
+       scales=Scales(h=torch.ones(1, requires_grad=True))),
     no("x is list", TypeError, x=[[1.0]]),
     no("arch 'sm_90a'", NotImplementedError, arch="sm_90a"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", NO_LAYER, ids=str)
-def test_fused_moe(case):
+@refusals(NO_LAYER)
+def test_fused_moe(error, words, changes):
     """Some steps have run when a later one refuses."""
-    refused(fused_moe, LAYER, case)
+    with pytest.raises(error, match=words):
+        fused_moe(**LAYER | changes)
 
 
 # --- tensors of several devices, or of none that there is: operators would send them elsewhere
@@ -228,20 +229,20 @@ def test_fused_moe(case):
 META = {"rows": QUANTISE["rows"].to("meta"), "offsets": QUANTISE["offsets"].to("meta")}
 
 
-@pytest.mark.usefixtures("no_compiles")
+@pytest.mark.usefixtures("no_compile")
 def test_devices():
-    elsewhere = META | {"x": X.to("meta")}
-    cases = no("different devices", **META), no("device meta", NotImplementedError, **elsewhere)
-    for case in cases:
-        refused(lambda **given: run_quantise(Tokens(**given)), QUANTISE, case)
-    arguments = Arguments(PX, PW, PROBLEM.offsets.to("meta"))
-    refused(arguments.check, {}, no("different devices"))
+    with pytest.raises(ValueError, match="different devices"):
+        run_quantise(Tokens(**QUANTISE | META))
+    with pytest.raises(NotImplementedError, match="device meta"):
+        run_quantise(Tokens(**QUANTISE | META | {"x": X.to("meta")}))
+    with pytest.raises(ValueError, match="different devices"):
+        Arguments(PX, PW, PROBLEM.offsets.to("meta")).check()
 
 
 # --- what is small, and what is empty
 
 
-def test_no_tokens(no_compiles):
+def test_no_tokens(no_compile):
     for fmt in ("nvfp4", "mxfp8"):
         packed = pack(W13, W2, fmt)
         y = fused_moe(LAYER["x"][:0], packed, torch.randn(0, 3), Router(2))

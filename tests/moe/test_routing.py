@@ -14,10 +14,10 @@ from kernelkit.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.launch import ARCHS
-from tests.moe import routing_cases as cases
-from tests.moe.routing_cases import ADVERSARIAL, Case, check_permutation, check_route, emulated
+from ptxemu import Options
+from tests.moe.routing_cases import Case, check_permutation, check_route, emulated
 
-pytestmark = pytest.mark.usefixtures("poison")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
@@ -80,7 +80,7 @@ def test_lanes_have_every_expert_once():
 @pytest.mark.parametrize(("before", "vectors"), [(8, True), (4, True), (3, False)])
 def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     seen = []
-    monkeypatch.setattr("moe.routing.launch.compile_route", lambda c, _: seen.append(c))
+    monkeypatch.setattr("moe.routing.launch.compile_once", lambda c, *_: seen.append(c))
     monkeypatch.setattr("moe.routing.launch.launch", lambda *_: None)
     wide = torch.zeros(4, 256 + 16)
     route(wide[:, before : before + 256], 8)
@@ -88,95 +88,48 @@ def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     assert [found.vectors for found in seen] == [vectors, False]
 
 
-@each_arch
-@pytest.mark.parametrize("experts", [32, 256])
-def test_equal_candidates(experts, arch):
-    """Three of each value, far apart: few enough to be ranked side by side."""
+def extremes() -> dict[str, tuple[torch.Tensor, int, dict]]:
+    """Logits that are equal, none at all or far from zero, top_k and options."""
     draw = torch.Generator().manual_seed(1)
-    order = torch.stack([torch.randperm(experts, generator=draw) for _ in range(8)])
-    logits = -(order // 3).float() / 8
-    ids, _ = emulated(lambda: route(logits, 8, arch=arch))
-    assert torch.equal(ids, reference.route(logits, 8)[0])
+    orders = [torch.stack([torch.randperm(n, generator=draw) for _ in range(8)]) for n in (32, 256)]
+    hundreds = torch.zeros(3, 256)
+    hundreds[1, 100:103], hundreds[2, 32:] = 1.0, -1.0
+    lanes = torch.zeros(3, 64)
+    lanes[1, [3, 35, 4, 63]], lanes[2, :32] = 1.0, -math.inf
+    excluded, bias = torch.zeros(1, 64), torch.zeros(64)
+    excluded[0, 40], bias[40] = -math.inf, 0.5  # a score of 0 + 0.5, as much as that of the others
+    groups = torch.full((2, 32), -5.0)
+    groups[0, [9, 17, 18]] = torch.tensor([3.0, 2.0, 2.0])  # two equal experts of a group count
+    groups[1, [0, 31]] = 1.0
+    none = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
+    # Where 1 + exp(x) is 1, the score still is exp(x / 2); where it is huge, sqrt(x).
+    far = torch.tensor([[80.0, -20.0, 1e30, 9.0, -60.0, 0.0, -1.0, math.inf]])
+    sigmoid = {"scoring": "sigmoid"}
+    return {
+        # Three of each value, far apart: few enough to be ranked side by side.
+        **{f"few of {len(o[0])}": (-(o // 3).float() / 8, 8, {}) for o in orders},
+        "more than lanes": (torch.zeros(2, 48), 8, {}),
+        "hundreds": (hundreds, 8, {}),
+        "hundreds in groups": (hundreds, 8, sigmoid | {"n_group": 8, "topk_group": 4}),
+        "within lanes and between": (lanes, 5, {}),
+        "a bias makes up for a score": (excluded, 16, sigmoid | {"bias": bias}),
+        "a bias is better than a score": (excluded, 16, sigmoid | {"bias": bias * 1.2}),
+        "groups": (groups, 3, sigmoid | {"n_group": 4, "topk_group": 1}),
+        **{f"none, {scoring}": (none, 3, {"scoring": scoring}) for scoring in config.SCORINGS},
+        "far from zero": (far, 8, {"scoring": "sqrtsoftplus", "renormalize": False}),
+    }
 
 
 @each_arch
-def test_more_candidates_than_lanes(arch):
-    """Equal logits by the hundred, beside better ones and in closed groups."""
-    few = torch.zeros(2, 48)
-    ids, _ = emulated(lambda: route(few, 8, arch=arch))
-    assert ids.tolist() == [[*range(8)]] * 2
-    logits = torch.zeros(3, 256)
-    logits[1, 100:103] = 1.0
-    logits[2, 32:] = -1.0
-    ids, _ = emulated(lambda: route(logits, 8, arch=arch))
-    expected = reference.route(logits, 8)[0]
-    assert torch.equal(ids, expected)
-    given = {"scoring": "sigmoid", "n_group": 8, "topk_group": 4}
-    ids, _ = emulated(lambda: route(logits, 8, arch=arch, **given))
-    assert torch.equal(ids, reference.route(logits, 8, **given)[0])
-
-
-@each_arch
-def test_ties_go_to_the_lower_index(arch):
-    """Within a lane, between lanes, and where a bias makes up for a score."""
-    logits = torch.zeros(3, 64)
-    logits[1, [3, 35, 4, 63]] = 1.0
-    logits[2, :32] = -math.inf
-    ids, weights = emulated(lambda: route(logits, 5, arch=arch))
-    assert ids.tolist() == [[0, 1, 2, 3, 4], [3, 4, 35, 63, 0], [32, 33, 34, 35, 36]]
-    assert torch.equal(weights[0], torch.full((5,), weights[0, 0].item()))
-    bias = torch.zeros(64)
-    bias[40] = 0.5
-    logits[0, 40] = -math.inf  # a score of 0 + 0.5, as much as that of the others
-    given = {"scoring": "sigmoid", "bias": bias, "arch": arch}
-    ids, weights = emulated(lambda: route(logits[:1], 16, **given))
-    assert ids[0].tolist() == list(range(16))
-    bias[40] = 0.6
-    ids, weights = emulated(lambda: route(logits[:1], 16, **given))
-    assert ids[0].tolist() == [40, *range(15)]
-    assert weights[0, 0] == 0
-
-
-@each_arch
-def test_equal_groups(arch):
-    """The group with the lower index; two equal experts of a group both count."""
-    logits = torch.full((2, 32), -5.0)
-    logits[0, [9, 17, 18]] = torch.tensor([3.0, 2.0, 2.0])
-    logits[1, [0, 31]] = 1.0
-    options = {"scoring": "sigmoid", "n_group": 4, "topk_group": 1, "arch": arch}
-    ids, _ = emulated(lambda: route(logits, 3, **options))
-    assert ids.tolist() == [[17, 18, 16], [0, 1, 2]]
-
-
-@each_arch
-def test_tokens_without_a_logit(arch):
-    """All -inf or NaN: scores of 0, so the first experts, and weights of 0."""
-    logits = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
-    for scoring in config.SCORINGS:
-        ids, weights = emulated(lambda s=scoring: route(logits, 3, scoring=s, arch=arch))
-        assert ids.tolist() == [[0, 1, 2]] * 2
-        assert torch.equal(weights, torch.zeros(2, 3))
-
-
-@each_arch
-def test_sqrtsoftplus_far_from_zero(arch):
-    """Where 1 + exp(x) is 1, the score still is exp(x / 2); where it is huge, sqrt(x)."""
-    logits = torch.tensor([[80.0, -20.0, 1e30, 9.0, -60.0, 0.0, -1.0, math.inf]])
-    options = {"scoring": "sqrtsoftplus", "renormalize": False}
-    ids, weights = emulated(lambda: route(logits, 8, arch=arch, **options))
-    assert ids.tolist() == [[7, 2, 0, 3, 5, 6, 1, 4]]
-    finite = logits.double().clamp(max=torch.finfo(torch.float32).max)
-    exact = torch.nn.functional.softplus(finite).sqrt().gather(1, ids.long())
-    assert ((weights - exact) / exact).abs().max() < 60 * 2**-23
-
-
-@each_arch
-def test_softmax_over_the_chosen(arch):
-    """What gpt-oss does: a softmax over k logits."""
-    logits, _ = cases.build(Case(20, 32, 4, hostile=False))
-    ids, weights = emulated(lambda: route(logits, 4, arch=arch))
-    expected = logits.gather(1, ids.long()).softmax(-1)
-    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=0)
+@pytest.mark.parametrize("name", extremes())
+def test_extremes(name, arch):
+    """The lower one of equal experts comes first, and they weigh the same, to the bit."""
+    logits, top_k, options = extremes()[name]
+    ids, weights = emulated(lambda: route(logits, top_k, arch=arch, **options))
+    expected_ids, expected = reference.route(logits, top_k, **options)
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(weights, expected, rtol=60 * 2**-23, atol=0)
+    assert torch.equal(weights == weights[:, :1], expected == expected[:, :1])
 
 
 def random_ids(tokens: int, top_k: int, experts: int, kind: str = "any", seed: int = 0):
@@ -204,7 +157,7 @@ MORE_PERMUTATIONS = [
     for tokens, top_k in ((1, 1), (33, 8), (100, 16))
     for experts, kind in ((2, "any"), (8, "one"), (384, "any"), (512, "last"), (512, "few"))
 ]
-IN_CHUNKS = [(107, 10, 1, "any"), (128, 8, 512, "any"), (129, 16, 33, "one")]
+IN_CHUNKS = [(107, 10, 40, "any"), (107, 10, 1, "any"), (128, 8, 512, "any"), (129, 16, 33, "one")]
 
 
 @each_arch
@@ -220,18 +173,14 @@ def test_permutation_more(shape, arch):
 
 
 @each_arch
-def test_two_launches(arch, monkeypatch):
-    """Chunks of several CTAs, the last one not full."""
-    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
-    assert config.plan_permutation(1070, 40).chunks == 2
-    check_permutation(random_ids(107, 10, 40), 40, arch)
-
-
-@each_arch
 @pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
-def test_two_launches_more(shape, arch, monkeypatch):
+def test_two_launches(shape, arch, monkeypatch):
+    """Chunks of several CTAs, the last one not full; a single one that is."""
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
-    check_permutation(random_ids(*shape), shape[2], arch)
+    tokens, top_k, experts, _ = shape
+    plan = config.plan_permutation(tokens * top_k, experts)
+    assert (plan.config.chunked, plan.chunks) == (True, -(-tokens * top_k // 1024))
+    check_permutation(random_ids(*shape), experts, arch)
 
 
 @each_arch
@@ -247,8 +196,9 @@ def test_long_runs(arch, monkeypatch):
 
 
 def test_schedule_does_not_show():
+    late = Options(policy="adversarial", seed=1, limit=None)
     for tokens in (40, 600):
-        check_permutation(random_ids(tokens, 8, 16), 16, options=ADVERSARIAL)
+        check_permutation(random_ids(tokens, 8, 16), 16, options=late)
 
 
 def test_ids_with_strides():
@@ -264,7 +214,7 @@ def test_launches(rows, launches):
     assert len(active.reports) == launches
 
 
-def test_nothing_to_do_launches_nothing(no_compiles):
+def test_nothing_to_do_launches_nothing(no_compile):
     ids, weights = route(torch.empty(0, 8), 2)
     assert (ids.shape, weights.shape) == ((0, 2), (0, 2))
     found = permutation(ids, 8)
@@ -303,7 +253,8 @@ REFUSED = [
     (torch.zeros(4, 64), {"top_k": 17}, NotImplementedError, "top_k 17"),
     (LOGITS, {"top_k": 9}, ValueError, "top_k 9 of 1 groups with 8 experts"),
     (LOGITS, {"top_k": 2.0}, TypeError, "top_k is 2.0"),
-    (LOGITS, {"n_group": 3}, ValueError, "n_group 3"),
+    (LOGITS, {"n_group": 3}, ValueError, "n_group 3: from 1 to 32, a divisor of 8 experts"),
+    (LOGITS, {"n_group": 0}, ValueError, "n_group 0: from 1"),
     (LOGITS, {"n_group": 4, "topk_group": 5}, ValueError, "topk_group 5"),
     (LOGITS, {"n_group": 8}, ValueError, "top_k 2 of 1 groups with 1 experts"),
     (LOGITS, {"scoring": "relu"}, ValueError, "scoring 'relu'"),
@@ -317,7 +268,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("logits", "options", "error", "words"), REFUSED)
-def test_route_refuses(no_compiles, logits, options, error, words):
+def test_route_refuses(no_compile, logits, options, error, words):
     with pytest.raises(error, match=words):
         route(logits, **{"top_k": 2, **options})
 
@@ -336,7 +287,7 @@ IDS = torch.zeros(4, 2, dtype=torch.int32)
         (IDS - 1, 8, ValueError, "ids has values from -1 to -1"),
     ],
 )
-def test_permutation_refuses(no_compiles, ids, experts, error, words):
+def test_permutation_refuses(no_compile, ids, experts, error, words):
     with pytest.raises(error, match=words):
         permutation(ids, experts)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 
 import pytest
 
@@ -95,16 +94,3 @@ def test_shared_and_tensor_memory(tile, fmt):
         assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA == 232_448
         assert plan.k_block * 4 == plan.k_stage
         assert plan.k_stage * plan.element_bits == 128 * 8
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_bytes_of_a_stage(tile, fmt):
-    """Of K 128 bytes: rows of both operands, and a byte for every block of 128 rows of each; a pair
-    shares rows, and each CTA has all scale factors of w."""
-    rows, columns = tile
-    ctas, form = (2 if rows == 256 else 1), FORMATS[fmt]
-    blocks = 128 * form.per_byte // form.block
-    own, of_w = math.ceil(rows / ctas / 128), columns // 128
-    expected = (rows + columns) // ctas * 128 + (own + of_w) * 128 * blocks
-    assert make_plan(GroupedConfig(fmt, tile_rows=rows, tile_n=columns)).stage_bytes == expected

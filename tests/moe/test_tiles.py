@@ -139,22 +139,3 @@ def test_wide_tiles(launched):
     for tile_rows, ctas in ((128, 6), (256, 8)):
         grouped_gemm(x, w, offsets, tile_rows=tile_rows, tile_n=256)
         assert launched.pop() == (tile_rows, ctas)
-
-
-@pytest.mark.parametrize(("options", "error", "words"), [
-    ({"tile_rows": 32, "tile_n": 256}, ValueError, "tile_n 256 with tile_rows 32: 128"),
-    ({"tile_n": 64}, NotImplementedError, "tile_n 64: supported are"),
-    ({"carry": True}, NotImplementedError, "carry with granularity 0"),
-    ({"carry": 1}, TypeError, "carry is 1"),
-    ({"tile_rows": 8}, ValueError, "tile_rows 8: an expert may have 12 rows"),
-    ({"tile_rows": 8, "most_rows": 8}, ValueError, "most_rows 8: an expert has 9 rows"),
-    ({"tile_rows": 8, "most_rows": 5}, ValueError, "most_rows 5: 2 experts have 12 rows"),
-    ({"tile_rows": 0}, NotImplementedError, "tile_rows 0: supported are"),
-    ({"tile_rows": 100}, NotImplementedError, "tile_rows 100: supported are"),
-    ({"tile_rows": True}, TypeError, "tile_rows is True"),
-    ({"most_rows": 9.0}, TypeError, "most_rows is 9.0"),
-])  # fmt: skip
-def test_refusals_name_the_value_and_the_limit(launched, options, error, words):
-    with pytest.raises(error, match=words):
-        grouped_gemm(*given((3, 9)), **options)
-    assert not launched

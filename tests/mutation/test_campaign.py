@@ -92,12 +92,8 @@ def test_shares():
     assert not within_contract([killed] * 95 + [survivor] * 6)
     assert not within_contract([killed] * 80 + [equivalent] * 20)
     found = counts([killed, killed, equivalent, survivor])
-    assert (found[CHECKER], found["equivalent"], found["survived"], found["mutants"]) == (
-        2,
-        1,
-        1,
-        4,
-    )
+    columns = (CHECKER, "equivalent", "survived", "mutants")
+    assert [found[column] for column in columns] == [2, 1, 1, 4]
 
 
 def test_the_table_lists_what_survives_and_why_others_are_equivalent():

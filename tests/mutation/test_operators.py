@@ -49,6 +49,12 @@ def changed(body: str, kind: str) -> list[str]:
     return [" | ".join(m.change.lines[line] for line in sorted(m.change.lines)) for m in found]
 
 
+def equivalent(body: str, kind: str) -> list[bool]:
+    """Of each mutant of the class."""
+    (chosen,) = (k for k in CLASSES if k.name == kind)
+    return [bool(mutant.equivalent) for mutant in mutants(Text(module(body)), (chosen,))]
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
@@ -59,43 +65,23 @@ def changed(body: str, kind: str) -> list[str]:
         ("remove arrival", "mbarrier.arrive.shared.b64 %rd1, [%r1], %r2;", [""]),
         ("remove arrival", "mbarrier.arrive.expect_tx.shared.b64 %rd1, [%r1], %r2;", []),
         ("remove arrival with bytes", "mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8;", [""]),
-        (
-            "weaken arrival: relaxed",
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
-            ["mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r1];"],
-        ),
-        (
-            "weaken wait: relaxed",
-            "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;",
-            ["mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r1], 0;"],
-        ),
+        ("weaken arrival: relaxed", "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+         ["mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r1];"]),
+        ("weaken wait: relaxed", "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;",
+         ["mbarrier.try_wait.parity.relaxed.cta.shared.b64 %p1, [%r1], 0;"]),
         ("weaken wait: relaxed", "mbarrier.try_wait.parity.relaxed.cta.b64 %p1, [%rd1], 0;", []),
         ("weaken scope: cluster to cta", "fence.acq_rel.cluster;", ["fence.acq_rel.cta;"]),
         ("weaken scope: cluster to cta", "fence.mbarrier_init.release.cluster;", []),
-        (
-            "weaken proxy fence: other space",
-            "fence.proxy.async.shared::cta;",
-            ["fence.proxy.async.global;"],
-        ),
-        (
-            "weaken bulk wait_group: one more",
-            "cp.async.bulk.wait_group.read 1;",
-            ["cp.async.bulk.wait_group.read 2;"],
-        ),
-        (
-            "change parity",
-            WAIT,
-            [
-                "{ .reg .b32 mutant; xor.b32 mutant, %r2, 1; "
-                "mbarrier.try_wait.parity.shared.b64 P1, [%r1], mutant, 10000000; }"
-            ],
-        ),
+        ("weaken proxy fence: other space", "fence.proxy.async.shared::cta;",
+         ["fence.proxy.async.global;"]),
+        ("weaken bulk wait_group: one more", "cp.async.bulk.wait_group.read 1;",
+         ["cp.async.bulk.wait_group.read 2;"]),
+        ("change parity", WAIT,
+         ["{ .reg .b32 mutant; xor.b32 mutant, %r2, 1; "
+          "mbarrier.try_wait.parity.shared.b64 P1, [%r1], mutant, 10000000; }"]),
         ("change init count -1", "mov.b32 %r2, 1;\nmbarrier.init.shared.b64 [%r1], %r2;", []),
-        (
-            "change expected bytes -16",
-            "mov.b32 %r2, 0;\nmbarrier.arrive.expect_tx.shared.b64 _, [%r1], %r2;",
-            [],
-        ),
+        ("change expected bytes -16",
+         "mov.b32 %r2, 0;\nmbarrier.arrive.expect_tx.shared.b64 _, [%r1], %r2;", []),
         ("change barrier threads -32", "bar.sync 1, 32;", []),
         ("change barrier id", "bar.sync 1, 64;", []),
         ("change barrier id", "bar.sync 0;\nbar.sync 0;", []),
@@ -166,7 +152,7 @@ USE = "add.f32 %r5, %r1, %r2;"
 
 
 @pytest.mark.parametrize(
-    ("after", "equivalent"),
+    ("after", "same"),
     [
         (f"{USE}\n{ARRIVE}", True),
         (f"{ARRIVE}\n{USE}", False),
@@ -178,9 +164,8 @@ USE = "add.f32 %r5, %r1, %r2;"
         (f"@%p1 bra L;\n{ARRIVE}\nL:\n{USE}", False),
     ],
 )
-def test_waiting_for_loads_whose_registers_are_used_before_a_signal(after, equivalent):
-    (mutant,) = mutants(Text(module(f"{LOAD}\n{after}")), (_named("remove wait::ld"),))
-    assert bool(mutant.equivalent) == equivalent
+def test_waiting_for_loads_whose_registers_are_used_before_a_signal(after, same):
+    assert equivalent(f"{LOAD}\n{after}", "remove wait::ld") == [same]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +206,7 @@ FENCE = "fence.proxy.async.shared::cta;"
 
 
 @pytest.mark.parametrize(
-    ("after", "equivalent"),
+    ("after", "same"),
     [
         (f"{FENCE}\n{ARRIVE}", True),
         (f"{ARRIVE}\n{FENCE}", False),
@@ -233,16 +218,15 @@ FENCE = "fence.proxy.async.shared::cta;"
     ],
 )
 @pytest.mark.parametrize("kind", ["remove proxy fence", "weaken proxy fence: other space"])
-def test_a_proxy_fence_before_another(after, equivalent, kind):
-    first, *_ = mutants(Text(module(f"{FENCE}\n{after}")), (_named(kind),))
-    assert bool(first.equivalent) == equivalent
+def test_a_proxy_fence_before_another(after, same, kind):
+    assert equivalent(f"{FENCE}\n{after}", kind)[0] == same
 
 
 TEST = "mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], %r2;"
 
 
 @pytest.mark.parametrize(
-    ("between", "equivalent"),
+    ("between", "same"),
     [
         ("", True),
         ("add.s32 %r5, %r5, 8;", True),
@@ -253,23 +237,20 @@ TEST = "mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], %r2;"
     ],
 )
 @pytest.mark.parametrize("kind", ["remove mbarrier wait", "weaken wait: relaxed"])
-def test_a_wait_behind_the_same_wait(between, equivalent, kind):
+def test_a_wait_behind_the_same_wait(between, same, kind):
     body = f"@%p3 bra L;\n{TEST}\n{between}\nadd.s32 %r9, %r1, 8;\n"
     body += TEST.replace("[%r1+8]", "[%r9]") + ("" if between == "L:" else "\nL:")
-    first, second = mutants(Text(module(body)), (_named(kind),))
-    assert not first.equivalent
-    assert bool(second.equivalent) == equivalent
+    assert equivalent(body, kind) == [False, same]
 
 
-@pytest.mark.parametrize(("second", "equivalent"), [("%p3", True), ("%p4", False), ("!%p3", False)])
-def test_a_wait_behind_the_same_wait_under_the_same_condition(second, equivalent):
+@pytest.mark.parametrize(("second", "same"), [("%p3", True), ("%p4", False), ("!%p3", False)])
+def test_a_wait_behind_the_same_wait_under_the_same_condition(second, same):
     body = f"@%p3 bra L;\n{TEST}\nL:\nadd.s32 %r5, %r5, 8;\n@{second} bra M;\n{TEST}\nM:"
-    *_, last = mutants(Text(module(body)), (_named("remove mbarrier wait"),))
-    assert bool(last.equivalent) == equivalent
+    assert equivalent(body, "remove mbarrier wait")[-1] == same
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "equivalent"),
+    ("before", "after", "same"),
     [
         (STORE, STORE, True),
         ("ld.shared.b32 %r7, [%r1];", STORE, False),
@@ -277,10 +258,9 @@ def test_a_wait_behind_the_same_wait_under_the_same_condition(second, equivalent
         (STORE, f"{TEST}\nld.shared.b32 %r7, [%r1];", True),
     ],
 )
-def test_a_warp_barrier_between_writes(before, after, equivalent):
+def test_a_warp_barrier_between_writes(before, after, same):
     body = f"{before}\nbar.warp.sync -1;\n{after}"
-    (mutant,) = mutants(Text(module(body)), (_named("remove warp barrier"),))
-    assert bool(mutant.equivalent) == equivalent
+    assert equivalent(body, "remove warp barrier") == [same]
 
 
 def test_a_line_with_two_instructions_is_refused():
@@ -299,7 +279,3 @@ def test_a_statement_keeps_its_operands():
 def test_names_of_classes_are_unique():
     names = [kind.name for kind in CLASSES]
     assert len(names) == len(set(names))
-
-
-def _named(name):
-    return next(kind for kind in CLASSES if kind.name == name)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.conformance.bounds import bounds_of, excess
-from workbench.conformance.elementwise import HEADER, VERSION, register_bits
+from workbench.conformance.elementwise import module, register_bits
 from workbench.conformance.patterns import Variant
 from workbench.conformance.ptx_program import Buffer, Program
 from workbench.conformance.semantics import LETTERS, alike, evaluate
@@ -82,10 +82,9 @@ def _text(variants: Sequence[Variant], sections: list[tuple[str, ...]]) -> str:
             chosen.append(variant.text(f"%d{v}_{s}", [f"%{register}" for register in registers]))
             stores.append(f"st.global.b{bits} [%vd+{s * LANES * bits // 8}], %d{v}_{s};")
     branch = "and.b32 %t, %lane, 5; setp.ne.u32 %skip, %t, 0; @%skip bra DONE;"
-    body = "\n    ".join([*lines, *whole, branch, *divergent, "DONE:", *stores, "ret;"])
     names = [*LETTERS[: len(kinds)], *(f"d{v}" for v in range(len(variants)))]
-    params = ", ".join(f".param .u64 {name}" for name in names)
-    return f"{HEADER.format(version=VERSION)}.visible .entry test({params})\n{{\n    {body}\n}}\n"
+    body = [*lines, *whole, branch, *divergent, "DONE:", *stores]
+    return module((f".param .u64 {name}" for name in names), body)
 
 
 def program(variants: Sequence[Variant]) -> tuple[Program, list[np.ndarray]]:

@@ -6,22 +6,16 @@ import struct
 
 import pytest
 
-import ptxemu
-from ptxemu.errors import UnsupportedPtx
+from ptxemu.errors import OutOfBounds, UnsupportedPtx
 from ptxemu.ops.calls import formatted
+from tests.ptxemu.kernels import kernel, launch
 
-PROGRAM = """
-.version 8.8
-.target sm_100a
-.address_size 64
-.extern .func (.param .b32 func_retval0) vprintf (.param .b64 p0, .param .b64 p1);
+VARIABLES = """.extern .func (.param .b32 func_retval0) vprintf (.param .b64 p0, .param .b64 p1);
 .global .align 1 .b8 template[14] = {116, 37, 100, 32, 105, 115, 32, 37, 46, 49, 102, 33, 10, 0};
-.visible .entry kernel()
-{
-    .local .align 8 .b8 depot[16];
-    .reg .pred %p<2>;
-    .reg .b32 %r<4>;
-    .reg .b64 %SP, %SPL, %rd<4>;
+"""
+PROGRAM = kernel(
+    """.local .align 8 .b8 depot[16];
+    .reg .b64 %SP, %SPL;
     mov.b64 %SPL, depot;
     cvta.local.u64 %SP, %SPL;
     mov.u32 %r1, %tid.x;
@@ -40,21 +34,19 @@ PROGRAM = """
     st.param.b64 [param0], %rd2;
     call.uni (retval0), vprintf, (param0, param1);
     } // callseq 0
-DONE:
-    ret;
-}
-"""
+DONE:""",
+    before=VARIABLES,
+)
 
 
 def test_every_active_thread_prints(capsys):
-    ptxemu.load(PROGRAM).launch("kernel", grid=(1, 1, 1), block=(32, 1, 1))
+    launch(PROGRAM)
     assert capsys.readouterr().out == "t0 is 1.5!\nt16 is 1.5!\n"
 
 
 def test_other_functions_are_refused():
-    module = ptxemu.load(PROGRAM.replace("vprintf", "malloc"))
     with pytest.raises(UnsupportedPtx, match="malloc"):
-        module.launch("kernel", grid=(1, 1, 1), block=(32, 1, 1))
+        launch(PROGRAM.replace("vprintf", "malloc"))
 
 
 def test_conversions():
@@ -65,5 +57,5 @@ def test_conversions():
 
 def test_a_wild_string_is_out_of_bounds():
     text = PROGRAM.replace("116, 37, 100", "116, 37, 115").replace("[%SPL], %r1", "[%SPL+4], %r1")
-    with pytest.raises(ptxemu.OutOfBounds, match="read of 1 bytes"):
-        ptxemu.load(text).launch("kernel", grid=(1, 1, 1), block=(32, 1, 1))
+    with pytest.raises(OutOfBounds, match="read of 1 bytes"):
+        launch(text)

@@ -3,63 +3,24 @@ of its waits, fences or barriers is, with the lines and the name of what is miss
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 
-import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.machine import tensor_map
-from ptxemu.report import Finding, LaunchReport
+from ptxemu.report import Finding
+from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
-from workbench.conformance.ptx_program import POLICIES, aligned_copy
+from workbench.conformance.ptx_program import POLICIES
 
 TOPICS = (
     "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime known_right"
 ).split()
-SCENARIOS = {
-    scenario.name: scenario
-    for topic in TOPICS
-    for scenario in import_module(f"tests.ptxemu.check_pairs.{topic}").SCENARIOS
-}
+SCENARIOS: dict[str, Scenario] = {}
+for _topic in TOPICS:
+    SCENARIOS |= import_module(f"tests.ptxemu.check_pairs.{_topic}").SCENARIOS
 PAIRS = [(name, variant) for name, scenario in SCENARIOS.items() for variant in scenario.variants]
-_ROWS, _COLUMNS = 128, 32  # words; a box is one row
-
-
-def _tensor(buffer: np.ndarray) -> bytes:
-    shape, box = (_COLUMNS, _ROWS), (_COLUMNS, 1)
-    return bytes(tensor_map.encode(buffer.ctypes.data, shape, (4 * _COLUMNS,), box, "u32", "none"))
-
-
-def launch(
-    scenario: Scenario,
-    module: ptxemu.Module,
-    policy: str,
-    *,
-    dependent: bool = True,
-    freed: slice = slice(0),
-    check: bool = True,
-) -> LaunchReport:
-    """freed: which of the two buffers are said to be new when the second launch begins."""
-    source, target = (aligned_copy(np.zeros(_ROWS * _COLUMNS, np.uint32)) for _ in range(2))
-    launched = partial(
-        module.launch,
-        grid=(scenario.grid or scenario.cluster,),
-        block=(32 * scenario.warps,),
-        cluster=(scenario.cluster, 1, 1),
-        params=[
-            *(buffer.ctypes.data.to_bytes(8, "little") for buffer in (source, target)),
-            *(_tensor(buffer) for buffer in (source, target)),
-        ],
-        memory=[source, target],
-        options=ptxemu.Options(policy=policy, check=check, limit=20),
-    )
-    report = launched()
-    if not scenario.again:
-        return report
-    ranges = [(b.ctypes.data, b.ctypes.data + b.nbytes, True) for b in (source, target)]
-    return launched(dependent=dependent, freed=ranges[freed])
 
 
 @cache
@@ -125,7 +86,7 @@ def test_memory_that_was_freed_is_not_what_the_launch_before_has_touched() -> No
 def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
     """What it has touched nobody knows; what was touched before it has long been there."""
     scenario = SCENARIOS["griddepcontrol.wait"]
-    launch(scenario, _loaded(scenario.name), "round-robin")
+    launch(scenario, _loaded("griddepcontrol.wait"), "round-robin")
     assert ptxemu.module.memory_before.get() is not None
-    launch(scenario, _loaded(scenario.name), "round-robin", check=False)
+    launch(scenario, _loaded("griddepcontrol.wait"), "round-robin", check=False)
     assert ptxemu.module.memory_before.get() is None

@@ -19,24 +19,21 @@ OPCODES = {
     4: Counter({"tcgen05.mma.cta_group::1.kind::f16": 8, "mbarrier.try_wait.parity.b64": 3}),
     5: Counter({"cp.async.bulk.tensor.2d.shared::cta.global.tile": 2}),
 }
-SHARED = "shared memory of cta(0,0,0)"
 WRITE = Access(
     agent="warp 0 of cta(0,0,0)",
     role="st.shared.v4.b32",
     what="write",
-    space=SHARED,
+    space="shared memory of cta(0,0,0)",
     first=0x400,
     last=0x40F,
     line=40,
     text="st.shared.v4.b32 [%r3], {%r1, %r2, %r3, %r4};",
 )
-READ = Access(
+READ = replace(
+    WRITE,
     agent="tensor core of warp 4 of cta(0,0,0)",
     role="tcgen05.mma.cta_group::1.kind::f16",
     what="read",
-    space=SHARED,
-    first=0x400,
-    last=0x40F,
     line=55,
     text="tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd2, %rd3, %r4, %p1;",
 )

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import ptxemu
+from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
 # CTA 0 arrives on the barrier of CTA 1, or commits to both; CTA 1 exits, with or without waiting.
-PTX = """
-.version 8.8
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
-.visible .entry leave()
-{
-    .reg .pred %p<3>;
-    .reg .b16 %h;
-    .reg .b32 %r<5>;
+LEAVE = """
     mov.u32 %r0, %tid.x;
     mov.u32 %r1, %cluster_ctarank;
     mov.u32 %r2, dynamic;
@@ -38,28 +29,21 @@ SPIN:
 PEER:
     WAIT
 END:
-    ret;
-}
 """
 WAIT = "mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra PEER;"
 SIGNALS = {
     "remote arrival": "mapa.shared::cluster.u32 %r4, %r2, 1;\n"
     "mbarrier.arrive.shared::cluster.b64 _, [%r4];",
-    "multicast commit": "mov.b16 %h, 3;\n"
+    "multicast commit": "mov.b16 %h0, 3;\n"
     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"
-    " [%r2], %h;",
+    " [%r2], %h0;",
 }
 
 
 def findings(signal: str, wait: str, policy: str, seed: int) -> list[str]:
-    text = PTX.replace("SIGNAL", SIGNALS[signal]).replace("WAIT", wait)
-    report = ptxemu.load(text).launch(
-        grid=(2,),
-        block=(32,),
-        cluster=(2, 1, 1),
-        smem_bytes=1024,
-        options=ptxemu.Options(policy=policy, seed=seed),
-    )
+    body = LEAVE.replace("SIGNAL", SIGNALS[signal]).replace("WAIT", wait)
+    how = {"grid": (2,), "cluster": (2,), "smem_bytes": 1024, "policy": policy, "seed": seed}
+    report = launch(kernel(body, before=DYNAMIC), **how)
     return [finding.check for finding in report.findings]
 
 

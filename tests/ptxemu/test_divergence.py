@@ -9,7 +9,7 @@ import ptxemu
 from ptxemu import Deadlock, HardwareRefusal
 from ptxemu.codegen.blocks import build_blocks
 from ptxemu.syntax.parser import parse
-from tests.ptxemu.test_errors import kernel, launch
+from tests.ptxemu.kernels import kernel, launch
 
 STORE = "ld.param.u64 %rd1, [d];\nmad.wide.u32 %rd2, %r0, 4, %rd1;\nst.global.b32 [%rd2], %r1;"
 
@@ -18,7 +18,7 @@ def result(body: str, **how: object) -> np.ndarray:
     """%r1 of every lane after `body`, in which %r0 is the lane; 0 where the lane has exited."""
     out = np.zeros(32, np.uint32)
     text = kernel(f"mov.u32 %r0, %tid.x;\nmov.u32 %r1, 0;\n{body}\n{STORE}", ".param .u64 d")
-    launch(text, params=[out.ctypes.data.to_bytes(8, "little")], memory=[out], **how)
+    launch(text, out, **how)
     return out
 
 

@@ -12,69 +12,120 @@ from ptxemu import (
     Deadlock,
     HardwareRefusal,
     LimitExceeded,
-    Options,
     OutOfBounds,
     PtxEmuError,
     PtxSyntaxError,
     UnsupportedPtx,
 )
 from ptxemu.machine.tensor_map import encode
+from tests.ptxemu.kernels import DYNAMIC, HEAD, POINTER, kernel, launch, pointers
 from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
-HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
-REGISTERS = """.reg .pred %p<8>;
-.reg .b16 %h<8>;
-.reg .b32 %r<64>;
-.reg .b64 %rd<16>;
-.reg .f32 %f<8>;
-.reg .f64 %fd<4>;
-"""
+SHARED = ".shared .align 16 .b8 fixed[64];\n"
+_ARRAY = np.zeros(64, np.uint32)
 
 
-def kernel(body: str, params: str = "", before: str = "") -> str:
-    """A module with one kernel around `body`."""
-    return f"{HEAD}{before}.visible .entry test({params})\n{{\n{REGISTERS}{body}\nret;\n}}\n"
+def marked(text: str) -> tuple[int, str]:
+    """The line that ends in //!, and its number."""
+    return next((k, x) for k, x in enumerate(text.splitlines(), 1) if x.endswith("//!"))
 
 
-def launch(text: str, policy: str = "round-robin", **how: object) -> object:
-    how.setdefault("grid", (1,))
-    how.setdefault("block", (32,))
-    limit = how.pop("limit", 20)
-    return ptxemu.load(text).launch(options=Options(policy=policy, limit=limit), **how)
-
-
-def refused(
-    kind: type[PtxEmuError], message: str, text: str, where: str, **how: object
-) -> PtxEmuError:
-    """The launch (or the load) of `text` raises `kind`, naming the line that contains `where`."""
+def refused(kind: type[PtxEmuError], message: str, text: str, **how: object) -> None:
+    """The launch (or the load) of `text` raises `kind`, naming the line that ends in //!"""
     with pytest.raises(kind, match=message) as caught:
         launch(text, **how)
     found = caught.value
-    lines = text.split("\n")
-    expected = next(k for k, line in enumerate(lines, 1) if where in line)
-    assert found.line == expected, f"line {found.line} `{found.text}`, not {expected}"
-    assert where in found.text
-    assert where in str(found)
-    assert f"line {expected}" in str(found)
-    return found
+    number, line = marked(text)
+    assert found.line == number, f"line {found.line} `{found.text}`, not {number}"
+    assert found.text.removesuffix("//!").strip() == line.removesuffix("//!").strip()
+    assert found.text in str(found)
+    assert f"line {number}" in str(found)
+
+
+# -- one kernel each ------------------------------------------------------------------------
+
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [fixed], {};"
+ALLOCATED = f"{ALLOC.format(32)}\nld.shared.b32 %r1, [fixed];\n"
+DEALLOC = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;"
+LOAD_TMEM = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1]; //!"
+# the last line is refused, or the one that ends in //!; %rd1 points to 64 words, %rd2 to the
+# thread's own
+TEXT = {
+    "unexpected character": "add.s32 %r1, %r2 # 1;",
+    "undeclared register": "add.s32 %r1, %r2, %q7;",
+    "expected an operand": "add.s32 %r1, %r2, );",
+    "expected ';'": "add.s32 %r1 %r2;",
+    "unknown label": "bra NOWHERE;",
+    "expected an instruction": ".wonder 5;",
+}
+BEYOND = {
+    "uniform": "mov.u32 %r1, fixed;\nld.shared.b32 %r2, [%r1+64];",
+    "lanes": "mov.u32 %r1, fixed;\nmad.lo.u32 %r1, %r0, 4, %r1;\nst.shared.b32 [%r1], %r0;",
+    "vector": "mov.u32 %r1, fixed;\nld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1+0x100000];",
+    "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\n"
+    "ld.shared::cluster.b32 %r2, [%r1];",
+    "atomic": "mov.u32 %r1, fixed;\natom.shared.add.u32 %r2, [%r1+64], 1;",
+    "local": "add.u32 %r3, %r0, 40;\nmul.wide.u32 %rd1, %r3, 4;\nst.local.b32 [%rd1], %r3;",
+}
+MISALIGNED = {
+    "uniform": "ld.global.b32 %r1, [%rd1+2];",
+    "lanes": "ld.global.b64 %rd3, [%rd2];",
+    "vector": "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1+8];",
+    "store": "st.global.v2.b32 [%rd2], {%r0, %r0};",
+    "half": "st.global.b16 [%rd1+1], %h1;",
+    "shared": "st.shared.b64 [fixed+4], %rd1;",
+    "atomic": "atom.shared.add.u32 %r1, [fixed+2], 1;",
+}
+# what is said, and of what
+UNITS = {
+    "allocation size": ("48 columns", ALLOC.format(48)),
+    "allocation too large": ("1024 columns", ALLOC.format(1024)),
+    "after relinquish": (
+        "relinquish",
+        f"tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n{ALLOC.format(32)}",
+    ),
+    "not allocated": ("alloc", f"mov.u32 %r1, 0;\n{LOAD_TMEM}\ntcgen05.wait::ld.sync.aligned;"),
+    "beyond the allocation": (
+        "alloc",
+        f"{ALLOCATED}tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+32], {{%r2}}; //!\n"
+        "tcgen05.wait::st.sync.aligned;",
+    ),
+    "another warp's lanes": (
+        "lane",
+        f"{ALLOCATED}add.u32 %r1, %r1, 0x200000;\n{LOAD_TMEM}\ntcgen05.wait::ld.sync.aligned;",
+    ),
+    "freed twice": ("dealloc", f"{ALLOCATED}{DEALLOC}\n{DEALLOC}"),
+    "no mbarrier": ("no mbarrier", "mbarrier.arrive.shared.b64 _, [fixed];"),
+    "mbarrier count": ("count", "mbarrier.init.shared.b64 [fixed], 0;"),
+    "mbarrier alignment": ("aligned", "mbarrier.init.shared.b64 [fixed+4], 1;"),
+    "barrier number": ("barrier 16", "bar.sync 16;"),
+    "barrier count": ("multiple of 32", "bar.sync 1, 40;"),
+    "bulk size": (
+        "multiples of 16",
+        "mbarrier.init.shared.b64 [fixed], 32;\nmov.u64 %rd1, 0x100000;\n"
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
+        "[fixed+16], [%rd1], 8, [fixed];",
+    ),
+    "trap": ("trap", "mov.u32 %r1, 1;\nsetp.eq.u32 %p0, %r1, 1;\n@%p0 trap;"),
+    "register count": ("multiple of 8", "setmaxnreg.inc.sync.aligned.u32 100;"),
+}
+REFUSED = [
+    *((PtxSyntaxError, message, body) for message, body in TEXT.items()),
+    *((OutOfBounds, "shared|out of bounds", body) for body in BEYOND.values()),
+    *((HardwareRefusal, "misaligned", body) for body in MISALIGNED.values()),
+    *((HardwareRefusal, *row) for row in UNITS.values()),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("kind", "message", "body"), REFUSED)
+def test_what_is_refused(kind: type[PtxEmuError], message: str, body: str, policy: str) -> None:
+    body = body if "//!" in body else f"{body} //!"
+    text = kernel(f".local .align 4 .b8 stack[64];\n{POINTER}{body}", ".param .u64 d", SHARED)
+    refused(kind, message, text, policy=policy, params=pointers(_ARRAY))
 
 
 # -- the text -------------------------------------------------------------------------------
-
-SYNTAX = {
-    "character": ("#", "unexpected character", "add.s32 %r1, %r2 # 1;"),
-    "register": ("undeclared register", "undeclared register", "add.s32 %r1, %r2, %q7;"),
-    "operand": ("expected an operand", "expected an operand", "add.s32 %r1, %r2, );"),
-    "semicolon": ("expected ';'", "expected ';'", "add.s32 %r1 %r2;"),
-    "label": ("unknown label 'NOWHERE'", "unknown label", "bra NOWHERE;"),
-    "directive": ("expected an instruction", "expected an instruction", ".wonder 5;"),
-}
-
-
-@pytest.mark.parametrize("case", SYNTAX)
-def test_syntax_errors_name_the_line(case: str) -> None:
-    _, message, line = SYNTAX[case]
-    refused(PtxSyntaxError, message, kernel(f"mov.u32 %r2, 1;\n{line}"), line)
 
 
 @pytest.mark.parametrize(
@@ -105,33 +156,20 @@ def test_syntax_errors_of_the_module(text: str) -> None:
     ],
 )
 def test_unsupported_only_when_executed(line: str) -> None:
-    skipped = kernel(f"mov.u32 %r1, 0;\nbra OVER;\n{line}\nOVER:")
-    launch(skipped)
-    refused(
-        UnsupportedPtx,
-        "unsupported|unknown|not supported",
-        kernel(f"mov.u32 %r1, 0;\nmov.u64 %rd1, 0;\n{line}"),
-        line,
-    )
+    launch(kernel(f"mov.u32 %r1, 0;\nbra OVER;\n{line}\nOVER:"))
+    executed = kernel(f"mov.u32 %r1, 0;\nmov.u64 %rd1, 0;\n{line} //!")
+    refused(UnsupportedPtx, "unsupported|unknown|not supported", executed)
 
 
 def test_what_comes_before_an_unsupported_instruction_happens() -> None:
     out = np.zeros(4, np.uint32)
     body = "ld.param.u64 %rd1, [d];\nmov.u32 %r1, 5;\nst.global.b32 [%rd1], %r1;\nfrobnicate;"
     with pytest.raises(UnsupportedPtx, match="frobnicate"):
-        launch(kernel(body, ".param .u64 d"), params=[out.ctypes.data.to_bytes(8, "little")])
+        launch(kernel(body, ".param .u64 d"), params=pointers(out))
     assert out[0] == 5
 
 
 # -- memory ---------------------------------------------------------------------------------
-
-POINTER = "ld.param.u64 %rd1, [d];\nmov.u32 %r0, %tid.x;\nmad.wide.u32 %rd2, %r0, 4, %rd1;\n"
-_ARRAY = np.zeros(64, np.uint32)
-
-
-def _pointer(address: int) -> dict:
-    return {"params": [address.to_bytes(8, "little")]}
-
 
 @pytest.mark.parametrize("memory", [None, [_ARRAY]])
 @pytest.mark.parametrize(
@@ -148,27 +186,16 @@ def _pointer(address: int) -> dict:
     ],
 )
 def test_wild_global_pointers(line: str, address: int, memory: list | None) -> None:
-    refused(
-        OutOfBounds,
-        "may touch|no state space",
-        kernel(POINTER + line, ".param .u64 d"),
-        line,
-        memory=memory,
-        **_pointer(address),
-    )
+    text = kernel(f"{POINTER}{line} //!", ".param .u64 d")
+    params = [address.to_bytes(8, "little")]
+    refused(OutOfBounds, "may touch|no state space", text, memory=memory, params=params)
 
 
 def test_global_bounds_are_exact() -> None:
-    text = kernel(POINTER + "st.global.b32 [%rd2+128], %r0;", ".param .u64 d")
-    launch(text, memory=[_ARRAY], **_pointer(_ARRAY.ctypes.data))
-    refused(
-        OutOfBounds,
-        "may touch",
-        text,
-        "st.global.b32",
-        memory=[(_ARRAY.ctypes.data, 252)],
-        **_pointer(_ARRAY.ctypes.data),
-    )
+    text = kernel(POINTER + "st.global.b32 [%rd2+128], %r0; //!", ".param .u64 d")
+    launch(text, _ARRAY)
+    short = [(_ARRAY.ctypes.data, 252)]
+    refused(OutOfBounds, "may touch", text, memory=short, params=pointers(_ARRAY))
 
 
 def test_lanes_that_are_masked_off_touch_nothing() -> None:
@@ -176,143 +203,27 @@ def test_lanes_that_are_masked_off_touch_nothing() -> None:
         "setp.lt.u32 %p0, %r0, 64;\n@!%p0 ld.global.b32 %r1, [%rd2];\n@%p0 bra OVER;\n"
         "st.global.b32 [%rd2], %r0;\nOVER:"
     )
-    launch(kernel(body, ".param .u64 d"), memory=[], **_pointer(0x40))
+    launch(kernel(body, ".param .u64 d"), memory=[], params=[(0x40).to_bytes(8, "little")])
 
 
 def test_read_only_memory() -> None:
     constant = np.arange(64, dtype=np.uint32)
     constant.setflags(write=False)
-    text = kernel(
-        POINTER + "ld.global.b32 %r1, [%rd2];\nst.global.b32 [%rd2], %r1;", ".param .u64 d"
-    )
-    refused(
-        OutOfBounds,
-        "write",
-        text,
-        "st.global.b32",
-        memory=[constant],
-        **_pointer(constant.ctypes.data),
-    )
-
-
-SHARED = ".shared .align 16 .b8 fixed[64];\n"
-BEYOND = {
-    "uniform": "mov.u32 %r1, fixed;\nld.shared.b32 %r2, [%r1+64];",
-    "lanes": (
-        "mov.u32 %r1, fixed;\nmov.u32 %r2, %tid.x;\nmad.lo.u32 %r1, %r2, 4, %r1;\n"
-        "st.shared.b32 [%r1], %r2;"
-    ),
-    "vector": "mov.u32 %r1, fixed;\nld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1+0x100000];",
-    "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\nld.shared::cluster.b32 %r2, [%r1];",
-    "atomic": "mov.u32 %r1, fixed;\natom.shared.add.u32 %r2, [%r1+64], 1;",
-    "local": (
-        "mov.u32 %r3, %tid.x;\nadd.u32 %r3, %r3, 40;\nmul.wide.u32 %rd1, %r3, 4;\n"
-        "st.local.b32 [%rd1], %r3;"
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BEYOND)
-def test_shared_and_local_bounds(case: str) -> None:
-    body = ".local .align 4 .b8 stack[64];\n" + BEYOND[case]
-    refused(
-        OutOfBounds,
-        "shared|out of bounds",
-        kernel(body, before=SHARED),
-        BEYOND[case].split("\n")[-1],
-    )
-
-
-MISALIGNED = {
-    "uniform": "ld.global.b32 %r1, [%rd1+2];",
-    "lanes": "ld.global.b64 %rd3, [%rd2];",
-    "vector": "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1+8];",
-    "store": "st.global.v2.b32 [%rd2], {%r0, %r0};",
-    "half": "st.global.b16 [%rd1+1], %h1;",
-    "shared": "st.shared.b64 [fixed+4], %rd1;",
-    "atomic": "atom.shared.add.u32 %r1, [fixed+2], 1;",
-}
-
-
-@pytest.mark.parametrize("case", MISALIGNED)
-def test_misaligned_accesses(case: str) -> None:
-    text = kernel(POINTER + MISALIGNED[case], ".param .u64 d", SHARED)
-    refused(HardwareRefusal, "misaligned", text, MISALIGNED[case], **_pointer(_ARRAY.ctypes.data))
-
-
-# -- units ----------------------------------------------------------------------------------
-
-ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [fixed], {};\n"
-UNITS = {
-    "allocation size": (ALLOC.format(48), "48 columns", "tcgen05.alloc"),
-    "allocation too large": (ALLOC.format(1024), "1024 columns", "tcgen05.alloc"),
-    "after relinquish": (
-        "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n" + ALLOC.format(32),
-        "relinquish",
-        "tcgen05.alloc",
-    ),
-    "not allocated": (
-        (
-            "mov.u32 %r1, 0;\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\n"
-            "tcgen05.wait::ld.sync.aligned;"
-        ),
-        "alloc",
-        "tcgen05.ld",
-    ),
-    "beyond the allocation": (
-        ALLOC.format(32)
-        + "ld.shared.b32 %r1, [fixed];\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+32], {%r2};\n"
-        "tcgen05.wait::st.sync.aligned;",
-        "alloc",
-        "tcgen05.st",
-    ),
-    "another warp's lanes": (
-        ALLOC.format(32) + "ld.shared.b32 %r1, [fixed];\nadd.u32 %r1, %r1, 0x200000;\n"
-        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];\ntcgen05.wait::ld.sync.aligned;",
-        "lane",
-        "tcgen05.ld",
-    ),
-    "freed twice": (
-        ALLOC.format(32)
-        + "ld.shared.b32 %r1, [fixed];\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;\n"
-        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32; //again",
-        "dealloc",
-        "//again",
-    ),
-    "no mbarrier": ("mbarrier.arrive.shared.b64 _, [fixed];", "no mbarrier", "mbarrier.arrive"),
-    "mbarrier count": ("mbarrier.init.shared.b64 [fixed], 0;", "count", "mbarrier.init"),
-    "mbarrier alignment": ("mbarrier.init.shared.b64 [fixed+4], 1;", "aligned", "mbarrier.init"),
-    "barrier number": ("bar.sync 16;", "barrier 16", "bar.sync"),
-    "barrier count": ("bar.sync 1, 40;", "multiple of 32", "bar.sync"),
-    "bulk size": (
-        "mbarrier.init.shared.b64 [fixed], 32;\nmov.u64 %rd1, 0x100000;\n"
-        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
-        "[fixed+16], [%rd1], 8, [fixed];",
-        "multiples of 16",
-        "cp.async.bulk",
-    ),
-    "trap": ("mov.u32 %r1, 1;\nsetp.eq.u32 %p0, %r1, 1;\n@%p0 trap;", "trap", "trap"),
-    "register count": ("setmaxnreg.inc.sync.aligned.u32 100;", "multiple of 8", "setmaxnreg"),
-}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("case", UNITS)
-def test_units_refuse(case: str, policy: str) -> None:
-    body, message, where = UNITS[case]
-    refused(HardwareRefusal, message, kernel(body, before=SHARED), where, policy=policy)
+    copied = "ld.global.b32 %r1, [%rd2];\nst.global.b32 [%rd2], %r1; //!"
+    text = kernel(POINTER + copied, ".param .u64 d")
+    refused(OutOfBounds, "write", text, memory=[constant], params=pointers(constant))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_asynchronous_errors_name_the_instruction_that_issued(policy: str) -> None:
     body = """mbarrier.init.shared.b64 [fixed], 32;
 mov.u64 %rd1, 0x100000;
-cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [fixed+16], [%rd1], 32, [fixed];
+cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [fixed+16], [%rd1], 32, [fixed]; //!
 mbarrier.arrive.expect_tx.shared.b64 _, [fixed], 32;
 W:
 mbarrier.try_wait.parity.shared.b64 %p0, [fixed], 0;
 @!%p0 bra W;"""
-    refused(OutOfBounds, "may touch", kernel(body, before=SHARED), "cp.async.bulk", policy=policy)
+    refused(OutOfBounds, "may touch", kernel(body, before=SHARED), policy=policy)
 
 
 # -- the launch -----------------------------------------------------------------------------
@@ -352,65 +263,49 @@ def test_parameters_are_checked() -> None:
         launch(text, entry="other", params=[])
 
 
-def test_options_are_checked() -> None:
-    for wrong in ({"policy": "fast"}, {"resident": 0}, {"limit": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Options(**wrong)
-
-
 # -- hangs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_deadlock_names_warp_line_barrier_and_what_is_missing(policy: str) -> None:
-    body = """mbarrier.init.shared.b64 [fixed], 40;
-mov.u32 %r1, 0;
-mbarrier.arrive.expect_tx.shared.b64 _, [fixed], 16;
-bra.uni W;
-W:
-mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;
-@!%p0 bra W;"""
-    with pytest.raises(Deadlock) as caught:
-        launch(kernel(body, before=SHARED), policy=policy)
-    text = str(caught.value)
-    line = (
-        kernel(body, before=SHARED)
-        .split("\n")
-        .index("mbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1;")
-        + 1
-    )
-    for part in (
-        "warp 0 of cta(0,0,0)",
-        f"line {line}",
-        "mbarrier.try_wait",
-        "parity 0",
-        "0x400",
-        "8 of 40 arrivals",
-        "512 bytes",
-    ):
-        assert part in text
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_deadlock_at_a_named_barrier_counts_arrivals(policy: str) -> None:
-    body = (
+# threads, what is said, and of what
+DEADLOCKS = {
+    "an mbarrier": (
+        32,
+        ("warp 0 of cta(0,0,0)", "parity 0", "0x400", "8 of 40 arrivals", "512 bytes"),
+        "mbarrier.init.shared.b64 [fixed], 40;\nmov.u32 %r1, 0;\n"
+        "mbarrier.arrive.expect_tx.shared.b64 _, [fixed], 16;\nbra.uni W;\n"
+        "W:\nmbarrier.try_wait.parity.shared.b64 %p0, [fixed], %r1; //!\n@!%p0 bra W;",
+    ),
+    "a named barrier": (
+        128,
+        ("barrier 3 of cta(0,0,0): 64 of 128 threads", "warp 1"),
         "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 64;\n@%p0 bra W;\n"
-        "bar.sync 3, 128;\nbra DONE;\nW:\nbar.sync 4, 64;\nDONE:"
-    )
-    with pytest.raises(Deadlock, match=r"barrier 3 of cta\(0,0,0\): 64 of 128 threads") as caught:
-        launch(kernel(body), block=(128,), policy=policy)
-    assert "warp 1" in str(caught.value)
+        "bar.sync 3, 128; //!\nbra DONE;\nW:\nbar.sync 4, 64;\nDONE:",
+    ),
+    "two barriers of one warp": (
+        32,
+        ("waits for the other lanes", "0x0000ffff", "0xffff0000"),
+        "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 16;\n@%p0 bra W;\n"
+        "bar.sync 0; //!\nbra DONE;\nW:\nbar.sync 1;\nDONE:",
+    ),
+    "polling for ever": (
+        32,
+        ("poll without end",),
+        "mbarrier.init.shared.b64 [fixed], 64;\nW:\n"
+        "mbarrier.test_wait.parity.shared.b64 %p0, [fixed], 0; //!\n@!%p0 bra W;",
+    ),
+}
 
 
-def test_divergent_aligned_barrier_hangs() -> None:
-    body = (
-        "mov.u32 %r0, %tid.x;\nsetp.ge.u32 %p0, %r0, 16;\n@%p0 bra W;\nbar.sync 0;\n"
-        "bra DONE;\nW:\nbar.sync 1;\nDONE:"
-    )
-    with pytest.raises(Deadlock, match="waits for the other lanes") as caught:
-        launch(kernel(body))
-    assert "0x0000ffff" in str(caught.value)
-    assert "0xffff0000" in str(caught.value)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", DEADLOCKS)
+def test_a_deadlock_names_warp_line_barrier_and_what_is_missing(name: str, policy: str) -> None:
+    threads, parts, body = DEADLOCKS[name]
+    text = kernel(body, before=SHARED)
+    with pytest.raises(Deadlock) as caught:
+        launch(text, block=(threads,), policy=policy)
+    number, line = marked(text)
+    for part in (*parts, f"line {number}", line.split(" ")[0]):
+        assert part in str(caught.value)
 
 
 def test_a_cta_that_exits_leaves_the_cluster_barrier() -> None:
@@ -419,16 +314,6 @@ def test_a_cta_that_exits_leaves_the_cluster_barrier() -> None:
         "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
     )
     launch(kernel(body), grid=(2,), cluster=(2,))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_polling_for_ever_is_a_deadlock(policy: str) -> None:
-    body = (
-        "mbarrier.init.shared.b64 [fixed], 64;\nW:\n"
-        "mbarrier.test_wait.parity.shared.b64 %p0, [fixed], 0;\n@!%p0 bra W;"
-    )
-    with pytest.raises(Deadlock, match="poll without end"):
-        launch(kernel(body, before=SHARED), policy=policy)
 
 
 ENDLESS = kernel("mov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\nbra L;")
@@ -449,7 +334,7 @@ def test_a_long_loop_is_not_a_hang() -> None:
         "ld.param.u64 %rd1, [d];\nmov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\n"
         "setp.lt.u32 %p0, %r1, 300000;\n@%p0 bra L;\nst.global.b32 [%rd1], %r1;"
     )
-    launch(kernel(body, ".param .u64 d"), policy="random", **_pointer(out.ctypes.data))
+    launch(kernel(body, ".param .u64 d"), policy="random", params=pointers(out))
     assert out[0] == 300_000
 
 
@@ -490,11 +375,7 @@ def test_tensor_boxes_that_hardware_refuses(copy: str, x: int, y: int, message: 
     """As measured on an H200, which raises an illegal instruction."""
     data = aligned_copy(np.zeros(4096, np.uint16))
     described = encode(data.ctypes.data, (64, 64), (128,), (64, 8), "u16", "none")
-    text = kernel(
-        TENSOR.format(copy=copy, x=x, y=y),
-        ".param .align 64 .b8 m[128]",
-        ".extern .shared .align 1024 .b8 dynamic[];\n",
-    )
-    refused(
-        HardwareRefusal, message, text, copy, smem_bytes=4096, params=[described], memory=[data]
-    )
+    body = TENSOR.format(copy=f"{copy} //!", x=x, y=y)
+    text = kernel(body, ".param .align 64 .b8 m[128]", DYNAMIC)
+    how = {"smem_bytes": 4096, "params": [described], "memory": [data]}
+    refused(HardwareRefusal, message, text, **how)

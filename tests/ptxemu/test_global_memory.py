@@ -15,4 +15,4 @@ def test_a_read_of_two_allocations_is_remembered_where_they_are():
     piece, shadow = Piece(starts, 16, 0, mark=None), GlobalShadow(grain=4)
     shadow.read(piece, by=None, on_race=None)
     assert sorted(shadow.reads) == [2, 3, (5 << 32) // MIB]
-    assert all(found[2] is piece for reads in shadow.reads.values() for found in reads)
+    assert all(found is piece for reads in shadow.reads.values() for found in reads)

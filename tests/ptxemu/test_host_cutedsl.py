@@ -72,10 +72,15 @@ def only_host(number: cutlass.Int32):
     cute.printf("")
 
 
-def compile_scale(options="", function=scale):
+def arguments():
+    """Of `scale`: vectors of any length, a factor, a stream."""
     n = cute.sym_int()
     x, y = (make_fake_compact_tensor(cutlass.Float32, (n,)) for _ in range(2))
-    return cutedsl.compile(function, x, y, 1.0, make_fake_stream(), options=options)
+    return x, y, 1.0, make_fake_stream()
+
+
+def compile_scale(options="", function=scale):
+    return cutedsl.compile(function, *arguments(), options=options)
 
 
 @pytest.fixture(scope="module")
@@ -213,9 +218,7 @@ def test_nothing_is_launched_after_an_exception(vectors):
 
 
 def test_missing_ptx(vectors):
-    n = cute.sym_int()
-    x, y = (make_fake_compact_tensor(cutlass.Float32, (n,)) for _ in range(2))
-    compiled = cute.compile(scale, x, y, 1.0, make_fake_stream())
+    compiled = cute.compile(scale, *arguments())
     with pytest.raises(ValueError, match="--keep-ptx"):
         record(compiled, *vectors, 1.0, STREAM)
 
@@ -228,10 +231,8 @@ def test_ptx_that_is_a_path(plain, vectors, tmp_path, monkeypatch):
 
 
 def test_compiled_by_the_dsl_itself(vectors, tmp_path):
-    n = cute.sym_int()
-    x, y = (make_fake_compact_tensor(cutlass.Float32, (n,)) for _ in range(2))
     options = f"--gpu-arch sm_100a --keep-ptx --dump-dir {tmp_path}"
-    compiled = cute.compile(scale, x, y, 1.0, make_fake_stream(), options=options)
+    compiled = cute.compile(scale, *arguments(), options=options)
     (request,) = record(compiled, *vectors, 1.0, STREAM)
     check_scale(request, *vectors, 1.0)
 

@@ -11,8 +11,7 @@ from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
 
 from ptxemu.host.scaled_mm import scaled_mm, substitute
 from ptxemu.host.torch_shim import torch_without_gpu
-
-from .umma_operands import values_of
+from workbench.conformance.exact_arithmetic import values_of
 
 # name: elements, scale factors, block
 FORMATS = {
@@ -50,8 +49,7 @@ def factors(name: str, rows: int, k: int, seed: int) -> tuple[np.ndarray, np.nda
     stored = np.full((-(-rows // 128), -(-blocks // 4), 32, 4, 4), 0x7E, np.uint8)
     for m, b in np.ndindex(rows, blocks):
         stored[m // 128, b // 4, m % 32, m % 128 // 32, b % 4] = codes[m, b]
-    values = values_of("e4m3", codes) if fmt == "e4m3" else 2.0 ** (codes.astype(float) - 127)
-    return stored.ravel(), values.repeat(block, 1)[:, :k]
+    return stored.ravel(), values_of(fmt, codes).repeat(block, 1)[:, :k]
 
 
 def as_torch(name: str, *stored: np.ndarray) -> torch.Tensor:

@@ -125,16 +125,8 @@ def test_cuda_answers():
 
 
 def test_nothing_stays():
-    owners = (
-        torch.cuda,
-        torch.library,
-        torch.profiler,
-        torch.Tensor,
-        driver,
-        runtime,
-        cutlass.testing,
-        utils.HardwareInfo,
-    )
+    of_torch = (torch.cuda, torch.library, torch.profiler, torch.Tensor)
+    owners = (*of_torch, driver, runtime, cutlass.testing, utils.HardwareInfo)
     before = [dict(vars(owner)) for owner in owners]
     with pytest.raises(KeyError), torch_without_gpu(), stubbed_cuda():
         raise KeyError

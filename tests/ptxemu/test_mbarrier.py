@@ -18,12 +18,6 @@ class Sleeper:
         self.woken.append(fragment)
 
 
-def arrive_expect(barrier: MBarrier, nbytes: int) -> None:
-    """arrive.expect_tx: the expectation first, so that the phase cannot complete between."""
-    barrier.expect(nbytes)
-    barrier.arrive()
-
-
 def test_phases_follow_arrivals() -> None:
     barrier = MBarrier("0x400", 3)
     assert barrier.done(1)  # the phase before the first counts as complete
@@ -36,20 +30,47 @@ def test_phases_follow_arrivals() -> None:
         assert barrier.pending == 3
 
 
-def test_an_arrival_may_count_for_many() -> None:
-    barrier = MBarrier("0x400", 40)
-    barrier.arrive(39)
-    assert not barrier.done(0)
-    barrier.arrive()
-    assert barrier.done(0)
+# count -> steps, each with the phase after it
+SEQUENCES = {
+    "an arrival for many": (40, [("arrive", 39, 0), ("arrive", 1, 1)]),
+    "lanes that complete phases midway": (16, [("arrive_each", 32, 2), ("arrive_each", 8, 2)]),
+    "expected first": (
+        2, [("expect", 96, 0), ("arrive", 1, 0), ("complete", 64, 0), ("complete", 32, 0)]
+    ),
+    "bytes first": (
+        2, [("complete", 64, 0), ("complete", 32, 0), ("expect", 96, 0), ("arrive", 1, 0)]
+    ),
+    "bytes in between": (
+        2, [("complete", 64, 0), ("expect", 96, 0), ("arrive", 1, 0), ("complete", 32, 0)]
+    ),
+    "the last bytes complete it": (
+        1,
+        [
+            ("expect", 32, 0), ("arrive", 1, 0), ("complete", 16, 0),
+            ("expect", 16, 0), ("complete", 16, 0), ("complete", 16, 1),
+        ],
+    ),
+    "a drop, of later phases too": (2, [("drop", 1, 0), ("arrive", 1, 1), ("arrive", 1, 2)]),
+}  # fmt: skip
+LEFT = {"lanes that complete phases midway": 8, "a drop, of later phases too": 1}  # else all
 
 
-def test_arrivals_of_lanes_may_complete_phases_midway() -> None:
-    barrier = MBarrier("0x400", 16)
-    barrier.arrive_each(32)
-    assert (barrier.phase, barrier.pending) == (2, 16)
-    barrier.arrive_each(8)
-    assert (barrier.phase, barrier.pending) == (2, 8)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences(name: str) -> None:
+    count, steps = SEQUENCES[name]
+    barrier = MBarrier("0x400", count)
+    for step, argument, phase in steps:
+        if step == "drop":
+            barrier.arrive(argument, drop=True)
+        else:
+            getattr(barrier, step)(argument)
+        assert barrier.phase == phase
+        assert (barrier.done(phase & 1), barrier.done(phase & 1 ^ 1)) == (False, True)
+    if count == 2 and not barrier.phase:  # only the second arrival is outstanding
+        assert (barrier.tx, barrier.pending) == (0, 1)
+        barrier.arrive()
+        assert (barrier.phase, barrier.tx) == (1, 0)
+    assert barrier.pending == LEFT.get(name, count)
 
 
 def test_too_many_arrivals_in_one_are_refused() -> None:
@@ -57,59 +78,11 @@ def test_too_many_arrivals_in_one_are_refused() -> None:
         MBarrier("0x400", 4).arrive(5)
 
 
-@pytest.mark.parametrize("order", ["expect first", "bytes first", "bytes in between"])
-def test_bytes_may_land_before_they_are_expected(order: str) -> None:
-    barrier = MBarrier("0x400", 2)
-    steps = {
-        "expect first": [
-            lambda: arrive_expect(barrier, 96),
-            lambda: barrier.complete(64),
-            lambda: barrier.complete(32),
-        ],
-        "bytes first": [
-            lambda: barrier.complete(64),
-            lambda: barrier.complete(32),
-            lambda: arrive_expect(barrier, 96),
-        ],
-        "bytes in between": [
-            lambda: barrier.complete(64),
-            lambda: arrive_expect(barrier, 96),
-            lambda: barrier.complete(32),
-        ],
-    }[order]
-    for step in steps:
-        step()
-        assert barrier.phase == 0
-    barrier.arrive()
-    assert (barrier.phase, barrier.tx, barrier.pending) == (1, 0, 2)
-
-
-def test_the_last_bytes_complete_the_phase() -> None:
-    barrier = MBarrier("0x400", 1)
-    arrive_expect(barrier, 32)
-    assert not barrier.done(0)
-    barrier.complete(16)
-    barrier.expect(16)
-    barrier.complete(16)
-    assert not barrier.done(0)
-    barrier.complete(16)
-    assert barrier.done(0)
-
-
-def test_drop_lowers_the_count_of_later_phases() -> None:
-    barrier = MBarrier("0x400", 2)
-    barrier.arrive(drop=True)
-    assert not barrier.done(0)
-    barrier.arrive()
-    assert barrier.done(0)
-    barrier.arrive()
-    assert barrier.phase == 2
-
-
 def test_waiters_are_woken_once_when_the_phase_completes() -> None:
     barrier, warp = MBarrier("0x400", 1), Sleeper()
     barrier.waiters.append((warp, "fragment"))
-    arrive_expect(barrier, 8)
+    barrier.expect(8)
+    barrier.arrive()
     assert not warp.woken
     barrier.complete(8)
     assert warp.woken == ["fragment"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu.errors import HardwareRefusal, OutOfBounds
+from ptxemu.errors import OutOfBounds
 from ptxemu.machine.memory import GlobalMemory, as_range
 
 
@@ -77,15 +77,6 @@ def test_allocations_made_later_are_found_without_a_list() -> None:
     for wild in (0x40, 0x1000_0000_0000_0000 - 16):
         with pytest.raises(OutOfBounds):
             memory.load(wild, 4)
-
-
-def test_misaligned() -> None:
-    data = np.zeros(8, np.uint64)
-    memory = GlobalMemory([data])
-    with pytest.raises(HardwareRefusal, match="misaligned"):
-        memory.load(start(data) + 4, 8)
-    with pytest.raises(HardwareRefusal, match="misaligned"):
-        memory.gather(np.array([start(data) + 8], np.uint64), 4, 4)
 
 
 def test_views_give_the_range_of_what_they_see() -> None:

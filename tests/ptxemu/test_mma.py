@@ -12,8 +12,9 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.mma import mma
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import instr_desc, smem_desc
+from workbench.conformance.exact_arithmetic import values_of
 
-from .umma_operands import SWIZZLES, put_operand, random_codes, values_of
+from .umma_operands import SWIZZLES, put_operand, random_codes
 
 _FORMAT_CODES = {
     "f16": 0, "bf16": 1, "tf32": 2, "u8": 0, "s8": 1, "e4m3": 0, "e5m2": 1, "e2m1": 5,
@@ -21,6 +22,7 @@ _FORMAT_CODES = {
 _K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
 _D_CODES = {"f16": 0, "f32": 1, "s32": 2}
 A_AT, B_AT, D_AT = 0x400, 0x10480, 64  # B starts inside the swizzle pattern
+A_TMEM = 448  # the column where A is in tensor memory
 
 
 @dataclass
@@ -120,37 +122,16 @@ def test_tile_shapes(m, n, ctas):
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 def test_operand_layouts(fmt, a_mn, b_mn, ctas, swizzle):
     other = SWIZZLES[SWIZZLES.index(swizzle) - 1]
-    check(
-        Case(
-            a_format=fmt,
-            b_format=fmt,
-            m=128 * ctas,
-            ctas=ctas,
-            a_swizzle=swizzle,
-            b_swizzle=other,
-            a_mn=a_mn,
-            b_mn=b_mn,
-        )
-    )
+    layouts = {"a_swizzle": swizzle, "b_swizzle": other, "a_mn": a_mn, "b_mn": b_mn}
+    check(Case(a_format=fmt, b_format=fmt, m=128 * ctas, ctas=ctas, **layouts))
 
 
 @pytest.mark.parametrize("mn", [False, True])
 @pytest.mark.parametrize("ctas", [1, 2])
 def test_tf32(mn, ctas):
     swizzle = "128B_ATOM_32B" if mn else "128B"
-    check(
-        Case(
-            kind="tf32",
-            a_format="tf32",
-            b_format="tf32",
-            m=128,
-            ctas=ctas,
-            a_swizzle=swizzle,
-            b_swizzle=swizzle,
-            a_mn=mn,
-            b_mn=mn,
-        )
-    )
+    layouts = {"a_swizzle": swizzle, "b_swizzle": swizzle, "a_mn": mn, "b_mn": mn}
+    check(Case(kind="tf32", a_format="tf32", b_format="tf32", ctas=ctas, **layouts))
 
 
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
@@ -194,16 +175,17 @@ def test_f16_accumulator_rounds_once_per_instruction(m, ctas):
 )
 def test_a_from_tensor_memory(ctas, m, kind, fmt):
     case = Case(kind=kind, a_format=fmt, b_format=fmt, m=m, ctas=ctas)
-    put_a_in_tmem(case)
-    case.run(a=448)
+    put_a_in_tmem(case, case.a_codes)
+    case.run(a=A_TMEM)
     np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
-def put_a_in_tmem(case: Case) -> None:
-    """To column 448; 64 rows of a CTA twice, and nothing in shared memory."""
-    packed = np.ascontiguousarray(case.a_codes).view(np.uint32)  # (m, columns)
+def put_a_in_tmem(case: Case, codes: np.ndarray) -> None:
+    """The rows of A; 64 rows of a CTA twice, and nothing in shared memory."""
+    packed = np.ascontiguousarray(codes).view(np.uint32)  # (m, columns)
     for cta, rows in zip(case.group, np.split(packed, case.ctas), strict=True):
-        cta.tmem.cells[448 : 448 + rows.shape[1]] = np.tile(rows, (128 // len(rows), 1)).T
+        columns = slice(A_TMEM, A_TMEM + rows.shape[1])
+        cta.tmem.cells[columns] = np.tile(rows, (128 // len(rows), 1)).T
         cta.smem[A_AT:B_AT] = 0xFF
 
 
@@ -215,11 +197,11 @@ MOVED = {0: 1, 1: 2, 30: 31, 31: 31, 32: 33, 62: 63, 63: 63, 94: 95, 95: 95, 96:
 @pytest.mark.parametrize("fmt", ["bf16", "tf32"])
 def test_rows_of_a_move_when_they_have_been_read(ctas, m, fmt):
     case = Case(kind="tf32" if fmt == "tf32" else "f16", a_format=fmt, b_format=fmt, m=m, ctas=ctas)
-    put_a_in_tmem(case)
+    put_a_in_tmem(case, case.a_codes)
     for cta in case.group:
         cta.tmem.cells[456] = np.arange(128)
     before = [cta.tmem.cells[448:457].copy() for cta in case.group]
-    case.run(a=448, shift=True)
+    case.run(a=A_TMEM, shift=True)
     np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
     for cta, cells in zip(case.group, before, strict=True):
         for lane, source in {**MOVED, 127: 127}.items():
@@ -229,9 +211,9 @@ def test_rows_of_a_move_when_they_have_been_read(ctas, m, fmt):
 
 def test_rows_that_are_twice_in_tensor_memory_do_not_move():
     case = Case(m=128, ctas=2)
-    put_a_in_tmem(case)
+    put_a_in_tmem(case, case.a_codes)
     with pytest.raises(UnsupportedPtx, match=r"\.ashift of M=128 cta_group::2"):
-        case.run(a=448, shift=True)
+        case.run(a=A_TMEM, shift=True)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import ptxemu
 from ptxemu.errors import PtxSyntaxError
 from ptxemu.syntax.parser import parse
 from ptxemu.syntax.tree import Addr, Entry, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
-from tests.ptxemu.test_errors import kernel
+from tests.ptxemu.kernels import kernel, launch
 
 REGS = ".reg .pred %p<4>; .reg .b32 %r<9>, %one; .reg .b64 %rd<4>; .reg .b128 %q;"
 
@@ -166,4 +165,4 @@ def test_an_unused_call_sequence_does_not_hinder() -> None:
         "bra OVER;\n{ .param .b32 p0; st.param.b32 [p0], %r1; call.uni vprintf, (p0); }\nOVER:",
         before=".extern .func vprintf(.param .b32 a);\n",
     )
-    ptxemu.load(text).launch(grid=(1,), block=(32,))
+    launch(text)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.machine import blas
+from tests.ptxemu.kernels import kernel, launch
 
 # y[i] = 2 x[i] by each of two warps per CTA, with a barrier between load and store.
-PTX = """
-.version 8.7
-.target sm_100a
-.address_size 64
-.visible .entry double(.param .u64 x, .param .u64 y)
-{
-    .reg .b32 %r<4>;
-    .reg .f32 %f<3>;
-    .reg .b64 %rd<6>;
-    ld.param.u64 %rd0, [x];
+DOUBLE = kernel(
+    """ld.param.u64 %rd0, [x];
     ld.param.u64 %rd1, [y];
     mov.u32 %r0, %tid.x;
     mov.u32 %r1, %ctaid.x;
@@ -32,27 +24,19 @@ PTX = """
     ld.global.f32 %f0, [%rd3];
     add.f32 %f1, %f0, %f0;
     bar.sync 0;
-    st.global.f32 [%rd4], %f1;
-    ret;
-}
-"""
+    st.global.f32 [%rd4], %f1;""",
+    ".param .u64 x, .param .u64 y",
+)
 CTAS = 3
 
 
-def launch(**options: object) -> tuple[ptxemu.LaunchReport, np.ndarray, np.ndarray]:
+def doubled(**options: object) -> tuple[ptxemu.LaunchReport, np.ndarray, np.ndarray]:
     x, y = np.arange(64 * CTAS, dtype=np.float32), np.full(64 * CTAS, np.nan, np.float32)
-    report = ptxemu.load(PTX).launch(
-        grid=(CTAS,),
-        block=(64,),
-        params=[struct.pack("<Q", array.ctypes.data) for array in (x, y)],
-        memory=[x, y],
-        options=ptxemu.Options(**options),
-    )
-    return report, x, y
+    return launch(DOUBLE, x, y, grid=(CTAS,), block=(64,), **options), x, y
 
 
 def test_counts_are_per_warp_and_opcode():
-    report, x, y = launch()
+    report, x, y = doubled()
     assert np.array_equal(y, 2 * x)
     assert set(report.by_warp) == {0, 1}
     for counter in report.by_warp.values():
@@ -64,13 +48,13 @@ def test_counts_are_per_warp_and_opcode():
 
 
 def test_bytes_are_per_path():
-    report, x, _ = launch()
+    report, x, _ = doubled()
     assert report.bytes["ld.global"] == report.bytes["st.global"] == x.nbytes
 
 
 def test_a_trace_is_asked_for_and_changes_no_bits(tmp_path):
-    plain, _, expected = launch()
-    traced, _, y = launch(trace=True)
+    plain, _, expected = doubled()
+    traced, _, y = doubled(trace=True)
     assert plain.trace is None
     assert np.array_equal(y, expected)
     assert traced.warp_instructions == plain.warp_instructions
@@ -85,7 +69,7 @@ def test_a_trace_is_asked_for_and_changes_no_bits(tmp_path):
 
 @pytest.mark.parametrize("policy", ["round-robin", "random", "adversarial"])
 def test_every_policy_runs_every_instruction_once(policy):
-    assert launch(policy=policy)[0].warp_instructions == 2 * 13 * CTAS
+    assert doubled(policy=policy)[0].warp_instructions == 2 * 13 * CTAS
 
 
 @pytest.mark.parametrize(

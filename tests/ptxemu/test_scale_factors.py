@@ -17,13 +17,12 @@ from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
 from workbench.conformance import ptx_program
+from workbench.conformance.exact_arithmetic import FORMATS, values_of
 
-from .test_mma import Cta
-from .umma_operands import put_operand, random_codes, values_of
+from .test_mma import A_AT, A_TMEM, B_AT, Cta, put_a_in_tmem
+from .umma_operands import image_of, put_operand, random_codes
 
-A_AT, B_AT = 0x400, 0x10480  # in shared memory
 D_AT, SFA_AT, SFB_AT = 0, 300, 320  # in tensor memory
-_BITS = {"e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4}
 _CODES = {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}
 _K = {"mxf8f6f4": 32, "mxf4": 64, "mxf4nvf4": 64}
 # kind, scale factors of a row, their format, their scale ids
@@ -50,29 +49,13 @@ HALVES = {
 }  # fmt: skip
 
 
-def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
-    """The bytes of codes (rows, k) as the tensor core finds them, uint8 (rows, bytes)."""
-    bits, rows = _BITS[fmt], len(codes)
-    if bits == 8:
-        return codes
-    stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
-    if kind != "mxf8f6f4":
-        return np.packbits(stream.reshape(rows, -1), axis=-1, bitorder="little")
-    chunks = np.full((rows, codes.shape[1] // 16, 16), 0xA5, np.uint8)  # the rest is padding
-    data = np.packbits(stream.reshape(rows, -1, 16 * bits), axis=-1, bitorder="little")
-    chunks[..., : 2 * bits] = data
-    return chunks.reshape(rows, -1)
-
-
 def codes_of(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> np.ndarray:
-    return random_codes(rng, fmt, shape) & np.uint8((1 << _BITS[fmt]) - 1)
+    return random_codes(rng, fmt, shape) & np.uint8((1 << FORMATS[fmt].bits) - 1)
 
 
 def factors_of(fmt: str, codes: np.ndarray) -> np.ndarray:
     """float64 values of scale factors."""
-    if fmt == "ue4m3":
-        return values_of("e4m3", codes & 0x7F)
-    return np.where(codes == 0xFF, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+    return values_of("e4m3", codes & 0x7F) if fmt == "ue4m3" else values_of(fmt, codes)
 
 
 def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int, parts: int = 1) -> None:
@@ -140,10 +123,7 @@ class Case:
 
     def operands(self) -> Iterator[np.ndarray]:
         """A and B times their scale factors, float64."""
-        both = (
-            (self.a_format, self.a_codes, self.sfa),
-            (self.b_format, self.b_codes, self.sfb),
-        )
+        both = ((self.a_format, self.a_codes, self.sfa), (self.b_format, self.b_codes, self.sfb))
         for fmt, codes, factors in both:
             block = codes.shape[1] // self.blocks
             yield values_of(fmt, codes) * factors_of(self.scale_format, factors).repeat(block, 1)
@@ -211,7 +191,7 @@ def test_where_the_rows_of_a_are(row, lane, column):
     np.testing.assert_array_equal(case.d(), before)
 
 
-@pytest.mark.parametrize(("a_format", "b_format"), [*product(_BITS, _BITS)])
+@pytest.mark.parametrize(("a_format", "b_format"), [*product(_CODES, _CODES)])
 def test_element_formats(a_format, b_format):
     check(Case("mxf8f6f4", 1, "ue8m0", 1, 2, a_format, b_format))
 
@@ -226,28 +206,21 @@ def test_operands_may_be_mn_major():
     check(Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e5m2", n=128, mn_major=True))
 
 
-def put_a_in_tmem(case: Case, rows: np.ndarray) -> None:
-    """uint8 (m, bytes), to column 400; 64 rows of a CTA twice, and nothing in shared memory."""
-    for cta, part in zip(case.group, np.split(rows.view(np.uint32), case.ctas), strict=True):
-        cta.tmem.cells[400 : 400 + part.shape[1]] = np.tile(part, (128 // case.rows, 1)).T
-        cta.smem[A_AT:B_AT] = 0xFF
-
-
 @pytest.mark.parametrize("variant", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
 @pytest.mark.parametrize(("ctas", "rows"), [(1, 128), (2, 128), (2, 64)])
 def test_a_from_tensor_memory(variant, ctas, rows):
     case = Case(*variant, ctas=ctas, rows=rows)
     put_a_in_tmem(case, image_of(case.kind, "e2m1", case.a_codes))
-    case.run(a=400)
+    case.run(a=A_TMEM)
     compare(case)
 
 
-@pytest.mark.parametrize("a_format", _BITS)
+@pytest.mark.parametrize("a_format", _CODES)
 @pytest.mark.parametrize(("ctas", "rows"), [(1, 128), (2, 64)])
 def test_elements_of_a_in_bytes_of_tensor_memory(a_format, ctas, rows):
     case = Case("mxf8f6f4", 1, "ue8m0", 1, 2, a_format, "e5m2", ctas, rows)
     put_a_in_tmem(case, case.a_codes << np.uint8(2 if a_format == "e2m1" else 0))
-    case.run(a=400)
+    case.run(a=A_TMEM)
     compare(case)
 
 
@@ -259,9 +232,9 @@ def test_bits_beside_elements_in_tensor_memory(a_format, where, beside):
     for bit in beside:
         case = Case("mxf8f6f4", 1, "ue8m0", a_format=a_format, b_format="e4m3")
         put_a_in_tmem(case, np.zeros((128, 32), np.uint8))
-        case.group[0].tmem.cells[403, 77] = 1 << 8 + bit
+        case.group[0].tmem.cells[A_TMEM + 3, 77] = 1 << 8 + bit
         with pytest.raises(UnsupportedPtx, match=rf"A of {a_format} in TMEM .* bits {where} of"):
-            case.run(a=400)
+            case.run(a=A_TMEM)
 
 
 def test_a_that_was_never_written_is_nan():
@@ -269,18 +242,10 @@ def test_a_that_was_never_written_is_nan():
     case.b_codes |= 1  # not zero
     case.place()
     put_a_in_tmem(case, np.zeros((128, 32), np.uint8))
-    case.group[0].tmem.cells[403, 77] = POISON
-    case.run(a=400)
+    case.group[0].tmem.cells[A_TMEM + 3, 77] = POISON
+    case.run(a=A_TMEM)
     assert np.isnan(case.d()[77]).all()
     assert not np.delete(case.d(), 77, 0).any()
-
-
-def test_64_rows_of_a_are_twice_in_tensor_memory():
-    case = Case("mxf4", 2, "ue8m0", ctas=2, rows=64)
-    put_a_in_tmem(case, image_of(case.kind, "e2m1", case.a_codes))
-    case.group[1].tmem.cells[402, 70] ^= 1
-    with pytest.raises(UnsupportedPtx, match="A in TMEM column 0x190 differs between the lanes'"):
-        case.run(a=400)
 
 
 @pytest.mark.parametrize(("scale_format", "nan"), [("ue8m0", 0xFF), ("ue4m3", 0x7F)])
@@ -343,33 +308,39 @@ def test_refusals(kind, changes, scales, message):
 
 
 @pytest.mark.parametrize(
-    ("variant", "a_id", "b_id", "message"),
+    ("variant", "changes", "message"),
     [
-        (VARIANTS[1], 1, 0, "scale id 1 of A with 2 scale factors a row"),
-        (VARIANTS[2], 0, 3, "scale id 3 of B with 2 scale factors a row"),
-        (VARIANTS[3], 2, 0, "scale id 2 of A with 4 scale factors a row"),
+        (VARIANTS[1], {"a_id": 1}, "scale id 1 of A with 2 scale factors a row"),
+        (VARIANTS[2], {"b_id": 3}, "scale id 3 of B with 2 scale factors a row"),
+        (VARIANTS[3], {"a_id": 2}, "scale id 2 of A with 4 scale factors a row"),
+        (VARIANTS[4], {"m": 64}, "of M=0 N=64"),
+        (VARIANTS[4], {"m": 256}, "of M=256 N=64"),
     ],
 )
-def test_scale_ids_that_a_kind_does_not_have(variant, a_id, b_id, message):
+def test_scale_ids_and_rows_that_there_are_not(variant, changes, message):
     case = Case(*variant[:3])
-    case.a_id, case.b_id = a_id, b_id
+    vars(case).update(changes)
     with pytest.raises(HardwareRefusal, match=message):
         case.run()
 
 
-def test_the_quarters_of_the_lanes_have_to_agree():
-    case = Case()
-    case.group[0].tmem.cells[SFA_AT + 1, 64 + 9] ^= 1
-    with pytest.raises(UnsupportedPtx, match="TMEM column 0x12c differ between the quarters"):
-        case.run()
-
-
-@pytest.mark.parametrize(("at", "lane"), [(SFA_AT, 64), (SFB_AT, 40), (SFB_AT, 70)])
-def test_quarters_of_half_of_the_lanes_have_to_agree(at, lane):
-    case = Case(ctas=2, rows=64)
-    case.group[1].tmem.cells[at, lane] ^= 1
-    with pytest.raises(UnsupportedPtx, match=r"differ between the quarters .* the same rows"):
-        case.run()
+@pytest.mark.parametrize(
+    ("group", "column", "lane", "message"),
+    [
+        ((1, 128), SFA_AT + 1, 64 + 9, "TMEM column 0x12c differ between the quarters"),
+        ((2, 64), SFA_AT, 64, "differ between the quarters .* the same rows"),
+        ((2, 64), SFB_AT, 40, "differ between the quarters .* the same rows"),
+        ((2, 64), SFB_AT, 70, "differ between the quarters .* the same rows"),
+        ((2, 64), A_TMEM + 2, 70, "A in TMEM column 0x1c0 differs between the lanes'"),
+    ],
+)
+def test_what_is_several_times_in_tensor_memory_has_to_agree(group, column, lane, message):
+    case = Case("mxf4", 2, "ue8m0", ctas=group[0], rows=group[1])
+    put_a_in_tmem(case, image_of(case.kind, "e2m1", case.a_codes))
+    case.run(a=A_TMEM)
+    case.group[-1].tmem.cells[column, lane] ^= 1
+    with pytest.raises(UnsupportedPtx, match=message):
+        case.run(a=A_TMEM)
 
 
 # lane that nothing has written, column -> rows of B and rows of A, 64 of a CTA, that are undefined
@@ -398,14 +369,6 @@ def test_undefined_copies_of_rows(lane, column):
         )
     )
     assert (list(of_b), list(of_a)) == UNDEFINED[lane, column]
-
-
-@pytest.mark.parametrize("m", [64, 256])
-def test_rows_that_one_cta_does_not_have(m):
-    case = Case()
-    case.m = m
-    with pytest.raises(HardwareRefusal, match=f"of M={m & ~127} N=64"):
-        case.run()
 
 
 def test_scale_factors_belong_to_their_kinds():

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-import ptxemu
+from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
 # Every round reuses the buffer after one barrier only: round k + 1's store races with round k's
 # load, which other schedules may show. CUTLASS's mla_decode_fp16.py does this.
 EXCHANGE = """
-.version 8.8
-.target sm_100a
-.address_size 64
-
-.extern .shared .align 1024 .b8 dynamic[];
-
-.visible .entry barrier_exchange(.param .u64 d)
-{
-    .reg .pred %p<4>;
-    .reg .b32 %r<16>;
-    .reg .b64 %rd<4>;
-
     mov.u32 %r0, %tid.x;
     ld.param.u64 %rd0, [d];
     mad.wide.u32 %rd1, %r0, 4, %rd0;
@@ -40,18 +28,10 @@ ROUND:
     setp.lt.u32 %p0, %r5, 8;
     @%p0 bra ROUND;
     st.global.b32 [%rd1], %r4;
-    ret;
-}
 """
 
 
 def test_all_released_warps_run_before_one_runs_ahead() -> None:
     out = np.zeros(128, np.uint32)
-    ptxemu.load(EXCHANGE).launch(
-        "barrier_exchange",
-        grid=(1, 1, 1),
-        block=(128, 1, 1),
-        smem_bytes=512,
-        params=[out.ctypes.data.to_bytes(8, "little")],
-    )
+    launch(kernel(EXCHANGE, ".param .u64 d", DYNAMIC), out, block=(128,), smem_bytes=512)
     np.testing.assert_array_equal(out, 8 * (np.arange(128) ^ 64) + 1000 * sum(range(8)))

@@ -28,21 +28,7 @@ def test_apply_is_the_textbook_definition(name):
     bits, base, shift, span, period = TEXTBOOK[name]
     swizzle = BY_NAME[name]
     assert (swizzle.span, swizzle.period) == (span, period)
-    offsets = np.arange(4096)
-    expected = [bit_by_bit(bits, base, shift, offset) for offset in range(4096)]
-    np.testing.assert_array_equal(swizzle.apply(offsets), expected)
-    assert swizzle.apply(4095) == expected[4095]
-
-
-@pytest.mark.parametrize("name", TEXTBOOK)
-def test_apply_is_its_own_inverse_and_periodic(name):
-    swizzle = BY_NAME[name]
     offsets = np.arange(8192)
-    np.testing.assert_array_equal(swizzle.apply(swizzle.apply(offsets)), offsets)
-    moved = swizzle.apply(offsets + swizzle.period) - swizzle.period
-    np.testing.assert_array_equal(moved, swizzle.apply(offsets))
-
-
-def test_128b_permutes_the_atoms_of_row_3():
-    row = 3 * 128 + 16 * np.arange(8)
-    assert list((BY_NAME["128B"].apply(row) - 3 * 128) // 16) == [3, 2, 1, 0, 7, 6, 5, 4]
+    expected = [bit_by_bit(bits, base, shift, offset) for offset in range(8192)]
+    np.testing.assert_array_equal(swizzle.apply(offsets), expected)
+    assert swizzle.apply(8191) == expected[8191]

@@ -5,238 +5,135 @@ read; and what may be done with it.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import re
 
 import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.machine import cta, tensor_map
-from tests.ptxemu import random_programs
-from workbench.conformance import ptx_program
+from tests.ptxemu import kernels, random_programs
+from workbench.conformance.ptx_program import aligned_copy
 
-HEADER = """
-.version 8.8
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
-.visible .entry k(.param .u64 out, .param .align 64 .b8 map[128])
-{
-    .local .align 16 .b8 depot[64];
-    .reg .pred %p<8>;
-    .reg .b16 %h<4>;
-    .reg .b32 %r<40>;
-    .reg .b64 %rd<16>;
-    ld.param.u64 %rd0, [out];
-    mov.u32 %r0, %tid.x;
-    mov.u32 %r1, dynamic;
-    shl.b32 %r2, %r0, 2;
-    add.u32 %r3, %r1, %r2;
-    mul.wide.u32 %rd1, %r0, 4;
-    add.u64 %rd1, %rd0, %rd1;
+# the thread's number, the start of shared memory, the thread's word of it, and of `out`
+PROLOGUE = """.local .align 16 .b8 depot[64];
+ld.param.u64 %rd0, [out];
+mov.u32 %r0, %tid.x;
+mov.u32 %r1, dynamic;
+shl.b32 %r2, %r0, 2;
+add.u32 %r3, %r1, %r2;
+mul.wide.u32 %rd1, %r0, 4;
+add.u64 %rd1, %rd0, %rd1;
 """
-
-
-@dataclass(frozen=True)
-class Case:
-    """PTX in which INIT stands for the instruction that writes what is read; `sink`: what is
-    reported where it is left out."""
-
-    name: str
-    sink: str
-    body: str
-    init: str = "st.shared.b32 [%r3], -1;"  # what a word that nothing wrote happens to hold
-    block: int = 32
-    cluster: int = 1
-
-    def text(self, *, initialised: bool) -> str:
-        return self.body.replace("INIT", self.init if initialised else "").replace(";", ";\n")
-
-
 GLOBAL = "global memory"
-READ = "INIT ld.shared.b32 %r10, [%r3];"
+INIT = "<st.shared.b32 [%r3], -1;>"  # -1: what a word that nothing wrote happens to hold
+READ = f"{INIT} ld.shared.b32 %r10, [%r3];"
 STORE = "st.global.b32 [%rd1], %r11;"
 ALL_BUT_7 = "setp.ne.u32 %p0, %r0, 7; @%p0 st.shared.b32 [%r3], 0;"
-LOW_HALF = "setp.lt.u32 %p1, %r0, 16;"
+LOW_HALF = "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
+FIRST = "fence.proxy.async; bar.sync 0; setp.eq.u32 %p0, %r0, 0; @%p0"
+BULK_DONE = "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+ROW = "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1;"  # of a matrix: 16 bytes
+LOAD_MATRIX = "bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r10}, [%r4];"
+STORE_MATRIX = "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r4+1024], {%r10};"
+STORE_BYTES = "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10};"
+BEHIND = "ld.shared.b32 %r11, [%r3+1024];"
+MET = "barrier.cluster.arrive; barrier.cluster.wait;"
+EXPECT = "mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], 128;"
+WAIT = "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0; @!%p1 bra W;"
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
+DEALLOC = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;"
+STORE_TMEM = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};"
+LOAD_TMEM = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8]; tcgen05.wait::ld.sync.aligned;"
+TENSOR_STORE = (  # 384 words lie in the tensor, 128 behind its end
+    f"mov.u64 %rd3, map; cvta.param.u64 %rd3, %rd3; mov.u32 %r4, 0; {INIT} {FIRST}"
+    " cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {%r4, %r4}], [%r1];"
+    f"{BULK_DONE}"
+)
 
-SINKS = [
-    Case("st.global", GLOBAL, f"{READ} st.global.b32 [%rd1], %r10;"),
-    Case("generic st", GLOBAL, f"{READ} st.b32 [%rd1], %r10;"),
-    Case("red.global", GLOBAL, f"{READ} red.global.add.u32 [%rd1], %r10;"),
-    Case(
-        "bulk store",
+# PTX in which <> encloses the instruction that writes what is read; with what is reported where it
+# is left out
+SINKS = {
+    "st.global": (GLOBAL, f"{READ} st.global.b32 [%rd1], %r10;"),
+    "generic st": (GLOBAL, f"{READ} st.b32 [%rd1], %r10;"),
+    "red.global": (GLOBAL, f"{READ} red.global.add.u32 [%rd1], %r10;"),
+    "bulk store": (
         GLOBAL,
-        "INIT fence.proxy.async; bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
-        "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r1], 128;"
-        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+        f"{INIT} {FIRST} cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r1], 128;"
+        f"{BULK_DONE}",
     ),
-    Case(
-        "bulk reduction",
+    "bulk reduction": (
         GLOBAL,
-        "INIT fence.proxy.async; bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
-        "@%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd0], [%r1], 128;"
-        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+        f"{INIT} {FIRST} cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32"
+        f" [%rd0], [%r1], 128;{BULK_DONE}",
     ),
-    Case(
-        "tensor store",  # 384 words lie in the tensor, 128 behind its end
-        GLOBAL,
-        "mov.u64 %rd3, map; cvta.param.u64 %rd3, %rd3; mov.u32 %r4, 0; INIT fence.proxy.async;"
-        "bar.sync 0; setp.eq.u32 %p0, %r0, 0;"
-        "@%p0 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {%r4, %r4}], [%r1];"
-        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
-        block=384,
-    ),
-    Case(
-        "address",
-        "an address",
-        f"{READ} mad.lo.u32 %r11, %r10, 0, %r3; ld.shared.b32 %r12, [%r11];",
-    ),
-    Case(
-        "branch",
+    "tensor store": (GLOBAL, TENSOR_STORE),
+    "address": ("an address", f"{READ} mad.lo.u32 %r11, %r10, 0, %r3; ld.shared.b32 %r12, [%r11];"),
+    "branch": (
         "a branch",
         f"{READ} setp.ne.u32 %p0, %r10, -1; @%p0 bra D; st.global.b32 [%rd1], %r0; D:",
     ),
-    Case(
-        "predicate",
+    "predicate": (
         "the predicate of an instruction",
         f"{READ} setp.ne.u32 %p0, %r10, 5; @%p0 st.global.b32 [%rd1], %r0;",
     ),
-    Case("bar.sync", "a barrier operand", f"{READ} add.u32 %r11, %r10, 1; bar.sync %r11;"),
-    Case(
-        "parity",
+    "bar.sync": ("a barrier operand", f"{READ} add.u32 %r11, %r10, 1; bar.sync %r11;"),
+    "parity": (
         "a barrier operand",
         f"{READ} add.u32 %r11, %r10, 1; mbarrier.init.shared.b64 [%r1+4096], 1024;"
         "bar.warp.sync -1; mbarrier.arrive.shared.b64 _, [%r1+4096], 32;"
         "W: mbarrier.try_wait.parity.shared.b64 %p0, [%r1+4096], %r11; @!%p0 bra W;",
     ),
-]
-FLOWS = [
-    Case("computed", GLOBAL, f"{READ} mad.lo.u32 %r11, %r10, %r0, 3; {STORE}"),
-    Case(
-        "in later blocks",
-        GLOBAL,
-        f"{READ} mov.u32 %r11, 0; bar.sync 0; add.u32 %r11, %r11, %r10; bar.sync 0; {STORE}",
-    ),
-    Case(
-        "round a loop",
-        GLOBAL,
-        f"{READ} mov.u32 %r11, %r10; mov.u32 %r4, 0; L: add.u32 %r11, %r11, 1;"
-        f"add.u32 %r4, %r4, 1; setp.lt.u32 %p0, %r4, 3; @%p0 bra L; {STORE}",
-    ),
-    Case("one lane", GLOBAL, f"{ALL_BUT_7} {READ} mov.u32 %r11, %r10; {STORE}"),
-    Case("chosen", GLOBAL, f"{READ} {LOW_HALF} selp.b32 %r11, %r10, %r0, %p1; {STORE}"),
-    Case("choice", GLOBAL, f"{READ} setp.eq.u32 %p1, %r10, 3; selp.b32 %r11, 1, 2, %p1; {STORE}"),
-    Case(
-        "shuffled",
-        GLOBAL,
-        f"{ALL_BUT_7} {READ} shfl.sync.idx.b32 %r11, %r10, 7, 31, -1; {STORE}",
-    ),
-    Case(
-        "vote",
-        GLOBAL,
-        f"{READ} setp.eq.u32 %p1, %r10, 3; vote.sync.any.pred %p2, %p1, -1;"
-        f"selp.b32 %r11, 1, 2, %p2; {STORE}",
-    ),
-    Case("reduction", GLOBAL, f"{READ} redux.sync.add.u32 %r11, %r10, -1; {STORE}"),
-    Case(
-        "half of a pair",
-        GLOBAL,
-        f"{READ} mov.b64 %rd2, {{%r0, %r10}}; add.rn.f32x2 %rd2, %rd2, %rd2;"
-        f"mov.b64 {{%r12, %r11}}, %rd2; {STORE}",
-    ),
-    Case(
-        "through shared memory",
-        GLOBAL,
-        f"{READ} st.shared.b32 [%r3+1024], %r10; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-    ),
-    Case(
-        "a byte",
-        GLOBAL,
-        f"add.u32 %r4, %r1, %r0; INIT ld.shared.u8 %r11, [%r4+100]; {STORE}",
-        "st.shared.u8 [%r4+100], %r0;",
-    ),
-    Case("atomic", GLOBAL, f"INIT atom.shared.add.u32 %r11, [%r3], 1; {STORE}"),
-    Case(
-        "reduced in shared memory",
-        GLOBAL,
-        f"INIT red.shared.add.u32 [%r3], 1; ld.shared.b32 %r11, [%r3]; {STORE}",
-    ),
-    Case(
-        "local memory",
-        GLOBAL,
-        f"mov.u64 %rd4, depot; INIT ld.local.b32 %r11, [%rd4+8]; {STORE}",
-        "st.local.b32 [%rd4+8], %r0;",
-    ),
-    Case(
-        "matrices",
-        GLOBAL,
-        "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; INIT bar.warp.sync -1;"
-        "ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r10}, [%r4];"
-        "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r4+1024], {%r10};"
-        f"bar.warp.sync -1; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-        "st.shared.v4.b32 [%r4], {%r0, %r0, %r0, %r0};",
-    ),
-    Case(
-        "a matrix of bytes",
-        GLOBAL,
-        "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; INIT ld.shared.b32 %r10, [%r3];"
-        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10};"
-        f"bar.warp.sync -1; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-    ),
-    Case(
-        "st.async",
-        GLOBAL,
-        "mbarrier.init.shared.b64 [%r1+4096], 1; setp.eq.u32 %p0, %r0, 0; bar.sync 0;"
-        f"@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], 128; {READ}"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r3+1024], %r10, [%r1+4096];"
-        "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0; @!%p1 bra W;"
-        f"ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-    ),
-    Case(
-        "copied to a peer",
-        GLOBAL,
-        "mbarrier.init.shared.b64 [%r1+4096], 1; fence.mbarrier_init.release.cluster;"
-        "INIT fence.proxy.async; barrier.cluster.arrive; barrier.cluster.wait;"
-        "mov.u32 %r5, %cluster_ctarank; xor.b32 %r5, %r5, 1; setp.eq.u32 %p0, %r0, 0;"
-        "mapa.shared::cluster.u32 %r6, %r1, %r5; add.u32 %r7, %r6, 4096;"
-        "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], 128;"
-        "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
-        " [%r6+1024], [%r1], 128, [%r7];"
-        "W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0; @!%p1 bra W;"
-        "barrier.cluster.arrive; barrier.cluster.wait;"
-        f"ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-        cluster=2,
-    ),
-    Case(
-        "tensor memory",
-        GLOBAL,
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
-        "ld.shared.b32 %r8, [%r1+4096]; INIT tcgen05.wait::st.sync.aligned;"
-        "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r8];"
-        f"tcgen05.wait::ld.sync.aligned; {STORE}"
-        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;",
-        "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8], {%r0, %r0};",
-    ),
-    Case(
-        "tensor memory again",  # what an earlier allocation held is gone
-        GLOBAL,
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
-        "ld.shared.b32 %r8, [%r1+4096]; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};"
-        "tcgen05.wait::st.sync.aligned; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;"
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32; bar.warp.sync -1;"
-        "INIT tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8];"
-        f"tcgen05.wait::ld.sync.aligned; {STORE}"
-        "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;",
-        "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};",
-    ),
-]
+}
+# the same of what makes %r11, which is stored
+FLOWS = {
+    "computed": f"{READ} mad.lo.u32 %r11, %r10, %r0, 3;",
+    "in later blocks": f"{READ} mov.u32 %r11, 0; bar.sync 0; add.u32 %r11, %r11, %r10; bar.sync 0;",
+    "round a loop": f"{READ} mov.u32 %r11, %r10; mov.u32 %r4, 0; L: add.u32 %r11, %r11, 1;"
+    "add.u32 %r4, %r4, 1; setp.lt.u32 %p0, %r4, 3; @%p0 bra L;",
+    "one lane": f"{ALL_BUT_7} {READ} mov.u32 %r11, %r10;",
+    "chosen": f"{READ} setp.lt.u32 %p1, %r0, 16; selp.b32 %r11, %r10, %r0, %p1;",
+    "choice": f"{READ} setp.eq.u32 %p1, %r10, 3; selp.b32 %r11, 1, 2, %p1;",
+    "shuffled": f"{ALL_BUT_7} {READ} shfl.sync.idx.b32 %r11, %r10, 7, 31, -1;",
+    "vote": f"{READ} setp.eq.u32 %p1, %r10, 3; vote.sync.any.pred %p2, %p1, -1;"
+    "selp.b32 %r11, 1, 2, %p2;",
+    "reduction": f"{READ} redux.sync.add.u32 %r11, %r10, -1;",
+    "half of a pair": f"{READ} mov.b64 %rd2, {{%r0, %r10}}; add.rn.f32x2 %rd2, %rd2, %rd2;"
+    "mov.b64 {%r12, %r11}, %rd2;",
+    "through shared memory": f"{READ} st.shared.b32 [%r3+1024], %r10; {BEHIND}",
+    "a byte": "add.u32 %r4, %r1, %r0; <st.shared.u8 [%r4+100], %r0;> ld.shared.u8 %r11, [%r4+100];",
+    "atomic": f"{INIT} atom.shared.add.u32 %r11, [%r3], 1;",
+    "reduced in shared memory": f"{INIT} red.shared.add.u32 [%r3], 1; ld.shared.b32 %r11, [%r3];",
+    "local memory": "mov.u64 %rd4, depot;"
+    "<st.local.b32 [%rd4+8], %r0;> ld.local.b32 %r11, [%rd4+8];",
+    "matrices": f"{ROW} <st.shared.v4.b32 [%r4], {{%r0, %r0, %r0, %r0}};>"
+    f"{LOAD_MATRIX} {STORE_MATRIX} bar.warp.sync -1; {BEHIND}",
+    "a matrix of bytes": f"{ROW} {READ} {STORE_BYTES} bar.warp.sync -1; {BEHIND}",
+    "st.async": "mbarrier.init.shared.b64 [%r1+4096], 1; setp.eq.u32 %p0, %r0, 0; bar.sync 0;"
+    f"@%p0 {EXPECT} {READ}"
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r3+1024], %r10, [%r1+4096];"
+    f"{WAIT} {BEHIND}",
+    "copied to a peer": "mbarrier.init.shared.b64 [%r1+4096], 1;"
+    f"fence.mbarrier_init.release.cluster; {INIT} fence.proxy.async; {MET}"
+    "mov.u32 %r5, %cluster_ctarank; xor.b32 %r5, %r5, 1; setp.eq.u32 %p0, %r0, 0;"
+    f"mapa.shared::cluster.u32 %r6, %r1, %r5; add.u32 %r7, %r6, 4096; @%p0 {EXPECT}"
+    "@%p0 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+    f" [%r6+1024], [%r1], 128, [%r7]; {WAIT} {MET} {BEHIND}",
+    "tensor memory": f"{ALLOC} ld.shared.b32 %r8, [%r1+4096];"
+    "<tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8], {%r0, %r0};> tcgen05.wait::st.sync.aligned;"
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r8]; tcgen05.wait::ld.sync.aligned;"
+    f"{DEALLOC}",
+    # what an earlier allocation held is gone
+    "tensor memory again": f"{ALLOC} ld.shared.b32 %r8, [%r1+4096]; {STORE_TMEM}"
+    f"tcgen05.wait::st.sync.aligned; {DEALLOC} {ALLOC}"
+    f"<{STORE_TMEM}> tcgen05.wait::st.sync.aligned; {LOAD_TMEM} {DEALLOC}",
+}
+REPORTED = SINKS | {name: (GLOBAL, f"{body} {STORE}") for name, body in FLOWS.items()}
 # What is done with data that no instruction wrote, and does not show.
 HARMLESS = {
     "never used": "ld.shared.b32 %r10, [%r3];",
-    "dropped lanes": "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1;"
-    "ld.shared.b32 %r10, [%r3]; add.u32 %r11, %r10, 1; @%p0 st.global.b32 [%rd1], %r11;",
-    "not chosen": "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1;"
-    f"ld.shared.b32 %r10, [%r3]; selp.b32 %r11, %r10, 5, %p0; {STORE}",
+    "dropped lanes": f"{LOW_HALF} add.u32 %r11, %r10, 1; @%p0 st.global.b32 [%rd1], %r11;",
+    "not chosen": f"{LOW_HALF} selp.b32 %r11, %r10, 5, %p0; {STORE}",
     "masked": f"ld.shared.b32 %r10, [%r3]; mov.u32 %r4, 0; and.b32 %r11, %r10, %r4; {STORE}",
     "false whatever it is": "ld.shared.b32 %r10, [%r3]; setp.eq.u32 %p0, %r10, 3;"
     "setp.gt.u32 %p1, %r0, 99; and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd1], %r0;",
@@ -249,45 +146,45 @@ HARMLESS = {
     "overwritten": f"ld.shared.b32 %r11, [%r3]; mov.u32 %r11, %r0; {STORE}",
     "overwritten later": "setp.gt.u32 %p0, %r0, 99; ld.shared.b32 %r11, [%r3];"
     f"@%p0 st.global.b32 [%rd1], %r11; mov.u32 %r11, %r0; bar.sync 0; {STORE}",
-    "a column of a matrix": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 3;"
+    "a column of a matrix": f"{ROW} and.b32 %r5, %r0, 3;"
     "setp.lt.u32 %p0, %r0, 6; @%p0 st.shared.v4.b32 [%r4], {%r0, %r0, %r0, %r0};"
-    "bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%r10}, [%r4];"
-    "setp.lt.u32 %p1, %r5, 3; @%p1 st.global.b32 [%rd1], %r10;",
+    f"{LOAD_MATRIX} setp.lt.u32 %p1, %r5, 3; @%p1 st.global.b32 [%rd1], %r10;",
     "overwritten in memory": "ld.shared.b32 %r10, [%r3]; st.shared.b32 [%r3+1024], %r10;"
-    f"st.shared.b32 [%r3+1024], %r0; ld.shared.b32 %r11, [%r3+1024]; {STORE}",
-    "a column stored": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 3;"
+    f"st.shared.b32 [%r3+1024], %r0; {BEHIND} {STORE}",
+    "a column stored": f"{ROW} and.b32 %r5, %r0, 3;"
     "setp.lt.u32 %p0, %r0, 28; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
-    "stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%r4+1024], {%r10}; bar.warp.sync -1;"
-    "ld.shared.b32 %r11, [%r3+1024]; setp.lt.u32 %p1, %r5, 3; @%p1 st.global.b32 [%rd1], %r11;",
-    "a byte row stored": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 3;"
+    f"{STORE_MATRIX} bar.warp.sync -1; {BEHIND} setp.lt.u32 %p1, %r5, 3; @%p1 {STORE}",
+    "a byte row stored": f"{ROW} and.b32 %r5, %r0, 3;"
     "setp.lt.u32 %p0, %r5, 3; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
-    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10}; bar.warp.sync -1;"
-    "ld.shared.b32 %r11, [%r3+1024]; setp.lt.u32 %p1, %r0, 24; @%p1 st.global.b32 [%rd1], %r11;",
-    "a byte column stored": "shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1; and.b32 %r5, %r0, 1;"
-    "setp.lt.u32 %p0, %r0, 16; @%p0 st.shared.b32 [%r3], 1; ld.shared.b32 %r10, [%r3];"
-    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r4+1024], {%r10}; bar.warp.sync -1;"
-    "ld.shared.b32 %r11, [%r3+1024]; setp.eq.u32 %p1, %r5, 0; @%p1 st.global.b32 [%rd1], %r11;",
-    "behind the end of a tensor": SINKS[5].text(initialised=True),
+    f"{STORE_BYTES} bar.warp.sync -1; {BEHIND} setp.lt.u32 %p1, %r0, 24; @%p1 {STORE}",
+    "a byte column stored": f"{ROW} and.b32 %r5, %r0, 1; {LOW_HALF}"
+    f"{STORE_BYTES} bar.warp.sync -1; {BEHIND} setp.eq.u32 %p1, %r5, 0; @%p1 {STORE}",
+    "behind the end of a tensor": TENSOR_STORE,
+}
+LAUNCHES = {
+    "copied to a peer": {"grid": (2,), "cluster": (2,)},
+    "tensor store": {"block": (384,)},
+    "behind the end of a tensor": {"block": (384,)},
 }
 
 
-def launch(
-    body: str, *, block: int = 32, cluster: int = 1, policy: str = "round-robin"
-) -> tuple[ptxemu.LaunchReport, np.ndarray]:
+def lines(body: str, *, initialised: bool = True) -> str:
+    """A body without <>, or without what they enclose."""
+    return re.sub("<(.*?)>", r"\1" if initialised else "", body).replace(";", ";\n")
+
+
+def program(body: str) -> str:
+    params = ".param .u64 out, .param .align 64 .b8 map[128]"
+    return kernels.kernel(PROLOGUE + body, params, kernels.DYNAMIC)
+
+
+def launch(body: str, **how: object) -> tuple[ptxemu.LaunchReport, np.ndarray]:
     """The report, and 1024 words behind `out`; `map` is a tensor of them, 24 rows of 16 words, its
     box 32 rows."""
-    out = ptx_program.aligned_copy(np.zeros(1024, np.uint32))
+    out = aligned_copy(np.zeros(1024, np.uint32))
     encoded = tensor_map.encode(out.ctypes.data, (16, 24), (64,), (16, 32), "u32", "none")
-    report = ptxemu.load(f"{HEADER}{body}\n    ret;\n}}\n").launch(
-        grid=(cluster, 1, 1),
-        block=(block, 1, 1),
-        cluster=(cluster, 1, 1),
-        smem_bytes=8192,
-        params=[out.ctypes.data.to_bytes(8, "little"), bytes(encoded)],
-        memory=[out],
-        options=ptxemu.Options(policy=policy, check=True),
-    )
-    return report, out
+    how |= {"params": [*kernels.pointers(out), bytes(encoded)], "memory": [out]}
+    return kernels.launch(program(body), smem_bytes=8192, check=True, **how), out
 
 
 def found(report: ptxemu.LaunchReport) -> list[ptxemu.Finding]:
@@ -295,22 +192,19 @@ def found(report: ptxemu.LaunchReport) -> list[ptxemu.Finding]:
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
-@pytest.mark.parametrize("case", [*SINKS, *FLOWS], ids=lambda case: case.name)
-def test_only_undefined_data_is_reported(case: Case, policy: str) -> None:
+@pytest.mark.parametrize("name", REPORTED)
+def test_only_undefined_data_is_reported(name: str, policy: str) -> None:
+    sink, body = REPORTED[name]
+    how = LAUNCHES.get(name, {}) | {"policy": policy}
     for initialised in (True, False):
-        report, _ = launch(
-            case.text(initialised=initialised),
-            block=case.block,
-            cluster=case.cluster,
-            policy=policy,
-        )
+        report, _ = launch(lines(body, initialised=initialised), **how)
         messages = [finding.message.split(" gets ")[0] for finding in found(report)]
-        assert messages == ([] if initialised else [case.sink])
+        assert messages == ([] if initialised else [sink])
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_not_show_is_not_reported(name: str) -> None:
-    report, _ = launch(HARMLESS[name].replace(";", ";\n"), block=384 if "tensor" in name else 32)
+    report, _ = launch(lines(HARMLESS[name]), **LAUNCHES.get(name, {}))
     assert not found(report)
 
 
@@ -350,7 +244,7 @@ _SHARED = ".shared .align 4 .b8 words[256];\n"
 def _random_program(seed: int) -> str:
     """A register starts as a shared word that some lanes have written, and one is stored."""
     rng = random.Random(seed)
-    program = random_programs.Generator(rng).program()
+    program = random_programs.Generator(rng)
     text = random_programs.ptx_of(program, ("lane",) * random_programs.REGISTERS)
     begin = f"mul.lo.u32 %r{random_programs.REGISTERS - 1}, %t1, {random_programs.REGISTERS};"
     read = f"""
@@ -374,13 +268,7 @@ def test_what_is_not_reported_does_not_depend_on_undefined_data(
         for poison in (0x00, 0x3F, 0xFF):
             monkeypatch.setattr(cta, "POISON_BYTE", poison)
             outputs.append(np.zeros((32, random_programs.REGISTERS), np.uint32))
-            report = module.launch(
-                grid=(1,),
-                block=(32,),
-                params=[x.ctypes.data.to_bytes(8, "little") for x in (memory, outputs[-1])],
-                memory=[memory, outputs[-1]],
-                options=ptxemu.Options(check=True),
-            )
+            report = kernels.launch(module, memory, outputs[-1], check=True)
             reported.append(bool(found(report)))
         differs = any((out != outputs[0]).any() for out in outputs)
         assert not differs or all(reported), seed

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.watch import watched
 from tests.ptxemu.test_taint import GLOBAL, found
-from workbench.conformance import ptx_program
+from workbench.conformance.ptx_program import FOLDER, Program, check, emulate, read
 
-_MMA = (ptx_program.FOLDER / "tcgen05_mma.ptx").read_text()
+
+def checked(program: Program, text: str) -> tuple[list[ptxemu.Finding], dict[str, np.ndarray]]:
+    """What is said about undefined data in the program with another text, and its outputs."""
+    with watched(check=True) as reports:
+        outputs = emulate(program, ptxemu.load(text), ptxemu.Options())
+    return found(reports.launches[0]), outputs
+
+
 _FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first of row %tid
 _FIRST_STORE = "    st.global.v4.b32 [%rd1+0]"
 _LAST_STORE = "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    @%p1 exit;"
@@ -40,16 +48,14 @@ MMAS = {
 
 @pytest.mark.parametrize("name", MMAS)
 def test_products_of_undefined_data(name: str) -> None:
-    program = ptx_program.read(ptx_program.FOLDER / "tcgen05_mma.ptx")
+    program = read(FOLDER / "tcgen05_mma.ptx")
     changes, expected = MMAS[name]
-    text = _MMA
+    text = program.text
     for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
-    with watched(check=True) as reports:
-        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    (report,) = reports.launches
-    assert [f.message.split(" gets ")[0] for f in found(report)] == expected
+    findings, _ = checked(program, text)
+    assert [f.message.split(" gets ")[0] for f in findings] == expected
 
 
 _TENSOR, _SHARED_MEMORY = "tensor memory of cta({},0,0)", "shared memory of cta({},0,0)"
@@ -81,24 +87,22 @@ _WHOLE = {program: (program, "ret;", "ret;") for program, *_ in SCALED}
 
 @pytest.mark.parametrize(("name", "line", "instead"), [*_WHOLE.values(), *SCALED])
 def test_undefined_scale_factors_and_copies(name: str, line: str, instead: str) -> None:
-    program = ptx_program.read(ptx_program.FOLDER / f"{name}.ptx")
+    program = read(FOLDER / f"{name}.ptx")
     assert line in program.text
     text = program.text.replace(line, instead + line if instead == "//" else instead)
-    with watched(check=True) as reports:
-        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    findings = found(reports.launches[0])
+    findings, _ = checked(program, text)
     assert bool(findings) == (instead == "//")
     for finding in findings:
-        read, (space, extent) = finding.accesses[0], SCALED[name, line, instead]
-        assert read.space in (space.format(0), space.format(1))
-        assert read.first in extent
-        assert read.last in extent
+        source, (space, extent) = finding.accesses[0], SCALED[name, line, instead]
+        assert source.space in (space.format(0), space.format(1))
+        assert source.first in extent
+        assert source.last in extent
 
 
 @pytest.mark.parametrize(("stored", "shows"), [(2, True), (3, False), (4, False)])
 def test_padding_of_operands_may_be_undefined(stored: int, shows: bool) -> None:
     """A in shared memory, so many words of every 16 bytes: two of e2m1, then three of e3m2."""
-    program = ptx_program.read(ptx_program.FOLDER / "narrow_a_mma.ptx")
+    program = read(FOLDER / "narrow_a_mma.ptx")
     text = program.text.replace("[%r6], [%r14], %rd11", "[%r6], %rd10, %rd11")
     text = "\n".join(line for line in text.split("\n") if "tcgen05.cp" not in line)
     for offset in range(0, 64, 16):
@@ -106,23 +110,20 @@ def test_padding_of_operands_may_be_undefined(stored: int, shows: bool) -> None:
         assert whole in text
         words = [f"st.shared.b32 [%r3+{offset + 4 * k}], %r{10 + k};" for k in range(stored)]
         text = text.replace(whole, " ".join(words))
-    with watched(check=True) as reports:
-        buffers = ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    assert bool(found(reports.launches[0])) == shows
+    findings, outputs = checked(program, text)
+    assert bool(findings) == shows
     if not shows:
-        ptx_program.check(program, buffers)
+        check(program, outputs)
 
 
 @pytest.mark.parametrize(("thread", "shows"), [(63, False), (64, True), (65, True), (66, False)])
 def test_undefined_rows_of_a_that_an_mma_moves(thread: int, shows: bool) -> None:
     """Row 65 is undefined, and row 64 behind the first MMA; each thread stores a row of D."""
-    program = ptx_program.read(ptx_program.FOLDER / "shifted_a_mma.ptx")
+    program = read(FOLDER / "shifted_a_mma.ptx")
     first, store = "    setp.eq.u32 %p0, %r0, 0;\n", "    st.shared.v4.b32 [%r3+16]"
     assert first in program.text
     assert store in program.text
     which = f"    setp.ne.u32 %p5, %r0, 32;\n    setp.eq.u32 %p6, %r0, {thread};\n"
     text = program.text.replace(first, first + which).replace(store, f"    @%p5{store}")
     text = text.replace("    st.global", "    @%p6 st.global")
-    with watched(check=True) as reports:
-        ptx_program.emulate(program, ptxemu.load(text), ptxemu.Options())
-    assert bool(found(reports.launches[0])) == shows
+    assert bool(checked(program, text)[0]) == shows

@@ -168,34 +168,22 @@ def test_num_is_limited(shape, num):
         full_tmem().load(shape, num, 0, 0)
 
 
-def read_d(m: int, n: int, cta_group: int, address: int = 0) -> np.ndarray:
-    """Addresses of D's cells, (rows of this CTA, n), as (lane, column) pairs."""
-    view = full_tmem().accumulator(address, m, n, cta_group)
-    cells = view.reshape(n, -1).T
-    return np.stack([cells >> 16, cells & 0xFFFF], axis=-1)
+# m, n, CTAs, the address, and (lane, column) of an element of D
+ACCUMULATORS = [
+    (128, 40, 1, 8, lambda r, n: (r, 8 + n)),
+    (256, 40, 2, 8, lambda r, n: (r, 8 + n)),
+    (64, 24, 1, 4, lambda r, n: (r // 16 * 32 + r % 16, 4 + n)),
+    (64, 24, 1, 16 << 16 | 4, lambda r, n: (r // 16 * 32 + r % 16 + 16, 4 + n)),
+    (128, 32, 2, 0, lambda r, n: (r + n // 16 * 64, n % 16)),
+]
 
 
-@pytest.mark.parametrize(("m", "cta_group"), [(128, 1), (256, 2)])
-def test_accumulator_of_128_rows(m, cta_group):
-    d = read_d(m, 40, cta_group, address=8)
-    assert d.shape == (128, 40, 2)
-    assert all(tuple(d[r, n]) == (r, 8 + n) for r in range(128) for n in range(40))
-
-
-@pytest.mark.parametrize("first_lane", [0, 16])
-def test_accumulator_of_64_rows_uses_16_lanes_per_32(first_lane):
-    d = read_d(64, 24, 1, address=first_lane << 16 | 4)
-    assert d.shape == (64, 24, 2)
-    for r in range(64):
-        assert tuple(d[r, 5]) == (r // 16 * 32 + r % 16 + first_lane, 9)
-
-
-def test_accumulator_of_a_pair_with_64_rows_each():
-    d = read_d(128, 32, 2)
-    assert d.shape == (64, 32, 2)
-    for r in range(64):
-        assert tuple(d[r, 3]) == (r, 3)
-        assert tuple(d[r, 16 + 3]) == (64 + r, 3)
+@pytest.mark.parametrize(("m", "n", "ctas", "address", "cell"), ACCUMULATORS)
+def test_where_an_accumulator_is(m, n, ctas, address, cell):
+    found = full_tmem().accumulator(address, m, n, ctas).reshape(n, -1).T
+    assert found.shape == (m // ctas, n)
+    for r, k in np.ndindex(found.shape):
+        assert (found[r, k] >> 16, found[r, k] & 0xFFFF) == cell(r, k)
 
 
 def test_accumulator_is_a_view():

@@ -8,16 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-import ptxemu
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.tmem_fill import SHAPES, fill, read_matrix, shape_of
 from ptxemu.machine.umma_desc import smem_desc
 from ptxemu.report import LaunchReport
+from tests.ptxemu import kernels
+from tests.ptxemu.umma_operands import put_operand
 from workbench.conformance.ptx_program import POLICIES, aligned_copy
-
-from .umma_operands import put_operand
 
 # (shape, multicast): the first row that each quarter of the lanes gets, how many, bytes of a row
 QUARTERS = {
@@ -134,16 +133,7 @@ def test_a_matrix_past_the_end_of_shared_memory():
 
 # -- programs -------------------------------------------------------------------------------
 
-_PROGRAM = """.version 8.8
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
-.visible .entry copies(.param .u64 a, .param .u64 d)
-{{
-    .reg .pred %p<8>;
-    .reg .b16 %h0;
-    .reg .b32 %r<40>;
-    .reg .b64 %rd<8>;
+_PROGRAM = """
     ld.param.u64 %rd0, [a];
     ld.param.u64 %rd1, [d];
     mov.u32 %r0, %tid.x;
@@ -198,8 +188,6 @@ WAIT:
     barrier.cluster.wait.aligned;
     @%p1 exit;
     tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r7, 32;
-    ret;
-}}
 """
 _COMMITS = {1: ".b64 [%r3]", 2: ".multicast::cluster.b64 [%r3], %h0"}
 
@@ -214,27 +202,24 @@ def launch(
     assert lacks in text
     if lacks:
         text = re.sub(rf"^ *{re.escape(lacks)}.*\n", "", text, count=1, flags=re.MULTILINE)
+    text = kernels.kernel(text, ".param .u64 a, .param .u64 d", kernels.DYNAMIC)
     rng = np.random.default_rng(3)
     source = aligned_copy(rng.integers(1, 1 << 32, ctas * 1024, np.uint32))
     target = aligned_copy(np.zeros(ctas * 1024, np.uint32))
-    report = ptxemu.load(text).launch(
-        grid=(ctas,),
-        block=(128,),
-        cluster=(ctas, 1, 1),
-        smem_bytes=8192,
-        params=[buffer.ctypes.data.to_bytes(8, "little") for buffer in (source, target)],
-        memory=[source, target],
-        options=ptxemu.Options(policy=policy, check=True, limit=20),
-    )
+    how = {"grid": (ctas,), "block": (128,), "cluster": (ctas,), "smem_bytes": 8192}
+    report = kernels.launch(text, source, target, policy=policy, check=True, **how)
     return report, source.reshape(ctas, 128, 8), target.reshape(ctas, 128, 8)
+
+
+def copy_of(form: tuple[str, str], ctas: int = 1) -> str:
+    return ".".join(("tcgen05.cp", f"cta_group::{ctas}", *filter(None, form)))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("ctas", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_programs(form, ctas, policy):
-    shape = ".".join(part for part in form if part)
-    report, source, target = launch(f"tcgen05.cp.cta_group::{ctas}.{shape}", ctas, policy)
+    report, source, target = launch(copy_of(form, ctas), ctas, policy)
     assert not report.findings
     compare(form, "", source, target)
 
@@ -250,8 +235,7 @@ def compare(form: tuple[str, str], narrow: str, source: np.ndarray, target: np.n
 @pytest.mark.parametrize("narrow", CHUNKS)
 @pytest.mark.parametrize(("ctas", "policy"), [(1, "adversarial"), (2, "random")])
 def test_programs_that_widen(form, narrow, ctas, policy):
-    opcode = ".".join(("tcgen05.cp", f"cta_group::{ctas}", *filter(None, form), "b8x16", narrow))
-    report, source, target = launch(opcode, ctas, policy)
+    report, source, target = launch(f"{copy_of(form, ctas)}.b8x16.{narrow}", ctas, policy)
     assert not report.findings
     compare(form, narrow, source, target)
 
@@ -310,8 +294,7 @@ def test_forms_that_are_not_here(form, message):
 @pytest.mark.parametrize(("form", "whole"), [(form, form == FORMS[0]) for form in FORMS])
 def test_cells_that_a_copy_leaves_out_stay_undefined(form, whole):
     """Four rows of defined data, say, are no defined column."""
-    shape = ".".join(part for part in form if part)
-    report, *_ = launch(f"tcgen05.cp.cta_group::1.{shape}", 1, "round-robin", "tcgen05.st")
+    report, *_ = launch(copy_of(form), 1, "round-robin", "tcgen05.st")
     assert [f.check for f in report.findings] == ([] if whole else ["uninitialised"])
 
 
@@ -326,8 +309,7 @@ def test_lanes_beside_four_defined_rows_stay_undefined():
 @pytest.mark.parametrize("form", FORMS)
 def test_undefined_data_is_copied_along(form):
     """Every other row has never been written."""
-    shape = ".".join(part for part in form if part)
-    copy = f"tcgen05.cp.cta_group::1.{shape}"
+    copy = copy_of(form)
     report, *_ = launch(copy, 1, "round-robin", "st.shared.v4.b32 [%r6+16]")
     (found,) = report.findings
     assert found.check == "uninitialised"

@@ -16,8 +16,9 @@ from ptxemu.machine.umma_desc import (
     require_shape,
     smem_desc,
 )
+from workbench.conformance.exact_arithmetic import values_of
 
-from .umma_operands import SWIZZLES, put_operand, random_codes, smem_desc_word, values_of
+from .umma_operands import SWIZZLES, image_of, put_operand, random_codes, smem_desc_word
 
 
 def test_smem_desc_of_hand_derived_words():
@@ -54,20 +55,10 @@ F16_WORD = 0x08400010  # f16 x f16 to f32, M = 128, N = 256
 
 
 def test_instr_desc_of_hand_derived_words():
-    assert instr_desc("f16", F16_WORD) == InstrDesc(
-        kind="f16",
-        m=128,
-        n=256,
-        k=16,
-        a_format="f16",
-        b_format="f16",
-        d_format="f32",
-        a_mn_major=False,
-        b_mn_major=False,
-        a_negate=False,
-        b_negate=False,
-        saturate=False,
-    )
+    formats = {"a_format": "f16", "b_format": "f16", "d_format": "f32"}
+    off = dict.fromkeys(("a_mn_major", "b_mn_major", "a_negate", "b_negate", "saturate"), False)
+    expected = InstrDesc(kind="f16", m=128, n=256, k=16, **formats, **off)
+    assert instr_desc("f16", F16_WORD) == expected
     # bf16 both, B MN-major, A negated, M = 256, N = 64
     desc = instr_desc("f16", 1 << 4 | 1 << 7 | 1 << 10 | 1 << 13 | 1 << 16 | 8 << 17 | 16 << 24)
     assert (desc.m, desc.n, desc.a_format, desc.b_mn_major) == (256, 64, "bf16", True)
@@ -225,25 +216,16 @@ def test_read_operand_of_mn_major_tf32():
 def test_read_operand_of_packed_pairs(swizzle):
     codes = np.random.default_rng(0).integers(0, 16, (24, 64), dtype=np.uint8)
     smem = np.zeros(8192, np.uint8)
-    image = codes[:, ::2] | codes[:, 1::2] << 4  # the lower nibble first
-    desc = smem_desc(put_operand(smem, 0x480, image, swizzle, False))
+    desc = smem_desc(put_operand(smem, 0x480, image_of("mxf4", "e2m1", codes), swizzle, False))
     values = read_operand(smem, desc, 24, 64, "packed e2m1", False)
     np.testing.assert_array_equal(values, values_of("e2m1", codes).astype(np.float32))
 
 
 @pytest.mark.parametrize(("fmt", "bits"), [("e2m1", 4), ("e2m3", 6), ("e3m2", 6)])
 def test_read_operand_of_unpacked_chunks(fmt, bits):
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 1 << bits, (16, 32), dtype=np.uint8)
-    image = rng.integers(0, 256, (16, 2, 16), dtype=np.uint8)  # random padding
-    for row in range(16):
-        for chunk in range(2):
-            stream = 0
-            for i, code in enumerate(codes[row, 16 * chunk : 16 * chunk + 16]):
-                stream |= int(code) << bits * i
-            image[row, chunk, : 2 * bits] = list(stream.to_bytes(2 * bits, "little"))
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (16, 32), dtype=np.uint8)
     smem = np.zeros(4096, np.uint8)
-    desc = smem_desc(put_operand(smem, 1024, image.reshape(16, 32), "32B", False))
+    desc = smem_desc(put_operand(smem, 1024, image_of("mxf8f6f4", fmt, codes), "32B", False))
     values = read_operand(smem, desc, 16, 32, fmt, False)
     np.testing.assert_array_equal(values, values_of(fmt, codes).astype(np.float32))
 

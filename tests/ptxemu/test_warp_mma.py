@@ -16,7 +16,7 @@ from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Instr, Reg, Vec
-from tests.ptxemu.test_taint import HEADER, found, launch
+from tests.ptxemu.test_taint import found, launch, program
 from workbench.conformance import bounds, coverage, everything, fragments, matrices
 from workbench.conformance.campaign import Campaign
 from workbench.conformance.case import Case
@@ -80,7 +80,6 @@ def test_movmatrix_transposes() -> None:
 def test_operands_that_are_equal_in_all_lanes_and_a_result_in_their_place() -> None:
     """A of ones, B of twos, C of the lane, then of zeros."""
     body = """
-    .reg .f32 %f<8>;
     mov.b32 %r10, 0x3f803f80; mov.b32 %r11, 0x40004000;
     cvt.rn.f32.u32 %f0, %r0; mov.f32 %f1, %f0; mov.f32 %f2, 0f00000000; mov.f32 %f3, 0f3F000000;
     mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32
@@ -147,7 +146,7 @@ def test_what_is_no_form_is_refused_by_name(opcode: str, counts: tuple[int, ...]
     text = f"{opcode} {', '.join(lists)};"
     with pytest.raises(UnsupportedPtx, match=opcode.split(".")[0]) as caught:
         launch(text)
-    assert caught.value.line == HEADER.count("\n") + 1
+    assert caught.value.line == program(text).splitlines().index(text) + 1
     assert opcode in caught.value.text
 
 

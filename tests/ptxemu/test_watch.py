@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.watch import watched
-from tests.ptxemu.test_errors import kernel
+from tests.ptxemu.kernels import kernel, launch
 
 NOTHING = kernel("")
 STORE = kernel(
@@ -26,14 +24,9 @@ RACE = kernel(  # warp 1 reads what warp 0 writes
 )
 
 
-def launch(text: str, threads: int = 32, **how: object) -> ptxemu.LaunchReport:
-    return ptxemu.load(text).launch(grid=(1,), block=(threads,), **how)
-
-
 def test_launches_are_seen_in_order_with_changed_options():
-    options = ptxemu.Options(policy="adversarial", seed=3, limit=7.0)
     with watched(policy="random", check=True) as report:
-        first = launch(NOTHING, options=options)
+        first = launch(NOTHING, policy="adversarial", seed=3, limit=7.0)
         launch(NOTHING)
     assert [item.options.policy for item in report.launches] == ["random", "random"]
     assert report.launches[0] is first
@@ -54,7 +47,7 @@ def test_the_innermost_watch_decides_and_all_see():
 
 def test_a_launch_that_raises_is_seen_with_its_reason():
     with watched() as report, pytest.raises(ptxemu.Deadlock):
-        launch(HANG, 64)
+        launch(HANG, block=(64,))
     (stopped,) = report.launches
     assert stopped.stopped.startswith("Deadlock: ")
     assert (stopped.entry, stopped.block) == ("test", (64, 1, 1))
@@ -63,7 +56,7 @@ def test_a_launch_that_raises_is_seen_with_its_reason():
 def test_results_stay_what_they_are():
     x = np.zeros(1, np.uint32)
     with watched(check=True):
-        launch(STORE, params=[struct.pack("<Q", x.ctypes.data)], memory=[x])
+        launch(STORE, x)
     assert x[0] == 7
 
 

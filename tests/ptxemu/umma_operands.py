@@ -11,6 +11,7 @@ import numpy as np
 from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.tensor_map import decode, encode
 from ptxemu.machine.tma_tile import place_tile
+from workbench.conformance.exact_arithmetic import FORMATS
 
 LAYOUT_CODES = {"none": 0, "128B_ATOM_32B": 1, "128B": 2, "64B": 4, "32B": 6}
 SWIZZLES = ("none", "32B", "64B", "128B")
@@ -62,22 +63,15 @@ def random_codes(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> 
     return rng.integers(0, 256, shape, dtype=np.uint8)
 
 
-def values_of(fmt: str, codes: np.ndarray) -> np.ndarray:
-    """float64 values of bit patterns, by arithmetic that the emulator does not use."""
-    if fmt == "f16":
-        return codes.view(np.float16).astype(np.float64)
-    if fmt == "bf16":
-        return (codes.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if fmt == "tf32":
-        return (codes & 0xFFFFE000).view(np.float32).astype(np.float64)
-    if fmt == "s8":
-        return codes.view(np.int8).astype(np.float64)
-    if fmt == "u8":
-        return codes.astype(np.float64)
-    exponent_bits, mantissa_bits = int(fmt[1]), int(fmt[3])
-    sign = 1.0 - 2.0 * (codes >> (exponent_bits + mantissa_bits) & 1)
-    exponent = (codes >> mantissa_bits & (1 << exponent_bits) - 1).astype(np.int64)
-    mantissa = (codes & (1 << mantissa_bits) - 1) / 2.0**mantissa_bits
-    bias = (1 << exponent_bits - 1) - 1
-    normal = np.ldexp(1 + mantissa, exponent - bias)
-    return sign * np.where(exponent == 0, np.ldexp(mantissa, 1 - bias), normal)
+def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
+    """The bytes of codes (rows, k) as the tensor core finds them, uint8 (rows, bytes)."""
+    bits, rows = FORMATS[fmt].bits, len(codes)
+    if bits == 8:
+        return codes
+    stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
+    if kind != "mxf8f6f4":
+        return np.packbits(stream.reshape(rows, -1), axis=-1, bitorder="little")
+    chunks = np.full((rows, codes.shape[1] // 16, 16), 0xA5, np.uint8)  # the rest is padding
+    data = np.packbits(stream.reshape(rows, -1, 16 * bits), axis=-1, bitorder="little")
+    chunks[..., : 2 * bits] = data
+    return chunks.reshape(rows, -1)

@@ -15,13 +15,15 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench import timing
-from workbench.commands import BENCH
+from workbench.bench import gqa, gqa_peers
+from workbench.bench.gqa_peers import CALLS, DTYPES, OURS, PEERS, Problem
+from workbench.bench.gqa_tables import draw, latency_table
+from workbench.common import read_rows, save_rows
+from workbench.tables import show
 
 
 @pytest.fixture
 def problem():
-    from workbench.bench.gqa_peers import Problem
-
     return Problem(batch=2, kv_len=192, q_heads=6, kv_heads=2, head_dim=64, dtype="bf16")
 
 
@@ -41,8 +43,6 @@ def exact(inputs):
 
 
 def test_bytes_and_sets_of_a_rotation():
-    from workbench.bench.gqa_peers import Problem
-
     problem = Problem(8, 8192, 64, 8, 128, "bf16")
     assert problem.nbytes == 2 * 8 * 8192 * 8 * 128 * 2 + 2 * 8 * 64 * 128 * 2
     eight = Problem(8, 8192, 64, 8, 128, "e4m3")
@@ -56,8 +56,6 @@ def test_bytes_and_sets_of_a_rotation():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3"])
 def test_inputs_differ_between_sets_and_have_their_dtypes(dtype, problem):
-    from workbench.bench.gqa_peers import DTYPES, Problem
-
     same = Problem(1, 64, 2, 1, 64, dtype)
     q, k, v = same.inputs("cpu", 3)
     assert (q.dtype, k.dtype) == DTYPES[dtype]
@@ -70,20 +68,16 @@ def test_inputs_differ_between_sets_and_have_their_dtypes(dtype, problem):
 
 @pytest.mark.parametrize("chunk", [1, 50, 64, 8192])
 def test_reference_is_attention_for_any_chunk(chunk, sets, monkeypatch):
-    from workbench.bench import gqa_peers as _gqa_peers
-
-    monkeypatch.setattr(_gqa_peers, "CHUNK", chunk)
+    monkeypatch.setattr(gqa_peers, "CHUNK", chunk)
     torch.testing.assert_close(
-        _gqa_peers.reference(sets[0]).double(), exact(sets[0]), rtol=1e-4, atol=1e-5
+        gqa_peers.reference(sets[0]).double(), exact(sets[0]), rtol=1e-4, atol=1e-5
     )
 
 
 def test_what_does_not_fit_is_refused(problem):
-    from workbench.bench.gqa import allocate
-
     with pytest.raises(ValueError, match="buffer sets are"):
-        allocate(problem, 1 << 20, 1 << 20, "cpu")
-    assert len(allocate(problem, 1 << 16, 1 << 30, "cpu")) == problem.sets(1 << 16)
+        gqa.allocate(problem, 1 << 20, 1 << 20, "cpu")
+    assert len(gqa.allocate(problem, 1 << 16, 1 << 30, "cpu")) == problem.sets(1 << 16)
 
 
 # -- the gate -------------------------------------------------------------------------------------
@@ -91,9 +85,7 @@ def test_what_does_not_fit_is_refused(problem):
 
 def rows(problem, sets, **peers):
     """Rows of peers: as many microseconds as there are launches."""
-    from workbench.bench.gqa import rows_of
-
-    return rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
+    return gqa.rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
 
 def answers(change=lambda k, o: o):
@@ -136,8 +128,6 @@ def test_only_right_results_are_measured(problem, sets):
 
 
 def test_a_peer_that_is_not_there_leaves_its_reason(problem, sets, monkeypatch):
-    from workbench.bench.gqa_peers import PEERS
-
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     (row,) = rows(problem, sets, fa2=PEERS["flashinfer fa2"])
     assert row["refused"].startswith("ModuleNotFoundError: ")
@@ -147,15 +137,11 @@ def test_a_peer_that_is_not_there_leaves_its_reason(problem, sets, monkeypatch):
 
 
 def test_torch_is_right_on_the_cpu(problem, sets):
-    from workbench.bench.gqa_peers import PEERS
-
     (row,) = rows(problem, sets, torch=PEERS["torch flash"])
     assert row["n_us"] == 2
 
 
 def test_decode_is_right_in_the_emulator():
-    from workbench.bench.gqa_peers import CALLS, OURS, Problem
-
     small = Problem(1, 200, 8, 1, 64, "bf16")
     peers = {"plan": OURS["decode pdl kv-ready"], "call": CALLS["decode()"]}
     found = rows(small, [small.inputs("cpu")], **peers)
@@ -196,8 +182,6 @@ def tables(q, pair, workspace, table, lens, longest, *, bmm1_scale, bmm2_scale, 
 
 
 def test_flashinfer_gets_pages_of_the_same_memory(problem, sets, monkeypatch):
-    from workbench.bench.gqa_peers import PEERS
-
     library, decode = ModuleType("flashinfer"), ModuleType("flashinfer.decode")
     library.BatchDecodeWithPagedKVCacheWrapper = Wrapper
     decode.trtllm_batch_decode_with_kv_cache = tables
@@ -229,9 +213,6 @@ def latencies(problem):
 
 
 def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
-    from workbench.bench.gqa_tables import latency_table
-    from workbench.tables import show
-
     found = latencies(problem)[:3]
     title, heads, cells = latency_table(found)
     assert "floor 0.34 us" in title
@@ -244,9 +225,6 @@ def test_the_table_marks_the_fastest_and_gives_reasons(problem, capsys):
 
 
 def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
-    from workbench.bench.gqa_tables import latency_table
-    from workbench.tables import show
-
     monkeypatch.setitem(sys.modules, "rich.table", None)
     show(*latency_table(latencies(problem)[:3]))
     lines = capsys.readouterr().out.splitlines()
@@ -255,8 +233,6 @@ def test_the_table_needs_no_rich(problem, capsys, monkeypatch):
 
 
 def test_samples_take_turns():
-    from workbench.timing import REPEATS, spreads
-
     order = []
 
     def sample(name, clock):
@@ -264,31 +240,24 @@ def test_samples_take_turns():
 
     # The clock of the machine goes slower all the time, for both alike.
     slow = iter(range(1, 1000))
-    found = spreads([sample("a", slow), sample("b", slow)])
-    assert order == ["a", "b"] * (REPEATS + 1)
+    found = timing.spreads([sample("a", slow), sample("b", slow)])
+    assert order == ["a", "b"] * (timing.REPEATS + 1)
     assert found[1].median - found[0].median == 1
-    assert found[0].median == REPEATS + 2  # the first round is a warm-up
+    assert found[0].median == timing.REPEATS + 2  # the first round is a warm-up
 
 
-def test_a_file_is_shown_again(problem, tmp_path, capsys):
-
-    from workbench.common import read_rows, save_rows
-
+def test_a_file_is_shown_again(problem, printed, tmp_path):
     rows = [{"kind": "latency", **row} for row in latencies(problem)]
     head = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
     for name in ("gqa.json", "gqa.jsonl"):
         save_rows(tmp_path / name, [head, *rows])
         assert read_rows(tmp_path / name) == [head, *rows]
-        assert not BENCH["gqa"].main(
-            "", ["--show", str(tmp_path / name), "--plot", str(tmp_path / "a.png")]
-        )
-        assert "torch cudnn" in capsys.readouterr().out
+        again = ("--show", tmp_path / name, "--plot", tmp_path / "a.png")
+        assert "torch cudnn" in printed("bench.py gqa", *again)
         assert (tmp_path / "a.png").exists()
     json.loads((tmp_path / "gqa.json").read_text())
-    BENCH["gqa"].main(
-        "", ["--show", str(tmp_path / "gqa.json"), "--markdown", "--peers", "decode", "flex"]
-    )
-    title, heads, _, first, *others = capsys.readouterr().out.splitlines()
+    flags = "bench.py gqa --markdown --peers decode flex --show"
+    title, heads, _, first, *others = printed(flags, tmp_path / "gqa.json").splitlines()
     assert "a GPU, 2026-11-21" in title
     assert heads == "| batch x keys | floor | decode | flex |"
     assert first == "| 1 x 1k | 0.34 | 1.02 / 0.51 | - |"
@@ -296,8 +265,6 @@ def test_a_file_is_shown_again(problem, tmp_path, capsys):
 
 
 def test_a_picture_of_latency_against_length(problem, tmp_path):
-    from workbench.bench.gqa_tables import draw
-
     draw(tmp_path / "new" / "gqa.png", latencies(problem))
     assert (tmp_path / "new" / "gqa.png").read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -336,10 +303,6 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
 @pytest.fixture
 def pretended(monkeypatch):
     """The benchmark on a GPU of 64 KB of L2, with the host's memory, whose launches take 4 us."""
-
-    from workbench.bench import gqa as _bench_gqa
-    from workbench.bench.gqa_peers import PEERS, Problem
-
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
     for name, fake in {
@@ -348,7 +311,7 @@ def pretended(monkeypatch):
         "heading": lambda **more: {"kind": "setting", **more},
         "CALLS": {"torch flash": PEERS["torch flash"]},
     }.items():
-        monkeypatch.setattr(_bench_gqa, name, fake)
+        monkeypatch.setattr(gqa, name, fake)
     monkeypatch.setattr(timing, "replay", lambda launches: lambda: 4.0)
     monkeypatch.setattr(timing, "HOST_CALLS", 2)
     for name, fake in {
@@ -359,19 +322,16 @@ def pretended(monkeypatch):
         "synchronize": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return lambda flags: BENCH["gqa"].main("", flags)
 
 
-SMALL = (
-    *("--batch", "1", "--kv-len", "128", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "64"),
-)
+SMALL = "bench.py gqa --batch 1 --q-heads 4 --kv-heads 2 --head-dim 64"
 
 
-def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
-    report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
-    flags = (*SMALL, "--kv-len", "128", "64k", "--peers", "torch flash")
-    assert not pretended([*flags, "--json", str(report), "--plot", str(picture)])
-    head, first, large, after = map(json.loads, report.read_text().splitlines())
+@pytest.mark.usefixtures("pretended")
+def test_a_run_from_end_to_end(written, tmp_path):
+    picture = tmp_path / "gqa.png"
+    flags = f"{SMALL} --kv-len 128 64k --peers 'torch flash' --plot"
+    shown, (head, first, large, after) = written(flags, picture)
     assert (head["read_tbs"], head["l2_bytes"]) == (2.0, 1 << 16)
     assert first["floor_us"] == pytest.approx(first["nbytes"] / 2e6)
     assert first["cold_us"] == first["warm_us"] == 4.0
@@ -380,31 +340,25 @@ def test_a_run_from_end_to_end(pretended, tmp_path, capsys):
     assert "buffer sets are" in large["refused"]
     assert after == {"kind": "after", "gpu": {"name": "pretended"}}
     assert picture.exists()
-    shown = capsys.readouterr().out
     assert "2.00 TB/s" in shown
     assert "torch flash *" in shown
 
 
-def test_the_cost_of_calls_alone(pretended, tmp_path, capsys):
-    report = tmp_path / "gqa.jsonl"
-    assert not pretended([*SMALL, "--host", "--json", str(report)])
-    _, row, _ = map(json.loads, report.read_text().splitlines())
+@pytest.mark.usefixtures("pretended")
+def test_the_cost_of_calls_alone(written):
+    shown, (_, row, _) = written(f"{SMALL} --kv-len 128 --host")
     assert (row["kind"], row["peer"]) == ("host", "torch flash")
     assert 0 < row["host_us"] < 1e6
-    assert "torch flash" in capsys.readouterr().out
+    assert "torch flash" in shown
 
 
 # -- from outside ---------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_so_and_prints_static_figures(run, monkeypatch, tmp_path):
+def test_without_a_gpu_it_says_so_and_prints_static_figures(written, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    report = tmp_path / "gqa.jsonl"
-    flags = ("--batch", 1, "--kv-len", "8k", 100, "--json", report)
-    result = run("bench.py", "gqa", *flags)
-    assert result.returncode == 0, result.stderr
-    assert "No CUDA GPU here" in result.stdout
-    head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
+    shown, (head, *lines) = written("bench.py gqa --batch 1 --kv-len 8k 100")
+    assert "No CUDA GPU here" in shown
     assert head["kind"] == "setting"
     assert {"date", "inputs", "versions"} <= set(head)
     assert [(row["kv_len"], row["arch"]) for row in lines] == [
@@ -414,33 +368,18 @@ def test_without_a_gpu_it_says_so_and_prints_static_figures(run, monkeypatch, tm
         assert row["kind"] == "static"
         assert row["ctas"] == 8 * row["cluster"]
         assert 16 << 10 < row["smem_bytes"] <= 227 << 10
-        assert f"{row['floor_us']:.2f}" in result.stdout
+        assert f"{row['floor_us']:.2f}" in shown
     assert lines[0]["floor_us"] == pytest.approx(lines[0]["nbytes"] / 3.08e6)
 
 
-@pytest.mark.parametrize("wrong", ["wraps=4", "warps=x", "cluster"])
-def test_what_cannot_be_tuned_is_refused(run, wrong):
-    result = run("bench.py", "gqa", "--tune", f"cluster=8,{wrong}")
-    assert result.returncode != 0
-    assert f"'{wrong}': a number for one of cluster, " in result.stderr
-
-
-def test_sizes_that_are_no_problem_are_refused(run):
-    result = run("bench.py", "gqa", "--q-heads", 12, "--kv-heads", 8)
-    assert result.returncode != 0
-    assert "12 query heads" in result.stderr
-
-
 @pytest.mark.hw
-def test_peers_are_timed_on_a_gpu(run, tmp_path):
+def test_peers_are_timed_on_a_gpu(written, printed, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    report, picture = tmp_path / "gqa.jsonl", tmp_path / "gqa.png"
-    peers = ("--peers", "decode", "decode pdl kv-ready", "torch cudnn", "torch flash")
-    flags = ("--batch", 1, "--kv-len", "1k", *peers, "--json", report, "--plot", picture)
-    result = run("bench.py", "gqa", *flags)
-    assert result.returncode == 0, result.stderr
-    head, *lines = [json.loads(line) for line in report.read_text().splitlines()]
+    picture = tmp_path / "gqa.png"
+    peers = "--peers decode 'decode pdl kv-ready' 'torch cudnn' 'torch flash'"
+    flags = f"bench.py gqa --batch 1 --kv-len 1k {peers} --plot"
+    _, (head, *lines) = written(flags, picture)
     assert head["read_tbs"] > 0.1
     assert lines[-1]["kind"] == "after"
     timed = {row["peer"]: row for row in lines[:-1] if "cold_us" in row}
@@ -449,5 +388,4 @@ def test_peers_are_timed_on_a_gpu(run, tmp_path):
         assert row["warm_us"] < 1.2 * row["cold_us"]
         assert row["cold_us"] > row["floor_us"]
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    host = run("bench.py", "gqa", "--host", "--batch", 1, "--kv-len", "1k")
-    assert "decode_plan" in host.stdout
+    assert "decode_plan" in printed("bench.py gqa --host --batch 1 --kv-len 1k")

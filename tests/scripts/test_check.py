@@ -16,23 +16,24 @@ from workbench.house.source import ROOT
 MODULE = """
 from pathlib import Path
 import ptxemu
-from tests.ptxemu.test_watch import HANG, NOTHING, RACE, launch
+from tests.ptxemu.kernels import launch
+from tests.ptxemu.test_watch import HANG, NOTHING, RACE
 
 def racy():
-    launch(RACE, 64)
+    launch(RACE, block=(64,))
 
 def clean():
     launch(NOTHING)
 
 def stuck():
     try:
-        launch(HANG, 64)
+        launch(HANG, block=(64,))
     finally:
         launch(NOTHING)
 
 def stuck_and_silent():
     try:
-        launch(HANG, 64)
+        launch(HANG, block=(64,))
     except ptxemu.Deadlock:
         pass
 

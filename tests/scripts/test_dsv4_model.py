@@ -9,8 +9,10 @@ import math
 import pytest
 import torch
 
+from fmha.sparse.indexer.quantised import hadamard
+from fmha.sparse.reference import definition, rounded
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, INDEXER_FP4
-from workbench.dsv4.model import Recompute, hadamard
+from workbench.dsv4.model import Recompute
 from workbench.dsv4.shape import MUTATIONS, ROPE, Definition, Shape
 from workbench.dsv4.weights import EPS, Weights, angles, frequencies, rotate
 
@@ -19,8 +21,8 @@ RECORDS = {"window": BF16_512, "keys": INDEXER_BF16}
 QUANTISED = {"window": FP8_584, "keys": INDEXER_FP4}
 
 
-def drawn(kind, definition=None, records=RECORDS):
-    model = Recompute(Weights(Shape(kind), 3), records, definition or Definition())
+def drawn(kind, mutation=None, records=RECORDS):
+    model = Recompute(Weights(Shape(kind), 3), records, mutation or Definition())
     x = torch.randn(TOKENS, model.shape.hidden, generator=torch.Generator().manual_seed(1))
     return model, x.bfloat16()
 
@@ -73,7 +75,7 @@ def test_attention_by_hand():
     window = state.window.stored[position - 127 : position + 1]
     keys = torch.cat((window, state.entries.stored))
     assert len(keys) == 128 + 1
-    found = model.attend(q, state.window.stored, state.entries.stored, position)
+    found = definition(model.token(q, state.window.stored, state.entries.stored, position))
     cos, sin = (table.double()[0] for table in angles("hca", torch.tensor([position])))
     for head in range(model.shape.heads):
         powers = [math.exp(float(q[head] @ key) * 512**-0.5) for key in keys]
@@ -92,8 +94,8 @@ def test_the_same_with_the_kernels_roundings():
         state, position = model.state(x, 1), TOKENS - 1
         window = state.window.stored
         rows = window, state.entries.stored if state.entries else window[:0]
-        found = model.attend_rounded(state.projected.q[position], *rows, position)
-        exact = model.attend(state.projected.q[position], *rows, position)
+        found = rounded(model.token(state.projected.q[position], *rows, position))
+        exact = definition(model.token(state.projected.q[position], *rows, position))
         assert 0 < (found - exact).abs().max() < 2**-7 * exact.abs().max()
 
 
@@ -101,16 +103,16 @@ def test_every_mutation_changes_what_it_names():
     model, x = drawn("csa")
     state, position = model.state(x, 2), TOKENS - 1
     rows = state.window.stored, state.entries.stored
-    o = model.attend(state.projected.q[position], *rows, position)
-    for name, definition in MUTATIONS.items():
-        wrong, _ = drawn("csa", definition)
+    o = definition(model.token(state.projected.q[position], *rows, position))
+    for name, mutation in MUTATIONS.items():
+        wrong, _ = drawn("csa", mutation)
         other = wrong.state(x, 2)
         if name in ("phase", "rope"):
             assert not torch.equal(other.entries.exact, state.entries.exact), name
             assert not torch.equal(other.keys.exact, state.keys.exact), name
         else:
             assert torch.equal(other.entries.exact, state.entries.exact), name
-            changed = wrong.attend(state.projected.q[position], *rows, position)
+            changed = definition(wrong.token(state.projected.q[position], *rows, position))
             assert (changed - o).abs().max() > 1e-4, name
 
 

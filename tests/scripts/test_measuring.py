@@ -1,8 +1,7 @@
-"""bench.py, profile.py and dump.py --json from outside; what needs a GPU is marked `hw`."""
+"""bench.py fmha and nsight.py from outside; what needs a GPU is marked `hw`."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -15,24 +14,24 @@ import torch
 
 from fmha import AttentionConfig
 from fmha.launch import compile_attention
+from workbench.bench.fmha import Problem
 from workbench.commands import RUN
 from workbench.house.source import ROOT
+from workbench.nsight import KERNELS, SECTIONS
+from workbench.place import why_not_here
+from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
+from workbench.timing import cold_and_warm, figures, setting
 
 
-def test_bench_fmha_writes_static_figures(run, tmp_path, whole_ptxas):
-    from workbench.place import why_not_here
-    from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
-
-    report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    chosen = ("--head-dim", 64, "--p-path", "tmem", "--mask", "causal", "--shape", "1,8,8,1,1")
-    result = run("bench.py", "fmha", *chosen, "--json", report, "--plot", picture)
-    assert result.returncode == 0, result.stderr
-    document = json.loads(report.read_text())
+def test_bench_fmha_writes_static_figures(written, tmp_path, whole_ptxas):
+    picture = tmp_path / "bench.png"
+    flags = "--head-dim 64 --p-path tmem --mask causal --shape 1,8,8,1,1 --plot"
+    out, document = written(f"bench.py fmha {flags}", picture)
     assert document["setting"]["versions"]["torch"] == torch.__version__
     reason = why_not_here()
-    assert reason is None or f"fmha is not timed: {reason}" in result.stdout
+    assert reason is None or f"fmha is not timed: {reason}" in out
     if not tools_found():
-        assert HOW_TO_GET_TOOLS in result.stdout
+        assert HOW_TO_GET_TOOLS in out
         return
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
     (row,) = document["static"]
@@ -42,14 +41,7 @@ def test_bench_fmha_writes_static_figures(run, tmp_path, whole_ptxas):
         assert sum(loop["kinds"].values()) == loop["total"]
 
 
-def test_bench_hands_its_options_on(run):
-    result = run("bench.py", "fmha", "--help")
-    assert result.stdout.startswith("usage: bench.py fmha")
-
-
 def test_flops_of_visible_pairs():
-    from workbench.bench.fmha import Problem
-
     full = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=False)
     assert full.flop == 2 * 4 * 15 * 2 * (192 + 128)
     causal = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=True)
@@ -81,8 +73,6 @@ def test_profile_gives_flags_that_exist(run, kernel):
 
 
 def test_the_profiled_name_is_in_the_symbol_of_the_kernel():
-    from workbench.nsight import KERNELS
-
     ptx = compile_attention(AttentionConfig()).ptx
     (symbol,) = re.findall(r"\.entry (\w+)", ptx)
     assert re.search(KERNELS["fmha"], symbol)
@@ -98,25 +88,8 @@ def test_scripts_still_find_the_profile_of_the_standard_library():
     assert not result.stdout.startswith(str(ROOT))
 
 
-def test_dump_writes_its_figures(run, tmp_path, whole_ptxas):
-    from workbench.sass.listing import tools_found
-
-    report = tmp_path / "dump.json"
-    result = run("dump.py", "--causal", "--out", tmp_path, "--json", report)
-    assert result.returncode == 0, result.stderr
-    figures = json.loads(report.read_text())
-    assert figures["config"]["right"]
-    assert figures["ptx"]["tensor core"] > 0
-    if tools_found():
-        assert "Softmax loops, per warp and tile" in result.stdout
-        assert {loop["masked"] for loop in figures["loops"]} == {False, True}
-        assert figures["stack"] == 0
-
-
 @pytest.mark.hw
 def test_measure_times_a_product_on_any_gpu():
-    from workbench.timing import cold_and_warm, figures, setting
-
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -128,8 +101,6 @@ def test_measure_times_a_product_on_any_gpu():
 
 @pytest.mark.hw
 def test_ncu_knows_every_section():
-    from workbench.nsight import SECTIONS
-
     if not shutil.which("ncu"):
         pytest.skip("no ncu")
     listed = subprocess.run(["ncu", "--list-sections"], capture_output=True, text=True).stdout

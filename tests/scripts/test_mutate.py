@@ -11,7 +11,8 @@ import pytest
 
 from workbench.house.source import ROOT
 
-COMMITS = ("--subject", "minimal", "--kind", "remove commit", "--jobs", "1")
+SUBJECT = "64 base tmem"
+COMMITS = ("--subject", SUBJECT, "--kind", "remove commit", "--jobs", "1")
 
 
 @pytest.fixture
@@ -40,39 +41,39 @@ def test_classes_say_what_they_do():
 
 def test_list_judges_nothing(mutate, tmp_path, capsys):
     assert mutate(*COMMITS, "--list", "--json", tmp_path / "records.json") == 0
-    assert "minimal: 2 mutants, 0 of them equivalent by rule" in capsys.readouterr().out
+    assert f"{SUBJECT}: 4 mutants, 0 of them equivalent by rule" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("flag", ["--subject", "--kind"])
 def test_a_choice_of_nothing_is_refused(mutate, capsys, flag):
-    assert mutate("--subject", "minimal" if flag == "--kind" else "nobody", flag, "nothing") == 2
+    assert mutate("--subject", SUBJECT if flag == "--kind" else "nobody", flag, "nothing") == 2
     assert "nothing" in capsys.readouterr().err
 
 
 def test_a_sample_is_the_same_for_a_seed(mutate, capsys):
     samples = []
     for seed in (1, 1, 2):
-        assert mutate("--subject", "minimal", "--sample", 5, "--seed", seed, "--list") == 0
+        assert mutate("--subject", SUBJECT, "--sample", 5, "--seed", seed, "--list") == 0
         samples.append(capsys.readouterr().out)
     assert samples[0] == samples[1] != samples[2]
-    assert "minimal: 5 mutants" in samples[0]
+    assert f"{SUBJECT}: 5 mutants" in samples[0]
 
 
 def test_a_campaign_goes_on_where_it_stopped(mutate, tmp_path, capsys):
     path = tmp_path / "records.json"
     assert mutate(*COMMITS, "--json", path) == 0
     shown = capsys.readouterr().out
-    assert "2 mutants, 0.0% equivalent (limit 15%), of the rest 100.0% killed" in shown
+    assert "4 mutants, 0.0% equivalent (limit 15%), of the rest 100.0% killed" in shown
     document = json.loads(path.read_text())
-    assert [row["by"] for row in document["mutants"]] == ["deadlock", "deadlock"]
+    assert [row["by"] for row in document["mutants"]] == ["deadlock"] * 4
     document["mutants"][0]["how"] = "as told before"  # shows that it is not judged again
     del document["mutants"][1]
     path.write_text(json.dumps(document))
     assert mutate(*COMMITS, "--json", path) == 0
     how = [row["how"] for row in json.loads(path.read_text())["mutants"]]
     assert how[0] == "as told before"
-    assert len(how) == 2
+    assert len(how) == 4
     document["mutants"][0]["ptx"] = "of another kernel"
     path.write_text(json.dumps(document))
     assert mutate(*COMMITS, "--json", path) == 0

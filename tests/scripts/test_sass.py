@@ -1,27 +1,12 @@
-"""scripts/workbench/sass/listing.py and _softmax_sass.py on listings written here: blocks, loops,
-counts."""
+"""scripts/workbench/sass: blocks, loops and counts of listings written here."""
 
 from __future__ import annotations
 
 import pytest
 
-from workbench.house.source import ROOT
-
-
-@pytest.fixture(scope="module")
-def sass():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        from workbench.sass import listing as _sass
-
-        yield _sass
-
-
-@pytest.fixture(scope="module")
-def softmax(sass):
-    from workbench.sass import softmax as _softmax_sass
-
-    return _softmax_sass
+from workbench.sass import softmax
+from workbench.sass.listing import Function, parse
+from workbench.sass.softmax import SoftmaxLoop
 
 
 def listing(text: str, name: str = "kernel") -> str:
@@ -36,6 +21,16 @@ def listing(text: str, name: str = "kernel") -> str:
             lines.append(f"        /*{address:04x}*/                   {opcode} ;")
             address += 16
     return "\n".join(lines)
+
+
+def function_of(text: str) -> Function:
+    (function,) = parse(listing(text))
+    return function
+
+
+def loop_of(text: str) -> SoftmaxLoop:
+    (loop,) = softmax.softmax_loops(function_of(text))
+    return loop
 
 
 LOOP = """
@@ -70,9 +65,8 @@ LOOP = """
 BODY = 2 + 4 + 64 + 1 + 128 + 2 + 2 + 1 + 64 + 1
 
 
-def test_counts_between_head_and_back_edge(sass, softmax):
-    (function,) = sass.parse(listing(LOOP))
-    (loop,) = softmax.softmax_loops(function)
+def test_counts_between_head_and_back_edge():
+    function, loop = function_of(LOOP), loop_of(LOOP)
     assert loop.address == 16
     assert (loop.total, loop.tiles, len(loop.correction)) == (BODY, 1, 10)
     assert {kind: count for kind, count in loop.kinds().items() if count} == {
@@ -90,9 +84,8 @@ def test_counts_between_head_and_back_edge(sass, softmax):
     assert softmax.exponentials_outside(function) == 0
 
 
-def test_positions_are_shares_of_the_body(sass, softmax):
-    (function,) = sass.parse(listing(LOOP))
-    places = softmax.softmax_loops(function)[0].publishes()
+def test_positions_are_shares_of_the_body():
+    places = loop_of(LOOP).publishes()
     before_p = BODY - 68
     assert places.load == (3 / BODY, 6 / BODY)
     assert places.statistics == 71 / BODY
@@ -101,45 +94,41 @@ def test_positions_are_shares_of_the_body(sass, softmax):
     assert places.adds_after == 64
 
 
-def test_an_arrival_behind_the_row_sum_is_late(sass, softmax):
+def test_an_arrival_behind_the_row_sum_is_late():
     head, arrive, tail = LOOP.partition("    SYNCS.ARRIVE.TRANS64.ART0 RZ, [UR4+0x78], R0\n")
     late = head + tail.replace("    BRA.U UP0", arrive + "    BRA.U UP0", 1)
-    (function,) = sass.parse(listing(late))
-    places = softmax.softmax_loops(function)[0].publishes()
+    places = loop_of(late).publishes()
     assert places.ready == (BODY - 1) / BODY
     assert places.adds_after == 0
 
 
-def test_p_in_shared_memory_is_not_taken_for_statistics(sass, softmax):
+def test_p_in_shared_memory_is_not_taken_for_statistics():
     text = LOOP.replace("STTM.x32 tmem[UR4], R4 * 2", "STS.128 [R9+0x10], R4 * 16")
-    (function,) = sass.parse(listing(text))
-    places = softmax.softmax_loops(function)[0].publishes()
+    places = loop_of(text).publishes()
     assert places.statistics == 71 / (BODY + 14)
     assert places.p[1] - places.p[0] == pytest.approx(15 / (BODY + 14))
 
 
-def test_a_body_of_two_tiles_is_counted_per_tile(sass, softmax):
+def test_a_body_of_two_tiles_is_counted_per_tile():
     text = LOOP.replace("tmem[UR4] * 4", "tmem[UR4] * 8").replace("R4, R4 * 128", "R4, R4 * 256")
-    (function,) = sass.parse(listing(text))
-    (loop,) = softmax.softmax_loops(function)
+    loop = loop_of(text)
     assert loop.tiles == 2
     assert loop.total == (BODY + 4 + 128) / 2
     assert loop.kinds()["MUFU.EX2"] == 128
 
 
-def test_cold_blocks_behind_the_exit_belong_to_the_loop(sass, softmax):
+def test_cold_blocks_behind_the_exit_belong_to_the_loop():
     """A correction that ptxas moves away is the same correction."""
     begin, end = LOOP.index("    LDTM.x16"), LOOP.index("    .L_x_2:")
     moved = LOOP[begin:end]
     text = LOOP[:begin] + LOOP[end:] + "    .L_x_20:\n" + moved + "    BRA `(.L_x_2)\n"
     text = text.replace("@!P1 BRA `(.L_x_2)", "@P1 BRA `(.L_x_20)")
-    (function,) = sass.parse(listing(text))
-    (loop,) = softmax.softmax_loops(function)
+    loop = loop_of(text)
     assert (loop.total, len(loop.correction)) == (BODY, 11)
 
 
 @pytest.mark.parametrize("target", [".L_x_5", ".L_x_2"])
-def test_bsync_goes_on_where_its_bssy_says(sass, target):
+def test_bsync_goes_on_where_its_bssy_says(target):
     """A reconvergence out of line jumps; the usual one stands before its own target."""
     text = f"""
         BSSY.RECONVERGENT B0, `(.L_x_2)
@@ -151,12 +140,12 @@ def test_bsync_goes_on_where_its_bssy_says(sass, target):
         .L_x_5:
         EXIT
     """
-    (function,) = sass.parse(listing(text))
+    function = function_of(text)
     after = {".L_x_5": 2, ".L_x_2": 1}[target]
     assert function.blocks[0].successors == [after]
 
 
-def test_guards_decide_whether_a_block_falls_through(sass):
+def test_guards_decide_whether_a_block_falls_through():
     text = """
         @P0 EXIT
         BRA `(.L_x_1)
@@ -169,13 +158,13 @@ def test_guards_decide_whether_a_block_falls_through(sass):
         .L_x_3:
         BRA `(.L_x_3)
     """
-    (function,) = sass.parse(listing(text))
+    function = function_of(text)
     assert [block.successors for block in function.blocks] == [[1], [3], [3], [4, 5], [5], [], [6]]
     assert function.order == [0, 1, 3, 4, 5] or function.order == [0, 1, 3, 5, 4]
     assert function.loops == {}  # nothing leads to the block that loops
 
 
-def test_work_in_another_loop_is_reported(sass, softmax):
+def test_work_in_another_loop_is_reported():
     """A mask that was split off, and a loop inside that hides how often it runs."""
     split = """
         .L_x_30:
@@ -184,37 +173,33 @@ def test_work_in_another_loop_is_reported(sass, softmax):
         STTM.x32 tmem[UR4], R4
         @P0 BRA `(.L_x_30)
     """
-    (function,) = sass.parse(listing(split + LOOP))
+    function = function_of(split + LOOP)
     assert softmax.other_loops(function) == {0: {"LDTM": 1, "FSEL": 32, "STTM": 1}}
     inside = LOOP.replace("    STS [R9], R3\n", "    .L_x_40:\nF2FP R1, R2\n@P0 BRA `(.L_x_40)\n")
-    (function,) = sass.parse(listing(inside))
-    (loop,) = softmax.softmax_loops(function)
-    assert len(loop.nested) == 1
-    assert softmax.other_loops(function) == {}
+    assert len(loop_of(inside).nested) == 1
+    assert softmax.other_loops(function_of(inside)) == {}
 
 
-def test_straight_exponentials_are_outside(sass, softmax):
-    (function,) = sass.parse(listing("MUFU.EX2 R4, R4 * 128\n" + LOOP))
+def test_straight_exponentials_are_outside():
+    function = function_of("MUFU.EX2 R4, R4 * 128\n" + LOOP)
     assert softmax.exponentials_outside(function) == 128
 
 
-def test_spills_and_parked_uniform_registers(sass, softmax):
+def test_spills_and_parked_uniform_registers():
     text = LOOP.replace("STS [R9], R3", "STL [R1], R3\nLDL R3, [R1]\nMOV.SPILL R14, UR27")
-    (function,) = sass.parse(listing(text))
-    (loop,) = softmax.softmax_loops(function)
+    loop = loop_of(text)
     assert loop.spills == 2
     assert loop.kinds()["spills"] == 2
     assert loop.kinds()["moves"] == 1
 
 
-def test_a_mask_makes_a_masked_loop(sass, softmax):
+def test_a_mask_makes_a_masked_loop():
     text = LOOP.replace("STS [R9], R3", "R2P PR, R2.B1, 0x7f * 16\nFSEL R4, R4, -INF , P0 * 128")
-    (function,) = sass.parse(listing(text))
-    (loop,) = softmax.softmax_loops(function)
+    loop = loop_of(text)
     assert loop.masked
     assert loop.kinds()["mask"] == 144
 
 
-def test_every_kernel_of_a_listing(sass):
-    functions = sass.parse(listing("EXIT", "one") + "\n" + listing("MOV R1, R2\nEXIT", "two"))
+def test_every_kernel_of_a_listing():
+    functions = parse(listing("EXIT", "one") + "\n" + listing("MOV R1, R2\nEXIT", "two"))
     assert [(f.name, len(f.instructions)) for f in functions] == [("one", 1), ("two", 2)]

@@ -47,6 +47,7 @@ def compress(
             position of its window.
         longest: the most tokens of a request, `Step.longest`, where it is known: a kernel for few
             tokens is chosen by it.
+        backend, arch: see `kernelkit.launch.choose_target`.
 
     Raises:
         NotImplementedError: for a record or a shape of windows that has no kernel, and for tensors

@@ -6,15 +6,16 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32
 
 from fmha.sparse.compressor.config import WalkConfig, WindowConfig
-from fmha.sparse.compressor.params import CompressParams
 from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 
 
-class Clusters:
+class Clusters(TableKernel):
     """Host function of one config; a class that inherits it has the `kernel`."""
 
     def __init__(self, config: WindowConfig | WalkConfig, arch: str) -> None:
-        self.config, self.arch = config, arch
+        super().__init__(config)
+        self.arch = arch
 
     @cute.jit
     def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
@@ -27,8 +28,3 @@ class Clusters:
             preferred_smem_carveout=100,  # percent of what an SM has
             stream=stream,
         )
-
-
-def example_arguments() -> tuple[ParamTable, Int32, CUstream]:
-    """Those with which `Clusters.__call__` is compiled."""
-    return ParamTable.zeros(CompressParams), Int32(0), CUstream(0)

@@ -9,13 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from fmha.sparse.compressor.config import VECTOR, EntryConfig
-from fmha.sparse.compressor.params import (
-    CompressParams,
-    StepRows,
-    StepTables,
-    TailSlots,
-    Weights,
-)
+from fmha.sparse.compressor.params import CompressParams, StepRows, StepTables, TailSlots, Weights
 from fmha.sparse.indexer.entry import store_index_row
 from fmha.sparse.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
 from kernelkit.log2 import LOG2_E

@@ -20,13 +20,17 @@ from fmha.sparse.compressor.params import (
 )
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, choose_target, launch
+from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kvcache.layouts.layout import FP32_BYTES
 from kvcache.movement.params import Angles, Entries
 
 ARCHS = ("sm_100a", "sm_90a")
+KERNELS = {
+    WindowConfig: "fmha.sparse.compressor.window_kernel",
+    WalkConfig: "fmha.sparse.compressor.online_kernel",
+}
 WALKED = 8  # tokens of each request that one cluster walks
 
 
@@ -37,30 +41,29 @@ def run_compress(given: Compress) -> tuple[()]:
     target = choose_target(job.values.device, given.backend, given.arch, ARCHS)
     if job.tokens and len(job.tables.starts):
         longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
-        run = _run_online if job.tail.tail.online else _run_raw
-        run(job, longest, target)
+        describe = _running if job.tail.tail.online else _raw
+        config, params, clusters = describe(job, longest)
+        if clusters:
+            compiled = compile_compressor(config, target.arch)
+            launch(compiled, (ParamTable.of(params), clusters), target, job.values.device)
     return ()
 
 
-def _run_raw(job: Job, longest: int, target: Target) -> None:
-    """Windows of raw rows; longest: the most tokens of a request."""
+def _raw(job: Job, longest: int) -> tuple[WindowConfig, CompressParams, int]:
+    """The launch for windows of raw rows; longest: the most tokens of a request."""
     saved = min(job.tail.rows, longest)
     config = WindowConfig(**vars(job.entry), chunk=longest >= job.entry.ratio)
     windows, clusters = config.clusters(len(job.tables.ends), len(job.tables.starts) * saved)
-    if clusters:
-        compiled = compile_windows(config, target.arch)
-        _launch(compiled, params_of(job, saved, windows), clusters, target, job)
+    return config, params_of(job, saved, windows), clusters
 
 
-def _run_online(job: Job, longest: int, target: Target) -> None:
-    """Windows of which the tail keeps a running state; longest: the most tokens of a request."""
+def _running(job: Job, longest: int) -> tuple[WalkConfig, CompressParams, int]:
+    """The same for windows of which the tail keeps a running state."""
     clusters, chunk = len(job.tables.starts), longest > WALKED
     if chunk:
         clusters += len(job.tables.ends)
     staged = min(job.entry.ratio, STAGED if chunk else WALKED)
-    config = WalkConfig(**vars(job.entry), staged=staged, chunk=chunk)
-    compiled = compile_walk(config, target.arch)
-    _launch(compiled, params_of(job), clusters, target, job)
+    return WalkConfig(**vars(job.entry), staged=staged, chunk=chunk), params_of(job), clusters
 
 
 def params_of(job: Job, saved: int = 0, windows: int = 0) -> CompressParams:
@@ -103,20 +106,9 @@ def _bits(number: float) -> int:
     return struct.unpack("<I", struct.pack("<f", number))[0]
 
 
-def _launch(
-    compiled: CompiledKernel, params: CompressParams, clusters: int, target: Target, job: Job
-) -> None:
-    launch(compiled, (ParamTable.of(params), clusters), target, job.values.device)
-
-
-def compile_windows(config: WindowConfig, arch: str) -> CompiledKernel:
-    """`Windows.__call__`: a compressor of whole windows."""
-    return compile_once(config, arch, "fmha.sparse.compressor.window_kernel")
-
-
-def compile_walk(config: WalkConfig, arch: str) -> CompiledKernel:
-    """`Walk.__call__`: a compressor with a running softmax."""
-    return compile_once(config, arch, "fmha.sparse.compressor.online_kernel")
+def compile_compressor(config: WindowConfig | WalkConfig, arch: str) -> CompiledKernel:
+    """The kernel of a config, found or compiled, once per process."""
+    return compile_once(config, arch, KERNELS[type(config)])
 
 
 COMPRESS = Operator(

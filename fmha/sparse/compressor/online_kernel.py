@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from fmha.sparse.compressor.clusters import Clusters, example_arguments
+from fmha.sparse.compressor.clusters import Clusters
 from fmha.sparse.compressor.config import VECTOR, WalkConfig
 from fmha.sparse.compressor.device import (
     Norm,
@@ -411,4 +411,4 @@ def one_more(state: State, value: Float32, score: Float32) -> State:
 
 def host_function(config: WalkConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Walk(config, arch), *example_arguments()
+    return Walk(config, arch).with_table(CompressParams)

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from fmha.sparse.compressor.clusters import Clusters, example_arguments
+from fmha.sparse.compressor.clusters import Clusters
 from fmha.sparse.compressor.config import VECTOR, WindowConfig
 from fmha.sparse.compressor.device import (
     Cell,
@@ -31,14 +31,7 @@ from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
 from kernelkit.warp_mma import copy_chunk
-from kvcache.movement.device import (
-    SlotRow,
-    checked_entry,
-    entry_of,
-    int32_at,
-    int64_at,
-    zeros,
-)
+from kvcache.movement.device import SlotRow, checked_entry, entry_of, int32_at, int64_at, zeros
 
 ARRAYS = 2  # values, scores
 PARTS = 3  # of a group: maximum, sum, sum of weighted values
@@ -401,4 +394,4 @@ class Windows(Clusters):
 
 def host_function(config: WindowConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Windows(config, arch), *example_arguments()
+    return Windows(config, arch).with_table(CompressParams)

@@ -16,13 +16,7 @@ from kernelkit.words import float_of
 from kvcache.layouts.latent import ROPE
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
 from kvcache.movement.entry import ROTATION
-from kvcache.movement.scales import (
-    E2M1_RULE,
-    E4M3_RULE,
-    inverse_of,
-    scale_bits,
-    scale_code,
-)
+from kvcache.movement.scales import E2M1_RULE, E4M3_RULE, inverse_of, scale_bits, scale_code
 
 PAIRS = PIECE // 2  # of neighbours, in a lane
 ROPE_LANE = LANES - ROPE // PIECE  # the first whose elements are rotated

@@ -4,7 +4,6 @@
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 from fmha.sparse.indexer.entry import (
@@ -21,29 +20,25 @@ from fmha.sparse.indexer.query_config import QueryConfig
 from kernelkit.arch import written_for
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kernelkit.words import float_of
 from kvcache.movement.device import EntryAddress, int64_at, load_bytes, store_word, zeros
+from kvcache.movement.entry import widened
 from kvcache.movement.scales import scale_bits
 
 
-class Query:
-    """Host function and kernel of one QueryConfig; arch: what kernels are written for."""
+class Query(TableKernel):
+    """The kernel of one QueryConfig; table: `QueryParams`. arch: what it is written for."""
+
+    config: QueryConfig
 
     def __init__(self, config: QueryConfig, arch: str) -> None:
-        self.config = config
+        super().__init__(config)
         self.arch = arch
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: `QueryParams`."""
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
-        )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Groups of 16 lanes take turns at the rows; see `__call__`."""
+        """Groups of 16 lanes take turns at the rows."""
         config, params = self.config, table.unpack(QueryParams)
         heads, rows = params.heads, Int32(params.rows)
         thread, _, _ = cute.arch.thread_idx()
@@ -79,16 +74,13 @@ class Query:
         """A lane's elements."""
         size = PIECE * (2 if self.config.dtype == "bf16" else 4)
         place = row_address(q, token, head) + lane * size
-        values = cute.make_rmem_tensor(PIECE, Float32)
         if cutlass.const_expr(self.config.dtype == "bf16"):
             words = zeros(PIECE // 2)
             load_bytes(place, words)
-            for word in cutlass.range_constexpr(PIECE // 2):
-                values[2 * word] = float_of(words[word] << 16)
-                values[2 * word + 1] = float_of(words[word] & Uint32(0xFFFF0000))
-        else:
-            for part in cutlass.range_constexpr(2):
-                load_bytes(place + part * 16, cute.local_tile(values, (PIECE // 2,), (part,)))
+            return widened(words)
+        values = cute.make_rmem_tensor(PIECE, Float32)
+        for part in cutlass.range_constexpr(2):
+            load_bytes(place + part * 16, cute.local_tile(values, (PIECE // 2,), (part,)))
         return values
 
     @cute.jit
@@ -121,5 +113,4 @@ class Query:
 
 def host_function(config: QueryConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    kernel = Query(config, written_for(arch))
-    return kernel, ParamTable.zeros(QueryParams), Int32(0), CUstream(0)
+    return Query(config, written_for(arch)).with_table(QueryParams)

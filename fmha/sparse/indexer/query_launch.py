@@ -11,7 +11,6 @@ from fmha.sparse.indexer.formats import WIDTH, index_format
 from fmha.sparse.indexer.params import HeadRows, QueryParams
 from fmha.sparse.indexer.query_config import QueryConfig
 from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
@@ -84,8 +83,9 @@ def run_prepare_query(given: Query) -> Prepared:
         out_weights=out_weights,
         factor_bits=struct.unpack("<I", struct.pack("<f", given.factor))[0],
     )
-    compiled, ctas = compile_query(config, target.arch), ctas_for(rows, config.rows)
-    launch(compiled, (ParamTable.of(params), ctas), target, q.device)
+    compiled = compile_once(config, target.arch, "fmha.sparse.indexer.query_kernel")
+    table = ParamTable.of(params)
+    launch(compiled, (table, ctas_for(rows, config.rows)), target, q.device)
     return prepared
 
 
@@ -99,11 +99,6 @@ def _check(q: torch.Tensor, weights: torch.Tensor) -> None:
     require_tma("q", q)
     if is_broadcast(q):
         raise ValueError(f"q has strides {q.stride()}: no broadcast")
-
-
-def compile_query(config: QueryConfig, arch: str) -> CompiledKernel:
-    """`Query.__call__`"""
-    return compile_once(config, arch, "fmha.sparse.indexer.query_kernel")
 
 
 PREPARE_QUERY = Operator("kv_prepare_query", Query, run_prepare_query, query_outputs, results=3)

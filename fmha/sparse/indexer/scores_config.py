@@ -21,7 +21,6 @@ KEYS = 128  # of a tile
 COLUMNS = 128  # heads x tokens of a CTA, at most
 HEADS = (16, 32, 64, 128)
 RECORDS = {record.name: record for record in (INDEXER_FP4, INDEXER_FP8, INDEXER_BF16)}
-OUTPUTS = ("fp32", "bf16")
 PAGE_UNIT = 8  # rows of a page are a multiple of it: neighbours that lanes read together
 CHUNK_BYTES = 16
 LANE_ELEMENTS = WIDTH // 4  # of a row
@@ -39,8 +38,8 @@ NARROW_HEADS, NARROW_CTAS = 32, 4
 
 @dataclass(frozen=True)
 class ScoresConfig:
-    """record: a name of RECORDS, of keys and queries. heads: of HEADS. tokens: of a CTA. out: of
-    OUTPUTS."""
+    """record: a name of RECORDS, of keys and queries. heads: of HEADS. tokens: of a CTA. out:
+    'fp32' or 'bf16'."""
 
     record: str
     heads: int

@@ -18,8 +18,8 @@ from fmha.sparse.indexer.scores_config import (
     tokens_for,
     warp_config,
 )
+from fmha.sparse.indexer.sm100.plan import make_plan
 from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import Target, choose_target, launch, sms_of, written_for
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
@@ -36,6 +36,10 @@ from kvcache.layouts.rows import Rows, check_range
 
 ARCHS = ("sm_100a", "sm_90a")
 KERNELS = ("auto", "warp", "tcgen05")
+SOURCES = {
+    WarpConfig: "fmha.sparse.indexer.scores_kernel",
+    BlockScaledConfig: "fmha.sparse.indexer.sm100.signature",
+}
 QUERY_DTYPES = {"e2m1": torch.uint8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 OUT_DTYPES = (torch.float32, torch.bfloat16)
 MAX_KEYS = 1 << 30  # of a request
@@ -85,16 +89,15 @@ def run_scores(given: Scores) -> tuple[()]:
     options = rows.record.name, heads, tokens_for(heads, given.longest), DTYPE_NAMES[out.dtype]
     if name == "warp":
         config = warp_config(*options, written_for(target.arch))
-        grid = grid_for(config, tokens, keys, at_once * config.ctas_per_sm)
-        launch(compile_warp_scores(config, target.arch), (table, *grid), target, q.device)
+        at_once *= config.ctas_per_sm
+        operands = ()
     else:
-        from fmha.sparse.indexer.sm100.plan import make_plan
-
         config = BlockScaledConfig(*options, box=box_for(rows.rows))
-        grid = grid_for(config, tokens, keys, at_once * make_plan(config).ctas_per_sm)
-        operands = tuple(with_plain_strides(x[:, :, None]) for x in (rows.data(), q))
-        compiled = compile_block_scaled(config, target.arch)
-        launch(compiled, (operands, table, *grid), target, q.device)
+        at_once *= make_plan(config).ctas_per_sm
+        operands = (tuple(with_plain_strides(x[:, :, None]) for x in (rows.data(), q)),)
+    grid = grid_for(config, tokens, keys, at_once)
+    compiled = compile_once(config, target.arch, SOURCES[type(config)])
+    launch(compiled, (*operands, table, *grid), target, q.device)
     return ()
 
 
@@ -208,16 +211,6 @@ def _check_tables(given: Scores) -> None:
     used = torch.arange(blocks) < -(-needed // rows.rows)[:, None]
     limit = f"the pool has slots 0 to {len(rows.pool) - 1}"
     check_range("block_tables", block_tables[used], (0, len(rows.pool)), limit)
-
-
-def compile_warp_scores(config: WarpConfig, arch: str) -> CompiledKernel:
-    """`WarpScores.__call__`"""
-    return compile_once(config, arch, "fmha.sparse.indexer.scores_kernel")
-
-
-def compile_block_scaled(config: BlockScaledConfig, arch: str = "sm_100a") -> CompiledKernel:
-    """`BlockScaledScores.__call__`"""
-    return compile_once(config, arch, "fmha.sparse.indexer.sm100.signature")
 
 
 SCORES = Operator("kv_index_scores", Scores, run_scores, lambda _: (), results=0, writes=("out",))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -21,7 +20,7 @@ from fmha.sparse.indexer.select_keys import AT_ONCE, HALF, LOW, Keys, Share, Sha
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
-from kernelkit.param_table import ParamTable
+from kernelkit.table_kernel import TableKernel
 from kvcache.movement.device import load_bytes, store_word, zeros
 
 
@@ -43,27 +42,19 @@ class Chosen:
     left: Int32
 
 
-class Select:
-    """Host function and kernel of one SelectConfig."""
+class Select(TableKernel):
+    """The kernel of one SelectConfig; table: `SelectParams`."""
+
+    config: SelectConfig
 
     def __init__(self, config: SelectConfig) -> None:
-        self.config = config
+        super().__init__(config)
+        self.cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
         self.keys, self.counts = Keys(config), Counts(config)
-
-    @cute.jit
-    def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
-        """table: `SelectParams`."""
-        cluster = self.config.cluster
-        self.kernel(table).launch(
-            grid=(ctas, 1, 1),
-            block=(self.config.threads, 1, 1),
-            cluster=(cluster, 1, 1) if cluster > 1 else None,
-            stream=stream,
-        )
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """A cluster for every row; see `__call__`."""
+        """A cluster for every row."""
         config, params = self.config, table.unpack(SelectParams)
         cta, _, _ = cute.arch.block_idx()
         row, rank = cta // config.cluster, cta % config.cluster
@@ -431,4 +422,4 @@ class Select:
 
 def host_function(config: SelectConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return Select(config), ParamTable.zeros(SelectParams), Int32(0), CUstream(0)
+    return Select(config).with_table(SelectParams)

@@ -10,7 +10,6 @@ import torch
 from fmha.sparse.indexer.params import SelectParams
 from fmha.sparse.indexer.select_config import KEY_BITS, MAX_K, SelectConfig, choose_select
 from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch, written_for
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
@@ -75,7 +74,7 @@ def run_select(
         chosen=chosen,
         **paged,
     )
-    compiled = compile_select(config, target.arch)
+    compiled = compile_once(config, target.arch, "fmha.sparse.indexer.select_kernel")
     launch(compiled, (ParamTable.of(params), ctas), target, scores.device)
     return entries, chosen
 
@@ -136,11 +135,6 @@ def _paging(given: Candidates) -> dict[str, Any]:
         "blocks": blocks,
         "block_entries": size,
     }
-
-
-def compile_select(config: SelectConfig, arch: str) -> CompiledKernel:
-    """`Select.__call__`"""
-    return compile_once(config, arch, "fmha.sparse.indexer.select_kernel")
 
 
 SELECT = Operator("kv_index_select", Candidates, run_select, select_outputs, results=2)

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device.shared_words import load_float, load_floats, store_float, store_floats
+from gqa_lowlatency.device.shared_words import load, store
 from gqa_lowlatency.sm100.args import Buffers
 from gqa_lowlatency.sm100.plan import COLUMNS_BARRIER, ROLES
 from kernelkit import hw
@@ -98,22 +98,22 @@ def update_row_max(
     mine = part_of(buffers, columns, parity, warp)
     if lane == 0:
         for first in cutlass.range_constexpr(0, columns, VECTOR):
-            store_floats(mine + first * 4, tuple(maxima[first : first + VECTOR]))
+            store(mine + first * 4, Float32, tuple(maxima[first : first + VECTOR]))
     begin = meet(buffers, columns, parity)
     mine = buffers.bases + warp * 2 * columns * 4
     least_scale = Float32(1.0)
     for k in cutlass.range_constexpr(owned(columns)):
         top = row_max[k]
         for other in cutlass.range_constexpr(WARPS):
-            top = cutlass.max(top, load_float(begin + (other * columns + k) * 4))
+            top = cutlass.max(top, load(begin + (other * columns + k) * 4, Float32))
         base = finite(top)
         acc_scale = cute.math.exp2(row_max[k] - base, fastmath=True)
         least_scale = cutlass.min(least_scale, acc_scale)
         row_max[k] = top
         if is_speaker(columns):
             place = mine + (own_column(columns) + k) * 4
-            store_float(place, base - bias_log2)
-            store_float(place + columns * 4, acc_scale)
+            store(place, Float32, (base - bias_log2,))
+            store(place + columns * 4, Float32, (acc_scale,))
     cute.arch.sync_warp()
     return cute.arch.vote_any_sync(least_scale < 1.0)
 
@@ -127,13 +127,13 @@ def total_sums(buffers: Buffers, sums: cute.Tensor, parity: Int32) -> list:
     mine = part_of(buffers, columns, parity, warp) + own_column(columns) * 4
     if is_speaker(columns):
         for k in cutlass.range_constexpr(owned(columns)):
-            store_float(mine + k * 4, values[k])
+            store(mine + k * 4, Float32, (values[k],))
     begin = meet(buffers, columns, parity)
     totals = []
     for k in cutlass.range_constexpr(owned(columns)):
-        total = load_float(begin + k * 4)
+        total = load(begin + k * 4, Float32)
         for other in cutlass.range_constexpr(1, WARPS):
-            total += load_float(begin + (other * columns + k) * 4)
+            total += load(begin + (other * columns + k) * 4, Float32)
         totals.append(total)
     return totals
 
@@ -168,5 +168,5 @@ def _shared(
     begin = buffers.bases + (warp * 2 * columns + first) * 4
     values = []
     for place in cutlass.range_constexpr(0, count, VECTOR):
-        values.extend(load_floats(begin + place * 4))
+        values.extend(load(begin + place * 4, Float32, VECTOR))
     return values

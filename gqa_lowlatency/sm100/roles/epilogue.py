@@ -13,7 +13,7 @@ from cutlass.pipeline import PipelineState
 
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.finish import finish, senders_of
-from gqa_lowlatency.device.shared_words import load_floats
+from gqa_lowlatency.device.shared_words import load
 from gqa_lowlatency.device.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
@@ -142,7 +142,7 @@ class Epilogue:
     def scale_rows(self, scope: Scope, scores: cute.Tensor) -> None:
         """Products of quantised rows times the scales of Q and K."""
         for first in cutlass.range_constexpr(0, self.plan.columns, VECTOR):
-            factors = load_floats(scope.buffers.row_scales + first * 4)
+            factors = load(scope.buffers.row_scales + first * 4, Float32, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):
                 scores[first + k] *= factors[k]
 

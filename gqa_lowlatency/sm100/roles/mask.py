@@ -16,25 +16,26 @@ def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int3
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - (config.q_tokens - 1)
-    misses = first + TILE > end
-    if cutlass.const_expr(config.left):
-        before = first < share.n_keys - 1 - left
-        if cutlass.const_expr(config.sink_tokens):
-            before = before & (first + TILE > share.sink_end)
-        misses = misses | before
-    return misses
+    return _leaves(config, share, first, share.n_keys - 1 - left, end)
 
 
 @cute.jit
 def no_row_sees_some(config: DecodeConfig, share: Share, first: Int32) -> Boolean:
     """Whether the tile holds a row of memory that no row of Q sees, and that may be anything."""
-    some = first + TILE > share.n_keys
+    return _leaves(config, share, first, share.lowest, share.n_keys)
+
+
+@cute.jit
+def _leaves(config: DecodeConfig, share: Share, first: Int32, begin: Int32, end: Int32) -> Boolean:
+    """Whether the tile holds a key outside [begin, end) that is none of the first ones; begin
+    counts where the config has a window."""
+    leaves = first + TILE > end
     if cutlass.const_expr(config.left):
-        before = first < share.lowest
+        before = first < begin
         if cutlass.const_expr(config.sink_tokens):
             before = before & (first + TILE > share.sink_end)
-        some = some | before
-    return some
+        leaves = leaves | before
+    return leaves
 
 
 @cute.jit

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from gqa_lowlatency.device.shared_words import store_float
+from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
@@ -49,7 +49,7 @@ def quantise_row(
         scale = top * (1.0 / LARGEST)
         if cutlass.const_expr(scope.tables.k_scale is not None):
             scale *= scope.tables.k_scale[scope.place.head]
-        store_float(scope.buffers.row_scales + column * 4, scale)
+        store(scope.buffers.row_scales + column * 4, Float32, (scale,))
 
 
 @cute.jit

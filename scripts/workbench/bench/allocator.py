@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import itertools
 import os
@@ -24,7 +23,8 @@ from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import preset
 from workbench.bench.vllm_pool import block_pool
 from workbench.common import read_rows, refuse, save_rows
-from workbench.tables import Table, show
+from workbench.tables import show, table
+from workbench.timing import heading
 
 CONTEXT = 8192  # tokens of a request of the manager's rows
 LAYOUTS = {
@@ -34,27 +34,23 @@ LAYOUTS = {
 OURS, KEPT, PEER = "kvcache", "kvcache, kept", "vllm"
 
 
-class Rounds:
-    """Seconds of two parts of a loop, round by round."""
-
-    def __init__(self, repeats: int) -> None:
-        self.repeats = repeats
-        self.parts: tuple[list[float], list[float]] = ([], [])
-
-    def run(self, first: Callable[[], Any], second: Callable[[Any], Any]) -> tuple[float, float]:
-        """Medians, in microseconds, of `first` and of `second` with what it returned."""
-        gc.collect()
-        clock = time.perf_counter
-        for _ in range(self.repeats):
-            start = clock()
-            found = first()
-            middle = clock()
-            second(found)
-            end = clock()
-            self.parts[0].append(middle - start)
-            self.parts[1].append(end - middle)
-        take, give = (statistics.median(part) * 1e6 for part in self.parts)
-        return take, give
+def medians(
+    repeats: int, first: Callable[[], Any], second: Callable[[Any], Any]
+) -> tuple[float, float]:
+    """Microseconds of `first`, and of `second` with what it returned, taking turns."""
+    gc.collect()
+    parts: tuple[list[float], list[float]] = ([], [])
+    clock = time.perf_counter
+    for _ in range(repeats):
+        start = clock()
+        found = first()
+        middle = clock()
+        second(found)
+        end = clock()
+        parts[0].append(middle - start)
+        parts[1].append(end - middle)
+    take, give = (statistics.median(part) * 1e6 for part in parts)
+    return take, give
 
 
 def pool_rows(options: argparse.Namespace) -> Iterator[dict]:
@@ -69,11 +65,11 @@ def pool_rows(options: argparse.Namespace) -> Iterator[dict]:
             if name == KEPT:
                 _register_all(pool)
             give = partial(_keep, pool) if name == KEPT else pool.release
-            found = Rounds(repeats).run(partial(pool.take, batch), give)
+            found = medians(repeats, partial(pool.take, batch), give)
             yield _pool_row(name, "", batch, found)
         if make is not None:
             peer = make(options.blocks)
-            found = Rounds(repeats).run(partial(peer.get_new_blocks, batch), peer.free_blocks)
+            found = medians(repeats, partial(peer.get_new_blocks, batch), peer.free_blocks)
             yield _pool_row(PEER, said, batch, found)
 
 
@@ -119,17 +115,16 @@ def _manager_row(layout: Any, count: int, repeats: int) -> dict[str, float]:
     for index, prompt in enumerate(prompts):
         requests.append(manager.admit(f"r{index}", prompt).request)
         _fill(manager, requests[-1], prompt)
-    one = np.zeros(1, np.int64)
-    batch = dict.fromkeys(requests, one)
-    append, arrays = Rounds(repeats).run(lambda: manager.append(batch), _arrays)
-    hit, free = Rounds(repeats).run(
-        lambda: manager.admit("again", prompts[0]), lambda found: manager.free(found.request)
-    )
+    batch = dict.fromkeys(requests, np.zeros(1, np.int64))
+    append, arrays = medians(repeats, lambda: manager.append(batch), _arrays)
     others = iter(generator.integers(0, 1 << 17, (repeats, CONTEXT)))
-    cold, _ = Rounds(repeats).run(
-        lambda: manager.admit("new", next(others)), lambda found: manager.free(found.request)
-    )
-    check, _ = Rounds(3).run(manager.check, lambda found: None)
+
+    def leave(admission: Any) -> None:
+        manager.free(admission.request)
+
+    hit, free = medians(repeats, lambda: manager.admit("again", prompts[0]), leave)
+    cold, _ = medians(repeats, lambda: manager.admit("new", next(others)), leave)
+    check, _ = medians(3, manager.check, lambda found: None)
     return {
         "append_us_per_request": append / count, "arrays_us_per_request": arrays / count,
         "admit_hit_us": hit, "free_us": free, "admit_miss_us": cold, "check_us": check,
@@ -149,51 +144,43 @@ def _arrays(step: Any) -> None:
         step.rows_of(array.name)
 
 
-def pool_table(rows: list[dict]) -> Table:
-    cells = []
-    for row in rows:
-        if "refused" in row:
-            cells.append([row["peer"], "-", "", "", row["refused"][:60]])
-            continue
-        numbers = [f"{row['take_us']:.2f}", f"{row['give_us']:.2f}", f"{row['million_per_s']:.2f}"]
-        cells.append([row["peer"], str(row["batch"]), *numbers])
-    return "pools", ["peer", "batch", "take us", "give us", "M blocks/s"], cells
+POOLS = (
+    ("peer", "{peer}"), ("batch", "{batch}"), ("take us", "{take_us:.2f}"),
+    ("give us", "{give_us:.2f}"), ("M blocks/s", "{million_per_s:.2f}"),
+)  # fmt: skip
+MANAGERS = (
+    ("layout", "{layout}"), ("requests", "{requests}"),
+    ("append us each", "{append_us_per_request:.1f}"),
+    ("arrays us each", "{arrays_us_per_request:.1f}"), ("hit us", "{admit_hit_us:.1f}"),
+    ("free us", "{free_us:.1f}"), ("miss us", "{admit_miss_us:.1f}"),
+    ("check us", "{check_us:.1f}"),
+)  # fmt: skip
 
 
-def manager_table(rows: list[dict]) -> Table:
-    names = ("append_us_per_request", "arrays_us_per_request", "admit_hit_us", "free_us",
-             "admit_miss_us", "check_us")  # fmt: skip
-    heads = ["layout", "requests", "append us each", "arrays us each", "hit us", "free us",
-             "miss us", "check us"]  # fmt: skip
-    cells = [
-        [row["layout"], str(row["requests"]), *(f"{row[name]:.1f}" for name in names)]
-        for row in rows
-    ]
-    return f"manager, requests of {CONTEXT} tokens", heads, cells
+TABLES = (
+    ("pool", "pools", POOLS),
+    ("manager", f"manager, requests of {CONTEXT} tokens", MANAGERS),
+)
 
 
 def setting_of(options: argparse.Namespace) -> dict:
     """Machine, version, and how quiet it is."""
-    return {
-        "kind": "setting", "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "load": [round(x, 2) for x in os.getloadavg()],
-        "blocks": options.blocks, "repeats": options.repeats,
-    }  # fmt: skip
+    found = {"cores": os.cpu_count(), "python": platform.python_version()}
+    found["load"] = [round(x, 2) for x in os.getloadavg()]
+    return heading(**found, blocks=options.blocks, repeats=options.repeats)
 
 
 def show_rows(rows: list[dict]) -> None:
     setting = rows[0]
     print(f"Python {setting['python']}, {setting['machine']}, {setting['cores']} cores, "
           f"load {setting['load'][0]}, {setting['date']}")  # fmt: skip
-    for kind, table in (("pool", pool_table), ("manager", manager_table)):
+    for kind, title, columns in TABLES:
         of_kind = [row for row in rows if row["kind"] == kind]
         if of_kind:
-            show(*table(of_kind))
+            show(*table(title, columns, of_kind))
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.show:
         show_rows(read_rows(options.show))
         return 0
@@ -202,18 +189,12 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(f"batches {options.batches}: from 1 to fewer than --blocks {options.blocks}; "
                       f"--repeats {options.repeats}: at least 1")  # fmt: skip
     rows = [setting_of(options)]
-    steps = [*[(pool_rows, "pools")], *[(manager_rows, "manager")] * bool(options.requests)]
-    console = Console(stderr=True)
-    for measure, what in steps:
-        rows += track(measure(options), what, console=console, transient=True,
-                      total=_rows_of(what, options))  # fmt: skip
+    how = {"console": Console(stderr=True), "transient": True}
+    rows += track(pool_rows(options), "pools", total=3 * len(options.batches), **how)
+    if options.requests:
+        total = len(LAYOUTS) * len(options.requests)
+        rows += track(manager_rows(options), "manager", total=total, **how)
     show_rows(rows)
     if options.json:
         save_rows(options.json, rows)
     return 0
-
-
-def _rows_of(what: str, options: argparse.Namespace) -> int:
-    if what == "pools":
-        return 3 * len(options.batches)
-    return len(LAYOUTS) * len(options.requests)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from workbench.common import refuse, write_json
-from workbench.timing import setting
+from workbench.tables import show
+from workbench.timing import calls, setting
 
 BLACKWELL = (10, 0)
-CALLS, REPEATS = 200, 7
+REPEATS = 7
 
 
 def problems() -> Iterator[tuple[str, Callable[[], object], bool]]:
@@ -60,12 +58,9 @@ def nothing_launched(*, blackwell: bool) -> Iterator[None]:
     """Host functions do nothing; blackwell: the GPU says that it is one."""
     nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
     entry = "kernelkit.kernel.CompiledKernel.entry"
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch(entry, return_value=nothing))
-        if blackwell:
-            name = "torch.cuda.get_device_capability"
-            told = mock.patch(name, return_value=BLACKWELL)
-            stack.enter_context(told)
+    capability = "torch.cuda.get_device_capability"
+    told = mock.patch(capability, return_value=BLACKWELL) if blackwell else nullcontext()
+    with mock.patch(entry, return_value=nothing), told:
         yield
 
 
@@ -73,33 +68,17 @@ def microseconds(call: Callable[[], object]) -> float:
     """Of one call, behind some others: the least of the means of several rounds."""
     for _ in range(20):
         call()
-    rounds = []
-    for _ in range(REPEATS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        rounds.append((time.perf_counter() - start) / CALLS * 1e6)
-    return min(rounds)
-
-
-def measured() -> dict[str, float]:
-    """Name -> microseconds."""
-    found = {}
-    for name, call, blackwell in problems():
-        with nothing_launched(blackwell=blackwell), torch.no_grad():
-            found[name] = round(microseconds(call), 2)
-    return found
+    return min(calls(call)() for _ in range(REPEATS))
 
 
 def perform(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         return refuse("what a call costs beside a GPU is measured on one; there is none here")
-    found = measured()
-    table = Table("operator", "us")
-    for name, cost in found.items():
-        table.add_row(name, f"{cost:.1f}")
-    Console().print(table)
+    found = {}
+    for name, call, blackwell in problems():
+        with nothing_launched(blackwell=blackwell), torch.no_grad():
+            found[name] = round(microseconds(call), 2)
+    show("", ("operator", "us"), [(name, f"{cost:.1f}") for name, cost in found.items()])
     if options.json:
         write_json(options.json, {"setting": setting(), "microseconds": found})
     return 0

@@ -35,7 +35,6 @@ def _measure(case: Case, options: argparse.Namespace, *, checked: bool) -> Launc
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     try:
         case = case_of(options)
         check(case)

@@ -11,40 +11,34 @@ import tempfile
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from kernelkit import aot, store
 from workbench.common import write_json
 from workbench.flags.bench import OPERATORS
+from workbench.tables import show, table
 from workbench.timing import setting
 
 NATIVE_ON_HOPPER = ("decode", "merge", "append")
 ROOT = Path(__file__).resolve().parents[3]
+COLUMNS = (
+    ("operator", "{operator}"), ("kernels", "{state}"), ("whole", "{seconds:.3f}"),
+    ("ours", "{ours:.3f}"), ("graph", "{graph:.3f}"), ("DSL imported", "{dsl}"),
+)  # fmt: skip
 STATES = ("compiled", "from the cache", "ahead of time")
 
 
 def perform(options: argparse.Namespace) -> int:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    names = options.operators or _possible(device)
+    on_hopper = device == "cuda" and torch.cuda.get_device_capability()[0] == 9
+    names = options.operators or (NATIVE_ON_HOPPER if on_hopper else OPERATORS)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             rows += rows_of(name, device, options.repeat, Path(folder, name))
-    table = Table("operator", "kernels", "ms", "ours, ms", "graph, ms", "DSL imported")
-    for row in rows:
-        figures = (f"{1e3 * row[key]:.0f}" for key in ("seconds", "ours", "graph"))
-        table.add_row(row["operator"], row["state"], *figures, "yes" if row["dsl"] else "no")
-    Console().print(table)
+    show(*table("seconds", COLUMNS, rows))
     if options.json:
         write_json(options.json, {"setting": setting(), "device": device, "rows": rows})
     return 0
-
-
-def _possible(device: str) -> tuple[str, ...]:
-    """On Hopper not all families are native."""
-    native = device == "cuda" and torch.cuda.get_device_capability()[0] == 9
-    return NATIVE_ON_HOPPER if native else OPERATORS
 
 
 def rows_of(name: str, device: str, repeat: int, folder: Path) -> list[dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,14 @@ from fmha.config import HEAD_DIMS
 from fmha.plan import make_plan
 from workbench.common import describe, progress_bar, write_json
 from workbench.dump.fmha import span, subject_of
+from workbench.dump.kernel import Cell, rows_of
 from workbench.flags.bench import MASKS
 from workbench.place import why_not_here
 from workbench.problems.attention import DTYPES
 from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
-from workbench.sass.softmax import static
-from workbench.tables import Table, picture, show
-from workbench.timing import WHEN, cold_and_warm, sets_here, setting, spreads
+from workbench.sass.softmax import SOFTMAX_KINDS, static
+from workbench.tables import Row, picture, show, table
+from workbench.timing import WHEN, Sample, cold_and_warm, measure, sets_here, setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,16 +40,15 @@ SHAPES = (  # B, Sq, Skv, Hq, Hkv: many rows, long rows, grouped heads, one quer
     (2, 8192, 8192, 64, 8),
     (64, 1, 8192, 64, 8),
 )
-COLUMNS = {  # of the static table: heading -> kinds of SOFTMAX_KINDS
+KINDS = {  # of the static table: heading -> kinds of SOFTMAX_KINDS
     "MUFU": ("MUFU.EX2", "MUFU other"),
     "packed": ("FFMA2", "FADD2", "FMUL2"),
     "F2FP": ("F2FP",),
     "FMNMX": ("FMNMX",),
     "mask": ("mask",),
 }
+KINDS["rest"] = (*set(SOFTMAX_KINDS).difference(*KINDS.values()),)
 MAX_DIFFERENCE = 0.02  # norm over norm, between kernels that round P differently
-
-Grid = list[tuple[str, AttentionConfig]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,114 +118,74 @@ def contenders(problem: Problem, p_paths: Sequence[str]) -> Iterator[tuple[str, 
 
 def time_problem(problem: Problem, p_paths: Sequence[str]) -> list[dict]:
     """A row per contender: its times, or why it has none. All agree with the first that ran."""
-    rows, expected, samples = [], None, {}
     first = problem.inputs(0)
     count = sets_here(sum(tensor.nbytes for tensor in first))
     sets = [first, *(problem.inputs(seed) for seed in range(1, count))]
-    for name, call in contenders(problem, p_paths):
-        row = {"problem": str(problem), **dataclasses.asdict(problem), "kernel": name}
-        rows.append(row)
-        try:
-            actual = call(*first).float()
-            expected = actual if expected is None else expected
-            difference = ((actual - expected).norm() / expected.norm()).item()
-            if not difference <= MAX_DIFFERENCE:
-                raise ValueError(f"differs by {difference:.1%} from the first kernel that ran")
-            found = cold_and_warm([partial(call, *inputs) for inputs in sets])
-        except (RuntimeError, ValueError, NotImplementedError) as refusal:
-            row["refused"] = str(refusal).strip().partition("\n")[0]
-        else:
-            samples |= {(len(rows) - 1, when): sample for when, sample in found.items()}
-    for (place, when), spread in zip(samples, spreads([*samples.values()]), strict=True):
-        rows[place] |= {f"{when}_us": spread.median, f"{when}_spread": spread.spread}
-        rows[place][f"{when}_tflops"] = problem.flop / spread.median * 1e-6
+    expected: list[torch.Tensor] = []
+
+    def sampled(call: Callable, _: dict) -> dict[str, Sample]:
+        actual = call(*first).float()
+        if not expected:
+            expected.append(actual)
+        difference = ((actual - expected[0]).norm() / expected[0].norm()).item()
+        if not difference <= MAX_DIFFERENCE:
+            raise ValueError(f"differs by {difference:.1%} from the first kernel that ran")
+        return cold_and_warm([partial(call, *inputs) for inputs in sets])
+
+    named = dict(contenders(problem, p_paths))
+    same = {"problem": str(problem), **dataclasses.asdict(problem)}
+    rows = [{**same, "kernel": name} for name in named]
+    measure(rows, [partial(sampled, call) for call in named.values()])
+    for row in rows:
+        for when in WHEN if "cold_us" in row else ():
+            row[f"{when}_tflops"] = problem.flop / row[f"{when}_us"] * 1e-6
     return rows
 
 
-def time_all(problems: list[Problem], p_paths: Sequence[str], console: Console) -> list[dict]:
-    """All rows, under a progress bar."""
-    rows = []
-    with progress_bar(console) as progress:
-        for problem in progress.track(problems, description="timing"):
-            rows += time_problem(problem, p_paths)
-    return rows
-
-
-def grid(options: argparse.Namespace) -> Grid:
-    """(name, config) of the static table: head dims x P paths x masks."""
+def grid(options: argparse.Namespace) -> Iterator[Cell]:
+    """Of the static table: head dims x P paths x masks."""
     same = {"dtype": options.dtype, "schedule": options.schedule}
-    return [
-        (mask, AttentionConfig(p_path=p_path, **dims, **same, **MASKS[mask]))
-        for dims in ({"head_dim": dim, "v_head_dim": v_head_dim(dim)} for dim in options.head_dim)
-        for p_path in options.p_path
-        for mask in options.mask
-    ]
+    for head_dim, p_path, mask in itertools.product(options.head_dim, options.p_path, options.mask):
+        v_dim = dict(HEAD_DIMS)[head_dim]
+        dims = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim}
+        config = AttentionConfig(p_path=p_path, **dims, **same, **MASKS[mask])
+        named = {"mask": mask, "name": describe(config), "config": dataclasses.asdict(config)}
+        yield named, partial(figures, config, options.arch)
 
 
-def v_head_dim(head_dim: int) -> int:
-    """The field of the config: 0 where V is as wide as K."""
-    v_dim = dict(HEAD_DIMS)[head_dim]
-    return 0 if v_dim == head_dim else v_dim
+def figures(config: AttentionConfig, arch: str, folder: Path) -> dict:
+    """What `sass.softmax.static` reads of a config."""
+    make_plan(config)
+    _, cubin, _ = subject_of(config, arch).write(folder)
+    return static(cubin).as_dict()
 
 
-def read_static(configs: Grid, arch: str, console: Console) -> list[dict]:
-    """A row per config: what `sass.softmax.static` reads, or why it cannot be compiled."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder, progress_bar(console) as progress:
-        for mask, config in progress.track(configs, description="compiling"):
-            row = {"mask": mask, "name": describe(config), "config": dataclasses.asdict(config)}
-            try:
-                make_plan(config)
-            except (ValueError, NotImplementedError) as refusal:
-                rows.append({**row, "refused": str(refusal)})
-                continue
-            _, cubin, _ = subject_of(config, arch).write(Path(folder))
-            rows.append({**row, **static(cubin).as_dict()})
-    return rows
-
-
-def static_table(rows: list[dict]) -> Table:
-    """A line per softmax loop; positions are shares of its body."""
-    heads = ["config", "regs", "stack", "spills", "loop", "SASS", *COLUMNS, "rest", "O fix"]
-    heads += ["stats at", "P at", "P ready"]
-    lines = []
+def lines_of(rows: list[dict]) -> Iterator[dict]:
+    """A line per softmax loop, or for a config that is refused."""
     for row in rows:
-        if "refused" in row:
-            lines.append([row["name"], *[""] * 3, "refused"])
-            continue
-        head = [row["name"], *(str(row[name]) for name in ("registers", "stack", "spills"))]
-        for loop in row["loops"]:
-            lines.append([*head, *loop_cells(loop)])
-            head = [""] * len(head)
-    return "", heads, [line + [""] * (len(heads) - len(line)) for line in lines]
+        for loop in row.get("loops", ({},)):
+            yield row | loop
 
 
-def loop_cells(loop: dict) -> list[str]:
-    """Cells of the static table from 'loop' on."""
-    counts = [sum(loop["kinds"][kind] for kind in kinds) for kinds in COLUMNS.values()]
-    places = loop["publishes"]
-    return [
-        "masked" if loop["masked"] else "unmasked",
-        *(f"{count:g}" for count in (loop["total"], *counts, loop["total"] - sum(counts))),
-        str(loop["correction"]),
-        *(span(places[name]) for name in ("statistics", "p", "ready")),
-    ]
+def of_kinds(kinds: Sequence[str], line: Row) -> str:
+    return f"{sum(line['kinds'][kind] for kind in kinds):g}"
 
 
-def timing_table(rows: list[dict]) -> Table:
-    """A line per problem and kernel."""
-    heads = ["problem", "kernel", "cold us", "TFLOP/s", "warm us", "TFLOP/s", "spread"]
-    lines = []
-    for row in rows:
-        cells = [row["problem"], row["kernel"]]
-        if "refused" in row:
-            lines.append([*cells, "-", "", "-", "", ""])
-            continue
-        for when in WHEN:
-            cells += [f"{row[f'{when}_us']:.1f}", f"{row[f'{when}_tflops']:.0f}"]
-        spread = max(row[f"{when}_spread"] for when in WHEN)
-        lines.append([*cells, f"{spread:.1%}"])
-    return "", heads, lines
+# Positions are shares of the loop's body.
+STATIC = (
+    ("config", "{name}"), ("regs", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
+    ("loop", lambda line: "masked" if line["masked"] else "unmasked"), ("SASS", "{total:g}"),
+    *((head, partial(of_kinds, kinds)) for head, kinds in KINDS.items()),
+    ("O fix", "{correction}"), ("stats at", lambda line: span(line["publishes"]["statistics"])),
+    ("P at", lambda line: span(line["publishes"]["p"])),
+    ("P ready", lambda line: span(line["publishes"]["ready"])),
+)  # fmt: skip
+TIMES = (
+    ("problem", "{problem}"), ("kernel", "{kernel}"),
+    ("cold us", "{cold_us:.1f}"), ("TFLOP/s", "{cold_tflops:.0f}"),
+    ("warm us", "{warm_us:.1f}"), ("TFLOP/s", "{warm_tflops:.0f}"),
+    ("spread", lambda row: f"{max(row['cold_spread'], row['warm_spread']):.1%}"),
+)  # fmt: skip
 
 
 def draw(path: Path, document: dict) -> None:
@@ -285,18 +245,19 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     console = Console()
     document: dict = {"setting": setting(), "static": [], "timing": []}
     if options.static and tools_found():
-        document["static"] = read_static(grid(options), options.arch, console)
-        show(*static_table(document["static"]))
+        document["static"] = rows_of(grid(options), console)
+        show(*table("", STATIC, lines_of(document["static"])))
     elif options.static:
         console.print(HOW_TO_GET_TOOLS, markup=False)
     if options.timing and torch.cuda.is_available():
-        document["timing"] = time_all(problems_of(options), options.p_path, console)
+        with progress_bar(console) as bar:
+            for problem in bar.track(problems_of(options), description="timing"):
+                document["timing"] += time_problem(problem, options.p_path)
         document["after"] = setting().get("gpu")
-        show(*timing_table(document["timing"]))
+        show(*table("", TIMES, document["timing"]))
     if options.timing and why_not_here():
         console.print(f"fmha is not timed: {why_not_here()}")
     if options.json:

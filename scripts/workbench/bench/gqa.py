@@ -7,9 +7,13 @@ import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
+from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.choose import choose_config, clusters_per_head
+from kernelkit.launch import Target
 from workbench.bench.gqa_peers import (
     CALLS,
     INPUTS,
@@ -23,15 +27,17 @@ from workbench.bench.gqa_peers import (
     reference,
     tuned,
 )
-from workbench.bench.gqa_tables import draw, host_table, latency_table, markdown, static_table
+from workbench.bench.gqa_tables import HOST, STATIC, draw, latency_table, markdown, title_of
+from workbench.cases.decode import cta_of
 from workbench.common import read_rows, refuse, save_rows
-from workbench.tables import show
+from workbench.tables import show, table
 from workbench.timing import (
     WHEN,
     Sample,
     calls,
     cold_and_warm,
     heading,
+    measure,
     replay,
     setting,
     spreads,
@@ -87,23 +93,15 @@ def rows_of(
 ) -> list[dict]:
     """A row per peer: the microseconds of each of its samples, or why there is nothing to say."""
     expected = [reference(sets[0]), reference(sets[-1])]
-    rows, samples = [], {}
-    for name, make in peers.items():
-        row = {**dataclasses.asdict(problem), "nbytes": problem.nbytes, "sets": len(sets)}
-        row |= {"peer": name, "inputs": INPUTS}
-        rows.append(row)
-        try:
-            launches = make(problem, sets)
-            row["error"] = checked(launches, expected, MAX_ERROR[problem.dtype])
-            found = samples_of(launches)
-        except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
-            reason = str(refusal).strip().partition("\n")[0]
-            row["refused"] = f"{type(refusal).__name__}: {reason}"
-        else:
-            samples |= {(len(rows) - 1, what): sample for what, sample in found.items()}
-    gc.collect()
-    for (place, what), spread in zip(samples, spreads([*samples.values()]), strict=True):
-        rows[place] |= {f"{what}_us": spread.median, f"{what}_spread": spread.spread}
+
+    def sampled(make: Peer, row: dict) -> dict[str, Sample]:
+        launches = make(problem, sets)
+        row["error"] = checked(launches, expected, MAX_ERROR[problem.dtype])
+        return samples_of(launches)
+
+    same = {**dataclasses.asdict(problem), "nbytes": problem.nbytes, "sets": len(sets)}
+    rows = [{**same, "peer": name, "inputs": INPUTS} for name in peers]
+    measure(rows, [partial(sampled, make) for make in peers.values()])
     return rows
 
 
@@ -116,9 +114,7 @@ def with_bandwidth(row: dict, bandwidth: float) -> dict:
     return row
 
 
-def time_all(
-    problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float
-) -> list[dict]:
+def time_all(problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float) -> list[dict]:
     """Rows of all problems; each is shown when it is done."""
     rows: list[dict] = []
     for problem in problems:
@@ -147,28 +143,16 @@ def host_rows(problem: Problem) -> list[dict]:
 
 def static_row(problem: Problem, arch: str) -> dict:
     """What sizes say of a launch on `arch`."""
-    from gqa_lowlatency.arguments import Arguments
-    from gqa_lowlatency.choose import choose_config, clusters_per_head
-    from kernelkit.launch import Target
-
     gpu, bandwidth, source = MACHINES[arch]
     arguments = Arguments(*problem.inputs("meta"))
     config = choose_config(arguments, Target("emulate", arch))
     parts = clusters_per_head(arch, arguments, config)
-    if arch == "sm_90a":
-        from gqa_lowlatency.sm90.plan import Plan90
-
-        smem = Plan90(config).smem_bytes
-    else:
-        from gqa_lowlatency.sm100.plan import make_plan
-
-        smem = make_plan(config).smem.bytes
     return {
         **dataclasses.asdict(problem),
         "arch": arch,
         "cluster": config.cluster,
         "ctas": config.cluster * parts * problem.batch * problem.kv_heads * config.row_tiles,
-        "smem_bytes": smem,
+        "smem_bytes": cta_of(config, arch).smem_bytes,
         "nbytes": problem.nbytes,
         "floor_us": problem.nbytes / bandwidth * 1e6,
         "floor_of": f"{gpu}, {bandwidth * 1e-12:g} TB/s ({source})",
@@ -181,7 +165,7 @@ def static_rows(problems: Iterable[Problem]) -> list[dict]:
     for problem, arch in itertools.product(problems, MACHINES):
         try:
             rows.append(static_row(problem, arch))
-        except (ImportError, ValueError, NotImplementedError) as refusal:
+        except (ValueError, NotImplementedError) as refusal:
             sizes = dataclasses.asdict(problem)
             rows.append({**sizes, "arch": arch, "refused": str(refusal).partition("\n")[0]})
     return rows
@@ -218,7 +202,7 @@ def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[di
     everything = not (options.peers or options.tune)
     host = host_rows(problems[0]) if options.host or everything else []
     if host:
-        show(*host_table(host))
+        show(*table(f"host, {title_of(host[0])}", HOST, host))
     called = [{"kind": "host", **row} for row in host]
     if options.host:
         return {}, called
@@ -238,7 +222,6 @@ def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[di
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.show:
         show_again(options)
         return 0
@@ -254,7 +237,7 @@ def perform(options: argparse.Namespace) -> int:
     else:
         print(NO_GPU)
         rows = [{"kind": "static", **row} for row in static_rows(problems)]
-        show(*static_table(rows))
+        show(*table("static figures", STATIC, rows))
     if options.json:
         save_rows(options.json, [head, *rows])
     return 0

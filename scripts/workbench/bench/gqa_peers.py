@@ -16,6 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from gqa_lowlatency import DecodeConfig, decode, decode_plan
 from workbench.timing import rotation
 
 # name -> dtypes of Q, and of K and V
@@ -114,8 +115,6 @@ def planned(*, allocates: bool = False, **options: Any) -> Peer:
     """A `decode_plan` with these options; its outputs exist before it is called, or not."""
 
     def make(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
-        from gqa_lowlatency import decode_plan
-
         plan = decode_plan(*sets[0], **options)
 
         def launch_of(inputs: Inputs) -> Launch:
@@ -133,19 +132,12 @@ def planned(*, allocates: bool = False, **options: Any) -> Peer:
 def tuned(*, parts: int = 0, **fields: int) -> Peer:
     """A `decode_plan` with these tunable fields of its config; what is not named is chosen."""
 
-    def make(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
-        from gqa_lowlatency import DecodeConfig
-
-        config = DecodeConfig(**({"cluster": 0} | fields))
-        return planned(parts=parts, config=config)(problem, sets)
-
-    return make
+    config = DecodeConfig(**({"cluster": 0} | fields))
+    return planned(parts=parts, config=config)
 
 
 def called(problem: Problem, sets: Sequence[Inputs]) -> list[Launch]:
     """`decode` as it is."""
-    from gqa_lowlatency import decode
-
     return [partial(decode, *inputs) for inputs in sets]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.tables import Table, picture
+from workbench.tables import Table, picture, table
 from workbench.tables import markdown as markdown_of
 
 
@@ -18,53 +18,28 @@ def title_of(row: dict) -> str:
     return f"batch {row['batch']}, {row['kv_len']} keys, {heads}, {row['dtype']}"
 
 
+LATENCY = (
+    ("peer", "{peer}{mark}"), ("cold us", "{cold_us:.2f}"), ("TB/s", "{cold_tbs:.2f}"),
+    ("x floor", lambda row: f"{row['cold_us'] / row['floor_us']:.2f}"),
+    ("warm us", "{warm_us:.2f}"), ("TB/s", "{warm_tbs:.2f}"),
+    ("spread", lambda row: f"{max(row['cold_spread'], row['warm_spread']):.1%}"),
+    ("error", "{error:.1e}"),
+)  # fmt: skip
+HOST = (("call", "{peer}"), ("us", "{host_us:.2f}"), ("spread", "{host_spread:.1%}"), ("", ""))
+STATIC = (
+    ("batch", "{batch}"), ("keys", "{kv_len}"), ("arch", "{arch}"), ("cluster", "{cluster}"),
+    ("CTAs", "{ctas}"), ("SMEM bytes", "{smem_bytes:,}"), ("bytes", "{nbytes:,}"),
+    ("floor us", "{floor_us:.2f}"), ("floor of", "{floor_of}"),
+)  # fmt: skip
+
+
 def latency_table(rows: Sequence[dict]) -> Table:
     """Of one problem; the fastest cold one is marked."""
-    heads = ["peer", "cold us", "TB/s", "x floor", "warm us", "TB/s", "spread", "error"]
-    best = min((row["cold_us"] for row in rows if "cold_us" in row), default=0)
-    cells = []
-    for row in rows:
-        if "refused" in row:
-            cells.append([row["peer"], "-", "", "", "-", "", "", row["refused"][:60]])
-            continue
-        mark = " *" if row["cold_us"] == best else ""
-        cells.append(
-            [
-                row["peer"] + mark,
-                *(f"{row['cold_us']:.2f}", f"{row['cold_tbs']:.2f}"),
-                f"{row['cold_us'] / row['floor_us']:.2f}",
-                *(f"{row['warm_us']:.2f}", f"{row['warm_tbs']:.2f}"),
-                f"{max(row['cold_spread'], row['warm_spread']):.1%}",
-                f"{row['error']:.1e}",
-            ]
-        )
-    floors = {row["floor_us"] for row in rows if "floor_us" in row}
-    floor = f"; floor {floors.pop():.2f} us" if floors else ""
-    return title_of(rows[0]) + floor, heads, cells
-
-
-def host_table(rows: Sequence[dict]) -> Table:
-    cells = [
-        [row["peer"], "-", "", row["refused"][:60]]
-        if "refused" in row
-        else [row["peer"], f"{row['host_us']:.2f}", f"{row['host_spread']:.1%}", ""]
-        for row in rows
-    ]
-    return f"host, {title_of(rows[0])}", ["call", "us", "spread", ""], cells
-
-
-def static_table(rows: Sequence[dict]) -> Table:
-    heads = ["batch", "keys", "arch", "cluster", "CTAs", "SMEM KB", "MB", "floor us", "floor of"]
-    cells = []
-    for row in rows:
-        cell = [str(row["batch"]), str(row["kv_len"]), row["arch"]]
-        if "refused" in row:
-            cells.append([*cell, "-", "", "", "", "", row["refused"][:60]])
-            continue
-        cell += [str(row["cluster"]), str(row["ctas"]), f"{row['smem_bytes'] / 1024:.1f}"]
-        cell += [f"{row['nbytes'] / 1e6:.1f}", f"{row['floor_us']:.2f}", row["floor_of"]]
-        cells.append(cell)
-    return "static figures", heads, cells
+    timed = [row for row in rows if "cold_us" in row]
+    best = min((row["cold_us"] for row in timed), default=0)
+    floor = f"; floor {timed[0]['floor_us']:.2f} us" if timed else ""
+    marked = [row | {"mark": " *" * (row.get("cold_us") == best)} for row in rows]
+    return table(title_of(rows[0]) + floor, LATENCY, marked)
 
 
 def markdown(rows: Sequence[dict], peers: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from kvcache.memory.cache import Cache
 from kvcache.movement import launch as forward
 from kvcache.movement.api import copy_slots
 from workbench.common import read_rows, save_rows
-from workbench.tables import show
+from workbench.tables import show, table
 from workbench.timing import elapsed, heading
 
 LAYERS, HEADS, Q_HEADS, DIM, PAGE = 4, 8, 32, 128, 64  # a block of 1 MiB
@@ -25,6 +25,11 @@ BATCH, PAGES = 8, 48  # of the decode step
 ROUNDS = 12  # of transfers that decode runs beside
 STEPS = 5  # in a graph
 BESIDE = 0.8  # of the time of the transfers, for the steps beside them
+COLUMNS = (
+    ("way", "{way}"), ("direction", "{direction}"), ("GB/s alone", "{alone_gbs:.1f}"),
+    ("beside decode", "{beside_gbs:.1f}"), ("step us", "{step_us:.0f}"),
+    ("beside", "{step_beside_us:.0f}"), ("slower", "x{slowdown:.2f}"),
+)  # fmt: skip
 NO_GPU = "No CUDA GPU here: there is no bus to measure."
 
 
@@ -148,17 +153,10 @@ def _at_most(ctas: int, items: int, at_once: int = 1) -> int:
 def show_rows(rows: list[dict]) -> None:
     setting_row, *found = rows
     gpu = setting_row.get("gpu", {}).get("name", "no GPU")
-    heads = ["way", "direction", "GB/s alone", "beside decode", "step us", "beside", "slower"]
-    cells = [
-        [row["way"], row["direction"], f"{row['alone_gbs']:.1f}", f"{row['beside_gbs']:.1f}",
-         f"{row['step_us']:.0f}", f"{row['step_beside_us']:.0f}", f"x{row['slowdown']:.2f}"]
-        for row in found
-    ]  # fmt: skip
-    show(f"{gpu}, {setting_row['date']}", heads, cells)
+    show(*table(f"{gpu}, {setting_row['date']}", COLUMNS, found))
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.show:
         show_rows(read_rows(options.show))
         return 0

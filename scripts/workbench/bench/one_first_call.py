@@ -18,12 +18,12 @@ def problem(name: str, device: str) -> Callable[[], object]:
     """A small call; inputs are made here, the package is imported by the call."""
     q, k = (torch.randn(1, n, 2, 64, device=device).bfloat16() for n in (16, 33))
     if name == "attention":
-        return lambda: _imported("fmha").attention(q, k, k, causal=True)
+        return lambda: __import__("fmha").attention(q, k, k, causal=True)
     if name == "decode":
-        return lambda: _imported("gqa_lowlatency").decode(q[:, 0], k, k)
+        return lambda: __import__("gqa_lowlatency").decode(q[:, 0], k, k)
     if name == "merge":
         parts = torch.randn(2, 1, 4, 8, 128, device=device), torch.randn(2, 1, 8, 4, device=device)
-        return lambda: _imported("fmha").merge(parts)
+        return lambda: __import__("fmha").merge(parts)
     if name == "moe":
         return _layer(device)
     return _append(device)
@@ -51,10 +51,6 @@ def _append(device: str) -> Callable[[], object]:
         return append_swa(Rows(pool, 0, 0, 64, BF16_512), latent, tokens, tokens, *angles)
 
     return run
-
-
-def _imported(name: str) -> object:
-    return __import__(name)
 
 
 def main(name: str, device: str) -> int:

@@ -7,14 +7,15 @@ import argparse
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from workbench.cases.steps import Arguments, Outputs, Problem, problems_of
 from workbench.common import read_rows, refuse, save_rows
-from workbench.tables import Table, markdown, picture, show
-from workbench.timing import MAX_SETS, Sample, heading, replay, setting, spreads
+from workbench.tables import Table, markdown, picture, show, table
+from workbench.timing import MAX_SETS, Sample, heading, measure, replay, setting
 
 COPY = "copy"  # the peer that moves as many bytes and does nothing else
 COPY_UNIT = 1 << 17
@@ -53,33 +54,26 @@ def copies(nbytes: int, count: int, device: str) -> list[Callable[[], object]]:
 def rows_of(
     problem: Problem, cache_bytes: int, samples_of: Callable = replay, device: str = "cuda"
 ) -> list[dict]:
-    """A row per peer and for the copy: microseconds of a call, or why there is nothing to say."""
+    """A row per peer and for the copy: microseconds of a call, TB/s and what share that is of the
+    copy's, or why there is nothing to say."""
     wanted = problem.sets(cache_bytes)
     sets = [problem.draw(seed, device) for seed in range(min(wanted, MAX_SETS))]
-    samples: dict[str, Sample] = {}
-    rows: dict[str, dict] = {}
-    for name, function in problem.peers.items():
-        rows[name] = {**problem.sizes, "peer": name, "sets": len(sets), "cold": len(sets) == wanted}
-        try:
-            if name == problem.ours:
-                problem.check(sets[-1], function(*sets[-1]))
-            samples[name] = samples_of([Call(function, arguments) for arguments in sets])
-        except Exception as refusal:  # noqa: BLE001  torch runs out of memory as it likes
-            reason = str(refusal).strip().partition("\n")[0]
-            rows[name]["refused"] = f"{type(refusal).__name__}: {reason}"
-    samples[COPY] = samples_of(copies(problem.nbytes, len(sets), device))
-    rows[COPY] = {**rows[problem.ours], "peer": COPY}
-    rows[COPY].pop("refused", None)
-    return with_shares(rows, dict(zip(samples, spreads([*samples.values()]), strict=True)))
 
+    def sampled(name: str, function: Callable[..., Outputs], _: dict) -> dict[str, Sample]:
+        if name == problem.ours:
+            problem.check(sets[-1], function(*sets[-1]))
+        return {"": samples_of([Call(function, arguments) for arguments in sets])}
 
-def with_shares(rows: dict[str, dict], found: dict) -> list[dict]:
-    """Rows with times; share: of the bandwidth of the copy."""
-    for name, spread in found.items():
-        rows[name] |= {"us": spread.median, "spread": spread.spread}
-        rows[name]["tbs"] = rows[name]["nbytes"] / spread.median * 1e-6
-        rows[name]["share"] = found[COPY].median / spread.median
-    return [*rows.values()]
+    samplers = [partial(sampled, *peer) for peer in problem.peers.items()]
+    samplers.append(lambda _: {"": samples_of(copies(problem.nbytes, len(sets), device))})
+    same = {**problem.sizes, "sets": len(sets), "cold": len(sets) == wanted}
+    rows = [{**same, "peer": name} for name in (*problem.peers, COPY)]
+    measure(rows, samplers)
+    for row in rows:
+        if "us" in row:
+            row["tbs"] = row["nbytes"] / row["us"] * 1e-6
+            row["share"] = rows[-1]["us"] / row["us"]
+    return rows
 
 
 def time_all(problems: Iterable[Problem]) -> list[dict]:
@@ -97,20 +91,19 @@ def time_all(problems: Iterable[Problem]) -> list[dict]:
 # -- tables and pictures --------------------------------------------------------------------------
 
 
+COLUMNS = (
+    ("peer", "{peer}"), ("us", "{us:.2f}"), ("TB/s", "{tbs:.3f}"), ("of a copy", "{share:.2f}"),
+    ("spread", "{spread:.1%}"), ("", lambda row: "" if row["cold"] else "warm"),
+)  # fmt: skip
+STATIC = (("step", "{step}"), ("name", "{name}"), ("rows", "{tokens}"), ("bytes", "{nbytes}"))
+
+
 def step_table(rows: Sequence[dict]) -> Table:
     """Of the rows of one problem: a line per peer."""
     first = rows[0]
-    heads = ["peer", "us", "TB/s", "of a copy", "spread", ""]
-    cells = []
-    for row in rows:
-        if "refused" in row:
-            cells.append([row["peer"], "-", "", "", "", row["refused"][:80]])
-            continue
-        numbers = f"{row['us']:.2f}", f"{row['tbs']:.3f}", f"{row['share']:.2f}"
-        warm = "" if row["cold"] else "warm"
-        cells.append([row["peer"], *numbers, f"{row['spread']:.1%}", warm])
     size = f"{first['nbytes'] / 1e6:.3g} MB"
-    return f"{first['step']}: {first['name']}, {_rows(first['tokens'])}, {size}", heads, cells
+    title = f"{first['step']}: {first['name']}, {_rows(first['tokens'])}, {size}"
+    return table(title, COLUMNS, rows)
 
 
 def page_table(rows: Sequence[dict]) -> str:
@@ -181,7 +174,6 @@ def show_again(options: argparse.Namespace) -> None:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.show:
         show_again(options)
         return 0
@@ -201,9 +193,7 @@ def perform(options: argparse.Namespace) -> int:
     else:
         print(NO_GPU)
         rows = [{"kind": "static", **problem.sizes} for problem in problems]
-        names = ("step", "name", "tokens", "nbytes")
-        cells = [[str(row[name]) for name in names] for row in rows]
-        show("static figures", ["step", "name", "rows", "bytes"], cells)
+        show(*table("static figures", STATIC, rows))
     if options.json:
         save_rows(options.json, [head, *rows])
     return 0

@@ -86,7 +86,6 @@ class Case:
 
     @property
     def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Of q, and of k and v."""
         return DTYPES[self.dtype], KV_DTYPES[self.kv_dtype or self.dtype]
 
     @cached_property

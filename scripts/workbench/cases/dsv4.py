@@ -139,10 +139,7 @@ def _compress(name: str, count: int) -> Problem:
 
 
 def _ours(job: Job, *_: torch.Tensor) -> None:
-    compress(
-        job.compressor, job.tail, job.out, job.values, job.scores, job.tables,
-        cos=job.cos, sin=job.sin, longest=job.longest,
-    )  # fmt: skip
+    compress(**vars(job))
 
 
 def _by_torch(job: Job, ends: torch.Tensor, kept: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fmha.sparse.indexer import quantised as definition
-from fmha.sparse.indexer import reference, reference_select
+from fmha.sparse.indexer import reference
 from fmha.sparse.indexer.api import IndexQuery, prepare_query, scores, select
 from fmha.sparse.indexer.formats import FORMATS, WIDTH
 from kvcache.layouts.rows import Rows
@@ -171,7 +171,7 @@ def _topk(candidates: int, dtype: torch.dtype, count: int) -> Problem:
         found, counts, owners, tables = (tensor.cpu() for tensor in arguments)
         few = slice(0, CHECKED)
         paging = owners[few], tables, BLOCK
-        expected = reference_select.select(found[few], counts[few], BEST, paging)
+        expected = reference.select(found[few], counts[few], BEST, paging)
         for mine, theirs in zip(outputs, expected, strict=True):
             if not torch.equal(mine[few].cpu(), theirs):
                 raise ValueError("wrong: others than the reference's")

@@ -7,6 +7,8 @@ order; gathered entries lie anywhere.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,11 +32,11 @@ WARM_BYTES = 1024  # of a row, that copies of slots are compared with
 def makers(hidden: int) -> dict[str, list[Maker]]:
     """By step."""
     return {
-        "append": [*map(_append, LATENT_RECORDS), _append_rows],
-        "gather": [*map(_gather, LATENT_RECORDS)],
+        "append": [*(partial(_append, record) for record in LATENT_RECORDS), _append_rows],
+        "gather": [partial(_gather, record) for record in LATENT_RECORDS],
         "copy": [_copy_blocks, _copy_segments],
         "checksum": [_checksum],
-        "host": [_offload, _fetch],
+        "host": [partial(_host, fetch=False), partial(_host, fetch=True)],
     }
 
 
@@ -67,10 +69,10 @@ def _put(view: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
     view.view(torch.int64)[slots // count, slots % count] = values.view(torch.int64)
 
 
-def _append(record: Record) -> Maker:
+def _append(record: Record, count: int) -> Problem:
     latent = LATENTS[record.name]
 
-    def draw(seed: int, device: str, count: int) -> Arguments:
+    def draw(seed: int, device: str) -> Arguments:
         rows = _rows(record, count, device)
         angles = normal(seed + 1, device, count + ANGLES, 32).float()
         positions = torch.arange(count, device=device) + seed
@@ -90,19 +92,13 @@ def _append(record: Record) -> Maker:
 
     def check(arguments: Arguments, outputs: Any) -> None:
         rows, *others = arguments
-        again = Rows(rows.pool.clone(), 0, rows.scale_offset, rows.rows, record)
+        again = replace(rows, pool=rows.pool.clone())
         reference.append_swa(again, *others)
         expect_equal(rows.pool, again.pool)
 
-    def make(count: int) -> Problem:
-        return Problem(
-            "append", record.name, count,
-            count * (2 * latent.elements + record.bytes + 2 * 8 + 2 * 128),
-            lambda seed, device: draw(seed, device, count),
-            {"kvcache": api.append_swa, "torch": by_torch}, check,
-        )  # fmt: skip
-
-    return make
+    nbytes = count * (2 * latent.elements + record.bytes + 2 * 8 + 2 * 128)
+    peers = {"kvcache": api.append_swa, "torch": by_torch}
+    return Problem("append", record.name, count, nbytes, draw, peers, check)
 
 
 def _append_rows(count: int) -> Problem:
@@ -134,10 +130,10 @@ def _append_rows(count: int) -> Problem:
     return Problem("append", "K and V, 8 x 128 bf16", count, nbytes, draw, peers, check)
 
 
-def _gather(record: Record) -> Maker:
+def _gather(record: Record, count: int) -> Problem:
     latent = LATENTS[record.name]
 
-    def draw(seed: int, device: str, count: int) -> Arguments:
+    def draw(seed: int, device: str) -> Arguments:
         rows = _rows(record, count, device)
         angles = torch.zeros(1, 32, device=device)
         everything = torch.arange(rows.entries, device=device)
@@ -163,18 +159,12 @@ def _gather(record: Record) -> Maker:
     def check(arguments: Arguments, outputs: Any) -> None:
         rows, indices, out = arguments
         again = torch.empty_like(out).cpu()
-        moved = Rows(rows.pool.cpu(), 0, rows.scale_offset, rows.rows, record)
-        reference.gather(moved, indices.cpu(), again)
+        reference.gather(replace(rows, pool=rows.pool.cpu()), indices.cpu(), again)
         expect_equal(out.cpu(), again)
 
-    def make(count: int) -> Problem:
-        return Problem(
-            "gather", record.name, count, count * (record.bytes + 2 * latent.elements + 8),
-            lambda seed, device: draw(seed, device, count),
-            {"kvcache": api.gather, "torch": by_torch}, check,
-        )  # fmt: skip
-
-    return make
+    nbytes = count * (record.bytes + 2 * latent.elements + 8)
+    peers = {"kvcache": api.gather, "torch": by_torch}
+    return Problem("gather", record.name, count, nbytes, draw, peers, check)
 
 
 # -- slots ----------------------------------------------------------------------------------------
@@ -264,7 +254,7 @@ def _checksum(count: int) -> Problem:
     return Problem("checksum", name, count, slots * BLOCK_BYTES, draw, peers, check)
 
 
-def _host(count: int, name: str, *, fetch: bool) -> Problem:
+def _host(count: int, *, fetch: bool) -> Problem:
     slots = min(_blocks(count, BLOCK_BYTES), 64)
 
     def draw(seed: int, device: str) -> Arguments:
@@ -274,14 +264,10 @@ def _host(count: int, name: str, *, fetch: bool) -> Problem:
         pools = (host, pool) if fetch else (pool, host)
         return *pools, pairs.to(device), pairs.tolist()
 
-    def ours(
-        source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, numbers: list
-    ) -> None:
-        api.copy_slots(source, target, pairs)
+    def ours(*arguments: Any) -> None:
+        api.copy_slots(*arguments[:3])
 
-    def by_torch(
-        source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, numbers: list
-    ) -> None:
+    def by_torch(source: torch.Tensor, target: torch.Tensor, _: Any, numbers: list) -> None:
         for mine, other in numbers:
             target[other].copy_(source[mine], non_blocking=True)
 
@@ -291,13 +277,6 @@ def _host(count: int, name: str, *, fetch: bool) -> Problem:
         order = pairs.cpu()
         expect_equal(target.cpu()[order[:, 1]], source.cpu()[order[:, 0]])
 
+    name = f"blocks {'from' if fetch else 'to'} pinned memory"
     peers = {"kvcache": ours, "memcpy": by_torch}
     return Problem("host", name, count, slots * 2 * BLOCK_BYTES, draw, peers, check)
-
-
-def _offload(count: int) -> Problem:
-    return _host(count, "blocks to pinned memory", fetch=False)
-
-
-def _fetch(count: int) -> Problem:
-    return _host(count, "blocks from pinned memory", fetch=True)

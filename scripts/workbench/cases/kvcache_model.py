@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ class Model:
         """(entries that differ in a byte from what the reference writes, entries) of a request."""
         wrong = count = 0
         for array in self.arrays:
-            positions, slots = self._where(request, array)
+            positions = self._positions(request, array)
+            slots = self._slots(request, array, positions)
             for copy in range(array.copies):
                 rows = self.cache.rows(array.name, copy)
                 expected = self._expected(request, array, copy, positions)
@@ -133,19 +135,23 @@ class Model:
                 wrong, count = wrong + int(differ.sum()), count + len(slots)
         return wrong, count
 
-    def _where(self, request: Request, array: Array) -> tuple[list[int], torch.Tensor]:
-        """Positions of the tokens that left the entries which are needed, and the entries."""
+    def _positions(self, request: Request, array: Array, *, seen: bool = False) -> list[int]:
+        """Of the tokens that left entries which the next token needs, or (seen) the newest sees."""
         length = request.length
         if isinstance(array, Ring):
+            return [*range(max(0, length - array.window + (not seen)), length)]
+        return [*range(array.ratio - 1, length, array.ratio)]
+
+    def _slots(self, request: Request, array: Array, positions: Sequence[int]) -> torch.Tensor:
+        """The entries that tokens at these positions left."""
+        if isinstance(array, Ring):
             rows = array.rows(self.layout.draft)
-            positions = [*range(max(0, length - array.window + 1), length)]
             slots = [request.state * rows + position % rows for position in positions]
         else:
-            size = self.layout.entries(array)
-            entries = range(length // array.ratio)
-            positions = [(entry + 1) * array.ratio - 1 for entry in entries]
-            slots = [request.blocks[entry // size] * size + entry % size for entry in entries]
-        return positions, torch.tensor(slots, dtype=torch.int64)
+            size, tokens = self.layout.entries(array), self.layout.block_tokens
+            slots = [request.blocks[p // tokens] * size + p // array.ratio % size
+                     for p in positions]  # fmt: skip
+        return torch.tensor(slots, dtype=torch.int64)
 
     def _expected(
         self, request: Request, array: Array, copy: int, positions: Sequence[int]
@@ -191,23 +197,14 @@ class Model:
         dim = array.record.data_bytes // (2 * self.heads)
         q = self._queries(len(step.requests), self.heads * self.group, dim)
         table, lens = self._tables_of(array, tables)
-        found = []
+        names, found = (array.name, "v" + array.name[1:]), []
         for copy in range(array.copies):
-            k, v = (
-                self.cache.pages(name, copy, torch.bfloat16, (self.heads, dim))
-                for name in (array.name, "v" + array.name[1:])
-            )
+            k, v = (self.cache.pages(n, copy, torch.bfloat16, (self.heads, dim)) for n in names)
             given = {"kv_lens": lens, "page_table": table, **self.place}
             o, lse = gqa_lowlatency.decode(q, k, v, return_lse=True, **given)
-            keys = [self._dense(step, self.layout.find(n), copy)
-                    for n in (array.name, "v" + array.name[1:])]  # fmt: skip
-            judges = (gqa_lowlatency.reference.definition, gqa_lowlatency.reference.rounded)
-            for index, (mine, theirs) in enumerate(zip(*keys, strict=True)):
-                one = slice(index, index + 1)
-                pairs = [x.view(1, -1, self.heads, dim) for x in (mine, theirs)]
-                arch = written_for(self.place["arch"])
-                results = [judge(q[one].cpu(), *pairs, arch=arch) for judge in judges]
-                found.append(_errors((o[one], lse[one]), results) | {"array": array.name})
+            arrays = [self.layout.find(n) for n in names]
+            arch = written_for(self.place["arch"])
+            found += self._judged(step, arrays, copy, q, (o, lse), gqa_lowlatency, arch=arch)
         return found
 
     def _attend_latents(self, step: Step, tables: dict, array: Array) -> list[dict[str, Any]]:
@@ -215,19 +212,38 @@ class Model:
         if written_for(self.place["arch"]) != "sm_100a":
             return []
         table, lens = self._tables_of(array, tables)
-        q, found = self._queries(len(step.requests), 4, LATENT), []
+        q, found = self._queries(len(step.requests), 4, LATENT)[:, None], []
         for copy in range(array.copies):
             if array.record == FP8_584 or self._is_no_page(array):
                 keys, where = self._gathered(step, array, copy), {"kv_lens": lens}
             else:
                 keys = self.cache.pages(array.name, copy, torch.bfloat16, (1, LATENT))
                 where = {"kv_lens": lens, "page_table": table}
-            o, lse = fmha.attention(q[:, None], keys, keys, return_lse=True, **where, **self.place)
-            judges = (fmha.reference.definition, fmha.reference.rounded)
-            for index, dense in enumerate(self._dense(step, array, copy)):
-                one, key = slice(index, index + 1), dense.view(1, -1, 1, LATENT)
-                results = [judge(q[one, None].cpu(), key, key) for judge in judges]
-                found.append(_errors((o[one], lse[one]), results) | {"array": array.name})
+            outputs = fmha.attention(q, keys, keys, return_lse=True, **where, **self.place)
+            found += self._judged(step, (array, array), copy, q, outputs, fmha)
+        return found
+
+    def _judged(
+        self,
+        step: Step,
+        arrays: Sequence[Array],
+        copy: int,
+        q: torch.Tensor,
+        outputs: tuple[torch.Tensor, ...],
+        family: ModuleType,
+        **options: str,
+    ) -> list[dict[str, Any]]:
+        """Errors of (O, LSE), request by request; arrays: of keys and of values."""
+        judges, found = (family.reference.definition, family.reference.rounded), []
+        dense = [self._dense(step, array, copy) for array in arrays]
+        for index, pair in enumerate(zip(*dense, strict=True)):
+            mine, o, lse = (x[index : index + 1] for x in (q, *outputs))
+            keys = [x.view(1, len(x), -1, q.shape[-1]) for x in pair]
+            exact, rounded = (judge(mine.cpu(), *keys, **options) for judge in judges)
+            errors = errors_of(
+                (o, lse), (exact.o, exact.lse), (rounded.o, rounded.lse), torch.bfloat16
+            )
+            found.append(errors | {"array": arrays[0].name})
         return found
 
     def _is_no_page(self, array: Array) -> bool:
@@ -238,7 +254,8 @@ class Model:
 
     def _gathered(self, step: Step, array: Array, copy: int) -> torch.Tensor:
         """bf16 [B, most entries, 1, LATENT], zeros behind the last one."""
-        slots = [self._rows_seen(request, array) for request in step.requests]
+        slots = [self._slots(request, array, self._positions(request, array, seen=True))
+                 for request in step.requests]  # fmt: skip
         most = max(1, *map(len, slots))
         indices = torch.full((len(slots), most), -1)
         for row, mine in zip(indices, slots, strict=True):
@@ -248,23 +265,13 @@ class Model:
         gather(rows, indices.flatten().to(self.device), out, **self.place)
         return out.view(len(slots), most, 1, LATENT)
 
-    def _rows_seen(self, request: Request, array: Array) -> torch.Tensor:
-        """Entries that the newest token sees."""
-        if not isinstance(array, Ring):
-            return self._where(request, array)[1]
-        rows = array.rows(self.layout.draft)
-        seen = torch.arange(max(0, request.length - array.window), request.length)
-        return request.state * rows + seen % rows
-
     def _dense(self, step: Step, array: Array, copy: int) -> list[torch.Tensor]:
         """What the newest token of each request sees, by the reference."""
         found = []
         for request in step.requests:
-            ratio = getattr(array, "ratio", 1)
-            begin = max(0, request.length - array.window) if isinstance(array, Ring) else 0
-            positions = [p for p in range(begin, request.length) if (p + 1) % ratio == 0]
+            positions = self._positions(request, array, seen=True)
             rows = self._expected(request, array, copy, positions)
-            data, scales = (getattr(rows, view)()[0, : len(positions)] for view in _VIEWS)
+            data, scales = (view[0, : len(positions)] for view in (rows.data(), rows.scales()))
             if array.record == FP8_584:
                 found.append(reference.dequantised(data, scales))
             else:
@@ -275,14 +282,6 @@ class Model:
         generator = torch.Generator().manual_seed(self.seed + count)
         q = torch.randn(count, heads, dim, generator=generator)
         return q.bfloat16().to(self.device)
-
-
-_VIEWS = ("data", "scales")
-
-
-def _errors(found: tuple[torch.Tensor, ...], results: Sequence[Any]) -> dict[str, float]:
-    pairs = [(result.o, result.lse) for result in results]
-    return errors_of(found, *pairs, torch.bfloat16)
 
 
 def worst(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from moe import Router, Scales, SwiGLU
+from moe import PackedExperts, Router, Scales, SwiGLU, reference, unpack
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
 from moe.quantized import Quantized, of_bytes
+from moe.reference_routing import route
 from workbench.flags.moe import ACTIVATIONS, MODELS, OF_A_MODEL, PLAIN
 
 SEED = 0
@@ -108,6 +109,24 @@ class Layer:
         return arguments
 
 
+def errors_of(layer: Layer, experts: PackedExperts, y: torch.Tensor) -> dict[str, float]:
+    """Of y, relative to the definition with plain weights, to torch that quantises where the
+    kernels do, and its own."""
+    x, w13, w2, logits = layer.tensors
+    scales, form, y = layer.scales, vars(layer.form), y.double()
+    routed = route(logits, **vars(layer.router))
+    exact = reference.layer(x, w13, w2, routed, **form)
+    given = {"fmt": layer.format, "x_scale": scales.x, "h_scale": scales.h}
+    rounded = reference.layer(x, *unpack(experts), routed, **given, **form).double()
+    norm = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    return {
+        "relative": ((y - exact).norm() / norm).item(),
+        "reference": ((rounded - exact).norm() / norm).item(),
+        "apart": ((y - rounded).norm() / norm).item(),
+        "max_error": max((y - exact).abs().flatten().tolist(), default=0.0),
+    }
+
+
 def _empty(size: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
 
@@ -123,7 +142,7 @@ def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quanti
     data = _empty((*outer, k // form.per_byte), torch.uint8)
     codes = _empty(scale_bytes(blocks, form.columns(k)), torch.uint8)
     both = (_empty(scales), _empty(scales)) if form.has_global else (None, None)
-    return of_bytes(data, codes, *both, layer.format)
+    return of_bytes(data, codes, layer.format, *both)
 
 
 def product_of(arguments: argparse.Namespace) -> Arguments:

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import EVICT_FIRST, INPUTS, THREADS, case, output, random_buffer
+from workbench.conformance.kernel import (
+    INPUTS,
+    THREADS,
+    braced,
+    case,
+    output,
+    policy,
+    random_buffer,
+    registers,
+)
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import operands
@@ -43,11 +52,6 @@ def _shape(form: str) -> tuple[str, int, int]:
     return parts[-1], bits, count
 
 
-def _registers(letter: str, first: int, count: int) -> str:
-    names = [f"%{letter}{first + k}" for k in range(count)]
-    return names[0] if count == 1 else f"{{{', '.join(names)}}}"
-
-
 def _lines(name: str, space: str, order: str, form: str, k: int) -> list[str]:
     """One instruction on the thread's 16 bytes: what it returns, then what is left there."""
     _, bits, count = _shape(form)
@@ -64,7 +68,7 @@ def _lines(name: str, space: str, order: str, form: str, k: int) -> list[str]:
         lines.append("st.shared.v4.b32 [%r70], {%r60, %r61, %r62, %r63};")
     for e in range(count):
         lines.append(f"ld.global.b{bits} %{letter}{e}, [%w62+{e * size}];")
-    values = _registers(letter, 0, count)
+    values = braced(registers(bits, count))
     if how == "cas":  # half of the threads compare with what is there
         lines.append(f"ld.global.b{bits} %{letter}10, [%w63];")
         lines.append(
@@ -73,9 +77,8 @@ def _lines(name: str, space: str, order: str, form: str, k: int) -> list[str]:
         )
         lines.insert(-2, f"ld.global.b{bits} %{letter}1, [%w62+8];")
         values = f"%{letter}10, {values}"
-    target = f"{_registers(letter, 20, count)}, " if name == "atom" else ""
-    policy = f", {EVICT_FIRST}" if "cache_hint" in opcode else ""
-    lines.append(f"{opcode} {target}[{address}], {values}{policy};")
+    target = f"{braced(registers(bits, count, 20))}, " if name == "atom" else ""
+    lines.append(f"{opcode} {target}[{address}], {values}{policy(opcode)};")
     if "shared" in space:
         lines.append("ld.shared.v4.b32 {%r60, %r61, %r62, %r63}, [%r70];")
         lines.append("st.global.v4.b32 [%w63], {%r60, %r61, %r62, %r63};")
@@ -188,11 +191,10 @@ def _addresses() -> Case:
         for j, space in enumerate(spaces):
             bit = 1 << (k * len(spaces) + j)
             body.append(f"isspacep.{space} %p0, {pointer}; @%p0 or.b32 %r30, %r30, {bit:#x};")
-    rows = [*range(10, 31)]
     body.append("mul.wide.u32 %w30, %r0, 4; add.u64 %w30, %d, %w30;")
     body += [
         f"st.global.b32 [%w30+{4 * INPUTS * k}], %r{row};"
-        for k, row in enumerate(r for r in rows if r != 29)
+        for k, row in enumerate((*range(10, 29), 30))
     ]
     body.append("barrier.cluster.arrive; barrier.cluster.wait;")
     table = ", ".join(str(17 * k) for k in range(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ def _reductions() -> Case:
     """Votes of a whole CTA, of its first two warps and of its last two."""
     body, rows = [INDEX, "setp.lt.u32 %p3, %thread, 64; selp.u32 %r9, 1, 2, %p3;"], 0
     names = expand("{bar|bar.cta|barrier|barrier.cta}.red.{popc.u32|and.pred|or.pred}")
-    aligned = expand("{barrier|barrier.cta}.red.{popc|and|or}.aligned")
-    aligned = [f"{name}.{'u32' if 'popc' in name else 'pred'}" for name in aligned]
+    ends = "{popc.aligned.u32|and.aligned.pred|or.aligned.pred}"
+    aligned = expand("{barrier|barrier.cta}.red." + ends)
     for name in (*names, *aligned):
         for where in ("0", "3, 128", "%r9, 64"):
             for rare in (1, 63):  # half of the threads vote, or few do
@@ -54,15 +55,8 @@ def _reductions() -> Case:
 
 def _handover(name: str) -> Case:
     """One half of the CTA writes shared memory and arrives; the other half waits and reads."""
-    forms = {
-        "bar": ("bar.arrive", "bar.sync"),
-        "bar.cta": ("bar.cta.arrive", "bar.cta.sync"),
-        "barrier": ("barrier.arrive", "barrier.sync"),
-        "barrier.cta": ("barrier.cta.arrive", "barrier.cta.sync"),
-        "barrier aligned": ("barrier.arrive.aligned", "barrier.sync.aligned"),
-        "barrier.cta aligned": ("barrier.cta.arrive.aligned", "barrier.cta.sync.aligned"),
-    }
-    arrive, sync = forms[name]
+    barrier, _, aligned = name.partition(" ")
+    arrive, sync = (f"{barrier}.{x}{'.aligned' if aligned else ''}" for x in ("arrive", "sync"))
     body = [
         INDEX,
         "mov.u32 %r10, words; xor.b32 %r11, %thread, 127; setp.lt.u32 %p0, %thread, 64;",
@@ -212,15 +206,9 @@ _WITHOUT_COUNT = ("one", "one_dropped")
 _WITHOUT_STATE = ("expect_tx", "complete_tx")
 
 
-class _Cycle:
+def _cycle(pattern: str, start: int = 0) -> Iterator[str]:
     """The alternatives of a pattern in turn."""
-
-    def __init__(self, pattern: str, start: int = 0) -> None:
-        self.choices, self.next = list(expand(pattern)), start
-
-    def take(self) -> str:
-        self.next += 1
-        return self.choices[(self.next - 1) % len(self.choices)]
+    return itertools.islice(itertools.cycle(expand(pattern)), start, None)
 
 
 def _address(opcode: str) -> str:
@@ -235,15 +223,15 @@ def _wait(opcode: str, operand: str) -> str:
     return f"{opcode} %p1, {_address(opcode)}, {operand}{hint}; selp.u32 %r3, 1, 0, %p1;"
 
 
-def _tests(step: int, waits: _Cycle) -> list[str]:
+def _tests(step: int, waits: Iterator[str]) -> list[str]:
     """Both parities, as bits of the output."""
     out = ["mov.b32 %r2, 0;"]
     for parity in (0, 1):
-        out.append(f"{_wait(waits.take(), str(parity))} mad.lo.u32 %r2, %r3, {1 + parity}, %r2;")
+        out.append(f"{_wait(next(waits), str(parity))} mad.lo.u32 %r2, %r3, {1 + parity}, %r2;")
     return [*out, f"{_row(step)} st.global.b32 [%w62], %r2;"]
 
 
-def _operation(kind: str, opcode: str, step: int, states: _Cycle) -> list[str]:
+def _operation(kind: str, opcode: str, step: int, states: Iterator[str]) -> list[str]:
     """The operation in the threads whose operand is not 0; a state is tested at once."""
     count = "" if kind in _WITHOUT_COUNT else ", %r1"
     target = "" if kind in _WITHOUT_STATE else "_, " if "cluster" in opcode[-20:] else "%w0, "
@@ -251,7 +239,7 @@ def _operation(kind: str, opcode: str, step: int, states: _Cycle) -> list[str]:
     lines.append(f"@!%p0 bra SKIP{step};")
     lines.append(f"{opcode} {target}{_address(opcode)}{count};")
     if target.startswith("%w0"):
-        lines.append(f"{_wait(states.take(), '%w0')} {_row(step)} shl.b32 %r3, %r3, 31;")
+        lines.append(f"{_wait(next(states), '%w0')} {_row(step)} shl.b32 %r3, %r3, 31;")
         if "noComplete" in opcode:
             lines.append("mbarrier.pending_count.b64 %r5, %w0; add.u32 %r3, %r3, %r5;")
         lines.append("st.global.b32 [%w62], %r3;")
@@ -260,11 +248,11 @@ def _operation(kind: str, opcode: str, step: int, states: _Cycle) -> list[str]:
 
 def _sequence(name: str, forms: dict[str, str], cluster: int, start: int = 0) -> Case:
     """A random sequence of operations, the same for all threads but with operands of their own."""
-    cycles = {kind: _Cycle(pattern, start) for kind, pattern in forms.items()}
+    cycles = {kind: _cycle(pattern, start) for kind, pattern in forms.items()}
     # beside remote arrivals, try_wait with a time limit leaves a word of the barrier in registers
     # that hold other things: H100, driver 580.159, found by compute-sanitizer; not pursued
     how = _WAITS if cluster == 1 else _WAITS.replace("{test_wait|try_wait}", "test_wait")
-    waits, states = _Cycle(how), _Cycle(_STATE_WAITS)
+    waits, states = _cycle(how), _cycle(_STATE_WAITS)
     count = below(f"{name} counts", SEQUENCES, 20) + 1
     model = Barriers(name, count.copy(), count.copy(), np.zeros(SEQUENCES, np.int64))
     kinds = list(forms)
@@ -283,7 +271,7 @@ def _sequence(name: str, forms: dict[str, str], cluster: int, start: int = 0) ->
     rows = [count]
     for step, kind in enumerate(chosen, 1):
         rows.append(model.step(kind))
-        body += _operation(kind, cycles[kind].take(), step, states)
+        body += _operation(kind, next(cycles[kind]), step, states)
         body += [meet, *_tests(len(chosen) + step, waits), meet]
     for space in (".shared", ".shared::cta", ""):
         where = "[%w10]" if not space else "[%r10]"
@@ -310,14 +298,7 @@ def _sequence(name: str, forms: dict[str, str], cluster: int, start: int = 0) ->
 
 def cases() -> Iterator[Case]:
     yield _reductions()
-    for name in (
-        "bar",
-        "bar.cta",
-        "barrier",
-        "barrier.cta",
-        "barrier aligned",
-        "barrier.cta aligned",
-    ):
+    for name in expand("{bar|bar.cta|barrier|barrier.cta|barrier aligned|barrier.cta aligned}"):
         yield _handover(name)
     for size in (2, 4, 8):
         yield _cluster(size)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.conformance import fragments
-from workbench.conformance.values import FLOATS, PACKED
+from workbench.conformance.exact_arithmetic import FORMATS, values_of
+from workbench.conformance.values import PACKED
 
 
 @dataclass(frozen=True)
@@ -88,33 +89,15 @@ def bounds_of(opcode: str) -> tuple[Bound, ...]:
 def split(kind: str, bits: np.ndarray) -> tuple[str, np.ndarray]:
     """(element type, element patterns) of an array of patterns, packed ones as rows."""
     base, count = PACKED.get(kind, (kind, 1))
-    width = FLOATS[base][0]
     if count > 1:
-        bits = bits.view(f"u{width // 8}")
+        bits = bits.view(f"u{FORMATS[base].bits // 8}")
     return base, bits
 
 
-def decoded(kind: str, bits: np.ndarray) -> np.ndarray:
-    """The values of f16, bf16 or f32 patterns, in f64."""
-    width = FLOATS[kind][0] // 8
-    if kind == "bf16":
-        bits, width = bits.astype(np.uint32) << 16, 4
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        return bits.view(f"f{width}").astype(np.float64)
-
-
 def _spacing(kind: str, exact: np.ndarray) -> np.ndarray:
-    _, exponent, mantissa = FLOATS[kind]
-    least = 2 - (1 << exponent - 1)
+    least, mantissa = FORMATS[kind].least, FORMATS[kind].mantissa
     size = np.abs(np.where(np.isfinite(exact) & (exact != 0), exact, 1))
     return np.exp2(np.maximum(np.floor(np.log2(size)), least) - mantissa)
-
-
-def _limits(kind: str) -> tuple[float, float]:
-    """(the smallest normal number, the largest number)."""
-    _, exponent, mantissa = FLOATS[kind]
-    top = 1 << exponent - 1
-    return 2.0 ** (2 - top), (2 - 2.0**-mantissa) * 2.0 ** (top - 1)
 
 
 def excess(opcode: str, bound: Bound, sources: list[np.ndarray], found: np.ndarray) -> np.ndarray:
@@ -123,16 +106,16 @@ def excess(opcode: str, bound: Bound, sources: list[np.ndarray], found: np.ndarr
     if opcode.startswith("mma."):
         return fragments.excess(opcode, sources, found)
     kind, results = split(opcode.split(".")[-1], found)
-    values = [decoded(*split(opcode.split(".")[-1], bits)) for bits in sources]
-    result = decoded(kind, results)
-    smallest, largest = _limits(kind)
+    values = [values_of(*split(opcode.split(".")[-1], bits)) for bits in sources]
+    result = values_of(kind, results)
+    smallest, largest = 2.0 ** FORMATS[kind].least, FORMATS[kind].largest
     flush = "ftz" in opcode
     if flush and kind == "f32":
         values = [np.where(np.abs(x) < smallest, np.copysign(0.0, x), x) for x in values]
     with np.errstate(all="ignore"):
         exact = bound.exact(*values)
         unit = {"ulp": _spacing(kind, exact), "relative": np.abs(exact), "absolute": 1.0}
-        least = smallest * 2.0 ** -FLOATS[kind][2]  # what subnormals are apart
+        least = smallest * 2.0 ** -FORMATS[kind].mantissa  # what subnormals are apart
         allowed = np.maximum(bound.value * unit[bound.unit], least)
         error = np.abs(result - exact) / allowed
     special = ~np.isfinite(exact) | (exact == 0)
@@ -149,7 +132,7 @@ def ulps_apart(opcode: str, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """How many representable numbers lie between two results; NaNs agree."""
     kind, a = split(opcode.split(".")[-1], one)
     _, b = split(opcode.split(".")[-1], other)
-    sign = np.int64(1) << FLOATS[kind][0] - 1
-    both = np.isnan(decoded(kind, a)) & np.isnan(decoded(kind, b))
+    sign = np.int64(1) << FORMATS[kind].bits - 1
+    both = np.isnan(values_of(kind, a)) & np.isnan(values_of(kind, b))
     ordered = [np.where(x & sign, sign - x, x) for x in (a.astype(np.int64), b.astype(np.int64))]
     return np.where(both, 0, np.abs(ordered[0] - ordered[1]))

@@ -35,6 +35,12 @@ class Case:
     outputs: dict[str, Output]
     recorded: bool = True  # a digest is kept: the inputs are the same with any numpy
 
+    @property
+    def forms(self) -> set[str]:
+        """What the outputs speak for."""
+        rows = (row for output in self.outputs.values() for row in output.rows or (output.forms,))
+        return {form for row in rows for form in row}
+
     def digest(self, found: dict[str, np.ndarray]) -> str:
         """64 bits that stand for all outputs in which every bit counts."""
         exact = [name for name, output in self.outputs.items() if not output.approximate]

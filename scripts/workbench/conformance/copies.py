@@ -15,15 +15,17 @@ from workbench.conformance.kernel import (
     INDEX,
     INPUTS,
     THREADS,
+    braced,
     case,
+    hinted,
     output,
+    policy,
     random_buffer,
+    registers,
 )
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import below, operands, random_words
-
-_DUMP = 4  # words of shared memory per thread that a dump writes at a time
 
 
 def shuffled(seed: str, groups: int, size: int) -> np.ndarray:
@@ -52,6 +54,17 @@ def fill(words: int, base: str = "slots", value: str = "") -> str:
     return "\n".join(lines)
 
 
+def brought(words: int, source: str) -> str:
+    """Shared memory holds the words from the address in a register on."""
+    lines = [
+        "mov.u32 %r50, slots; mad.lo.u32 %r50, %thread, 4, %r50;",
+        f"mad.wide.u32 %w50, %thread, 4, {source};",
+    ]
+    for k in range(0, 4 * words, 4 * THREADS):
+        lines.append(f"ld.global.b32 %r51, [%w50+{k}]; st.shared.b32 [%r50+{k}], %r51;")
+    return "\n".join(lines)
+
+
 # -- cp.async ---------------------------------------------------------------------------------
 
 
@@ -71,10 +84,9 @@ def _asynchronous(operator: str, nbytes: int, k: int) -> Case:
     body.append(f"@%p0 mbarrier.init.shared.b64 [%r20], {THREADS}; bar.sync 0;")
     rounds, parity = len(hints) * 2, 0
     for r in range(rounds):
-        policy = f", {EVICT_FIRST}" if "cache_hint" in hints[r % len(hints)] else ""
         opcode = f"cp.async.{operator}{spaces[r % 2]}{hints[r % len(hints)]}"
         size = ("", ", %r5", ", %p2")[(r + k) % 3]
-        if size == ", %p2" and policy:
+        if size == ", %p2" and policy(opcode):
             size = ""
         wait = waits[r % len(waits)]
         row = f"add.u64 %w2, %x, {4 * 3 * INPUTS * r}; add.u64 %w2, %w2, %w60;"
@@ -82,7 +94,8 @@ def _asynchronous(operator: str, nbytes: int, k: int) -> Case:
             f"{row} ld.global.b32 %r2, [%w2]; ld.global.b32 %r3, [%w2+{4 * INPUTS}];",
             f"ld.global.b32 %r5, [%w2+{8 * INPUTS}]; and.b32 %r6, %r5, 1; setp.ne.u32 %p2, %r6, 0;",
             f"mul.wide.u32 %w3, %r2, {nbytes}; add.u64 %w3, %w3, %a; mov.u32 %r7, slots;",
-            f"mad.lo.u32 %r7, %r3, {nbytes}, %r7; {opcode} [%r7], [%w3], {nbytes}{size}{policy};",
+            f"mad.lo.u32 %r7, %r3, {nbytes}, %r7;"
+            f" {opcode} [%r7], [%w3], {nbytes}{size}{policy(opcode)};",
             wait,
         ]
         if "mbarrier" in wait:
@@ -164,16 +177,14 @@ def _bulk(name: str, body: list[str], inputs: list[Buffer], *, cluster: int = 1)
 
 def _bulk_load(space: str) -> Case:
     name = f"bulk load {space}"
-    hints = list(expand("{|.L2::cache_hint}"))
     body = [_ALONE, fill(_WORDS), _INIT, "@!%p0 bra FOLLOW;", "fence.proxy.async.shared::cta;"]
     for k in range(_PIECES):
-        hint = hints[k % len(hints)]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, operand = hinted(k)
         body += [
             _piece(k),
             "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r20], %r4;",
             f"cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes{hint}"
-            f" [%r6], [%w2], %r4, [%r20]{policy};",
+            f" [%r6], [%w2], %r4, [%r20]{operand};",
         ]
     body += ["cp.async.bulk.prefetch.L2.global [%w2], %r4;"]
     body += [f"cp.async.bulk.prefetch.L2.global.L2::cache_hint [%w2], %r4, {EVICT_FIRST};"]
@@ -186,16 +197,12 @@ def _bulk_store(read: str) -> Case:
     """Source and target change places: the pieces lie apart in global memory."""
     name = f"bulk store{read}"
     body = [_ALONE, fill(_WORDS), f"mul.wide.u32 %w5, %cta, {4 * _WORDS}; add.u64 %w5, %w5, %a;"]
-    for k in range(0, _WORDS, THREADS):
-        body.append("mad.wide.u32 %w6, %thread, 4, %w5; mov.u32 %r5, slots;")
-        body.append(f"mad.lo.u32 %r5, %thread, 4, %r5; ld.global.b32 %r8, [%w6+{4 * k}];")
-        body.append(f"st.shared.b32 [%r5+{4 * k}], %r8;")
-    body += ["fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;"]
+    body += [brought(_WORDS, "%w5"), "fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;"]
     for k in range(_PIECES):
-        hint = ("", ".L2::cache_hint")[k % 2]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, operand = hinted(k)
         body.append(_piece(k))
-        body.append(f"cp.async.bulk.global.shared::cta.bulk_group{hint} [%w3], [%r7], %r4{policy};")
+        copy = f"cp.async.bulk.global.shared::cta.bulk_group{hint}"
+        body.append(f"{copy} [%w3], [%r7], %r4{operand};")
         if k % 4 == 3:
             body.append(f"cp.async.bulk.commit_group; cp.async.bulk.wait_group{read} {k % 3};")
     body += ["cp.async.bulk.commit_group;", f"cp.async.bulk.wait_group{read} 0;", "END:"]
@@ -209,12 +216,8 @@ def _bulk_peer() -> Case:
     body = [
         _ALONE,
         fill(_WORDS),
-        f"mul.wide.u32 %w5, %cta, {4 * half}; add.u64 %w5, %w5, %a; mov.u32 %r9, slots;",
-        "mad.wide.u32 %w6, %thread, 4, %w5; mad.lo.u32 %r9, %thread, 4, %r9;",
-        *[
-            f"ld.global.b32 %r8, [%w6+{4 * k}]; st.shared.b32 [%r9+{4 * k}], %r8;"
-            for k in range(0, half, THREADS)
-        ],
+        f"mul.wide.u32 %w5, %cta, {4 * half}; add.u64 %w5, %w5, %a;",
+        brought(half, "%w5"),
         "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;",
         f"fence.proxy.async; {_MEET} @!%p0 bra FOLLOW;",
         "xor.b32 %r21, %rank, 1; mapa.shared::cluster.u32 %r22, %r20, %r21;",
@@ -258,13 +261,12 @@ def _bulk_multicast(size: int) -> Case:
         "mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], %r9;",
     ]
     for k in range(_PIECES):
-        hint = ("", ".L2::cache_hint")[k % 2]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, operand = hinted(k)
         body += [
             _piece(k),
             "mul.wide.u32 %w8, %r1, 2; add.u64 %w8, %w8, %m; ld.global.b16 %h1, [%w8];",
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-            f"{hint} [%r6], [%w2], %r4, [%r20], %h1{policy};",
+            f"{hint} [%r6], [%w2], %r4, [%r20], %h1{operand};",
         ]
     body += ["FOLLOW:", _FOLLOW, dump(_WORDS), _MEET]
     inputs = [
@@ -298,19 +300,14 @@ def _bulk_reduce(form: str) -> Case:
     data = operands((element, element), name, count)
     held = Buffer("d", data[1].view(np.uint32))
     held.expected = held.data
-    hinted = ".L2::cache_hint" if hint else ""
-    policy = f", {EVICT_FIRST}" if hint else ""
+    hinted_form = f".L2::cache_hint.{form}" if hint else f".{form}"
     body = [
         "setp.eq.u32 %p0, %thread, 0;",
         f"mul.wide.u32 %w5, %cta, {4 * words}; add.u64 %w6, %w5, %a; add.u64 %w7, %w5, %d;",
-        "mad.wide.u32 %w6, %thread, 4, %w6; mov.u32 %r9, slots; mad.lo.u32 %r10, %thread, 4, %r9;",
-        *[
-            f"ld.global.b32 %r8, [%w6+{4 * k}]; st.shared.b32 [%r10+{4 * k}], %r8;"
-            for k in range(0, words, THREADS)
-        ],
-        "fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;",
-        f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hinted}.{form}"
-        f" [%w7], [%r9], {4 * words}{policy};",
+        brought(words, "%w6"),
+        "mov.u32 %r9, slots; fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;",
+        f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hinted_form}"
+        f" [%w7], [%r9], {4 * words}{policy(hinted_form)};",
         "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
         "END:",
     ]
@@ -341,9 +338,7 @@ def _remote_stores(size: int) -> Case:
     body += [f"@%p0 mbarrier.init.shared.b64 [%r20], {1}; fence.mbarrier_init.release.cluster;"]
     for k, (form, bits, count) in enumerate(forms):
         nbytes = bits // 8 * count
-        letter = "r" if bits == 32 else "w"
-        values = [f"%{letter}{30 + e}" for e in range(count)]
-        listed = values[0] if count == 1 else f"{{{', '.join(values)}}}"
+        values = registers(bits, count, 30)
         body += [
             f"add.u64 %w2, %x, {4 * INPUTS * k}; add.u64 %w2, %w2, %w60; ld.global.b32 %r2, [%w2];",
             f"add.u32 %r3, %rank, {1 + k}; rem.u32 %r3, %r3, {size}; mov.u32 %r4, slots;",
@@ -352,7 +347,7 @@ def _remote_stores(size: int) -> Case:
             f"add.u64 %w3, %a, {16 * INPUTS * k}; mad.wide.u32 %w3, %r60, 16, %w3;",
             *[f"ld.global.b{bits} {v}, [%w3+{bits // 8 * e}];" for e, v in enumerate(values)],
             f"@%p0 mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {nbytes * THREADS}; {_MEET}",
-            f"st.async{form} [%r4], {listed}, [%r5];",
+            f"st.async{form} [%r4], {braced(values)}, [%r5];",
             f"WAIT{k}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r20],"
             f" {k & 1}; @!%p1 bra WAIT{k};",
             dump(words, row=4 * words * CTAS * k),
@@ -381,32 +376,23 @@ def _matrices(store: bool) -> Case:
         for trans in ("", ".trans")
         for space in (".shared", ".shared::cta", "")
     ]
-    body = [INDEX, "mov.u32 %r9, slots; mad.lo.u32 %r10, %thread, 4, %r9;"]
+    body = [INDEX, "mov.u32 %r9, slots; mad.lo.u32 %r10, %thread, 4, %r9; mov.b32 %r40, 0x1234;"]
     for k, form in enumerate(forms):
         count = int(form.split(".x")[1][0])
-        registers = f"{{{', '.join(f'%r{30 + e}' for e in range(count))}}}"
-        generic = ".shared" not in form
-        address = "[%w8]" if generic else "[%r3]"
+        moved = f"{{{', '.join(registers(32, count, 30))}}}"
+        address = "[%r3]" if ".shared" in form else "[%w8]"
         body += [
             f"add.u64 %w2, %x, {4 * INPUTS * k}; add.u64 %w2, %w2, %w60; ld.global.b32 %r2, [%w2];",
             "mad.lo.u32 %r3, %r2, 16, %r9; cvt.u64.u32 %w8, %r3; cvta.shared.u64 %w8, %w8;",
             f"add.u64 %w3, %a, {16 * INPUTS * k}; add.u64 %w3, %w3, %w60;",
             f"add.u64 %w4, %d, {16 * INPUTS * k}; add.u64 %w4, %w4, %w60; bar.sync 0;",
         ]
-        rows = [f"%r{30 + e}" for e in range(4)]
-        for e, row in enumerate(rows):
+        for e, row in enumerate(registers(32, 4, 30)):
             body.append(f"ld.global.b32 {row}, [%w3+{4 * INPUTS * e}];")
-            filled = "0x1234" if store else row
-            body.append(
-                f"st.shared.b32 [%r10+{4 * THREADS * e}], {filled};"
-                if not store
-                else f"mov.b32 %r40, {filled}; st.shared.b32 [%r10+{4 * THREADS * e}], %r40;"
-            )
-        body.append("bar.sync 0;")
-        body.append(
-            f"{form} {address}, {registers};" if store else f"{form} {registers}, {address};"
-        )
-        body.append("bar.sync 0;")
+            held = "%r40" if store else row
+            body.append(f"st.shared.b32 [%r10+{4 * THREADS * e}], {held};")
+        both = f"{address}, {moved}" if store else f"{moved}, {address}"
+        body.append(f"bar.sync 0; {form} {both}; bar.sync 0;")
         for e in range(4):
             if store:
                 body.append(f"ld.shared.b32 %r{30 + e}, [%r10+{4 * THREADS * e}];")

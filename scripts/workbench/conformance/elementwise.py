@@ -8,7 +8,7 @@ its uniform datapath for some of the latter.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,13 +18,19 @@ from workbench.conformance.patterns import Variant
 from workbench.conformance.ptx_program import Buffer, Program
 from workbench.conformance.values import operands, width
 
-HEADER = ".version {version}\n.target sm_100a\n.address_size 64\n"
 VERSION = "8.8"
+HEADER = f".version {VERSION}\n.target sm_100a\n.address_size 64\n"
 INPUTS = 4096  # of a program with one input per thread
 UNIFORM = 1024  # of a program with one input per warp
 TOGETHER = 24  # variants of one program
 _THREADS = 128
 _LETTERS = "abce"
+
+
+def module(params: Iterable[str], body: Iterable[str], before: str = "") -> str:
+    """The text of one kernel; before: what is declared in front of it."""
+    inside = "\n    ".join([*body, "ret;"])
+    return f"{HEADER}{before}.visible .entry test({', '.join(params)})\n{{\n    {inside}\n}}\n"
 
 
 def register_bits(kind: str) -> int:
@@ -80,9 +86,7 @@ def _text(variants: tuple[Variant, ...], uniform: bool) -> str:
         body.append(f"ld.param.u64 %p, [d{k}]; mad.wide.u32 %q, %i, {bits // 8}, %p;")
         body.append(f"{'@%z ' if uniform else ''}st.global.b{bits} [%q], %d{k};")
     names = [*letters, *(f"d{k}" for k in range(len(variants)))]
-    params = ", ".join(f".param .u64 {name}" for name in names)
-    inside = "\n    ".join([*body, "ret;"])
-    return f"{HEADER.format(version=VERSION)}.visible .entry test({params})\n{{\n    {inside}\n}}\n"
+    return module((f".param .u64 {name}" for name in names), body)
 
 
 def case(variants: tuple[Variant, ...], uniform: bool) -> Case:
@@ -116,6 +120,4 @@ def question(variants: Sequence[Variant]) -> tuple[str, int]:
     for variant in variants:
         registers = "".join(_registers((variant,)))
         body.append(f"{{ {registers} {lines((variant,))[0]} }}")
-    inside = "\n".join([*body, "ret;"])
-    text = f"{HEADER.format(version=VERSION)}.visible .entry test()\n{{\n{inside}\n}}\n"
-    return text, HEADER.count("\n") + 3
+    return module((), body), HEADER.count("\n") + 3

@@ -20,7 +20,7 @@ from workbench.conformance import (
     unavailable,
     warp,
 )
-from workbench.conformance.campaign import Campaign, Tally
+from workbench.conformance.campaign import Campaign, Outputs, Tally
 from workbench.conformance.case import Case
 from workbench.conformance.patterns import Variant
 
@@ -44,6 +44,30 @@ def cases(refused: Iterable[str]) -> Iterator[Case]:
     taken = [variant for variant in variants() if variant.opcode not in dropped]
     yield from elementwise.cases(taken)
     yield from itertools.chain.from_iterable(module.cases() for module in _STRUCTURED)
+
+
+def recorded(record: dict) -> tuple[list[Case], list[str]]:
+    """The cases that a record has results of, and what is newer than the record: opcodes that it
+    has no results of, and names of programs that hold one or are new themselves."""
+    refused = set(record["refused_for_this_gpu"])
+    known = {*record["forms"], *record["approximations"]}
+    newer = {variant.opcode for variant in variants()} - known - refused
+    kept = []
+    for case in cases(refused | newer):
+        new = case.forms - known
+        if new or (case.recorded and case.name not in record["silicon"]):
+            newer |= {case.name, *new}
+        elif case.recorded:
+            kept.append(case)
+    return kept, sorted(newer)
+
+
+def unlike(record: dict, results: Iterable[tuple[Case, Outputs]]) -> Iterator[str]:
+    """The cases whose outputs are others than the recorded ones, but for explained forms."""
+    explained = set(record["explained"])
+    for case, found in results:
+        if case.digest(found) != record["silicon"][case.name] and not case.forms & explained:
+            yield case.name
 
 
 def different(result: Campaign) -> dict[str, Tally]:

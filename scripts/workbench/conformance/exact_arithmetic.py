@@ -41,7 +41,7 @@ FORMATS = {
 
 
 @cache
-def _narrow_values(form: str) -> tuple[float, ...]:
+def _narrow_values(form: str) -> np.ndarray:
     """The value of every code of a format of at most 8 bits."""
     bits, mantissa, least, largest, _ = FORMATS[form]
     half = 1 << bits - 1
@@ -51,24 +51,33 @@ def _narrow_values(form: str) -> tuple[float, ...]:
         value = (fraction + (exponent > 0)) * 2.0 ** (max(exponent, 1) - 1 + least)
         infinite = form == "e5m2" and exponent == 31 and fraction == 0
         positive.append(value if value <= largest else math.inf if infinite else math.nan)
-    return (*positive, *(-value for value in positive))
+    return np.array([*positive, *(-value for value in positive)])
+
+
+def values_of(form: str, codes: np.ndarray) -> np.ndarray:
+    """float64 of bit patterns of a float or integer format, whose bits beyond it do not count."""
+    if form == "ue8m0":
+        return np.where(codes & 255 == 255, np.nan, 2.0 ** ((codes & 255).astype(np.float64) - 127))
+    if form == "s2f6":
+        return values_of("s8", codes) / 64
+    if form[0] in "us":
+        size, sign = int(form[1:]) // 8, "i" if form[0] == "s" else "u"
+        return codes.astype(f"u{size}").view(f"{sign}{size}").astype(np.float64)
+    bits = FORMATS[form].bits
+    if bits <= 8:
+        return _narrow_values(form)[codes.astype(np.uint8) & (1 << bits) - 1]
+    words = codes.astype(f"u{bits // 8}")
+    if form == "bf16":
+        words = words.astype(np.uint32) << 16
+    if form == "tf32":
+        words &= 0xFFFFE000
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return words.view(f"f{words.itemsize}").astype(np.float64)
 
 
 def decode(form: str, codes: Sequence[int]) -> list[float]:
-    """The values of bit patterns, whose bits beyond the format's do not count."""
-    if form == "ue8m0":
-        return [math.nan if code & 255 == 255 else 2.0 ** ((code & 255) - 127) for code in codes]
-    if form == "s2f6":
-        return [((code & 255 ^ 128) - 128) / 64 for code in codes]
-    bits = FORMATS[form].bits
-    if bits <= 8:
-        values = _narrow_values(form)
-        return [values[code & (1 << bits) - 1] for code in codes]
-    words = np.array(codes, np.uint64).astype(f"u{bits // 8}")
-    if form == "bf16":
-        words = words.astype(np.uint32) << np.uint32(16)
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        return words.view(f"f{words.itemsize}").astype(np.float64).tolist()
+    """`values_of` as Python numbers."""
+    return values_of(form, np.array(codes, np.uint64)).tolist()
 
 
 def encode(form: str, values: Sequence[float]) -> list[int]:
@@ -77,7 +86,8 @@ def encode(form: str, values: Sequence[float]) -> list[int]:
         return [255 if math.isnan(x) else int(math.log2(x)) + 127 for x in values]
     bits, _, _, _, nan = FORMATS[form]
     if bits <= 8:
-        code_of = {abs(x): k for k, x in enumerate(_narrow_values(form)[: 1 << bits - 1])}
+        magnitudes = _narrow_values(form)[: 1 << bits - 1].tolist()
+        code_of = {x: k for k, x in enumerate(magnitudes)}
         sign = 1 << bits - 1
         return [
             nan if math.isnan(x) else code_of[abs(x)] | (math.copysign(1, x) < 0) * sign

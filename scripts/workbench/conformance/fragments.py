@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from workbench.conformance.exact_arithmetic import values_of
+
 M, N = 16, 8
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 BITS |= {"f32": 32, "s32": 32}
@@ -21,24 +23,17 @@ Place = Callable[[int, int, int], tuple[int, int]]  # (lane, element, its bits) 
 
 
 def place_a(lane: int, element: int, bits: int) -> tuple[int, int]:
-    """Where a lane's element of A stands."""
-    group, thread = lane >> 2, lane & 3
-    if bits == 32:
-        return (group if element in (0, 2) else group + 8), thread + (4 if element >= 2 else 0)
-    if bits == 16:
-        row = group if element in (0, 1, 4, 5) else group + 8
-        return row, 2 * thread + (element & 1) + (8 if element >= 4 else 0)
-    row = group if element < 4 or 8 <= element < 12 else group + 8
-    return row, 4 * thread + (element & 3) + (16 if element >= 8 else 0)
+    """Where a lane's element of A stands: registers hold upper and lower halves in turn."""
+    each = 32 // bits
+    register, position = divmod(element, each)
+    column = each * (lane & 3) + position + 4 * each * (register >> 1)
+    return (lane >> 2) + 8 * (register & 1), column
 
 
 def place_b(lane: int, element: int, bits: int) -> tuple[int, int]:
-    group, thread = lane >> 2, lane & 3
-    if bits == 32:
-        return thread + 4 * element, group
-    if bits == 16:
-        return 2 * thread + (element & 1) + (8 if element >= 2 else 0), group
-    return 4 * thread + (element & 3) + (16 if element >= 4 else 0), group
+    each = 32 // bits
+    register, position = divmod(element, each)
+    return each * (lane & 3) + position + 4 * each * register, lane >> 2
 
 
 def place_d(lane: int, element: int, bits: int) -> tuple[int, int]:
@@ -76,31 +71,6 @@ def gather(words: np.ndarray, type_: str, place: Place, shape: tuple[int, int]) 
 # -- numbers ------------------------------------------------------------------------------------
 
 
-def _e4m3(code: int) -> float:
-    exponent, fraction = code >> 3 & 15, code & 7
-    size = fraction / 8 * 2.0**-6 if not exponent else (1 + fraction / 8) * 2.0 ** (exponent - 7)
-    return float("nan") if code & 127 == 127 else -size if code >> 7 else size
-
-
-E4M3 = np.array([_e4m3(code) for code in range(256)])
-
-
-def values_of(codes: np.ndarray, type_: str) -> np.ndarray:
-    """float64 of bit patterns."""
-    codes = np.ascontiguousarray(codes, np.uint32)
-    if type_ in ("f16", "e5m2"):
-        halves = codes if type_ == "f16" else codes << 8
-        return halves.astype(np.uint16).view(np.float16).astype(np.float64)
-    if type_ == "e4m3":
-        return E4M3[codes]
-    if type_ in ("s8", "u8"):
-        return codes.astype(np.uint8).view("i1" if type_ == "s8" else "u1").astype(np.float64)
-    if type_ == "s32":
-        return codes.view(np.int32).astype(np.float64)
-    wide = {"bf16": codes << 16, "tf32": codes & 0xFFFFE000, "f32": codes}[type_]
-    return wide.view(np.float32).astype(np.float64)
-
-
 def codes_of(values: np.ndarray, type_: str) -> np.ndarray:
     """Bit patterns of numbers, rounded or cut where the type has no such number."""
     if type_ in ("f32", "tf32", "bf16"):
@@ -111,7 +81,8 @@ def codes_of(values: np.ndarray, type_: str) -> np.ndarray:
         bits = values.astype(np.float16).view(np.uint16).astype(np.uint32)
         return bits if type_ == "f16" else bits >> 8
     if type_ == "e4m3":
-        below = np.searchsorted(E4M3[:127], np.abs(values), side="right") - 1
+        magnitudes = values_of("e4m3", np.arange(127))
+        below = np.searchsorted(magnitudes, np.abs(values), side="right") - 1
         return below.astype(np.uint32) | np.signbit(values).astype(np.uint32) << 7
     return values.astype(np.int64).astype(np.uint32) & np.uint32((1 << BITS[type_]) - 1)
 
@@ -128,7 +99,7 @@ def operands(opcode: str, fragments: list[np.ndarray]) -> list[np.ndarray]:
     for words, (type_, place, shape) in zip(fragments, wanted, strict=True):
         registers = shape[0] * shape[1] * BITS[type_] // 1024
         codes = gather(words.view(np.uint32).reshape(-1, registers, 32), type_, place, shape)
-        out.append(values_of(codes, type_))
+        out.append(values_of(type_, codes))
     return out
 
 
@@ -171,7 +142,7 @@ def excess(opcode: str, fragments: list[np.ndarray], found: np.ndarray) -> np.nd
         allowed = unit(opcode) * magnitude
         registers = M * N * BITS[type_] // 1024
         words = found.view(np.uint32).reshape(-1, registers, 32)
-        result = values_of(gather(words, type_, place_d, (M, N)), type_)
+        result = values_of(type_, gather(words, type_, place_d, (M, N)))
         error = np.abs(result - (a @ b + c)) / np.maximum(allowed, np.finfo(np.float64).tiny)
     error = np.where(np.isnan(error), np.inf, error)
     return np.where(magnitude < _LARGEST[type_], error, -1.0).ravel()

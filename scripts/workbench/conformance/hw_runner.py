@@ -90,14 +90,9 @@ def refusal(text: str) -> str:
 
 
 def _capability(driver: object) -> tuple[int, int]:
-    attributes = driver.CUdevice_attribute
-    return tuple(
-        _call(driver.cuDeviceGetAttribute, attribute, 0)
-        for attribute in (
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
+    names = (f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}" for part in ("MAJOR", "MINOR"))
+    attributes = (getattr(driver.CUdevice_attribute, name) for name in names)
+    return tuple(_call(driver.cuDeviceGetAttribute, attribute, 0) for attribute in attributes)
 
 
 def _newest_version(driver: object) -> tuple[int, int]:
@@ -183,22 +178,14 @@ def _raw(driver: object, param: Buffer | Map | Value, addresses: dict[str, objec
 
 def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
     """The 128 bytes that cuTensorMapEncodeTiled makes."""
-    names = {
-        "u8": "UINT8",
-        "u16": "UINT16",
-        "u32": "UINT32",
-        "u64": "UINT64",
-        "f16": "FLOAT16",
-        "f32": "FLOAT32",
-        "bf16": "BFLOAT16",
-        "tf32": "TFLOAT32",
-        "f64": "FLOAT64",
-    }
+    prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
+    letters = tensor.dtype.rstrip("0123456789")
+    name = prefixes[letters] + tensor.dtype.removeprefix(letters)
     kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     rank, wrapped = len(tensor.dims), driver.cuuint64_t
     encoded = _call(
         driver.cuTensorMapEncodeTiled,
-        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{names[tensor.dtype]}"),
+        getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{name}"),
         rank,
         address,
         [wrapped(size) for size in tensor.dims],

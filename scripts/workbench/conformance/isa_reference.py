@@ -5,11 +5,14 @@ Written from the manual and from what each program says; nothing of ptxemu is us
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workbench.conformance.exact_arithmetic import ieee
+from workbench.conformance.exact_arithmetic import ieee, values_of
+from workbench.conformance.integer_semantics import Form, integer, wrapped
 
 
 def nested_if(t: int) -> int:
@@ -107,25 +110,25 @@ def warp_groups(a: np.ndarray) -> np.ndarray:
     )
 
 
-_REDUCE = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
+def _combining(form: str) -> Callable[[int, int], int]:
+    """The function of "add.u32" and the like, on words."""
+    name, kind = form.split(".")
+    if name == "inc":
+        return lambda old, x: 0 if old >= x else old + 1
+    if name == "dec":
+        return lambda old, x: x if old == 0 or old > x else old - 1
+    _, call = integer(name, Form((kind,), frozenset()))
+    return lambda a, b: call(wrapped(a, kind), wrapped(b, kind)) & 0xFFFFFFFF
 
 
 def reductions(a: np.ndarray, forms: list[str]) -> np.ndarray:
-    rows = []
-    for form in forms:
-        name, kind = form.split(".")
-        for values in (a, np.full(32, a[5])):
-            values = values.view(np.int32) if kind[0] == "s" else values
-            total = _REDUCE[name].reduce(values.astype(np.int64)) & 0xFFFFFFFF
-            rows.append([total] * 32)
-    return np.array(rows)
+    return np.array(
+        [
+            [functools.reduce(_combining(form), values.tolist())] * 32
+            for form in forms
+            for values in (a, np.full(32, a[5]))
+        ]
+    )
 
 
 def float_reductions(a: np.ndarray, forms: list[str]) -> np.ndarray:
@@ -163,32 +166,16 @@ def wide_copies(a: np.ndarray) -> np.ndarray:
     backwards = a[128:256].reshape(32, 4)[:, ::-1].reshape(-1)
     word = a[1] << np.uint64(32) | a[1] >> np.uint64(32)
     fixed = np.uint64(7 << 32 | 0x3F800000)
-    return np.concatenate(
-        [
-            a[:32],
-            swapped,
-            pairs,
-            a[128:192],
-            backwards,
-            np.full(32, a[1]),
-            np.full(32, word),
-            np.full(32, fixed),
-        ]
-    )
+    uniform = np.repeat(np.array([a[1], word, fixed]), 32)
+    return np.concatenate([a[:32], swapped, pairs, a[128:192], backwards, uniform])
 
 
 def spaces(a: np.ndarray) -> np.ndarray:
     lanes = np.arange(48)
     table = np.array([10, 20, 30, 64])
-    return np.concatenate(
-        [
-            a[::-1],
-            np.where(lanes < 40, a[::-1], 1) + 1,
-            a + lanes + 77,
-            np.full(48, 7),
-            table[lanes % 4] + 20,
-        ]
-    )
+    guarded = np.where(lanes < 40, a[::-1], 1) + 1
+    rows = [a[::-1], guarded, a + lanes + 77, np.full(48, 7), table[lanes % 4] + 20]
+    return np.concatenate(rows)
 
 
 def cluster_exchange() -> np.ndarray:
@@ -202,52 +189,21 @@ def cluster_exchange() -> np.ndarray:
 
 def indices() -> np.ndarray:
     rows = []
-    for cta in range(16):
+    for cta, t in np.ndindex(16, 16):
         x, y = cta % 4, cta // 4
-        for thread in range(16):
-            rows.append(
-                [
-                    thread % 4,
-                    thread // 4 % 2,
-                    thread // 8,
-                    x % 2 + y % 2 * 2,
-                    x % 2,
-                    y % 2,
-                    x // 2,
-                    y // 2,
-                    2,
-                    4,
-                    thread,
-                    2,
-                    (1 << thread) - 1,
-                    0xFFFFFFFF ^ (1 << thread) - 1,
-                    1,
-                    9,
-                ]
-            )
+        in_cluster = [x % 2 + y % 2 * 2, x % 2, y % 2]
+        below = (1 << t) - 1
+        masks = [below, 0xFFFFFFFF ^ below]
+        thread, cluster = [t % 4, t // 4 % 2, t // 8], [x // 2, y // 2]
+        rows.append([*thread, *in_cluster, *cluster, 2, 4, t, 2, *masks, 1, 9])
     return np.array(rows)
 
 
 def atomics(m: np.ndarray, a: np.ndarray, forms: list[str]) -> np.ndarray:
     """Lanes one after the other."""
     out = [int(x) for x in m]
-    signed = lambda x: x - (1 << 32) if x >> 31 else x  # noqa: E731
-    steps = {
-        "add": lambda old, x: old + x,
-        "and": lambda old, x: old & x,
-        "or": lambda old, x: old | x,
-        "xor": lambda old, x: old ^ x,
-        "inc": lambda old, x: 0 if old >= x else old + 1,
-        "dec": lambda old, x: x if old == 0 or old > x else old - 1,
-    }
     for k, form in enumerate(forms):
-        name, kind = form.split(".")
-        key = signed if kind[0] == "s" else int
-        step = steps.get(name) or (
-            lambda old, x, n=name, key=key: {"min": min, "max": max}[n](old, x, key=key)
-        )
-        for x in a.tolist():
-            out[k] = step(out[k], x) & 0xFFFFFFFF
+        out[k] = functools.reduce(_combining(form), a.tolist(), out[k])
     for lane, x in enumerate(a.tolist()):
         out[16 + lane % 4] = out[16 + lane % 4] + x & 0xFFFFFFFF
     out[20] = out[20] + 30 & 0xFFFFFFFF
@@ -276,13 +232,21 @@ def async_copies(a: np.ndarray) -> np.ndarray:
     )
 
 
+def _places(
+    box: tuple[int, ...], shape: tuple[int, ...], position: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(index in the box, index in the tensor) of every element of a box that is inside."""
+    for index in np.ndindex(*box):
+        where = tuple(i + p for i, p in zip(index, position[::-1], strict=True))
+        if all(0 <= w < n for w, n in zip(where, shape, strict=True)):
+            yield index, where
+
+
 def tile(tensor: np.ndarray, position: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
     """A box of a tensor (outermost first) at a position (innermost first), zero outside."""
     out = np.zeros(box, tensor.dtype)
-    for index in np.ndindex(*box):
-        where = [i + p for i, p in zip(index, position[::-1], strict=True)]
-        if all(0 <= w < n for w, n in zip(where, tensor.shape, strict=True)):
-            out[index] = tensor[tuple(where)]
+    for index, where in _places(box, tensor.shape, position):
+        out[index] = tensor[where]
     return out
 
 
@@ -294,10 +258,8 @@ def untile(
 ) -> np.ndarray:
     """A tensor of zeros (or `into`) with a box stored at a position (innermost first)."""
     out = np.zeros(shape, box.dtype) if into is None else into
-    for index in np.ndindex(*box.shape):
-        where = [i + p for i, p in zip(index, position[::-1], strict=True)]
-        if all(0 <= w < n for w, n in zip(where, shape, strict=True)):
-            out[tuple(where)] = box[index]
+    for index, where in _places(box.shape, shape, position):
+        out[where] = box[index]
     return out
 
 
@@ -321,7 +283,10 @@ def tmem_16x256b(a: np.ndarray) -> np.ndarray:
     return out
 
 
-_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+def _e2m1(packed: np.ndarray) -> np.ndarray:
+    """The two values of each byte, the lower bits first."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1)
+    return values_of("e2m1", nibbles).reshape(*packed.shape[:-1], -1)
 
 
 def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
@@ -329,15 +294,13 @@ def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
 
     a, b: [step of 64, half of it, row, 16 bytes]; s: [step, A or B, row % 32, row / 32, block].
     """
-    values = np.concatenate([_E2M1, -_E2M1])
     factors = s.reshape(2, 2, 32, 4, 4).swapaxes(2, 3).reshape(2, 2, 128, 4) * 2.0**-9
     total = np.zeros((128, 32))
     for step in range(2):
         scaled = []
         for which, codes in enumerate((a.reshape(2, 2, 128, 16), b.reshape(2, 2, 32, 16))):
             packed = np.concatenate([*codes[step]], axis=1)
-            nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), 64)
-            scaled.append(values[nibbles] * factors[step, which, : len(packed)].repeat(16, 1))
+            scaled.append(_e2m1(packed) * factors[step, which, : len(packed)].repeat(16, 1))
         total += scaled[0] @ scaled[1].T
     return total
 
@@ -349,12 +312,11 @@ def block_scaled_pair(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     x: [CTA, 4096 bytes]: [half of K, row of 64, 16 bytes] of A, the same of 32 rows of B. s: [CTA,
     2048 bytes]: [row % 32, row / 32, block] of A, [half of B's rows, row, 4, block].
     """
-    values = np.concatenate([_E2M1, -_E2M1])
     operands = []
     for start, rows in ((0, 64), (2048, 32)):
         packed = x.reshape(2, 4096)[:, start : start + 32 * rows].reshape(2, 2, rows, 16)
         packed = np.concatenate([packed[:, 0], packed[:, 1]], axis=-1)
-        operands.append(values[np.stack([packed & 15, packed >> 4], -1).reshape(2, rows, 64)])
+        operands.append(_e2m1(packed))
     b = operands[1].reshape(64, 64)
     out = np.empty((2, 128, 32))
     for cta, codes in enumerate(s.reshape(2, 2048)):
@@ -370,14 +332,12 @@ def narrow_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """(128, 32) over two steps of K = 32, of e4m3 codes up to 8 and of e2m1, then of e3m2: 16
     elements in the first 8 or 12 of 16 bytes. a, b: [step, half of K, row, 16 bytes]."""
     a, b = a.reshape(2, 2, 128, 16), b.reshape(2, 2, 32, 16) * 2.0**-9
-    exponent, mantissa = np.divmod(np.arange(32), 4)
-    e3m2 = np.where(exponent == 0, mantissa / 16, (1 + mantissa / 4) * 2.0 ** (exponent - 3))
     total = np.zeros((128, 32))
-    for step, magnitude in enumerate((_E2M1, e3m2)):
+    for step, form in enumerate(("e2m1", "e3m2")):
         size = 4 + 2 * step  # bits
         stream = np.unpackbits(a[step, :, :, : 2 * size], axis=-1, bitorder="little")
         codes = stream.reshape(2, 128, 16, size) @ (1 << np.arange(size))
-        values = np.concatenate([magnitude, -magnitude])[codes]
+        values = values_of(form, codes)
         total += np.concatenate([*values], axis=1) @ np.concatenate([*b[step]], axis=1).T
     return total
 
@@ -402,15 +362,8 @@ def byte_matrices(a: np.ndarray) -> np.ndarray:
 
 
 def param_values(v: np.ndarray, w: np.ndarray) -> np.ndarray:
-    scalars = [
-        v[0],
-        int(v[1:2].view(np.int8)[0]),
-        v[2:4].view(np.uint16)[0],
-        int(v[4:6].view(np.int16)[0]),
-        v[7],
-        v[12:16].view(np.uint32)[0],
-        w[6],
-    ]
+    kinds = {0: "u1", 1: "i1", 2: "u2", 4: "i2", 7: "u1", 12: "u4"}
+    scalars = [np.frombuffer(v, kind, 1, at)[0] for at, kind in kinds.items()] + [w[6]]
     rows = [np.full(32, int(x) & 0xFFFFFFFF) for x in scalars]
     return np.concatenate([*rows, w, w])
 

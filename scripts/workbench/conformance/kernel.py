@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from workbench.conformance import elementwise
 from workbench.conformance.case import Case, Output
-from workbench.conformance.elementwise import HEADER, VERSION
 from workbench.conformance.ptx_program import Buffer, Map, Program, Value
 from workbench.conformance.values import random_bytes
 
@@ -27,6 +27,28 @@ THREADS, CTAS = 128, 8  # of a launch, where a case does not say otherwise
 INPUTS = THREADS * CTAS
 # the number of the thread in the grid, and four times it
 INDEX = f"mad.lo.u32 %r60, %cta, {THREADS}, %thread; mul.wide.u32 %w60, %r60, 4;"
+
+
+def registers(bits: int, count: int, first: int = 0) -> list[str]:
+    """Names of registers of so many bits each."""
+    letter = {16: "h", 32: "r", 64: "w"}[bits]
+    return [f"%{letter}{first + k}" for k in range(count)]
+
+
+def braced(names: list[str]) -> str:
+    """One register, or several as a vector."""
+    return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
+
+
+def policy(opcode: str) -> str:
+    """The operand that a cache hint of an opcode takes."""
+    return f", {EVICT_FIRST}" if "cache_hint" in opcode else ""
+
+
+def hinted(k: int) -> tuple[str, str]:
+    """Every other time a cache hint, with its operand."""
+    hint = ("", ".L2::cache_hint")[k % 2]
+    return hint, policy(hint)
 
 
 def random_buffer(name: str, seed: str, dtype: str, count: int) -> Buffer:
@@ -89,11 +111,9 @@ def case(
     body: its statements; declared: variables of the kernel, as `.shared .align 128 .b8 s[1024];`;
     module: of the module; rows: see `Output`.
     """
-    inside = "\n".join([_PROLOGUE, *map(_fetch, params), declared, *body, "ret;"])
-    indented = "\n    ".join(line for line in inside.split("\n") if line)
-    signature = ", ".join(map(_parameter, params))
-    head = HEADER.format(version=VERSION)
-    text = f"{head}{module}.visible .entry test({signature})\n{{\n    {indented}\n}}\n"
+    inside = "\n".join([_PROLOGUE, *map(_fetch, params), declared, *body])
+    lines = [line for line in inside.split("\n") if line]
+    text = elementwise.module(map(_parameter, params), lines, module)
     launch = {"grid": (CTAS,), "block": (THREADS,), **launch}
     program = Program(name, text, params=params, **launch)
     forms = forms_of("\n".join(body), subject)

@@ -16,7 +16,7 @@ import numpy as np
 from workbench.conformance import fragments
 from workbench.conformance.case import Case
 from workbench.conformance.fragments import M, N, place_a, place_b, place_d
-from workbench.conformance.kernel import case, output, random_buffer
+from workbench.conformance.kernel import case, output, random_buffer, registers
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import below, random_words
@@ -99,15 +99,19 @@ def _random_buffers(opcode: str, count: int) -> list[Buffer]:
     return buffers
 
 
-def _registers(name: str, first: int, count: int) -> tuple[str, list[str]]:
-    """(a braced list, the instructions that load it from the warp's matrix of a buffer)."""
-    listed = [f"%r{first + k}" for k in range(count)]
-    address = (
-        f"mad.lo.u32 %r61, %r60, {count}, 0; shl.b32 %r61, %r61, 5; add.u32 %r61, %r61, %lane;"
-    )
-    lines = [address, f"mul.wide.u32 %w60, %r61, 4; add.u64 %w60, %w60, %{name};"]
-    lines += [f"ld.global.b32 {r}, [%w60+{128 * k}];" for k, r in enumerate(listed)]
-    return f"{{{', '.join(listed)}}}", lines
+def _fragment(access: str, name: str, first: int, count: int) -> tuple[str, list[str]]:
+    """(registers in braces, the instructions that load or store them: the warp's matrix of a
+    buffer)."""
+    names = registers(32, count, first)
+    lines = [
+        f"mad.lo.u32 %r61, %r60, {count}, 0; shl.b32 %r61, %r61, 5; add.u32 %r61, %r61, %lane;",
+        f"mul.wide.u32 %w60, %r61, 4; add.u64 %w60, %w60, %{name};",
+    ]
+    for k, register in enumerate(names):
+        where = f"[%w60+{128 * k}]"
+        operands = f"{register}, {where}" if access == "ld" else f"{where}, {register}"
+        lines.append(f"{access}.global.b32 {operands};")
+    return f"{{{', '.join(names)}}}", lines
 
 
 def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
@@ -115,13 +119,12 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
     opcode = f"mma.sync.aligned.{form}"
     body, lists = [f"shr.u32 %r62, %thread, 5; mad.lo.u32 %r60, %cta, {_WARPS}, %r62;"], []
     for k, buffer in enumerate(buffers):
-        listed, lines = _registers(buffer.name, 10 * k, buffer.data.nbytes // 128 // count)
+        listed, lines = _fragment("ld", buffer.name, 10 * k, buffer.data.nbytes // 128 // count)
         lists.append(listed)
         body += lines
     halves = opcode.endswith("f16")
-    results, lines = _registers("d", 30, 2 if halves else 4)
-    body += [f"{opcode} {results}, {', '.join(lists)};"]
-    body += [_stored(line) for line in lines]
+    results, lines = _fragment("st", "d", 30, 2 if halves else 4)
+    body += [f"{opcode} {results}, {', '.join(lists)};", *lines]
     made = output("d", "u2" if halves else "u4", count * M * N)
     return case(
         f"{name} {form}",
@@ -132,14 +135,6 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
         grid=(count // _WARPS,),
         block=(32 * _WARPS,),
     )
-
-
-def _stored(line: str) -> str:
-    """A load, turned round."""
-    if not line.startswith("ld."):
-        return line
-    target, address = line.removeprefix("ld.global.b32 ").rstrip(";").split(", ")
-    return f"st.global.b32 {address}, {target};"
 
 
 def _approximate(made: Case) -> Case:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import EVICT_FIRST, INPUTS, THREADS, case, output, random_buffer
+from workbench.conformance.kernel import (
+    INPUTS,
+    THREADS,
+    braced,
+    case,
+    output,
+    policy,
+    random_buffer,
+    registers,
+)
 from workbench.conformance.patterns import expand
 
 _SLOT = 32  # bytes of a thread
@@ -13,30 +22,35 @@ _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64"
 _VECTORS = {"": 1, ".v2": 2, ".v4": 4}
 _SCOPES = "{cta|cluster|gpu|sys}"
 
-# qualifiers of a load in front of its space, and what stands behind it
-_LOADS = (
-    *(f".{x}" for x in ("weak", "volatile", "ca", "cg", "cs", "lu", "cv")),
-    *expand(f".{{relaxed|acquire}}.{_SCOPES}"),
-    ".mmio.relaxed.sys",
-)
-_GLOBAL_LOADS = (
-    *expand(".global{|.nc}.L1::no_allocate.L2::128B"),
-    *expand(".global{|.ca|.cg|.cs}.nc"),
-    *expand(".global.L1::{evict_first|evict_last|evict_normal|evict_unchanged|no_allocate}"),
-    *expand(".global.nc.L1::{evict_first|evict_last|evict_normal|evict_unchanged|no_allocate}"),
-    *expand(".global{|.nc}.L2::{64B|128B|256B}"),
-    *expand(".global{|.nc}.L1::{evict_last|no_allocate}.L2::cache_hint"),
-    ".global{|.nc}.L2::cache_hint",
-)
-_STORES = (
-    *(f".{x}" for x in ("weak", "volatile", "wb", "cg", "cs", "wt")),
-    *expand(f".{{relaxed|release}}.{_SCOPES}"),
-    ".mmio.relaxed.sys",
-)
-_GLOBAL_STORES = (
-    *expand(".global.L1::{evict_first|evict_last|evict_normal|evict_unchanged|no_allocate}"),
-    *expand(".global{|.L1::evict_last|.L1::no_allocate}.L2::cache_hint"),
-)
+# qualifiers of an access in front of its space, and what stands behind it
+_ORDERS = {
+    "ld": (
+        *expand(".{weak|volatile|ca|cg|cs|lu|cv}"),
+        *expand(f".{{relaxed|acquire}}.{_SCOPES}"),
+        ".mmio.relaxed.sys",
+    ),
+    "st": (
+        *expand(".{weak|volatile|wb|cg|cs|wt}"),
+        *expand(f".{{relaxed|release}}.{_SCOPES}"),
+        ".mmio.relaxed.sys",
+    ),
+}
+_GLOBAL_ONLY = (*expand(".{ca|cg|cs|lu|cv|wb|wt}"), ".mmio.relaxed.sys")
+_EVICTION = "{evict_first|evict_last|evict_normal|evict_unchanged|no_allocate}"
+_HINTS = {
+    "ld": (
+        *expand(".global{|.nc}.L1::no_allocate.L2::128B"),
+        *expand(".global{|.ca|.cg|.cs}.nc"),
+        *expand(f".global{{|.nc}}.L1::{_EVICTION}"),
+        *expand(".global{|.nc}.L2::{64B|128B|256B}"),
+        *expand(".global{|.nc}.L1::{evict_last|no_allocate}.L2::cache_hint"),
+        *expand(".global{|.nc}.L2::cache_hint"),
+    ),
+    "st": (
+        *expand(f".global.L1::{_EVICTION}"),
+        *expand(".global{|.L1::evict_last|.L1::no_allocate}.L2::cache_hint"),
+    ),
+}
 
 
 def _bits(t: str) -> int:
@@ -48,14 +62,6 @@ def _spread(t: str) -> list[int]:
     if t[0] == "f":
         return [_bits(t)]
     return [w for w in (16, 32, 64) if w >= _bits(t)]
-
-
-def _registers(width: int, count: int, first: int = 0) -> list[str]:
-    return [f"%{ {16: 'h', 32: 'r', 64: 'w'}[width] }{first + k}" for k in range(count)]
-
-
-def _braced(registers: list[str]) -> str:
-    return registers[0] if len(registers) == 1 else f"{{{', '.join(registers)}}}"
 
 
 def _plain() -> Iterator[tuple[str, str, int, int]]:
@@ -97,23 +103,21 @@ def _copied(space: str, address: str, back: str = "") -> str:
     """The slot from global memory into a space, or back to `back`."""
     lines = []
     for k in (0, 16):
-        registers = "{%r64, %r65, %r66, %r67}"
-        if back:
-            lines.append(f"ld{space}.v4.b32 {registers}, [{address}+{k}];")
-            lines.append(f"st.global.v4.b32 [{back}+{k}], {registers};")
-        else:
-            lines.append(f"ld.global.v4.b32 {registers}, [%w60+{k}];")
-            lines.append(f"st{space}.v4.b32 [{address}+{k}], {registers};")
+        values = braced(registers(32, 4, 64))
+        source, target = (space, address), (".global", back)
+        if not back:
+            source, target = (".global", "%w60"), source
+        lines.append(f"ld{source[0]}.v4.b32 {values}, [{source[1]}+{k}];")
+        lines.append(f"st{target[0]}.v4.b32 [{target[1]}+{k}], {values};")
     return "\n".join(lines)
 
 
-def _load_lines(opcode: str, address: str, t: str, count: int, width: int) -> list[str]:
+def _load_lines(opcode: str, space: str, address: str, t: str, count: int, width: int) -> list[str]:
     """Load, and leave every register in the thread's row of the variant (64 bytes)."""
-    registers = _registers(width, count)
-    policy = f", {EVICT_FIRST}" if "cache_hint" in opcode else ""
+    names = registers(width, count)
     offset = 0 if count * _bits(t) == 128 else 16
-    lines = [f"{opcode} {_braced(registers)}, [{address}+{offset}]{policy};"]
-    for k, register in enumerate(registers):
+    lines = [f"{opcode} {braced(names)}, [{address}+{offset}]{policy(opcode)};"]
+    for k, register in enumerate(names):
         lines.append(f"st.global.b{width} [%w63+{k * width // 8}], {register};")
     return lines
 
@@ -154,84 +158,57 @@ def _wide_store(space: str, address: str) -> list[str]:
     return lines if address == "%w63" else [*lines, _copied(space, address, "%w63")]
 
 
-def loads() -> Iterator[Case]:
-    for space, (_, address) in _SPACES.items():
-        plain = [
-            _load_lines(f"ld{space}{form}", address, t, count, width)
-            for form, t, count, width in _plain()
-        ]
-        plain.append(_wide_load(space, address))
-        yield _case(f"loads{space}", "ld", space, plain, False)
-        if space in (".local", ".shared::cta", ".shared::cluster"):
-            continue
-        orders = _LOADS if space != ".shared" else _LOADS[:2] + _LOADS[7:-1]
-        bodies = [
-            _load_lines(f"ld{order}{space}{form}", address, t, count, width)
-            for order in orders
-            for form, t, count, width in ((".b32", "b32", 1, 32), (".v2.u64", "u64", 2, 64))
-            if not (order == ".mmio.relaxed.sys" and count > 1)
-        ]
-        yield _case(f"ordered loads{space}", "ld", space, bodies, False)
-    hinted = [
-        _load_lines(f"ld{order}{form}", "%w60", t, count, width)
-        for pattern in _GLOBAL_LOADS
-        for order in expand(pattern)
-        for form, t, count, width in ((".b32", "b32", 1, 32), (".v4.f32", "f32", 4, 32))
-    ]
-    yield _case("hinted loads", "ld", ".global", hinted, False)
-    bodies = [
-        _load_lines(f"ldu{space}{form}", "%w60", t, count, width)
-        for space in (".global", "")
-        for form, t, count, width in _plain()
-    ]
-    bodies.append([line.replace("ld.", "ldu.", 1) for line in _wide_load(".global", "%w60")])
-    yield _case("uniform loads", "ldu", ".global", bodies, False)
-
-
 def _store_lines(opcode: str, space: str, address: str, t: str, count: int, width: int) -> list:
     """Clear the slot, store, and bring the slot to the thread's row of the variant."""
-    registers = _registers(width, count)
-    lines = []
-    for k, register in enumerate(registers):
+    names, lines = registers(width, count), []
+    for k, register in enumerate(names):
         lines.append(f"ld.global.b{width} {register}, [%w60+{k * width // 8}];")
     for k in (0, 16):
         lines.append(f"st{space}.v4.b32 [{address}+{k}], {{%r71, %r71, %r71, %r71}};")
-    policy = f", {EVICT_FIRST}" if "cache_hint" in opcode else ""
     offset = 0 if count * _bits(t) == 128 else 16
-    lines.append(f"{opcode} [{address}+{offset}], {_braced(registers)}{policy};")
+    lines.append(f"{opcode} [{address}+{offset}], {braced(names)}{policy(opcode)};")
     if address != "%w63":
         lines.append(_copied(space, address, "%w63"))
     return ["mov.b32 %r71, 0;", *lines]
 
 
-def stores() -> Iterator[Case]:
+def _accesses(name: str, title: str) -> Iterator[Case]:
+    store = name == "st"
+    make, wide = (_store_lines, _wide_store) if store else (_load_lines, _wide_load)
     for space, (_, address) in _SPACES.items():
-        where = "%w63" if address == "%w60" else address
-        plain = [
-            _store_lines(f"st{space}{form}", space, where, t, count, width)
-            for form, t, count, width in _plain()
-        ]
-        plain.append(_wide_store(space, where))
-        yield _case(f"stores{space}", "st", space, plain, True)
+        where = "%w63" if store and address == "%w60" else address
+        bodies = [make(f"{name}{space}{form}", space, where, *how) for form, *how in _plain()]
+        bodies.append(wide(space, where))
+        yield _case(f"{title}{space}", name, space, bodies, store)
         if space in (".local", ".shared::cta", ".shared::cluster"):
             continue
-        orders = _STORES if space != ".shared" else _STORES[:2] + _STORES[6:-1]
         bodies = [
-            _store_lines(f"st{order}{space}{form}", space, where, t, count, width)
-            for order in orders
+            make(f"{name}{order}{space}{form}", space, where, t, count, width)
+            for order in _ORDERS[name]
+            if not (space == ".shared" and order in _GLOBAL_ONLY)
             for form, t, count, width in ((".b32", "b32", 1, 32), (".v2.u64", "u64", 2, 64))
             if not (order == ".mmio.relaxed.sys" and count > 1)
         ]
-        yield _case(f"ordered stores{space}", "st", space, bodies, True)
+        yield _case(f"ordered {title}{space}", name, space, bodies, store)
     hinted = [
-        _store_lines(f"st{order}{form}", ".global", "%w63", t, count, width)
-        for pattern in _GLOBAL_STORES
-        for order in expand(pattern)
+        make(f"{name}{order}{form}", ".global", "%w63" if store else "%w60", t, count, width)
+        for order in _HINTS[name]
         for form, t, count, width in ((".b32", "b32", 1, 32), (".v4.f32", "f32", 4, 32))
     ]
-    yield _case("hinted stores", "st", ".global", hinted, True)
+    yield _case(f"hinted {title}", name, ".global", hinted, store)
+
+
+def _uniform_loads() -> Case:
+    bodies = [
+        _load_lines(f"ldu{space}{form}", space, "%w60", *how)
+        for space in (".global", "")
+        for form, *how in _plain()
+    ]
+    bodies.append([line.replace("ld.", "ldu.", 1) for line in _wide_load(".global", "%w60")])
+    return _case("uniform loads", "ldu", ".global", bodies, False)
 
 
 def cases() -> Iterator[Case]:
-    yield from loads()
-    yield from stores()
+    yield from _accesses("ld", "loads")
+    yield _uniform_loads()
+    yield from _accesses("st", "stores")

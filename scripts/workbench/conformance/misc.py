@@ -10,7 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from workbench.conformance.case import Case
-from workbench.conformance.kernel import CTAS, INDEX, INPUTS, THREADS, case, output, random_buffer
+from workbench.conformance.kernel import (
+    CTAS,
+    INDEX,
+    INPUTS,
+    THREADS,
+    braced,
+    case,
+    output,
+    random_buffer,
+    registers,
+)
 from workbench.conformance.patterns import expand
 from workbench.conformance.ptx_program import Buffer, Map, Value
 from workbench.conformance.values import random_bytes
@@ -98,16 +108,14 @@ def _constants() -> Case:
     body.append("add.u64 %w52, %w52, %w51;")
     for space, count, t in forms:
         bits = max(int(t[1:]), 16)
-        letter = {16: "h", 32: "r", 64: "w"}[bits]
-        registers = [f"%{letter}{30 + k}" for k in range(count)]
-        listed = registers[0] if count == 1 else f"{{{', '.join(registers)}}}"
+        names = registers(bits, count, 30)
         vector = f".v{count}" if count > 1 else ""
         places = ("%w50",) if space == "const" else ("%w52", f"v+{16 * (row % 15)}")
         for place in places:
             body.append(f"add.u64 %w62, %d, {16 * INPUTS * row}; add.u64 %w62, %w62, %w60;")
-            body.append(f"ld.{space}{vector}.{t} {listed}, [{place}];")
+            body.append(f"ld.{space}{vector}.{t} {braced(names)}, [{place}];")
             body += [
-                f"st.global.b{bits} [%w62+{bits // 8 * k}], {r};" for k, r in enumerate(registers)
+                f"st.global.b{bits} [%w62+{bits // 8 * k}], {r};" for k, r in enumerate(names)
             ]
             row += 1
     listed = ", ".join(map(str, table))

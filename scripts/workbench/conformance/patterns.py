@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
+_ALTERNATIVES = re.compile(r"\{([^{}|]*\|[^{}]*)\}")  # not the braces of registers
 
 PLAIN = "{op} {d}, {operands};"
 
@@ -151,10 +151,8 @@ def floats() -> Iterator[Variant]:
     yield from line("{add|sub|mul}{|.rn}.T : T T T", "bf16 bf16x2")
     yield from line("fma.rn{|.ftz}{|.sat|.relu}.T : T T T T", "f16 f16x2")
     yield from line("fma.rn{|.relu}.T : T T T T", "bf16 bf16x2")
-    yield from line(f"{{add|sub}}{_ROUND}{{|.sat}}.f32.{{f16}} : f32 f16 f32")
-    yield from line(f"{{add|sub}}{_ROUND}{{|.sat}}.f32.{{bf16}} : f32 bf16 f32")
-    yield from line(f"fma{_ROUNDED}{{|.sat}}.f32.f16 : f32 f16 f16 f32")
-    yield from line(f"fma{_ROUNDED}{{|.sat}}.f32.bf16 : f32 bf16 bf16 f32")
+    yield from line(f"{{add|sub}}{_ROUND}{{|.sat}}.f32.T : f32 T f32", "f16 bf16")
+    yield from line(f"fma{_ROUNDED}{{|.sat}}.f32.T : f32 T T f32", "f16 bf16")
     yield from line("{min|max}{|.ftz}{|.NaN}{|.xorsign.abs}.f32 : f32 f32 f32")
     yield from line("{min|max}{|.ftz}{|.NaN}{|.abs}.f32 : f32 f32 f32 f32")
     yield from line("{min|max}{|.ftz}{|.NaN}{|.xorsign.abs}.T : T T T", "f16 f16x2")

@@ -101,15 +101,14 @@ def report(result: Campaign, setting: dict[str, str], arguments: argparse.Namesp
 def against_record(arguments: argparse.Namespace) -> int:
     """ptxemu alone: the digest of every case's outputs must be the recorded one."""
     record = json.loads(arguments.recorded.read_text(encoding="utf-8"))
-    cases = [case for case in everything.cases(record["refused_for_this_gpu"]) if case.recorded]
-    cases = chosen(cases, arguments.only)
-    explained, wrong = set(record["explained"]), 0
-    for case, found in emulated(cases, arguments.jobs):
-        forms = {form for output in case.outputs.values() for form in output.forms}
-        if case.digest(found) != record["silicon"].get(case.name) and not forms & explained:
-            wrong += 1
-            print(f"{case.name}: not what {record['setting']['gpu']} left in memory")
-    print(f"{len(cases) - wrong} of {len(cases)} programs as on {record['setting']['gpu']}")
+    kept, newer = everything.recorded(record)
+    cases, gpu, wrong = chosen(kept, arguments.only), record["setting"]["gpu"], 0
+    for name in everything.unlike(record, emulated(cases, arguments.jobs)):
+        wrong += 1
+        print(f"{name}: not what {gpu} left in memory")
+    print(f"{len(cases) - wrong} of {len(cases)} programs as on {gpu}")
+    if newer:
+        print(f"newer than the record, which has nothing of them: {', '.join(newer)}")
     return FAILED if wrong else 0
 
 

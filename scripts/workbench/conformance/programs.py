@@ -22,7 +22,7 @@ def cases() -> Iterator[Case]:
         text = path.read_text()
         if _TENSOR_CORE in text or path.stem in _NEWER or _SLOT in text:
             continue
-        random = sum(b.data.nbytes for b in read(path).buffers() if b.data.any()) // 4
+        random = sum(b.data.nbytes for b in read(path).buffers() if b.data.view("u1").any()) // 4
         for seed in range(min(-(-WORDS // random), _SEEDS) if random else 1):
             program = read(path, f" {seed}")
             exact = [b for b in program.outputs() if not b.tolerance]

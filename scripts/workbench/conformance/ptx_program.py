@@ -29,23 +29,13 @@ import numpy as np
 import ptxemu
 from ptxemu.machine import tensor_map
 from workbench.conformance import isa_reference
+from workbench.conformance.values import EDGES, edges
 
 FOLDER = Path(__file__).resolve().parents[3] / "tests" / "ptxemu" / "ptx"
 POLICIES = ("round-robin", "random", "adversarial")
-DTYPES = {
-    "u8": np.uint8,
-    "s8": np.int8,
-    "u16": np.uint16,
-    "s16": np.int16,
-    "u32": np.uint32,
-    "s32": np.int32,
-    "u64": np.uint64,
-    "s64": np.int64,
-    "f16": np.float16,
-    "bf16": np.uint16,
-    "f32": np.float32,
-    "f64": np.float64,
-}
+DTYPES = {f"u{n}": f"u{n // 8}" for n in (8, 16, 32, 64)}
+DTYPES |= {f"s{n}": f"i{n // 8}" for n in (8, 16, 32, 64)}
+DTYPES |= {"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8"}
 
 
 @dataclass
@@ -104,72 +94,6 @@ class Program:
 
 # -- data -----------------------------------------------------------------------------------
 
-_SPECIAL_FLOATS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1.5,
-    2.5,
-    -2.5,
-    3.0,
-    1e-3,
-    255.5,
-    -128.5,
-    65504.0,
-    1e5,
-    -3e9,
-    5e9,
-    np.inf,
-    -np.inf,
-    np.nan,
-    2.0**-14,
-    2.0**-15,
-    2.0**-24,
-    2.0**-126,
-    2.0**-127,
-    2.0**-149,
-    -(2.0**-149),
-    3.4028235e38,
-    1.0000001,
-    0.99999994,
-    2.0**127,
-    448.0,
-    6.0,
-)
-
-
-def _special_ints(kind: np.dtype) -> list[int]:
-    bits = 8 * kind.itemsize
-    values = [
-        0,
-        1,
-        2,
-        3,
-        5,
-        7,
-        31,
-        32,
-        33,
-        63,
-        64,
-        65,
-        100,
-        255,
-        256,
-        (1 << bits) - 1,
-        (1 << bits) - 2,
-        1 << bits - 1,
-        (1 << bits - 1) - 1,
-        (1 << bits - 1) + 1,
-        0x5555 << 4,
-        0xF0F0,
-        1 << bits - 2,
-    ]
-    return [value & (1 << bits) - 1 for value in values]
-
-
 def generate(how: str, name: str, dtype: str, count: int, seed: str = "") -> np.ndarray:
     """arange | zeros | ones | rand (ints: every bit; floats: normal) | small (-4..4 or 0..8) |
     special (every edge of the type, then rand); the same for the same name and seed, always."""
@@ -184,15 +108,14 @@ def generate(how: str, name: str, dtype: str, count: int, seed: str = "") -> np.
         raise ValueError(f"unknown generator {how!r}")
     if kind.kind == "f":
         values = rng.standard_normal(count) * np.exp2(rng.integers(-6, 7, count))
-        edges = np.array(_SPECIAL_FLOATS)
+        with np.errstate(over="ignore"):
+            values = values.astype(kind)
     else:
         values = rng.integers(0, 256, count * kind.itemsize, np.uint8).view(kind)
-        edges = np.array(_special_ints(kind), f"u{kind.itemsize}").view(kind)
-    with np.errstate(over="ignore"):
-        values, edges = values.astype(kind), edges.astype(kind)
     if how == "special":
-        chosen = rng.permutation(count)[: min(2 * len(edges), count // 2)]
-        values[chosen] = np.resize(edges, len(chosen))
+        chosen = rng.permutation(count)[: min(2 * EDGES, count // 2)]
+        edges_of_type = edges(dtype).astype(f"u{kind.itemsize}").view(kind)
+        values[chosen] = np.resize(edges_of_type, len(chosen))
     return values
 
 
@@ -261,25 +184,7 @@ def emulate(
 ) -> dict[str, np.ndarray]:
     """The outputs after a launch of `module`, which is `program.text` loaded."""
     live = {buffer.name: aligned_copy(buffer.data) for buffer in program.buffers()}
-    params = []
-    for param in program.params:
-        if isinstance(param, Buffer):
-            params.append(live[param.name].ctypes.data.to_bytes(8, "little"))
-        elif isinstance(param, Value):
-            params.append(param.data.tobytes())
-        else:
-            params.append(
-                bytes(
-                    tensor_map.encode(
-                        live[param.of].ctypes.data,
-                        param.dims,
-                        param.strides(),
-                        param.box,
-                        param.dtype,
-                        param.swizzle,
-                    )
-                )
-            )
+    params = [_raw(param, live) for param in program.params]
     module.launch(
         grid=program.grid,
         block=program.block,
@@ -290,6 +195,16 @@ def emulate(
         options=options,
     )
     return {buffer.name: live[buffer.name] for buffer in program.outputs()}
+
+
+def _raw(param: Buffer | Map | Value, live: dict[str, np.ndarray]) -> bytes:
+    """A kernel parameter, with the buffers in their places."""
+    if isinstance(param, Value):
+        return param.data.tobytes()
+    if isinstance(param, Buffer):
+        return live[param.name].ctypes.data.to_bytes(8, "little")
+    address, shape = live[param.of].ctypes.data, (param.dims, param.strides(), param.box)
+    return bytes(tensor_map.encode(address, *shape, param.dtype, param.swizzle))
 
 
 def aligned_copy(data: np.ndarray) -> np.ndarray:

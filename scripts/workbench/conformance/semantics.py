@@ -336,7 +336,15 @@ def _literal(kind: str, text: str) -> Any:
     return encode(kind, [float(text)])[0] if "." in text else int(text, 0)
 
 
-class _Lanes:
+@cache
+def _parsed(statement: str) -> tuple[str, str, list[str]]:
+    """Guard (or ""), opcode and operands."""
+    guard = statement.split(" ")[0][1:] if statement.startswith("@") else ""
+    opcode, _, rest = statement.removeprefix(f"@{guard} ").partition(" ")
+    return guard, opcode, re.findall(r"\{[^}]*\}|[^\s,]+", rest)
+
+
+class Lanes:
     """Registers while the statements of a variant are executed: one bit pattern for each lane."""
 
     def __init__(self, registers: dict[str, list[int]], widths: dict[str, int]) -> None:
@@ -350,16 +358,14 @@ class _Lanes:
             bits = 1 if kind == ".pred" else int(re.sub("[^0-9]", "", kind))
             self.widths |= dict.fromkeys(names, bits)
             return
-        guard = statement.split(" ")[0][1:] if statement.startswith("@") else ""
-        opcode, _, rest = statement.removeprefix(f"@{guard} ").partition(" ")
-        where = self._read("pred", guard) if guard else None
-        operands = re.findall(r"\{[^}]*\}|[^\s,]+", rest)
-        if "{" in rest:
+        guard, opcode, operands = _parsed(statement)
+        where = self.read("pred", guard) if guard else None
+        if any(operand[0] == "{" for operand in operands):
             self._move(*(re.findall(r"[^\s,{}]+", operand) for operand in operands))
             return
         meaning = _meaning(opcode)
         columns = [
-            self._read(kind, operand)
+            self.read(kind, operand)
             for kind, operand in zip(meaning.kinds[1:], operands[1:], strict=False)
         ]
         if meaning.carries:
@@ -375,7 +381,7 @@ class _Lanes:
         else:
             self._write(meaning.kinds[0], operands[0], results, where)
 
-    def _read(self, kind: str, operand: str) -> list[Any]:
+    def read(self, kind: str, operand: str) -> list[Any]:
         if operand.startswith("!"):
             return [1 - x for x in self.registers[operand[1:]]]
         if operand in self.registers:
@@ -414,7 +420,7 @@ def evaluate(variant: Variant, sources: Sequence[np.ndarray]) -> np.ndarray:
     names = [f"%{letter}" for letter in LETTERS[: len(sources)]]
     widths = {name: 8 * x.itemsize for name, x in zip(names, sources, strict=True)}
     bits = register_bits(variant.target)
-    lanes = _Lanes({name: x.tolist() for name, x in zip(names, sources, strict=True)}, widths)
+    lanes = Lanes({name: x.tolist() for name, x in zip(names, sources, strict=True)}, widths)
     lanes.widths["%d"] = bits
     text = variant.text("%d", names).strip()
     if text.startswith("{"):

@@ -12,8 +12,8 @@ import numpy as np
 
 from ptxemu.machine import tensor_map
 from workbench.conformance.case import Case
-from workbench.conformance.copies import dump, fill
-from workbench.conformance.kernel import EVICT_FIRST, THREADS, case, output, random_buffer
+from workbench.conformance.copies import brought, dump, fill
+from workbench.conformance.kernel import THREADS, case, hinted, output, random_buffer
 from workbench.conformance.ptx_program import Buffer, Map
 from workbench.conformance.values import below, operands
 
@@ -111,28 +111,39 @@ def _words(nbytes: int) -> int:
     return -(-nbytes // (4 * THREADS)) * THREADS
 
 
+def _brought_box(k: int, shape: Shape, copy: str, before: str = "") -> list[str]:
+    """Box k into shared memory, dumped as it lies there."""
+    words = _words(shape.footprint)
+    return [
+        fill(words, value=str(k)),
+        f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k};",
+        _coordinates(k, len(shape.dims)),
+        before,
+        f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
+        copy,
+        f"FOLLOW{k}:",
+        _wait(k),
+        dump(words, row=4 * words * k),
+        "bar.sync 0;",
+    ]
+
+
 def _load(name: str, shape: Shape, space: str) -> Case:
     """Boxes one after the other into the same place, each dumped as it lies there."""
     rank, words = len(shape.dims), _words(shape.footprint)
     body = [_START]
     for k in range(BOXES):
-        hint = ("", ".L2::cache_hint")[k % 2]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, policy = hinted(k)
         tile = (".tile", "")[k // 2 % 2]
-        body += [
-            fill(words, value=str(k)),
-            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k};",
-            _coordinates(k, rank),
-            f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint}"
-            f" {_operand(rank)}{policy};",
-            f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
-            f"cp.async.bulk.tensor.{rank}d.{space}.global{tile}.mbarrier::complete_tx::bytes{hint}"
-            f" [%r21], {_operand(rank)}, [%r20]{policy};",
-            f"FOLLOW{k}:",
-            _wait(k),
-            dump(words, row=4 * words * k),
-            "bar.sync 0;",
-        ]
+        prefetch = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global{tile}{hint}"
+        ends = f"global{tile}.mbarrier::complete_tx::bytes{hint}"
+        copy = f"cp.async.bulk.tensor.{rank}d.{space}.{ends}"
+        body += _brought_box(
+            k,
+            shape,
+            f"{copy} [%r21], {_operand(rank)}, [%r20]{policy};",
+            f"{prefetch} {_operand(rank)}{policy};",
+        )
     return case(
         name,
         _COPIES,
@@ -147,15 +158,6 @@ def _load(name: str, shape: Shape, space: str) -> Case:
         declared=_declared(4 * words),
         grid=(1,),
     )
-
-
-def _brought(words: int, k: int) -> list[str]:
-    """Row k of the input into shared memory."""
-    lines = ["mov.u32 %r50, slots; mad.lo.u32 %r50, %thread, 4, %r50;"]
-    lines.append(f"add.u64 %w50, %a, {4 * words * k}; mad.wide.u32 %w50, %thread, 4, %w50;")
-    for j in range(0, words, THREADS):
-        lines.append(f"ld.global.b32 %r51, [%w50+{4 * j}]; st.shared.b32 [%r50+{4 * j}], %r51;")
-    return lines
 
 
 def _element(dtype: str) -> str:
@@ -179,15 +181,13 @@ def _store(name: str, shape: Shape, reduction: str = "") -> Case:
     waits = ("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;")
     body = [_START]
     for k in range(boxes):
-        hint = ("", ".L2::cache_hint")[k % 2]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, policy = hinted(k)
         tile = (".tile", "")[k // 2 % 2]
-        copy = (
-            f"cp.reduce.async.bulk.tensor.{rank}d" if reduction else f"cp.async.bulk.tensor.{rank}d"
-        )
-        ends = f".{reduction}{tile}.bulk_group" if reduction else f"{tile}.bulk_group"
+        copy = f"cp{'.reduce' if reduction else ''}.async.bulk.tensor.{rank}d"
+        ends = f"{'.' if reduction else ''}{reduction}{tile}.bulk_group"
         body += [
-            *_brought(words, k),
+            f"add.u64 %w6, %a, {4 * words * k};",
+            brought(words, "%w6"),
             f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra NEXT{k};",
             _coordinates(k, rank),
             f"{copy}.global.shared::cta{ends}{hint} {_operand(rank)}, [%r21]{policy};",
@@ -232,8 +232,7 @@ def _multicast(size: int, shape: Shape) -> Case:
         "add.u32 %r21, %r21, %r11;",
     ]
     for k in range(BOXES):
-        hint = ("", ".L2::cache_hint")[k % 2]
-        policy = f", {EVICT_FIRST}" if hint else ""
+        hint, policy = hinted(k)
         body += [
             f"{_coordinates(k, rank)} ld.global.b16 %h1, [%w8+{2 * k}];",
             f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -293,17 +292,8 @@ def _edited(space: str, scope: str) -> Case:
         "READY: bar.sync 0;",
     ]
     for k in range(BOXES):
-        body += [
-            fill(words, value=str(k)),
-            f"fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra FOLLOW{k}; {_coordinates(k, 3)}",
-            f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            f" [%r21], {_operand(3, 't')}, [%r20];",
-            f"FOLLOW{k}:",
-            _wait(k),
-            dump(words, row=4 * words * k),
-            "bar.sync 0;",
-        ]
+        copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        body += _brought_box(k, shape, f"{copy} [%r21], {_operand(3, 't')}, [%r20];")
     return case(
         name,
         "tensormap fence.proxy cp.async.bulk",

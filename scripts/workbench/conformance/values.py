@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from workbench.conformance.exact_arithmetic import FORMATS
+
 EDGES = 32  # of each type; two operands meet in all 32 x 32 pairs
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,30 +37,17 @@ def below(seed: str, count: int, limit: int) -> np.ndarray:
     return ((random_words(seed, count) >> np.uint64(11)) % np.uint64(limit)).astype(np.int64)
 
 
-# -- floats: (bits, exponent bits, mantissa bits) ---------------------------------------------
+# -- edges ---------------------------------------------------------------------------------
 
-FLOATS = {
-    "f64": (64, 11, 52),
-    "f32": (32, 8, 23),
-    "f16": (16, 5, 10),
-    "bf16": (16, 8, 7),
-    "e5m2": (8, 5, 2),
-    "e4m3": (8, 4, 3),
-}
-PACKED = {
-    "f16x2": ("f16", 2),
-    "bf16x2": ("bf16", 2),
-    "f32x2": ("f32", 2),
-    "e4m3x2": ("e4m3", 2),
-    "e5m2x2": ("e5m2", 2),
-    "u8x4": ("u8", 4),
-}
+PACKED = {f"{base}x2": (base, 2) for base in ("f16", "bf16", "f32", "e4m3", "e5m2")}
+PACKED["u8x4"] = ("u8", 4)
 
 
 def _float_edges(name: str) -> list[int]:
     """Zeros, infinities, NaNs, the ends of both ranges, halves, ties, powers that limit others."""
-    bits, exponent, mantissa = FLOATS[name]
-    bias, one_ulp = (1 << exponent - 1) - 1, 1
+    bits, mantissa, *_ = FORMATS[name]
+    exponent = bits - 1 - mantissa
+    bias = (1 << exponent - 1) - 1
     infinity = ((1 << exponent) - 1) << mantissa
     one = bias << mantissa
 
@@ -66,23 +55,9 @@ def _float_edges(name: str) -> list[int]:
         return max(min(bias + n, (1 << exponent) - 2), 1) << mantissa
 
     half_way = 1 << mantissa - 1
-    positive = [
-        0,
-        1,
-        (1 << mantissa) - 1,
-        1 << mantissa,
-        infinity - 1,
-        infinity,
-        one,
-        one + one_ulp,
-        one - one_ulp,
-        power(-1),
-        one + half_way,
-        power(1) + (half_way >> 1),
-        power(mantissa),
-        power(-mantissa - 1),
-        power(31),
-    ]
+    positive = [0, 1, (1 << mantissa) - 1, 1 << mantissa, infinity - 1, infinity]
+    positive += [one, one + 1, one - 1, power(-1), one + half_way, power(1) + (half_way >> 1)]
+    positive += [power(mantissa), power(-mantissa - 1), power(31)]
     negative = [x | 1 << bits - 1 for x in positive[:14]]
     return [*positive, *negative, infinity + 1, infinity | half_way | 5, (1 << bits) - 1]
 
@@ -103,14 +78,14 @@ def edges(kind: str) -> np.ndarray:
         for k in range(count):
             out |= np.roll(part, 5 * k) << np.uint64(k * width)
         return out
-    values = _float_edges(kind) if kind in FLOATS else _int_edges(_width(kind))
+    values = _float_edges(kind) if kind in FORMATS else _int_edges(_width(kind))
     if len(values) != EDGES:
         raise ValueError(f"{kind} has {len(values)} edges")
     return np.array(values, np.uint64)
 
 
 def _width(kind: str) -> int:
-    return FLOATS[kind][0] if kind in FLOATS else int(kind[1:])
+    return FORMATS[kind].bits if kind in FORMATS else int(kind[1:])
 
 
 def width(kind: str) -> int:
@@ -132,13 +107,14 @@ def _moderate(kind: str, seed: str, count: int) -> np.ndarray:
             out |= _moderate(base, f"{seed} {k}", count) << np.uint64(k * _width(base))
         return out
     bits = _width(kind)
-    if kind not in FLOATS:
+    if kind not in FORMATS:
         size = (words >> np.uint64(58)) % np.uint64(bits) + np.uint64(1)
         value = words & (np.uint64(1) << size) - np.uint64(1)
         negative = words >> np.uint64(57) & np.uint64(1)
         mask = np.uint64((1 << bits) - 1)
         return np.where(negative, ~value + np.uint64(1), value) & mask
-    _, exponent, mantissa = FLOATS[kind]
+    mantissa = FORMATS[kind].mantissa
+    exponent = bits - 1 - mantissa
     bias = (1 << exponent - 1) - 1
     # exponents near zero, and as far away as the ranges of narrower formats end
     near, far = min(6, bias - 1), min(160, bias - 1)
@@ -160,9 +136,10 @@ def _moderate(kind: str, seed: str, count: int) -> np.ndarray:
 def _barely_subnormal(kind: str, place: int, values: np.ndarray) -> np.ndarray:
     """Factors whose product is so near the smallest normal number that rounding decides."""
     base, parts = PACKED.get(kind, (kind, 1))
-    if base not in FLOATS:
+    if base not in FORMATS:
         return values[:EDGES]
-    bits, exponent, mantissa = FLOATS[base]
+    bits, mantissa, *_ = FORMATS[base]
+    exponent = bits - 1 - mantissa
     step = np.arange(EDGES, dtype=np.uint64) % np.uint64(16) + np.uint64(1)
     one = np.uint64(((1 << exponent - 1) - 1) << mantissa)
     factor = one - np.uint64(2) * step if place == 0 else np.uint64(1 << mantissa) + step

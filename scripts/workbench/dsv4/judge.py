@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fmha.sparse import reference as sparse
 from fmha.sparse.indexer import quantised as index
 from fmha.sparse.indexer.formats import FORMATS
 from kernelkit.tolerance import Report, compare_output
@@ -158,11 +159,11 @@ class Judge:
         past = own = stored["window"][:0]
         if state.entries:
             past, own = stored["entries"][chosen], state.entries.stored[mine]
-        exact = model.attend(q, stored["window"], past, position)
-        rounded = model.attend_rounded(q, stored["window"], past, position)
-        report = compare_output(o, exact, rounded, torch.bfloat16)
+        attended = model.token(q, stored["window"], past, position)
+        exact = sparse.definition(attended)
+        report = compare_output(o, exact, sparse.rounded(attended).double(), torch.bfloat16)
         verdict["attention"].add(report)
-        alone = model.attend(q, state.window.stored, own, position)
+        alone = sparse.definition(model.token(q, state.window.stored, own, position))
         limit = report.limit + (exact - alone).abs().max().item()
         error = (o - alone).abs().max().item()
         verdict["end to end"].add(Report("O", error <= limit, (), error, limit, 0.0))

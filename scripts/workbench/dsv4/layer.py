@@ -62,8 +62,7 @@ class Layer:
         self.rope = cos.to(self.device), sin.to(self.device)
         self.sinks = weights.sinks.to(self.device)
         self.main, self.index = (self._compressor(s) for s in (weights.main, weights.index))
-        packed = pack(weights.w13, weights.w2, FORMAT)
-        self.experts: PackedExperts = packed
+        self.experts: PackedExperts = pack(weights.w13, weights.w2, FORMAT)
 
     def _compressor(self, squeeze: Squeeze | None) -> Compressor | None:
         if squeeze is None:
@@ -75,13 +74,17 @@ class Layer:
         tensors = step.tensors(self.device)
         view = step_view(self.cache.layout, tensors, longest=step.longest)
         projected = self.weights.project(x, torch.from_numpy(step.positions))
-        found: dict[str, Any] = {}
-        if self.main:
-            stream = self.shape.kind
-            self._compress(self.main, (stream, f"{stream}_tail"), projected.main, step, tensors)
-        if self.index:
-            self._compress(self.index, ("index", "index_tail"), projected.index, step, tensors)
-            found = self._select(step, projected, tensors)
+        kind, (cos, sin) = self.shape.kind, self.rope
+        squeezed = (self.main, kind, projected.main), (self.index, "index", projected.index)
+        for compressor, stream, given in squeezed:
+            if compressor:
+                tail, (values, scored) = f"{stream}_tail", (x.to(self.device) for x in given)
+                compress(
+                    compressor, self.cache.tail(tail, 0), self.cache.rows(stream, 0), values,
+                    scored, Tables.of(tensors, stream, tail), cos=cos, sin=sin,
+                    longest=step.longest, **self.place,
+                )  # fmt: skip
+        found = self._select(step, projected, tensors) if self.index else {}
         q, kv = projected.q.to(self.device), projected.kv.to(self.device)
         o = cached_attention(
             q, kv, self.cache.rows("swa", 0), view.window, rope=self.rope, sinks=self.sinks,
@@ -96,22 +99,6 @@ class Layer:
         out = self.weights.joined(behind, h, moe)
         found = {name: _to_cpu(value) for name, value in found.items()}
         return Taps(o, behind, h, logits, moe, out, **found)
-
-    def _compress(
-        self,
-        compressor: Compressor,
-        names: tuple[str, str],
-        given: tuple[torch.Tensor, torch.Tensor],
-        step: Step,
-        tensors: Tensors,
-    ) -> None:
-        stream, tail = names
-        values, scored = (x.to(self.device) for x in given)
-        cos, sin = self.rope
-        compress(
-            compressor, self.cache.tail(tail, 0), self.cache.rows(stream, 0), values, scored,
-            Tables.of(tensors, stream, tail), cos=cos, sin=sin, longest=step.longest, **self.place,
-        )  # fmt: skip
 
     def _select(self, step: Step, projected: Any, tensors: Tensors) -> dict[str, Any]:
         """The entries of every token with the highest scores."""

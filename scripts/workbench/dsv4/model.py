@@ -13,20 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from fmha.sparse import reference as sparse
 from fmha.sparse.indexer import quantised as index
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import Record
 from kvcache.movement import reference
-from workbench.dsv4.shape import INDEX_DIM, Definition
-from workbench.dsv4.weights import (
-    SCALE,
-    Projected,
-    Squeeze,
-    Weights,
-    angles,
-    rms_norm,
-    rotate,
-)
+from workbench.dsv4.shape import Definition
+from workbench.dsv4.weights import Projected, Squeeze, Weights, angles, rms_norm, rotate
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +64,8 @@ class Recompute:
         if self.weights.index is None:
             return State(projected, window, entries)
         made = self._pooled(self.weights.index, projected.index)
-        keys = hadamard(rotate(made, *self._entry_angles(len(made))))
-        last = hadamard(rotate(projected.index_q[-new:], cos[-new:], sin[-new:]))
+        keys = index.hadamard(rotate(made, *self._entry_angles(len(made))))
+        last = index.hadamard(rotate(projected.index_q[-new:], cos[-new:], sin[-new:]))
         queries = self._index_rows(last.flatten(0, 1)).stored.view(last.shape)
         return State(projected, window, entries, self._index_rows(keys), queries)
 
@@ -117,54 +110,22 @@ class Recompute:
         order = scores.argsort(descending=True, stable=True)
         return order[: self.shape.select].sort().values
 
-    def attend(
+    def token(
         self, q: torch.Tensor, window: torch.Tensor, chosen: torch.Tensor, position: int
-    ) -> torch.Tensor:
-        """o fp64 [H, 512] of q [H, 512]; window [n, 512]: all entries up to `position`; chosen
-        [k, 512]: compressed ones. One softmax over both, turned back by the position."""
-        window = window[max(0, position + 1 - self.definition.window) : position + 1]
-        keys = torch.cat((window, chosen)).double()
-        logits = q.double() @ keys.T * SCALE
-        if self.definition.sinks:
-            logits = torch.cat((logits, self.weights.sinks.double()[:, None]), 1)
-        o = logits.softmax(-1)[:, : len(keys)] @ keys
-        return self._turned_back(o, position)
-
-    def attend_rounded(
-        self, q: torch.Tensor, window: torch.Tensor, chosen: torch.Tensor, position: int
-    ) -> torch.Tensor:
-        """As `attend`, with the kernels' roundings: fp32 sums, P in bf16, two parts merged in fp32,
-        bf16 at the end."""
-        window = window[max(0, position + 1 - self.definition.window) : position + 1]
-        q, logits = q.float(), []
-        parts = [part.float() for part in (window, chosen) if len(part)]
-        logits = [q @ keys.T * SCALE for keys in parts]
-        top = torch.stack([x.amax(-1) for x in logits]).amax(0)
-        total = (self.weights.sinks - top).exp() if self.definition.sinks else torch.zeros(len(q))
-        o = torch.zeros(q.shape)
-        for keys, x in zip(parts, logits, strict=True):
-            mine = x.amax(-1, keepdim=True)
-            p, weight = (x - mine).exp(), (mine[:, 0] - top).exp()
-            total = total + weight * p.sum(-1)
-            o = o + weight[:, None] * (p.bfloat16().float() @ keys)
-        return self._turned_back(o / total[:, None], position).bfloat16().double()
-
-    def _turned_back(self, o: torch.Tensor, position: int) -> torch.Tensor:
-        cos, sin = angles(self.shape.kind, torch.tensor([position]))
-        return rotate(o[None], cos, -sin)[0]
+    ) -> sparse.Token:
+        """A query q [H, 512] with what it attends to: of window [n, 512], all entries up to
+        `position`, the last ones; of compressed entries those of chosen [k, 512]."""
+        near = sparse.seen(window, position, self.definition.window)
+        return sparse.Token(
+            q, position, near, chosen if len(chosen) else None,
+            rope=angles(self.shape.kind, torch.arange(position + 1)),
+            sinks=self.weights.sinks if self.definition.sinks else None,
+        )  # fmt: skip
 
     @staticmethod
     def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """fp64 [n] of one token's q [HI, 128] and weights [HI] with keys [n, 128]."""
         return weights.double() @ (q.double() @ keys.double().T).clamp(min=0)
-
-
-def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """fp64: the last dimension of 128 times Sylvester's matrix, orthonormal."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < INDEX_DIM:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return x.double() @ matrix * INDEX_DIM**-0.5
 
 
 def _behind(x: torch.Tensor, first: float) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvcache.movement.reference import rotated_rope
 from moe import Router, SwiGLU
 from workbench.dsv4.shape import HEAD_DIM, INDEX_DIM, ROPE, Shape
 
@@ -21,7 +22,6 @@ EPS = 1e-6
 PLAIN_BASE, BASE = 10_000.0, 160_000.0
 YARN_FACTOR, YARN_ORIGINAL, YARN_FAST, YARN_SLOW = 16.0, 65_536, 32.0, 1.0
 LIMIT = 10.0  # of SwiGLU
-SCALE = HEAD_DIM**-0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +176,4 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     x = x.double()
     shape = (len(x), *(1,) * (x.ndim - 2), ROPE // 2)
     cos, sin = cos.double().view(shape), sin.double().view(shape)
-    first, second = x[..., -ROPE:].unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1)
-    return torch.cat((x[..., :-ROPE], turned.flatten(-2)), -1)
+    return torch.cat((x[..., :-ROPE], rotated_rope(x[..., -ROPE:], cos, sin)), -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,7 @@ SASS_KINDS: Kinds = {
     "LDGSTS": ("LDGSTS",),
     "TMA and bulk copies": ("UTMA", "UBLKCP", "UBLKRED"),
     "barriers and fences": (
-        "SYNCS",
-        "BAR",
-        "FENCE",
-        "MEMBAR",
-        "WARPSYNC",
-        "UCGABAR",
-        "DEPBAR",
-        "LDGDEPBAR",
+        *("SYNCS", "BAR", "FENCE", "MEMBAR", "WARPSYNC", "UCGABAR", "DEPBAR", "LDGDEPBAR"),
     ),
     "spills": SPILLS,
     "memory": ("LDG", "STG", "LDS", "STS", "LDC", "ULDC", "ATOM", "RED"),
@@ -78,21 +72,22 @@ def write_to(folder: Path, name: str, compiled: Any) -> tuple[Path, Path]:
 def print_ptx(ptx: Path) -> Counter:
     """Print how many instructions of which kind there are; returns them."""
     counts = count_kinds(ptx.read_text(encoding="utf-8"), PTX_INSTRUCTION, PTX_KINDS)
-    print_counts(f"PTX ({ptx})", counts)
+    print_kinds(f"PTX ({ptx})", counts)
     return counts
 
 
 def print_sass(cubin: Path) -> Counter:
     """The same of the SASS, which is left beside the cubin."""
-    listing = cubin.with_suffix(".sass")
-    listing.write_text(disassemble(cubin), encoding="utf-8")
-    counts = count_kinds(listing.read_text(encoding="utf-8"), SASS_INSTRUCTION, SASS_KINDS)
-    print_counts(f"SASS ({listing})", counts)
+    listing, text = cubin.with_suffix(".sass"), disassemble(cubin)
+    listing.write_text(text, encoding="utf-8")
+    counts = count_kinds(text, SASS_INSTRUCTION, SASS_KINDS)
+    print_kinds(f"SASS ({listing})", counts)
     return counts
 
 
-def print_counts(title: str, counts: Counter) -> None:
-    print(f"\n{title}: {sum(counts.values())} instructions")
+def print_kinds(title: str, counts: Mapping[str, float]) -> None:
+    """Instructions by kind."""
+    print(f"\n{title}: {sum(counts.values()):g} instructions")
     for kind, count in counts.items():
         if count:
-            print(f"  {kind:<22}{count:>6}")
+            print(f"  {kind:<22}{count:>8.6g}")

@@ -76,8 +76,6 @@ def span(place: float | tuple[float, float] | None) -> str:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
-
     def subjects() -> list[Subject]:
         config = config_of(case_of(options))
         make_plan(config)

@@ -15,10 +15,10 @@ from gqa_lowlatency.launch import compile_for
 from kernelkit import hw
 from workbench.cases.decode import Case, case_of, cta_of, settled
 from workbench.common import changed, refuse
-from workbench.dump.kernel import Subject, dump_all, dump_grid, print_kinds
+from workbench.dump.files import print_kinds
+from workbench.dump.kernel import Cell, Subject, dump_all, dump_grid
 from workbench.flags.groups import ARCHS
 from workbench.sass import decode
-from workbench.tables import Table
 
 KV_DTYPES = ("bf16", "e4m3")  # of the grid
 GRID = tuple(itertools.product(ARCHS[::-1], KV_DTYPES, HEAD_DIMS, COLUMNS))
@@ -42,18 +42,18 @@ def subject_of(config: DecodeConfig, arch: str) -> Subject:
 # -- the grid -------------------------------------------------------------------------------------
 
 
-def row_of(case: Case, columns: int, folder: Path) -> dict[str, Any]:
-    """Figures of one config, or why there are none."""
-    row = {"arch": case.arch, "kv_dtype": case.kv_dtype}
-    row |= {"head_dim": case.head_dim, "columns": columns}
-    try:
+def cell_of(case: Case, columns: int) -> Cell:
+    """The config of a case with so many columns."""
+
+    def figures(folder: Path) -> dict[str, Any]:
         _, config = settled(case)
-    except (ValueError, NotImplementedError) as refusal:
-        return row | {"refused": str(refusal)}
-    if config.columns != columns:
-        return row | {"refused": f"{config.row_tiles} row tiles of {config.columns} instead"}
-    subject = subject_of(config, case.arch)
-    return row | {"config": changed(config)} | subject.figures(subject.write(folder)[1])
+        if config.columns != columns:
+            raise ValueError(f"{config.row_tiles} row tiles of {config.columns} instead")
+        subject = subject_of(config, case.arch)
+        return {"config": changed(config)} | subject.figures(subject.write(folder)[1])
+
+    names = ("arch", "kv_dtype", "head_dim")
+    return {name: getattr(case, name) for name in names} | {"columns": columns}, figures
 
 
 def cases_of(case: Case) -> Iterator[tuple[Case, int]]:
@@ -64,33 +64,23 @@ def cases_of(case: Case) -> Iterator[tuple[Case, int]]:
         yield replace(case, **fields), columns
 
 
-def table_of(rows: list[dict]) -> Table:
-    """A line per config."""
-    heads = ["arch", "K, V", "head_dim", "columns", "cluster", "warps", "stages", "registers"]
-    heads += ["stack", "spills", "SMEM bytes", "SASS", "loop"]
-    lines = []
-    for row in rows:
-        cells = [row[name] for name in ("arch", "kv_dtype", "head_dim", "columns")]
-        if "refused" in row:
-            cells += ["-", "", "", "refused", *[""] * 5]
-        else:
-            cells += [row["config"].get("cluster", 1), row["warps"], row["stages"]]
-            cells += [row[name] for name in ("registers", "stack", "spills")]
-            loop = f"{sum(row['loop'].values()):g}"
-            cells += [f"{row['smem_bytes']:,}", row["instructions"], loop]
-        lines.append([*map(str, cells)])
-    return "", heads, lines
+FIGURES = (
+    ("arch", "{arch}"), ("K, V", "{kv_dtype}"), ("head_dim", "{head_dim}"),
+    ("columns", "{columns}"), ("cluster", lambda row: str(row["config"].get("cluster", 1))),
+    ("warps", "{warps}"), ("stages", "{stages}"), ("registers", "{registers}"),
+    ("stack", "{stack}"), ("spills", "{spills}"), ("SMEM bytes", "{smem_bytes:,}"),
+    ("SASS", "{instructions}"), ("loop", lambda row: f"{sum(row['loop'].values()):g}"),
+)  # fmt: skip
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     try:
         case = case_of(options)
     except ValueError as refusal:
         return refuse(refusal)
     if options.grid:
-        rows = [partial(row_of, one, columns) for one, columns in cases_of(case)]
-        return dump_grid(options, rows, table_of, case=f"{case}, but for what a row names")
+        cells = [cell_of(*one) for one in cases_of(case)]
+        return dump_grid(options, cells, FIGURES, case=f"{case}, but for what a row names")
 
     def subjects() -> list[Subject]:
         return [subject_of(settled(case)[1], case.arch)]

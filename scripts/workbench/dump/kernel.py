@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,8 @@ from kernelkit.kernel import CompiledKernel
 from workbench.common import describe, progress_bar, refuse, save_rows, write_json
 from workbench.dump.files import print_ptx, print_sass, write_to
 from workbench.sass.listing import HOW_TO_GET_TOOLS, read, tools_found
-from workbench.tables import Table, show
+from workbench.tables import Column, show, table
 from workbench.timing import heading
-
-
-def resources_alone(cubin: Path) -> dict[str, Any]:
-    """Of a kernel whose loops nobody counts."""
-    return read(cubin)[0]
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Subject:
     config: Any
     arch: str
     compile: Callable[[], CompiledKernel]
-    figures: Callable[[Path], dict[str, Any]] = resources_alone
+    figures: Callable[[Path], dict[str, Any]] = lambda cubin: read(cubin)[0]
     show: Callable[[dict[str, Any]], None] = lambda figures: None
 
     @property
@@ -75,14 +70,6 @@ def dump(subject: Subject, folder: Path) -> dict[str, Any]:
     return found | figures
 
 
-def print_kinds(title: str, counts: dict[str, float]) -> None:
-    """Instructions by kind."""
-    print(f"\n{title}: {sum(counts.values()):g} instructions")
-    for kind, count in counts.items():
-        if count:
-            print(f"  {kind:<22}{count:>8.4g}")
-
-
 def dump_all(options: argparse.Namespace, subjects: Callable[[], Iterable[Subject]],
              **named: Any) -> int:  # fmt: skip
     """One kernel after another, and their figures in --json; named: what that says before. Returns
@@ -96,22 +83,30 @@ def dump_all(options: argparse.Namespace, subjects: Callable[[], Iterable[Subjec
     return 0
 
 
-Row = Callable[[Path], dict[str, Any]]
+# What names a kernel of a grid, and what compiles it into a folder: figures, or a refusal.
+Cell = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
+
+
+def rows_of(cells: Iterable[Cell], console: Console) -> list[dict]:
+    """Figures of every kernel of a grid, or why there are none."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, progress_bar(console) as bar:
+        for named, figures in bar.track([*cells], description="compiling"):
+            try:
+                rows.append(named | figures(Path(folder)))
+            except (ValueError, NotImplementedError) as refusal:
+                rows.append(named | {"refused": str(refusal)})
+    return rows
 
 
 def dump_grid(
-    options: argparse.Namespace, rows: Iterable[Row], table: Callable[[list[dict]], Table],
-    **named: Any,
-) -> int:  # fmt: skip
-    """A table with a row per kernel; rows: each compiles one in a folder, and says what there is to
-    say or raises its refusal. Returns the exit code."""
+    options: argparse.Namespace, cells: Iterable[Cell], columns: Sequence[Column], **named: Any
+) -> int:
+    """A table with a row per kernel; named: what --json says before. Returns the exit code."""
     if not tools_found():
         return refuse(HOW_TO_GET_TOOLS)
-    found = []
-    with tempfile.TemporaryDirectory() as folder, progress_bar(Console(stderr=True)) as bar:
-        for row in bar.track([*rows], description="compiling"):
-            found.append({"kind": "static", **row(Path(folder))})
-    show(*table(found))
+    found = [{"kind": "static", **row} for row in rows_of(cells, Console(stderr=True))]
+    show(*table("", columns, found))
     if options.json:
         save_rows(options.json, [heading(**named), *found])
     return 0

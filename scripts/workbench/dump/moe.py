@@ -13,9 +13,9 @@ from moe.launch import ARCHS, compile_for
 from moe.sm100.plan import ROLES, make_plan
 from workbench.cases.moe import layer_of, product_of
 from workbench.common import changed, describe, refuse
-from workbench.dump.kernel import Subject, dump_all, dump_grid, print_kinds
+from workbench.dump.files import print_kinds
+from workbench.dump.kernel import Cell, Subject, dump_all, dump_grid
 from workbench.sass import epilogue
-from workbench.tables import Table
 
 FIRST = GroupedConfig(limit=True, amax=True)  # of two products, that with SwiGLU
 QUANTISED = replace(FIRST, out="nvfp4")
@@ -53,39 +53,27 @@ def print_epilogue(found: dict[str, Any]) -> None:
 # -- the grid -------------------------------------------------------------------------------------
 
 
-def row_of(config: GroupedConfig, folder: Path) -> dict[str, Any]:
-    """Figures of one config, or why there are none."""
-    row = {"arch": ARCHS[0], "config": changed(config)}
-    try:
+def cell_of(config: GroupedConfig) -> Cell:
+    def figures(folder: Path) -> dict[str, Any]:
         subject = subject_of(config)
-    except (ValueError, NotImplementedError) as refusal:
-        return row | {"refused": str(refusal)}
-    _, cubin, seconds = subject.write(folder)
-    return row | {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
+        _, cubin, seconds = subject.write(folder)
+        return {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
+
+    return {"arch": ARCHS[0], "config": changed(config)}, figures
 
 
-def table_of(rows: list[dict]) -> Table:
-    """A line per config."""
-    heads = ["config", "stages", "registers", "stack", "spills", "SMEM bytes", "TMEM", "SASS"]
-    heads += ["epilogue", "of columns", "compiled in"]
-    lines = []
-    for row in rows:
-        cells = [describe(GroupedConfig(**row["config"]))]
-        if "refused" in row:
-            cells += [""] * (len(heads) - 2) + ["refused"]
-        else:
-            cells += [str(row[name]) for name in ("stages", "registers", "stack", "spills")]
-            cells += [f"{row['smem_bytes']:,}", str(row["tmem_columns"]), str(row["instructions"])]
-            cells += [f"{sum(row['epilogue'].values()):.0f}", str(row["loaded"])]
-            cells.append(f"{row['compile_seconds']:.1f} s")
-        lines.append(cells)
-    return "", heads, lines
+FIGURES = (
+    ("config", lambda row: describe(GroupedConfig(**row["config"]))), ("stages", "{stages}"),
+    ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
+    ("SMEM bytes", "{smem_bytes:,}"), ("TMEM", "{tmem_columns}"), ("SASS", "{instructions}"),
+    ("epilogue", lambda row: f"{sum(row['epilogue'].values()):.0f}"), ("of columns", "{loaded}"),
+    ("compiled in", "{compile_seconds:.1f} s"),
+)  # fmt: skip
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.grid:
-        return dump_grid(options, [partial(row_of, config) for config in GRID], table_of)
+        return dump_grid(options, map(cell_of, GRID), FIGURES)
     try:
         named = {"layer": str(layer_of(options)), "product": options.product}
     except ValueError as refusal:

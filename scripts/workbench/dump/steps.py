@@ -20,5 +20,4 @@ def subjects_of(options: argparse.Namespace) -> Iterator[Subject]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     return dump_all(options, lambda: subjects_of(options))

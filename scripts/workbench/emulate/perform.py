@@ -33,13 +33,7 @@ def print_counts(launch: LaunchReport, roles: dict[int, str]) -> None:
         print(f"  {path:<18} {count:>12,} bytes")
 
 
-def busiest(launches: list[LaunchReport]) -> int:
-    """The launch with the most warp-instructions."""
-    return max(range(len(launches)), key=lambda number: launches[number].warp_instructions)
-
-
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     with watched(trace=True) as report:
         code = RUN[options.name].perform(options)
     launches = report.launches
@@ -47,7 +41,9 @@ def perform(options: argparse.Namespace) -> int:
         if code == 0:
             print("nothing was launched")
         return code
-    number = busiest(launches) if options.launch is None else options.launch
+    number = options.launch
+    if number is None:
+        number = max(range(len(launches)), key=lambda n: launches[n].warp_instructions)
     if number >= len(launches):
         return refuse(f"--launch {number}: there were {len(launches)}, the first is 0")
     launch, roles = launches[number], {}

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ptxemu.trace import TIME_UNIT, Span, Trace
+from workbench.tables import picture
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), waiting in the background.
 COLOURS = {
@@ -49,12 +45,10 @@ def draw(
     if not spans:
         raise ValueError(f"no spans of CTA {cta}; CTAs with spans: {trace.ctas()}")
     agents = trace.agents(cta)
-    figure, axes = plt.subplots(figsize=(13, 1.7 + 0.42 * len(agents)), dpi=160)
-    _draw_rows(axes, spans, agents)
-    _label_rows(axes, agents, roles or {})
-    _dress(axes, {span.category for span in spans}, title)
-    figure.savefig(path, bbox_inches="tight", facecolor="white")
-    plt.close(figure)
+    with picture(Path(path), figsize=(13, 1.7 + 0.42 * len(agents)), dpi=160) as (_, ((axes,),)):
+        _draw_rows(axes, spans, agents)
+        _label_rows(axes, agents, roles or {})
+        _dress(axes, {span.category for span in spans}, title)
 
 
 def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
@@ -71,7 +65,9 @@ def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
         for span in own:
             name = span.name.removeprefix("wait ")  # the colour says that it waits
             if len(name) <= CHARACTERS * (span.end - span.start) / (end - start):
-                _name_span(axes, span, name, row)
+                how = {"color": "#777777" if span.category == "wait" else "white", "fontsize": 6.5}
+                middle = (span.start + span.end) / 2
+                axes.text(middle, row, name, ha="center", va="center", clip_on=True, **how)
     axes.set_xlim(start, end)
     axes.set_ylim(len(agents) - 0.4, -0.6)
 
@@ -89,19 +85,6 @@ def _joined(spans: list[Span]) -> list[Span]:
     return joined
 
 
-def _name_span(axes: Axes, span: Span, name: str, row: int) -> None:
-    axes.text(
-        (span.start + span.end) / 2,
-        row,
-        name,
-        ha="center",
-        va="center",
-        fontsize=6.5,
-        color="#777777" if span.category == "wait" else "white",
-        clip_on=True,
-    )
-
-
 def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None:
     """Agents at the left; the name of a role once, bold, left of its rows; a line between roles."""
     axes.set_yticks(range(len(agents)), agents, fontsize=8)
@@ -111,16 +94,8 @@ def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None
         if row < len(groups) and groups[row] == groups[first]:
             continue
         middle = (first + row - 1) / 2
-        axes.text(
-            -0.095,
-            middle,
-            groups[first],
-            transform=axes.get_yaxis_transform(),
-            ha="right",
-            va="center",
-            fontsize=9,
-            fontweight="bold",
-        )
+        how = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold"}
+        axes.text(-0.095, middle, groups[first], transform=axes.get_yaxis_transform(), **how)
         if row < len(groups):
             axes.axhline(row - 0.5, color="#999999", linewidth=0.6)
         first = row
@@ -136,13 +111,5 @@ def _dress(axes: Axes, categories: set[str], title: str) -> None:
     known = [name for name in COLOURS if name in categories]
     handles = [Patch(facecolor=COLOURS[name], label=LABELS.get(name, name)) for name in known]
     handles += [Patch(facecolor=OTHER, label=name) for name in sorted(categories - set(known))]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=8,
-        handlelength=1.2,
-        borderaxespad=0.3,
-    )
+    how = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "fontsize": 8}
+    axes.legend(handles=handles, ncols=len(handles), handlelength=1.2, borderaxespad=0.3, **how)

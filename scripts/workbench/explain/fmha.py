@@ -19,5 +19,4 @@ def explain(plan: AttentionPlan) -> Iterator[str]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     return print_plan(lambda: explain(plan_of(case_of(options))))

@@ -59,26 +59,10 @@ class Launch:
         """That share the keys of a KV head."""
         return self.config.cluster * self.parts
 
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        arguments = self.arguments
-        return self.ctas, arguments.kv_heads * self.config.row_tiles, arguments.batch
-
     def reach(self, n_keys: int, tile: int) -> Reach:
         """Tiles of an entry that hold a key which some row sees."""
         window, sink_tokens = self.arguments.window_left, self.arguments.sink_tokens
         return reach(n_keys, self.config.q_tokens, tile, window, sink_tokens)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of all keys and values that some row sees."""
-        keys = sum(self.reach(n_keys, tile=1).tiles for n_keys in self.case.lengths)
-        row = self.config.head_dim * ITEM_BYTES[self.config.keys_dtype]
-        return 2 * keys * self.arguments.kv_heads * row
-
-    @property
-    def q_bytes(self) -> int:
-        return self.arguments.q.numel() * self.config.io_bytes
 
 
 def explain(launch: Launch) -> Iterator[str]:
@@ -88,31 +72,33 @@ def explain(launch: Launch) -> Iterator[str]:
     if not has_keys(launch.arguments):
         yield "\nNo keys: no launch."
         return
-    of_arch = of_hopper if launch.case.arch == "sm_90a" else of_blackwell
-    yield from lines_of((sharing(launch), *of_arch(launch.cta.plan)))
+    plan = launch.cta.plan
+    of_a_cta = of_hopper(plan) if isinstance(plan, Plan90) else parts_of(plan, ROLES)
+    yield from lines_of((sharing(launch), *of_a_cta))
 
 
 def sharing(launch: Launch) -> Section:
     """How the CTAs share the work, and what of it limits what."""
+    config, arguments, sms = launch.config, launch.arguments, MACHINES[launch.case.arch].sms
+    sizes = launch.ctas, arguments.kv_heads * config.row_tiles, arguments.batch
+    ctas = f"{' x '.join(map(str, sizes))} = {math.prod(sizes)} CTAs for {sms} SMs"
+    invariance = "off: cluster, and so the bits, depend on the batch"
+    if arguments.batch_invariant:
+        most = arguments.most_seen
+        invariance = f"on: the cluster follows from the {most} keys seen at most alone"
     rows = [
-        ("grid", grid(launch)),
+        ("grid", f"{ctas}: CTAs of a KV head, KV heads x row tiles, entries"),
         ("cluster", cluster(launch)),
         ("not wider", limits(launch)),
-        ("query rows", query_rows(launch.config)),
-        ("owners", owners(launch.config)),
+        ("query rows", query_rows(config)),
+        ("owners", owners(config)),
         ("tile", f"{launch.cta.tile} keys"),
         *entries(launch),
         ("must read", reads(launch)),
         ("CTAs of an SM", residents(launch.cta)),
-        ("batch_invariant", invariance(launch.arguments)),
+        ("batch_invariant", invariance),
     ]
     return "How the CTAs share the work", rows
-
-
-def grid(launch: Launch) -> str:
-    sizes, sms = launch.grid, MACHINES[launch.case.arch].sms
-    words = f"{' x '.join(map(str, sizes))} = {math.prod(sizes)} CTAs for {sms} SMs"
-    return f"{words}: CTAs of a KV head, KV heads x row tiles, entries"
 
 
 def cluster(launch: Launch) -> str:
@@ -196,9 +182,12 @@ def tiles_of(seen: Reach, begin: int, count: int) -> str:
 
 
 def reads(launch: Launch) -> str:
-    """Bytes, and those that row tiles read again."""
-    kv, times = launch.kv_bytes, launch.config.row_tiles
-    words = f"{kv + launch.q_bytes:,} bytes: K and V {kv:,}, Q {launch.q_bytes:,}"
+    """Bytes of Q and of all keys and values that some row sees, and what row tiles read again."""
+    config, arguments, times = launch.config, launch.arguments, launch.config.row_tiles
+    keys = sum(launch.reach(n_keys, tile=1).tiles for n_keys in launch.case.lengths)
+    kv = 2 * keys * arguments.kv_heads * config.head_dim * ITEM_BYTES[config.keys_dtype]
+    q = arguments.q.numel() * config.io_bytes
+    words = f"{kv + q:,} bytes: K and V {kv:,}, Q {q:,}"
     if times == 1:
         return words
     return f"{words}; each row tile reads K and V again, {times} times: {times * kv:,} bytes"
@@ -214,17 +203,6 @@ def residents(cta: Cta) -> str:
     by = ", ".join(f"{count} by {what}" for what, count in fit.items())
     most = min(registers, hw.REGISTERS_PER_THREAD)
     return f"{by}; {fewest} by registers, if a thread takes at most {most}"
-
-
-def invariance(arguments: Arguments) -> str:
-    if arguments.batch_invariant:
-        return f"on: the cluster follows from the {arguments.most_seen} keys seen at most alone"
-    return "off: cluster, and so the bits, depend on the batch"
-
-
-def of_blackwell(plan: Plan100) -> tuple[Section, ...]:
-    """What a CTA has."""
-    return parts_of(plan, ROLES)
 
 
 def of_hopper(plan: Plan90) -> tuple[Section, ...]:
@@ -243,25 +221,25 @@ def of_hopper(plan: Plan90) -> tuple[Section, ...]:
 def hopper_smem(plan: Plan90) -> Section:
     """A row per range."""
     config = plan.config
-    starts = (
-        (0, "rings", f"{plan.warps} x {plan.ring_bytes:,} bytes"),
-        (plan.queries_offset, "queries", f"fragments of Q, {config.columns} columns"),
-        (plan.statistics_offset, "statistics", f"of {config.cluster} CTAs: maxima and sums"),
-        (plan.o_offset, "mail", f"of {config.cluster} CTAs: {config.owned_columns} columns of O"),
-        (plan.barrier_offset, "arrived", "mbarrier of the mailbox"),
-    )
-    ends = (*(begin for begin, *_ in starts[1:]), plan.smem_bytes)
+    words = {
+        "rings": f"{plan.warps} x {plan.ring_bytes:,} bytes",
+        "queries": f"fragments of Q, {config.columns} columns",
+        "statistics": f"of {config.cluster} CTAs: maxima and sums",
+        "mail": f"of {config.cluster} CTAs: {config.owned_columns} columns of O",
+        "arrived": "mbarrier of the mailbox",
+    }
+    begins = [begin for begin, _ in plan.smem.offsets().values()]
     rows = [
-        (byte_range(begin, end), *words)
-        for (begin, *words), end in zip(starts, ends, strict=True)
+        (byte_range(begin, end), *named)
+        for named, begin, end in zip(
+            words.items(), begins, (*begins[1:], plan.smem_bytes), strict=True
+        )
         if begin < end
     ]
     return smem_title(plan.smem_bytes), rows
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
-
     def lines() -> Iterator[str]:
         case = case_of(options)
         return explain(Launch(case, *settled(case)))

@@ -25,19 +25,14 @@ def explain(arguments: Arguments, product: str) -> Iterator[str]:
     if not arguments.x.rows:
         yield "\nNo rows: no launch."
         return
-    yield from lines_of(
-        (
-            walk(arguments, plan),
-            scale_factors(arguments, plan),
-            *parts_of(plan, ROLES),
-        )
-    )
+    own = walk(arguments, plan), scale_factors(arguments, plan)
+    yield from lines_of((*own, *parts_of(plan, ROLES)))
 
 
 def walk(arguments: Arguments, plan: GroupedPlan) -> Section:
     """Which tiles there are, and who takes them."""
     x, w = arguments.x, arguments.w
-    steps = math.ceil(x.k / plan.k_stage)
+    steps, left = math.ceil(x.k / plan.k_stage), x.k % plan.k_stage or plan.k_stage
     rows = [
         ("product", f"[{x.rows}, {x.k}] by expert x {arguments.experts} x [{w.rows}, {x.k}]"),
         ("output", output(arguments)),
@@ -45,11 +40,8 @@ def walk(arguments: Arguments, plan: GroupedPlan) -> Section:
         ("tiles", tiles(arguments)),
         ("grid", grid_words(arguments)),
         ("walk", "expert by expert, inside it the row tiles of a column tile first"),
-        (
-            "K",
-            f"{plural(steps, 'stage')} of {plan.k_stage}, {LINE} bytes, {plan.k_block} an MMA",
-        ),
-        ("last stage", last_stage(x.k, plan)),
+        ("K", f"{plural(steps, 'stage')} of {plan.k_stage}, {LINE} bytes, {plan.k_block} an MMA"),
+        ("last stage", f"{left} elements of K, {plural(math.ceil(left / plan.k_block), 'MMA')}"),
         ("ring", f"{plan.stages} stages"),
         ("weights", weights(arguments)),
     ]
@@ -102,12 +94,6 @@ def grid_words(arguments: Arguments) -> str:
     return f"{words} on {hw.SMS} SMs, tiles dealt in turns of {turns}"
 
 
-def last_stage(k: int, plan: GroupedPlan) -> str:
-    left = k % plan.k_stage or plan.k_stage
-    blocks = math.ceil(left / plan.k_block)
-    return f"{left} elements of K, {plural(blocks, 'MMA')}"
-
-
 def weights(arguments: Arguments) -> str:
     """What has to be read if every expert has a row."""
     used = min(arguments.x.rows, arguments.experts)
@@ -138,8 +124,6 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
-
     def lines() -> Iterator[str]:
         words = f"with {options.product} of {layer_of(options)}"
         return explain(product_of(options), words)

@@ -32,16 +32,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
 
 
-def parts_of(
-    plan: Any, roles_: RolePlan | None = None
-) -> tuple[Section, Section, Section, Section]:
+def parts_of(plan: Any, roles_: RolePlan | None = None) -> tuple[Section, ...]:
     """Roles, edges and both memories; roles_: where the plan does not hold them."""
-    return (
-        roles(roles_ or plan.roles),
-        edges(plan.edges),
-        shared_memory(plan.smem),
-        tensor_memory(plan.tmem),
-    )
+    of_warps = roles(roles_ or plan.roles), edges(plan.edges)
+    return *of_warps, shared_memory(plan.smem), tensor_memory(plan.tmem)
 
 
 def lines_of(sections: Iterable[Section]) -> Iterator[str]:
@@ -116,18 +110,18 @@ def tensor_memory(plan: TmemPlan) -> Section:
 
 
 def _full(plan: EdgePlan, edge: Edge) -> str:
-    arrivals = _arrivals(plan.full_arrivals(edge.name), edge.signal)
+    arrivals = _arrivals(plan.full(edge.name).arrivals, edge.signal)
     return arrivals + (f", {edge.tx_bytes:,} bytes" if edge.tx_bytes else "")
 
 
 def _freed(plan: EdgePlan, edge: Edge) -> str:
     if edge.release:
-        return _arrivals(plan.empty_arrivals(edge.name), edge.release)
+        return _arrivals(plan.empty(edge.name).arrivals, edge.release)
     return "never, filled once" if edge.freed_by == "exit" else f"edge {edge.freed_by} answers"
 
 
 def _arrivals(count: int, signal: Signal) -> str:
-    return f"{count} arrival{'s' if count > 1 else ''} by {signal.value}"
+    return f"{plural(count, 'arrival')} by {signal.value}"
 
 
 def _bar(item: TmemRange, allocated: int) -> str:

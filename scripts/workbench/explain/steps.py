@@ -39,5 +39,4 @@ def explain(options: argparse.Namespace) -> Iterator[str]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     return print_plan(lambda: explain(options))

@@ -115,13 +115,10 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py fmha`."""
     add_case(parser, DEMO)
-    group = parser.add_argument_group("run")
+    group = groups.add_run(parser, ARCHS)
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
     add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
-    groups.add_backend(group, ARCHS)
-    groups.add_schedule(group)
     groups.add_tolerance(group)
-    groups.add_json(group)
     switch(group, "line-info", "compile with source lines, for profilers")
 
 

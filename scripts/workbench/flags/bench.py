@@ -119,5 +119,5 @@ def add_first_call(parser: argparse.ArgumentParser) -> None:
 
 
 def add_eager(parser: argparse.ArgumentParser) -> None:
-    """Of `bench.py eager`."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures with their setting")
+    """Flags of `bench.py eager`."""
+    groups.add_json(parser, "the figures with their setting")

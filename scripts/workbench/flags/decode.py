@@ -49,8 +49,4 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py gqa`."""
     add_case(parser)
-    group = parser.add_argument_group("run")
-    groups.add_backend(group)
-    groups.add_schedule(group)
-    groups.add_tolerance(group)
-    groups.add_json(group)
+    groups.add_tolerance(groups.add_run(parser))

@@ -9,6 +9,7 @@ from workbench.dsv4.shape import MUTATIONS, RATIOS, Shape
 from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
+ARCHS = ("sm_100a",)  # the compressors run on sm_90a as well; attention and the experts do not
 SIZES = {
     "hidden": "width of the residual stream",
     "q-heads": "query heads, 512 columns each",
@@ -40,12 +41,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         add(group, name, words, getattr(shape, field), old=old, dest=field)
     add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
     switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
-    group = parser.add_argument_group("run")
+    seed, json = "weights and tokens", "every number of every step"
+    group = groups.add_run(parser, ARCHS, seed=seed, json=json)
     for name, (value, words) in NUMBERS.items():
         add(group, name, words, value)
     words = "a wrong model beside it, which has to be noticed (exit code 1)"
     add(group, "mutate", words, choices=MUTATIONS)
-    groups.add_backend(group)
-    groups.add_schedule(group, seed="weights and tokens")
-    groups.add_json(group, "every number of every step")
     groups.add_plot(group, "errors over steps")

@@ -157,6 +157,21 @@ def add_schedule(group: argparse._ActionsContainer, *, seed: str = "") -> None:
     add(group, "seed", f"of {of}policies with chance", 0)
 
 
+def add_run(
+    parser: argparse.ArgumentParser,
+    archs: Sequence[str] = ARCHS,
+    *,
+    seed: str = "",
+    json: str = "every figure",
+) -> argparse._ArgumentGroup:
+    """The group of a run, whose arguments are those of the functions around; it may get more."""
+    group = parser.add_argument_group("run")
+    add_backend(group, archs)
+    add_schedule(group, seed=seed)
+    add_json(group, json)
+    return group
+
+
 def add_tolerance(group: argparse._ArgumentGroup) -> None:
     """How exact a result has to be."""
     words = "scales the limit of the error"

@@ -23,14 +23,8 @@ BATCHED_TOKENS = 8192  # of a step, the default that vLLM's issue #54703 ran wit
 
 UNITS = {
     "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
 
@@ -113,13 +107,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add(group, "block-tokens", "tokens of a block", 0, shown=f"the model's, 16 of {PLAIN}")
     add(group, "draft", "tokens of a step that can be taken back", 0)
     switch(group, "canary", "guards behind every slot, and checksums, looked at after every step")
-    group = parser.add_argument_group("run")
+    group = groups.add_run(parser, seed="tokens and numbers")
     add(group, "steps", "of decoding, after the prompts", 2)
     add(group, "chunk", "tokens of a prompt in a step", 0, shown="a block and a half")
-    groups.add_backend(group)
-    groups.add_schedule(group, seed="tokens and numbers")
     switch(group, "events", "print what the prefix cache told")
-    groups.add_json(group)
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:

@@ -47,10 +47,7 @@ def add_case(step: str, parser: argparse.ArgumentParser) -> None:
 def add_run(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
-    group = parser.add_argument_group("run")
-    groups.add_backend(group, ())
-    groups.add_schedule(group, seed="inputs")
-    groups.add_json(group)
+    groups.add_run(parser, (), seed="inputs")
     parser.set_defaults(steps=(step,), family=STEPS[step], arch=None)
 
 

@@ -41,10 +41,9 @@ def no_advance_on_exit(source: Source) -> Iterator[Finding]:
 def no_nested_roles(source: Source) -> Iterator[Finding]:
     """Roles are classes: a function inside a device function cannot close over its state."""
     for function in source.functions:
-        if function.inside is not None:
-            outer = next(f for f in source.functions if f.node is function.inside)
-            if outer.is_device:
-                yield source.finding(f"nested inside the device function {outer.name}", function)
+        outer = function.inside
+        if outer is not None and outer.is_device:
+            yield source.finding(f"nested inside the device function {outer.name}", function)
 
 
 def no_future_annotations(source: Source) -> Iterator[Finding]:

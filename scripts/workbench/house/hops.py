@@ -76,7 +76,6 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def hops() -> dict[str, list[str]]:
-    """Operator -> files."""
     import torch
 
     if torch.cuda.is_available():

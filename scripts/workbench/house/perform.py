@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -106,21 +107,21 @@ def _hops(_: argparse.Namespace) -> tuple[Any, int]:
 
 def _lines(_: argparse.Namespace) -> tuple[Any, int]:
     everything = sources()
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for source in everything:
-        counts[source.package] = counts.get(source.package, 0) + len(source.text.splitlines())
+        counts[source.package] += source.lines
     for package, count in sorted(counts.items()):
         print(f"{package or '.':16} {count:7,}")
-    print(f"{'all':16} {sum(counts.values()):7,}")
-    longest = sorted(everything, key=lambda source: -len(source.text.splitlines()))[:5]
-    for source in longest:
-        print(f"{len(source.text.splitlines()):5} {source.path}")
+    print(f"{'all':16} {counts.total():7,}")
+    for source in sorted(everything, key=lambda source: -source.lines)[:5]:
+        print(f"{source.lines:5} {source.path}")
     long = [
-        (function.node.end_lineno - function.node.lineno + 1, f"{source.path}::{function.qualname}")
+        (function.lines, f"{source.path}::{function.qualname}")
         for source in everything
         for function in source.functions
+        if function.lines > FUNCTION_LINES
     ]
-    found = sorted((item for item in long if item[0] > FUNCTION_LINES), reverse=True)
+    found = sorted(long, reverse=True)
     print(f"functions above {FUNCTION_LINES} lines:")
     for count, name in found:
         print(f"{count:5} {name}: {_reason(name)}")

@@ -19,9 +19,8 @@ MARKDOWN_COLUMNS = 120
 
 def file_length(source: Source) -> Iterator[Finding]:
     """A file has one duty; past this length it has two."""
-    lines = len(source.text.splitlines())
-    if lines > FILE_LINES:
-        yield source.finding(f"{lines} lines, the limit is {FILE_LINES}")
+    if source.lines > FILE_LINES:
+        yield source.finding(f"{source.lines} lines, the limit is {FILE_LINES}")
 
 
 def function_length(source: Source) -> Iterator[Finding]:
@@ -29,34 +28,30 @@ def function_length(source: Source) -> Iterator[Finding]:
     for function in source.functions:
         whole = function.is_device and function.name in {"run", "kernel"}
         limit = KERNEL_LINES if whole else FUNCTION_LINES
-        lines = function.node.end_lineno - function.node.lineno + 1
-        if lines > limit:
-            yield source.finding(f"{lines} lines, the limit is {limit}", function)
+        if function.lines > limit:
+            yield source.finding(f"{function.lines} lines, the limit is {limit}", function)
 
 
 def parameter_count(source: Source) -> Iterator[Finding]:
-    """At most eight positional parameters; a private function has no others by keyword."""
+    """At most eight positional parameters; a private or a device function has no others by
+    keyword."""
     for function in source.functions:
         arguments = function.node.args
         positional = len(arguments.posonlyargs) + len(arguments.args) - _takes_self(function)
         private = function.name.startswith("_") and not function.name.startswith("__")
-        counted = positional + (len(arguments.kwonlyargs) if private else 0)
+        counted = positional + len(arguments.kwonlyargs) * (private or function.is_device)
         if counted > PARAMETERS:
             yield source.finding(f"{counted} parameters, the limit is {PARAMETERS}", function)
 
 
 def jit_signature(source: Source) -> Iterator[Finding]:
-    """A device function takes at most eight parameters, and bundles of them by name: no bare
-    `tuple`, none of more than two members; `tuple[X, ...]` is a list of one kind."""
+    """A device function takes bundles of parameters by name: no bare `tuple`, none of more than two
+    members; `tuple[X, ...]` is a list of one kind."""
     for function in source.functions:
         if not function.is_device:
             continue
         arguments = function.node.args
-        parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        count = len(parameters) - _takes_self(function)
-        if count > PARAMETERS:
-            yield source.finding(f"{count} parameters, the limit is {PARAMETERS}", function)
-        for parameter in parameters:
+        for parameter in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             if any(size > MEMBERS for size in _tuple_sizes(parameter.annotation)):
                 text = f"{parameter.arg}: {ast.unparse(parameter.annotation)}"
                 yield source.finding(f"{text}: take a frozen dataclass, or each alone", function)

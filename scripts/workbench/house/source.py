@@ -37,11 +37,16 @@ class Function:
     node: FunctionNode
     qualname: str
     is_method: bool
-    inside: FunctionNode | None
+    inside: Function | None
 
     @property
     def name(self) -> str:
         return self.node.name
+
+    @property
+    def lines(self) -> int:
+        """From `def` to the last line, docstring included."""
+        return self.node.end_lineno - self.node.lineno + 1
 
     @property
     def decorators(self) -> set[str]:
@@ -62,6 +67,10 @@ class Source:
     path: PurePosixPath
     text: str
 
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=str(self.path))
@@ -73,7 +82,7 @@ class Source:
 
     @cached_property
     def functions(self) -> tuple[Function, ...]:
-        return tuple(_functions(self.tree, prefix="", is_method=False, inside=None))
+        return tuple(_functions(self.tree))
 
     def finding(self, message: str, at: ast.AST | Function | None = None) -> Finding:
         """A finding about the file, a node of it, or a function of it."""
@@ -89,20 +98,17 @@ def inner_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _functions(
-    node: ast.AST, *, prefix: str, is_method: bool, inside: FunctionNode | None
+    node: ast.AST, prefix: str = "", is_method: bool = False, inside: Function | None = None
 ) -> Iterator[Function]:
     for child in inner_statements(node):
         if isinstance(child, FunctionNode):
-            yield Function(child, prefix + child.name, is_method, inside)
-            yield from _functions(
-                child, prefix=f"{prefix}{child.name}.", is_method=False, inside=child
-            )
+            function = Function(child, prefix + child.name, is_method, inside)
+            yield function
+            yield from _functions(child, f"{function.qualname}.", inside=function)
         elif isinstance(child, ast.ClassDef):
-            yield from _functions(
-                child, prefix=f"{prefix}{child.name}.", is_method=True, inside=inside
-            )
+            yield from _functions(child, f"{prefix}{child.name}.", is_method=True, inside=inside)
         else:
-            yield from _functions(child, prefix=prefix, is_method=is_method, inside=inside)
+            yield from _functions(child, prefix, is_method, inside)
 
 
 def files(*suffixes: str) -> list[PurePosixPath]:

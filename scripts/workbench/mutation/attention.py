@@ -4,7 +4,6 @@ tiles than ring stages, maxima that move, boundary tiles, NaN past the lengths."
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from unittest import mock
 import torch
 
 import ptxemu
-from fmha.launch import compile_minimal
-from kernelkit.launch import Target, emulation, launch
 from ptxemu import LaunchReport, Options, Report
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.engine import host_program
@@ -37,19 +34,16 @@ Outcome = tuple[tuple[torch.Tensor, ...], list[LaunchReport]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A problem of `fmha.attention`, or of `fmha.minimal`. changes: further arguments; only: the
-    mutation classes of interest, by a part of their names."""
+    """A problem of `fmha.attention`. changes: further arguments; only: the mutation classes of
+    interest, by a part of their names."""
 
     case: Case
-    minimal: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
     only: str = ""
 
     def run(self, options: Options) -> Outcome:
         """Results and reports; outputs are poisoned before."""
         with poisoned_outputs():
-            if self.minimal:
-                return _run_minimal(self.case, options)
             results, reports = cases.run_reported(self.case, options, **self.changes)
         return results, [launch for report in reports for launch in report.launches]
 
@@ -102,17 +96,7 @@ SUBJECTS: dict[str, Subject] = {
     "64 dependent launch": Subject(
         Case(130, 300, schedule="base"), changes={"pdl": True}, only="depend"
     ),
-    "minimal": Subject(Case(130, 300, batch=2), minimal=True),
 }
-
-
-def _run_minimal(case: Case, options: Options) -> Outcome:
-    q, k, v = case.inputs()
-    o = torch.full(q.shape, math.nan, dtype=q.dtype)
-    with emulation(options) as emulated:
-        launch(compile_minimal(), (q, k, v, o, 0.125), Target("emulate", "sm_100a"), q.device)
-    (report,) = emulated.reports
-    return (o,), report.launches
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
+from workbench.mutation import attention, experts
 from workbench.mutation.classes import Mutant
-from workbench.mutation.subjects import SUBJECTS
 from workbench.mutation.verdict import BROKEN, KILLERS, SCHEDULES, SURVIVED, Judge, Verdict
 
+SUBJECTS: dict[str, attention.Subject] = {**attention.SUBJECTS, **experts.SUBJECTS}
 _SAVE_SECONDS = 5.0
 _AHEAD = 4  # mutants per process that wait in the queue, so that an interrupt is quick
 

@@ -142,18 +142,17 @@ _REPEATED = (
 _MISDIRECTED = (
     ("wait", "waits for the mbarrier before", "mbarrier.try_wait", astray(WAIT, 1, -8)),
     ("wait forth", "waits for the next mbarrier", "mbarrier.try_wait", astray(WAIT, 1, 8)),
-    ("arrival", "the next mbarrier gets it", "mbarrier.arrive", astray(ARRIVE, -2, 8)),
-    ("arrival back", "the mbarrier before gets it", "mbarrier.arrive", astray(ARRIVE, -2, -8)),
-    ("arrival with bytes", "the next mbarrier gets it", "mbarrier.arrive", astray(EXPECT, -2, 8)),
-    ("arrival with bytes back", "the mbarrier before gets it", "mbarrier.arrive",
-     astray(EXPECT, -2, -8)),
-    ("commit", "the next mbarrier gets it", "tcgen05.commit", astray(COMMIT, 0, 8)),
-    ("commit back", "the mbarrier before gets it", "tcgen05.commit", astray(COMMIT, 0, -8)),
-    ("TMA load", "the next mbarrier gets its bytes", "cp.async.bulk.tensor",
-     astray(TMA_LOAD, 2, 8)),
-    ("TMA load back", "the mbarrier before gets its bytes", "cp.async.bulk.tensor",
-     astray(TMA_LOAD, 2, -8)),
-)  # fmt: skip
+    *(
+        (f"{name}{way}", f"the {other} gets {what}", section, astray(pattern, index, nbytes))
+        for name, what, section, pattern, index in (
+            ("arrival", "it", "mbarrier.arrive", ARRIVE, -2),
+            ("arrival with bytes", "it", "mbarrier.arrive", EXPECT, -2),
+            ("commit", "it", "tcgen05.commit", COMMIT, 0),
+            ("TMA load", "its bytes", "cp.async.bulk.tensor", TMA_LOAD, 2),
+        )
+        for way, other, nbytes in (("", "next mbarrier", 8), (" back", "mbarrier before", -8))
+    ),
+)
 
 _ORDER = "Causality order"
 _MOVED = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ptxemu.syntax.tree import Instr
@@ -57,3 +58,9 @@ class Mutant:
 def mutants(text: Text, kinds: Iterable[MutationClass]) -> list[Mutant]:
     """All mutants of a module, class by class, in the order of the text."""
     return [Mutant(kind, text, change) for kind in kinds for change in kind.operator(text)]
+
+
+def sampled(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """So many of them, the same for a seed, in their order."""
+    numbers = random.Random(seed).sample(range(len(found)), min(count, len(found)))
+    return [found[number] for number in sorted(numbers)]

@@ -73,7 +73,8 @@ def _straight_on(text: Text, start: int) -> Iterator[Instr]:
             continue
         target = text.target(item)
         if target is None:
-            if (k > skipped_until and item.guard is None) or _is_release(item):
+            always = k > skipped_until and item.guard is None
+            if always or item.opcode.startswith(_RELEASES):
                 yield item
         elif target <= start:
             return
@@ -81,10 +82,6 @@ def _straight_on(text: Text, start: int) -> Iterator[Instr]:
             skipped_until = max(skipped_until, target)
         elif target >= k and k > skipped_until:
             k = target
-
-
-def _is_release(item: Instr) -> bool:
-    return item.opcode.startswith(_RELEASES)
 
 
 _WRITES = ("st", "red", "atom", "tcgen05.st", "tcgen05.mma", "mbarrier.init")

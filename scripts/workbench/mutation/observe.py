@@ -3,8 +3,7 @@ tell nothing new, and those behind which a warp does nothing more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from unittest import mock
 
 from ptxemu import Options
@@ -20,14 +19,9 @@ from workbench.mutation.text import Observed
 # Of the checker: what it hears when a warp accesses memory, signals, or issues asynchronous work.
 _ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
 _HEARD = (
-    "mbarrier_arrival",
-    "commit_arrival",
-    "copies_arrival",
-    "mbarrier_waited",
-    "mbarrier_tested",
-    "bulk_waited",
-    "bulk_committed",
-)
+    "mbarrier_arrival commit_arrival copies_arrival mbarrier_waited mbarrier_tested bulk_waited"
+    " bulk_committed"
+).split()
 
 
 class _Observer:
@@ -103,23 +97,26 @@ def _tells(clock: WarpClock, phases: PhaseClock, parity: int) -> bool:
 def observe(run: Callable[[Options], object]) -> Observed:
     """`run` launches the kernel."""
     observer = _Observer()
-    with ExitStack() as patches:
+    begin = Checker.__init__
+
+    def begun(checker: Checker, *arguments: object, **options: object) -> None:
+        begin(checker, *arguments, **options)
         for name in _HEARD:
-            patches.enter_context(_told(name, getattr(observer, name)))
+            _tell(checker, name, getattr(observer, name))
         for name in _ACTS:
-            patches.enter_context(_told(name, lambda _, w, *args: observer.acts(w)))
+            _tell(checker, name, lambda _, w, *rest: observer.acts(w))
+
+    with mock.patch.object(Checker, "__init__", begun):
         run(Options(check=True))
     return observer.observed()
 
 
-@contextmanager
-def _told(name: str, also: Callable) -> Iterator[None]:
+def _tell(checker: Checker, name: str, also: Callable) -> None:
     """Whoever tells the checker tells `also` first."""
-    method = getattr(Checker, name)
+    hears = getattr(checker, name)
 
     def both(*arguments: object, **options: object) -> object:
-        also(*arguments)
-        return method(*arguments, **options)
+        also(checker, *arguments)
+        return hears(*arguments, **options)
 
-    with mock.patch.object(Checker, name, both):
-        yield
+    setattr(checker, name, both)

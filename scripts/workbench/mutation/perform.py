@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import signal
 import sys
 from collections import Counter
@@ -13,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from workbench.common import refuse
 from workbench.mutation import campaign
-from workbench.mutation.campaign import Record, Records, digest, key_of
+from workbench.mutation.campaign import SUBJECTS, Record, Records, digest, key_of
 from workbench.mutation.catalogue import CLASSES
-from workbench.mutation.classes import Mutant
-from workbench.mutation.subjects import SUBJECTS
+from workbench.mutation.classes import Mutant, sampled
 from workbench.mutation.table import show, within_contract
 from workbench.mutation.verdict import SCHEDULES
 
@@ -35,10 +33,7 @@ def chosen_mutants(options: argparse.Namespace) -> Chosen:
             if not options.kind or any(part in mutant.kind.name for part in options.kind)
         ]
         if options.sample:
-            numbers = random.Random(options.seed).sample(
-                range(len(mutants)), min(options.sample, len(mutants))
-            )
-            mutants = [mutants[number] for number in sorted(numbers)]
+            mutants = sampled(mutants, options.sample, options.seed)
         found += [(name, mutant) for mutant in mutants]
     return found
 

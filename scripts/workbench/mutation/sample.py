@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 from workbench.mutation.attention import Subject
+from workbench.mutation.classes import sampled
 from workbench.mutation.verdict import BROKEN, SCHEDULES
 
 SEED = 0
@@ -13,12 +12,10 @@ UNNOTICED = 1  # in a sample; of all, one in thirty
 
 def assert_noticed(subject: Subject, count: int) -> None:
     """Nearly all of `count` mutants, and none that is excused."""
-    mutants = subject.mutants()
-    numbers = random.Random(SEED).sample(range(len(mutants)), min(count, len(mutants)))
     judge = subject.judge(SCHEDULES[:1])  # the others tell nothing that it does not
     assert not judge.known, "the kernel itself has findings"
     unnoticed, wrongly_excused = [], []
-    for mutant in (mutants[number] for number in sorted(numbers)):
+    for mutant in sampled(subject.mutants(), count, SEED):
         verdict = judge.verdict(mutant.ptx)
         assert verdict.by != BROKEN, (mutant.name, verdict.how)
         if mutant.equivalent and verdict.killed:

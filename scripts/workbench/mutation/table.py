@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 
+from workbench import tables
 from workbench.mutation.campaign import Record
 from workbench.mutation.verdict import BROKEN, KILLERS
 
@@ -40,31 +40,25 @@ def within_contract(records: Sequence[Record]) -> bool:
     return equivalent <= MAX_EQUIVALENT and killed >= MIN_KILLED
 
 
-def table(records: Sequence[Record]) -> Table:
-    """A row for each class in the order of the records, and the sum."""
-    kinds = dict.fromkeys(record.kind for record in records)
-    columns = [c for c in (*_COLUMNS, BROKEN) if c != BROKEN or counts(records)[BROKEN]]
-    found = Table("class", title=_TITLE)
-    for column in columns:
-        found.add_column(column, justify="right")
-    for kind in kinds:
-        row = counts([record for record in records if record.kind == kind])
-        found.add_row(kind, *(str(row[column] or "") for column in columns))
-    found.add_section()
-    total = counts(records)
-    found.add_row("all", *(str(total[column]) for column in columns))
-    return found
+def _grouped(records: Sequence[Record], name: str) -> dict[str, Sequence[Record]]:
+    """By a field, in the order of the records, and all of them."""
+    values = dict.fromkeys(getattr(record, name) for record in records)
+    groups = {value: [r for r in records if getattr(r, name) == value] for value in values}
+    return {**groups, "all": records}
 
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Table, percentages, reasons, survivors."""
-    console.print(Group(table(records)))
-    by_subject = {subject: [r for r in records if r.subject == subject]
-                  for subject in dict.fromkeys(r.subject for r in records)}  # fmt: skip
-    for subject, of_subject in {**by_subject, "all": list(records)}.items():
-        equivalent, killed = shares(of_subject)
+    columns = [c for c in (*_COLUMNS, BROKEN) if c != BROKEN or counts(records)[BROKEN]]
+    rows = [
+        [kind, *(str(counts(group)[column] or "0" * (kind == "all")) for column in columns)]
+        for kind, group in _grouped(records, "kind").items()
+    ]
+    tables.show(_TITLE, ["class", *columns], rows, console)
+    for subject, group in _grouped(records, "subject").items():
+        equivalent, killed = shares(group)
         console.print(
-            f"{subject}: {len(of_subject)} mutants, {equivalent:.1%} equivalent "
+            f"{subject}: {len(group)} mutants, {equivalent:.1%} equivalent "
             f"(limit {MAX_EQUIVALENT:.0%}), of the rest {killed:.1%} killed "
             f"(at least {MIN_KILLED:.0%})",
             highlight=False,

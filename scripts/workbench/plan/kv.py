@@ -4,51 +4,47 @@ from __future__ import annotations
 
 import argparse
 
-from kvcache.layouts.layout import Layout
+from kvcache.layouts.layout import GUARD_BYTES, Layout
 from kvcache.planner.capacity import Plan, plan, workspace_bytes
 from workbench.common import refuse, write_json
-from workbench.flags import kvcache as _kv_args
+from workbench.flags.kvcache import label, layouts
 from workbench.plan import tables as _kv_tables
-from workbench.tables import show
+from workbench.tables import show, table
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     try:
-        plans = [plan_of(layout, options) for layout in layouts_of(options)]
+        names = ("block_tokens", "draft", "mtp", "online_hca")
+        models = options.model or ["deepseek-v4-pro"]
+        asked = {name: getattr(options, name) for name in names}
+        plans = [plan_of(layout, options) for layout in layouts(models, options.record, **asked)]
     except ValueError as error:
         return refuse(error)
     documents = [_kv_tables.document(p, options.lengths, options.batched_tokens) for p in plans]
-    show(*_kv_tables.layout_table([p.layout for p in plans]))
-    show(*_kv_tables.split_table(plans))
+    title = f"Layouts (every slot ends in {GUARD_BYTES} guard bytes)"
+    show(*table(title, _kv_tables.LAYOUTS, documents))
+    title = f"Memory, divided for requests of {_kv_tables.mix_words(plans[0].mix)}"
+    show(*table(title, _kv_tables.SPLIT, documents))
     for made in plans:
         all_alike = f"all {made.requests:,} requests can have {made.longest(made.requests):,}"
-        print(f"{_kv_args.label(made.layout)}: {made.why}; {all_alike} tokens each")
+        print(f"{label(made.layout)}: {made.why}; {all_alike} tokens each")
     print()
-    for place, made in enumerate(plans):
-        show(*_kv_tables.fit_table(made, options.lengths))
-        show(*_kv_tables.stranded_table(made, options.lengths))
-        if not _kv_tables.peer_of(made.layout):
+    known: set[str] = set()  # of models, whatever their records
+    for made, document in zip(plans, documents, strict=True):
+        title = f"{document['layout']}: a request, and how many fit; one alone has "
+        show(*table(f"{title}{document['longest']:,} tokens", _kv_tables.FITS, document["fits"]))
+        show(*_kv_tables.stranded_table(document))
+        if "vllm" not in document:
             continue
-        if made.layout.name not in [p.layout.name for p in plans[:place]]:
+        if made.layout.name not in known:
             show(*_kv_tables.vllm_groups(made.layout, options.batched_tokens))
-        show(*_kv_tables.vllm_table(made, options.lengths, options.batched_tokens))
+        known.add(made.layout.name)
+        show(*_kv_tables.vllm_table(document, made.layout.name))
     if options.json:
         write_json(options.json, documents)
     if options.plot:
         _kv_tables.draw(options.plot, plans, options.batched_tokens)
     return 0
-
-
-def layouts_of(options: argparse.Namespace) -> list[Layout]:
-    return _kv_args.layouts(
-        options.model or ["deepseek-v4-pro"],
-        options.record,
-        block_tokens=options.block_tokens,
-        draft=options.draft,
-        mtp=options.mtp,
-        online_hca=options.online_hca,
-    )
 
 
 def plan_of(layout: Layout, options: argparse.Namespace) -> Plan:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvcache.layouts.layout import GUARD_BYTES, Layout
-from kvcache.planner.capacity import CAUSES, Mix, Plan, most_requests, usage
+from kvcache.layouts.layout import Layout
+from kvcache.planner.capacity import CAUSES, Mix, Plan, Usage, most_requests, usage
 from workbench.flags.kvcache import label
 from workbench.plan.vllm import VllmLayout, vllm_layout
-from workbench.tables import Table, picture
+from workbench.tables import Column, Row, Table, picture, table
 
 MIB = 2**20
 CURVE = tuple(2**k for k in range(7, 21))  # context lengths of the picture
@@ -35,49 +36,6 @@ def length(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def layout_table(layouts: Sequence[Layout]) -> Table:
-    """What the entries are, payload and with padding."""
-    heads = ["layout", "B/token", "padded", "block B", "payload", "state B", "payload"]
-    heads += ["checkpoint B", "block tokens"]
-    cells = [
-        [
-            label(layout),
-            f"{layout.bytes_per_token:,.0f}",
-            f"{layout.block_bytes / layout.block_tokens:,.0f}",
-            f"{layout.block_bytes:,}",
-            f"{layout.block_payload:,}",
-            f"{layout.state_bytes:,}",
-            f"{layout.state_payload:,}",
-            f"{layout.checkpoint_bytes:,}",
-            f"{layout.block_tokens:,}",
-        ]
-        for layout in layouts
-    ]
-    return f"Layouts (every slot ends in {GUARD_BYTES} guard bytes)", heads, cells
-
-
-def split_table(plans: Sequence[Plan]) -> Table:
-    """How the pools share the memory, and what fits."""
-    heads = ["layout", "memory GB", "blocks", "GB", "states", "GB", "checkpoints", "GB"]
-    heads += ["workspace GB", "reserved GB", "left B", "requests", "limited by"]
-    cells = []
-    for made in plans:
-        shares = made.shares
-        cells.append(
-            [
-                label(made.layout),
-                f"{made.memory / 1e9:,.1f}",
-                *(f"{made.blocks:,}", f"{shares['blocks'] / 1e9:,.2f}"),
-                *(f"{made.states:,}", f"{shares['states'] / 1e9:,.2f}"),
-                *(f"{made.checkpoints:,}", f"{shares['checkpoints'] / 1e9:,.2f}"),
-                *(f"{shares[part] / 1e9:,.3f}" for part in ("workspace", "reserved")),
-                f"{shares['left over']:,}",
-                *(f"{made.requests:,}", made.limited_by),
-            ]
-        )
-    return f"Memory, divided for requests of {mix_words(plans[0].mix)}", heads, cells
-
-
 def mix_words(mix: Mix) -> str:
     """The lengths, and how many of each."""
     if len(mix.tokens) == 1:
@@ -86,40 +44,58 @@ def mix_words(mix: Mix) -> str:
     return ", ".join(f"{length(tokens)} ({weight})" for tokens, weight in pairs) + " tokens"
 
 
-def fit_table(made: Plan, lengths: Iterable[int]) -> Table:
-    """What other lengths get from these pools."""
-    heads = ["tokens", "blocks", "MiB", "B/token", "stranded MiB", "%", "requests"]
-    heads += ["limited by", "idle blocks", "idle states", "divided for it"]
-    cells = []
-    for tokens in lengths:
-        fit = made.fit(tokens)
-        held = fit.usage
-        cells.append(
-            [
-                length(tokens),
-                f"{held.blocks:,}",
-                mib(held.total),
-                f"{held.total / tokens:,.0f}",
-                mib(held.stranded_bytes),
-                f"{held.stranded_share:.1%}",
-                *(f"{fit.requests:,}", fit.limited_by),
-                *(f"{fit.idle_blocks:,}", f"{fit.idle_states:,}"),
-                f"{fit.best:,}",
-            ]
-        )
-    longest = made.longest()
-    title = f"{label(made.layout)}: a request, and how many fit; one alone has {longest:,} tokens"
-    return title, heads, cells
+# -- tables, of documents -------------------------------------------------------------------------
 
 
-def stranded_table(made: Plan, lengths: Sequence[int]) -> Table:
+def _tokens(row: Row) -> str:
+    return length(row["tokens"])
+
+
+def _gb(part: str, digits: int, row: Row) -> str:
+    return f"{row['bytes'][part] / 1e9:,.{digits}f}"
+
+
+def _slots(part: str) -> tuple[Column, Column]:
+    """How many, and what they take."""
+    return (part, f"{{slots[{part}]:,}}"), ("GB", partial(_gb, part, 2))
+
+
+def _stranded(fit: Row) -> int:
+    return sum(fit["stranded_bytes"].values())
+
+
+LAYOUTS = (
+    ("layout", "{layout}"), ("B/token", "{bytes_per_token:,.0f}"),
+    ("padded", "{padded_bytes_per_token:,.0f}"), ("block B", "{block_bytes:,}"),
+    ("payload", "{block_payload:,}"), ("state B", "{state_bytes:,}"),
+    ("payload", "{state_payload:,}"), ("checkpoint B", "{checkpoint_bytes:,}"),
+    ("block tokens", "{block_tokens:,}"),
+)  # fmt: skip
+SPLIT = (
+    ("layout", "{layout}"), ("memory GB", lambda plan: f"{plan['memory'] / 1e9:,.1f}"),
+    *_slots("blocks"), *_slots("states"), *_slots("checkpoints"),
+    ("workspace GB", partial(_gb, "workspace", 3)), ("reserved GB", partial(_gb, "reserved", 3)),
+    ("left B", "{bytes[left over]:,}"), ("requests", "{requests:,}"),
+    ("limited by", "{limited_by}"),
+)  # fmt: skip
+FITS = (
+    ("tokens", _tokens), ("blocks", "{blocks:,}"), ("MiB", lambda fit: mib(fit["total_bytes"])),
+    ("B/token", lambda fit: f"{fit['total_bytes'] / fit['tokens']:,.0f}"),
+    ("stranded MiB", lambda fit: mib(_stranded(fit))),
+    ("%", lambda fit: f"{_stranded(fit) / fit['total_bytes']:.1%}"),
+    ("requests", "{requests:,}"), ("limited by", "{limited_by}"),
+    ("idle blocks", "{idle_blocks:,}"), ("idle states", "{idle_states:,}"),
+    ("divided for it", "{best:,}"),
+)  # fmt: skip
+
+
+def stranded_table(plan: dict) -> Table:
     """Bytes of a request that hold nothing that it needs, by cause."""
-    found = [usage(made.layout, tokens) for tokens in lengths]
-    causes = [cause for cause in CAUSES if any(held.stranded[cause] for held in found)]
-    cells = [
-        [length(held.tokens), *(size(held.stranded[cause]) for cause in causes)] for held in found
-    ]
-    return f"{label(made.layout)}: stranded bytes of a request", ["tokens", *causes], cells
+    fits = plan["fits"]
+    causes = [cause for cause in CAUSES if any(fit["stranded_bytes"][cause] for fit in fits)]
+    columns = [("tokens", _tokens)]
+    columns += [(c, lambda fit, c=c: size(fit["stranded_bytes"][c])) for c in causes]
+    return table(f"{plan['layout']}: stranded bytes of a request", columns, fits)
 
 
 def peer_of(layout: Layout) -> VllmLayout | None:
@@ -155,90 +131,78 @@ def vllm_groups(layout: Layout, batched_tokens: int) -> Table:
     return title, heads, rows
 
 
-def vllm_table(made: Plan, lengths: Iterable[int], batched_tokens: int) -> Table:
-    """A request there and here; MiB. There any block serves any request, here the memory has been
-    divided, so the last two columns differ."""
-    heads = ["tokens", "vLLM MiB", "stranded", "%", "reserve", "requests"]
-    heads += ["same records MiB", "stranded", "%", "this plan MiB", "stranded", "%", "requests"]
-    heads += ["divided for it"]
-    cells = []
-    for row in vllm_rows(made, lengths, batched_tokens):
-        there, same, here = row["vllm"], row["same_records"], row["ours"]
-        cells.append(
-            [
-                length(row["tokens"]),
-                *_three(there),
-                mib(there["reserve_bytes"]),
-                f"{there['requests']:,}",
-                *_three(same),
-                *_three(here),
-                *(f"{here['requests']:,}", f"{here['divided_for_it']:,}"),
-            ]
-        )
-    title = (
-        f"A request of {made.layout.name} in vLLM, here with its records (584 + 132 bytes, all "
-        "rows of HCA tails), and in this plan"
+def _held(whose: str, words: str) -> tuple[Column, ...]:
+    """Of a request: all, what of that is stranded, and its share."""
+    return (
+        (words, lambda row: mib(row[whose]["total_bytes"])),
+        ("stranded", lambda row: mib(row[whose]["stranded_bytes"])),
+        ("%", lambda row: f"{row[whose]['stranded_bytes'] / row[whose]['total_bytes']:.1%}"),
     )
-    return title, heads, cells
 
 
-def _three(of: dict) -> list[str]:
-    share = of["stranded_bytes"] / of["total_bytes"]
-    return [mib(of["total_bytes"]), mib(of["stranded_bytes"]), f"{share:.1%}"]
+BESIDE_VLLM = (
+    ("tokens", _tokens),
+    *_held("vllm", "vLLM MiB"),
+    ("reserve", lambda row: mib(row["vllm"]["reserve_bytes"])),
+    ("requests", "{vllm[requests]:,}"),
+    *_held("same_records", "same records MiB"),
+    *_held("ours", "this plan MiB"),
+    ("requests", "{ours[requests]:,}"),
+    ("divided for it", "{ours[divided_for_it]:,}"),
+)
+
+
+def vllm_table(plan: dict, name: str) -> Table:
+    """A request there and here; MiB. There any block serves any request, here the memory has been
+    divided, so the last two columns differ. name: of the layout."""
+    title = (
+        f"A request of {name} in vLLM, here with its records (584 + 132 bytes, all rows of HCA "
+        "tails), and in this plan"
+    )
+    return table(title, BESIDE_VLLM, plan["vllm"])
 
 
 def vllm_rows(made: Plan, lengths: Iterable[int], batched_tokens: int) -> list[dict]:
     """Bytes of a request in vLLM's layout beside ours, and how many fit into the same memory."""
     peer = vllm_layout(made.layout)
-    rows = []
-    for tokens in lengths:
-        there = {
-            "total_bytes": peer.total(tokens),
-            "stranded_bytes": peer.stranded(tokens),
-            "reserve_bytes": peer.reserve(tokens, batched_tokens) * peer.stride,
-            "requests": peer.requests(made.memory, tokens, batched_tokens),
+    return [
+        {
+            "tokens": tokens,
+            "vllm": {
+                "total_bytes": peer.total(tokens),
+                "stranded_bytes": peer.stranded(tokens),
+                "reserve_bytes": peer.reserve(tokens, batched_tokens) * peer.stride,
+                "requests": peer.requests(made.memory, tokens, batched_tokens),
+            },
+            "same_records": _bytes_of(usage(peer.same_records, tokens)),
+            "ours": _bytes_of(usage(made.layout, tokens))
+            | {
+                "requests": made.fit(tokens).requests,
+                "divided_for_it": made.fit(tokens).best,
+            },
         }
-        same, here = usage(peer.same_records, tokens), usage(made.layout, tokens)
-        rows.append(
-            {
-                "tokens": tokens,
-                "vllm": there,
-                "same_records": {
-                    "total_bytes": same.total,
-                    "stranded_bytes": same.stranded_bytes,
-                },
-                "ours": {
-                    "total_bytes": here.total,
-                    "stranded_bytes": here.stranded_bytes,
-                    "requests": made.fit(tokens).requests,
-                    "divided_for_it": made.fit(tokens).best,
-                },
-            }
-        )
-    return rows
+        for tokens in lengths
+    ]
+
+
+def _bytes_of(held: Usage) -> dict[str, int]:
+    return {"total_bytes": held.total, "stranded_bytes": held.stranded_bytes}
 
 
 def document(made: Plan, lengths: Sequence[int], batched_tokens: int) -> dict:
     """Everything of a plan, exact, for --json."""
     layout = made.layout
-    fits = [made.fit(tokens) for tokens in lengths]
     names = ("tokens", "requests", "best", "limited_by", "why", "idle_blocks", "idle_states")
+    of_layout = ("block_tokens", "draft", "bytes_per_token", "block_bytes", "block_payload",
+                 "state_bytes", "state_payload", "checkpoint_bytes")  # fmt: skip
     written = {
         "layout": label(layout),
-        "bytes_per_token": layout.bytes_per_token,
+        **{name: getattr(layout, name) for name in of_layout},
         "padded_bytes_per_token": layout.block_bytes / layout.block_tokens,
-        "block_tokens": layout.block_tokens,
-        "draft": layout.draft,
-        **{
-            name: getattr(layout, name)
-            for name in ("block_bytes", "block_payload", "state_bytes", "state_payload")
-        },
-        "checkpoint_bytes": layout.checkpoint_bytes,
-        "memory": made.memory,
+        **{name: getattr(made, name) for name in ("memory", "requests", "limited_by", "why")},
         "context": dict(zip(made.mix.tokens, made.mix.weights, strict=True)),
         "slots": {n: getattr(made, n) for n in ("blocks", "states", "checkpoints")},
         "bytes": dict(made.shares),
-        **{name: getattr(made, name) for name in ("requests", "limited_by", "why")},
         "longest": made.longest(),
         "fits": [
             {name: getattr(fit, name) for name in names}
@@ -248,7 +212,7 @@ def document(made: Plan, lengths: Sequence[int], batched_tokens: int) -> dict:
                 "live_bytes": fit.usage.live,
                 "stranded_bytes": dict(fit.usage.stranded),
             }
-            for fit in fits
+            for fit in map(made.fit, lengths)
         ],
     }
     if peer_of(layout):

@@ -23,7 +23,7 @@ from ptxemu.check.text import render
 POLICIES = ("round-robin", "random", "adversarial")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
-PATIENCE = 600.0  # seconds of a launch; a busy machine is no reason to fail
+PATIENCE = 1800.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
 NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
 LOG2_LAG = AttentionConfig().rescale_log2

@@ -6,20 +6,19 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-from unittest import mock
 
 import torch
 
 from kernelkit import tolerance
-from kernelkit.launch import emulation
+from kernelkit.launch import Emulation, emulation
 from moe import reference
 from moe.api import grouped_gemm
 from moe.arguments import Activation
-from moe.config import GroupedConfig
-from moe.packing import pack
+from moe.formats import format_of
+from moe.packing import pack, quantise_experts
 from moe.quantized import Quantized
 from ptxemu import Options
 from ptxemu.check.text import render
@@ -39,8 +38,8 @@ LARGEST_FP16 = 65_519.0  # what is rounded to less than infinity
 class Case:
     """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
     None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
-    `workbench.problems.hostile`. tile_rows: as `grouped_gemm` takes it, None: what it chooses;
-    tile_n, carry, pdl: of the config, where it is not to choose."""
+    `workbench.problems.hostile`. tile_rows, tile_n, carry, pdl: as `grouped_gemm`
+    takes them."""
 
     counts: tuple[int, ...]
     k: int = 256
@@ -111,7 +110,7 @@ class Case:
         """Packed as the layer's first product; a plain product takes rows as they are."""
         scale = hostile.encode_scale(self.w_like, w.flatten(1), self.fmt)
         if not self.form:
-            return plain_weights(w, self.fmt, scale)
+            return quantise_experts("w", w, format_of(self.fmt), scale)
         other = torch.ones(len(w), self.k, self.columns, dtype=w.dtype)
         both = None if scale is None else (scale, torch.ones_like(scale))
         packing = {"granularity": self.granularity, "encode_scales": both}
@@ -121,11 +120,6 @@ class Case:
         """Of an output in nvfp4."""
         return torch.tensor([448.0]) if self.out == "nvfp4" else None
 
-    def config(self, **fields: Any) -> GroupedConfig:
-        """What is compiled, with what the case asks for."""
-        changes = {"tile_n": self.tile_n} if self.tile_n else {}
-        return replace(GroupedConfig(**fields), **changes, carry=self.carry, pdl=self.pdl)
-
     def options(self) -> dict[str, Any]:
         """Further arguments of `grouped_gemm`."""
         given = {
@@ -133,45 +127,46 @@ class Case:
             "amax": torch.zeros(1) if self.amax else None,
             "encode_scale": self.encode_scale(),
             "out": DTYPES.get(self.out, self.out),
+            "tile_n": self.tile_n,
+            "carry": self.carry,
+            "pdl": self.pdl,
         }
         if self.tile_rows:
             given |= {"tile_rows": self.tile_rows, "most_rows": max(self.counts)}
         return given
 
 
-def plain_weights(w: torch.Tensor, fmt: str, scale: torch.Tensor | None) -> Quantized:
-    """[E, N, K], every expert by itself."""
-    own = [None] * len(w) if scale is None else scale.split(1)
-    parts = [reference.quantise(e, fmt, global_scale=g) for e, g in zip(w, own, strict=True)]
-    joined = {
-        name: torch.stack([getattr(part, name).view(torch.uint8) for part in parts])
-        for name in ("data", "scales")
-    }
-    return Quantized(
-        joined["data"].view(parts[0].data.dtype),
-        joined["scales"].flatten().view(parts[0].scales.dtype),
-        scale,
-        None if scale is None else scale.reciprocal(),
-        fmt,
-    )
-
-
 def run(case: Case, options: Options = CHECKED, **changes: Any) -> tuple:
     """(the result, amax or None) of the kernel in the emulator, where nothing is found."""
     x, w = case.inputs()
     given = case.options() | changes
-    with checked(options), mock.patch("moe.arguments.GroupedConfig", case.config):
+    with checked(options):
         result = grouped_gemm(x, w, case.offsets, **given)
     return result, given["amax"]
 
 
 @contextmanager
-def checked(options: Options = CHECKED) -> Iterator[None]:
-    """Launches in the emulator, of which nothing is found."""
+def checked(options: Options = CHECKED) -> Iterator[Emulation]:
+    """Launches in the emulator, of which nothing is found; on a GPU nothing else happens."""
     with emulation(options) as active:
-        yield
+        yield active
     for report in active.reports:
         assert not report.findings, render(report)
+
+
+def same_bits(
+    first: torch.Tensor | Quantized, second: torch.Tensor | Quantized, offsets: torch.Tensor
+) -> bool:
+    """Whether two results have the same in everything that belongs to a row."""
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    columns = first.format.columns(first.k)
+    codes = (
+        reference.unswizzle_scales(each.scales, each.rows, columns, offsets).view(torch.uint8)
+        for each in (first, second)
+    )
+    data = (each.data.view(torch.uint8) for each in (first, second))
+    return torch.equal(*codes) and torch.equal(*data)
 
 
 def definition(case: Case, dtype: torch.dtype) -> torch.Tensor:

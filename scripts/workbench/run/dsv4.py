@@ -11,38 +11,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from kvcache.books.manager import Sizes
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import Options as CacheOptions
-from kvcache.layouts.records import Record
 from kvcache.memory.cache import Cache
 from kvcache.planner.capacity import usage
 from kvcache.planner.traffic import step_traffic
 from ptxemu.host.command_line import checking
+from workbench import tables
 from workbench.common import finish, refuse
-from workbench.dsv4.judge import Judge, Verdict
+from workbench.dsv4.judge import Finding, Judge, Verdict
 from workbench.dsv4.layer import Layer, layout_of
 from workbench.dsv4.model import Recompute
 from workbench.dsv4.shape import MUTATIONS, Definition, Shape
 from workbench.dsv4.weights import Weights
+from workbench.flags.dsv4 import ARCHS
 from workbench.place import Place, choose_place, emulated
-from workbench.tables import picture
 
 VOCABULARY = 997
 COMPONENTS = (
-    "window",
-    "entries",
-    "keys",
-    "scores",
-    "selected",
-    "attention",
-    "end to end",
-    "experts",
+    *("window", "entries", "keys", "scores", "selected", "attention", "end to end", "experts"),
 )
 HEADS = {
     "window": "win-\ndow", "entries": "en-\ntries", "keys": "\nkeys", "scores": "sco-\nres",
@@ -79,7 +70,8 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, place: Place) -> None:
         self.options = options
-        shape = shape_of(options)
+        spelt = {field.name for field in fields(Shape)} & vars(options).keys()
+        shape = Shape(**{name: getattr(options, name) for name in spelt})
         weights = Weights(shape, options.seed)
         layout = layout_of(
             shape.ratio, CacheOptions(record=options.record, draft=options.draft,
@@ -91,7 +83,9 @@ class Run:
         self.cache = Cache(layout, Sizes(blocks, options.requests), device=place.device, **where)
         self.layer = Layer(self.cache, weights, where, longest)
         definition = MUTATIONS[options.mutate] if options.mutate else Definition()
-        model = Recompute(weights, records_of(layout), definition)
+        records = {array.name: array.record for array in (*layout.rings, *layout.streams)}
+        stored = {"window": records["swa"], "keys": records.get("index")}
+        model = Recompute(weights, stored, definition)
         self.judge = Judge(self.layer, model)
         random = np.random.default_rng(options.seed)
         names = [f"request {number}" for number in range(options.requests)]
@@ -174,70 +168,47 @@ class Run:
                 self.cache.rollback(request, int(self.random.integers(0, count)))
 
 
-def shape_of(options: argparse.Namespace) -> Shape:
-    """What the flags say; ValueError for a layer that there is not."""
-    names = {f.name for f in fields(Shape)}
-    return Shape(**{name: value for name, value in vars(options).items() if name in names})
-
-
-def records_of(layout: Layout) -> dict[str, Record]:
-    """Of latent entries, and of the indexer's keys where there are some."""
-    records = {array.name: array.record for array in (*layout.rings, *layout.streams)}
-    return {"window": records["swa"], "keys": records.get("index")}
+def merged(rows: list[Row]) -> dict[str, Finding]:
+    """By component: the worst of these steps, and how many numbers of them all differ."""
+    found = {}
+    for name in COMPONENTS:
+        each = [row.verdict.findings[name] for row in rows if name in row.verdict.findings]
+        if each:
+            worst = max(finding.error for finding in each), max(finding.share for finding in each)
+            differ, of = (sum(getattr(f, field) for f in each) for field in ("differ", "of"))
+            found[name] = Finding(*worst, differ, of)
+    return found
 
 
 def show(rows: list[Row], every: int, console: Console) -> None:
     """A line for each `every` steps, with the worst of them; shares are of limits. else: numbers
     that the model rounds to something else; swap: entries that it would not have selected."""
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    shown = {name: head for name, head in HEADS.items()
-             if any(name in row.verdict.findings for row in rows)}  # fmt: skip
-    table.add_column("\nstep", no_wrap=True)
-    heads = ("to-\nkens", *shown.values(), "\nelse", "\nswap", "KB\nread", "KB\nwrit", "\ns")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for first in range(0, len(rows), every):
-        table.add_row(*cells(rows[first : first + every], [*shown]))
-    console.print(table)
+    columns = [("\nstep", "{step}"), ("to-\nkens", "{tokens}")]
+    columns += [(HEADS[name], f"{{{name}:.0%}}") for name in merged(rows) if name in HEADS]
+    columns += [("\nelse", "{differ}"), ("\nswap", "{swapped}"), ("KB\nread", "{read:,.0f}"),
+                ("KB\nwrit", "{written:,.1f}"), ("\ns", "{seconds:.1f}")]  # fmt: skip
+    lines = (_line(rows[first : first + every]) for first in range(0, len(rows), every))
+    tables.show(*tables.table("", columns, lines), console)
 
 
-def cells(rows: list[Row], names: list[str]) -> list[str]:
-    """A line of the table: steps that stand together."""
-    shares = [max(_share(row, name) for row in rows) for name in names]
-    differ = dict.fromkeys(COMPONENTS, 0)
-    for row in rows:
-        for name, finding in row.verdict.findings.items():
-            differ[name] += finding.differ
-    return [
-        f"{rows[-1].step}",
-        f"{max(max(row.lengths) for row in rows)}",
-        *(f"[red]{share:.0%}[/]" if share > 1 else f"{share:.0%}" for share in shares),
-        f"{sum(differ.values()) - differ[SWAPPED]}",
-        f"{differ[SWAPPED]}",
-        f"{sum(row.read for row in rows) / 1e3:,.0f}",
-        f"{sum(row.written for row in rows) / 1e3:,.1f}",
-        f"{sum(row.seconds for row in rows):.1f}",
-    ]
-
-
-def _share(row: Row, name: str) -> float:
-    finding = row.verdict.findings.get(name)
-    return finding.share if finding else 0.0
+def _line(rows: list[Row]) -> dict[str, Any]:
+    """Steps that stand together."""
+    found = merged(rows)
+    swapped = found[SWAPPED].differ if SWAPPED in found else 0
+    return {name: finding.share for name, finding in found.items()} | {
+        "step": rows[-1].step,
+        "tokens": max(max(row.lengths) for row in rows),
+        "differ": sum(finding.differ for finding in found.values()) - swapped,
+        "swapped": swapped,
+        "read": sum(row.read for row in rows) / 1e3,
+        "written": sum(row.written for row in rows) / 1e3,
+        "seconds": sum(row.seconds for row in rows),
+    }
 
 
 def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]:
     """The worst of every component, and what the last step needs of the cache."""
-    found = {}
-    for name in COMPONENTS:
-        findings = [row.verdict.findings[name] for row in rows if name in row.verdict.findings]
-        if findings:
-            found[name] = {
-                "error": max(finding.error for finding in findings),
-                "share": max(finding.share for finding in findings),
-                "differ": sum(finding.differ for finding in findings),
-                "of": sum(finding.of for finding in findings),
-            }
-    last = rows[-1]
+    found, last = merged(rows), rows[-1]
     held = [usage(layout, length) for length in last.lengths]
     cache = {
         "blocks": sum(use.blocks for use in held),
@@ -249,10 +220,10 @@ def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]
         "seconds_at_8TBps": (last.read + last.written) / B200,
         "seconds_here": last.seconds,
     }
-    for name, values in found.items():
-        words = f"{name}: error {values['error']:.1e}, {values['share']:.0%} of the limit"
-        if values["of"]:
-            words += f"; {values['differ']} of {values['of']:,} are not the model's"
+    for name, finding in found.items():
+        words = f"{name}: error {finding.error:.1e}, {finding.share:.0%} of the limit"
+        if finding.of:
+            words += f"; {finding.differ} of {finding.of:,} are not the model's"
         console.print(words)
     console.print(
         f"the last step's requests hold {cache['blocks']} blocks of {layout.block_bytes:,} bytes "
@@ -260,7 +231,7 @@ def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]
         f"read {cache['read']:,} and wrote {cache['written']:,} bytes of the cache, "
         f"{cache['seconds_at_8TBps'] * 1e6:.2f} us at 8 TB/s, and took {last.seconds:.1f} s here"
     )
-    return {"components": found, "cache": cache}
+    return {"components": {name: vars(finding) for name, finding in found.items()}, "cache": cache}
 
 
 def track(run: Run, console: Console) -> list[Row]:
@@ -289,7 +260,7 @@ def check(options: argparse.Namespace) -> None:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Shares of the limits over steps."""
-    with picture(path, figsize=(9, 4), layout="constrained") as (_, ((axis,),)):
+    with tables.picture(path, figsize=(9, 4), layout="constrained") as (_, ((axis,),)):
         for name in COMPONENTS:
             found = [(row.step, row.verdict.findings.get(name)) for row in rows]
             points = [(step, finding.share) for step, finding in found if finding]
@@ -301,10 +272,9 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     console = Console()
     try:
-        place = choose_place(options)
+        place = choose_place(options, ARCHS)
         check(options)
         with checking(options) as report, emulated(options):
             run = Run(options, place)

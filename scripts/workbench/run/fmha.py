@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import TaskID
 
 from ptxemu.host.command_line import checking
-from workbench.accuracy import ERRORS, cells, coarser, errors_of, table_of_cases
+from workbench import tables
+from workbench.accuracy import ERRORS, LIMIT, coarser, errors_of
 from workbench.cases.attention import attend, case_of, check, config_of, instructions_by_role
-from workbench.common import describe, finish, refuse
+from workbench.common import describe, finish, progress_bar, refuse
 from workbench.flags.attention import ARCHS, DEMO
 from workbench.place import Place, choose_place
 from workbench.problems.attention import DTYPES, Case, references
@@ -30,34 +30,6 @@ DEMONSTRATION = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What one case measured; errors are against fp64.
-
-    reference_error: max abs error of plain torch with the kernel's rounding points.
-    of_limit: worst error of O or LSE as a share of what is tolerated at its place.
-    relative: norm of the error over the norm of O.
-    config: what was compiled, where it differs from the default.
-    roles: warp-instructions per role, where the emulator counted them.
-    """
-
-    case: str
-    config: str
-    backend: str
-    max_error: float
-    reference_error: float
-    of_limit: float
-    relative: float
-    lse_error: float
-    seconds: float
-    roles: dict[str, int]
-
-    @property
-    def ok(self) -> bool:
-        """Within the tolerance."""
-        return self.of_limit <= 1.0
-
-
 def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
     """The errors of (O, LSE), and what share of `slack` times the tolerance they take up."""
     pairs = [(result.o, result.lse) for result in references(case)]
@@ -65,51 +37,49 @@ def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -
     return errors_of(actual, *pairs, grain, slack)
 
 
-def measure(case: Case, place: Place, options: argparse.Namespace, **more: object) -> Row:
-    """Run one case and compare it. Seconds include compiling where its config is new; more: fields
-    of the emulator's options."""
+def measure(
+    case: Case, place: Place, options: argparse.Namespace, **more: object
+) -> dict[str, Any]:
+    """A row: one case is run and compared with fp64.
+
+    config: what was compiled, where it differs from the default. Seconds include compiling where it
+    is new. roles: warp-instructions of each, where the emulator counted them. more: fields of the
+    emulator's options. `workbench.accuracy` has the errors.
+    """
     start = time.perf_counter()
     actual, launches = attend(case, place, options, **more)
     seconds = time.perf_counter() - start
-    return Row(
-        case=" ".join(case.words()),
-        config=describe(config_of(case)),
-        backend=place.backend,
-        seconds=seconds,
-        roles=instructions_by_role(case, launches),
-        **judge(case, actual, options.tolerance),
-    )
+    errors = judge(case, actual, options.tolerance)
+    return {
+        "case": " ".join(case.words()),
+        "config": describe(config_of(case)),
+        "backend": place.backend,
+        **errors,
+        "seconds": seconds,
+        "roles": instructions_by_role(case, launches),
+        "ok": errors["of_limit"] <= 1.0,
+    }
 
 
-def accuracy(rows: list[Row]) -> Table:
-    """Errors against fp64, for a terminal of 80 columns."""
-    table = table_of_cases("\nbackend", *ERRORS, "")
-    for row in rows:
-        table.add_row(row.case, row.backend, *cells(dataclasses.asdict(row)))
-    return table
-
-
-def work(rows: list[Row]) -> Table:
-    """Seconds, and warp-instructions per role where the emulator counted them."""
-    roles = list(dict.fromkeys(role for row in rows for role in row.roles))
-    table = table_of_cases(*(f"{role}\nwarp-instr." for role in roles), "\nseconds")
-    for row in rows:
-        counts = (f"{row.roles.get(role, 0):,}" for role in roles)
-        table.add_row(row.case, *counts, f"{row.seconds:.1f}")
-    return table
+def show(rows: list[dict], console: Console) -> None:
+    """Errors against fp64, for a terminal of 80 columns; then seconds, and warp-instructions per
+    role where the emulator counted them."""
+    case = ("\ncase", "{case}")
+    tables.show(*tables.table("", (case, ("\nbackend", "{backend}"), *ERRORS), rows), console)
+    roles = dict.fromkeys(role for row in rows for role in row["roles"])
+    counts = ((f"{role}\nwarp-instr.", f"{{roles[{role}]:,}}") for role in roles)
+    tables.show(*tables.table("", (case, *counts, ("\nseconds", "{seconds:.1f}")), rows), console)
 
 
 def run_all(
     cases: list[Case], place: Place, options: argparse.Namespace, console: Console
-) -> list[Row]:
+) -> list[dict]:
     """Every case under a progress bar that counts the clusters of the running one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     rows = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         for number, case in enumerate(cases, start=1):
-            task = progress.add_task(
-                f"{number} of {len(cases)}: {' '.join(case.words())}", total=None
-            )
+            words = f"{number} of {len(cases)}: {' '.join(case.words())}"
+            task = progress.add_task(words, total=None)
 
             def seen(done: int, total: int, task: TaskID = task) -> None:
                 progress.update(task, completed=done, total=total)
@@ -132,7 +102,6 @@ def chosen(options: argparse.Namespace) -> list[Case]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     if options.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     try:
@@ -143,10 +112,9 @@ def perform(options: argparse.Namespace) -> int:
     console.print(f"backend: {place.backend} ({place.reason})")
     with checking(options) as report:
         rows = run_all(cases, place, options, console)
-    console.print(accuracy(rows), work(rows))
-    wrong = sum(not row.ok for row in rows)
+    show(rows, console)
+    wrong = sum(not row["ok"] for row in rows)
     verdict = f"{wrong} of {len(rows)} out of tolerance" if wrong else "all within tolerance"
-    console.print("reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp")
+    console.print(LIMIT)
     console.print(verdict)
-    written = [{**dataclasses.asdict(row), "ok": row.ok} for row in rows]
-    return finish(options, report, {"backend": place.reason, "rows": written}, ok=not wrong)
+    return finish(options, report, {"backend": place.reason, "rows": rows}, ok=not wrong)

@@ -14,7 +14,8 @@ from rich.console import Console
 from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
 from kernelkit.arch import written_for
 from ptxemu.host.command_line import checking
-from workbench.accuracy import ERRORS, cells, coarser, errors_of, table_of_cases
+from workbench import tables
+from workbench.accuracy import ERRORS, LIMIT, coarser, errors_of
 from workbench.cases.decode import DTYPES, Case, case_of
 from workbench.common import finish, refuse
 from workbench.place import Place, choose_place, emulated, instructions
@@ -26,9 +27,10 @@ REFERENCE_KNOWS = {field.name for field in dataclasses.fields(reference.Options)
 def run(case: Case, place: Place, options: argparse.Namespace) -> dict[str, Any]:
     """Results of one case, the seconds until they were there, and GPU times where there is one."""
     tensors = [tensor.to(place.device) for tensor in case.tensors]
-    tables = {name: table.to(place.device) for name, table in case.tables.items()}
+    given = {name: table.to(place.device) for name, table in case.tables.items()}
     config = DecodeConfig(**case.tuning) if case.tuning else None
-    given = {**tables, **case.options, **place.given, "config": config}
+    moving = {name: given[name] for name in ("kv_lens", "page_table") if name in given}
+    given |= {**case.options, **place.given, "config": config}
     start = time.perf_counter()
     with emulated(options) as launches:
         results = decode(*tensors, return_lse=True, **given)
@@ -38,7 +40,6 @@ def run(case: Case, place: Place, options: argparse.Namespace) -> dict[str, Any]
     if place.backend != "cuda":
         return found | {"instructions": instructions(launches)}
     plan = decode_plan(*tensors, **given)
-    moving = {name: tables[name] for name in ("kv_lens", "page_table") if name in tables}
 
     def launch_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Launch:
         out, lse = (torch.empty_like(result) for result in results)
@@ -67,20 +68,14 @@ def judged(case: Case, place: Place, options: argparse.Namespace) -> dict[str, A
 
 def show(row: dict[str, Any], console: Console) -> None:
     """Errors, and beside them the time of a launch or the work of the emulator."""
-    on_gpu = "warm_us" in row
-    columns = ("warp-\ninstr.", "\nseconds")
-    if on_gpu:
-        columns = ("warm\nus", "cold\nus", "host\nus")
-    table = table_of_cases("\nrun as", *ERRORS, "", *columns)
-    numbers = [f"{row.get('instructions', 0):,}", f"{row['seconds']:.1f}"]
-    if on_gpu:
-        numbers = [f"{row[name]:.1f}" for name in ("warm_us", "cold_us", "host_us")]
-    table.add_row(row["case"], f"{row['backend']}\n{row['arch']}", *cells(row), *numbers)
-    console.print(table)
+    cost = (("warp-\ninstr.", "{instructions:,}"), ("\nseconds", "{seconds:.1f}"))
+    if "warm_us" in row:
+        cost = tuple((f"{name}\nus", f"{{{name}_us:.1f}}") for name in ("warm", "cold", "host"))
+    columns = (("\ncase", "{case}"), ("\nrun as", "{backend}\n{arch}"), *ERRORS, *cost)
+    tables.show(*tables.table("", columns, [row]), console)
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     console = Console()
     try:
         place = choose_place(options)
@@ -92,6 +87,6 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(refused)
     show(row, console)
     right = row["of_limit"] <= 1.0
-    console.print("reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp")
+    console.print(LIMIT)
     console.print("within tolerance" if right else "out of tolerance")
     return finish(options, report, {"row": {**row, "ok": right}}, ok=right)

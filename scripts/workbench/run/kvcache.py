@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from kvcache.books.errors import CacheError
 from kvcache.books.manager import Sizes
@@ -24,6 +22,7 @@ from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import CONFIGS
 from kvcache.memory.cache import Cache
 from ptxemu.host.command_line import checking
+from workbench import tables
 from workbench.cases.kvcache_model import Model, reduced, worst
 from workbench.common import finish, refuse
 from workbench.flags import kvcache as _kv_args
@@ -212,22 +211,13 @@ def layout_of(options: argparse.Namespace) -> Layout:
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """A line for each thing that happened."""
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    heads = ("tokens", "hit", "copies", "bytes\nmoved", "attention\nerror", "of\nlimit", "entries",
-             "wrong", "seconds")  # fmt: skip
-    table.add_column("what happened")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        attended = ("", "")
-        if "of_limit" in row:
-            attended = f"{row['max_error']:.1e}", f"{row['of_limit']:.0%}"
-        numbers = (row.get("tokens", ""), row.get("hit", ""), row["copies"] or "",
-                   f"{row['moved']:,}" if row["moved"] else "")  # fmt: skip
-        wrong = f"[red]{row['wrong']}[/]" if row["wrong"] else "0"
-        cells = *map(str, numbers), *attended, f"{row['entries']:,}", wrong, f"{row['seconds']:.1f}"
-        table.add_row(row["what"], *cells)
-    console.print(table)
+    columns = (
+        ("what happened", "{what}"), ("tokens", "{tokens}"), ("hit", "{hit}"),
+        ("copies", "{copies}"), ("bytes\nmoved", "{moved:,}"),
+        ("attention\nerror", "{max_error:.1e}"), ("of\nlimit", "{of_limit:.0%}"),
+        ("entries", "{entries:,}"), ("wrong", "{wrong}"), ("seconds", "{seconds:.1f}"),
+    )  # fmt: skip
+    tables.show(*tables.table("", columns, rows), console)
 
 
 def show_books(life: Life, options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -263,7 +253,6 @@ def run(options: argparse.Namespace, place: Place) -> tuple[Life, list[str]]:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     console = Console()
     try:
         place = choose_place(options)

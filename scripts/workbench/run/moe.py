@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from moe import PackedExperts, Quantized, Scales, fused_moe, pack, reference, unpack
+from moe import PackedExperts, Quantized, Scales, fused_moe, pack, reference
 from moe.formats import FORMATS
-from moe.reference_routing import route
 from ptxemu.host.command_line import checking
 from ptxemu.report import Report
 from ptxemu.watch import watched
-from workbench.cases.moe import Layer, layer_of
+from workbench import tables
+from workbench.cases.moe import Layer, errors_of, layer_of
 from workbench.common import finish, refuse
 from workbench.flags.moe import ARCHS
 from workbench.place import Place, choose_place, emulated, instructions
@@ -28,6 +24,14 @@ from workbench.timing import cold_and_warm, figures, sets_here
 
 # Of the reference's own error: ties that fall otherwise, and a sigmoid that is approximated.
 EXTRA = 1.02
+ERRORS = (
+    ("\nrun as", "{backend}"),
+    ("relative\nerror", "{relative:.2e}"),
+    ("of the\nformat", "{reference:.2e}"),
+    ("apart\nfrom it", "{apart:.2e}"),
+    ("max abs\nerror", "{max_error:.2e}"),
+    ("", lambda row: "ok" if row["ok"] else "OUT"),
+)
 
 
 class Stage:
@@ -40,13 +44,6 @@ class Stage:
         words = f"{self.what}, {time.perf_counter() - self.start:.0f} s"
         done = "" if self.launches is None else f", {len(self.launches.launches)} launches done"
         return words + done
-
-
-@contextmanager
-def stage(console: Console, what: str, launches: Report | None = None) -> Iterator[None]:
-    """On a terminal, a line that says what takes so long."""
-    with console.status(Stage(what, launches)):
-        yield
 
 
 def run(
@@ -65,7 +62,11 @@ def run(
         return partial(fused_moe, x, packed, logits, layer.router, **given)
 
     first, start = step(), time.perf_counter()
-    with watched() as seen, emulated(options) as launches, stage(console, "running it", seen):
+    with (
+        watched() as seen,
+        emulated(options) as launches,
+        console.status(Stage("running it", seen)),
+    ):
         y = first(**place.given)
     if device == "cuda":
         torch.cuda.synchronize()
@@ -97,24 +98,12 @@ def judged(
     layer: Layer, place: Place, options: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     """Errors relative to the definition, and what `run` found beside the result."""
-    x, w13, w2, logits = layer.tensors
-    with stage(console, "packing the weights"):
+    x, w13, w2, _ = layer.tensors
+    with console.status(Stage("packing the weights")):
         experts = pack(w13, w2, layer.format, granularity=layer.granularity)
     found = run(layer, experts, place, options, console)
-    y = found.pop("y").double()
-    scales, form = layer.scales, vars(layer.form)
-    with stage(console, "computing the reference"):
-        routed = route(logits, **vars(layer.router))
-        exact = reference.layer(x, w13, w2, routed, **form)
-        given = {"fmt": layer.format, "x_scale": scales.x, "h_scale": scales.h}
-        rounded = reference.layer(x, *unpack(experts), routed, **given, **form).double()
-    norm = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    errors = {
-        "relative": ((y - exact).norm() / norm).item(),
-        "reference": ((rounded - exact).norm() / norm).item(),
-        "apart": ((y - rounded).norm() / norm).item(),
-        "max_error": max((y - exact).abs().flatten().tolist(), default=0.0),
-    }
+    with console.status(Stage("computing the reference")):
+        errors: dict[str, Any] = errors_of(layer, experts, found.pop("y"))
     slack = options.tolerance * (EXTRA * errors["reference"] + torch.finfo(x.dtype).eps)
     errors["ok"] = errors["relative"] <= slack  # which a NaN is not
     where = {"backend": place.backend, "arch": place.arch}
@@ -124,27 +113,11 @@ def judged(
 def show(row: dict[str, Any], console: Console) -> None:
     """A line: errors, and beside them the time of a launch or the work of the emulator."""
     console.print(row["case"])
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    heads = [
-        "\nrun as",
-        "relative\nerror",
-        "of the\nformat",
-        "apart\nfrom it",
-        "max abs\nerror",
-        "",
-    ]
-    numbers = [f"{row[name]:.2e}" for name in ("relative", "reference", "apart", "max_error")]
-    numbers.append("[green]ok[/]" if row["ok"] else "[red]OUT[/]")
-    if "warm_us" in row:
-        heads += ["warm\nus", "cold\nus"]
-        numbers += [f"{row[name]:.1f}" for name in ("warm_us", "cold_us")]
-    else:
-        heads += ["\nlaunches", "warp-\ninstr.", "\nseconds"]
-        numbers += [str(row["launches"]), f"{row['instructions']:,}", f"{row['seconds']:.1f}"]
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_row(row["backend"], *numbers)
-    console.print(table)
+    cost = (("warm\nus", "{warm_us:.1f}"), ("cold\nus", "{cold_us:.1f}"))
+    if "warm_us" not in row:
+        cost = (("\nlaunches", "{launches}"), ("warp-\ninstr.", "{instructions:,}"),
+                ("\nseconds", "{seconds:.1f}"))  # fmt: skip
+    tables.show(*tables.table("", (*ERRORS, *cost), [row]), console)
 
 
 def show_amax(layer: Layer, found: float, console: Console) -> None:
@@ -157,7 +130,6 @@ def show_amax(layer: Layer, found: float, console: Console) -> None:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     console = Console()
     try:
         place, layer = choose_place(options, ARCHS), layer_of(options)

@@ -14,7 +14,13 @@ from workbench.cases.steps import Problem, problems_of
 from workbench.common import finish, progress_bar, refuse
 from workbench.flags.steps import NATIVE_ONLY
 from workbench.place import Place, choose_place, emulated, instructions
-from workbench.tables import show
+from workbench.tables import show, table
+
+COLUMNS = (
+    ("problem", "{name}"), ("rows", "{tokens:,}"), ("bytes", "{nbytes:,}"), ("run as", "{backend}"),
+    ("launches", "{launches}"), ("warp-instr.", "{instructions:,}"), ("seconds", "{seconds:.1f}"),
+    ("", lambda row: row["wrong"] or "ok"),
+)  # fmt: skip
 
 
 def run(problem: Problem, place: Place, options: argparse.Namespace) -> dict:
@@ -36,7 +42,6 @@ def run(problem: Problem, place: Place, options: argparse.Namespace) -> dict:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
     report = Report()
     try:
         place = choose_place(options)
@@ -49,14 +54,5 @@ def perform(options: argparse.Namespace) -> int:
             rows = [run(problem, place, options) for problem in bar.track(problems)]
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
-    heads = ["problem", "rows", "bytes", "run as", "launches", "warp-instr.", "seconds", ""]
-    cells = [
-        [
-            *(row["name"], f"{row['tokens']:,}", f"{row['nbytes']:,}", row["backend"]),
-            *(str(row["launches"]), f"{row['instructions']:,}", f"{row['seconds']:.1f}"),
-            row["wrong"] or "ok",
-        ]
-        for row in rows
-    ]
-    show(options.steps[0], heads, cells)
+    show(*table(options.steps[0], COLUMNS, rows))
     return finish(options, report, {"rows": rows}, ok=not any(row["wrong"] for row in rows))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gqa_lowlatency.config import DecodeConfig
-from workbench.sass.listing import SPILLS, Function, Kinds, kinds_of, read
+from workbench.sass.listing import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of, read
 
 # arch -> (what the loop has, what an iteration is at least)
 LOOPS = {
@@ -31,11 +31,9 @@ LOOP_KINDS: Kinds = {
     "conversions": ("F2FP", "F2F", "HADD2"),
     "floating point": ("FFMA", "FADD", "FMUL", "FMNMX", "HFMA", "HMUL"),
     "spills": SPILLS,
-    "barriers": (
-        *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
-    ),
+    "barriers": BARRIERS,
     "branches": ("BRA", "BSSY", "BSYNC", "EXIT", "VOTE"),
-    "selection": ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL"),
+    "selection": SELECTION,
     "integer and moves": ("",),
 }
 
@@ -52,19 +50,13 @@ def figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
 def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, float]:
     """Instructions by kind of the innermost loop with the marks of `arch`."""
     marks, _ = LOOPS[arch]
-    inner = function.innermost(
-        head for head, body in function.loops.items() if has_all(function, body, marks)
-    )
+    inner = function.innermost(function.loops_with(*marks))
     if len(inner) != 1:
         return {}
     (head,) = inner
     counts = kinds_of(function.code(function.loops[head]), LOOP_KINDS)
     steps = counts["HMMA"] / products(config) if arch == "sm_90a" else 1
     return {kind: count / steps for kind, count in counts.items()}
-
-
-def has_all(function: Function, body: frozenset[int], marks: tuple[str, ...]) -> bool:
-    return all(any(function.blocks[block].has(mark) for block in body) for mark in marks)
 
 
 def products(config: DecodeConfig) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from workbench.sass.listing import SPILLS, Function, Kinds, kinds_of, read
+from workbench.sass.listing import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of, read
 
 MARK = "LDTM"
 COLUMNS = 32  # of a subtile; its rows are the 128 lanes of four warps
@@ -28,11 +28,9 @@ EPILOGUE_KINDS: Kinds = {
     "LDG, STG": ("LDG", "STG", "RED", "ATOM"),
     "TMA and bulk copies": ("UTMA", "UBLKCP"),
     "spills": SPILLS,
-    "barriers": (
-        *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
-    ),
+    "barriers": BARRIERS,
     "branches": ("BRA", "BSSY", "BSYNC", "EXIT", "VOTE", "CALL", "RET"),
-    "selection": ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL"),
+    "selection": SELECTION,
     "integer and moves": ("",),
 }
 
@@ -51,11 +49,7 @@ def figures(cubin: Path) -> dict[str, Any]:
 def epilogue_of(function: Function) -> tuple[int, dict[str, float], int]:
     """(columns loaded, instructions by kind per subtile, others of the loop around); nothing where
     no loop loads."""
-    heads = [
-        head
-        for head, body in function.loops.items()
-        if any(function.blocks[block].has(MARK) for block in body)
-    ]
+    heads = function.loops_with(MARK)
     inner = frozenset().union(*(function.loops[head] for head in function.innermost(heads)))
     if not inner:
         return 0, {}, 0

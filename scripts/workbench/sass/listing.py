@@ -26,7 +26,12 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][
 TARGET = re.compile(r"`\(([^)]+)\)")
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
 
-SPILLS = ("STL", "LDL")  # to local memory and back
+# What kinds of instructions begin with. Spills: to local memory and back.
+SPILLS = ("STL", "LDL")
+BARRIERS = (
+    *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
+)
+SELECTION = ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL")
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
 ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
 
@@ -149,6 +154,14 @@ class Function:
                 if head in self.dominators[tail]:
                     bodies.setdefault(head, {head}).update(self._reaching(tail, head))
         return {head: frozenset(body) for head, body in bodies.items()}
+
+    def loops_with(self, *marks: str) -> list[int]:
+        """Heads of the loops in which an opcode begins with each of the marks."""
+        return [
+            head
+            for head, body in self.loops.items()
+            if all(any(self.blocks[block].has(mark) for block in body) for mark in marks)
+        ]
 
     def innermost(self, heads: Iterable[int]) -> list[int]:
         """Those of these loops that have none of the others inside."""

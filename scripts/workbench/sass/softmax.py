@@ -110,8 +110,28 @@ class SoftmaxLoop:
         return {kind: count / self.tiles for kind, count in counts.items()}
 
     def publishes(self) -> Publishes:
-        """Positions of what other warps wait for."""
-        return _publishes(self.body)
+        """Positions of what other warps wait for; P stores are wide STTM, or vector STS where P
+        waits in SMEM."""
+        body = self.body
+
+        def share(index: int) -> float:
+            return (index + 1) / len(body)
+
+        def places(*heads: str) -> list[int]:
+            return [i for i, item in enumerate(body) if item.opcode.startswith(heads)]
+
+        loads = places("LDTM")
+        wide = [i for i in places("STTM") if body[i].repetition >= P_COLUMNS]
+        p = wide or places("STS.128", "STS.64")
+        statistics = sorted({*places("STTM", "STS")} - {*p})
+        ready = [i for i in places("SYNCS.ARRIVE") if p and i > p[-1]]
+        return Publishes(
+            load=(share(loads[0]), share(loads[-1])) if loads else None,
+            statistics=share(statistics[-1]) if statistics else None,
+            p=(share(p[0]), share(p[-1])) if p else None,
+            ready=share(ready[-1]) if ready else None,
+            adds_after=sum(i > ready[-1] for i in places("FADD2")) if ready else 0,
+        )
 
 
 @dataclass(frozen=True)
@@ -133,17 +153,11 @@ class Static:
 
     def as_dict(self) -> dict:
         """For JSON: the fields, and of every loop what its properties say."""
+        said = ("address", "masked", "total", "tiles", "nested")
         loops = [
-            {
-                "address": loop.address,
-                "masked": loop.masked,
-                "total": loop.total,
-                "kinds": loop.kinds(),
-                "correction": len(loop.correction),
-                "tiles": loop.tiles,
-                "nested": loop.nested,
-                "publishes": asdict(loop.publishes()),
-            }
+            {name: getattr(loop, name) for name in said}
+            | {"kinds": loop.kinds(), "correction": len(loop.correction)}
+            | {"publishes": asdict(loop.publishes())}
             for loop in self.loops
         ]
         names = ("registers", "stack", "spills", "parked", "outside")
@@ -180,9 +194,7 @@ def other_loops(function: Function) -> dict[int, dict[str, int]]:
 
     A tile loop that a compiler split in two shows up here, and so does a rolled epilogue.
     """
-    own = [body for body in function.loops.values() if _exponentials(function, body)]
-    covered = frozenset().union(*own)
-    result = {}
+    covered, result = _softmax_blocks(function), {}
     for head, body in function.loops.items():
         code = function.code(body)
         work = dict(Counter(item.word for item in code if item.opcode.startswith(WORK)))
@@ -193,9 +205,12 @@ def other_loops(function: Function) -> dict[int, dict[str, int]]:
 
 def exponentials_outside(function: Function) -> int:
     """MUFU.EX2 in no softmax loop: a tile that ptxas knows to come once at most is no loop."""
+    return _count(function.code(set(function.order) - _softmax_blocks(function)), "MUFU.EX2")
+
+
+def _softmax_blocks(function: Function) -> frozenset[int]:
     bodies = [body for body in function.loops.values() if _exponentials(function, body)]
-    covered = frozenset().union(*bodies)
-    return _count(function.code(set(function.order) - covered), "MUFU.EX2")
+    return frozenset().union(*bodies)
 
 
 def _exponentials(function: Function, body: Iterable[int]) -> bool:
@@ -250,26 +265,3 @@ def _correction(function: Function, body: frozenset[int]) -> frozenset[int]:
         and not _count(function.code(region), "MUFU.EX2")
     ]
     return max(found, key=len, default=frozenset())
-
-
-def _publishes(body: tuple[Instruction, ...]) -> Publishes:
-    """Positions in one body; P stores are wide STTM, or vector STS where P waits in SMEM."""
-
-    def share(index: int) -> float:
-        return (index + 1) / len(body)
-
-    def places(*heads: str) -> list[int]:
-        return [i for i, item in enumerate(body) if item.opcode.startswith(heads)]
-
-    loads = places("LDTM")
-    wide = [i for i in places("STTM") if body[i].repetition >= P_COLUMNS]
-    p = wide or places("STS.128", "STS.64")
-    statistics = sorted({*places("STTM", "STS")} - {*p})
-    ready = [i for i in places("SYNCS.ARRIVE") if p and i > p[-1]]
-    return Publishes(
-        load=(share(loads[0]), share(loads[-1])) if loads else None,
-        statistics=share(statistics[-1]) if statistics else None,
-        p=(share(p[0]), share(p[-1])) if p else None,
-        ready=share(ready[-1]) if ready else None,
-        adds_after=sum(i > ready[-1] for i in places("FADD2")) if ready else 0,
-    )

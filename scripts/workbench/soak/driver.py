@@ -8,7 +8,7 @@ After each of them the books, the events and every byte that a request needs are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcache.books.checkpoints import Policy
@@ -260,9 +260,7 @@ class Driver:
     def append_tokens(self, batch: dict[Live, list[int]]) -> list[Live]:
         """One step; who was in it, nobody where there is no room."""
         before = {live: set(live.request.blocks) for live in batch}
-        need = sum(self.ledger.growth(live.request, len(new)) for live, new in batch.items())
-        tokens = {live.request: new for live, new in batch.items()}
-        step = self._try(lambda: self.manager.append(tokens), "blocks", need=need)
+        step = self._planned(batch)
         if step is None:
             return []
         self._look_at(step, batch)
@@ -277,6 +275,11 @@ class Driver:
         self._tell(step)
         self._issue(step, [live.holder for live in batch])
         return list(batch)
+
+    def _planned(self, batch: dict[Live, list[int]]) -> Step | None:
+        need = sum(self.ledger.growth(live.request, len(new)) for live, new in batch.items())
+        tokens = {live.request: new for live, new in batch.items()}
+        return self._try(lambda: self.manager.append(tokens), "blocks", need=need)
 
     def _tell(self, step: Step) -> None:
         tokens = int((step.lengths - step.starts).sum())
@@ -310,9 +313,7 @@ class Driver:
     def abandon_tokens(self, batch: dict[Live, list[int]], *, done: int = 0) -> None:
         """A step of which nothing is executed, or (1) its first copies, or (2) its writes, too,
         which leave nonsense."""
-        need = sum(self.ledger.growth(live.request, len(new)) for live, new in batch.items())
-        tokens = {live.request: new for live, new in batch.items()}
-        step = self._try(lambda: self.manager.append(tokens), "blocks", need=need)
+        step = self._planned(batch)
         if step is None:
             return
         self._tell(step)
@@ -355,12 +356,8 @@ class Driver:
         live = self.choose(which, resident=True)
         if live is None:
             return
-        work = self._try(
-            lambda: self.manager.offload(live.request),
-            "host",
-            need=len(live.request.blocks),
-            live=live,
-        )
+        need = len(live.request.blocks)
+        work = self._try(lambda: self.manager.offload(live.request), "host", need=need, live=live)
         if work is not None:
             self.told["offloaded"] += 1
             self._issue(work)
@@ -473,12 +470,3 @@ class Driver:
     def _name(self) -> str:
         self._names += 1
         return f"request-{self._names}"
-
-
-def replayed(case: Case, log: Iterable[Operation], *, every: int = 1) -> Driver:
-    """A driver that has lived through a log, its end included."""
-    driver = Driver(case, every=every)
-    for operation, numbers in log:
-        driver.run(operation, *numbers)
-    driver.finish()
-    return driver

@@ -135,11 +135,11 @@ class Ledger:
 
     def snapshot(self, lives: Sequence) -> tuple:
         """What a call that fails must not change; first how many events are new."""
-        pools = self.manager.pools
+        pools, requests = self.manager.pools, [live.request for live in lives]
         return (
             self.replay(),
-            [(r.length, r.floor, r.resident, r.state, tuple(r.blocks)) for r in _handles(lives)],
-            [(r.furthest, r.host_state, tuple(r.host_blocks)) for r in _handles(lives)],
+            [(r.length, r.floor, r.resident, r.state, tuple(r.blocks)) for r in requests],
+            [(r.furthest, r.host_state, tuple(r.host_blocks)) for r in requests],
             len(self.manager.requests),
             [pool.held for pool in pools.values()],
             [pool.available + pool.waiting for pool in pools.values()],
@@ -186,7 +186,3 @@ class Ledger:
             copy = Copy(Pool.CHECKPOINTS, Pool.STATES, slot, spare, len(chain))
             self.machine.copy([copy])
             self.machine.verify_state(Holder("a checkpoint", chain, [], spare))
-
-
-def _handles(lives: Sequence) -> list[Request]:
-    return [live.request for live in lives]

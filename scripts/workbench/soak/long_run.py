@@ -1,6 +1,6 @@
 """Random operations by seed, and a failing list of them made short.
 
-A list of operations is a log that `replayed` runs again, so what fails after a million operations
+A list of operations is a log that `fails` runs again, so what fails after a million operations
 fails again from a file of a few.
 """
 
@@ -18,7 +18,7 @@ from time import perf_counter
 from kvcache.books.checkpoints import Policy
 from kvcache.books.manager import Sizes
 from workbench.soak.cases import CASES, Case
-from workbench.soak.driver import Driver, Operation, replayed
+from workbench.soak.driver import Driver, Operation
 
 # operation -> how often, of the sum
 WEIGHTS = {
@@ -112,8 +112,11 @@ def run(case: str, seed: int, operations: int, every: int = 1) -> Run:
 
 def fails(case: str, seed: int, log: Sequence[Operation]) -> str:
     """What breaks when a log is replayed on the cache of that seed, "" for nothing."""
+    driver = Driver(case_of(case, seed))
     try:
-        replayed(case_of(case, seed), log)
+        for operation, numbers in log:
+            driver.run(operation, *numbers)
+        driver.finish()
     except Exception as error:  # noqa: BLE001 - whatever it is
         return type(error).__name__
     return ""

@@ -119,15 +119,15 @@ class Machine:
                 raise Mismatch(f"a copy into slot {to_slot} of {target.value}")
             if position is None:
                 written[:] = read
-            elif target is Pool.CHECKPOINTS:
-                for begin, start, size in layout.segments(position):
-                    written[start : start + size] = read[begin : begin + size]
-            elif source is Pool.CHECKPOINTS:
-                for begin, start, size in layout.segments(position):
-                    written[begin : begin + size] = read[start : start + size]
+                continue
+            if Pool.CHECKPOINTS in (source, target):
+                spans = layout.segments(position)
             else:
-                for begin, size in layout.live(position):
-                    written[begin : begin + size] = read[begin : begin + size]
+                spans = [(begin, begin, size) for begin, size in layout.live(position)]
+            for in_state, packed, size in spans:
+                to = packed if target is Pool.CHECKPOINTS else in_state
+                begin = packed if source is Pool.CHECKPOINTS else in_state
+                written[to : to + size] = read[begin : begin + size]
 
     def write(self, step: Step, holders: Sequence[Holder]) -> None:
         """Every token of the step writes its true bytes where the slot mappings say."""
@@ -161,11 +161,9 @@ class Machine:
     def _put(
         self, pool: Pool, array: Stream | Ring | Tail, rows: np.ndarray, data: np.ndarray
     ) -> None:
-        of_row = self._bytes_of[array.name]
-        slots, row = np.divmod(rows, len(of_row))
+        slots, where = self._where(pool, array, rows)
         if (slots < 1).any() or (slots >= len(self.pools[pool])).any():
             raise Mismatch(f"{array.name}: rows in slots {slots} of {pool.value}")
-        where = slots[:, None, None] * self.pools[pool].shape[1] + of_row[row]
         self.pools[pool].reshape(-1)[where] = data
 
     # -- works under way -----------------------------------------------------------------------
@@ -230,7 +228,7 @@ class Machine:
         """All that a request still needs, as it is in the pools."""
         found: dict[str, bytes] = {}
         for pool, array, rows, columns in self._needed([holder]):
-            where = self._where(pool, array, rows)[1]
+            where = self._where(pool, array, _numbers(rows))[1]
             data = self.pools[pool].reshape(-1)[where if columns is None else where[..., columns]]
             found[array.name] = found.get(array.name, b"") + data.tobytes()
         return found
@@ -270,11 +268,11 @@ class Machine:
             self._compare(Pool.BLOCKS, stream, rows)
 
     def _where(
-        self, pool: Pool, array: Stream | Ring | Tail, rows: Sequence[Rows]
+        self, pool: Pool, array: Stream | Ring | Tail, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slots [n] and addresses in the pool [n, copies, bytes] of all rows."""
+        """Slots [n] and addresses in the pool [n, copies, bytes] of rows by their numbers."""
         of_row = self._bytes_of[array.name]
-        slots, row = np.divmod(np.concatenate([r.numbers for r in rows]), len(of_row))
+        slots, row = np.divmod(rows, len(of_row))
         return slots, slots[:, None, None] * self.pools[pool].shape[1] + of_row[row]
 
     def _compare(
@@ -286,7 +284,7 @@ class Machine:
     ) -> None:
         if not rows:
             return
-        slots, where = self._where(pool, array, rows)
+        slots, where = self._where(pool, array, _numbers(rows))
         true = true_bytes(array, np.concatenate([r.holder.history.chain(r.ends) for r in rows]))
         if columns is not None:
             where, true = where[..., columns], true[..., columns]
@@ -308,6 +306,10 @@ class Rows(NamedTuple):
     numbers: np.ndarray
     ends: range
     holder: Holder
+
+
+def _numbers(rows: Sequence[Rows]) -> np.ndarray:
+    return np.concatenate([r.numbers for r in rows])
 
 
 def _entry_rows(stream: Stream, entries: int, holder: Holder) -> Rows:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvcache.books.errors import (
     CacheError,
@@ -16,7 +16,7 @@ from kvcache.books.requests import Request
 from workbench.soak.ledger import require
 
 if TYPE_CHECKING:
-    from workbench.soak.driver import Driver
+    from workbench.soak.driver import Driver, Live
 
 
 class Misuse:
@@ -38,17 +38,18 @@ class Misuse:
         kinds[kind % len(kinds)](which, more)
 
     def _freed_handle(self, which: int, more: int) -> None:
-        if self.driver.gone:
-            request = self.driver.gone[which % len(self.driver.gone)].request
-            call = self._calls(request)[more % 7]
-            error = self._refused(call, DoubleFree)
-            require(request.name in str(error), f"no name in {error}")
+        self._wrong_handle(self.driver.gone, which, more % 7, DoubleFree)
 
     def _not_resident(self, which: int, more: int) -> None:
         away = [live for live in self.driver.live if not live.request.resident]
-        if away:
-            request = away[which % len(away)].request
-            error = self._refused(self._calls(request)[more % 4], NotResident)
+        self._wrong_handle(away, which, more % 4, NotResident)
+
+    def _wrong_handle(
+        self, lives: Sequence[Live], which: int, call: int, expected: type[Exception]
+    ) -> None:
+        if lives:
+            request = lives[which % len(lives)].request
+            error = self._refused(self._calls(request)[call], expected)
             require(request.name in str(error), f"no name in {error}")
 
     def _rollback_past(self, which: int, more: int) -> None:
@@ -106,9 +107,7 @@ class Misuse:
             lambda: manager.fetch(request),
         ]
 
-    def _refused(
-        self, call: Callable[[], object], expected: type | tuple[type, ...]
-    ) -> None:
+    def _refused(self, call: Callable[[], object], expected: type | tuple[type, ...]) -> Any:
         self.driver.ledger.replay()
         before = self.driver.ledger.snapshot(self.driver.live)
         try:

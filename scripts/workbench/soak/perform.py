@@ -12,10 +12,9 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from workbench.common import refuse, write_json
+from workbench.common import progress_bar, refuse, write_json
 from workbench.soak.cases import CASES
 from workbench.soak.long_run import WEIGHTS, Run, fails, run, shrunk
 
@@ -134,9 +133,8 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(f"no case has {wanted} in its name; there are {', '.join(CASES)}")
     if options.operations < 1 or options.every < 1 or options.jobs < 1:
         return refuse("--operations, --every and --jobs are at least 1")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     begun, runs = time.perf_counter(), []
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("operations", total=options.operations)
         for one in finished(options, cases):
             runs.append(one)

@@ -187,18 +187,21 @@ class Model:
         return Inputs(q, kv, chosen + [[]] * padding)
 
     def attend(self, kind: str, inputs: Inputs, view: StepView) -> torch.Tensor:
-        past = None
-        if kind == "csa":
-            past = self.selected(inputs, view)
-        elif kind in STREAMS:
-            name, copy = STREAMS[kind]
-            past = Every(self.cache.rows(name, copy), view.pages[name])
         return cached_attention(
             inputs.q, inputs.kv, self.cache.rows("swa", list(LAYERS).index(kind)), view.window,
-            rope=self.rope, sinks=self.sinks, past=past, workspace=self.case.workspace,
+            rope=self.rope, sinks=self.sinks, past=self.past(kind, inputs, view),
+            workspace=self.case.workspace,
         )  # fmt: skip
 
-    def selected(self, inputs: Inputs, view: StepView) -> Selected:
+    def past(self, kind: str, inputs: Inputs, view: StepView) -> Selected | Every | None:
+        if kind == "csa":
+            return self.selected(inputs)
+        if kind not in STREAMS:
+            return None
+        name, copy = STREAMS[kind]
+        return Every(self.cache.rows(name, copy), view.pages[name])
+
+    def selected(self, inputs: Inputs) -> Selected:
         """As `select` gives them: numbers of entries, in order, -1 behind."""
         size = self.layout.entries(self.layout.find("csa"))
         entries = torch.full((len(inputs.q), self.case.selected), -1)

@@ -25,6 +25,7 @@ from kvcache.layouts.latent import ROPE
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.rows import Rows
 from kvcache.memory.cache import Cache
+from tests.fmha.sparse.index_cases import sylvester
 from tests.kvcache.movement.rows_cases import BESIDE, around, assert_equal, checked, poisoned
 
 LONGEST = 700  # tokens of a history
@@ -33,6 +34,7 @@ SPREAD = 3.0  # of scores
 EPS = 1e-6
 HALF_ULP = 2.0**-8  # of bf16, at most, in a number's own size
 NOISE = 2e-6  # what fp32 leaves of sums over a row
+KINDS = ("csa", "index", "hca", "online")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Setup:
     @property
     def tail(self):
         return self.layout.find(f"{self.kind}_tail")
+
+
+def setup_of(kind: str, **options) -> Setup:
+    """kind: one of KINDS; options: other fields."""
+    return Setup("hca" if kind == "online" else kind, online=kind == "online", **options)
 
 
 def normal(*shape: int, seed: int, device: str = "cpu") -> torch.Tensor:
@@ -190,16 +197,10 @@ class Runner:
             angle = torch.complex(*(t[entry * ratio].cpu().double() for t in (self.cos, self.sin)))
             rope = torch.view_as_complex(x[-ROPE:].view(-1, 2)) * angle
             x = torch.cat((x[:-ROPE], torch.view_as_real(rope).flatten()))
-            entries.append(hadamard(x) if self.setup.kind == "index" else x)
+            if self.setup.kind == "index":
+                x = sylvester(width) @ x / width**0.5
+            entries.append(x)
         return torch.stack(entries)
-
-
-def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """Sylvester's, by its matrix."""
-    matrix = torch.ones(1, 1, dtype=x.dtype)
-    while len(matrix) < len(x):
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=x.dtype), matrix)
-    return matrix @ x / len(x) ** 0.5
 
 
 def check_cuts(setup: Setup, total: int, cuts: Iterable[Sequence[int]]) -> None:
@@ -213,6 +214,25 @@ def check_cuts(setup: Setup, total: int, cuts: Iterable[Sequence[int]]) -> None:
         other = Runner(setup)
         other.steps("a", tokens, cut)
         check_same(whole, other, "a")
+
+
+def check_rollback(setup: Setup, steps: int, every: int) -> None:
+    """Drafts that are taken back, over windows, blocks and wraps of the tail, leave nothing: looked
+    at after every so many steps."""
+    runner, accepted, draft = Runner(setup), [i % 3 for i in range(121)], setup.draft
+    runner.step(a=accepted)
+    for at in range(steps):
+        proposed = [(at + k) % 10 for k in range(draft)]
+        runner.step(a=proposed)
+        back = at % draft + 1
+        runner.back("a", back)
+        accepted = [*accepted, *proposed[: draft - back], at % 4]
+        runner.step(a=[at % 4])
+        assert runner.histories["a"] == accepted
+        if at % every == every - 1:
+            other = Runner(setup)
+            other.step(a=accepted)
+            check_same(runner, other, "a")
 
 
 def check_same(one: Runner, other: Runner, name: str) -> None:
@@ -278,22 +298,28 @@ def copied(job: Job) -> Job:
 
 def run(job: Job, **place: str) -> None:
     with checked():
-        compress(
-            job.compressor, job.tail, job.out, job.values, job.scores, job.tables,
-            cos=job.cos, sin=job.sin, longest=job.longest, **place,
-        )  # fmt: skip
+        compress(**vars(job), **place)
 
 
-def check_poisoned(setup: Setup, record: str | None = None) -> Job:
+def assert_same_pools(one: Job, other: Job) -> None:
+    assert torch.equal(one.tail.pool, other.tail.pool)
+    assert torch.equal(one.out.pool, other.out.pool)
+
+
+def written(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    """(slot, row) of the entries that the step completes."""
+    numbers = job.tables.entries[job.tables.ends[job.tables.ends >= 0].long()]
+    return numbers // job.out.rows, numbers % job.out.rows
+
+
+def check_poisoned(setup: Setup) -> None:
     """The bytes of the reference in the tail and outside the entries; entries close to it."""
-    job = poisoned_job(setup, record)
+    job = poisoned_job(setup)
     expected = copied(job)
     run(job, arch=setup.arch)
     reference.compress(expected)
-    ends = job.tables.ends[job.tables.ends >= 0].long()
-    numbers = job.tables.entries[ends]
-    place = numbers // job.out.rows, numbers % job.out.rows
-    if job.out.record.name.endswith("bf16") or job.out.record.name.startswith("bf16"):
+    place = written(job)
+    if "bf16" in job.out.record.name:
         mine, theirs = (
             rows.data()[place].view(torch.bfloat16).float() for rows in (job.out, expected.out)
         )
@@ -307,4 +333,3 @@ def check_poisoned(setup: Setup, record: str | None = None) -> Job:
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
             mine.copy_(theirs)
     assert_equal(around(job.tail.pool), around(expected.tail.pool))
-    return job

@@ -45,6 +45,15 @@ class Query:
         return wide.to(device)[:, 1:, BESIDE:-BESIDE], weights, positions, *rope
 
 
+def sylvester(size: int = WIDTH) -> torch.Tensor:
+    """The Hadamard matrix of a power of two in fp64, by its own definition."""
+    found = torch.ones(1, 1, dtype=torch.float64)
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    while len(found) < size:
+        found = torch.kron(found, pair)
+    return found
+
+
 def expected_query(case: Query, q: torch.Tensor, weights: torch.Tensor, *rope: torch.Tensor):
     """By the definition: (data, scales, weights)."""
     positions, cos, sin = rope

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fmha.sparse.indexer import reference_select
+from fmha.sparse.indexer import reference
 from fmha.sparse.indexer.select_config import SelectConfig
 from fmha.sparse.indexer.select_launch import Candidates, run_select
 from tests.kvcache.movement.rows_cases import DTYPES, checked
@@ -91,7 +91,7 @@ def check_select(
         given = Candidates(scores, counts, case.k, **paged, **place)
         entries, chosen = run_select(given, config)
     on_host = None if paging is None else (paging[0].cpu(), paging[1].cpu(), paging[2])
-    expected = reference_select.select(scores.cpu(), counts.cpu(), case.k, on_host)
+    expected = reference.select(scores.cpu(), counts.cpu(), case.k, on_host)
     assert chosen.tolist() == expected[1].tolist()
     differ = (entries.cpu() != expected[0]).nonzero()
     assert not len(differ), f"{len(differ)} differ, the first at {differ[0].tolist()}"

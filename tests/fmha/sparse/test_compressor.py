@@ -15,22 +15,19 @@ from kvcache.layouts.records import FP8_584, INDEXER_BF16, INDEXER_FP4, INDEXER_
 from kvcache.movement import reference as records
 from ptxemu import Options
 from tests.fmha.sparse.compressor_cases import (
+    KINDS,
     Runner,
-    Setup,
+    assert_same_pools,
     check_cuts,
     check_poisoned,
+    check_rollback,
     check_same,
     copied,
     poisoned_job,
     run,
+    setup_of,
+    written,
 )
-
-KINDS = ("csa", "index", "hca", "online")
-
-
-def setup_of(kind: str, **options) -> Setup:
-    return Setup("hca" if kind == "online" else kind, online=kind == "online", **options)
-
 
 # -- every kernel once ----------------------------------------------------------------------------
 
@@ -150,23 +147,7 @@ def test_mixed_batches(kind, arch):
 @each_kind
 @pytest.mark.parametrize("draft", [1, 3])
 def test_rollback(kind, draft):
-    """Drafts that are taken back, over windows, blocks and wraps of the tail, leave nothing."""
-    setup = setup_of(kind, draft=draft)
-    runner, accepted = Runner(setup), [i % 3 for i in range(121)]
-    runner.step(a=accepted)
-    for at in range(12):
-        proposed = [(at + k) % 10 for k in range(draft)]
-        runner.step(a=proposed)
-        back = at % draft + 1
-        runner.back("a", back)
-        accepted = accepted + proposed[: draft - back]
-        runner.step(a=[at % 4])
-        accepted = [*accepted, at % 4]
-        assert runner.histories["a"] == accepted
-        if at % 3 == 2:
-            other = Runner(setup)
-            other.step(a=accepted)
-            check_same(runner, other, "a")
+    check_rollback(setup_of(kind, draft=draft), steps=12, every=3)
 
 
 @each_kind
@@ -202,10 +183,9 @@ def test_records_quantise_what_bf16_stores(kind, arch):
     """Bytes of every record follow from those of bf16."""
     setup = setup_of(kind, arch=arch)
     plain = poisoned_job(setup, INDEXER_BF16.name if kind == "index" else None)
-    numbers = plain.tables.entries[plain.tables.ends[plain.tables.ends >= 0].long()]
     wanted = (INDEXER_FP4, INDEXER_FP8) if kind == "index" else (FP8_584,)
     run(plain, arch=arch)
-    place = numbers // plain.out.rows, numbers % plain.out.rows
+    place = written(plain)
     entries = plain.out.data()[place].view(torch.bfloat16)
     for record in wanted:
         job = _of_record(poisoned_job(setup), record)
@@ -237,8 +217,7 @@ def test_nothing_to_do(kind):
     )  # fmt: skip
     before = copied(empty)
     run(empty)
-    assert torch.equal(empty.tail.pool, before.tail.pool)
-    assert torch.equal(empty.out.pool, before.out.pool)
+    assert_same_pools(empty, before)
 
 
 @each_kind
@@ -246,13 +225,10 @@ def test_what_is_not_finite_stays_in_its_channel_or_entry(kind):
     """A NaN among the scores of a channel is an entry of NaN, the others are what they were."""
     setup = setup_of(kind)
     clean, job = poisoned_job(setup), poisoned_job(setup)
-    ends = job.tables.ends[job.tables.ends >= 0].long()
-    job.scores[ends[0], -1] = float("nan")
+    job.scores[job.tables.ends[job.tables.ends >= 0][0], -1] = float("nan")
     run(clean)
     run(job)
-    numbers = job.tables.entries[ends]
-    place = numbers // job.out.rows, numbers % job.out.rows
-    mine, theirs = (x.out.data()[place].view(torch.bfloat16) for x in (job, clean))
+    mine, theirs = (x.out.data()[written(x)].view(torch.bfloat16) for x in (job, clean))
     assert mine[0].isnan().all()
     apart = setup.tail.overlap  # the last token of a window counts in the entry behind it, too
     assert torch.equal(mine[apart:], theirs[apart:]) or setup.kind == "csa"

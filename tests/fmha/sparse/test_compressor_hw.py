@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -13,25 +14,21 @@ import torch
 from fmha.sparse.compressor import reference
 from kvcache.layouts.rows import Rows
 from tests.fmha.sparse.compressor_cases import (
-    Runner,
-    Setup,
+    KINDS,
+    assert_same_pools,
     check_cuts,
     check_poisoned,
-    check_same,
+    check_rollback,
     copied,
     poisoned_job,
     run,
 )
+from tests.fmha.sparse.compressor_cases import setup_of as setup_on
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("kvcache-hw")]
-KINDS = ("csa", "index", "hca", "online")
 each_kind = pytest.mark.parametrize("kind", KINDS)
+setup_of = partial(setup_on, device="cuda")
 GIB = 1 << 30
-
-
-def setup_of(kind: str, **options) -> Setup:
-    options = {"device": "cuda", "online": kind == "online", **options}
-    return Setup("hca" if kind == "online" else kind, **options)
 
 
 @each_kind
@@ -51,19 +48,7 @@ def test_poison(kind, draft):
 
 @each_kind
 def test_rollback(kind):
-    setup, draft = setup_of(kind, draft=3), 3
-    runner, accepted = Runner(setup), [i % 3 for i in range(121)]
-    runner.step(a=accepted)
-    for at in range(150):
-        proposed = [(at + k) % 10 for k in range(draft)]
-        runner.step(a=proposed)
-        back = at % draft + 1
-        runner.back("a", back)
-        accepted = [*accepted, *proposed[: draft - back], at % 4]
-        runner.step(a=[at % 4])
-    other = Runner(setup)
-    other.step(a=accepted)
-    check_same(runner, other, "a")
+    check_rollback(setup_of(kind, draft=3), steps=150, every=150)
 
 
 @each_kind
@@ -72,8 +57,7 @@ def test_equal_bytes_every_time(kind):
     run(first)
     for job in others:
         run(job)
-        assert torch.equal(job.tail.pool, first.tail.pool)
-        assert torch.equal(job.out.pool, first.out.pool)
+        assert_same_pools(job, first)
 
 
 @each_kind
@@ -88,14 +72,12 @@ def test_is_captured_in_a_graph(kind):
     again = copied(job)
     graph.replay()
     run(again)
-    assert torch.equal(job.out.pool, again.out.pool)
-    assert torch.equal(job.tail.pool, again.tail.pool)
+    assert_same_pools(job, again)
     for name in ("ends", "tail_rows", "entries"):
         getattr(job.tables, name).fill_(-1)
-    before = job.out.pool.clone(), job.tail.pool.clone()
+    before = copied(job)
     graph.replay()
-    assert torch.equal(job.out.pool, before[0])
-    assert torch.equal(job.tail.pool, before[1])
+    assert_same_pools(job, before)
 
 
 @each_kind
@@ -106,10 +88,9 @@ def test_out_of_range_is_passed_over(kind):
         getattr(job.tables, name).copy_(torch.tensor([1 << 40, -2])[torch.arange(
             len(job.tables.positions)) % 2])  # fmt: skip
     job.tables.ends.fill_(1 << 30)
-    before = job.out.pool.clone(), job.tail.pool.clone()
+    before = copied(job)
     run(job)
-    assert torch.equal(job.out.pool, before[0])
-    assert torch.equal(job.tail.pool, before[1])
+    assert_same_pools(job, before)
 
 
 @each_kind

@@ -1,5 +1,5 @@
-"""Queries of the indexer in the emulator, under its checker: bits of the definition; what is
-refused before anything compiles; the operator."""
+"""Queries of the indexer in the emulator, under its checker: bits of the definition; what tracers
+see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from fmha.sparse.indexer import api, query_launch
+from fmha.sparse.indexer import api
 from fmha.sparse.indexer.formats import FORMATS
 from fmha.sparse.indexer.query_launch import ARCHS
 from tests.fmha.sparse.index_cases import Query, check_query
@@ -61,17 +61,6 @@ def test_any_queries(case):
     check_query(case)
 
 
-def prepare(**changes):
-    q, weights, positions, cos, sin = CASE.build()
-    arguments = {"q": q, "weights": weights, "positions": positions, "cos": cos, "sin": sin}
-    return api.prepare_query(**(arguments | {"record": CASE.record} | changes))
-
-
-@pytest.fixture
-def nothing_runs(no_launches, monkeypatch):
-    monkeypatch.setattr(query_launch, "launch", lambda *_: pytest.fail("launched"), raising=False)
-
-
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize("size", [(0, 4), (3, 0)], ids=str)
@@ -84,42 +73,6 @@ def test_nothing_to_do(record, size):
         q.new_empty(*size, 128), weights.new_empty(size), positions, cos, sin, record=record
     )
     assert found.data.shape[:2] == found.scales.shape[:2] == found.weights.shape == size
-
-
-@pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"q": torch.zeros(3, 5, 64, dtype=torch.bfloat16)}, r"\(3, 5, 64\)"),
-        ({"q": torch.zeros(3, 5, 128, dtype=torch.float16)}, "float16"),
-        ({"q": torch.zeros(3, 5, 132, dtype=torch.bfloat16)[..., 2:130]}, "multiple of 16"),
-        ({"q": torch.zeros(1, 1, 128).expand(3, 5, 128)}, "stride"),
-        ({"weights": torch.zeros(3, 4)}, r"\(3, 4\)"),
-        ({"weights": torch.zeros(3, 5, dtype=torch.float64)}, "float64"),
-        ({"positions": torch.tensor([0, 1, 37])}, "0 to 36"),
-        ({"positions": torch.tensor([0, -1, 3])}, "-1 to 3"),
-        ({"positions": torch.zeros(3, dtype=torch.int32)}, "int32"),
-        ({"cos": torch.zeros(0, 32), "sin": torch.zeros(0, 32)}, "every position"),
-        ({"sin": torch.zeros(36, 32)}, "sin"),
-        ({"cos": torch.zeros(37, 34)[:, :32]}, "multiple of 16"),
-        ({"backend": "cuda"}, "cuda"),
-    ],
-)
-def test_what_is_refused(changes, text):
-    with pytest.raises(ValueError, match=text):
-        prepare(**changes)
-
-
-@pytest.mark.usefixtures("nothing_runs")
-def test_what_there_is_not():
-    with pytest.raises(NotImplementedError, match="fp8_584"):
-        prepare(record="fp8_584")
-    with pytest.raises(NotImplementedError, match="sm_80"):
-        prepare(arch="sm_80")
-    with pytest.raises(NotImplementedError, match="grad"):
-        prepare(q=CASE.build()[0].clone().requires_grad_())
-    with pytest.raises(TypeError, match="weights"):
-        prepare(weights=[1.0])
 
 
 @pytest.mark.parametrize("record", FORMATS)

@@ -10,19 +10,11 @@ import torch
 from fmha.sparse.indexer import quantised as definition
 from fmha.sparse.indexer.formats import FORMATS, WIDTH, index_format
 from kvcache.layouts.records import BF16_512, INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
+from tests.fmha.sparse.index_cases import sylvester
 from tests.kvcache.movement.rows_cases import assert_equal
 
 QUANTISED = [INDEXER_FP4, INDEXER_FP8]
 each_record = pytest.mark.parametrize("record", QUANTISED, ids=lambda record: record.name)
-
-
-def sylvester() -> torch.Tensor:
-    """H_128 in fp64: its own definition."""
-    found = torch.ones(1, 1, dtype=torch.float64)
-    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
-    while len(found) < WIDTH:
-        found = torch.kron(found, pair)
-    return found
 
 
 def test_the_transform_is_sylvesters():

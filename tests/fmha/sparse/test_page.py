@@ -9,8 +9,8 @@ import sys
 
 import torch
 
-from fmha.sparse.api import plan_workspace
 from fmha.sparse.reference import Token, definition
+from fmha.sparse.workspace import plan_workspace
 from kvcache import gather, preset
 from workbench.house.source import ROOT
 

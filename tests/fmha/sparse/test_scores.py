@@ -8,10 +8,7 @@ import torch
 from fmha.sparse.indexer import scores_launch
 from fmha.sparse.indexer.api import scores
 from fmha.sparse.indexer.formats import FORMATS
-from fmha.sparse.indexer.scores_config import (
-    BlockScaledConfig,
-    grid_for,
-)
+from fmha.sparse.indexer.scores_config import BlockScaledConfig, grid_for
 from tests.fmha.sparse.scores_cases import UNTOUCHED, Scored, check_scores
 
 # Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
@@ -40,7 +37,7 @@ def test_one_cta(monkeypatch, arch):
     check_scores(Scored(heads=16, rows=24, tokens=tokens, longest=2), arch=arch)
 
 
-# An H100 runs what is here for sm_90a (test_scores_hw.py).
+# An H100 runs what is here for sm_90a (test_indexer_hw.py).
 @pytest.mark.parametrize("arch", ON)
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize(
@@ -94,9 +91,7 @@ def test_grids():
     assert grid_for(config, 9, 1, 264) == (1, 3)
     assert grid_for(config, 4, 100 * 128, 264) == (100, 1)
     assert grid_for(config, 8, 300 * 128, 264) == (100, 2)  # three turns of 132 CTAs or of 100
-    assert grid_for(config, 2048, 32 * 128, 396) == (
-        3,
-        512,
-    )  # four waves of 11 turns, not two of 32
+    # Four waves of 11 turns, not two of 32.
+    assert grid_for(config, 2048, 32 * 128, 396) == (3, 512)
     ctas, groups = grid_for(config, 40_000, 4096, 264)
     assert (ctas >= 1, groups) == (True, 10_000)

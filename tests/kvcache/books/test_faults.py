@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from kvcache.books.checkpoints import Policy
-from kvcache.books.errors import (
-    CacheError,
-    DoubleFree,
-    HostTierFull,
-    InvariantBroken,
-    NotResident,
-    PoolExhausted,
-)
+from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, PoolExhausted
 from kvcache.books.manager import Manager, Sizes
-from kvcache.memory.cache import Cache
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 from workbench.soak.cases import PLAIN, SPARSE
 from workbench.soak.machine import Event
+
+KINDS, CALLS = 6, 7  # of misuse, and of calls that take a request
 
 
 def _fails(driver, error, call, *parts):
@@ -99,59 +93,22 @@ def test_the_host_tier_is_full(name):
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_a_freed_handle_is_refused_by_everything(name):
+def test_every_misuse_of_every_call_is_refused(name):
+    """Handles of requests that are freed, in the host tier, or of another manager, too many tokens
+    and arguments without sense: `workbench.soak.misuse` says which."""
     driver = cache(name)
-    live, other = served(driver, tokens(9)), served(driver, tokens(9, 1))
-    freed(driver, live)
-    manager, request = driver.manager, live.request
-    for call in (
-        lambda: manager.free(request),
-        lambda: manager.append({other.request: [1], request: [1]}),
-        lambda: manager.rollback(request, 0),
-        lambda: manager.fork(request, "twin"),
-        lambda: manager.preempt(request),
-        lambda: manager.offload(request),
-        lambda: manager.fetch(request),
-    ):
-        _fails(driver, DoubleFree, call, request.name)
-    appended(driver, other, [1])
-    driver.finish()
-
-
-@pytest.mark.parametrize("name", case_names())
-def test_another_managers_handle_is_refused_by_everything(name):
-    driver, other = cache(name), cache(name)
-    foreign = served(other, tokens(9)).request
-    mine, manager = served(driver, tokens(9, 1)), driver.manager
-    for call in (
-        lambda: manager.free(foreign),
-        lambda: manager.append({mine.request: [1], foreign: [1]}),
-        lambda: manager.rollback(foreign, 0),
-        lambda: manager.fork(foreign, "twin"),
-        lambda: manager.preempt(foreign),
-        lambda: manager.offload(foreign),
-        lambda: manager.fetch(foreign),
-    ):
-        _fails(driver, (ValueError, CacheError), call, foreign.name)
-    other.verify()
-    driver.finish()
-    other.finish()
-
-
-def test_a_request_in_the_host_tier_has_to_be_fetched():
-    driver = cache("sparse")
-    live, other = served(driver, tokens(9)), served(driver, tokens(9, 1))
+    served(driver, tokens(9))
+    gone, other = served(driver, tokens(9, 1)), served(driver, tokens(9, 2))
+    freed(driver, gone)
     driver.offload(0)
-    manager, request = driver.manager, live.request
-    for call in (
-        lambda: manager.append({other.request: [1], request: [1]}),
-        lambda: manager.rollback(request, 0),
-        lambda: manager.fork(request, "twin"),
-        lambda: manager.offload(request),
-    ):
-        _fails(driver, NotResident, call, request.name)
-    _fails(driver, ValueError, lambda: manager.fetch(other.request), other.request.name)
-    driver.free(0)
+    for kind in range(KINDS):
+        for call in range(CALLS):
+            driver.run("misuse", kind, 1, call)
+    refused = {"DoubleFree", "NotResident", "PoolExhausted", "RollbackPastRing", "ValueError"}
+    assert {f"refused: {error}" for error in refused} <= driver.counts.keys()
+    both = {other.request: [1], gone.request: [1]}  # all or none
+    _fails(driver, DoubleFree, lambda: driver.manager.append(both), gone.request.name)
+    appended(driver, other, [1])
     driver.finish()
 
 
@@ -336,29 +293,3 @@ def test_check_notices(spoil):
     spoil(manager, request)
     with pytest.raises(InvariantBroken):
         manager.check()
-
-
-def test_what_a_failed_fetch_did_not_bring_back_is_not_found(monkeypatch):
-    cache = Cache(PLAIN, Sizes(12, host_blocks=6))
-    prompt = tokens(3 * PLAIN.block_tokens + 1)
-    away = cache.admit("away", prompt).request
-    with cache.step({away: prompt}):
-        pass
-    cache.offload(away)
-    greedy = cache.admit("greedy", tokens(12 * PLAIN.block_tokens, 1)).request
-    with cache.step({greedy: tokens(12 * PLAIN.block_tokens, 1)}):
-        pass  # nothing of the other one is left on the device
-    cache.free(greedy)
-
-    def broken(copies):
-        raise OSError("no copy today")
-
-    monkeypatch.setattr(cache._mover, "move", broken)
-    with pytest.raises(OSError, match="no copy today"):
-        cache.fetch(away)
-    monkeypatch.undo()
-    cache.manager.check()
-    with pytest.raises(DoubleFree, match="away"):
-        cache.fetch(away)
-    assert cache.manager.metrics.host_blocks_used == 0
-    assert cache.admit("next", prompt).hit == 0

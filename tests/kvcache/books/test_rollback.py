@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvcache.books.errors import NotResident, RollbackPastRing
+from kvcache.books.errors import RollbackPastRing
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, image, served, tokens
 from workbench.soak.naive import History
 
@@ -98,6 +98,8 @@ def test_without_a_state_everything_comes_back():
     live = served(driver, tokens(30))
     with pytest.raises(RollbackPastRing, match="31 tokens to take back, at most 30"):
         driver.manager.rollback(live.request, 31)
+    with pytest.raises(ValueError, match="-1 tokens to take back"):
+        driver.manager.rollback(live.request, -1)
     driver.take_back(live, 30)
     driver.verify()
     assert len(live.request.blocks) == 0
@@ -147,17 +149,6 @@ def test_of_those_who_share_a_block_the_last_one_of_a_step_keeps_it():
     assert driver.told["blocks_copied_on_write"] == 3
     assert driver.live[-1].request.blocks[1] == shared
     driver.finish()
-
-
-def test_only_a_resident_request_is_taken_back():
-    driver = cache("sparse")
-    live = served(driver, tokens(9))
-    driver.offload(0)
-    with pytest.raises(NotResident, match=live.request.name):
-        driver.manager.rollback(live.request, 0)
-    driver.fetch(0)
-    with pytest.raises(ValueError, match="-1 tokens to take back"):
-        driver.manager.rollback(live.request, -1)
 
 
 def test_the_naive_model_counts_from_the_furthest_position():

@@ -31,10 +31,12 @@ def test_published_bytes_per_token(layout, bytes_per_token):
     assert int(layout.bytes_per_token) == bytes_per_token
 
 
-def test_published_bytes_of_a_block():
+def test_published_bytes_of_blocks_and_states():
     assert presets.deepseek_v4_pro(record="bf16").block_payload == 1_260_544
     assert presets.deepseek_v4_pro().block_payload == 644_024
     assert presets.deepseek_v4_pro(block_tokens=256).block_payload == 2 * 644_024
+    in_mib = presets.deepseek_v4_pro(record="bf16").state_payload / MIB
+    assert in_mib == pytest.approx(25.5, abs=0.05)
 
 
 @pytest.mark.parametrize(("name", "online", "parts", "total"), [
@@ -55,12 +57,6 @@ def test_published_bytes_of_a_state(name, online, parts, total):
 
 
 TAILS = ("csa_tail", "index_tail", "hca_tail")
-
-
-def test_the_state_of_bf16_entries():
-    assert presets.deepseek_v4_pro(record="bf16").state_payload / MIB == pytest.approx(
-        25.5, abs=0.05
-    )
 
 
 def test_a_checkpoint_has_no_hca_tail_and_half_a_csa_window():

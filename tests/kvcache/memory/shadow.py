@@ -8,11 +8,15 @@ somebody else, an old one or none shows. Entries go through the append kernels w
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from kernelkit.tensors import brought
+from kernelkit.tolerance import Report, compare_lse, compare_output
 from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool
@@ -23,6 +27,12 @@ from workbench.soak.naive import History, ends, half_rows, whole_rows
 
 NAN_BYTE = 0xFF  # bf16 and fp32 of such bytes are NaN
 STEP, SPREAD = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, without a pattern
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    """Tokens, others for another seed."""
+    pick = random.Random(seed)
+    return [pick.randrange(1000) for _ in range(count)]
 
 
 @lru_cache(1024)
@@ -44,7 +54,6 @@ class Shadow:
     def __init__(self, cache: Cache, *, poison: bool = True) -> None:
         self.cache, self.layout = cache, cache.layout
         self.histories: dict[Request, History] = {}
-        self.kernels = {"backend": "auto", "arch": None}
         if poison:
             for pool in Pool:
                 reserved = int(pool in (Pool.BLOCKS, Pool.STATES))
@@ -111,8 +120,7 @@ class Shadow:
             columns, slots = array.record.data_bytes // 2, tensors[f"rows_of.{array.name}"]
             for copy in range(array.copies):
                 values = numbers(array.name, copy, hashes, columns)
-                append_rows((self.cache.rows(array.name, copy), values), None, slots,
-                            **self.kernels)  # fmt: skip
+                append_rows((self.cache.rows(array.name, copy), values), None, slots)
         for tail in self.layout.tails:
             self._write_tail(tail, hashes, tensors[f"rows_of.{tail.name}"])
         return tensors
@@ -129,39 +137,37 @@ class Shadow:
 
     def hashes(self, request: Request, ends: Iterable[int]) -> torch.Tensor:
         """int64: of the first `end` tokens of a request, for each of `ends`."""
-        chain = torch.from_numpy(self.histories[request].chain(ends).astype("int64"))
-        if self.cache.device.type == "cpu":
-            return chain
-        return chain.pin_memory().to(self.cache.device, non_blocking=True)
+        chain = self.histories[request].chain(ends).astype("int64")
+        return brought(torch.from_numpy(chain), self.cache.device)
 
-    def entries(self, request: Request, name: str, copy: int) -> torch.Tensor:
-        """bf16 [n, columns]: the true entries of a stream, or the positions of a ring that the
-        next token sees."""
-        array = self.layout.find(name)
+    def entries(
+        self, request: Request, name: str, copy: int, *, newest: bool = False
+    ) -> torch.Tensor:
+        """bf16 [n, columns]: the true entries of a stream, or those of a ring that the next token
+        sees, or the `newest` one itself."""
+        array, length = self.layout.find(name), request.length
         if isinstance(array, Stream):
-            positions = ends(array, request.length)
+            positions = ends(array, length)
         else:
-            positions = [position + 1 for position in whole_rows(array, request.length)]
+            positions = range(whole_rows(array, length - newest).start + 1, length + 1)
         return numbers(name, copy, self.hashes(request, positions), array.record.data_bytes // 2)
 
     def wrong(self, request: Request) -> torch.Tensor:
         """How many rows of a request on the device differ from what they should be: [1], there."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.cache.device)
         blocks = self._to(request.blocks)
-        for stream in self.layout.streams:
-            size = self.layout.entries(stream)
-            entry = torch.arange(request.length // stream.ratio, device=blocks.device)
-            for copy in range(stream.copies):
-                data = self.cache.rows(stream.name, copy).data()[
-                    blocks[entry // size], entry % size
-                ]
-                wrong += _differ(data, self.entries(request, stream.name, copy))
-        for ring in self.layout.rings:
-            rows = self._to([p % ring.rows(self.layout.draft)
-                             for p in whole_rows(ring, request.length)])  # fmt: skip
-            for copy in range(ring.copies):
-                data = self.cache.rows(ring.name, copy).data()[request.state, rows]
-                wrong += _differ(data, self.entries(request, ring.name, copy))
+        for array in (*self.layout.streams, *self.layout.rings):
+            if isinstance(array, Stream):
+                size = self.layout.entries(array)
+                entry = torch.arange(request.length // array.ratio, device=blocks.device)
+                place = blocks[entry // size], entry % size
+            else:
+                rows = array.rows(self.layout.draft)
+                ring = [p % rows for p in whole_rows(array, request.length)]
+                place = request.state, self._to(ring)
+            for copy in range(array.copies):
+                found = self.cache.rows(array.name, copy).data()[place]
+                wrong += _differ(found, self.entries(request, array.name, copy))
         for tail in self.layout.tails:
             wrong += self._wrong_tail(request, tail)
         return wrong
@@ -180,10 +186,7 @@ class Shadow:
         return wrong
 
     def _to(self, values: Sequence[int]) -> torch.Tensor:
-        table = torch.tensor(values, dtype=torch.int64)
-        if self.cache.device.type == "cpu":
-            return table
-        return table.pin_memory().to(self.cache.device, non_blocking=True)
+        return brought(torch.tensor(values, dtype=torch.int64), self.cache.device)
 
     def check(self) -> None:
         """Everything that is on the device is right, and so are the books."""
@@ -192,6 +195,17 @@ class Shadow:
             if request.resident:
                 wrong = int(self.wrong(request))
                 assert not wrong, f"{request!r}: {wrong} rows are not its own"
+
+
+def verdicts(
+    found: Sequence[torch.Tensor], exact: Any, rounded: Any
+) -> tuple[Report, Report]:
+    """O in bf16 and LSE beside fp64, by the tolerance of the packages."""
+    o, lse = (tensor.cpu().double() for tensor in found)
+    return (
+        compare_output(o, exact.o, rounded.o, torch.bfloat16),
+        compare_lse(lse, exact.lse, rounded.lse),
+    )
 
 
 def _differ(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""The cache as a whole, kernels in the emulator: every byte of every request, whatever happens."""
+"""The cache as a whole, kernels in the emulator: every byte of every request, whatever happens.
+
+Tests that take a `device` are called for a GPU, too, by `test_host_tier_hw.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from kvcache.layouts.models import gqa
 from kvcache.layouts.records import Record
 from kvcache.memory.cache import Cache
 from kvcache.memory.mover import grouped
-from tests.kvcache.memory.shadow import Shadow
+from tests.kvcache.memory.shadow import Shadow, ids
 
 WIDE, NARROW = Record("wide", 48), Record("narrow", 16)
 SPARSE = Layout(  # as DeepSeek-V4, with small numbers
@@ -40,13 +43,13 @@ SIZES = Sizes(blocks=24, states=6, checkpoints=4, host_blocks=12, host_states=2)
 each_layout = pytest.mark.parametrize("layout", [SPARSE, PLAIN], ids=lambda x: x.name)
 
 
+@pytest.fixture
+def device():
+    return "cpu"
+
+
 def new(layout=SPARSE, sizes=SIZES, **options):
     return Shadow(Cache(layout, sizes, canary=True, **options))
-
-
-def ids(count, seed=0):
-    pick = random.Random(seed)
-    return [pick.randrange(1000) for _ in range(count)]
 
 
 def idle(shadow):
@@ -65,9 +68,10 @@ def idle(shadow):
 # -- what a request goes through ------------------------------------------------------------------
 
 
-def a_life(layout, **options):
+@each_layout
+def test_a_life(layout, device):
     """Hits, forks, drafts, the host tier: what is there is right after each, and sealed."""
-    shadow, prompt = new(layout, **options), ids(29)
+    shadow, prompt = new(layout, device=device), ids(29)
     size, cache = layout.block_tokens, shadow.cache
     first = shadow.admit("first", prompt, chunk=5)
     again = shadow.enter("again", [*prompt, 7])
@@ -96,11 +100,6 @@ def a_life(layout, **options):
     idle(shadow)
 
 
-@each_layout
-def test_a_life(layout):
-    a_life(layout)
-
-
 def every_hit(layout, shares, **options):
     """Whatever beginning of a prompt is there, rows of the whole are what they are without."""
     prompt, size = ids(4 * layout.block_tokens + 3), layout.block_tokens
@@ -124,9 +123,14 @@ def test_every_hit_is_as_if_it_were_cold(layout):
     every_hit(layout, range(4 * layout.block_tokens + 3))
 
 
-def random_life(layout, seed, **options):
-    """Any operation after any other."""
-    shadow, pick = new(layout, **options), random.Random(seed)
+@each_layout
+@pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
+@pytest.mark.parametrize("seed", range(2))
+def test_random_lives(layout, deferred, seed, device):
+    """Any operation after any other; also deferred, which on the CPU means that everything is over
+    when it is reported."""
+    shadow = new(layout, deferred=deferred, device=device)
+    pick = random.Random(seed)
     cache, past = shadow.cache, [ids(40, n) for n in range(3)]
 
     def a_request(resident=True):
@@ -160,14 +164,6 @@ def random_life(layout, seed, **options):
     idle(shadow)
 
 
-@each_layout
-@pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
-@pytest.mark.parametrize("seed", range(2))
-def test_random_lives(layout, deferred, seed):
-    """Also deferred, which on the CPU means that everything is over when it is reported."""
-    random_life(layout, seed, deferred=deferred)
-
-
 # -- corruption -----------------------------------------------------------------------------------
 
 
@@ -183,9 +179,10 @@ def test_a_whole_cache_has_nothing_to_complain_of():
         Cache(PLAIN, Sizes(2)).verify()
 
 
-def guards_of(pool, **options):
+@pytest.mark.parametrize("pool", Pool)
+def test_every_guard_is_looked_at(pool, device):
     """A byte behind the first or last slot."""
-    shadow = new(**options)
+    shadow = new(device=device)
     slots = len(shadow.cache.storage.pools[pool])
     for slot in {0, slots - 1}:
         damage(shadow, pool, slot, -GUARD_BYTES)
@@ -196,14 +193,8 @@ def guards_of(pool, **options):
         shadow.cache.verify()
 
 
-@pytest.mark.parametrize("pool", Pool)
-def test_every_guard_is_looked_at(pool):
-    guards_of(pool)
-
-
-def corrupted_block(**options):
-    """Not hit."""
-    shadow, prompt = new(**options), ids(30)
+def test_a_corrupted_block_is_not_hit(device):
+    shadow, prompt = new(device=device), ids(30)
     first = shadow.admit("first", prompt)
     damage(shadow, Pool.BLOCKS, first.blocks[1])
     with pytest.raises(CorruptedBlock, match="the content of blocks") as caught:
@@ -219,9 +210,8 @@ def corrupted_block(**options):
     idle(shadow)
 
 
-def corrupted_checkpoint(**options):
-    """Not restored."""
-    shadow, prompt = new(**options), ids(30)
+def test_a_corrupted_checkpoint_is_not_restored(device):
+    shadow, prompt = new(device=device), ids(30)
     first = shadow.admit("first", prompt)
     (slot,) = shadow.cache.canary.sealed[Pool.CHECKPOINTS]
     damage(shadow, Pool.CHECKPOINTS, slot)
@@ -234,9 +224,9 @@ def corrupted_checkpoint(**options):
     idle(shadow)
 
 
-def corrupted_on_the_host(pool, **options):
-    """Does not come back."""
-    shadow = new(**options)
+@pytest.mark.parametrize("pool", [Pool.HOST_BLOCKS, Pool.HOST_STATES])
+def test_what_was_corrupted_on_the_host_does_not_come_back(pool, device):
+    shadow = new(device=device)
     first = shadow.admit("first", ids(30))
     shadow.cache.offload(first)
     if shadow.cache.device.type == "cuda":
@@ -256,19 +246,6 @@ def corrupted_on_the_host(pool, **options):
         shadow.cache.verify()
     shadow.free(first)
     idle(shadow)
-
-
-def test_a_corrupted_block_is_not_hit():
-    corrupted_block()
-
-
-def test_a_corrupted_checkpoint_is_not_restored():
-    corrupted_checkpoint()
-
-
-@pytest.mark.parametrize("pool", [Pool.HOST_BLOCKS, Pool.HOST_STATES])
-def test_what_was_corrupted_on_the_host_does_not_come_back(pool):
-    corrupted_on_the_host(pool)
 
 
 def test_verify_names_pool_slot_and_readers():
@@ -345,9 +322,32 @@ def test_a_step_that_fails_has_never_been(layout):
     idle(shadow)
 
 
-@pytest.mark.parametrize(
-    "deferred", [False, True], ids=["", "deferred"]
-)
+class Broken(Exception):
+    """Of a copy."""
+
+
+def move(copies):
+    if list(copies):
+        raise Broken
+
+
+def test_what_a_failed_fetch_did_not_bring_back_is_not_found(monkeypatch):
+    shadow, prompt = new(PLAIN, Sizes(12, host_blocks=6)), ids(13)
+    away, cache = shadow.admit("away", prompt), shadow.cache
+    cache.offload(away)
+    shadow.free(shadow.admit("greedy", ids(48, 1)))  # nothing of the other one is left
+    monkeypatch.setattr(cache._mover, "move", move)
+    with pytest.raises(Broken):
+        cache.fetch(away)
+    monkeypatch.undo()
+    cache.manager.check()
+    with pytest.raises(DoubleFree, match="away"):
+        cache.fetch(away)
+    assert cache.manager.metrics.host_blocks_used == 0
+    assert cache.admit("next", prompt).hit == 0
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
 @pytest.mark.parametrize("call", ["admit", "fork", "begin", "finish", "offload", "fetch"])
 def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
     """Whatever breaks in between: the others go on, and no slot waits for what never ran."""
@@ -365,13 +365,6 @@ def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
     }
     if call == "fetch":
         cache.offload(child)
-
-    class Broken(Exception):
-        pass
-
-    def move(copies):
-        if list(copies):
-            raise Broken
 
     monkeypatch.setattr(cache._mover, "move", move)
     if call == "finish":  # where there is nothing to copy before

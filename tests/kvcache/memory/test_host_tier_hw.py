@@ -19,13 +19,12 @@ import torch
 
 from gqa_lowlatency import decode
 from gqa_lowlatency.reference import definition, rounded
-from kernelkit.tolerance import compare_lse, compare_output
 from kvcache.books.errors import HostTierFull, PoolExhausted
 from kvcache.books.manager import Sizes
 from kvcache.layouts.models import gqa
 from kvcache.memory.cache import Cache
 from tests.kvcache.memory import test_cache
-from tests.kvcache.memory.shadow import Shadow
+from tests.kvcache.memory.shadow import Shadow, verdicts
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("kvcache-hw")]
 
@@ -174,15 +173,11 @@ class Engine:
 
     def compare(self, request, layer: int, found: tuple[torch.Tensor, ...]) -> None:
         """Attention, as exact as it is over dense keys."""
-        q, o, lse = (tensor.cpu() for tensor in found)
+        q = found[0].cpu()
         keys = [self.shadow.entries(request, name, layer).cpu() for name in "kv"]
         keys = [x.view(1, -1, HEADS, DIM) for x in keys]
-        exact, close = (judge(q, *keys) for judge in (definition, rounded))
-        verdicts = (
-            compare_output(o.double(), exact.o, close.o, torch.bfloat16),
-            compare_lse(lse.double(), exact.lse, close.lse),
-        )
-        self.counts.wrong += sum(not verdict.ok for verdict in verdicts)
+        judged = verdicts(found[1:], definition(q, *keys), rounded(q, *keys))
+        self.counts.wrong += sum(not verdict.ok for verdict in judged)
         self.counts.compared += 1
 
 
@@ -233,13 +228,13 @@ def test_a_hit_waits_for_what_is_on_its_way(leave):
 
 @test_cache.each_layout
 def test_a_life(layout):
-    test_cache.a_life(layout, device="cuda")
+    test_cache.test_a_life(layout, "cuda")
 
 
 @test_cache.each_layout
 @pytest.mark.parametrize("seed", range(3))
 def test_random_lives(layout, seed):
-    test_cache.random_life(layout, seed, device="cuda")
+    test_cache.test_random_lives(layout, True, seed, "cuda")
 
 
 @test_cache.each_layout
@@ -249,11 +244,11 @@ def test_every_hit_is_as_if_it_were_cold(layout):
 
 @pytest.mark.parametrize("pool", test_cache.Pool)
 def test_corruption_is_noticed(pool):
-    test_cache.guards_of(pool, device="cuda")
+    test_cache.test_every_guard_is_looked_at(pool, "cuda")
 
 
 def test_what_was_corrupted_is_not_used():
-    test_cache.corrupted_block(device="cuda")
-    test_cache.corrupted_checkpoint(device="cuda")
+    test_cache.test_a_corrupted_block_is_not_hit("cuda")
+    test_cache.test_a_corrupted_checkpoint_is_not_restored("cuda")
     for pool in (test_cache.Pool.HOST_BLOCKS, test_cache.Pool.HOST_STATES):
-        test_cache.corrupted_on_the_host(pool, device="cuda")
+        test_cache.test_what_was_corrupted_on_the_host_does_not_come_back(pool, "cuda")

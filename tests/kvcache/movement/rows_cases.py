@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import strategies as st
 
 from kernelkit.launch import emulation
 from kvcache.layouts.latent import LATENTS, ROPE
@@ -85,7 +86,7 @@ class Case:
 
     def __str__(self) -> str:
         places = f"{self.slots}x{self.rows}-{self.gap}-{self.dtype}-{self.seed}"
-        return f"{self.record.name}-{self.tokens}-{places}"
+        return f"{type(self).__name__.lower()}-{self.record.name}-{self.tokens}-{places}"
 
     def build_rows(self, device: str = "cpu") -> Rows:
         data, scales = self.rows * self.record.data_bytes, self.rows * self.record.scale_bytes
@@ -156,39 +157,66 @@ def latents(tokens: int, seed: int, dtype: torch.dtype, elements: int = 512) -> 
     return groups.flatten(1).to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
 
 
-def check_append_swa(case: Case, device: str = "cpu", **place: str) -> None:
-    rows, slots, kv = case.build_rows(device), case.mapping(device), case.latents(device)
-    positions, cos, sin = case.rope(device)
-    expected = like(rows.pool)
-    # What a hole has for a position is nobody's business.
-    positions = torch.where(slots < 0, 1 << 40, positions)
-    with checked():
-        api.append_swa(rows, kv, positions, slots, cos, sin, **place)
-    moved = Rows(expected, rows.data_offset, rows.scale_offset, rows.rows, rows.record)
-    tables = (x.cpu() for x in (kv, positions, slots, cos, sin))
-    reference.append_swa(moved, *tables)
-    assert_equal(around(rows.pool), around(expected))
+class Append(Case):
+    """`append_swa`."""
+
+    def check(self, device: str = "cpu", **place: str) -> None:
+        """Every byte of the pool is the reference's."""
+        rows, slots, kv = self.build_rows(device), self.mapping(device), self.latents(device)
+        positions, cos, sin = self.rope(device)
+        expected = like(rows.pool)
+        # What a hole has for a position is nobody's business.
+        positions = torch.where(slots < 0, 1 << 40, positions)
+        with checked():
+            api.append_swa(rows, kv, positions, slots, cos, sin, **place)
+        tables = (x.cpu() for x in (kv, positions, slots, cos, sin))
+        reference.append_swa(replace(rows, pool=expected), *tables)
+        assert_equal(around(rows.pool), around(expected))
 
 
-def check_gather(case: Case, device: str = "cpu", **place: str) -> None:
-    """Of what append_swa left, and of bytes as they come."""
-    rows, indices = case.build_rows(device), case.mapping(device, repeats=True)
-    latent = LATENTS.get(case.record.name)
-    whole = latent.elements if latent else case.record.data_bytes // 2
-    wide = torch.full((case.tokens, whole + 48), math.nan, dtype=torch.bfloat16, device=device)
-    out = wide[:, 24 : 24 + whole]
-    expected_wide = wide.cpu().clone()
-    with checked():
-        api.gather(rows, indices, out, **place)
-    moved = Rows(like(rows.pool), rows.data_offset, rows.scale_offset, rows.rows, rows.record)
-    found = torch.empty(case.tokens, whole, dtype=torch.bfloat16)
-    reference.gather(moved, indices.cpu(), found)
-    expected_wide[:, 24 : 24 + whole] = found
-    assert_equal(wide, expected_wide)
+class Gather(Case):
+    """`gather` of whatever bytes: every code of e4m3 and of a scale, their NaN too."""
+
+    def check(self, device: str = "cpu", **place: str) -> None:
+        """Every byte of the result, and of what lies beside it, is the reference's."""
+        rows, indices = self.build_rows(device), self.mapping(device, repeats=True)
+        latent = LATENTS.get(self.record.name)
+        whole = latent.elements if latent else self.record.data_bytes // 2
+        wide = torch.full((self.tokens, whole + 48), math.nan, dtype=torch.bfloat16, device=device)
+        out = wide[:, 24 : 24 + whole]
+        expected_wide = wide.cpu().clone()
+        with checked():
+            api.gather(rows, indices, out, **place)
+        found = torch.empty(self.tokens, whole, dtype=torch.bfloat16)
+        reference.gather(replace(rows, pool=like(rows.pool)), indices.cpu(), found)
+        expected_wide[:, 24 : 24 + whole] = found
+        assert_equal(wide, expected_wide)
 
 
-CHECKS: dict[str, Callable] = {"append_swa": check_append_swa, "gather": check_gather}
-LATENT_CASES = [Case(record, 9) for record in (BF16_512, FP8_584, FP8_656)]
+LATENT_RECORDS = (BF16_512, FP8_584, FP8_656)
+MORE_SIZES = ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 40, 9, 16, 3))
+
+
+def more_cases(kind: type[Case], record: Record, dtype: str = "bf16") -> list[Case]:
+    """One token and many, pools of one slot and of many, with holes and without."""
+    return [
+        kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)
+    ]
+
+
+def any_case(kind: type[Case], records: Sequence[Record]) -> st.SearchStrategy[Case]:
+    """Any case of these."""
+    return st.builds(
+        kind,
+        record=st.sampled_from(records),
+        tokens=st.integers(0, 40),
+        slots=st.integers(1, 9),
+        rows=st.integers(1, 65),
+        gap=st.integers(0, 5).map(lambda n: 16 * n),
+        holes=st.integers(0, 3),
+        dtype=st.sampled_from([*DTYPES]),
+        seed=st.integers(0, 1 << 20),
+    )
 
 
 # -- plain rows, slots ----------------------------------------------------------------------------
@@ -196,7 +224,10 @@ LATENT_CASES = [Case(record, 9) for record in (BF16_512, FP8_584, FP8_656)]
 
 @dataclass(frozen=True)
 class Plain:
-    """Tokens [T, *shape] of K and, where there is one, of V; `apart`: elements between tokens."""
+    """`append_rows` of tokens [T, *shape] of K and, where there is one, of V.
+
+    apart: elements between tokens.
+    """
 
     tokens: int
     k: tuple[int, ...]
@@ -208,7 +239,7 @@ class Plain:
     def __str__(self) -> str:
         sizes = "+".join("x".join(map(str, shape)) for shape in (self.k, self.v) if shape)
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.tokens}-{sizes}-{dtype}-{self.apart}-{self.gap}"
+        return f"plain-{self.tokens}-{sizes}-{dtype}-{self.apart}-{self.gap}"
 
     def tensors(self, device: str) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(self.tokens)
@@ -221,31 +252,30 @@ class Plain:
             found.append(tokens.unflatten(1, shape))
         return found
 
-
-def check_append_rows(case: Plain, device: str = "cpu", **place: str) -> None:
-    """K and V in one pool, one behind the other; the pool of one alone where there is no V."""
-    places, rows, begin = [], 7, case.gap
-    for shape in filter(None, (case.k, case.v)):
-        record = Record("plain", math.prod(shape) * case.dtype.itemsize)
-        places.append((begin, record))
-        begin += rows * record.data_bytes + case.gap
-    pool = poisoned(5, round_up(begin, 16), device)
-    pairs = [
-        (Rows(pool, offset, 0, rows, record), x)
-        for (offset, record), x in zip(places, case.tensors(device), strict=True)
-    ]
-    slots = Case(places[0][1], case.tokens).mapping(device)
-    expected = like(pool)
-    with checked():
-        api.append_rows(pairs[0], pairs[1] if case.v else None, slots, **place)
-    moved = [(Rows(expected, mine.data_offset, 0, rows, mine.record), x.cpu()) for mine, x in pairs]
-    reference.append_rows(moved, slots.cpu())
-    assert_equal(around(pool), around(expected))
+    def check(self, device: str = "cpu", **place: str) -> None:
+        """K and V in one pool, one behind the other, or K alone: every byte of it."""
+        places, rows, begin = [], 7, self.gap
+        for shape in filter(None, (self.k, self.v)):
+            record = Record("plain", math.prod(shape) * self.dtype.itemsize)
+            places.append((begin, record))
+            begin += rows * record.data_bytes + self.gap
+        pool = poisoned(5, round_up(begin, 16), device)
+        pairs = [
+            (Rows(pool, offset, 0, rows, record), x)
+            for (offset, record), x in zip(places, self.tensors(device), strict=True)
+        ]
+        slots = Case(places[0][1], self.tokens).mapping(device)
+        expected = like(pool)
+        with checked():
+            api.append_rows(pairs[0], pairs[1] if self.v else None, slots, **place)
+        moved = [(replace(mine, pool=expected), x.cpu()) for mine, x in pairs]
+        reference.append_rows(moved, slots.cpu())
+        assert_equal(around(pool), around(expected))
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Copies between pools of so many bytes, or within one; segments as api.copy_slots."""
+    """`copy_slots` between pools of so many bytes, or within one; segments as it takes them."""
 
     source_bytes: int
     target_bytes: int = 0
@@ -256,38 +286,46 @@ class Slots:
 
     def __str__(self) -> str:
         parts = f"-{len(self.segments)}-{self.cut}" if self.segments is not None else ""
-        return f"{self.source_bytes}-{self.target_bytes}-{len(self.pairs)}{parts}"
+        return f"slots-{self.source_bytes}-{self.target_bytes}-{len(self.pairs)}{parts}"
+
+    def check(self, device: str = "cpu", **place: str) -> None:
+        """Every byte of both pools."""
+        source = poisoned(self.slots, self.source_bytes, device)
+        target = source
+        if self.target_bytes:
+            target = poisoned(self.slots, self.target_bytes, device, seed=1)
+        segments = whole = None
+        if self.segments is not None:
+            segments = api.cut_segments(self.segments, self.cut or 1 << 20).to(device)
+            whole = torch.tensor(self.segments, dtype=torch.int64).reshape(-1, 3)
+        expected = like(target)
+        before = expected if target is source else like(source)
+        pairs = torch.tensor(self.pairs, dtype=torch.int64).reshape(-1, 2)
+        with checked():
+            api.copy_slots(source, target, pairs.to(device), segments, **place)
+        reference.copy_slots(before, expected, pairs, whole)
+        assert_equal(around(target), around(expected))
+        if target is not source:
+            assert_equal(around(source), around(before))
 
 
-def check_copy_slots(case: Slots, device: str = "cpu", **place: str) -> None:
-    source = poisoned(case.slots, case.source_bytes, device)
-    target = source
-    if case.target_bytes:
-        target = poisoned(case.slots, case.target_bytes, device, seed=1)
-    segments = None
-    if case.segments is not None:
-        segments = api.cut_segments(case.segments, case.cut or 1 << 20).to(device)
-    expected = like(target)
-    before = expected if target is source else like(source)
-    pairs = torch.tensor(case.pairs, dtype=torch.int64).reshape(-1, 2)
-    with checked():
-        api.copy_slots(source, target, pairs.to(device), segments, **place)
-    whole = None
-    if case.segments is not None:
-        whole = torch.tensor(case.segments, dtype=torch.int64).reshape(-1, 3)
-    reference.copy_slots(before, expected, pairs, whole)
-    assert_equal(around(target), around(expected))
-    if target is not source:
-        assert_equal(around(source), around(before))
+@dataclass(frozen=True)
+class Sums:
+    """`checksum` of a range of some of four slots."""
 
+    slot_bytes: int
+    begin: int
+    end: int
+    slots: tuple[int, ...] = (2, -1, 0, 3, 3)
 
-def check_checksum(
-    slot_bytes: int, begin: int, end: int, device: str = "cpu", **place: str
-) -> torch.Tensor:
-    pool = poisoned(4, slot_bytes, device)
-    slots = torch.tensor([2, -1, 0, 3, 3], device=device)
-    with checked():
-        found = api.checksum(pool, slots, begin, end, **place)
-    expected = reference.checksum(pool.cpu(), slots.cpu(), begin, end)
-    assert found.tolist() == expected.tolist()
-    return found
+    def __str__(self) -> str:
+        return f"sums-{self.slot_bytes}-{self.begin}-{self.end}-{len(self.slots)}"
+
+    def check(self, device: str = "cpu", **place: str) -> None:
+        """The numbers."""
+        pool = poisoned(4, self.slot_bytes, device)
+        slots = torch.tensor(self.slots, dtype=torch.int64, device=device)
+        with checked():
+            found = api.checksum(pool, slots, self.begin, self.end, **place)
+        expected = reference.checksum(pool.cpu(), slots.cpu(), self.begin, self.end)
+        assert found.tolist() == expected.tolist()

@@ -6,64 +6,57 @@ are captured once and replayed on other mappings, pinned memory of the host.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record
+from kvcache.layouts.records import BF16_512, FP8_584, Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement import api, reference
 from tests.kvcache.movement.rows_cases import (
     ANGLES,
+    LATENT_RECORDS,
+    Append,
     Case,
+    Gather,
     Plain,
     Slots,
+    Sums,
     assert_equal,
-    check_append_rows,
-    check_append_swa,
-    check_checksum,
-    check_copy_slots,
-    check_gather,
     latents,
 )
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("kvcache-hw")]
 
-COUNTS = (0, 1, 5, 31, 128, 1000, 5000)
-each_record = pytest.mark.parametrize("record", [BF16_512, FP8_584, FP8_656], ids=lambda r: r.name)
+each_record = pytest.mark.parametrize("record", LATENT_RECORDS, ids=lambda r: r.name)
 GIB = 1 << 30
+SLOT_BYTES = 644_032
+PARTS = ((16, 32, 400_000), (500_000, 400_032, 64), (0, 0, 0), (600_000, 600_000, 1600))
+CASES = [
+    *(
+        kind(record, tokens, 90, 61, dtype=dtype, seed=tokens)
+        for kind, dtype in ((Append, "bf16"), (Append, "fp32"), (Gather, "bf16"))
+        for record in LATENT_RECORDS
+        for tokens in (0, 1, 5, 31, 128, 1000, 5000)
+    ),
+    *(
+        Plain(tokens, k, v, apart=apart, gap=gap)
+        for k in ((8, 128), (1, 576), (3, 7), (128,))
+        for v, apart, gap in ((k, 24, 80), ((), 24, 80), ((1,), 1, 82), ((), 1, 82))
+        for tokens in (1, 34)
+    ),
+    Slots(SLOT_BYTES),
+    Slots(SLOT_BYTES, SLOT_BYTES),
+    Slots(SLOT_BYTES, segments=PARTS),
+    Slots(SLOT_BYTES, SLOT_BYTES + 160, segments=PARTS),
+    Sums(1_000_000, 32, 999_936),
+]
 
 
-@each_record
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("tokens", COUNTS)
-def test_append_swa(record, tokens, dtype):
-    check_append_swa(Case(record, tokens, 90, 61, dtype=dtype, seed=tokens), "cuda")
-
-
-@each_record
-@pytest.mark.parametrize("tokens", COUNTS)
-def test_gather(record, tokens):
-    check_gather(Case(record, tokens, 90, 61, seed=tokens), "cuda")
-
-
-@pytest.mark.parametrize("k", [(8, 128), (1, 576), (3, 7), (128,)], ids=str)
-@pytest.mark.parametrize("two", [True, False], ids=["kv", "k"])
-@pytest.mark.parametrize("tokens", [1, 34])
-def test_append_rows(tokens, two, k):
-    check_append_rows(Plain(tokens, k, k if two else ()), "cuda")
-    check_append_rows(Plain(tokens, k, (1,) if two else (), apart=1, gap=82), "cuda")
-
-
-@pytest.mark.parametrize("apart", [True, False], ids=["two pools", "one pool"])
-def test_copy_slots(apart):
-    size = 644_032
-    check_copy_slots(Slots(size, size if apart else 0), "cuda")
-    segments = ((16, 32, 400_000), (500_000, 400_032, 64), (0, 0, 0), (600_000, 600_000, 1600))
-    check_copy_slots(Slots(size, size + 160 if apart else 0, segments=segments), "cuda")
-
-
-def test_checksum():
-    check_checksum(1_000_000, 32, 999_936, "cuda")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bytes(case):
+    case.check("cuda")
 
 
 @each_record
@@ -150,7 +143,7 @@ def test_is_captured_in_a_graph(record):
     for tensor, new in zip((kv, positions, slots), values, strict=True):
         tensor.copy_(new)
     graph.replay()
-    moved = Rows(expected.cpu(), rows.data_offset, rows.scale_offset, rows.rows, record)
+    moved = replace(rows, pool=expected.cpu())
     reference.append_swa(moved, *(x.cpu() for x in (kv, positions, slots, cos, sin)))
     found = torch.empty(kv.shape, dtype=torch.bfloat16)
     reference.gather(moved, slots.cpu(), found)
@@ -163,7 +156,7 @@ def test_is_captured_in_a_graph(record):
 @pytest.mark.parametrize("segmented", [True, False], ids=["segments", "slots"])
 def test_pinned_memory(segmented):
     """Offloaded to slots of the host and fetched to others, by the kernel itself."""
-    size, slots = 644_032, 6
+    size, slots = SLOT_BYTES, 6
     pool = torch.randint(0, 256, (slots, size), dtype=torch.uint8, device="cuda")
     host = torch.zeros(slots, size, dtype=torch.uint8, pin_memory=True)
     segments = api.cut_segments([(0, 0, size - 64), (size - 64, size - 64, 64)]).cuda()
@@ -216,6 +209,5 @@ def test_plain_gather_of_rows_that_are_no_vectors():
     out = torch.ones(500, 131, dtype=torch.uint8, device="cuda")
     api.gather(rows, indices, out)
     expected = torch.empty(500, 131, dtype=torch.uint8)
-    moved = Rows(pool.cpu(), 3, 0, 7, rows.record)
-    reference.gather(moved, indices.cpu(), expected)
+    reference.gather(replace(rows, pool=pool.cpu()), indices.cpu(), expected)
     assert_equal(out, expected)

@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, handed_over
 
-SCENARIOS = [
-    Scenario(
-        "bar.sync",
-        """
-        // Warp 0 fills a word per lane, warp 1 reads them.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 1:
-            ld.shared.b32 %r1, [%mine]; //:use
+_SYNC = "bar.sync 1, 64; //-barrier"
+_VOTE = "bar.red.or.pred %p1, 1, 64, %first; //-barrier"
+_LACKS = Lacks("barrier", "barrier", "fill", "use")
+
+SCENARIOS = {
+    "bar.sync": handed_over(_LACKS, signal=_SYNC, wait=_SYNC),
+    "bar.sync, readers first": Scenario(
+        """// Warp 1 reads what warp 0 overwrites.
+        warp 0: st.shared.b32 [%mine], %lane;
+        all: bar.sync 1, 64;
+        warp 1: ld.shared.b32 %r1, [%mine]; //:use
+        all: bar.sync 1, 64; //-barrier
+        warp 0: st.shared.b32 [%mine], %zero; //:again
         """,
-        {"barrier": Lacks("barrier", "fill", "use")},
+        Lacks("barrier", "barrier", "again", "use"),
     ),
-    Scenario(
-        "bar.sync, readers first",
-        """
-        // Warp 1 reads what warp 0 overwrites.
-        warp 0:
-            st.shared.b32 [%mine], %lane;
-        all:
-            bar.sync 1, 64;
-        warp 1:
-            ld.shared.b32 %r1, [%mine]; //:use
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 0:
-            st.shared.b32 [%mine], %zero; //:again
-        """,
-        {"barrier": Lacks("barrier", "again", "use")},
+    # The producer goes on; only the consumer waits.
+    "bar.arrive": handed_over(
+        Lacks("wait", "barrier", "fill", "use"),
+        Lacks("late", "barrier", "again", "use"),
+        signal="bar.arrive 1, 64;\n//~late: st.shared.b32 [%mine], %lane; //:again",
+        wait="bar.sync 1, 64; //-wait",
     ),
-    Scenario(
-        "bar.arrive",
-        """
-        // The producer goes on; only the consumer waits.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            bar.arrive 1, 64; //~late: bar.arrive 1, 64; st.shared.b32 [%mine], %lane; //:again
-        warp 1:
-            bar.sync 1, 64; //-wait
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {
-            "wait": Lacks("barrier", "fill", "use"),
-            "late": Lacks("barrier", "again", "use"),
-        },
-    ),
-    Scenario(
-        "bar.red",
-        """
-        // A vote is a barrier, too.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-        all:
-            bar.red.or.pred %p1, 1, 64, %first; //-barrier
-        warp 1:
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"barrier": Lacks("barrier", "fill", "use")},
-    ),
-    Scenario(
-        "one id for two pairs of warps",
-        """
-        // Warps 0 and 1 meet, then warps 2 and 3: these must not be there before the first two.
+    "bar.red": handed_over(_LACKS, signal=_VOTE, wait=_VOTE),
+    "one id for two pairs of warps": Scenario(
+        """// Warps 0 and 1 meet, then warps 2 and 3: these must not be there before the first two.
         warp 0:
             bar.sync 1, 64;
             bar.arrive 2, 96;
-        warp 1:
-            bar.sync 1, 64;
+        warp 1: bar.sync 1, 64;
         warp 2:
             bar.sync 2, 96; //-order
             bar.sync 1, 64;
@@ -80,12 +41,10 @@ SCENARIOS = [
             bar.sync 2, 96; //-order
             bar.sync 1, 64; //:reused
         """,
-        {"order": Lacks("barrier id", later="reused", check="barrier")},
+        Lacks("order", "barrier id", later="reused", check="barrier"),
     ),
-    Scenario(
-        "bar.arrive twice",
-        """
-        // A warp that does not wait has to know that the phase before is complete.
+    "bar.arrive twice": Scenario(
+        """// A warp that does not wait has to know that the phase before is complete.
         warp 1:
             bar.arrive 1, 64;
             bar.sync 2, 64; //-order
@@ -95,12 +54,10 @@ SCENARIOS = [
             bar.arrive 2, 64; //-order
             bar.sync 1, 64;
         """,
-        {"order": Lacks("barrier id", later="reused", check="barrier")},
+        Lacks("order", "barrier id", later="reused", check="barrier"),
     ),
-    Scenario(
-        "barriers of two ids",
-        """
-        // Warp 0 meets warp 1 at barrier 1, warp 2 at barrier 2: that one sees what warp 1 wrote.
+    "barriers of two ids": Scenario(
+        """// Warp 0 meets warp 1 at barrier 1, warp 2 at barrier 2: 2 sees what warp 1 wrote.
         warp 1:
             st.shared.b32 [%mine], %lane; //:fill
             bar.arrive 1, 64;
@@ -111,23 +68,19 @@ SCENARIOS = [
             bar.sync 2, 64; //-second
             ld.shared.b32 %r1, [%mine]; //:use
         """,
-        {"first second": Lacks("barrier", "fill", "use")},
+        Lacks("first second", "barrier", "fill", "use"),
     ),
-    Scenario(
-        "bar.warp.sync",
-        """
-        // Each lane reads what its neighbour wrote.
+    "bar.warp.sync": Scenario(
+        """// Each lane reads what its neighbour wrote.
         all:
             st.shared.b32 [%mine], %lane; //:fill
             bar.warp.sync 0xffffffff; //-sync
             ld.shared.b32 %r1, [%next]; //:use
         """,
-        {"sync": Lacks("bar.warp.sync", "fill", "use")},
+        Lacks("sync", "bar.warp.sync", "fill", "use"),
     ),
-    Scenario(
-        "bar.warp.sync, readers first",
-        """
-        // Each lane overwrites what its neighbour reads.
+    "bar.warp.sync, readers first": Scenario(
+        """// Each lane overwrites what its neighbour reads.
         all:
             st.shared.b32 [%mine], %lane;
             bar.warp.sync 0xffffffff;
@@ -135,27 +88,19 @@ SCENARIOS = [
             bar.warp.sync 0xffffffff; //-sync
             st.shared.b32 [%mine], %zero; //:again
         """,
-        {"sync": Lacks("bar.warp.sync", "use", "again")},
+        Lacks("sync", "bar.warp.sync", "use", "again"),
     ),
-    Scenario(
-        "generic addresses",
-        """
-        // They reach the same bytes.
-        warp 0:
-            cvt.u64.u32 %d0, %mine;
+    # They reach the same bytes.
+    "generic addresses": handed_over(
+        _LACKS,
+        signal=_SYNC,
+        wait=_SYNC,
+        fill="""cvt.u64.u32 %d0, %mine;
             cvta.shared.u64 %d0, %d0;
-            st.b32 [%d0], %lane; //:fill
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 1:
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"barrier": Lacks("barrier", "fill", "use")},
+            st.b32 [%d0], %lane; //:fill""",
     ),
-    Scenario(
-        "lanes that are off",
-        """
-        // Each warp writes half of the words, by predicate and by branch.
+    "lanes that are off": Scenario(
+        """// Each warp writes half of the words, by predicate and by branch.
         warp 0:
             setp.lt.u32 %p1, %lane, 16; //~all: setp.lt.u32 %p1, %lane, 17;
             @%p1 st.shared.b32 [%mine], %lane; //:low
@@ -165,29 +110,20 @@ SCENARIOS = [
             st.shared.b32 [%mine], %lane; //:high
             AFTER:
         """,
-        {"all more": Lacks("barrier", "low", "high")},
+        Lacks("all more", "barrier", "low", "high"),
     ),
-    Scenario(
-        "stmatrix",
-        """
-        // Warp 0 stores a matrix, warp 1 reads its words.
-        warp 0:
-            and.b32 %r2, %lane, 7;
-            mad.lo.u32 %r2, %r2, 16, %zero;
+    # Warp 0 stores a matrix.
+    "stmatrix": handed_over(
+        _LACKS,
+        signal=_SYNC,
+        wait=_SYNC,
+        fill="""and.b32 %r2, %lane, 7;
             mov.u32 %r3, tile;
-            add.u32 %r2, %r2, %r3;
-            stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%lane}; //:fill
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 1:
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"barrier": Lacks("barrier", "fill", "use")},
+            mad.lo.u32 %r2, %r2, 16, %r3;
+            stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r2], {%lane}; //:fill""",
     ),
-    Scenario(
-        "ldmatrix",
-        """
-        // Rows that other lanes of the warp wrote.
+    "ldmatrix": Scenario(
+        """// Rows that other lanes of the warp wrote.
         all:
             mov.u32 %r3, tile;
             mad.lo.u32 %r2, %lane, 16, %r3;
@@ -196,6 +132,6 @@ SCENARIOS = [
             xor.b32 %r2, %r2, 128;
             ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r2]; //:use
         """,
-        {"sync": Lacks("bar.warp.sync", "fill", "use")},
+        Lacks("sync", "bar.warp.sync", "fill", "use"),
     ),
-]
+}

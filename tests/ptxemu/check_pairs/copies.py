@@ -2,139 +2,94 @@
 
 from __future__ import annotations
 
-from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
+from tests.ptxemu.check_pairs import parts
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, handed_over
 
-_ADDRESS = """
-            mad.lo.u32 %r1, %lane, 4, %zero;
-            cvt.u64.u32 %d0, %r1;
-            add.u64 %d0, %d0, %input;
-"""
+_COPY = "cp.async.ca.shared.global [%mine], [%in], 4; //:copy"
+_ARRIVE = "cp.async.mbarrier.arrive.noinc.shared.b64 [full];"
 
-SCENARIOS = [
-    Scenario(
-        "cp.async.wait_group",
-        f"""
-        // A lane reads what it copied itself.
-        all: {_ADDRESS}
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
+SCENARIOS = {
+    "cp.async.wait_group": Scenario(
+        f"""// A lane reads what it copied itself.
+        all:
+            {_COPY}
             cp.async.commit_group; //-commit
             cp.async.wait_group 0; //-wait
             ld.shared.b32 %r2, [%mine]; //:use
         """,
-        {"wait commit": Lacks("cp.async.wait_group", "copy", "use")},
+        Lacks("wait commit", "cp.async.wait_group", "copy", "use"),
     ),
-    Scenario(
-        "cp.async.wait_group 1",
-        f"""
-        // The newest group may be under way; of older ones the data is there.
-        all: {_ADDRESS}
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
+    "cp.async.wait_group 1": Scenario(
+        f"""// The newest group may be under way; of older ones the data is there.
+        all:
+            {_COPY}
             cp.async.commit_group;
-            cp.async.ca.shared.global [%mine+128], [%d0], 4;
+            cp.async.ca.shared.global [%mine+128], [%in], 4;
             cp.async.commit_group;
             cp.async.wait_group 1; //~more: cp.async.wait_group 2;
             ld.shared.b32 %r2, [%mine]; //:use
             cp.async.wait_group 0;
         """,
-        {"more": Lacks("cp.async.wait_group", "copy", "use")},
+        Lacks("more", "cp.async.wait_group", "copy", "use"),
     ),
-    Scenario(
-        "cp.async.wait_all",
-        f"""
-        // Another lane, and another warp, need a barrier behind the wait.
-        warp 0: {_ADDRESS}
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
-            cp.async.wait_all; //-wait
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 1:
-            ld.shared.b32 %r2, [%mine]; //:use
-        """,
-        {
-            "wait": Lacks("cp.async.wait_group", "copy", "use"),
-            "barrier": Lacks("barrier", "copy", "use"),
-        },
+    # Another lane, and another warp, need a barrier behind the wait.
+    "cp.async.wait_all": handed_over(
+        Lacks("wait", "cp.async.wait_group", "copy", "use"),
+        Lacks("barrier", "barrier", "copy", "use"),
+        signal="cp.async.wait_all; //-wait\nbar.sync 1, 64; //-barrier",
+        wait="bar.sync 1, 64; //-barrier",
+        fill=_COPY,
     ),
-    Scenario(
-        "cp.async.mbarrier.arrive.noinc",
-        f"""
-        // The mbarrier tells when the copies of all lanes are there.
-        warp 0: {_ADDRESS}
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
-            cp.async.mbarrier.arrive.noinc.shared.b64 [full]; \
-//~plain: mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            wait full, 0; //-wait
-            ld.shared.b32 %r2, [%mine]; //:use
-        """,
-        {
-            "plain": Lacks("cp.async.mbarrier.arrive", "copy", "use"),
-            "wait": Lacks("an mbarrier arrival and a wait", "copy", "use"),
-        },
-        barriers={"full": 32},
+    # The mbarrier tells when the copies of all lanes are there.
+    "cp.async.mbarrier.arrive.noinc": handed_over(
+        Lacks("plain", "cp.async.mbarrier.arrive", "copy", "use"),
+        Lacks("wait", "an mbarrier arrival and a wait", "copy", "use"),
+        signal=f"{_ARRIVE} //~plain: mbarrier.arrive.shared.b64 _, [full];",
+        wait="wait full, 0; //-wait",
+        fill=_COPY,
     ),
-    Scenario(
-        "cp.async.mbarrier.arrive",
-        f"""
-        // Without .noinc it makes up for its own arrival, and another one completes the phase.
-        warp 0: {_ADDRESS}
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
-            cp.async.mbarrier.arrive.shared.b64 [full]; //-arrive
-            mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            wait full, 0;
-            ld.shared.b32 %r2, [%mine]; //:use
-        """,
-        {"arrive": Lacks("cp.async.mbarrier.arrive", "copy", "use")},
-        barriers={"full": 32},
+    # Without .noinc it makes up for its own arrival, and another one completes the phase.
+    "cp.async.mbarrier.arrive": handed_over(
+        Lacks("arrive", "cp.async.mbarrier.arrive", "copy", "use"),
+        signal="""cp.async.mbarrier.arrive.shared.b64 [full]; //-arrive
+            mbarrier.arrive.shared.b64 _, [full];""",
+        wait="wait full, 0;",
+        fill=_COPY,
     ),
-    Scenario(
-        "cp.async into what is still read",
-        f"""
-        // The readers arrive before the next copy is issued.
+    "cp.async into what is still read": Scenario(
+        f"""// The readers arrive before the next copy is issued.
         warp 0:
             ld.shared.b32 %r2, [%mine]; //:use
             mbarrier.arrive.shared.b64 _, [empty];
-        warp 1: {_ADDRESS}
+        warp 1:
             wait empty, 0; //-wait
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
+            {_COPY}
             cp.async.wait_all;
         """,
-        {"wait": Lacks("mbarrier arrival and a wait", "use", "copy")},
-        barriers={"empty": 32},
+        Lacks("wait", "mbarrier arrival and a wait", "use", "copy"),
     ),
-    Scenario(
-        "cp.async over ordinary stores",
-        f"""
-        // cp.async is no part of the async proxy: between lanes, their barrier is enough.
-        all: {_ADDRESS}
+    "cp.async over ordinary stores": Scenario(
+        f"""// cp.async is no part of the async proxy: between lanes, their barrier is enough.
+        all:
             st.shared.b32 [%next], %zero; //:fill
             bar.warp.sync 0xffffffff; //-sync
-            cp.async.ca.shared.global [%mine], [%d0], 4; //:copy
+            {_COPY}
             cp.async.wait_all;
         """,
-        {"sync": Lacks("bar.warp.sync", "fill", "copy")},
+        Lacks("sync", "bar.warp.sync", "fill", "copy"),
     ),
-    Scenario(
-        "cp.async to an MMA",
-        """
-        // An MMA reads what was copied without a proxy fence: kernels right on hardware rely on it.
+    "cp.async to an MMA": Scenario(
+        f"""// An MMA reads it without a proxy fence: kernels right on hardware rely on that.
         warp 0:
-            mad.lo.u32 %r1, %lane, 16, %zero;
-            cvt.u64.u32 %d0, %r1;
-            add.u64 %d0, %d0, %input;
+            mad.wide.u32 %d0, %lane, 16, %input;
             mov.u32 %r2, a;
-            add.u32 %r2, %r2, %r1;
+            mad.lo.u32 %r2, %lane, 16, %r2;
             cp.async.cg.shared.global [%r2], [%d0], 16; //:copy
-            cp.async.mbarrier.arrive.noinc.shared.b64 [full];
+            {_ARRIVE}
         warp 1:
             wait full, 0; //-wait
-            @%first tcgen05.mma.cta_group::1.kind::f16 [%tmem], %a, %b, %idesc, 0; //:mma
-            @%first tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [done];
-        all:
-            wait done, 0;
+            {parts.MULTIPLY}
         """,
-        {"wait": Lacks("an mbarrier arrival and a wait", "copy", "mma")},
-        barriers={"full": 32, "done": 1},
+        Lacks("wait", "an mbarrier arrival and a wait", "copy", "mma"),
     ),
-]
+}

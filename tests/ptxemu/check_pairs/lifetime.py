@@ -2,70 +2,51 @@
 
 from __future__ import annotations
 
+from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
 
-SCENARIOS = [
-    Scenario(
-        "bytes that nobody expects",
-        """
-        // All bytes that come are expected at last.
+SCENARIOS = {
+    "bytes that nobody expects": Scenario(
+        f"""// All bytes that come are expected at last.
         warp 0:
-            @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \
-[tile], [%input], 128, [full];
-            @%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 128; //-expect
-        all:
-            wait full, 0; //-expect
+            {parts.BULK_LOAD}
+            {parts.expect()} //-expect
+        all: wait full, 0; //-expect
         """,
-        {"expect": Lacks("outstanding", check="mbarrier")},
-        barriers={"full": 1},
+        Lacks("expect", "outstanding", check="mbarrier"),
         warps=2,
     ),
-    Scenario(
-        "exit before a load has come",
-        """
-        // Shared memory is there until all that was asked for has come.
+    "exit before a load has come": Scenario(
+        f"""// Shared memory is there until all that was asked for has come.
         warp 0:
             fence.proxy.async.shared::cta;
-            @%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 128;
-            @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes \
-[tile], [%input], 128, [full]; //:load
+            {parts.bulk_load()}
             wait full, 0; //-wait
         """,
-        {"wait": Lacks("a wait for it", later="load", check="exited")},
-        barriers={"full": 1},
+        Lacks("wait", "a wait for it", later="load", check="exited"),
         bare=True,
     ),
-    Scenario(
-        "exit before a multicast has come",
-        """
-        // A CTA stays for what its peer loads into it, even if it reads nothing of that.
+    "exit before a multicast has come": Scenario(
+        f"""// A CTA stays for what its peer loads into it, even if it reads nothing of that.
         all:
-            @%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 128;
-            barrier.cluster.arrive.aligned;
-            barrier.cluster.wait.aligned;
+            {parts.expect()}
+            {parts.MEET}
         cta 0:
-            mov.b16 %h0, 3;
-            @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes\
-.multicast::cluster [tile], [%input], 128, [full], %h0; //:load
+            {parts.multicast(parts.BULK_LOAD)}
             wait full, 0;
-        cta 1:
-            wait.cluster full, 0; //-wait
+        cta 1: wait.cluster full, 0; //-wait
         """,
-        {"wait": Lacks("a wait for it", later="load", check="exited")},
-        cluster=2,
-        barriers={"full": 1},
+        Lacks("wait", "a wait for it", later="load", check="exited"),
         bare=True,
     ),
-    Scenario(
-        "mbarrier.init in flight",
-        """
-        // A barrier is initialised again between phases, not in the middle of one.
+    "mbarrier.init in flight": Scenario(
+        """// A barrier is initialised again between phases, not in the middle of one.
         all:
             @%first mbarrier.arrive.shared.b64 _, [full];
             @%first mbarrier.arrive.shared.b64 _, [full]; //-whole
             @%first mbarrier.init.shared.b64 [full], 1; //:init
         """,
-        {"whole": Lacks("initialised again", later="init", check="mbarrier")},
+        Lacks("whole", "initialised again", later="init", check="mbarrier"),
         barriers={"full": 2},
     ),
-]
+}

@@ -2,92 +2,49 @@
 
 from __future__ import annotations
 
-from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, handed_over
 
-SCENARIOS = [
-    Scenario(
-        "mbarrier.try_wait",
-        """
-        // One arrival hands over what the whole warp wrote.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            bar.warp.sync 0xffffffff;
-            @%first mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            wait full, 0; //-wait
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"wait": Lacks("mbarrier arrival and a wait", "fill", "use")},
-        barriers={"full": 1},
+_ARRIVE = "mbarrier.arrive.shared.b64 _, [full];"
+_HANDED_OVER = "mbarrier arrival and a wait"
+
+SCENARIOS = {
+    # One arrival hands over what the whole warp wrote.
+    "mbarrier.try_wait": handed_over(
+        Lacks("wait", _HANDED_OVER, "fill", "use"),
+        signal="bar.warp.sync 0xffffffff;\n@%first mbarrier.arrive.shared.b64 _, [full];",
+        wait="wait full, 0; //-wait",
     ),
-    Scenario(
-        "mbarrier.test_wait",
-        """
-        // Polling in place of waiting.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            POLL: mbarrier.test_wait.parity.shared.b64 %p1, [full], 0; //-poll
-            @!%p1 bra POLL; //-poll
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"poll": Lacks("mbarrier arrival and a wait", "fill", "use")},
-        barriers={"full": 32},
+    # Polling in place of waiting.
+    "mbarrier.test_wait": handed_over(
+        Lacks("poll", _HANDED_OVER, "fill", "use"),
+        signal=_ARRIVE,
+        wait="POLL: mbarrier.test_wait.parity.shared.b64 %p1, [full], 0; @!%p1 bra POLL; //-poll",
     ),
-    Scenario(
-        "wait by state",
-        """
-        // A warp that arrives, too, waits for the phase that its arrival belongs to.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            mbarrier.arrive.shared.b64 %state, [full];
-            POLL: mbarrier.try_wait.shared.b64 %p1, [full], %state; //-poll
-            @!%p1 bra POLL; //-poll
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"poll": Lacks("mbarrier arrival and a wait", "fill", "use")},
+    # A warp that arrives, too, waits for the phase that its arrival belongs to.
+    "wait by state": handed_over(
+        Lacks("poll", _HANDED_OVER, "fill", "use"),
+        signal=_ARRIVE,
+        wait="""mbarrier.arrive.shared.b64 %state, [full];
+            POLL: mbarrier.try_wait.shared.b64 %p1, [full], %state; @!%p1 bra POLL; //-poll""",
         barriers={"full": 64},
     ),
-    Scenario(
-        "arrival before the store",
-        """
-        // An arrival tells what came before it, not what follows.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //-late
-            mbarrier.arrive.shared.b64 _, [full];
-            //~late: st.shared.b32 [%mine], %lane; //:late
-        warp 1:
-            wait full, 0;
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"late": Lacks("mbarrier arrival and a wait", "late", "use")},
-        barriers={"full": 32},
+    # An arrival tells what came before it, not what follows.
+    "arrival before the store": handed_over(
+        Lacks("late", _HANDED_OVER, "late", "use"),
+        signal=f"{_ARRIVE}\n//~late: st.shared.b32 [%mine], %lane; //:late",
+        wait="wait full, 0;",
+        fill="st.shared.b32 [%mine], %lane; //-late",
     ),
-    Scenario(
-        "parity",
-        """
-        // A fresh barrier lets a wait for parity 1 pass. Warp 0 has stored long before that happens
-        // here, so that the results are right even then.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            wait go, 0;
-            mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            mbarrier.arrive.shared.b64 _, [go];
-            wait full, 0; //~wrong: wait full, 1;
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"wrong": Lacks("mbarrier arrival and a wait", "fill", "use")},
-        barriers={"full": 32, "go": 32},
+    # A fresh barrier lets a wait for parity 1 pass. Warp 0 has stored long before that happens
+    # here, so that the results are right even then.
+    "parity": handed_over(
+        Lacks("wrong", _HANDED_OVER, "fill", "use"),
+        signal=f"wait go, 0;\n{_ARRIVE}",
+        wait=f"{_ARRIVE.replace('full', 'go')}\nwait full, 0; //~wrong: wait full, 1;",
     ),
-    Scenario(
-        "two phases",
-        """
-        // The second word is handed over by the second phase. Whoever skips the first wait may pass
-        // the second before anything has happened, though here it does not.
+    "two phases": Scenario(
+        """// The second word is handed over by the second phase. Whoever skips the first wait may
+        // pass the second before anything has happened, though here it does not.
         warp 0:
             st.shared.b32 [%mine], %lane;
             mbarrier.arrive.shared.b64 _, [full];
@@ -101,16 +58,11 @@ SCENARIOS = [
             wait full, 1; //-wait
             ld.shared.b32 %r2, [%mine+128]; //:use
         """,
-        {
-            "wait": Lacks("mbarrier arrival and a wait", "use", "second"),
-            "skip": Lacks("mbarrier arrival and a wait", "second", "use"),
-        },
-        barriers={"full": 32, "go": 32},
+        Lacks("wait", _HANDED_OVER, "use", "second"),
+        Lacks("skip", _HANDED_OVER, "second", "use"),
     ),
-    Scenario(
-        "a stage filled twice",
-        """
-        // Full and empty: the producer waits for the readers before it fills the stage again.
+    "a stage filled twice": Scenario(
+        """// Full and empty: the producer waits for the readers before it fills the stage again.
         warp 0:
             st.shared.b32 [%mine], %lane;
             mbarrier.arrive.shared.b64 _, [full];
@@ -123,29 +75,21 @@ SCENARIOS = [
             wait empty, 0; //-wait //~parity: wait empty, 1;
             st.shared.b32 [%mine], %zero; //:again
         """,
-        {
-            "wait parity": Lacks("mbarrier arrival and a wait", "again", "use"),
-            "early": Lacks("mbarrier arrival and a wait", "late", "again"),
-        },
-        barriers={"full": 32, "empty": 32},
+        Lacks("wait parity", _HANDED_OVER, "again", "use"),
+        Lacks("early", _HANDED_OVER, "late", "again"),
     ),
-    Scenario(
-        "the lanes of one warp",
-        """
-        // Every lane arrives and waits: then each may read what its neighbour wrote.
+    "the lanes of one warp": Scenario(
+        """// Every lane arrives and waits: then each may read what its neighbour wrote.
         all:
             st.shared.b32 [%mine], %lane; //:fill
             mbarrier.arrive.shared.b64 _, [full];
             wait full, 0; //-wait
             ld.shared.b32 %r1, [%next]; //:use
         """,
-        {"wait": Lacks("bar.warp.sync", "fill", "use")},
-        barriers={"full": 32},
+        Lacks("wait", "bar.warp.sync", "fill", "use"),
     ),
-    Scenario(
-        "from hand to hand",
-        """
-        // Warp 1 passes on what warp 0 wrote: order is transitive.
+    "from hand to hand": Scenario(
+        """// Warp 1 passes on what warp 0 wrote: order is transitive.
         warp 0:
             st.shared.b32 [%mine], %lane; //:fill
             mbarrier.arrive.shared.b64 _, [full];
@@ -156,66 +100,36 @@ SCENARIOS = [
             wait passed, 0; //-second
             ld.shared.b32 %r1, [%mine]; //:use
         """,
-        {"first second": Lacks("mbarrier arrival and a wait", "fill", "use")},
-        barriers={"full": 32, "passed": 32},
+        Lacks("first second", _HANDED_OVER, "fill", "use"),
     ),
-    Scenario(
-        "arrive_drop",
-        """
-        // The producer arrives for the last time.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            mbarrier.arrive_drop.shared.b64 _, [full];
-        warp 1:
-            mbarrier.arrive.shared.b64 _, [full];
-            wait full, 0; //-wait
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"wait": Lacks("mbarrier arrival and a wait", "fill", "use")},
+    # The producer arrives for the last time.
+    "arrive_drop": handed_over(
+        Lacks("wait", _HANDED_OVER, "fill", "use"),
+        signal="mbarrier.arrive_drop.shared.b64 _, [full];",
+        wait=f"{_ARRIVE}\nwait full, 0; //-wait",
         barriers={"full": 64},
     ),
-    Scenario(
-        "arrive.relaxed",
-        """
-        // An arrival that is relaxed tells of memory only what a fence came behind.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            fence.acq_rel.cta; //-fence
-            mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [full];
-        warp 1:
-            wait full, 0;
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"fence": Lacks("release", "fill", "use")},
-        barriers={"full": 32},
+    # An arrival that is relaxed tells of memory only what a fence came behind.
+    "arrive.relaxed": handed_over(
+        Lacks("fence", "release", "fill", "use"),
+        signal="""fence.acq_rel.cta; //-fence
+            mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [full];""",
+        wait="wait full, 0;",
     ),
-    Scenario(
-        "try_wait.relaxed",
-        """
-        // A wait that is relaxed learns of memory only at the fence behind it.
-        warp 0:
-            st.shared.b32 [%mine], %lane; //:fill
-            mbarrier.arrive.shared.b64 _, [full];
-        warp 1:
-            POLL: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p1, [full], 0;
+    # A wait that is relaxed learns of memory only at the fence behind it.
+    "try_wait.relaxed": handed_over(
+        Lacks("fence", "acquire", "fill", "use"),
+        signal=_ARRIVE,
+        wait="""POLL: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p1, [full], 0;
             @!%p1 bra POLL;
-            fence.acq_rel.cta; //-fence
-            ld.shared.b32 %r1, [%mine]; //:use
-        """,
-        {"fence": Lacks("acquire", "fill", "use")},
-        barriers={"full": 32},
+            fence.acq_rel.cta; //-fence""",
     ),
-    Scenario(
-        "mbarrier.init",
-        """
-        // Another warp arrives only after it knows that the barrier is initialised.
-        warp 0:
-            @%first mbarrier.init.shared.b64 [slot], 32; //:init
-        all:
-            bar.sync 1, 64; //-barrier
-        warp 1:
-            mbarrier.arrive.shared.b64 _, [slot]; //:arrive
+    "mbarrier.init": Scenario(
+        """// Another warp arrives only after it knows that the barrier is initialised.
+        warp 0: @%first mbarrier.init.shared.b64 [slot], 32; //:init
+        all: bar.sync 1, 64; //-barrier
+        warp 1: mbarrier.arrive.shared.b64 _, [slot]; //:arrive
         """,
-        {"barrier": Lacks("a barrier behind mbarrier.init", "init", "arrive", "mbarrier")},
+        Lacks("barrier", "a barrier behind mbarrier.init", "init", "arrive", "mbarrier"),
     ),
-]
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
 
 # a and b are operands of 128 x 8 x 32 e4m3, too; scale factors of A in columns 16 to 19, B in 20
@@ -20,142 +21,89 @@ _MMA = (
     "@%first tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32"
     " [%tmem], %a, %b, %idesc, [%r20], [%r21], 0;"
 )
-_COMMIT = "@%first tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [done];"
-_HANDED = _COMMIT.replace("done", "handed")
-_ZEROS = f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r22], {{{', '.join(['%zero'] * 8)}}};"
-_READ = "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1, %r2, %r3, %r4}, [%r22];"
+_MULTIPLY = f"{_MMA} //:mma\n{parts.commit()}"
+_PAIR_MMA = _MMA.replace("::1", "::2").replace(".block32", "")
+_COPY = f"{_COPY_A} //:copy\n{parts.commit()}"
+_ZEROS = f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%lanes], {{{', '.join(['%zero'] * 8)}}};"
 
-SCENARIOS = [
-    Scenario(
-        "a load to tcgen05.cp",
-        f"""
-        // Nothing but the wait for the bytes; the MMA behind the copies needs no wait at all.
-        {_SET}
-        warp 0:
-            @%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 512;
-            @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes\
- [tile], [%input], 512, [full]; //:load
+
+def _scaled(body: str, *lacks: Lacks, barriers: dict[str, int] | None = None) -> Scenario:
+    return Scenario(f"{_SET}{body}", *lacks, barriers=barriers)
+
+
+SCENARIOS = {
+    "a load to tcgen05.cp": _scaled(
+        f"""// Nothing but the wait for the bytes; the MMA behind the copies needs no wait at all.
+        warp 0: {parts.bulk_load(nbytes=512)}
         warp 1:
             wait full, 0; //-wait
             {_COPY_A} //:copy
             {_COPY_B}
-            {_MMA}
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {_MULTIPLY}
         """,
-        {"wait": Lacks("mbarrier.try_wait", "load", "copy")},
-        barriers={"full": 1, "done": 1},
+        Lacks("wait", "mbarrier.try_wait", "load", "copy"),
     ),
-    Scenario(
-        "ordinary stores to tcgen05.cp",
-        f"""
-        // Shared memory is read in the async proxy.
-        {_SET}
+    "ordinary stores to tcgen05.cp": _scaled(
+        f"""// Shared memory is read in the async proxy.
         warp 0:
             st.shared.b32 [%mine], %zero; //:fill
             fence.proxy.async.shared::cta; //-fence
-        all:
-            bar.sync 1, 128; //-barrier
-        warp 1:
-            {_COPY_A} //:copy
-            {_COMMIT}
-        all:
-            wait done, 0;
+        all: bar.sync 1, 128; //-barrier
+        warp 1: {_COPY}
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "copy"),
-            "barrier": Lacks("barrier", "fill", "copy"),
-        },
-        barriers={"done": 1},
+        Lacks("fence", "fence.proxy.async", "fill", "copy"),
+        Lacks("barrier", "barrier", "fill", "copy"),
     ),
-    Scenario(
-        "tcgen05.cp to the next load",
-        f"""
-        // Shared memory is free again when the copy has completed.
-        {_SET}
+    "tcgen05.cp to the next load": _scaled(
+        f"""// Shared memory is free again when the copy has completed.
         warp 0:
-            {_COPY_A} //:copy
-            {_COMMIT}
+            {_COPY}
             wait done, 0; //-wait
-            @%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 512;
-            @%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes\
- [tile], [%input], 512, [full]; //:load
-        all:
-            wait full, 0;
+            {parts.bulk_load(nbytes=512)}
+        all: wait full, 0;
         """,
-        {"wait": Lacks("tcgen05.commit", "copy", "load")},
-        barriers={"full": 1, "done": 1},
+        Lacks("wait", "tcgen05.commit", "copy", "load"),
     ),
-    Scenario(
-        "tcgen05.cp to tcgen05.ld",
-        f"""
-        // The copy has completed behind the wait for the commit behind it.
-        {_SET}
-        warp 0:
-            {_COPY_A} //:copy
-            {_COMMIT}
+    "tcgen05.cp to tcgen05.ld": _scaled(
+        f"""// The copy has completed behind the wait for the commit behind it.
+        warp 0: {_COPY}
         warp 1:
             wait done, 0; //-wait
-            add.u32 %r22, %lanes, 16;
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            add.u32 %lanes, %lanes, 16;
+            {parts.READ_WHOLE}
         """,
-        {"wait": Lacks("tcgen05.commit", "copy", "read")},
-        barriers={"done": 1},
+        Lacks("wait", "tcgen05.commit", "copy", "read"),
     ),
-    Scenario(
-        "tcgen05.ld to tcgen05.cp",
-        f"""
-        // Columns are overwritten when all has been read from them.
-        {_SET}
+    "tcgen05.ld to tcgen05.cp": _scaled(
+        f"""// Columns are overwritten when all has been read from them.
         warp 0:
-            add.u32 %r22, %lanes, 16;
-            {_READ} //:read
+            add.u32 %lanes, %lanes, 16;
+            {parts.READ} //:read
             tcgen05.wait::ld.sync.aligned; //-complete
             mbarrier.arrive.shared.b64 _, [free];
         warp 1:
             wait free, 0; //-wait
-            {_COPY_A} //:copy
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {_COPY}
         """,
-        {
-            "complete": Lacks("tcgen05.wait::ld", "read", "copy"),
-            "wait": Lacks("an mbarrier arrival and a wait", "read", "copy"),
-        },
-        barriers={"free": 32, "done": 1},
+        Lacks("complete", "tcgen05.wait::ld", "read", "copy"),
+        Lacks("wait", "an mbarrier arrival and a wait", "read", "copy"),
     ),
-    Scenario(
-        "tcgen05.st of scale factors to an MMA",
-        f"""
-        // Each warp writes its quarter of the lanes.
-        {_SET}
-        add.u32 %r22, %lanes, 16;
+    "tcgen05.st of scale factors to an MMA": _scaled(
+        f"""// Each warp writes its quarter of the lanes.
+        add.u32 %lanes, %lanes, 16;
         {_ZEROS} //:store
         tcgen05.wait::st.sync.aligned; //-complete
         mbarrier.arrive.shared.b64 _, [full];
         warp 1:
             wait full, 0; //-wait
-            {_MMA} //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {_MULTIPLY}
         """,
-        {
-            "complete": Lacks("tcgen05.wait::st", "store", "mma"),
-            "wait": Lacks("an mbarrier arrival and a wait", "store", "mma"),
-        },
-        barriers={"full": 128, "done": 1},
+        Lacks("complete", "tcgen05.wait::st", "store", "mma"),
+        Lacks("wait", "an mbarrier arrival and a wait", "store", "mma"),
+        barriers={"full": 128},
     ),
-    Scenario(
-        "scale factors of the next MMA",
-        f"""
-        // Copies and MMAs of one thread run in order, those of two threads do not.
-        {_SET}
+    "scale factors of the next MMA": _scaled(
+        f"""// Copies and MMAs of one thread run in order, those of two threads do not.
         warp 0:
             {_COPY_A}
             {_COPY_B}
@@ -163,31 +111,19 @@ SCENARIOS = [
             {_COPY_A}
             {_COPY_B}
             {_MMA} //:mma
-            {_HANDED}
+            {parts.commit("handed")}
         warp 1:
             wait handed, 0; //-wait
             {_COPY_A} //:copy
             {_COPY_B}
             {_MMA}
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.commit()}
         """,
-        {"wait": Lacks("tcgen05.commit", "mma", "copy")},
-        barriers={"handed": 1, "done": 1},
+        Lacks("wait", "tcgen05.commit", "mma", "copy"),
     ),
-    Scenario(
-        "scale factors in two CTAs",
-        """
-        // CTA 0 copies and multiplies for both: what CTA 1 wrote needs its own fence.
-        mov.u32 %r0, tile;
-        and.b32 %r0, %r0, 0x3ffff;
-        shr.u32 %r0, %r0, 4;
-        cvt.u64.u32 %d0, %r0;
-        or.b64 %d0, %d0, 0x0000400800080000;
-        mov.u32 %r10, 0x10840000;
-        add.u32 %r20, %tmem, 16;
-        add.u32 %r21, %tmem, 20;
+    "scale factors in two CTAs": _scaled(
+        f"""// CTA 0 copies and multiplies for both: what CTA 1 wrote needs its own fence.
+        mov.u32 %idesc, 0x10840000;
         mov.b16 %h0, 3;
         cta 1 warp 0:
             st.shared.b32 [%mine], %zero; //:fill
@@ -196,100 +132,65 @@ SCENARIOS = [
             barrier.cluster.arrive.aligned; //~relaxed: barrier.cluster.arrive.relaxed.aligned;
             barrier.cluster.wait.aligned;
         cta 0 warp 0:
-            @%first tcgen05.cp.cta_group::2.32x128b.warpx4 [%r20], %d0; //:copy
-            @%first tcgen05.cp.cta_group::2.32x128b.warpx4 [%r21], %d0;
-            @%first tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale\
- [%tmem], %a, %b, %r10, [%r20], [%r21], 0; //:mma
-            @%first tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster\
-.multicast::cluster.b64 [done], %h0;
+            {_COPY_A.replace("::1", "::2")} //:copy
+            {_COPY_B.replace("::1", "::2")}
+            {_PAIR_MMA} //:mma
+            {parts.COMMIT_TO_PAIR}
         cta 1 warp 1:
             wait.cluster done, 0; //-wait
-            tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1, %r2, %r3, %r4}, [%lanes]; //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait.cluster done, 0;
+            {parts.READ_WHOLE}
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "copy"),
-            "relaxed": Lacks("release", "fill", "copy"),
-            "wait": Lacks("tcgen05.commit", "mma", "read"),
-        },
-        cluster=2,
-        barriers={"done": 1},
+        Lacks("fence", "fence.proxy.async", "fill", "copy"),
+        Lacks("relaxed", "release", "fill", "copy"),
+        Lacks("wait", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "a narrow A to the MMA of another thread",
-        f"""
-        // The same for elements that get a byte each on the way to tensor memory.
+    "a narrow A to the MMA of another thread": _scaled(
+        f"""// The same for elements that get a byte each on the way to tensor memory.
         mov.u32 %idesc, 0x08020290;
-        add.u32 %r20, %tmem, 16;
         warp 0:
             @%first tcgen05.cp.cta_group::1.128x256b.b8x16.b4x16_p64 [%r20], %a; //:copy
-            {_HANDED}
+            {parts.commit("handed")}
         warp 1:
             wait handed, 0; //-wait
             @%first tcgen05.mma.cta_group::1.kind::f8f6f4 [%tmem], [%r20], %b, %idesc, 0; //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.commit()}
         """,
-        {"wait": Lacks("tcgen05.commit", "copy", "mma")},
-        barriers={"handed": 1, "done": 1},
+        Lacks("wait", "tcgen05.commit", "copy", "mma"),
     ),
-    Scenario(
-        "rows of A that an MMA moves",
-        f"""
-        // A is not only read then.
+    "rows of A that an MMA moves": _scaled(
+        f"""// A is not only read then.
         mov.u32 %idesc, 0x08020010;
-        add.u32 %r20, %tmem, 16;
-        add.u32 %r22, %lanes, 16;
+        add.u32 %lanes, %lanes, 16;
         {_ZEROS}
         tcgen05.wait::st.sync.aligned;
         bar.sync 1, 128;
         warp 0:
             @%first tcgen05.mma.cta_group::1.kind::f8f6f4.ashift.collector::a::discard\
  [%tmem], [%r20], %b, %idesc, 0; //:mma
-            {_COMMIT}
+            {parts.commit()}
         warp 1:
             wait done, 0; //-wait
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            {parts.READ_WHOLE}
         """,
-        {"wait": Lacks("tcgen05.commit", "mma", "read")},
-        barriers={"done": 1},
+        Lacks("wait", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "scale factors of B in the upper half of the lanes of a pair",
-        f"""
-        // M = 128 by a pair: the MMA of CTA 0 reads the last quarter of CTA 1's, too.
+    "scale factors of B in the upper half of the lanes of a pair": _scaled(
+        f"""// M = 128 by a pair: the MMA of CTA 0 reads the last quarter of CTA 1's, too.
         mov.u32 %idesc, 0x08840000;
-        add.u32 %r20, %tmem, 16;
-        add.u32 %r21, %tmem, 20;
-        add.u32 %r22, %lanes, 16;
+        add.u32 %lanes, %lanes, 16;
         mov.b16 %h0, 3;
         {_ZEROS}
         tcgen05.wait::st.sync.aligned;
-        barrier.cluster.arrive.aligned;
-        barrier.cluster.wait.aligned;
+        {parts.MEET}
         cta 1 warp 3:
-            add.u32 %r22, %r22, 4;
-            tcgen05.st.sync.aligned.32x32b.x1.b32 [%r22], {{%zero}}; //:store
+            add.u32 %lanes, %lanes, 4;
+            tcgen05.st.sync.aligned.32x32b.x1.b32 [%lanes], {{%zero}}; //:store
             tcgen05.wait::st.sync.aligned; //-complete
-        all:
-            barrier.cluster.arrive.aligned;
-            barrier.cluster.wait.aligned;
+        all: {parts.MEET}
         cta 0 warp 0:
-            @%first tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale\
- [%tmem], %a, %b, %idesc, [%r20], [%r21], 0; //:mma
-            @%first tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster\
-.multicast::cluster.b64 [done], %h0;
-        all:
-            wait.cluster done, 0;
+            {_PAIR_MMA} //:mma
+            {parts.COMMIT_TO_PAIR}
         """,
-        {"complete": Lacks("tcgen05.wait::st", "store", "mma")},
-        cluster=2,
-        barriers={"done": 1},
+        Lacks("complete", "tcgen05.wait::st", "store", "mma"),
     ),
-]
+}

@@ -2,15 +2,15 @@
 
 The body of a kernel is PTX in sections. `warp 1:` begins what warp 1 alone executes, `cta 0:` what
 all warps of the CTA of that rank do, `cta 0 warp 1:` what one warp of it does, `all:` what everyone
-does. `wait full, 0;` loops until that phase of an mbarrier is complete; `wait.cluster` is
-an acquire of the cluster's scope. At the end of a line stand
-marks:
+does; the first line of a section may stand behind the colon. `wait full, 0;` loops until that phase
+of an mbarrier is complete; `wait.cluster` is an acquire of the cluster's scope. At the end of a
+line stand marks:
 
     //:name               the line is called so where the checker is to name it
     //-variant            the variant lacks the line
     //~variant: other     the variant has `other` in its place, which may have a name, too
 
-What a body can use is declared in `head`.
+What a body can use is declared in `_HEAD`; pieces that many share are in `parts.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from tests.ptxemu.check_pairs import parts
+
+# Every lane has a word: %mine in the tile, %theirs in that of the peer, %in and %out in input and
+# output, which are global memory. %next is the word of the next lane in the tile.
 # a and b: operands of an MMA of 128 x 8 x 16 f16, K-major without swizzle, 4096 and 256 bytes;
 # %a, %b and %idesc describe it.
 _HEAD = """.version 8.8
@@ -32,9 +36,9 @@ _HEAD = """.version 8.8
 .shared .align 16 .b32 slot[4];
 .reg .pred %p<4>, %again, %first, %one;
 .reg .b16 %h0;
-.reg .b32 %r<32>, %thread, %lane, %warp, %rank, %peer, %mine, %next, %zero;
+.reg .b32 %r<32>, %thread, %lane, %warp, %rank, %peer, %mine, %next, %theirs, %zero;
 .reg .b32 %tmem, %lanes, %idesc;
-.reg .b64 %d<8>, %input, %output, %from, %to, %state, %a, %b;
+.reg .b64 %d<8>, %input, %output, %in, %out, %from, %to, %state, %a, %b;
 .reg .b128 %q0;
 mov.u32 %thread, %tid.x;
 mov.u32 %lane, %laneid;
@@ -51,6 +55,8 @@ mad.lo.u32 %next, %r0, 4, %mine;
 mad.lo.u32 %mine, %lane, 4, %mine;
 ld.param.u64 %input, [input];
 ld.param.u64 %output, [output];
+mad.wide.u32 %in, %lane, 4, %input;
+mad.wide.u32 %out, %lane, 4, %output;
 mov.u64 %from, from;
 cvta.param.u64 %from, %from;
 mov.u64 %to, to;
@@ -63,72 +69,97 @@ or.b64 %a, %a, 0x0000401000080000;
 add.u64 %b, %a, 256;
 mov.u32 %idesc, 0x08020010;
 """
-_MEET = {
-    False: "bar.sync 0;",
-    True: "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
-}
-_ALLOC = """setp.ne.u32 %p0, %warp, 0;
-@%p0 bra ALLOCATED;
-tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [slot], {columns};
-tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;
-ALLOCATED:
-"""
-_ADDRESS = """ld.shared.b32 %tmem, [slot];
-shl.b32 %lanes, %warp, 21;
-add.u32 %lanes, %lanes, %tmem;
-"""
-_DEALLOC = """setp.ne.u32 %p0, %warp, 0;
-@%p0 bra FREED;
-tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %tmem, {columns};
-FREED:
-"""
+_THEIRS = "mapa.shared::cluster.u32 %theirs, %mine, %peer;"
 _MARK = re.compile(r"\s*//([:~-])(\w+)(?:: ((?:(?!\s*//~).)*))?")
 _WAIT = re.compile(r"wait(.cluster)? (\w+), (\w+);")
-_SECTION = re.compile(r"(?:cta (\d+))? ?(?:warp (\d+))?:|all:")
+_LANES = 32
+_OF_A_CLUSTER = re.compile(r"%(peer|theirs)\b|barrier\.cluster|cta_group::2")
+_SECTION = re.compile(r"(?:all|(?:cta (\d+))? ?(?:warp (\d+))?):(?:\s+(.*)|$)")
 
 
 @dataclass(frozen=True)
 class Lacks:
-    """What the checker is to say: a part of what it calls missing, or of its message where it names
-    no access; the lines of the two accesses; and which check it is."""
+    """Variants that lack the same, by their names, and what the checker is to say of them: a part
+    of what it calls missing, or of its message where it names no access; the lines of the two
+    accesses; and which check it is."""
 
+    variants: str
     missing: str
     earlier: str = ""
     later: str = ""
     check: str = "race"
 
 
-@dataclass
 class Scenario:
-    """A kernel and its variants, those that lack the same under one key with their names.
+    """A kernel and its variants.
 
-    barriers  mbarriers by name with their counts, initialised before the body.
-    warps     as many as the body has sections for, and four where it uses tensor memory.
-    columns   of tensor memory, allocated before the body and freed behind it; address in %tmem, and
-              with the lanes of the warp in %lanes. 32 where the body has one of the two.
-    bare      the CTA, or cluster, does not meet before and behind the body.
-    grid      CTAs; one cluster if 0.
+    barriers  mbarriers by name with their counts, initialised before the body. Those that the body
+              waits for or commits to need not be told: one arrival where one thread arrives or
+              commits, else one of every lane of a warp. `done` is for the commit behind the last
+              MMA or copy; everyone waits for it at the end of the body.
+    warps     at least as many as the body has sections for, and four where it uses tensor memory:
+              32 columns, their address in %tmem, and with the lanes of the warp in %lanes.
+    cluster   its CTAs: two where the body speaks of a peer, a pair or the cluster's barrier.
+    grid      CTAs: at least as many as the body has sections for.
+    bare      the CTA, or cluster, does not meet before and behind the body, which allocates and
+              frees tensor memory itself.
     again     launched a second time, as a dependent of the first launch.
     """
 
-    name: str
-    body: str
-    variants: dict[str, Lacks]
-    warps: int = 0
-    cluster: int = 1
-    barriers: dict[str, int] = field(default_factory=dict)
-    columns: int = -1
-    bare: bool = False
-    grid: int = 0
-    again: bool = False
+    def __init__(
+        self,
+        body: str,
+        *lacks: Lacks,
+        warps: int = 0,
+        barriers: dict[str, int] | None = None,
+        grid: int = 0,
+        bare: bool = False,
+        again: bool = False,
+    ) -> None:
+        code = re.sub(r"^\s*// .*", "", body, flags=re.MULTILINE)
+        tensor = re.search(r"%(tmem|lanes)\b", code) is not None
+        self.body, self.bare, self.again = body, bare, again
+        self.allocates = tensor and not bare
+        self.variants = {variant: lack for lack in lacks for variant in lack.variants.split()}
+        self.warps = max(warps, 4 if tensor else 1, _sections(code, "warp"))
+        self.cluster = 2 if _OF_A_CLUSTER.search(code) else 1
+        self.grid = max(grid, self.cluster, _sections(code, "cta"))
+        self.barriers = _mbarriers(code) | (barriers or {})
 
-    def __post_init__(self) -> None:
-        self.variants = {n: lacks for key, lacks in self.variants.items() for n in key.split()}
-        code = re.sub(r"^\s*// .*", "", self.body, flags=re.MULTILINE)
-        if self.columns < 0:
-            self.columns = 32 if re.search(r"%(tmem|lanes)\b", code) else 0
-        named = (int(number) for number in re.findall(r"warp (\d+):", code))
-        self.warps = self.warps or max(4 if self.columns else 1, 1 + max(named, default=0))
+
+def _sections(code: str, kind: str) -> int:
+    """One more than the highest number of a section."""
+    return 1 + max((int(number) for number in re.findall(rf"{kind} (\d+)", code)), default=0)
+
+
+def _mbarriers(code: str) -> dict[str, int]:
+    """Those that a body waits for or commits to, and does not initialise itself; their counts."""
+    own = re.findall(r"mbarrier\.init\S* \[(\w+)\]", code)
+    commits = re.findall(r"tcgen05\.commit.*?\[(\w+)\]", code)
+    alone = re.findall(r"@%(?:first|one) mbarrier\.arrive.*?\[(\w+)\]", code) + commits
+    names = re.findall(r"\bwait(?:\.cluster)? (\w+),|_wait\S* %\w+, \[(\w+)\]", code)
+    names = [name or other for name, other in names] + commits
+    return {name: 1 if name in alone else _LANES for name in names if name not in own}
+
+
+def handed_over(
+    *lacks: Lacks,
+    wait: str,
+    signal: str = "",
+    fill: str = "st.shared.b32 [%mine], %lane; //:fill",
+    use: str = "ld.shared.b32 %r1, [%mine]; //:use",
+    barriers: dict[str, int] | None = None,
+) -> Scenario:
+    """Warp 0 fills a word per lane and signals; warp 1 waits, and uses them."""
+    body = f"""
+        warp 0:
+            {fill}
+            {signal}
+        warp 1:
+            {wait}
+            {use}
+    """
+    return Scenario(body, *lacks, barriers=barriers)
 
 
 @dataclass
@@ -138,7 +169,6 @@ class Written:
     lines: list[str]
     names: dict[str, int] = field(default_factory=dict)
     sections: int = 0
-    loops: int = 0
 
     @property
     def text(self) -> str:
@@ -147,37 +177,41 @@ class Written:
 
 def write(scenario: Scenario, variant: str = "") -> Written:
     """The kernel, or one of its variants."""
-    written = Written([*_HEAD.splitlines(), *_before(scenario).splitlines()])
-    for line in scenario.body.strip().splitlines():
+    written = Written(_HEAD.splitlines())
+    for line in _whole(scenario).splitlines():
         _write_line(written, line.strip(), variant)
-    _write_line(written, "all:", variant)
-    written.lines += _behind(scenario).splitlines()
     return written
 
 
-def _before(scenario: Scenario) -> str:
-    barriers = scenario.barriers
-    text = "".join(f".shared .align 8 .b64 {name};\n" for name in barriers)
-    for name, count in barriers.items():
-        text += f"@%one mbarrier.init.shared.b64 [{name}], {count};\n"
+def _whole(scenario: Scenario) -> str:
+    """The body with what comes before and behind it."""
+    barriers, ctas = scenario.barriers, scenario.cluster
+    meet = "" if scenario.bare else parts.MEET if ctas > 1 else "bar.sync 0;"
+    before = [f".shared .align 8 .b64 {name};" for name in barriers]
+    before += [f"@%one mbarrier.init.shared.b64 [{name}], {barriers[name]};" for name in barriers]
     if barriers:
-        text += "@%one fence.mbarrier_init.release.cluster;\n"
-    if scenario.columns:
-        text += _ALLOC.format(group=scenario.cluster, columns=scenario.columns)
-    if not scenario.bare:
-        text += _MEET[scenario.cluster > 1] + "\n"
-    return text + (_ADDRESS if scenario.columns else "")
-
-
-def _behind(scenario: Scenario) -> str:
-    text = "" if scenario.bare else _MEET[scenario.cluster > 1] + "\n"
-    if scenario.columns:
-        text += _DEALLOC.format(group=scenario.cluster, columns=scenario.columns)
-    return text + "ret;\n}"
+        before.append("@%one fence.mbarrier_init.release.cluster;")
+    if scenario.allocates:
+        before += [f"warp 0: {parts.alloc(ctas)}", "all:"]
+    before.append(meet)
+    if ctas > 1:
+        before.append(_THEIRS)
+    if scenario.allocates:
+        before.append(parts.ADDRESS)
+    behind = ["all:"]
+    if "done" in barriers and not scenario.bare:
+        behind.append("wait.cluster done, 0;" if ctas > 1 else "wait done, 0;")
+    behind.append(meet)
+    if scenario.allocates:
+        behind += [f"warp 0: {parts.dealloc(ctas)}", "all:"]
+    return "\n".join([*before, scenario.body, *behind, "ret;", "}"])
 
 
 def _write_line(written: Written, line: str, variant: str) -> None:
     """One line of a body, with its marks obeyed."""
+    if section := _SECTION.match(line):
+        cta, warp, line = section.groups(default="")
+        written.lines.append(_begun(written, cta, warp))
     name = ""
     while mark := _MARK.search(line):
         kind, word, rest = mark.groups()
@@ -192,32 +226,27 @@ def _write_line(written: Written, line: str, variant: str) -> None:
         return
     written.lines.append(_expanded(written, line))
     if name:
+        assert name not in written.names, f"two lines are called {name}"
         written.names[name] = len(written.lines)
 
 
 def _expanded(written: Written, line: str) -> str:
-    """PTX for the beginning of a section and for `wait`."""
-    section = _SECTION.fullmatch(line)
-    if section:
-        return _begun(written, *section.groups())
+    """PTX for `wait`."""
     waits = _WAIT.fullmatch(line)
-    if waits:
-        written.loops += 1
-        cluster, barrier, parity = waits.groups()
-        form = "parity.acquire.cluster.shared::cta" if cluster else "parity.shared"
-        loop = f"L{written.loops}"
-        return (
-            f"{loop}: mbarrier.try_wait.{form}.b64 %again, [{barrier}], {parity}; "
-            f"@!%again bra {loop};"
-        )
-    return line
+    if not waits:
+        return line
+    cluster, barrier, parity = waits.groups()
+    form = "parity.acquire.cluster.shared::cta" if cluster else "parity.shared"
+    test = f"mbarrier.try_wait.{form}.b64 %again, [{barrier}], {parity};"
+    label = f"L{len(written.lines)}"
+    return f"{label}: {test} @!%again bra {label};"
 
 
-def _begun(written: Written, cta: str | None, warp: str | None) -> str:
+def _begun(written: Written, cta: str, warp: str) -> str:
     """The end of the section before, and a branch of all others around this one."""
     text = f"S{written.sections}:"
     written.sections += 1
     for what, number in (("rank", cta), ("warp", warp)):
-        if number is not None:
+        if number:
             text += f" setp.ne.u32 %p0, %{what}, {number}; @%p0 bra S{written.sections};"
     return text

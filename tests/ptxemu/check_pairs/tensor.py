@@ -2,296 +2,193 @@
 
 from __future__ import annotations
 
+from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
 
-_MMA = "@%first tcgen05.mma.cta_group::1.kind::f16 [%tmem], %a, %b, %idesc, 0;"
-_COMMIT = "@%first tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [done];"
-_LOAD = (
-    "@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    " [a], [%input], 4352, [full];"
-)
-_EXPECT = "@%first mbarrier.arrive.expect_tx.shared.b64 _, [full], 4352;"
-_READ = "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1, %r2, %r3, %r4}, [%lanes];"
+_LOAD = parts.bulk_load(nbytes=4352, into="a")
 _ROW = "mov.u32 %r9, a; mad.lo.u32 %r9, %lane, 16, %r9;"  # 16 bytes of A per lane
 
-SCENARIOS = [
-    Scenario(
-        "ordinary stores to an MMA",
-        f"""
-        // What the warps wrote is read in the async proxy.
+SCENARIOS = {
+    "ordinary stores to an MMA": Scenario(
+        f"""// What the warps wrote is read in the async proxy.
         warp 0:
             {_ROW}
             st.shared.b32 [%r9], %zero; //:fill
             fence.proxy.async.shared::cta; //-fence
-        all:
-            bar.sync 1, 128; //-barrier
-        warp 1:
-            {_MMA} //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+        all: bar.sync 1, 128; //-barrier
+        warp 1: {parts.MULTIPLY}
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "mma"),
-            "barrier": Lacks("barrier", "fill", "mma"),
-        },
-        barriers={"done": 1},
+        Lacks("fence", "fence.proxy.async", "fill", "mma"),
+        Lacks("barrier", "barrier", "fill", "mma"),
     ),
-    Scenario(
-        "a load to an MMA",
-        f"""
-        // No proxy fence between two operations of the async proxy, only the wait.
-        warp 0:
-            {_EXPECT}
-            {_LOAD} //:load
+    "a load to an MMA": Scenario(
+        f"""// No proxy fence between two operations of the async proxy, only the wait.
+        warp 0: {_LOAD}
         warp 1:
             wait full, 0; //-wait
-            {_MMA} //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.MULTIPLY}
         """,
-        {"wait": Lacks("mbarrier.try_wait", "load", "mma")},
-        barriers={"full": 1, "done": 1},
+        Lacks("wait", "mbarrier.try_wait", "load", "mma"),
     ),
-    Scenario(
-        "a load into operands",
-        f"""
-        // The stage is loaded again when the MMA that reads it has completed.
+    "a load into operands": Scenario(
+        f"""// The stage is loaded again when the MMA that reads it has completed.
         warp 0:
-            {_MMA} //:mma
-            {_COMMIT} //-early
-            //~early: {_COMMIT.replace("done", "late")}
+            {parts.MMA} //:mma
+            {parts.commit("free")} //~early: {parts.commit("late")}
         warp 1:
-            wait done, 0; //-wait //-early
-            {_EXPECT}
-            {_LOAD} //:load
+            wait free, 0; //-wait //-early
+            {_LOAD}
             wait full, 0;
             //~early: wait late, 0;
         """,
-        {"wait early": Lacks("tcgen05.commit", "mma", "load")},
-        barriers={"full": 1, "done": 1, "late": 1},
+        Lacks("wait early", "tcgen05.commit", "mma", "load"),
     ),
-    Scenario(
-        "ordinary stores over operands",
-        f"""
-        // The same with ordinary stores.
-        warp 0:
-            {_MMA} //:mma
-            {_COMMIT}
+    "ordinary stores over operands": Scenario(
+        f"""// The same with ordinary stores.
+        warp 0: {parts.MULTIPLY}
         warp 1:
             wait done, 0; //-wait
             {_ROW}
             st.shared.b32 [%r9], %zero; //:fill
-        all:
-            wait done, 0;
         """,
-        {"wait": Lacks("tcgen05.commit", "mma", "fill")},
-        barriers={"done": 1},
+        Lacks("wait", "tcgen05.commit", "mma", "fill"),
     ),
-    Scenario(
-        "an MMA to tcgen05.ld",
-        f"""
-        // The accumulator is read behind the wait for the commit behind the MMA.
+    "an MMA to tcgen05.ld": Scenario(
+        f"""// The accumulator is read behind the wait for the commit behind the MMA.
         warp 0:
-            //~early: {_COMMIT}
-            {_MMA} //:mma
-            {_COMMIT} //-early
+            //~early: {parts.commit()}
+            {parts.MMA} //:mma
+            {parts.commit()} //-early
         warp 1:
             wait done, 0; //-wait
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            {parts.READ_WHOLE}
         """,
-        {"wait early": Lacks("tcgen05.commit", "mma", "read")},
-        barriers={"done": 1},
+        Lacks("wait early", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "tcgen05.commit of whoever issued",
-        f"""
-        // A commit is for the operations of its own thread, a barrier does not change that.
+    "tcgen05.commit of whoever issued": Scenario(
+        f"""// A commit is for the operations of its own thread, a barrier does not change that.
         warp 0:
-            {_MMA} //:mma
-            {_COMMIT} //-other
-        all:
-            bar.sync 1, 128;
+            {parts.MMA} //:mma
+            {parts.commit()} //-other
+        all: bar.sync 1, 128;
         warp 1:
-            //~other: {_COMMIT}
+            //~other: {parts.commit()}
             wait done, 0;
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            {parts.READ_WHOLE}
         """,
-        {"other": Lacks("tcgen05.commit", "mma", "read")},
-        barriers={"done": 1},
+        Lacks("other", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "handed on by a commit",
-        f"""
-        // Warp 1 overwrites what warp 2 has read: it knows by the MMA that waited for warp 2.
+    "handed on by a commit": Scenario(
+        f"""// Warp 1 overwrites what warp 2 has read: it knows by the MMA that waited for warp 2.
         warp 2:
             ld.shared.b32 %r1, [%mine]; //:use
             mbarrier.arrive.shared.b64 _, [free];
         warp 0:
             wait free, 0; //-first
-            {_MMA}
-            {_COMMIT}
+            {parts.MULTIPLY}
         warp 1:
             wait done, 0; //-second
             st.shared.b32 [%mine], %lane; //:fill
-        all:
-            wait done, 0;
         """,
-        {"first second": Lacks("an mbarrier arrival and a wait", "fill", "use")},
-        barriers={"free": 32, "done": 1},
+        Lacks("first second", "an mbarrier arrival and a wait", "fill", "use"),
     ),
-    Scenario(
-        "MMAs of one thread",
-        f"""
-        // They run in order: one commit behind the last is enough, one between is not.
+    "MMAs of one thread": Scenario(
+        f"""// They run in order: one commit behind the last is enough, one between is not.
         warp 0:
-            {_MMA}
-            //~between: {_COMMIT}
-            {_MMA.replace(", 0;", ", 1;")} //:last
-            {_COMMIT} //-between
+            {parts.MMA}
+            //~between: {parts.commit()}
+            {parts.MMA.replace(", 0;", ", 1;")} //:last
+            {parts.commit()} //-between
         warp 1:
             wait done, 0;
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            {parts.READ_WHOLE}
         """,
-        {"between": Lacks("tcgen05.commit", "last", "read")},
-        barriers={"done": 1},
+        Lacks("between", "tcgen05.commit", "last", "read"),
     ),
-    Scenario(
-        "MMAs of two warps",
-        f"""
-        // Two threads that issue to one accumulator have to wait for one another.
+    "MMAs of two warps": Scenario(
+        f"""// Two threads that issue to one accumulator have to wait for one another.
         warp 0:
-            {_MMA} //:first
-            {_COMMIT.replace("done", "handed")}
+            {parts.MMA} //:first
+            {parts.commit("handed")}
         warp 1:
             wait handed, 0; //-wait
-            {_MMA} //:second
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.MMA} //:second
+            {parts.commit()}
         """,
-        {"wait": Lacks("tcgen05.commit", "first", "second")},
-        barriers={"handed": 1, "done": 1},
+        Lacks("wait", "tcgen05.commit", "first", "second"),
     ),
-    Scenario(
-        "accumulators in turn",
-        f"""
-        // The next MMA writes other columns than those that are being read.
+    "accumulators in turn": Scenario(
+        f"""// The next MMA writes other columns than those that are being read.
         warp 0:
-            {_MMA}
-            {_COMMIT.replace("done", "first")}
+            {parts.MMA}
+            {parts.commit("first")}
             add.u32 %r9, %tmem, 8; //~same: mov.u32 %r9, %tmem;
-            {_MMA.replace("[%tmem]", "[%r9]")} //:mma
-            {_COMMIT}
+            {parts.MMA.replace("[%tmem]", "[%r9]")} //:mma
+            {parts.commit()}
         warp 1:
             wait first, 0;
-            {_READ} //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait done, 0;
+            {parts.READ_WHOLE}
         """,
-        {"same": Lacks("tcgen05.commit", "mma", "read")},
-        barriers={"first": 1, "done": 1},
+        Lacks("same", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "tcgen05.ld to an MMA",
-        f"""
-        // The accumulator is overwritten when all has been read from it.
+    "tcgen05.ld to an MMA": Scenario(
+        f"""// The accumulator is overwritten when all has been read from it.
         warp 0:
-            {_READ} //:read
+            {parts.READ} //:read
             tcgen05.wait::ld.sync.aligned; //-complete
             mbarrier.arrive.shared.b64 _, [free];
         warp 1:
             wait free, 0; //-wait
-            {_MMA} //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.MULTIPLY}
         """,
-        {
-            "complete": Lacks("tcgen05.wait::ld", "read", "mma"),
-            "wait": Lacks("an mbarrier arrival and a wait", "read", "mma"),
-        },
-        barriers={"free": 32, "done": 1},
+        Lacks("complete", "tcgen05.wait::ld", "read", "mma"),
+        Lacks("wait", "an mbarrier arrival and a wait", "read", "mma"),
     ),
-    Scenario(
-        "use of the registers of tcgen05.ld",
-        f"""
-        // A use completes the load as a wait does: kernels right on hardware rely on it.
+    "use of the registers of tcgen05.ld": Scenario(
+        f"""// A use completes the load as a wait does: kernels right on hardware rely on it.
         warp 0:
-            {_READ} //:read
+            {parts.READ} //:read
             add.u32 %r5, %r1, 1; //-use //~move: mov.b32 %r5, %r1;
             mbarrier.arrive.shared.b64 _, [free];
         warp 1:
             wait free, 0;
-            {_MMA} //:mma
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.MULTIPLY}
         """,
-        {"use move": Lacks("tcgen05.wait::ld", "read", "mma")},
-        barriers={"free": 32, "done": 1},
+        Lacks("use move", "tcgen05.wait::ld", "read", "mma"),
     ),
-    Scenario(
-        "operands in two CTAs",
-        """
-        // CTA 0 issues for both: what CTA 1 wrote needs its own fence, what it reads its own wait.
+    "operands in two CTAs": Scenario(
+        f"""// CTA 0 issues for both: what CTA 1 wrote needs its fence, what it reads its wait.
         cta 1:
-            mov.u32 %r9, a;
-            mad.lo.u32 %r9, %thread, 16, %r9;
+            {_ROW.replace("%lane", "%thread")}
             st.shared.b32 [%r9], %zero; //:fill
             fence.proxy.async; //-fence
         all:
             barrier.cluster.arrive.aligned; //~relaxed: barrier.cluster.arrive.relaxed.aligned;
             barrier.cluster.wait.aligned;
         cta 0 warp 0:
-            mov.u32 %r10, 0x10040010;
+            mov.u32 %idesc, 0x10040010;
             mov.b16 %h0, 3;
-            @%first tcgen05.mma.cta_group::2.kind::f16 [%tmem], %a, %b, %r10, 0; //:mma
-            @%first tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster\
-.multicast::cluster.b64 [done], %h0;
+            {parts.MMA.replace("::1", "::2")} //:mma
+            {parts.COMMIT_TO_PAIR}
         cta 1 warp 1:
             wait.cluster done, 0; //-wait
-            tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1, %r2, %r3, %r4}, [%lanes]; //:read
-            tcgen05.wait::ld.sync.aligned;
-        all:
-            wait.cluster done, 0;
+            {parts.READ_WHOLE}
         """,
-        {
-            "fence": Lacks("fence.proxy.async", "fill", "mma"),
-            "relaxed": Lacks("release", "fill", "mma"),
-            "wait": Lacks("tcgen05.commit", "mma", "read"),
-        },
-        cluster=2,
-        barriers={"done": 1},
+        Lacks("fence", "fence.proxy.async", "fill", "mma"),
+        Lacks("relaxed", "release", "fill", "mma"),
+        Lacks("wait", "tcgen05.commit", "mma", "read"),
     ),
-    Scenario(
-        "mbarrier.init for tcgen05.commit",
-        f"""
-        // The arrival of a commit is one of the async proxy.
+    "mbarrier.init for tcgen05.commit": Scenario(
+        f"""// The arrival of a commit is one of the async proxy.
         warp 1:
             @%first mbarrier.init.shared.b64 [slot+8], 1; //:init
             fence.mbarrier_init.release.cluster; //-fence
-        all:
-            bar.sync 1, 128;
+        all: bar.sync 1, 128;
         warp 0:
-            {_MMA}
-            {_COMMIT.replace("[done]", "[slot+8]")} //:commit
-            {_COMMIT}
-        all:
-            wait done, 0;
+            {parts.MMA}
+            {parts.commit("slot+8")} //:commit
+            {parts.commit()}
         """,
-        {"fence": Lacks("fence.mbarrier_init", "init", "commit", "mbarrier")},
-        barriers={"done": 1},
+        Lacks("fence", "fence.mbarrier_init", "init", "commit", "mbarrier"),
     ),
-]
+}

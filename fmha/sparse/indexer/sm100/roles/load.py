@@ -7,13 +7,7 @@ from cutlass import Int32, Uint8
 from fmha.sparse.indexer.scores_device import run_from
 from fmha.sparse.indexer.sm100.args import Scope, key_box, query_box
 from fmha.sparse.indexer.sm100.plan import ROLES, STAGES, ScoresPlan
-from fmha.sparse.indexer.sm100.roles.places import (
-    BoxPlace,
-    look_up,
-    tiles_of,
-    visits,
-    visits_left,
-)
+from fmha.sparse.indexer.sm100.roles.places import BoxPlace, look_up, tiles_of, visits, visits_left
 from kernelkit.boxes import BoxPosition, copy_in
 from kernelkit.pipelines import producer_state
 

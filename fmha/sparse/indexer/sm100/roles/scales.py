@@ -15,13 +15,7 @@ from fmha.sparse.indexer.scores_config import KEYS
 from fmha.sparse.indexer.scores_device import run_from
 from fmha.sparse.indexer.sm100.args import Scope
 from fmha.sparse.indexer.sm100.plan import AHEAD, ATOM_BYTES, ROLES, SCALE_BYTES, STAGES, ScoresPlan
-from fmha.sparse.indexer.sm100.roles.places import (
-    BoxPlace,
-    look_up,
-    tiles_of,
-    visits,
-    visits_left,
-)
+from fmha.sparse.indexer.sm100.roles.places import BoxPlace, look_up, tiles_of, visits, visits_left
 from kernelkit import hw
 from kernelkit.pipelines import producer_state
 

@@ -1,0 +1,180 @@
+"""Every kernel in the emulator, under its checker: the reference's bytes and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcache.layouts.latent import LATENTS
+from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, plain
+from kvcache.layouts.rows import Rows
+from kvcache.movement import api, reference
+from kvcache.movement.config import SMALLEST_PIECE
+from kvcache.movement.launch import ARCHS
+from tests.kvcache.movement.rows_cases import (
+    DTYPES,
+    LATENT_RECORDS,
+    Append,
+    Case,
+    Gather,
+    Plain,
+    Slots,
+    Sums,
+    any_case,
+    assert_equal,
+    checked,
+    more_cases,
+)
+
+each_arch = pytest.mark.parametrize("arch", ARCHS)
+PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))
+CASES = [
+    *(kind(record, 9) for kind in (Append, Gather) for record in LATENT_RECORDS),
+    Append(FP8_584, 12, dtype="fp32", seed=1),
+    Append(BF16_512, 6, dtype="fp32"),
+    Gather(INDEXER_BF16, 9, gap=80),
+    Gather(plain("k", 3, 7), 6, gap=82),
+    Plain(9, (8, 128), (8, 128)),
+    Plain(7, (2, 96), (2, 64), torch.float32, apart=4),
+    Plain(6, (5,), (9, 7), apart=3, gap=82),
+    Plain(6, (68,), dtype=torch.uint8, apart=0, gap=64),
+    Slots(4096 + 80),
+    Slots(SMALLEST_PIECE * 2 + 16, SMALLEST_PIECE * 2 + 16),
+    Slots(4096, 8192, segments=PARTS, cut=1024),
+    Sums(3 * SMALLEST_PIECE, 16, 2 * SMALLEST_PIECE + 48),
+]
+ROWS = [
+    Plain(tokens, k, v, dtype)
+    for tokens in (1, 2, 35)
+    for k, v, dtype in (
+        ((1, 576), (), torch.bfloat16),
+        ((128, 128), (128, 128), torch.uint8),  # more vectors than a row's threads have at once
+        ((1, 1), (1, 3), torch.uint8),
+        ((2, 64), (8, 64), torch.float32),
+    )
+]
+GATHERED = (*LATENT_RECORDS, plain("k", 8, 128), plain("odd", 1, 5))
+MORE = [
+    *(
+        case
+        for record in LATENT_RECORDS
+        for dtype in DTYPES
+        for case in more_cases(Append, record, dtype)
+    ),
+    *(case for record in GATHERED for case in more_cases(Gather, record)),
+    *ROWS,
+    *(replace(case, apart=1, gap=84) for case in ROWS),
+    Slots(70_000, pairs=((4, 0),)),
+    Slots(16, 16),
+    Slots(48, 64, segments=((16, 48, 16), (32, 0, 16))),
+    Slots(40_000, 50_000, segments=((0, 9600, 40_000),), cut=10_000),
+    Slots(16_400, segments=((0, 16, 16_384),), pairs=((0, 1), (2, 3), (-1, -1))),
+    *(Sums(70_000, *span) for span in ((0, 16), (16, 16), (0, 70_000), (4080, 4112))),
+]
+NOTHING = [
+    *(kind(record, 0) for kind in (Append, Gather) for record in (FP8_584, BF16_512)),
+    Plain(0, (8, 16), (4,)),
+    Slots(4096, pairs=()),
+    Slots(64, 64, segments=()),
+    Sums(64, 32, 32),
+    Sums(64, 0, 64, slots=()),
+]
+
+
+@each_arch
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bytes(case, arch):
+    case.check(arch=arch)
+
+
+@each_arch
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_more(case, arch):
+    case.check(arch=arch)
+
+
+@st.composite
+def any_slots(draw):
+    """Segments that lie anywhere in the source, side by side in the target."""
+    source, place, segments = draw(st.integers(1, 400)) * 16, 0, []
+    for _ in range(draw(st.integers(0, 6))):
+        size = draw(st.integers(0, source // 16)) * 16
+        begin = draw(st.integers(0, (source - size) // 16)) * 16
+        place += draw(st.integers(0, 3)) * 16
+        segments.append((begin, place, size))
+        place += size
+    order = draw(st.permutations(range(5)))
+    pairs = ((order[0], order[1]), (order[2], order[3]), (-1, order[4]))
+    cut = draw(st.integers(1, 200)) * 16
+    return Slots(source, place + 32, pairs, tuple(segments), cut=cut)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    any_case(Append, LATENT_RECORDS)
+    | any_case(Gather, (*LATENT_RECORDS, plain("k", 1, 9)))
+    | any_slots()
+)
+def test_any(case):
+    case.check()
+
+
+@pytest.mark.usefixtures("no_launches")
+@pytest.mark.parametrize("case", NOTHING, ids=str)
+def test_nothing_to_do(case):
+    case.check()
+
+
+@each_arch
+def test_every_element_with_every_scale(arch):
+    """256 codes of e4m3 beside 256 of the scale."""
+    rows = 256
+    pool = torch.zeros(1, rows * 584, dtype=torch.uint8)
+    where = Rows(pool, 0, rows * 576, rows, FP8_584)
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    where.data()[0, :, :448] = codes.repeat(2)[:448]
+    where.data()[0, 1::2, :448] = codes.flip(0).repeat(2)[:448]
+    where.scales()[0] = codes[:, None]
+    out, expected = (torch.empty(rows, 512, dtype=torch.bfloat16) for _ in range(2))
+    indices = torch.arange(rows)
+    with checked():
+        api.gather(where, indices, out, arch=arch)
+    reference.gather(where, indices, expected)
+    assert_equal(out, expected)
+
+
+@pytest.mark.parametrize("record", LATENT_RECORDS, ids=lambda record: record.name)
+def test_what_was_appended_comes_back(record):
+    """BF16 exactly; FP8 within half a step of e4m3, and unchanged a second time."""
+    case = Case(record, 12, holes=0)
+    rows, slots = case.build_rows(), case.mapping()
+    latent = LATENTS[record.name]
+    kv = torch.randn(case.tokens, latent.elements).bfloat16()
+    positions, cos, sin = case.rope()
+    api.append_swa(rows, kv, positions, slots, cos, sin)
+    entries = reference.rotated(kv, cos[positions], sin[positions])
+    out = torch.empty_like(kv)
+    api.gather(rows, slots, out)
+    if record == BF16_512:
+        assert torch.equal(out, entries)
+        return
+    assert torch.equal(out[:, latent.nope :], entries[:, latent.nope :])
+    torch.testing.assert_close(out, entries, rtol=2**-4, atol=2**-9 * 5 / 448)
+    again = case.build_rows()
+    ones = torch.ones(1, 32)
+    api.append_swa(again, out, positions * 0, slots, ones, ones * 0)
+    api.gather(again, slots, entries)
+    assert torch.equal(entries, out)
+
+
+def test_the_check_sees_a_wrong_byte(monkeypatch):
+    """Of a test: entries that the reference puts elsewhere are found."""
+    put = reference._put
+    elsewhere = lambda view, slots, values: put(view, slots.flip(0), values)  # noqa: E731
+    monkeypatch.setattr(reference, "_put", elsewhere)
+    with pytest.raises(AssertionError, match="bytes differ"):
+        Plain(5, (2, 8)).check()

@@ -1,0 +1,44 @@
+"""Small kernels: what stands around a few lines of PTX, and a launch of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+import ptxemu
+from ptxemu.module import Module
+
+HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+REGISTERS = """.reg .pred %p<8>;
+.reg .b16 %h<8>;
+.reg .b32 %r<64>;
+.reg .b64 %rd<16>;
+.reg .f32 %f<8>;
+.reg .f64 %fd<4>;
+"""
+DYNAMIC = ".extern .shared .align 1024 .b8 dynamic[];\n"
+# the thread's number, pointer `d`, and the thread's word behind it
+POINTER = "ld.param.u64 %rd1, [d];\nmov.u32 %r0, %tid.x;\nmad.wide.u32 %rd2, %r0, 4, %rd1;\n"
+_OPTIONS = {field.name for field in fields(ptxemu.Options)}
+
+
+def kernel(body: str, params: str = "", before: str = "") -> str:
+    """A module with one kernel around `body`."""
+    return f"{HEAD}{before}.visible .entry test({params})\n{{\n{REGISTERS}{body}\nret;\n}}\n"
+
+
+def pointers(*arrays: np.ndarray) -> list[bytes]:
+    """Kernel parameters."""
+    return [array.ctypes.data.to_bytes(8, "little") for array in arrays]
+
+
+def launch(program: str | Module, *arrays: np.ndarray, **how: object) -> ptxemu.LaunchReport:
+    """A launch of one warp with pointers to the arrays, within 20 seconds, unless `how` says
+    otherwise: it has parameters of `Module.launch` and options by name."""
+    options = {"limit": 20} | {name: how.pop(name) for name in _OPTIONS & how.keys()}
+    if arrays:
+        how |= {"params": pointers(*arrays), "memory": list(arrays)}
+    module = ptxemu.load(program) if isinstance(program, str) else program
+    launched = {"grid": (1,), "block": (32,)} | how
+    return module.launch(options=ptxemu.Options(**options), **launched)
