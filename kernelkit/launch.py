@@ -176,6 +176,11 @@ def current_stream(index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(index)
 
 
+def current_device() -> int:
+    """torch.cuda.current_device() where CUDA is known to be initialised, in half the time."""
+    return torch._C._cuda_getDevice()
+
+
 class PreparedLaunch:
     """A launch with its arguments laid out beforehand, a few microseconds of host work each time.
 
@@ -212,7 +217,7 @@ class _NativeCall:
         self._kept = compiled, packed  # the code and what it reads
 
     def __call__(self, _tensors: Sequence[Any] = ()) -> None:
-        if torch.cuda.current_device() != self._index:
+        if current_device() != self._index:
             with torch.cuda.device(self._index):
                 return self()
         self._stream.value = current_stream(self._index)

@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING
 from operator import attrgetter
 from typing import Any
@@ -111,9 +111,10 @@ class Operator:
         key = len(names), here, layouts(present), tuple(options.items())
         kept = self._tapes.kept
         tape = kept.get(key)
-        if tape is not None and tape.fits(present):
+        repeated = None if tape is None else tape.repeat(present)
+        if repeated is not None:
             kept.move_to_end(key)
-            return _repeated(tape, present)
+            return repeated
         flat = _by_name(names, tensors) | options
         results, tape = Taping(present).run(lambda: self.run(flat))
         if tape is not None and not tape.reads:
@@ -210,18 +211,21 @@ class Plan:
         flat = operator.schema.flat(given)
         tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
         self._moves = [name for name in moves if name in tensors]
-        order = [*self._moves, *(name for name in tensors if name not in self._moves)]
-        inputs = [tensors[name] for name in order]
-        taping = Taping(inputs, dry=dry)
+        planned = [tensors.pop(name) for name in self._moves]
+        taping = Taping(planned, kept=[*tensors.values()], dry=dry)
         made, tape = taping.run(lambda: self.first_call(operator, flat))
         if tape is None:
             raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
         tape.hold(taping.memory(results=not results))
-        self._tape, self._held = tape, inputs[len(self._moves) :]
-        self._results, self._count = tuple(results), len(self._moves)
-        planned = inputs[: self._count]
-        self._layouts, self._guards = layouts(planned), _guards(planned) if planned else None
-        self._made, self._replaceable = layouts(made), taping.replaceable()
+        self._tape = tape
+        self._results, self._count = [*results[: len(made)]], len(self._moves)
+        self._places = {name: n for n, name in enumerate((*self._moves, *self._results))}
+        self._nothing = [None] * len(self._places)
+        self._layouts, self._guards = layouts(planned), _guards(planned)
+        may_be_given = made[: len(self._results)]
+        self._places_of_results = [view.place for view in tape.results[: len(self._results)]]
+        self._made, self._guards_of_results = layouts(may_be_given), _guards(may_be_given)
+        self._replaceable = taping.replaceable()[: len(self._results)]
         self.made = () if results else made
 
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
@@ -234,23 +238,42 @@ class Plan:
 
         ValueError for a tensor that is laid out differently, is missing, or has no place.
         """
-        given = {name: tensor for name, tensor in named.items() if tensor is not None}
-        twice: Collection[str] = ()
-        if tensors:
-            twice = given.keys() & self._moves[: len(tensors)]
-            given.update(zip(self._moves, tensors, strict=False))
-        inputs = [given.pop(name) for name in self._moves if name in given]
-        results = [given.pop(name, None) for name in self._results]
-        if given or len(inputs) != self._count or twice or len(tensors) > self._count:
-            raise ValueError(self._wrong_tensors(inputs, [*given, *twice]))
-        if self._guards is not None and not self._guards.check(*inputs):
-            self._compare(self._moves, inputs, self._layouts)
-            self._guards = _guards(inputs)  # know the next ones like these sooner
-        self._check_results(results)
-        inputs += self._held
-        if not self._tape.fits(inputs):
-            raise ValueError(self._wrong_addresses(inputs))
-        return _repeated(self._tape, inputs, results)
+        slots = self._in_order(tensors, named)
+        inputs, results = slots[: self._count], slots[self._count :]
+        if not self._guards.check(*inputs):
+            self._check_inputs(inputs)
+        if results and not self._guards_of_results.check(*results):
+            self._check_results(results)
+        repeated = self._tape.repeat(inputs, zip(self._places_of_results, results, strict=False))
+        if repeated is None:
+            raise ValueError(self._wrong_addresses(inputs, results))
+        return repeated
+
+    def _in_order(
+        self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor | None]
+    ) -> Sequence[Any]:
+        """The inputs, None for one that is missing; then the results, if any of them is given."""
+        given, written = len(tensors), False
+        if given == self._count and (not named or [*named] == self._results):
+            return (*tensors, *named.values())  # mostly
+        if given > self._count:
+            raise ValueError(self._wrong_tensors(tensors[: self._count], tensors[self._count :]))
+        slots: list[Any] = [*tensors, *self._nothing[given:]]
+        for name, tensor in named.items():
+            place = self._places.get(name, -1)
+            if place >= given:
+                slots[place] = tensor
+                written = written or place >= self._count
+            elif tensor is not None:
+                raise ValueError(self._wrong_tensors(tensors, [name]))
+        return slots if written else slots[: self._count]
+
+    def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
+        here = [tensor for tensor in inputs if tensor is not None]
+        if len(here) != self._count:
+            raise ValueError(self._wrong_tensors(here))
+        self._compare(self._moves, inputs, self._layouts)
+        self._guards = _guards(here)  # know the next ones like these sooner
 
     def _compare(
         self, names: Sequence[str], tensors: Sequence[torch.Tensor | None], planned: tuple
@@ -264,27 +287,25 @@ class Plan:
 
     def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
         self._compare(self._results, results, self._made)
-        for name, tensor, own in zip(self._results, results, self._replaceable, strict=False):
-            if tensor is None:
-                continue
-            if not own:
+        for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
+            if tensor is not None and not own:
                 raise ValueError(f"{name} cannot be given: it is no memory of its own")
-            if tensor.data_ptr() % ADDRESS_UNIT:
-                raise ValueError(_misaligned(name, tensor, ADDRESS_UNIT))
 
-    def _wrong_tensors(self, inputs: Sequence[torch.Tensor], more: Sequence[str]) -> str:
-        planned = ", ".join((*self._moves, *self._results))
-        others = f", and {', '.join(more)}" if more else ""
-        return f"{len(inputs)} tensors{others}: planned with {planned}"
+    def _wrong_tensors(self, inputs: Sequence[Any], more: Sequence[Any] = ()) -> str:
+        others = "".join(f", and {item if isinstance(item, str) else 'another'}" for item in more)
+        return f"{len(inputs)} tensors{others}: planned with {', '.join(self._places)}"
 
-    def _wrong_addresses(self, inputs: Sequence[torch.Tensor]) -> str:
+    def _wrong_addresses(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
         for name, tensor, mask in zip(self._moves, inputs, self._tape.masks, strict=False):
             if tensor.data_ptr() & mask:
                 return _misaligned(name, tensor, mask + 1)
-        here = [tensor.data_ptr() for tensor in inputs]
+        for name, tensor in zip(self._results, results, strict=False):
+            if tensor is not None and tensor.data_ptr() % ADDRESS_UNIT:
+                return _misaligned(name, tensor, ADDRESS_UNIT)
+        here = [*(tensor.data_ptr() for tensor in inputs), *self._tape.made_at]
         wrong = ((a, b, apart) for a, b, apart in self._tape.aliases if here[b] - here[a] != apart)
         a, b, apart = next(wrong)
-        names = [*self._moves, *("a tensor of the plan" for _ in self._held)]
+        names = [*self._moves, *("a tensor of the plan" for _ in self._tape.made)]
         return f"{names[a]} and {names[b]} lay {apart} bytes apart in the plan"
 
 
@@ -320,15 +341,6 @@ def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
     """check(*tensors) is true for tensors of these layouts; it may be false for them as well,
     since it also looks at what autograd and inference mode make of a tensor."""
     return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-
-
-def _repeated(tape: Tape, inputs: list[torch.Tensor], results: Sequence[Any] = ()) -> Results:
-    """On the device of the inputs."""
-    first = inputs[0]
-    if first.is_cuda and torch.cuda.current_device() != first.get_device():
-        with torch.cuda.device(first.device):
-            return tape.repeat(inputs, results)
-    return tape.repeat(inputs, results)
 
 
 def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:

@@ -11,7 +11,7 @@ tensors by their storage. A tape keeps no tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelkit.launch import PreparedLaunch, watching
+from kernelkit.launch import PreparedLaunch, current_device, watching
 from kernelkit.signature import leaves
 
 Results = tuple[torch.Tensor, ...]
+Action = Callable[[list[Any], list[int]], None]  # on tensors and their addresses
 _ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 ADDRESS_UNIT = 16  # bytes; no kernel asks more of the address of an argument
 _address = torch.Tensor.data_ptr
@@ -65,65 +66,70 @@ class View:
 
 
 class Tape:
-    """Actions on a list of tensors, the inputs first: each may append what it makes.
+    """Actions on a list of tensors and the list of their addresses, the inputs first: each may put
+    in its place what it makes.
 
-    launches: how many of the actions are. reads: whether the host looked at values, which a
-    repetition does not. masks: low bits that the address of an input must not have. aliases: (two
-    inputs, bytes between them) of inputs that lay in one storage, so that nobody knows whose memory
-    a launch was given.
+    made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
+    anew. masks: low bits that the address of an input must not have. aliases: (two inputs, bytes
+    between them) of inputs that lay in one storage, so that nobody knows whose memory a launch was
+    given. gpu: of the inputs, None for the CPU. launches: how many of the actions are. reads:
+    whether the host looked at values, which a repetition does not.
     """
 
     def __init__(self) -> None:
-        self.actions: list[Callable[[list[torch.Tensor]], None]] = []
+        self.actions: list[Action] = []
         self.results: tuple[View, ...] = ()
+        self.made: list[torch.Tensor | None] = []
+        self.made_at: list[int] = []
         self.masks: list[int] = []
         self.aliases: list[tuple[int, int, int]] = []
+        self.gpu: int | None = None
         self.launches = 0
         self.reads = False
         self._seen: list[int] = []
 
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the addresses of other inputs will do, which are laid out like the first ones."""
-        addresses = list(map(_address, tensors))
-        if addresses == self._seen:
-            return True
-        if any(map(int.__and__, addresses, self.masks)):
-            return False
-        if any(addresses[b] - addresses[a] != apart for a, b, apart in self.aliases):
-            return False
-        self._seen = addresses
-        return True
+    def repeat(
+        self, inputs: Sequence[torch.Tensor], given: Iterable[tuple[int, torch.Tensor | None]] = ()
+    ) -> Results | None:
+        """Do it again, or nothing at all where the addresses of the inputs, which are laid out like
+        the first ones, will not do: then None. given: (place, tensor) of what is to be there
+        instead of what the tape would make, where there is a tensor.
 
-    def repeat(self, inputs: Sequence[torch.Tensor], results: Sequence[Any] = ()) -> Results:
-        """Do it again. results: tensors for the results to be in, which the tape allocated, None
-        for new ones.
-
-        The caller has compared layouts, and asked whether the inputs fit. One thread at a time.
+        The caller has compared layouts. One thread at a time.
         """
-        tensors = [*inputs]
-        given = [item for item in zip(self.results, results, strict=False) if item[1] is not None]
-        if given:
-            self._act_on(tensors, {view.place: tensor for view, tensor in given})
-        else:
-            for act in self.actions:
-                act(tensors)
+        if self.gpu is not None and current_device() != self.gpu:
+            with torch.cuda.device(self.gpu):
+                return self.repeat(inputs, given)
+        addresses = [*map(_address, inputs), *self.made_at]
+        if addresses != self._seen:
+            if not self._fit(addresses):
+                return None
+            self._seen = [*addresses]
+        tensors: list[Any] = [*inputs, *self.made]
+        for place, tensor in given:
+            if tensor is not None:
+                tensors[place], addresses[place] = tensor, tensor.data_ptr()
+                if addresses[place] % ADDRESS_UNIT:
+                    return None
+        for act in self.actions:
+            act(tensors, addresses)
         return tuple([
             tensors[view.place] if view.whole else view.of(tensors) for view in self.results
         ])  # fmt: skip
 
-    def _act_on(self, tensors: list[torch.Tensor], given: dict[int, torch.Tensor]) -> None:
-        """Everything but the allocation of what is given."""
-        for act in self.actions:
-            if isinstance(act, _Make) and act.place in given:
-                tensors.append(given[act.place])
-            else:
-                act(tensors)
+    def _fit(self, addresses: Sequence[int]) -> bool:
+        return not any(map(int.__and__, addresses, self.masks)) and all(
+            addresses[b] - addresses[a] == apart for a, b, apart in self.aliases
+        )
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
         """Allocate no more what `memory` has: place -> tensor."""
-        for number, act in enumerate(self.actions):
-            if isinstance(act, _Make) and act.place in memory:
-                self.actions[number] = _Make(act.place, partial(_same, memory[act.place]))
+        for place, tensor in memory.items():
+            self.made[place - len(self.masks)] = tensor
+            self.made_at[place - len(self.masks)] = tensor.data_ptr()
+        self.actions = [
+            act for act in self.actions if not (isinstance(act, _Make) and act.place in memory)
+        ]
 
 
 def zeros_that_stay(size: int, like: torch.Tensor) -> torch.Tensor:
@@ -140,16 +146,26 @@ _active: ContextVar[Taping | None] = ContextVar("taping", default=None)
 class Taping(TorchDispatchMode):
     """Writes a tape: `run` a call within."""
 
-    def __init__(self, inputs: Sequence[torch.Tensor], *, dry: bool = False) -> None:
-        """dry: operations of torch are done, launches are only described."""
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        *,
+        kept: Sequence[torch.Tensor] = (),
+        dry: bool = False,
+    ) -> None:
+        """kept: further inputs, which belong to the tape and are those of every repetition. dry:
+        operations of torch are done, launches are only described."""
         super().__init__()
         self._dry = dry
         self._tape, self._repeatable = Tape(), True
         self._tensors: list[torch.Tensor] = []  # kept, so that no memory is used twice
         self._places: dict[int, list[int]] = {}
-        self._device = inputs[0].device if inputs else None
-        for tensor in inputs:
-            self._add(tensor)
+        self._device = next((tensor.device for tensor in (*inputs, *kept)), None)
+        if self._device is not None and self._device.type == "cuda":
+            self._tape.gpu = self._device.index
+        for tensor in (*inputs, *kept):
+            self._know(tensor)
+        self._tape.made, self._tape.made_at = [*kept], [*map(_address, kept)]
         self._tape.masks = [math.gcd(_address(t), ADDRESS_UNIT) - 1 for t in inputs]
 
     def run(self, call: Callable[[], Results]) -> tuple[Results, Tape | None]:
@@ -209,7 +225,8 @@ class Taping(TorchDispatchMode):
             self._tape.actions.append(_Make(len(self._tensors), _maker(result)))
         else:
             given = _mapped((args, kwargs), self._view_in_place)
-            self._tape.actions.append(partial(_compute, func, given, bool(made)))
+            place = len(self._tensors) if made else None
+            self._tape.actions.append(partial(_compute, func, given, place))
         for tensor in made:
             self._add(tensor)
 
@@ -235,6 +252,12 @@ class Taping(TorchDispatchMode):
         self._tape.actions.append(_Launch(prepared, places, offsets, words))
 
     def _add(self, tensor: torch.Tensor) -> None:
+        """What an action makes."""
+        self._tape.made.append(None)
+        self._tape.made_at.append(0)
+        self._know(tensor)
+
+    def _know(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage().data_ptr()
         if storage:
             self._places.setdefault(storage, []).append(len(self._tensors))
@@ -287,16 +310,15 @@ class _Launch:
         offsets: Sequence[int],
         words: Sequence[Any],
     ) -> None:
-        self._launch, self._places = prepared.launch, places
-        self._offsets, self._words = offsets, words
+        self._launch = prepared.launch
+        self._moves = list(zip(words, places, offsets, strict=True))
         self._addresses: list[int] = []
 
-    def __call__(self, tensors: list[torch.Tensor]) -> None:
-        addresses = [tensors[place].data_ptr() for place in self._places]
+    def __call__(self, tensors: list[Any], addresses: list[int]) -> None:
         if addresses != self._addresses:  # often they are those of the call before
-            for word, begin, offset in zip(self._words, addresses, self._offsets, strict=True):
-                word.value = begin + offset
-            self._addresses = addresses
+            for word, place, offset in self._moves:
+                word.value = addresses[place] + offset
+            self._addresses = [*addresses]
         self._launch(tensors)
 
 
@@ -308,19 +330,22 @@ class _Make:
     def __init__(self, place: int, maker: Callable[[], torch.Tensor]) -> None:
         self.place, self.maker = place, maker
 
-    def __call__(self, tensors: list[torch.Tensor]) -> None:
-        tensors.append(self.maker())
+    def __call__(self, tensors: list[Any], addresses: list[int]) -> None:
+        if tensors[self.place] is None:
+            made = tensors[self.place] = self.maker()
+            addresses[self.place] = made.data_ptr()
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _compute(func: Any, given: tuple[tuple, dict], adds: bool, tensors: list) -> None:
+def _compute(
+    func: Any, given: tuple[tuple, dict], place: int | None, tensors: list, addresses: list[int]
+) -> None:
+    """place: of the first tensor that it makes."""
     args, kwargs = _mapped(given, lambda item: item.of(tensors) if type(item) is View else item)
     result = func(*args, **kwargs)
-    if adds:
-        tensors += _tensors_in(result)
+    if place is not None:
+        for made in _tensors_in(result):
+            tensors[place], addresses[place] = made, made.data_ptr()
+            place += 1
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

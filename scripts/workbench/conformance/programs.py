@@ -11,7 +11,10 @@ from workbench.conformance.ptx_program import FOLDER, read
 WORDS = 1000  # random input words of a program, over all seeds
 _SEEDS = 32  # at most, and for a program without random inputs one
 # what sm_90a does not have, beside the tensor core; `unavailable` holds the forms
-_NEWER = ("cluster_cancel", "memory_wide", "memory_widths", "tensor_multicast", "warp_reduce_float")
+_NEWER = (
+    *("cluster_cancel", "matrix_bytes", "memory_wide", "memory_widths"),
+    *("tensor_multicast", "warp_reduce_float"),
+)
 _TENSOR_CORE = "tcgen05"
 _SLOT = "%warpid"  # a slot of the multiprocessor, which nothing fixes
 
