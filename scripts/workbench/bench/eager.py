@@ -26,7 +26,7 @@ def problems() -> Iterator[tuple[str, Callable[[], object], bool]]:
     """(name, call, whether its kernel is for Blackwell alone)."""
     import moe
     from fmha import attention
-    from gqa_lowlatency import decode
+    from gqa_lowlatency import decode, decode_plan
     from kernelkit.merge import merge
     from kvcache import Record, Rows, append_rows
 
@@ -40,6 +40,11 @@ def problems() -> Iterator[tuple[str, Callable[[], object], bool]]:
     yield "attention, window and lengths", lambda: attention(q, kv, kv, **options), True
     one, cache = numbers(8, 64, 128), numbers(8, 4096, 8, 128)
     yield "decode", lambda: decode(one, cache, cache), False
+    with nothing_launched(blackwell=False):
+        plan = decode_plan(one, cache, cache)
+        out, lse = plan(one, cache, cache)
+    yield "decode_plan", lambda: plan(one, cache, cache), False
+    yield "decode_plan, out=", lambda: plan(one, cache, cache, out=out, lse=lse), False
     parts = [(numbers(2, 64, 16, 128), torch.zeros(2, 16, 64, device="cuda")) for _ in range(2)]
     yield "merge", lambda: merge(parts), False
     pool = torch.zeros(64, 4096, dtype=torch.uint8, device="cuda")
