@@ -63,11 +63,13 @@ def attention(
             number is left.
         sink_tokens: that many first keys are visible beside a left window.
         softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
-        sinks: [Hq], any floating dtype, for each head a logit whose value is zero; fp32 is read in
-            place, others are converted first.
+        sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
+            is read in place, others are converted first.
         scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
-        q_offset: an int, or int32 [B]; n_k - n_q by default: the last query at the last key. Given
-            without a right edge, end = min(n_k, q_offset + n_q): a prefix and a block of queries.
+        q_offset: an int, or int32 [B]; n_k - n_q by default: the last query at the last key, not
+            the first at the first. Where k is longer than what is filled, kv_lens or q_offset has
+            to say so. Given without a right edge, end = min(n_k, q_offset + n_q): a prefix and a
+            block of queries.
         kv_lens: int32 [B], keys that exist; what lies past them is never used.
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where each packed entry begins, and the last one
             ends.
@@ -105,6 +107,8 @@ def attention(
     Forward only. torch.compile sees one operator, `blackwell_kernels::attention`; CUDA graphs
     capture it.
     """
+    if return_lse is not True and return_lse is not False:
+        raise TypeError(f"return_lse is {return_lse!r}, expected bool")
     options = {
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
         "sinks": sinks, "scale": scale, "q_offset": q_offset, "kv_lens": kv_lens,

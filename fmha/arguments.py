@@ -148,6 +148,7 @@ def _check_options(arguments: Arguments) -> None:
 
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
+    arguments.check_sinks()
     q_lens = [arguments.queries] * arguments.batch
     if arguments.cu_seqlens_q is not None:
         q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
@@ -204,5 +205,6 @@ def _check_positions(arguments: Arguments, q_lens: list[int], kv_lens: list[int]
         if offset < 0 or offset + n_q > positions:
             raise ValueError(
                 f"queries of entry {entry} stand at {offset} to {offset + n_q - 1}, "
-                f"the rope tables end at {positions - 1}"
+                f"the rope tables end at {positions - 1}; without q_offset the last query stands "
+                "at the last key"
             )

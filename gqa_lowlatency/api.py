@@ -57,7 +57,8 @@ def decode(
             Hkv, D], page_size a divisor of 128.
         kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
             kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
-            of S. An entry may have no keys, or fewer than T.
+            of S, and the last token then stands at key S - 1: give kv_lens wherever less of a cache
+            is filled. An entry may have no keys, or fewer than T.
         page_table: int32 [B, pages of an entry], with kv_lens.
         max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
             is what the cache can hold. A captured launch is right for all lengths up to S.
@@ -67,8 +68,8 @@ def decode(
             sees are not read and may hold NaN.
         sink_tokens: that many first keys are visible beside a window.
         softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
-        sinks: [Hq], any floating dtype, for each head a logit whose value is zero; fp32 is read in
-            place, others are converted first.
+        sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
+            is read in place, others are converted first.
         scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
         k_scale, v_scale: what e4m3 keys and values are multiplied by, a number or fp32 [1] or
             [Hkv], 1 by default; only [Hkv] is read in place: a number takes a small fill before
@@ -103,6 +104,8 @@ def decode(
     the host a tenth of the first. Forward only. torch.compile sees one operator,
     `blackwell_kernels::decode`; CUDA graphs capture it.
     """
+    if return_lse is not True and return_lse is not False:
+        raise TypeError(f"return_lse is {return_lse!r}, expected bool")
     options = {
         "kv_lens": kv_lens, "page_table": page_table, "max_kv_len": max_kv_len,
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,

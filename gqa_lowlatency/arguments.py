@@ -155,6 +155,11 @@ def _check_options(arguments: Arguments) -> None:
 
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
+    arguments.check_sinks()
+    for name in ("k_scale", "v_scale"):
+        scale = getattr(arguments, name)
+        if scale is not None and not scale.isfinite().all():
+            raise ValueError(f"{name} {scale.tolist()}: finite numbers")
     if arguments.kv_lens is None:
         return
     for entry, length in enumerate(arguments.kv_lens.tolist()):

@@ -16,6 +16,7 @@ KV_DTYPES = (*IO_DTYPES, "e4m3")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
 CLUSTERS = (1, 2, 4, 8, 16)  # 8 is what every GPU of compute capability 9.0 and 10.0 can launch
 COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
+WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
 MAX_Q_TOKENS = 8
 MAX_PAGE_SIZE = 128
 TUNABLE = ("cluster", "owners", "max_columns", "warps", "stages")
@@ -130,6 +131,7 @@ class DecodeConfig:
         _one_of("kv_dtype", self.keys_dtype, KV_DTYPES)
         _one_of("out_dtype", self.o_dtype, OUT_DTYPES)
         _one_of("cluster", self.cluster, CLUSTERS)
+        _one_of("warps", self.warps, (0, *WARP_COUNTS))
         if self.max_columns:
             _one_of("max_columns", self.max_columns, COLUMNS)
         if self.keys_dtype not in (self.dtype, "e4m3"):

@@ -69,8 +69,11 @@ def check_config(config: DecodeConfig, arch: str) -> None:
     """Raise ValueError or NotImplementedError for what the kernel of `arch` does not do."""
     config.check_values()
     if written_for(arch) == "sm_100a":
-        from gqa_lowlatency.sm100.plan import make_plan
+        from gqa_lowlatency.sm100.plan import ROLES, make_plan
 
+        if config.warps:
+            fixed = f"a CTA of this kernel has {ROLES.threads // 32} warps"
+            raise NotImplementedError(f"warps {config.warps} on {arch}: {fixed}, 0 leaves them")
         make_plan(config)
         return
     from gqa_lowlatency.sm90.plan import Plan90

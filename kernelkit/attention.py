@@ -18,6 +18,7 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
     require_tma,
+    share_bytes,
     with_plain_strides,
     without_broadcast,
 )
@@ -145,6 +146,14 @@ class AttentionArguments:
         if self.out is not None:
             self._check_out(self.out, o_shape)
 
+    def check_sinks(self) -> None:
+        """Raise ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
+        if self.sinks is None:
+            return
+        for head, sink in enumerate(self.sinks.tolist()):
+            if not sink < math.inf:
+                raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf is no sink")
+
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
         if q_heads == 0 or kv_heads == 0:
@@ -169,6 +178,9 @@ class AttentionArguments:
             raise ValueError(f"out is {out.dtype}, out_dtype {self.out_dtype}")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}, expected {shape}")
+        for name in ("k", "v"):
+            if _certainly_overlap(out, getattr(self, name)):
+                raise ValueError(f"out shares memory with {name}, which other CTAs still read")
         require_tma("out", out)
 
     def kernel_sinks(self) -> torch.Tensor | None:
@@ -178,6 +190,11 @@ class AttentionArguments:
     def factors(self) -> tuple[float, float]:
         """scale_log2 and softcap_log2, see `kernelkit.log2`."""
         return exponent_factors(self.softmax_scale, self.softcap)
+
+
+def _certainly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they share memory, of those in one piece; one may lie in the gaps of another."""
+    return one.is_contiguous() and other.is_contiguous() and share_bytes(one, other)
 
 
 def bounded(size: int | None) -> int:

@@ -111,6 +111,17 @@ class EdgePlan:
         """Shared memory that all mbarriers take."""
         return sum(edge.barriers for edge in self.edges) * hw.MBARRIER_BYTES
 
+    def barrier_names(self, start: int) -> dict[int | str, str]:
+        """Address -> name, such as "p[0] full", of the mbarriers that lie from `start` on in the
+        order of `kernelkit.pipelines.make_pipelines`: for `ptxemu.Options(names=...)`."""
+        names = [
+            f"{edge.name}[{stage}] {state}"
+            for edge in self.edges
+            for state in ("full", "empty")[: edge.barriers // edge.stages]
+            for stage in range(edge.stages)
+        ]
+        return {start + hw.MBARRIER_BYTES * place: name for place, name in enumerate(names)}
+
     def check(self) -> None:
         """Raise ValueError or KeyError for an edge that names nobody or is never freed."""
         names = [edge.name for edge in self.edges]

@@ -247,9 +247,11 @@ def _seen(arguments: Sequence[Any]) -> list[torch.Tensor]:
 def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any]) -> None:
     """Run the launches of a host function here, under the options of this context."""
     import ptxemu
+    from ptxemu.host.allocations import LIVE
 
     active = _emulation.get() or Emulation()
     kept = _seen(arguments)
+    LIVE.note(kept)
     pointers = [pointer or 0 for pointer in packed.pointers[:-1]]
     report = ptxemu.run_host(compiled, pointers, active.options)
     del kept

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernelkit.merge_launch import MERGE, NAMES, Part
-from kernelkit.tensors import require_types
+from kernelkit.tensors import require_type, require_types
 
 
 def merge(
@@ -58,6 +58,7 @@ def merge(
     Forward only. torch.compile sees one operator, `blackwell_kernels::merge`; safe in a CUDA graph:
     one launch, no copy, no wait.
     """
+    require_type("return_lse", return_lse, bool)
     o, lse, row_max = _columns(parts)
     if out_dtype is None:
         normalised = [each for each, raw in zip(o, row_max, strict=True) if raw is None]
@@ -75,10 +76,14 @@ def _is_stack(parts: Part | Sequence[Part]) -> bool:
 
 def _columns(parts: Part | Sequence[Part]) -> tuple[list[Any], ...]:
     """(O, LSE, row_max or None) of every part, a list of each."""
+    if not isinstance(parts, tuple | list):
+        raise TypeError(f"parts is {type(parts).__name__}, expected a list of tuples of tensors")
     listed: list[Any] = [parts] if _is_stack(parts) else list(parts)
     if not listed:
         raise ValueError("0 parts: at least 1, its shape is that of the result")
     for index, part in enumerate(listed):
+        if not isinstance(part, tuple | list):
+            raise TypeError(f"parts[{index}] is {type(part).__name__}, expected a tuple of tensors")
         if len(part) not in (2, 3):
             raise ValueError(
                 f"parts[{index}] has {len(part)} tensors: (O, LSE) or (O_raw, LSE, row_max)"

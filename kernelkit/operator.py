@@ -86,8 +86,12 @@ class Operator:
         if torch.compiler.is_compiling():
             results = operator(*needed, **flat)
         else:  # `flat` has refused what autograd would be asked for, so its layer has nothing to do
-            with torch._C._AutoDispatchBelowAutograd():
-                results = operator(*needed, **flat)
+            try:
+                with torch._C._AutoDispatchBelowAutograd():
+                    results = operator(*needed, **flat)
+            except RuntimeError:
+                _require_int64(flat)  # torch says of a larger one that it is no int
+                raise
         if out is None:
             return results
         if results is None:
@@ -175,8 +179,13 @@ class _Call:
 
     def fake(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         """Shapes, dtypes and strides alone."""
+        _require_no_meta_beside_others(self._names, tensors)
         arguments = self._operator.schema.build(_by_name(self._names, tensors) | options)
-        return self._returned(self._empty(arguments))
+        try:
+            return self._returned(self._empty(arguments))
+        except IndexError as error:
+            shapes = {n: tuple(t.shape) for n, t in _by_name(self._names, tensors).items()}
+            raise ValueError(f"shapes {shapes}: too few dimensions") from error
 
     def _returned(self, results: Results) -> Any:
         if self._nothing:
@@ -307,6 +316,25 @@ class Plan:
         a, b, apart = next(wrong)
         names = [*self._moves, *("a tensor of the plan" for _ in self._tape.made)]
         return f"{names[a]} and {names[b]} lay {apart} bytes apart in the plan"
+
+
+def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any]) -> None:
+    """ValueError for tensors without memory beside others: torch would ask for shapes alone."""
+    given: dict[str, torch.Tensor] = {}
+    for name, value in _by_name(names, tensors).items():
+        several = value if isinstance(value, list | tuple) else [value]
+        given |= {f"{name}[{n}]" if n else name: t for n, t in enumerate(several) if t is not None}
+    meta = [name for name, tensor in given.items() if tensor.device.type == "meta"]
+    if meta and len(meta) < len(given):
+        devices = {name: str(tensor.device) for name, tensor in given.items()}
+        raise ValueError(f"tensors are on different devices: {devices}")
+
+
+def _require_int64(flat: Mapping[str, Any]) -> None:
+    """ValueError for an int that no operator of torch takes."""
+    for name, value in flat.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{name} {value}: within int64")
 
 
 def _misaligned(name: str, tensor: torch.Tensor, unit: int) -> str:

@@ -135,6 +135,25 @@ def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if is_broadcast(tensor) else tensor
 
 
+def device_of(device: object) -> torch.device:
+    """torch.device(device); TypeError or ValueError for what names none."""
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"device is {device!r}, expected str or torch.device")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r}: such as 'cpu', 'cuda' or 'cuda:1'") from error
+
+
+def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors that are in one piece lie in each other; no address is read, so that tensors
+    without memory are asked as well."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    begins = [tensor.storage_offset() * tensor.itemsize for tensor in (one, other)]
+    return begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
+
+
 def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """A tensor of the host on `device`; to a GPU out of pinned memory, on the current stream,
     without a wait."""

@@ -19,7 +19,7 @@ from moe.config import DEFAULT_GRANULARITY
 from moe.fused import FUSED, Layer
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.packing import PackedExperts
-from moe.quantized import Quantized
+from moe.quantized import Quantized, laid_out
 
 Result = TypeVar("Result", bound=torch.Tensor | Quantized)
 
@@ -49,13 +49,15 @@ def grouped_gemm(
             (`quantise(..., offsets=offsets)`).
         w: data [E, N, K], in the same format; with an activation N = 2 I, packed as it says
             (`moe.packing`).
-        offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows.
+        offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. Those that x was
+            quantised with, which is compared on the CPU.
         activation: None for the plain product.
         out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
             in the same kernel.
-        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other.
+        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other; positive
+            and finite, which is looked at on the CPU.
         amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
-            next encode_scale.
+            next encode_scale; no memory of another argument.
         tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by
             R, E and most_rows (`moe.choose`).
         most_rows: no expert has more rows than this, R by default: what the host knows, since
@@ -80,7 +82,8 @@ def grouped_gemm(
         "pdl": pdl, "backend": backend, "arch": arch,
     }  # fmt: skip
     fields = _fields(x, w, offsets, options)
-    return quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))
+    result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))
+    return laid_out(result, offsets=offsets) if isinstance(result, Quantized) else result
 
 
 def grouped_gemm_swiglu(
@@ -105,6 +108,8 @@ def grouped_gemm_swiglu(
     Raises:
         TypeError, ValueError, NotImplementedError: as `grouped_gemm`.
     """
+    if not isinstance(w13, Quantized):
+        raise TypeError(f"w13 is {type(w13).__name__}, expected Quantized")
     if not isinstance(form, SwiGLU | None):
         raise TypeError(f"form is {type(form).__name__}, expected SwiGLU or None")
     activation = Activation(granularity, **vars(form or SwiGLU()))
@@ -151,9 +156,32 @@ def _fields(
 ) -> dict[str, Any]:
     """Arguments of `grouped_gemm` -> fields of `moe.arguments.Arguments`."""
     out = out_name(options.get("out", torch.bfloat16))
-    if isinstance(options.get("activation"), Activation):
-        check_form(options["activation"])
+    activation = options.get("activation")
+    if isinstance(activation, Activation):
+        check_form(activation)
+        _check_granularity(w, activation)
+    _check_offsets(x, offsets)
     return {"x": x, "w": w, "offsets": offsets, **options, "out": out}
+
+
+def _check_granularity(w: Quantized, activation: Activation) -> None:
+    """ValueError where gate and up of w are known to alternate otherwise."""
+    packed = getattr(w, "granularity", None)
+    if packed not in (None, activation.granularity):
+        raise ValueError(
+            f"granularity {activation.granularity}, but gate and up of w alternate by {packed} rows"
+        )
+
+
+def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
+    """ValueError where x is known to have been quantised with others; on the CPU alone."""
+    made = getattr(x, "offsets", None)
+    if made is None or torch.compiler.is_compiling():
+        return
+    if not isinstance(offsets, torch.Tensor) or offsets.ndim != 1 or offsets.device.type != "cpu":
+        return
+    if made != (given := tuple(offsets.tolist())):
+        raise ValueError(f"offsets {[*given]}, but x was quantised with offsets {[*made]}")
 
 
 def fused_moe(
@@ -193,7 +221,8 @@ def fused_moe(
     """
     return FUSED({
         "x": x, "router_logits": router_logits, "experts": experts, "router": router,
-        "activation": activation or SwiGLU(), "scales": scales or Scales(),
+        "activation": SwiGLU() if activation is None else activation,
+        "scales": Scales() if scales is None else scales,
         "tile_rows": tile_rows, "backend": backend, "arch": arch,
     })  # fmt: skip
 

@@ -11,12 +11,20 @@ import torch
 
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.tensors import DTYPE_NAMES, require_table, require_tensors, require_type
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_table,
+    require_tensors,
+    require_type,
+    share_bytes,
+)
 from moe.choose import check_tile_rows, choose_tile_n, choose_tile_rows
 from moe.config import GRANULARITIES, GroupedConfig
 from moe.formats import FORMATS, scale_blocks, scale_bytes
-from moe.indices import check_offsets
+from moe.indices import check_offsets, check_scale
 from moe.quantized import Quantized
+
+SCALES = ("encode_scale", "decode_scale", "scales", "data")
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,8 @@ class Arguments:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         check_form(self.activation)
+        self._check_operands()  # first: the config is that of x
         self.config.check_values()
-        self._check_operands()
         self._check_columns()
         self._check_rows()
         self._check_scalars()
@@ -150,7 +158,10 @@ class Arguments:
             shapes = tuple(x.data.shape), tuple(w.data.shape)
             raise ValueError(f"x {shapes[0]} and w {shapes[1]}: [R, K] and [E, N, K]")
         if (x.fmt, x.k) != (w.fmt, w.k):
-            raise ValueError(f"x is {x.fmt} with K = {x.k}, w is {w.fmt} with K = {w.k}")
+            raise ValueError(
+                f"x is {x.fmt} with K = {x.k}, w is {w.fmt} with K = {w.k}: one format and one K "
+                "for both"
+            )
         require_table("offsets", self.offsets, torch.int32, (self.experts + 1,))
         if x.data.shape[-1] % hw.TMA_ALIGN_BYTES:
             unit = hw.TMA_ALIGN_BYTES * x.format.per_byte
@@ -210,6 +221,20 @@ class Arguments:
             if tensor is not None:
                 require_table(name, tensor, torch.float32, (1,))
                 require_tensors(x=self.x.data, **{name: tensor})
+        if self.encode_scale is not None:
+            check_scale("encode_scale", self.encode_scale)
+        if self.amax is not None:
+            self._check_amax(self.amax)
+
+    def _check_amax(self, amax: torch.Tensor) -> None:
+        """It is written: ValueError where it is also read as something else."""
+        read = {"encode_scale": self.encode_scale, "offsets": self.offsets}
+        for name in ("x", "w"):
+            operand = getattr(self, name)
+            read |= {f"{name}.{field}": getattr(operand, field) for field in SCALES}
+        for name, tensor in read.items():
+            if tensor is not None and share_bytes(amax, tensor):
+                raise ValueError(f"amax is the memory of {name}: it is written while that is read")
 
 
 def check_form(form: Activation | SwiGLU | None) -> None:
@@ -223,7 +248,10 @@ def check_form(form: Activation | SwiGLU | None) -> None:
             raise ValueError(f"{name} {getattr(form, name)}: a finite number")
     if form.limit is not None and not form.limit > 0:
         raise ValueError(f"limit {form.limit}: a positive number, None for no limit")
-    if isinstance(form, Activation) and form.granularity not in GRANULARITIES:
+    if not isinstance(form, Activation):
+        return
+    require_type("granularity", form.granularity, int)
+    if form.granularity not in GRANULARITIES:
         raise NotImplementedError(
             f"granularity {form.granularity!r}: supported are {GRANULARITIES}"
         )
@@ -235,6 +263,6 @@ def out_name(out: torch.dtype | str) -> str:
         if out not in DTYPE_NAMES:
             raise NotImplementedError(f"out {out}: supported are {tuple(DTYPE_NAMES)}")
         return DTYPE_NAMES[out]
-    if out not in FORMATS:
+    if not isinstance(out, str) or out not in FORMATS:
         raise NotImplementedError(f"out {out!r}: a dtype or one of {tuple(FORMATS)}")
     return out

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_bytes
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
@@ -59,6 +59,7 @@ class Layer:
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
             raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
         check_form(self.activation)
+        self._check_amax()
         if self.tile_rows is not None:
             GroupedConfig(tile_rows=self.tile_rows).check_values()
             check_tile_rows(self.tile_rows, len(x))
@@ -68,6 +69,14 @@ class Layer:
                 f"x {tuple(x.shape)} and router_logits {tuple(logits.shape)}: [T, "
                 f"{experts.hidden}] and [T, {experts.experts}] for these experts"
             )
+
+    def _check_amax(self) -> None:
+        """ValueError where what is written is a scale that is read."""
+        amax = self.scales.h_amax
+        for name in ("x", "h"):
+            scale = getattr(self.scales, name)
+            if amax is not None and isinstance(scale, torch.Tensor) and share_bytes(amax, scale):
+                raise ValueError(f"scales.h_amax is memory of scales.{name}: it is written")
 
 
 def run_layer(layer: Layer) -> tuple[torch.Tensor]:

@@ -1,9 +1,13 @@
-"""Tables of rows and of experts, looked at in the memory of this machine. On a GPU nobody reads
-them back: they are taken as they are."""
+"""Tables of rows and of experts, and scales, looked at in the memory of this machine. On a GPU
+nobody reads them back: they are taken as they are."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+
+FLT_MAX = torch.finfo(torch.float32).max
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str) -> None:
@@ -22,3 +26,19 @@ def check_offsets(offsets: torch.Tensor, rows: int) -> None:
     values = offsets.tolist()
     if values[0] != 0 or values[-1] != rows or values != sorted(values):
         raise ValueError(f"offsets {values}: ascending from 0 to the {rows} rows of x")
+
+
+def check_scale(name: str, scale: torch.Tensor) -> None:
+    """ValueError unless all global scales are positive and finite."""
+    if scale.device.type != "cpu":
+        return
+    wrong = (~((scale > 0) & scale.isfinite())).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        raise ValueError(f"{name}[{row}] is {scale[row].item()}: positive and finite")
+
+
+def check_factor(name: str, factor: float) -> None:
+    """ValueError for a number of the host that is no positive one of fp32."""
+    if not (math.isfinite(factor) and 0 < factor <= FLT_MAX):
+        raise ValueError(f"{name} {factor}: above 0, at most {FLT_MAX:.4g} (fp32)")

@@ -19,10 +19,16 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit import hw
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_rank,
+    require_table,
+    require_tensors,
+    require_type,
+)
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES
 from moe.formats import BlockFormat, format_of
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, laid_out, of_bytes
 from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
 
 # Rows of w13 as it is given: all of gate first, all of up first, or one of each in turn (gpt-oss).
@@ -39,6 +45,7 @@ class PackedExperts:
 
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
+            _require(name, w, Quantized)
             require_rank(f"{name}.data", w.data, "[E, rows, K]")
             if w.encode_scale is not None and len(w.encode_scale) != len(w.data):
                 raise ValueError(
@@ -49,6 +56,11 @@ class PackedExperts:
             raise ValueError(f"w13 is in {self.w13.fmt}, w2 in {self.w2.fmt}: one format for both")
         _check_sizes(_logical_shape(self.w13), _logical_shape(self.w2), self.w13.format)
         _check_granularity(self.granularity, self.intermediate)
+        packed = self.w13.granularity
+        if packed not in (None, self.granularity):
+            raise ValueError(
+                f"granularity {self.granularity}, but gate and up of w13 alternate by {packed} rows"
+            )
 
     @property
     def fmt(self) -> str:
@@ -123,9 +135,9 @@ def pack(
             raise ValueError(f"{name} is {w.dtype}, expected bf16, fp16 or fp32")
     _check_sizes(w13.shape, w2.shape, form)
     rows = interleaved_rows(w2.shape[2], granularity, order).to(w13.device)
-    encode13, encode2 = encode_scales or (None, None)
+    encode13, encode2 = _two_scales(encode_scales)
     return PackedExperts(
-        quantise_experts("w13", w13, form, encode13, rows),
+        laid_out(quantise_experts("w13", w13, form, encode13, rows), granularity=granularity),
         quantise_experts("w2", w2, form, encode2),
         granularity,
     )
@@ -150,19 +162,38 @@ def pack_quantised(
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():
+        _require(name, w, CheckpointWeight)
         _check_checkpoint(name, w, form)
     shape13, shape2 = ((*w.data.shape[:2], w.data.shape[2] * form.per_byte) for w in (w13, w2))
     _check_sizes(shape13, shape2, form)
     rows = interleaved_rows(shape2[2], granularity, order).to(w13.data.device)
     return PackedExperts(
-        _laid_out("w13", w13, form, rows), _laid_out("w2", w2, form, slice(None)), granularity
+        laid_out(_laid_out("w13", w13, form, rows), granularity=granularity),
+        _laid_out("w2", w2, form, slice(None)),
+        granularity,
     )
+
+
+def _require(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
+
+
+def _two_scales(scales: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of w13 and of w2."""
+    if scales is None:
+        return None, None
+    if not isinstance(scales, tuple | list) or len(scales) != 2:
+        raise TypeError(f"encode_scales is {type(scales).__name__}, expected two tensors or None")
+    return scales[0], scales[1]
 
 
 def unpack(
     packed: PackedExperts, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
+    _require("packed", packed, PackedExperts)
+    require_type("dtype", dtype, torch.dtype)
     rows = interleaved_rows(packed.intermediate, packed.granularity)
     w13 = dequantise(packed.w13, dtype=dtype)
     return w13[:, rows.argsort().to(w13.device)], dequantise(packed.w2, dtype=dtype)
@@ -299,6 +330,7 @@ def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> No
 
 
 def _check_granularity(granularity: int, intermediate: int) -> None:
+    require_type("granularity", granularity, int)
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity {granularity}: one of {GRANULARITIES}")
     if intermediate % granularity:

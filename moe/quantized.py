@@ -26,6 +26,9 @@ class Quantized:
     encode_scale: fp32 [1], [rows] or [E], what the values were multiplied by before; None in a
     format without. decode_scale: 1 / encode_scale, rounded once, so that no kernel divides again.
     fmt: a key of `moe.formats.FORMATS`.
+
+    Who makes one of rows by expert, or of gate and up in turn, leaves that in `offsets` (on the
+    CPU) and `granularity`, and a product with others is refused; None is not known.
     """
 
     data: torch.Tensor
@@ -34,6 +37,10 @@ class Quantized:
     decode_scale: torch.Tensor | None
     fmt: str
 
+    # How it was laid out, as far as who made it knew: no fields, since operators do not see them.
+    offsets = None  # tuple of ints: where the rows of each expert begin, in host memory
+    granularity = None  # rows of gate, then of up, that alternate
+
     def __post_init__(self) -> None:
         require_types(data=self.data, scales=self.scales)
         if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
@@ -41,8 +48,8 @@ class Quantized:
         form = self.format
         global_scales = self._global_scales(form)
         require_tensors(data=self.data, scales=self.scales, **global_scales)
-        _require_dtype("data", self.data, ELEMENT_DTYPES[form.element])
-        _require_dtype("scales", self.scales, SCALE_DTYPES[form.scale])
+        _require_dtype("data", self.data, ELEMENT_DTYPES[form.element], f" for {form.name}")
+        _require_dtype("scales", self.scales, SCALE_DTYPES[form.scale], f" for {form.name}")
         if self.data.ndim not in (2, 3):
             raise ValueError(f"data has shape {tuple(self.data.shape)}: [rows, K] or [E, rows, K]")
         self._check_scales(scale_bytes(1, form.columns(self.k)))
@@ -119,6 +126,17 @@ def of_bytes(
     return Quantized(data, scales, encode_scale, decode_scale, fmt)
 
 
-def _require_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def laid_out(
+    matrix: Quantized, *, offsets: torch.Tensor | None = None, granularity: int | None = None
+) -> Quantized:
+    """The same, which remembers how it was laid out. Offsets on a GPU are not read."""
+    if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        object.__setattr__(matrix, "offsets", tuple(offsets.tolist()))
+    if granularity is not None:
+        object.__setattr__(matrix, "granularity", granularity)
+    return matrix
+
+
+def _require_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype, why: str = "") -> None:
     if tensor.dtype != dtype:
-        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype}")
+        raise ValueError(f"{name} is {tensor.dtype}, expected {dtype}{why}")

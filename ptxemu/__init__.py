@@ -44,9 +44,12 @@ def run(
     errors of `ptxemu.errors`, and ValueError for an object without PTX.
     """
     from ptxemu.host import cutedsl
+    from ptxemu.host.allocations import LIVE, unseen
     from ptxemu.host.emulator import Emulator
 
-    emulator = Emulator(options)
+    values = [*args, *kwargs.values()]
+    LIVE.note(values)
+    emulator = Emulator(options, whole_process=any(map(unseen, values)))
     cutedsl.run(compiled, *args, launcher=emulator, **kwargs)
     return emulator.report
 

@@ -8,6 +8,8 @@ lies.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PtxEmuError(Exception):
     """Base of all errors of this package. `where` is filled in as the error leaves the machine."""
@@ -17,18 +19,23 @@ class PtxEmuError(Exception):
         self.message = message
         self.line = line  # 1-based line in the PTX text
         self.text = text  # the instruction, as written
+        self.source = ""  # "path/file.py:123", where the PTX has line information
         self.where = ""  # "cta (0,0,0) warp 4" once known
 
-    def at(self, *, line: int | None = None, text: str = "", where: str = "") -> PtxEmuError:
+    def at(
+        self, *, line: int | None = None, text: str = "", where: str = "", source: str = ""
+    ) -> PtxEmuError:
         """Add what is known of the place; the first place recorded wins."""
         if self.line is None:
             self.line = line
+            self.source = source
         self.text = self.text or text
         self.where = self.where or where
         return self
 
     def __str__(self) -> str:
-        place = [part for part in (self.where, f"line {self.line}" if self.line else "") if part]
+        line = f"line {self.line}" if self.line else ""
+        place = [part for part in (self.where, line, self.source) if part]
         suffix = f" [{', '.join(place)}]" if place else ""
         quoted = f": `{self.text}`" if self.text else ""
         return f"{self.message}{suffix}{quoted}"
@@ -51,7 +58,14 @@ class OutOfBounds(HardwareRefusal):
 
 
 class Deadlock(PtxEmuError):
-    """Every warp waits for something that nobody left can do; the message says who for what."""
+    """Every warp waits for something that nobody left can do; the message explains it.
+
+    stall: the same as data, a `ptxemu.machine.deadlock.Stall`.
+    """
+
+    def __init__(self, message: str, *, stall: Any = None) -> None:
+        super().__init__(message)
+        self.stall = stall
 
 
 class LimitExceeded(PtxEmuError):

@@ -12,14 +12,17 @@ import numpy as np
 
 from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.check.checker import Checker
+from ptxemu.check.deadlock import explain
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.timeline import Timeline
 from ptxemu.codegen.program import Layout, Program
-from ptxemu.errors import HardwareRefusal, PtxEmuError, UnsupportedPtx
+from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
+from ptxemu.inspect.inspection import Inspection
+from ptxemu.inspect.request import Stop
 from ptxemu.machine.machine import Dim3, Machine, Shape, padded
-from ptxemu.machine.memory import GlobalMemory, Range
+from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
 from ptxemu.options import Options
-from ptxemu.report import Finding, LaunchReport
+from ptxemu.report import LaunchReport
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
 
@@ -52,7 +55,7 @@ class Module:
         self._shared: list[Variable] = []
         for variable in self.tree.variables:
             self._place(variable)
-        self._programs: dict[tuple[str, bool, bool], Program] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
 
     def _place(self, variable: Variable) -> None:
         if variable.space == "shared":
@@ -84,10 +87,18 @@ class Module:
             raise ValueError(f"no entry {name!r}; the module has {self.entries}")
         return self.tree.entries[name]
 
-    def program(self, name: str | None, *, late: bool = False, checked: bool = False) -> Program:
-        """The compiled entry; `late`: as under the adversarial policy; `checked`: for a checker."""
+    def program(
+        self,
+        name: str | None,
+        *,
+        late: bool = False,
+        checked: bool = False,
+        stops: tuple[Stop, ...] = (),
+    ) -> Program:
+        """The compiled entry; `late`: as under the adversarial policy; `checked`: for a checker;
+        `stops`: with room for their probes."""
         entry = self.entry(name)
-        key = (entry.name, late, checked)
+        key = (entry.name, late, checked, stops)
         if key not in self._programs:
             layout = Layout(entry, self._symbols, self._shared)
             with no_collection():
@@ -106,7 +117,7 @@ class Module:
         memory: list[Any] | None = None,
         options: Options | None = None,
         dependent: bool = False,
-        allocated: list[Range] | None = None,
+        allocated: Sequence[Range] | Allocated | None = None,
         freed: Sequence[Range] = (),
     ) -> LaunchReport:
         """Execute one launch to completion.
@@ -114,43 +125,73 @@ class Module:
         grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. smem_bytes: dynamic shared memory.
         params: the raw block of each kernel parameter, in order; pointers in them are host
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
-        every mapping of this process. dependent: on hardware it may begin before the launch before
-        it has ended (programmatic dependent launch). allocated: address ranges (start, end,
-        writable); with a checker an access beside them is found, where `memory` is None. freed: of
-        those of the launch before the ones that are gone; what lies there now it has not touched.
+        what is `allocated`, and where that is None, too, every mapping of this process. An access
+        beside it is refused: with a checker it is a finding, reads poison and writes nothing, and
+        the launch goes on; without one it raises OutOfBounds. dependent: on hardware it may begin
+        before the launch before it has ended (programmatic dependent launch). allocated: address
+        ranges (start, end, writable), or who knows them. freed: of those of the launch before the
+        ones that are gone; what lies there now it has not touched.
         Raises the errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
-        program = self.program(entry, late=late, checked=options.check)
+        stops = options.inspect.stops if options.inspect else ()
+        program = self.program(entry, late=late, checked=options.check, stops=stops)
         shape = Shape(
             _dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes
         )
         shape.check(program)
         block_of_params = _pack(program, params)
-        reachable = GlobalMemory(memory)
-        reachable.allow(block_of_params.ctypes.data, len(block_of_params))
-        for buffer in self._buffers.values():
-            reachable.allow(buffer.ctypes.data, buffer.nbytes)
-        findings: list[Finding] = []
+        reachable = self._reachable(memory, allocated, block_of_params)
+        findings = watch.Told(program.entry.name)
         before = _take_memory_before(dependent, freed)
-        checker = timeline = None
+        checker = timeline = inspection = None
+        if options.inspect:
+            inspection = Inspection(options.inspect, program, reachable, block_of_params)
         if options.check:
             checker = Checker(program, reachable, findings, strict=options.strict, before=before)
+            reachable.tell(checker.outside)
         if options.trace:
             timeline = Timeline()
-        if checker and allocated is not None:
-            reachable.watch(allocated, checker.outside)
-        listeners = tuple(each for each in (checker, timeline) if each is not None)
+        own = (checker, timeline, *(inspection.listeners if inspection else ()))
+        listeners = tuple(each for each in own if each is not None)
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
-        try:
-            report = machine.run()
-        except PtxEmuError as error:
-            watch.note(machine.report_with(stopped=f"{type(error).__name__}: {error}"))
-            raise
+        report = self._executed(machine, inspection)
         memory_before.set(checker.shadow if checker else None)
         report.trace = timeline.trace if timeline else None
         watch.note(report)
+        return report
+
+    def _reachable(
+        self,
+        memory: list[Any] | None,
+        allocated: Sequence[Range] | Allocated | None,
+        params: np.ndarray,
+    ) -> GlobalMemory:
+        """What a launch may touch: besides what `launch` is told, parameters and variables."""
+        if isinstance(allocated, Sequence):
+            allocated = Fixed(allocated)
+        reachable = GlobalMemory(memory, allocated)
+        reachable.allow(params.ctypes.data, len(params))
+        for buffer in self._buffers.values():
+            reachable.allow(buffer.ctypes.data, buffer.nbytes)
+        return reachable
+
+    def _executed(self, machine: Machine, inspection: Inspection | None) -> LaunchReport:
+        """Run to the end, and tell who watches and looks inside if there is an error on the way."""
+        try:
+            report = machine.run()
+        except BaseException as error:
+            if isinstance(error, Deadlock):
+                error.message = explain(error.stall, machine.program, machine.options, self.text)
+            words = f"{type(error).__name__}: {error}"
+            watch.note(machine.report_with(stopped=words, inspection=inspection))
+            if inspection:
+                inspection.ended(failed=True)
+            raise
+        report.inspection = inspection
+        if inspection:
+            inspection.ended()
         return report
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxemu.inspect.request import Inspect
 
 POLICIES = ("round-robin", "random", "adversarial")
 
@@ -24,10 +28,15 @@ class Options:
     resident    clusters resident at first; more join when all resident ones are stuck.
     progress    called as progress(done_clusters, all_clusters) now and then.
     check       look for races (happens-before), data never written, leaks and misused barriers;
-                what is seen goes to `LaunchReport.findings` and changes no result.
+                what is seen goes to `LaunchReport.findings` and changes no result, but
+                for accesses out of bounds: they are not executed.
     strict      with check: also what the manual's text asks for and hardware does without; these
                 findings are notes.
     roles       name of each warp of a CTA in reports; others are described by what they execute.
+    names       name of each barrier in reports, by its shared address (an int, as reports show it)
+                or by its symbol ("full", "full+8"); others are called by their symbol.
+    inspect     what to look at: dumps at a line, watchpoints, the last events (`ptxemu.inspect`).
+    name_printf what a kernel prints begins with its CTA, warp and lane.
     """
 
     policy: str = "round-robin"
@@ -39,6 +48,9 @@ class Options:
     check: bool = False
     strict: bool = False
     roles: Mapping[int, str] | None = None
+    names: Mapping[int | str, str] | None = None
+    inspect: Inspect | None = None
+    name_printf: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptxemu.options import Options
 from ptxemu.syntax.tree import Instr
 from ptxemu.trace import Trace
+
+if TYPE_CHECKING:
+    from ptxemu.inspect.inspection import Inspection
 
 ERROR, NOTE = "error", "note"
 
@@ -119,6 +122,7 @@ class LaunchReport:
     trace: Trace | None = None
     options: Options = field(default_factory=Options)
     stopped: str = ""  # the error that ended the launch early
+    inspection: Inspection | None = None  # what `Options.inspect` asked to see
 
     @property
     def warp_instructions(self) -> int:

@@ -7,15 +7,19 @@ it runs in a copy of it (`contextvars.copy_context`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 from ptxemu.options import Options
-from ptxemu.report import LaunchReport, Report
+from ptxemu.report import Finding, LaunchReport, Report
 
+# (entry of the launch, what was found or why it was stopped)
+Hearer = Callable[[str, Finding | str], None]
+
+_hearers: ContextVar[tuple[Hearer, ...]] = ContextVar("hearers", default=())
 _active: ContextVar[tuple[tuple[dict[str, Any], Report], ...]] = ContextVar("watches", default=())
 
 
@@ -43,3 +47,29 @@ def note(launch: LaunchReport) -> None:
     """Add a launch to the report of each who watches."""
     for _, report in _active.get():
         report.launches.append(launch)
+    for hear in _hearers.get() if launch.stopped else ():
+        hear(launch.entry, launch.stopped)
+
+
+@contextmanager
+def heard(hear: Hearer) -> Iterator[None]:
+    """Within the block `hear` is told of each finding when it arises, and of the error that stops a
+    launch: the process may not live to see the report."""
+    outer = _hearers.set((*_hearers.get(), hear))
+    try:
+        yield
+    finally:
+        _hearers.reset(outer)
+
+
+class Told(list[Finding]):
+    """The findings of a launch; who hears is told of each as it is added."""
+
+    def __init__(self, entry: str) -> None:
+        super().__init__()
+        self._entry = entry
+
+    def append(self, finding: Finding) -> None:
+        super().append(finding)
+        for hear in _hearers.get():
+            hear(self._entry, finding)

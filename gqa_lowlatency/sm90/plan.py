@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from gqa_lowlatency.config import COLUMNS, DecodeConfig
+from gqa_lowlatency.config import COLUMNS, WARP_COUNTS, DecodeConfig
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 KEYS = 16  # keys of a warp at a time: the M of its products
 WARPS = 8
-WARP_COUNTS = (4, 8, 16)
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
 SMEM_OF_TWO = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
 SMEM_OF_ONE = 150 * 1024  # more was not faster

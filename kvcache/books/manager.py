@@ -1,14 +1,13 @@
 """The manager: which request holds which slots, what is shared, what device work that takes.
 
 It owns no memory and launches nothing. A call either returns the `Work` that it implies or raises a
-`kvcache.books.errors.CacheError` and changes nothing. `kvcache.memory.cache.Cache` adds storage
-and kernels.
+`kvcache.books.errors.CacheError` and changes nothing. `kvcache.memory.cache.Cache` adds memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 
 import numpy as np
@@ -22,22 +21,28 @@ from kvcache.books.requests import Request
 from kvcache.books.slot_pool import NO_TICKET, SlotPool
 from kvcache.books.step import Step
 from kvcache.books.work import Copy, Event, Pool, Tickets, Work
+from kvcache.checks import MAX_SLOTS, numbers, require, whole
 from kvcache.layouts.layout import Layout
+from kvcache.tokens import Tokens, token_ids
 
 RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
 CLEAN = 0  # that state: each new one begins as a copy of it
-Tokens = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Slots of each pool that requests can have."""
+    """Slots of each pool that requests can have, MAX_SLOTS at most."""
 
     blocks: int
     states: int = 0
     checkpoints: int = 0
     host_blocks: int = 0
     host_states: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            slots = whole(item.name, getattr(self, item.name), None, MAX_SLOTS)
+            object.__setattr__(self, item.name, slots)  # what is below 0 is a manager's to refuse
 
 
 @dataclass(eq=False)
@@ -69,6 +74,11 @@ class Manager:
         deferred: bool = False,
         keep_events: bool = False,
     ) -> None:
+        require("layout", layout, Layout)
+        require("sizes", sizes, Sizes)
+        require("policy", policy, Policy, optional=True)
+        require("deferred", deferred, bool)
+        require("keep_events", keep_events, bool)
         if sizes.blocks < 1 or (layout.has_state and sizes.states < 1):
             raise ValueError(
                 f"{sizes.blocks} blocks and {sizes.states} states: {layout.name} needs at least 1 "
@@ -103,7 +113,10 @@ class Manager:
         The others, at least one, are the caller's to append. salt: requests with different ones
         share nothing. PoolExhausted without a free state.
         """
-        tokens = _ids("prompt", prompt)
+        require("name", name, str)
+        require("salt", salt, bytes)
+        require("use_cache", use_cache, bool)
+        tokens = token_ids("prompt", prompt)
         self.poll()
         self.states.require(int(self.layout.has_state), name)
         match = self.prefix.match(tokens, salt) if use_cache else Match([], [], -1, 0)
@@ -144,7 +157,8 @@ class Manager:
 
     def fork(self, request: Request, name: str) -> Admission:
         """A request with the same tokens: it shares the blocks and has a copy of the state."""
-        self._require(request)
+        self.require(request)
+        require("name", name, str)
         self.poll()
         self.states.require(int(self.layout.has_state), name)
         child = Request(name, request.salt, request.last_boundary)
@@ -160,7 +174,7 @@ class Manager:
 
     def free(self, request: Request) -> None:
         """The end of a request; its full blocks stay as long as nobody needs the room."""
-        self._require(request, resident=False)
+        self.require(request, resident=False)
         del self.requests[request]
         request.freed = True
         self.checkpoints.leave(request)
@@ -172,15 +186,17 @@ class Manager:
 
     def preempt(self, request: Request) -> np.ndarray:
         """Free a request that is to be admitted again: its tokens, int64."""
-        self._require(request, resident=False)
+        self.require(request, resident=False)
         tokens = request.tokens.copy()
         self.free(request)
         self.counters.preempted += 1
         return tokens
 
-    def _require(self, request: Request, *, resident: bool = True) -> None:
-        """DoubleFree for one that was freed, NotResident for one that is in the host tier, where
-        that matters, ValueError for one of another manager."""
+    def require(self, request: Request, *, resident: bool = True) -> None:
+        """TypeError for what is no request, DoubleFree for one that was freed, NotResident for one
+        that is in the host tier, where that matters, ValueError for one of another manager."""
+        if type(request) is not Request:
+            require("request", request, Request)
         if request.freed:
             raise DoubleFree(f"request {request.name!r} has been freed before")
         if resident and not request.resident:
@@ -221,9 +237,10 @@ class Manager:
 
         PoolExhausted names the first request for which blocks are missing.
         """
-        tokens = {request: _ids(request.name, new) for request, new in batch.items()}
-        for request in tokens:
-            self._require(request)
+        require("batch", batch, Mapping)
+        for request in batch:
+            self.require(request)
+        tokens = {request: token_ids(request.name, new) for request, new in batch.items()}
         self.poll()
         plan = self._growth(tokens)
         fresh = iter(self.blocks.take(sum(new + copied for new, copied in plan.values())))
@@ -236,7 +253,8 @@ class Manager:
         after: list[Copy] = []
         for request, ids in tokens.items():
             start = request.length
-            self.counters.checkpoints_missed += self.room(request, len(ids)) < len(ids)
+            room = self.checkpoints.room(request, len(ids))
+            self.counters.checkpoints_missed += room < len(ids)
             request.extend(ids)
             self._store_full(request)
             after += self.checkpoints.take(request, start, ticket)
@@ -304,7 +322,8 @@ class Manager:
         furthest position that was written, and not before the state came from elsewhere. Without
         a state the beginning is the limit.
         """
-        self._require(request)
+        self.require(request)
+        tokens = whole("tokens", tokens, None)
         if tokens < 0:
             raise ValueError(f"request {request.name!r}: {tokens} tokens to take back, at least 0")
         first = 0
@@ -324,7 +343,8 @@ class Manager:
 
         An append may take more; then later hits are shorter.
         """
-        return self.checkpoints.room(request, wanted)
+        self.require(request, resident=False)
+        return self.checkpoints.room(request, whole("wanted", wanted))
 
     def abandon(self, step: Step) -> None:
         """`step` was not executed, or not to its end: what it wrote is worth nothing.
@@ -332,6 +352,9 @@ class Manager:
         Its requests are freed, and nothing that it would have filled can be found. Call it before
         anything else is planned on the step.
         """
+        require("step", step, Step)
+        for request in (each for each in step.requests if not each.freed):
+            self.require(request, resident=False)
         self.discard(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
         for request, start in zip(step.requests, step.starts.tolist(), strict=True):
             if request.freed:
@@ -346,7 +369,7 @@ class Manager:
 
     def offload(self, request: Request) -> Work:
         """A request leaves the device for host memory; HostTierFull where there is no room."""
-        self._require(request)
+        self.require(request)
         self.poll()
         host_blocks, host_states = self.pools[Pool.HOST_BLOCKS], self.pools[Pool.HOST_STATES]
         host_blocks.require(len(request.blocks), request.name)
@@ -366,7 +389,7 @@ class Manager:
 
     def fetch(self, request: Request) -> Work:
         """A request comes back; blocks that can still be found by their content are shared."""
-        self._require(request, resident=False)
+        self.require(request, resident=False)
         if request.resident:
             raise ValueError(f"request {request.name!r} is not in the host tier")
         self.poll()
@@ -403,6 +426,9 @@ class Manager:
 
     def issued(self, work: Work, event: Event | None = None) -> None:
         """`work` and what reads its slots is on its way; over once `event` says so, or now."""
+        require("work", work, Work)
+        if event is not None and not callable(getattr(event, "query", None)):
+            raise TypeError(f"event is {type(event).__name__}, expected one with query(), or None")
         self._tickets.issued(work.ticket, event)
 
     def poll(self) -> None:
@@ -417,7 +443,7 @@ class Manager:
 
     def discard(self, pool: Pool, slots: Sequence[int]) -> None:
         """What is in these slots is wrong: the prefix cache does not find it any more."""
-        for slot in slots:
+        for slot in self._slots(pool, slots):
             key = self.pools[pool].key(slot)
             if pool is Pool.BLOCKS and key is not None:
                 self.prefix.forget(slot)
@@ -426,6 +452,7 @@ class Manager:
 
     def readers(self, pool: Pool, slots: Sequence[int]) -> list[str]:
         """Names of the requests that hold one of them."""
+        wanted = set(self._slots(pool, slots))
         held = {
             Pool.BLOCKS: lambda request: request.blocks,
             Pool.STATES: lambda request: [request.state],
@@ -433,8 +460,12 @@ class Manager:
             Pool.HOST_STATES: lambda request: [request.host_state],
             Pool.CHECKPOINTS: lambda request: [],
         }[pool]
-        wanted = set(slots)
         return [request.name for request in self.requests if wanted.intersection(held(request))]
+
+    def _slots(self, pool: Pool, slots: Sequence[int]) -> list[int]:
+        """Slots that a pool has; TypeError or ValueError for others."""
+        require("pool", pool, Pool)
+        return numbers("slots", slots, self.pools[pool].first + self.pools[pool].slots)
 
     def check(self) -> None:
         """InvariantBroken where the books contradict themselves."""
@@ -458,16 +489,6 @@ class Manager:
             host[0].held, host[1].held, self._tickets.in_flight,
             invariants.stranded_bytes(self.layout, self.requests, self.states.held), self.counters,
         )  # fmt: skip
-
-
-def _ids(name: str, tokens: Tokens) -> np.ndarray:
-    """Token ids as int64 [n]; TypeError or ValueError for anything else."""
-    ids = np.asarray(tokens)
-    if ids.ndim != 1 or not ids.size:
-        raise ValueError(f"{name}: tokens of shape {ids.shape}, expected at least one in one row")
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"{name}: tokens of dtype {ids.dtype}, expected integers")
-    return ids.astype(np.int64, copy=False)
 
 
 def _tables(requests: list[Request]) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvcache.books.requests import Request
 from kvcache.books.work import Copy, Work
+from kvcache.checks import require
 from kvcache.layouts.layout import Layout, Stream
 
 if TYPE_CHECKING:
@@ -114,10 +115,10 @@ class Step(Work):
         """
         import torch
 
-        from kernelkit.tensors import brought
+        from kernelkit.tensors import brought, device_of
 
-        arrays = self.arrays().items()
-        return {name: brought(torch.from_numpy(array), device) for name, array in arrays}
+        place, arrays = device_of(device), self.arrays().items()
+        return {name: brought(torch.from_numpy(array), place) for name, array in arrays}
 
     def fill(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Write `arrays` into tensors that stay where they are, as a captured graph needs them.
@@ -127,13 +128,15 @@ class Step(Work):
         """
         import torch
 
+        require("buffers", buffers, Mapping)
         arrays = self.arrays()
         for name, buffer in buffers.items():
+            if name not in arrays:
+                raise ValueError(f"{name!r} is no array of a step: {', '.join(arrays)}")
+            require(f"the buffer of {name}", buffer, torch.Tensor)
+            _check_fits(name, arrays[name], buffer)
+        for name, buffer in buffers.items():
             array = arrays[name]
-            if len(buffer.shape) != array.ndim or any(map(int.__gt__, array.shape, buffer.shape)):
-                raise ValueError(
-                    f"{name} {array.shape} does not fit into a buffer of {tuple(buffer.shape)}"
-                )
             padded = np.full(buffer.shape, self._padding(name), array.dtype)
             padded[tuple(slice(size) for size in array.shape)] = array
             source = torch.from_numpy(padded)
@@ -143,3 +146,13 @@ class Step(Work):
         if name == "cu_tokens":
             return int(self.cu_tokens[-1])
         return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0
+
+
+def _check_fits(name: str, array: np.ndarray, buffer: torch.Tensor) -> None:
+    """ValueError for a buffer that cannot hold an array."""
+    if len(buffer.shape) != array.ndim or any(map(int.__gt__, array.shape, buffer.shape)):
+        raise ValueError(
+            f"{name} {array.shape} does not fit into a buffer of {tuple(buffer.shape)}"
+        )
+    if buffer.dtype.is_floating_point or buffer.itemsize < array.itemsize:
+        raise ValueError(f"{name} is {array.dtype}, its buffer {buffer.dtype}")

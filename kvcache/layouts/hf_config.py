@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcache.checks import require
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import (
     CSA,
@@ -100,6 +101,8 @@ def from_config(
         ConfigError: (a ValueError) where the file lacks a key or contradicts itself.
         ValueError: for options that the model does not have.
     """
+    require("options", options, Options, optional=True)
+    require("name", name, str)
     values, name = _load(config, name)
     options = options or Options()
     if isinstance(values.get("text_config"), Mapping):
@@ -119,6 +122,8 @@ def from_config(
 def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
     if isinstance(config, Mapping):
         return config, name or str(config.get("model_type", "config"))
+    if not isinstance(config, str | Path):
+        raise TypeError(f"config is {type(config).__name__}, expected a path or what is in it")
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:

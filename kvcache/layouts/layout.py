@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from kvcache.checks import require, whole
 from kvcache.layouts.records import TMA_ALIGN, Record, round_up
 
 GUARD_BYTES = 64
@@ -299,7 +300,7 @@ class Layout:
 
         ValueError inside a block, where tails have more than a checkpoint has room for.
         """
-        if position < 0 or position % self.block_tokens:
+        if whole("position", position, None) < 0 or position % self.block_tokens:
             raise ValueError(
                 f"a checkpoint at {position}: from 0 on, a multiple of {self.block_tokens} tokens"
             )
@@ -323,9 +324,10 @@ class Layout:
         return first, math.lcm(self.block_tokens, *rows)
 
     def find(self, name: str) -> Stream | Ring | Tail:
-        """The stream, ring or tail of that name; KeyError names those that are there."""
+        """The stream, ring or tail of that name; NoSuchArray names those that are there."""
+        require("name", name, str)
         if name not in self._by_name:
-            raise KeyError(f"{name!r}: the layout {self.name} has {sorted(self._by_name)}")
+            raise NoSuchArray(f"{name!r}: the layout {self.name} has {sorted(self._by_name)}")
         return self._by_name[name]
 
     def place(self, name: str, copy: int) -> Place:
@@ -333,8 +335,8 @@ class Layout:
         array = self.find(name)
         if isinstance(array, Tail):
             raise TypeError(f"{name!r} is a tail of fp32 rows, not of records")
-        if not 0 <= copy < array.copies:
-            raise IndexError(f"copy {copy} of {name!r}: it has {array.copies}")
+        if not 0 <= whole("copy", copy, None) < array.copies:
+            raise NoSuchCopy(f"copy {copy} of {name!r}: it has {array.copies}")
         rows = array.rows(self.draft) if isinstance(array, Ring) else self.entries(array)
         record = array.record
         packed = isinstance(array, Stream) and array.packed
@@ -347,7 +349,10 @@ class Layout:
 
     def offset(self, name: str, page: int) -> int:
         """Of a page in its slot: of copy `page`, or page 0 of a packed stream."""
-        return self._offsets[name, page]
+        place = self.find(name).name, whole("page", page, None)
+        if place not in self._offsets:
+            raise NoSuchCopy(f"page {page} of {name!r}: it has fewer")
+        return self._offsets[place]
 
     @cached_property
     def _offsets(self) -> dict[tuple[str, int], int]:
@@ -365,8 +370,44 @@ def _placed(sizes: list[tuple[str, int, int, int]]) -> tuple[Region, ...]:
     return tuple(regions)
 
 
+class NoSuchArray(KeyError, ValueError):
+    """A layout has no stream, ring or tail of that name."""
+
+    __str__ = Exception.__str__
+
+
+class NoSuchCopy(IndexError, ValueError):
+    """An array has fewer copies."""
+
+
+def _check_types(layout: Layout) -> None:
+    """TypeError for fields that are of another kind."""
+    require("name", layout.name, str)
+    for name, kind in (("streams", Stream), ("rings", Ring), ("tails", Tail)):
+        require(name, getattr(layout, name), tuple)
+        for place, array in enumerate(getattr(layout, name)):
+            where = f"{name}[{place}]"
+            require(where, array, kind)
+            _check_fields(where, array, {"name": str, "record": Record, "of_layer": tuple})
+            _check_fields(where, array, {"packed": bool, "online": bool})
+            for field in ("ratio", "copies", "window", "overlap"):
+                whole(f"{where}.{field}", getattr(array, field, 0), None)
+            whole(f"{where}.width", getattr(array, "width", 1), 1)
+    for name in ("block_tokens", "draft"):
+        whole(name, getattr(layout, name), None)
+    whole("model_layers", layout.model_layers)
+
+
+def _check_fields(where: str, array: Stream | Ring | Tail, kinds: dict[str, type]) -> None:
+    """TypeError for fields, where there are such, that are of another kind."""
+    for field, kind in kinds.items():
+        if hasattr(array, field):
+            require(f"{where}.{field}", getattr(array, field), kind)
+
+
 def _check(layout: Layout) -> None:
     """ValueError for a layout that contradicts itself, by value and limit."""
+    _check_types(layout)
     arrays = layout.arrays
     names = [array.name for array in arrays]
     if not layout.streams:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail
 from kvcache.layouts.records import (
     BF16_512,
@@ -22,6 +23,7 @@ from kvcache.layouts.records import (
     plain,
 )
 
+MAX_LAYERS = 1 << 16  # of a model
 CSA, HCA = 4, 128  # tokens to an entry, as compress_ratios spells the two kinds of layers
 BLOCK_TOKENS = 128  # the least common multiple of the two
 
@@ -64,6 +66,12 @@ class Options:
     draft: int = 0
     mtp: int = 0
     online_hca: bool = False
+
+    def __post_init__(self) -> None:
+        require("record", self.record, str)
+        require("online_hca", self.online_hca, bool)
+        for name in ("block_tokens", "draft", "mtp"):
+            whole(name, getattr(self, name), None)
 
     def choice(self, name: str, offered: Collection[str]) -> str:
         """The record option; ValueError for one that is not offered."""
@@ -201,6 +209,9 @@ def gqa(
     Raises:
         ValueError: for numbers that make no cache, or where no layer has pages.
     """
+    require("windowed", windowed, Sequence)
+    whole(f"{name}: window", window)
+    whole(f"{name}: layers", layers, None, MAX_LAYERS)
     marks = tuple(windowed) or (False,) * layers
     if len(marks) != layers:
         raise ValueError(f"{name}: `windowed` marks {len(marks)} layers, the model has {layers}")

@@ -24,6 +24,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from kvcache.checks import require
 from kvcache.layouts.hf_config import from_config
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import CSA, HCA, ConfigError, Options, gqa
@@ -95,6 +96,7 @@ def preset(name: str, **options: Any) -> Layout:
     Raises:
         ValueError: for another name, with those that there are, or an option that it does not have.
     """
+    require("name", name, str)
     if name not in CONFIGS:
         raise ValueError(f"{name!r}: presets are {', '.join(CONFIGS)}")
     return from_config(CONFIGS[name], Options(**options), name=name)

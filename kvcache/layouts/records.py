@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcache.checks import require, whole
+
 TMA_ALIGN = 16  # bytes that a tensor map wants of every address and stride
 
 
@@ -25,6 +27,9 @@ class Record:
     page_align: int = TMA_ALIGN
 
     def __post_init__(self) -> None:
+        require("name", self.name, str)
+        for field in ("data_bytes", "scale_bytes", "page_align"):
+            whole(f"{self.name}: {field}", getattr(self, field), None)
         if self.data_bytes < 1 or self.scale_bytes < 0:
             raise ValueError(
                 f"{self.name}: {self.data_bytes} data bytes and {self.scale_bytes} scale bytes, "
@@ -62,6 +67,9 @@ INDEXER_BF16 = Record("indexer_bf16", 2 * 128)
 
 def plain(name: str, heads: int, head_dim: int, element_bytes: int = 2) -> Record:
     """K or V of a token as it is: [heads, head_dim]."""
+    sizes = {"heads": heads, "head_dim": head_dim, "element_bytes": element_bytes}
+    for field, size in sizes.items():
+        whole(f"{name}: {field}", size, None)
     if heads < 1 or head_dim < 1 or element_bytes not in (1, 2, 4):
         raise ValueError(
             f"{name}: heads {heads} and head_dim {head_dim} at least 1, elements of "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.tensors import require_rank, require_types
+from kvcache.checks import require, whole
 from kvcache.layouts.layout import FP32_BYTES, Tail
 from kvcache.layouts.records import TMA_ALIGN, Record
 
@@ -52,6 +53,9 @@ class Rows:
         align: what data_offset, the stride of slots and the pool's address are multiples of.
         """
         check_pool("pool", self.pool, align)
+        for name in ("data_offset", "scale_offset", "rows"):
+            whole(name, getattr(self, name), None)
+        require("record", self.record, Record)
         slots, slot_bytes = self.pool.shape
         if self.rows < 1 or self.entries > MAX_ENTRIES:
             raise ValueError(

@@ -13,17 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernelkit.launch import choose_target
+from kernelkit.tensors import device_of
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import CorruptedBlock, StepOpen
-from kvcache.books.manager import Admission, Manager, Sizes, Tokens
+from kvcache.books.manager import Admission, Manager, Sizes
 from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
+from kvcache.checks import require
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.rows import Rows, TailRows
 from kvcache.memory.canary import SEALED, Canary
 from kvcache.memory.mover import Mover
 from kvcache.memory.storage import Storage
+from kvcache.movement.launch import ARCHS
+from kvcache.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,13 @@ class Cache:
         backend: str = "auto",
         arch: str | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.device = device_of(device)
+        if self.device.type == "meta":
+            raise NotImplementedError("device meta: a cache is memory, on the CPU or a CUDA GPU")
+        choose_target(self.device, backend, arch, ARCHS)
         on_gpu = self.device.type == "cuda"
+        require("canary", canary, bool)
+        require("deferred", deferred, bool, optional=True)
         deferred = on_gpu if deferred is None else deferred
         self.manager = Manager(
             layout, sizes, policy=policy, deferred=deferred, keep_events=keep_events
@@ -97,12 +107,14 @@ class Cache:
     def free(self, request: Request) -> None:
         """See `Manager.free`."""
         self._require_closed("free")
+        self.manager.require(request, resident=False)
         self._unseal_host(request)
         self.manager.free(request)
 
     def preempt(self, request: Request) -> np.ndarray:
         """See `Manager.preempt`."""
         self._require_closed("preempt")
+        self.manager.require(request, resident=False)
         self._unseal_host(request)
         return self.manager.preempt(request)
 
@@ -187,6 +199,7 @@ class Cache:
     def fetch(self, request: Request) -> Work:
         """See `Manager.fetch`; the next step of the request waits for it, others do not."""
         self._require_closed("fetch")
+        self.manager.require(request, resident=False)
         host_states = [request.host_state] if request.host_state >= 0 else []
         with self._beside():
             self._look({Pool.HOST_BLOCKS: request.host_blocks, Pool.HOST_STATES: host_states})
@@ -315,5 +328,6 @@ class Cache:
             raise StepOpen(f"{what} while a step of {names} is open: finish or abandon it first")
 
     def _require_open(self, step: Step) -> None:
+        require("step", step, Step)
         if self._open is not step:
             raise StepOpen("this step is not open: each is finished or abandoned once")

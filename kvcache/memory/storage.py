@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import brought
+from kernelkit.tensors import brought, require_type
 from kvcache.books.manager import CLEAN, RESERVED, Sizes
 from kvcache.books.work import Pool
+from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Region, Stream, Tail
 from kvcache.layouts.rows import Rows, TailRows
 
@@ -95,6 +96,10 @@ class Storage:
         shape: of an entry, all of its bytes. ValueError for an entry with scales, or of other size.
         """
         rows = self.rows(name, copy)
+        require_type("dtype", dtype, torch.dtype)
+        require("shape", shape, tuple)
+        for place, length in enumerate(shape):
+            whole(f"shape[{place}]", length, 1)
         record, size = rows.record, math.prod(shape) * dtype.itemsize
         if record.scale_bytes or record.data_bytes != size:
             raise ValueError(

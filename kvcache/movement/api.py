@@ -13,9 +13,13 @@ counts as -1.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from kvcache.checks import require
 from kvcache.layouts.layout import Place
+from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement.launch import (
     APPEND_ROWS,
@@ -78,24 +82,35 @@ def append_rows(
             and any stride between tokens; the elements of a token lie in one piece and have the
             data bytes of the record.
         second: another such pair with as many tokens and entries, or None.
-        slots: int64 [T], the entry of each token in both, or -1 for none; no entry twice.
+        slots: int64 [T], the entry of each token in both, or -1 for none; no entry twice. Neither
+            x nor slots lie in the entries that are written.
 
     Raises:
         NotImplementedError: for a record with scales apart from its data, and as the module says.
         TypeError, ValueError: as the module says.
     """
-    rows, x = first
+    rows, x = _pair("first", first)
     given = {"pool": rows.pool, "x": x, "slots": slots, "place": _place(rows)}
     if second is not None:
-        other_rows, other = second
+        other_rows, other = _pair("second", second)
         given |= {"other": other, "other_place": _place(other_rows)}
         if other_rows.pool is not rows.pool:
             given["other_pool"] = other_rows.pool
     APPEND_ROWS(given | {"backend": backend, "arch": arch})
 
 
+def _pair(name: str, pair: Any) -> tuple[Rows, torch.Tensor]:
+    """(rows, x), or TypeError."""
+    kinds = [type(item).__name__ for item in pair] if isinstance(pair, tuple | list) else []
+    if len(kinds) != 2 or not isinstance(pair[0], Rows) or not isinstance(pair[1], torch.Tensor):
+        found = f"({', '.join(kinds)})" if kinds else type(pair).__name__
+        raise TypeError(f"{name} is {found}, expected (Rows, torch.Tensor)")
+    return pair[0], pair[1]
+
+
 def _place(rows: Rows) -> Place:
     """Of rows of bytes as they are."""
+    require("record", rows.record, Record)
     if rows.record.scale_bytes:
         raise NotImplementedError(
             f"record {rows.record.name} has {rows.record.scale_bytes} bytes of scales apart from "

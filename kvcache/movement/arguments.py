@@ -22,6 +22,7 @@ from kvcache.layouts.latent import LATENTS, Latent
 from kvcache.layouts.layout import Place
 from kvcache.layouts.rows import Rows, check_mapping, check_pool
 from kvcache.movement.config import VECTOR_BYTES
+from kvcache.movement.overlap import require_apart, require_once, spans_of, written_by
 from kvcache.movement.rope import check_positions, check_rope
 
 LATENT_DTYPES = (torch.bfloat16, torch.float32)
@@ -54,6 +55,9 @@ class AppendSwa:
         _check_latent("kv", kv, LATENT_DTYPES, latent)
         check_rope(self.positions, self.cos, self.sin, len(kv))
         _check_entries("slots", slots, len(kv), rows)
+        read = {name: spans_of(tensor) for name, tensor in ({"kv": kv} | tables).items()}
+        require_apart(read, {"pool": written_by(rows)})
+        require_once("slots", slots)
         if len(kv) and slots.device.type == "cpu":
             check_positions(self.positions[slots >= 0], len(self.cos))
 
@@ -85,11 +89,18 @@ class AppendRows:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         pairs = self.pairs
+        for rows, _ in pairs:
+            check_pool("pool", rows.pool, align=1)
         if len({rows.entries for rows, _ in pairs}) > 1:
             entries = [rows.entries for rows, _ in pairs]
             raise ValueError(f"pools of {entries} entries: one mapping is of as many in each")
         named = {f"tensor {index}": pair for index, pair in enumerate(pairs)}
         _check_rows(named, "slots", self.slots)
+        read = {name: spans_of(x) for name, (_, x) in named.items()}
+        read["slots"] = spans_of(self.slots)
+        written = {f"the rows of {name}": written_by(rows) for name, (rows, _) in named.items()}
+        require_apart(read, written)
+        require_once("slots", self.slots)
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,7 @@ class Gather:
             require_tensors(pool=rows.pool, indices=indices, out=out)
             _check_latent("out", out, (torch.bfloat16,), LATENTS[record.name])
             _check_entries("indices", indices, len(out), rows)
+            self._check_apart()
             return
         if record.scale_bytes:
             names = [name for name, latent in LATENTS.items() if latent.group]
@@ -124,6 +136,11 @@ class Gather:
                 "and records without"
             )
         _check_rows({"out": (rows, out)}, "indices", indices)
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        read = {"the rows": written_by(self.rows), "indices": spans_of(self.indices)}
+        require_apart(read, {"out": spans_of(self.out)})
 
 
 @dataclass(frozen=True)
@@ -175,6 +192,27 @@ class CopySlots:
         for column, (name, pool) in enumerate(self.pools.items()):
             limit = f"the {name} has slots 0 to {len(pool) - 1}"
             check_mapping(f"pairs of the {name}", pairs[:, column], len(pool), limit)
+        tables = {"pairs": pairs} if self.segments is None else {
+            "pairs": pairs, "segments": self.segments}  # fmt: skip
+        read = {name: spans_of(table) for name, table in tables.items()}
+        require_apart(read, {"target": spans_of(self.target)})
+        if pairs.device.type == "cpu":
+            self._check_pairs(pairs[(pairs >= 0).all(1)])
+
+    def _check_pairs(self, pairs: torch.Tensor) -> None:
+        """What a pair writes no other pair reads or writes."""
+        require_once("pairs of the target", pairs[:, 1])
+        if self.source is not None:
+            source, target = spans_of(self.source), spans_of(self.target)
+            if source != target:
+                require_apart({"source": source}, {"target": target})
+                return
+        elif self.segments is not None:
+            return  # of one slot parts may be read and others written
+        both = torch.isin(pairs[:, 0], pairs[:, 1]) & (pairs[:, 0] != pairs[:, 1])
+        if both.any():
+            slot = int(pairs[both][0, 0])
+            raise ValueError(f"pairs read slot {slot} and write it: what is written is not read")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ import torch
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPE_NAMES, device_of
 from kernelkit.warm import Progress, Warmed, warm
+from kvcache.checks import require
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.layout import Layout, Ring, Stream
+from kvcache.movement.arguments import LATENT_DTYPES
 from kvcache.movement.config import (
     AppendConfig,
     ChecksumConfig,
@@ -47,7 +49,11 @@ def warmup(
     Raises:
         NotImplementedError, ValueError: for a place where no kernel runs.
     """
-    target = choose_target(torch.device(device), backend, arch, ARCHS)
+    require("layout", layout, Layout)
+    target = choose_target(device_of(device), backend, arch, ARCHS)
+    for dtype in dtypes:
+        if dtype not in LATENT_DTYPES:
+            raise NotImplementedError(f"dtypes has {dtype!r}: supported are {LATENT_DTYPES}")
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]
     return warm(kernels_for(layout, names, target.arch), progress)
 

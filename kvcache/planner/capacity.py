@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvcache.books.manager import RESERVED, Sizes
+from kvcache.checks import require, share, whole
 from kvcache.layouts.layout import GUARD_BYTES, Layout, Tail
 
 BF16_BYTES = 2
@@ -66,7 +67,8 @@ def usage(layout: Layout, tokens: int) -> Usage:
     Raises:
         ValueError: for a negative number.
     """
-    if tokens < 0:
+    require("layout", layout, Layout)
+    if whole("tokens", tokens, None) < 0:
         raise ValueError(f"a request of {tokens} tokens, at least 0")
     blocks, draft = layout.blocks(tokens), layout.draft
     stranded = dict.fromkeys(CAUSES, 0)
@@ -97,7 +99,8 @@ def usage(layout: Layout, tokens: int) -> Usage:
 
 def workspace_bytes(layout: Layout, rows: int) -> int:
     """Of `rows` entries expanded to BF16; 0 where attention reads the pages as they are."""
-    if rows < 0:
+    require("layout", layout, Layout)
+    if whole("rows", rows, None) < 0:
         raise ValueError(f"a workspace of {rows} rows, at least 0")
     records = [array.record.name for array in layout.arrays if not isinstance(array, Tail)]
     return rows * BF16_BYTES * max((EXPANDED.get(name, 0) for name in records), default=0)
@@ -116,6 +119,10 @@ class Mix:
     weights: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "weights"):
+            require(name, getattr(self, name), tuple)
+            for place, number in enumerate(getattr(self, name)):
+                whole(f"{name}[{place}]", number, None)
         if not self.weights:
             object.__setattr__(self, "weights", (1,) * len(self.tokens))
         if not self.tokens or len(self.weights) != len(self.tokens):
@@ -203,7 +210,7 @@ class Plan:
 
     def fit(self, tokens: int) -> Fit:
         """Requests of another length in the pools as they are divided."""
-        if tokens < 1:
+        if whole("tokens", tokens, None) < 1:
             raise ValueError(f"a request of {tokens} tokens, at least 1")
         layout, held = self.layout, usage(self.layout, tokens)
         by_blocks = self.blocks // held.blocks
@@ -227,7 +234,7 @@ class Plan:
 
     def longest(self, requests: int = 1) -> int:
         """Tokens that so many requests can have each, all alike; 0 where there are no states."""
-        if requests < 1:
+        if whole("requests", requests, None) < 1:
             raise ValueError(f"{requests} requests, at least 1")
         if self.layout.has_state and requests > self.states:
             return 0
@@ -262,8 +269,13 @@ def plan(
     Raises:
         ValueError: where not even one request fits, with what it needs.
     """
-    checkpoints = _checkpoints(layout, memory, checkpoints, checkpoint_share)
+    require("layout", layout, Layout)
+    require("mix", mix, Mix)
     sizes = {"memory": memory, "batch": batch, "states": states, "workspace": workspace}
+    for name, size in (sizes | {"checkpoints": checkpoints}).items():
+        whole(name, size, None)
+    share("checkpoint_share", checkpoint_share)
+    checkpoints = _checkpoints(layout, memory, checkpoints, checkpoint_share)
     for name, size in sizes.items():
         if size < 0:
             raise ValueError(f"{name} {size}, at least 0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvcache.checks import require, whole
 from kvcache.layouts.layout import FP32_BYTES, Layout, Ring, Stream, Tail
 
 Span = tuple[int, int]  # tokens of a request before and after a step
@@ -42,11 +43,17 @@ def step_traffic(
     of other streams a request reads all that it has. ValueError for a span that goes backwards, or
     a stream that the layout has not.
     """
+    require("layout", layout, Layout)
+    require("selected", selected, Mapping, optional=True)
     selected = selected or {}
+    for name, most in selected.items():
+        whole(f"selected[{name!r}]", most)
     unknown = sorted({*selected} - {stream.name for stream in layout.streams})
     if unknown:
         raise ValueError(f"selected {unknown}: {layout.name} has no such stream")
     for start, length in spans:
+        whole("start", start, None)
+        whole("length", length, None)
         if not 0 <= start <= length:
             raise ValueError(f"a step from {start} to {length} tokens: from 0 on, not backwards")
     return tuple(

@@ -6,7 +6,7 @@ import torch
 
 from moe.formats import format_of
 from moe.quantiser.launch import QUANTISE, quantised
-from moe.quantized import Quantized
+from moe.quantized import Quantized, laid_out
 
 
 def quantise(
@@ -29,7 +29,7 @@ def quantise(
         fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
         global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
             compute it from, the largest magnitude of the 'tensor' x (the default) or of each
-            'token'.
+            'token'. Those that are given are positive and finite, which is looked at on the CPU.
         rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1;
             without it R = T.
         choices: of a token, where rows are slots (`Permutation.slot_of_row`).
@@ -50,4 +50,4 @@ def quantise(
         "choices": choices, "backend": backend, "arch": arch,
     }  # fmt: skip
     format_of(fmt)
-    return quantised(fmt, QUANTISE(given))
+    return laid_out(quantised(fmt, QUANTISE(given)), offsets=offsets)

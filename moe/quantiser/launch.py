@@ -21,7 +21,7 @@ from kernelkit.tensors import (
     with_plain_strides,
 )
 from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
-from moe.indices import check_offsets, check_range
+from moe.indices import check_offsets, check_range, check_scale
 from moe.quantiser.config import (
     CODE_WORDS,
     CTAS_OF_AMAX,
@@ -256,6 +256,7 @@ def _check_global_scale(
     require_table("global_scale", global_scale, torch.float32, (None,))
     if len(global_scale) not in (1, count):
         raise ValueError(f"global_scale has {len(global_scale)} elements, expected 1 or {count}")
+    check_scale("global_scale", global_scale)
 
 
 QUANTISE = Operator("moe_quantise", Tokens, forward, empty_results, results=4)

@@ -45,7 +45,7 @@ def route(
         n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those
             of the topk_group best groups are chosen; a group is as good as the sum of its two best.
         renormalize: weights are divided by their sum (0 stays 0).
-        scale: multiplies them afterwards.
+        scale: multiplies them afterwards, above 0 and finite.
 
     Returns:
         (ids int32 [T, k], weights fp32 [T, k]). The best expert comes first; of equal ones, and of

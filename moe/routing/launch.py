@@ -22,7 +22,7 @@ from kernelkit.tensors import (
     without_broadcast,
 )
 from moe.arguments import Router
-from moe.indices import check_range
+from moe.indices import check_factor, check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
@@ -78,6 +78,7 @@ def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
         **{name: getattr(given, name) for name in static},
     )
     config.check()
+    check_factor("scale", given.scale)
     bias = None if bias is None else _plain(bias)
     logits = _plain(logits)
     if config.is_even and _is_aligned(logits) and (bias is None or _is_aligned(bias)):

@@ -18,6 +18,7 @@ from ptxemu.check.clocks import (
     fresh,
     join,
 )
+from ptxemu.check.lanes import Met
 from ptxemu.machine.warp import Warp
 
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
@@ -52,6 +53,7 @@ class WarpClock:
         self.commits: set[int] = set()  # those steps of its tensor core that commit to a peer
         self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
         self.woken_at: int | None = None
+        self.touched = 0  # lanes that have accessed memory since all met or arrived together
         self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
         # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same
         self.given_up: list[tuple[int, Callable[[], None]]] = []
@@ -60,6 +62,7 @@ class WarpClock:
         self.fenced_near: np.ndarray | None = None  # as row FENCED, by a fence of any scope
         self.advance()
         self.synced = self.now
+        self.met: Met | None = None  # where some of its lanes have met since then
 
     def seen(self, write: bool, space: str) -> np.ndarray:
         return self.rows[ORDERED]
@@ -74,7 +77,13 @@ class WarpClock:
     def together(self) -> None:
         """The lanes of the warp met, and memory is ordered between them."""
         self.advance()
-        self.synced = self.now
+        self.synced, self.met, self.touched = self.now, None, 0
+
+    def together_some(self, members: int) -> None:
+        """The same of some of its lanes."""
+        self.advance()
+        self.met = Met.behind(self.met, self.synced, members, self.now)
+        self.touched &= ~members
 
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
         """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
@@ -213,7 +222,7 @@ class Ticket:
     """
 
     __slots__ = (
-        "rows", "own", "synced", "lane", "site", "component", "step", "_seen", "agent",
+        "rows", "own", "synced", "met", "lane", "site", "component", "step", "_seen", "agent",
         "asynchronous", "undefined", "released",
     )  # fmt: skip
 
@@ -221,6 +230,7 @@ class Ticket:
         self.rows = by.rows.copy()
         self.own = by.own
         self.synced = by.synced
+        self.met = by.met
         self.lane = lane
         self.site = site
         self.agent = by

@@ -14,22 +14,27 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
+from ptxemu.check.bounds import Bounds
 from ptxemu.check.clocks import ALL_LANES
 from ptxemu.check.edges import Edges
 from ptxemu.check.findings import Findings
 from ptxemu.check.global_memory import GlobalShadow
+from ptxemu.check.kernel_text import check_text
+from ptxemu.check.lanes import masks_named
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.races import Races, Unchanged
 from ptxemu.check.shadow import Where
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
+from ptxemu.check.tensor_maps import MAP_BYTES, TensorMaps
+from ptxemu.check.wgmma import Warpgroups
 from ptxemu.codegen.program import Program
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.listener import How, Lanes, Listener, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.memory import GlobalMemory, Stray
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import box_rows, inside
@@ -37,7 +42,8 @@ from ptxemu.machine.tmem import Move, PendingLoad
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
-from ptxemu.report import Finding, place_of
+from ptxemu.numerics.lanes import PerLane
+from ptxemu.report import Finding
 
 
 class Checker(Listener):
@@ -58,11 +64,16 @@ class Checker(Listener):
         self.shadow = GlobalShadow(program.global_grain, before)
         self.states = States(program.shared_grain)
         self.findings = Findings(program.sites, found)
+        check_text(self.findings)
         self.lifetime = Lifetime(self.states, self.findings, strict)
         self.manual = Manual(self.states, self.findings, strict)
         self.edges = Edges(self.states, self.lifetime, self.manual)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow)
+        self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
+        self.warpgroups = Warpgroups(program, self.states, self.findings, self.races, strict)
         self.taint = Taint(self.states, self.findings, program.flows)
+        self.bounds = Bounds(program, self.findings, self.states.tickets)
+        self.shadow.inside = memory.inside
 
     # -- beginnings and ends ------------------------------------------------------------------
 
@@ -74,13 +85,9 @@ class Checker(Listener):
         self.manual.copies_at_exit(w)
         self.lifetime.warp_ended(w)
 
-    def outside(self, message: str) -> None:
-        """An access to memory of the process that nobody has allocated for the kernel."""
-        instr = self.program.running_instruction()
-        if self.findings.new("out-of-bounds", instr and instr.line):
-            place = {} if instr is None else place_of(instr)
-            rule = "ld, st: the address is allocated"
-            self.findings.report(Finding("out-of-bounds", message, rule=rule, **place))
+    def outside(self, stray: Stray) -> None:
+        """An access to memory that nobody has given to the kernel."""
+        self.bounds.stray(stray)
 
     # -- accesses by a warp -------------------------------------------------------------------
 
@@ -93,6 +100,7 @@ class Checker(Listener):
             where = footprints.bytes_of(starts.astype(np.int64), nbytes, grain)
         else:
             where = slice(starts // grain, starts // grain + max(nbytes // grain, 1))
+        self.manual.accessed(w)
         self.taint.shared(w, cta, where, lanes, write)
         self.races.shared(w, cta, where, lanes, write)
         if w.how:
@@ -115,6 +123,7 @@ class Checker(Listener):
         def unchanged() -> bool:
             return bool((self.memory.gather(starts, size, count) == values).all())
 
+        self.manual.accessed(w)
         places = starts.astype(np.int64)
         self.races.global_(w, places, size * count, lanes, write=True, unchanged=unchanged)
         if w.how:
@@ -131,9 +140,14 @@ class Checker(Listener):
     def mbarrier_completed(self, barrier: MBarrier) -> None:
         self.states.phases[barrier].completed()
 
-    def warp_synced(self, w: Warp) -> None:
-        """bar.warp.sync orders memory between its lanes ("bar.warp.sync")."""
-        self.states.clocks[w].together()
+    def warp_synced(self, w: Warp, members: PerLane) -> None:
+        """bar.warp.sync orders memory between the lanes that it names ("bar.warp.sync")."""
+        clock = self.states.clocks[w]
+        for named in masks_named(members, w.frag.mask):
+            if named & w.live == w.live:
+                clock.together()
+            elif named & w.live:
+                clock.together_some(named & w.live)
 
     def fence(self, w: Warp, near: bool) -> None:
         self.states.clocks[w].fence(near=near)
@@ -143,6 +157,32 @@ class Checker(Listener):
 
     def fence_proxy(self, w: Warp, spaces: tuple[str, ...]) -> None:
         self.states.clocks[w].fence_proxy(spaces)
+
+    # -- tensor maps --------------------------------------------------------------------------
+
+    def map_edited(self, w: Warp, place: Place) -> None:
+        self.races.shared(w, place[0], self.races.bytes(place[1], MAP_BYTES), None, True)
+
+    def map_written(
+        self, w: Warp, address: int, image: np.ndarray, copied: Place | None = None
+    ) -> None:
+        """Several warps may write the same: those of CUTLASS's dense_gemm_ptr_array.py do so."""
+        starts = np.array([address], np.int64)
+
+        def unchanged() -> bool:
+            return np.array_equal(self.memory.read_rows(starts, len(image))[0], image)
+
+        if copied is not None:
+            cells = self.races.bytes(copied[1], len(image))
+            self.races.shared(w, copied[0], cells, None, False)
+        self.races.global_(w, starts, len(image), None, write=True, unchanged=unchanged)
+
+    def map_used(self, w: Warp, address: int) -> None:
+        self.tensor_maps.used(w, address)
+
+    def map_fenced(self, w: Warp, address: PerLane | None) -> None:
+        for each in [None] if address is None else dict.fromkeys(w.lane_values(address)):
+            self.tensor_maps.fence(w, each)
 
     # -- asynchronous operations --------------------------------------------------------------
 
@@ -157,7 +197,11 @@ class Checker(Listener):
             ticket.released = clock.release()
         self.states.tickets[work] = ticket
 
+    def step_began(self, work: Work) -> None:
+        self.bounds.work = work
+
     def step_ended(self, work: Work) -> None:
+        self.bounds.work = None
         if not work.steps:
             del self.states.tickets[work]
 
@@ -280,6 +324,7 @@ class Checker(Listener):
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
         self.races.columns(w, column, count, pair, told)
         self.taint.allocated(w, column, count, told)
+        self.manual.allocated(w, pair)
 
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None:
         self.races.columns(w, column, count, pair, None)
@@ -320,6 +365,7 @@ for _part, _events in {
     "taint": "local_access atomic",
     "edges": "mbarrier_waited mbarrier_tested barrier_arrival barrier_completed cluster_arrival "
     "cluster_completed cluster_waited grid_waited copies_waited bulk_committed bulk_waited",
+    "warpgroups": "warpgroup_joined warpgroup_multiply warpgroup_waited accumulator_used",
     "manual": "fence_tensor",
 }.items():
     for _event in _events.split():

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ptxemu.check.lanes import NOBODY, LaneSets
+
 # Rows of a clock.
 EXECUTED = 0  # it has happened: what a relaxed barrier tells
 ORDERED = 1  # its accesses come first: release and acquire
@@ -34,8 +36,8 @@ COMPONENT_SHIFT = STEP_SHIFT + STEP_BITS
 SITE_MASK = (1 << SITE_BITS) - 1
 LANE_MASK = (1 << LANE_BITS) - 1
 STEP_MASK = (1 << STEP_BITS) - 1
-ALL_LANES = LANE_MASK  # the access of no lane in particular
-ATOMIC = LANE_MASK - 1  # an atomic or otherwise strong access: no race with another such
+ALL_LANES = NOBODY  # the access of no lane in particular
+ATOMIC = NOBODY - 1  # an atomic or otherwise strong access: no race with another such
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Components:
     known: list[Component] = field(default_factory=lambda: [Component("nobody", "")])
     asynchronous: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
     executed: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
+    lane_sets: LaneSets = field(default_factory=LaneSets)
     # what its warps were told of another cluster, by index: (component, its step then, rows)
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 

@@ -145,6 +145,7 @@ class Edges:
     def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
         """barrier.cluster.arrive: .release is the default ("barrier.cluster")."""
         state = self._states.clusters[w.cluster.index]
+        self._manual.told_others(w)
         state.add(self._states.clocks[w].release(relaxed=relaxed))
 
     def cluster_completed(self, cluster: Cluster) -> None:
@@ -153,6 +154,7 @@ class Edges:
         state.told = None
 
     def cluster_waited(self, w: Warp) -> None:
+        self._manual.heard_others(w)
         phase, phases = w.cluster_phase, self._states.clusters[w.cluster.index].phases
         told = phases[phase - 1] if 0 < phase <= len(phases) else None
         if told is not None:
@@ -191,6 +193,8 @@ class Edges:
         near, adds = how.endswith(" cta"), "atomic" in how
         if write:
             releases = "release" in how or "acq_rel" in how
+            if releases:
+                self._manual.told_others(w)
             told = self._flag_told(w, relaxed=not releases, near=True)
             self._flags.release((address, w.cta), told, adds=adds)
             if near or not releases:
@@ -198,6 +202,8 @@ class Edges:
             self._flags.release(address, told, adds=adds)
         else:
             acquires = "acquire" in how or "acq_rel" in how
+            if acquires:
+                self._manual.heard_others(w)
             self._learn_all(w, self._flags.acquire((address, w.cta)), relaxed=not acquires)
             self._learn_all(w, self._flags.acquire(address), relaxed=not acquires or near)
 

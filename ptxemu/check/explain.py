@@ -18,6 +18,11 @@ MISSING = {
         "tcgen05.commit to an mbarrier behind it, and a wait on that mbarrier",
         "tcgen05.commit",
     ),
+    "wgmma": (
+        "wgmma.wait_group, and an arrival or a barrier behind it, before its operands are"
+        " overwritten",
+        "wgmma.wait_group",
+    ),
     "tcgen05.alloc": (
         "a barrier between the access and the allocation or deallocation",
         "tcgen05.alloc",

@@ -42,6 +42,16 @@ class Piece:
         """What lies between the ends of either is in part the same."""
         return self.low < other.high and self.high > other.low
 
+    def only(self, kept: np.ndarray | None) -> Piece:
+        """Of those of `starts`."""
+        if kept is None:
+            return self
+        packed, lane = (
+            part if np.ndim(part) == 0 else np.broadcast_to(part, kept.shape)[kept]
+            for part in self.mark
+        )
+        return Piece(self.starts[kept], self.nbytes, self.cluster, Mark(packed, lane))
+
     def chunks(self) -> Iterable[int]:
         """That it lies in. What one instruction reads may be of allocations terabytes apart."""
         first, last = self.low >> _CHUNK_BITS, self.high - 1 >> _CHUNK_BITS
@@ -79,14 +89,23 @@ class GlobalShadow:
     earlier: dict[int, list[Piece]] = field(default_factory=dict)
     low: int = 1 << 62
     high: int = 0
+    # (addresses, bytes at each) -> which of them are there, None where all are: the others have
+    # been refused, and wild addresses would need shadows without end
+    inside: Callable[[np.ndarray, int], np.ndarray | None] = lambda *_: None
 
     def read(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        piece = piece.only(self.inside(piece.starts, piece.nbytes))
+        if not piece.starts.size:
+            return
         if piece.meets(self):
             self._against_writes(piece, by, on_race)
         for chunk in piece.chunks():
             self.reads.setdefault(chunk, []).append(piece)
 
     def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
+        piece = piece.only(self.inside(piece.starts, piece.nbytes))
+        if not piece.starts.size:
+            return
         low, high = piece.low, piece.high
         excused = piece.meets(self) and self._against_writes(piece, by, on_race)
         self._against_reads(piece, by, on_race, excused)
@@ -117,6 +136,18 @@ class GlobalShadow:
                     if len(both):
                         return int(both[0]) * self.grain
         return None
+
+    def writes(self, piece: Piece) -> set[tuple[int, int]]:
+        """(stamp, its cluster) of the last writes to `piece`."""
+        found: set[tuple[int, int]] = set()
+        if not piece.meets(self):
+            return found
+        for chunk, _, index in self._parts(self._cells(piece)):
+            if chunk in self.chunks:
+                last, owner = self.chunks[chunk].last[index], self.chunks[chunk].owner[index]
+                some = last != 0
+                found.update(zip(last[some].tolist(), (owner[some] - 1).tolist(), strict=True))
+        return found
 
     def forget(self, low: int, high: int) -> None:
         """What lies in [low, high) is another allocation now."""

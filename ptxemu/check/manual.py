@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from ptxemu.check.clocks import EXECUTED
 from ptxemu.check.findings import Findings
 from ptxemu.check.state import States
 from ptxemu.machine.cta import Cta
@@ -27,6 +28,13 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         "tcgen05.fence::after_thread_sync",
         "tcgen05.fence",
     ),
+    # A release is of one thread, "Release Pattern". In CUTLASS's tutorial_tma/tma_v2.py one thread
+    # of a warp releases a stage that all of its lanes have read, without a bar.warp.sync.
+    "lanes": (
+        "an arrival tells of its own lanes: others of the warp have accessed memory since they met",
+        "bar.warp.sync before the arrival",
+        "memory consistency model, release pattern; bar.warp.sync",
+    ),
     "scope of arrival": (
         "an arrival at the mbarrier of a peer names no scope, and .cta is the default",
         ".release.cluster",
@@ -37,10 +45,19 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         ".acquire.cluster",
         "mbarrier.test_wait / try_wait",
     ),
+    # No error: the manual says when the source may be written again, and of an exit nothing. The
+    # CUDA C++ Programming Guide waits in its examples of bulk stores; every CTA of CUTLASS's
+    # tutorial_tma/tma_v0.py exits with its last store under way, and its results are right.
     "exit": (
         "the CTA may exit while its bulk copies still read its shared memory",
         "cp.async.bulk.wait_group.read",
-        "cp.async.bulk.wait_group",
+        "cp.async.bulk.wait_group; CUDA C++ Programming Guide, Using TMA to transfer arrays",
+    ),
+    # FlashAttention-4's head_dim 256 allocates first, as CUTLASS's examples do not.
+    "pair": (
+        "tensor memory of a pair is allocated by a warp that does not know its peer to be running",
+        "a cluster barrier before tcgen05.alloc",
+        "tcgen05, CTA pair: the issuing thread makes sure that the peer CTA is launched",
     ),
 }
 
@@ -71,12 +88,22 @@ class Manual:
             clock.woken_at = None
             clock.fence_tensor()
 
+    def accessed(self, w: Warp) -> None:
+        """Ordinary shared memory, or a write to global memory, by the lanes that are executing."""
+        if self._strict:
+            self._states.clocks[w].touched |= w.frag.mask
+
     def told_others(self, w: Warp) -> None:
         """An arrival of any kind."""
         if self._strict:
             clock = self._states.clocks[w]
+            if clock.touched & w.live & ~w.frag.mask:
+                self._note("lanes", w.at)
+            elif w.frag.mask == w.live:
+                clock.touched = 0
             if clock.tensor_at is not None:
                 self._note("before", w.at)
+                clock.tensor_at = None  # one fence here would do for later signals, too
             if clock.issued.get("tcgen05.ld", 0) > clock.waited_loads:
                 self._note("wait::ld", w.at)
 
@@ -92,6 +119,15 @@ class Manual:
     def scope_of_wait(self, w: Warp, barrier: MBarrier, how: tuple[str, ...]) -> None:
         if self._strict and self._states.phases[barrier].from_peers and "cluster" not in how:
             self._note("scope of wait", w.at)
+
+    def allocated(self, w: Warp, pair: bool) -> None:
+        """tcgen05.alloc. A warp knows its peer to be running if anything of it has been told."""
+        if self._strict and pair:
+            clocks, rows = self._states.clocks, self._states.clocks[w].rows
+            peer = w.cluster.ctas[w.cta.rank ^ 1] if len(w.cluster.ctas) > w.cta.rank ^ 1 else None
+            owns = [clock.own for each, clock in clocks.items() if each.cta is peer]
+            if not any(own < rows.shape[1] and rows[EXECUTED, own] for own in owns):
+                self._note("pair", w.at)
 
     def copies_at_exit(self, w: Warp) -> None:
         """A warp ends."""

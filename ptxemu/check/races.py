@@ -61,11 +61,13 @@ class Races:
         self._compare(self._shadow(cta), cta, where, clock, self._mark(w, lanes, shape), write)
 
     def _mark(self, w: Warp, lanes: np.ndarray | None, shape: tuple[int, ...]) -> Mark:
-        """Of an ordinary access of `lanes`, None: of no one in particular."""
-        lane: Any = ATOMIC if w.how else ALL_LANES
-        if lanes is not None and not w.how:
-            lane = np.broadcast_to(lanes.astype(np.int64), shape)
+        """Of an ordinary access of `lanes`, None: of all that execute it, to one address."""
         clock = self._states.clocks[w]
+        lane: Any = ATOMIC
+        if not w.how and lanes is not None:
+            lane = np.broadcast_to(lanes.astype(np.int64), shape)
+        elif not w.how:
+            lane = clock.components.lane_sets.code(w.frag.mask)
         packed = stamp(clock.own, clock.now, 0, w.at) + (lane << LANE_SHIFT)
         return Mark(packed, lane)
 

@@ -79,7 +79,7 @@ class Registers:
         parts = 2 if flow.element_bytes >= 8 else 1
         count = parts * len(flow.targets)
         if flow.kind == "load matrix":
-            codes = _from_matrix(self.loaded, count, "trans" in flow.instr.parts)
+            codes = _from_matrix(self.loaded, count, flow.instr.parts)
         else:
             codes = rescale(self.loaded, count)
         for k, name in enumerate(flow.targets):
@@ -116,12 +116,26 @@ class Registers:
         return self.local.reshape(32, -1, size)
 
 
-def _from_matrix(codes: np.ndarray, count: int, transposed: bool) -> np.ndarray:
+def _from_matrix(codes: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
     """ldmatrix: codes of rows [part, matrix and row] -> of registers [matrix, lane]."""
-    elements = rescale(codes, 8)[:, : 8 * count].T.reshape(count, 8, 8)
-    if transposed:
+    pairs = rescale(codes, 8)[:, : 8 * count].T
+    if "m8n8" not in parts:
+        return _from_byte_matrix(pairs, count, parts)
+    elements = pairs.reshape(count, 8, 8)
+    if "trans" in parts:
         elements = elements.transpose(0, 2, 1)
     return elements.reshape(count, 32, 2).max(2)
+
+
+def _from_byte_matrix(pairs: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
+    """The same of 16 elements in a row, each of which has bits of one 16-bit part or of two. pairs:
+    codes [row, 16-bit part]."""
+    bits = {"b6x16_p32": 6, "b4x16_p64": 4}.get(parts[-1], 8)
+    start = np.arange(16) * bits
+    elements = np.maximum(pairs[:, start // 16], pairs[:, (start + bits - 1) // 16])
+    if "trans" in parts:
+        elements = elements.reshape(-1, 16, 2, 8).transpose(0, 2, 3, 1)
+    return elements.reshape(count, 32, 4).max(2)
 
 
 def _stored(codes: np.ndarray, transposed: bool) -> np.ndarray:

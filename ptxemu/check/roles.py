@@ -9,7 +9,7 @@ from ptxemu.report import LaunchReport
 
 # In the order in which they are told; the first pattern that an opcode matches is what it is.
 _DUTIES = (
-    (r"tcgen05\.mma", "MMA"),
+    (r"tcgen05\.mma|wgmma\.mma", "MMA"),
     (r"tcgen05\.cp", "TMEM copy"),
     (r"cp\.async\.bulk\.tensor\.\dd\.shared|cp\.async\.bulk\.prefetch\.tensor", "TMA load"),
     (r"cp\.async\.bulk\.shared", "bulk load"),

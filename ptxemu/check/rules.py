@@ -17,6 +17,7 @@ from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.warp import shuffle_lanes
+from ptxemu.syntax.tree import Vec
 
 ALL = 0xFFFFFFFF
 Masks = Mapping[str | None, int]
@@ -134,19 +135,28 @@ def _group(flow: Flow, masks: Masks, mb: int, members: PerLane) -> list[int]:
 def _product(flow: Flow, masks: Masks, mb: int) -> list[int]:
     """mma.sync: an element of A reaches its row of D, one of B its column, one of C itself.
 
-    Lane 4 g + i holds rows g of A and, in every other register, g + 8; column g of B; columns 2 i
-    and 2 i + 1 of D, in one register or, of 32 bits each, in two.
+    Lane 4 g + i holds rows g of A and, of 16 rows in every other register, g + 8; column g of B;
+    columns 2 i and 2 i + 1 of D, in one register or, of 32 bits and more each, in two. What follows
+    C, metadata and scale factors, is taken to reach all of D.
     """
-    lanes = np.array([bits_mask(masks.get(name, 0) & ALL) for name in flow.sources])
-    d_count = len(flow.targets)
-    b_count = (len(lanes) - d_count) // 3
-    a, b, c = np.split(lanes.reshape(-1, 8, 4), (2 * b_count, 3 * b_count))
-    rows = np.any(np.stack([a[0::2], a[1::2]]), axis=(1, 3))  # [half, g]
+    counts = [len(x.items) if isinstance(x, Vec) else 1 for x in flow.instr.operands[1:4]]
+    ends = np.cumsum(counts)
+    eight_rows = any(part.startswith("m8n8") for part in flow.instr.parts)
+    if eight_rows and flow.instr.type[0] == "f" and flow.instr.type != "f64":  # four products
+        return _to_all(flow, ALL if _any(flow, masks) else 0)
+    if _union(masks, flow.sources[ends[2] :]):
+        return _to_all(flow, ALL)
+    lanes_in = [bits_mask(lanes_of(masks.get(name, 0))) for name in flow.sources[: ends[2]]]
+    a, b, c = np.split(np.array(lanes_in).reshape(-1, 8, 4), ends[:2])
+    d_count, halves = len(flow.targets), 1 if eight_rows else 2
+    rows = np.any(a.reshape(-1, halves, 8, 4), axis=(0, 3))  # [half, g]
     columns = b.any(axis=(0, 2)).reshape(4, 2)  # [i, which of the two]
     reached = rows[:, None, :, None] | columns.T[None, :, None, :]  # [half, which, g, i]
-    if d_count == 2:
+    if d_count == halves:
         reached = np.any(reached, axis=1)
-    return [mask_bits(x.ravel()) for x in reached.reshape(d_count, 8, 4) | c]
+    lanes = [mask_bits(x.ravel()) for x in reached.reshape(d_count, 8, 4) | c]
+    wide = zip(flow.targets, lanes, strict=True)
+    return [both_halves(mask) if name in flow.wide else mask for name, mask in wide]
 
 
 def _transposed(flow: Flow, masks: Masks, mb: int) -> list[int]:

@@ -21,6 +21,7 @@ from ptxemu.check.clocks import (
     STEP_MASK,
     STEP_SHIFT,
     Mark,
+    Stamp,
 )
 
 Where = slice | np.ndarray  # of cells
@@ -90,9 +91,9 @@ def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
         return False
     if component >= len(seen) or step > seen[component]:
         return True
-    if component != by.own or step < by.synced or lane >= ATOMIC:
+    if component != by.own or step < by.synced:
         return False
-    return was != lane and was < ATOMIC
+    return bool(_lanes_apart(old, by, lane))
 
 
 def unordered(
@@ -108,11 +109,26 @@ def unordered(
     if by is not None:
         own = (component == by.own) & (step >= by.synced)
         if own.any():
-            was = old >> LANE_SHIFT & LANE_MASK
-            bad |= own & (was != lane) & (was < ATOMIC) & (np.asarray(lane) < ATOMIC)
+            bad |= own & _lanes_apart(old, by, lane)
     if bad.any():
         bad &= (old >> LANE_SHIFT & LANE_MASK != ATOMIC) | (np.asarray(lane) != ATOMIC)
     return bad
+
+
+def _lanes_apart(old: int | np.ndarray, by: Agent, lane: int | np.ndarray) -> np.ndarray:
+    """Where an access of `lane` is not ordered after the accesses `old` of other lanes of its warp,
+    made since all of them met."""
+    sets = by.components.lane_sets
+    apart = sets.differ(np.asarray(old) >> LANE_SHIFT & LANE_MASK, lane)
+    if by.met is None or not apart.any():
+        return apart
+    stamps, lanes = (np.broadcast_to(each, apart.shape) for each in (old, lane))
+    for place in zip(*np.nonzero(np.atleast_1d(apart)), strict=True):
+        where = place if apart.ndim else ()
+        earlier, now = Stamp.of(int(stamps[where])), sets.masks[lanes[where]]
+        if by.met.knows(int(now), int(sets.masks[earlier.lane]), earlier.step):
+            apart[where] = False
+    return apart
 
 
 def _cell(where: Where, position: int) -> int:

@@ -30,17 +30,24 @@ def render(report: Report) -> str:
     return "\n\n".join([*blocks, verdict(report)])
 
 
+def single(finding: Finding) -> str:
+    """A finding in one line, as it arises."""
+    where = _short(finding.source) if finding.source else f"PTX line {finding.line}"
+    place = f" [{where}]" * bool(finding.source or finding.line)
+    return f"ptxemu found: {finding.severity}: {finding.check}: {finding.message}{place}"
+
+
 def verdict(report: Report) -> str:
     """One line: how many findings of which severity, in how many launches, under which rules."""
     groups = [group for some in _by_entry(report.launches) for group in grouped(some)]
     kinds = [
-        f"{_count(len(list(some)), severity)}"
+        f"{count(len(list(some)), severity)}"
         for severity, some in groupby(sorted(g.first.severity for g in groups))
     ]
     stopped = sum(bool(launch.stopped) for launch in report.launches)
-    kinds += [f"{_count(stopped, 'launch', 'launches')} stopped early"] * bool(stopped)
+    kinds += [f"{count(stopped, 'launch', 'launches')} stopped early"] * bool(stopped)
     rules = " and ".join(dict.fromkeys(map(rules_of, report.launches))) or "none"
-    launches = _count(len(report.launches), "launch", "launches")
+    launches = count(len(report.launches), "launch", "launches")
     return f"{', '.join(kinds) or 'no findings'} in {launches}; rules: {rules}"
 
 
@@ -88,8 +95,8 @@ def _by_entry(launches: Iterable[LaunchReport]) -> list[list[LaunchReport]]:
 def _headline(launches: list[LaunchReport]) -> Iterator[str]:
     shapes = dict.fromkeys((x.grid, x.block, x.cluster) for x in launches)
     grid, block, cluster = next(iter(shapes))
-    more = f", and {_count(len(shapes) - 1, 'other shape')}" if len(shapes) > 1 else ""
-    yield f"kernel {_cut(launches[0].entry)}"
+    more = f", and {count(len(shapes) - 1, 'other shape')}" if len(shapes) > 1 else ""
+    yield f"kernel {cut(launches[0].entry)}"
     yield f"  grid {grid}, block {block}, cluster {cluster}{more}".replace(", 1, 1)", ")")
 
 
@@ -118,7 +125,7 @@ def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
     """Who did what to which range, in all findings of a group, then where."""
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
-    more = f" (and {_count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
+    more = f" (and {count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
     where = f" of {ranges[0]}{more}" if first.space else ""
     yield f"  {first.what or 'access'}{where} by {_agents(accesses, launch)}"
     yield from (f"    {line}" for line in _place(accesses))
@@ -135,7 +142,7 @@ def _agents(accesses: list[Access], launch: LaunchReport) -> str:
     unit += first.agent.partition("warp ")[0]
     warps = sorted({access.warp for access in accesses if access.warp is not None})
     ctas = {access.cta for access in accesses} - {""}
-    where = f" of {_count(len(ctas), 'CTA')}" if len(ctas) > 1 else f" of {first.cta}"
+    where = f" of {count(len(ctas), 'CTA')}" if len(ctas) > 1 else f" of {first.cta}"
     told = not ctas or (ctas == {first.cta} and first.cta in first.space)
     return f"{unit}{_warps(warps, launch)}{'' if told else where}"
 
@@ -148,6 +155,13 @@ def _executing(text: str, launch: LaunchReport) -> list[int]:
 
 def _warps(warps: list[int], launch: LaunchReport) -> str:
     """Such as "warp 4 (mma)" or "warps 0-3, 8 (TMEM read; load)"."""
+    roles = roles_of(launch)
+    names = "; ".join(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
+    return ranges_of(warps) + f" ({names})" * bool(names)
+
+
+def ranges_of(warps: Sequence[int]) -> str:
+    """Such as "warp 4" or "warps 0-3, 8"."""
     runs: list[list[int]] = []
     for warp in warps:
         if runs and runs[-1][-1] == warp - 1:
@@ -155,9 +169,7 @@ def _warps(warps: list[int], launch: LaunchReport) -> str:
         else:
             runs.append([warp])
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    roles = roles_of(launch)
-    names = "; ".join(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
-    return f"warp{'s' * (len(warps) > 1)} {', '.join(texts)}" + f" ({names})" * bool(names)
+    return f"warp{'s' * (len(warps) > 1)} {', '.join(texts)}"
 
 
 def _range(access: Access) -> str:
@@ -174,15 +186,21 @@ def _place(items: Sequence[Access | Finding]) -> Iterator[str]:
     first = items[0]
     if first.line:
         others = len({item.line for item in items} - {first.line})
-        more = f" (and {_count(others, 'other')})" if others else ""
-        yield f"PTX line {first.line}{more}: {_cut(' '.join(first.text.split()))}"
+        more = f" (and {count(others, 'other')})" if others else ""
+        yield f"PTX line {first.line}{more}: {cut(' '.join(first.text.split()))}"
     if first.source:
-        path, _, line = first.source.rpartition(":")
-        code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
-        yield f"at {_short(first.source)}" + f": {_cut(code)}" * bool(code)
+        yield at_source(first.source)
 
 
-def _cut(text: str) -> str:
+def at_source(source: str) -> str:
+    """ "at path/file.py:123: the code there", as far as it can be read."""
+    path, _, line = source.rpartition(":")
+    code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
+    return f"at {_short(source)}" + f": {cut(code)}" * bool(code)
+
+
+def cut(text: str) -> str:
+    """As much of a long text as is shown."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -195,5 +213,6 @@ def _short(source: str) -> str:
         return source
 
 
-def _count(number: int, single: str, many: str = "") -> str:
+def count(number: int, single: str, many: str = "") -> str:
+    """Such as "1 CTA" or "2 CTAs"."""
     return f"{number} {single if number == 1 else many or single + 's'}"

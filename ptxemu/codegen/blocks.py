@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ptxemu.codegen import registry
+from ptxemu.codegen.targets import require_target
 from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
 from ptxemu.syntax.tree import Entry, Instr, Not, Reg, Sym
 
@@ -132,6 +133,7 @@ class _Builder:
     def plain(self, instr: Instr) -> None:
         try:
             step = Step(instr, registry.match(instr))
+            require_target(instr, self.entry.target)
         except UnsupportedPtx as error:
             step = Step(instr, None, error)
         form = step.match.form if step.match else None
@@ -158,6 +160,9 @@ def _member_mask(instr: Instr, name: str) -> object:
     }.get(name)
     if position is None:
         return None
+    if len(instr.operands) <= max(position, 0):
+        message = f"{name} lacks an operand: the lanes that take part"
+        raise PtxSyntaxError(message, line=instr.line, text=instr.text)
     operand = instr.operands[position]
     return None if getattr(operand, "value", None) in (-1, 0xFFFFFFFF) else operand
 

@@ -275,12 +275,14 @@ class Lower:
         matrix: bool = False,
         parks: bool = False,
         deps: tuple[Value, ...] | None = None,
+        settles: bool = True,
     ) -> list[Value]:
         """A step in program order. `results` are (type, uniform); `<m>` and `<mb>` in the text are
         the active lanes as array (None: all) and as bits. `deps` limits the uniformity dependences
         of the results (default: all operands). A step that `parks` returns None when it has to
-        wait."""
-        self.settle(*srcs, *rows)
+        wait. One that does not settle only passes on operands that may be late."""
+        if settles:
+            self.settle(*srcs, *rows)
         inherited: frozenset[str] = frozenset()
         if self.analysis:
             used = (*srcs, *rows) if deps is None else deps
@@ -296,10 +298,10 @@ class Lower:
             self.nodes.append(node)
         return list(outs)
 
-    def announce(self, event: str) -> None:
+    def announce(self, event: str, *srcs: Value) -> None:
         """An event of `machine.listener` that has no other effect; no code where none listens."""
         if self.observed:
-            self.effect(f"for each in w.listeners: each.{event}")
+            self.effect(f"for each in w.listeners: each.{event}", *srcs)
 
     def settle(self, *srcs: Value) -> None:
         """Under the adversarial policy, complete a pending tcgen05.ld before its first real use."""
@@ -381,6 +383,8 @@ class Lower:
     def each(self, operand: object) -> tuple[Any, ...]:
         """Items of a vector operand, or the operand alone."""
         if isinstance(operand, Vec):
+            if not operand.items:
+                raise ValueError("an empty vector")
             return operand.items
         if isinstance(operand, Pair):
             return (operand.first, operand.second)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from ptxemu.codegen import namespace, registry, tainted
 from ptxemu.codegen.blocks import Block, build_blocks, liveness
@@ -68,8 +68,19 @@ class Layout:
         return shared, local
 
 
+def _reason(error: Exception) -> str:
+    return f"no place for {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
+
+
+class Prober(Protocol):
+    """Adds nodes of its own to blocks, for whoever looks inside."""
+
+    def place(self, lower: Lower, position: int) -> None:
+        """Before a step of the block is lowered."""
 
 
 class Program:
@@ -81,7 +92,8 @@ class Program:
     ) -> None:
         self.entry = entry
         self.layout = layout
-        self.late = late
+        # results of wgmma arrive when all warps of the warpgroup have come to it
+        self.late = late or any(getattr(item, "root", "") == "wgmma" for item in entry.body)
         self.checked = checked
         self.blocks: list[Block] = build_blocks(entry)
         self.registers = RegisterFile(entry.registers)
@@ -97,6 +109,7 @@ class Program:
         self.sources: dict[tuple[Any, ...], str] = {}  # what was generated, for whoever looks
         self.lines: dict[str, list[Any]] = {}  # generated file name -> instruction of each line
         self.steps: dict[str, list[int]] = {}  # and the step of its block
+        self.probes: Prober | None = None  # set before any block is compiled
         self.initial = self._initial_registers()
 
     @cached_property
@@ -139,9 +152,12 @@ class Program:
         ]
 
     def _lower_steps(self, lower: Lower, narrator: tainted.Narrator | None = None) -> None:
-        for step in lower.block.steps:
+        probes = None if lower.analysis else self.probes
+        for position, step in enumerate(lower.block.steps):
             if step.error is not None:
                 raise step.error
+            if probes is not None:
+                probes.place(lower, position)
             lower.instr = step.instr
             try:
                 if narrator:
@@ -150,9 +166,9 @@ class Program:
                     step.emit(lower)
             except PtxEmuError as error:
                 raise error.at(line=step.instr.line, text=step.instr.text) from None
-            except (AttributeError, IndexError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 raise PtxSyntaxError(
-                    f"the operands do not fit {step.instr.opcode!r} ({error})",
+                    f"the operands do not fit {step.instr.opcode!r} ({_reason(error)})",
                     line=step.instr.line,
                     text=step.instr.text,
                 ) from error
@@ -267,6 +283,13 @@ class Program:
                 return found
             frame = frame.f_back
         return None
+
+    def running_warp(self) -> object:
+        """The warp that executes it; None where no generated function is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename not in self.lines:
+            frame = frame.f_back
+        return frame and frame.f_locals["w"]
 
     def _instruction(self, frame: FrameType, line: int) -> Instr | None:
         instrs = self.lines.get(frame.f_code.co_filename)

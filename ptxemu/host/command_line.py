@@ -7,14 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ptxemu.check.text import document, render
+from ptxemu.check.text import document, render, single
 from ptxemu.host.patching import environment
-from ptxemu.report import Report
-from ptxemu.watch import watched
+from ptxemu.report import Finding, Report
+from ptxemu.watch import Hearer, heard, watched
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,10 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
     )
     group.add_argument(
-        "--check-json", type=Path, metavar="FILE", help="write the findings there as well"
+        "--check-json",
+        type=Path,
+        metavar="FILE",
+        help="write the findings there as well; until the end each goes to FILE.partial at once",
     )
 
 
@@ -39,22 +42,76 @@ def wanted(arguments: argparse.Namespace) -> bool:
 
 
 @contextmanager
-def checking(arguments: argparse.Namespace, out: TextIO | None = None) -> Iterator[Report]:
+def checking(
+    arguments: argparse.Namespace, out: TextIO | None = None, *, at_once: bool = False
+) -> Iterator[Report]:
     """Within the block launches are checked as the options ask, and are in the report.
 
     At the end the findings are printed to `out` (stdout) and written, also where the block raises.
-    Nothing happens where no option asks.
+    Until then each is told as it arises, see `told_at_once`; to `out` where that is asked for by
+    `at_once`. Nothing happens where no option asks.
     """
     if not wanted(arguments):
         yield Report()
         return
-    with source_lines(), watched(check=True, strict=arguments.strict) as report:
+    with (
+        source_lines(),
+        told_at_once(arguments.check_json, out if at_once else None),
+        watched(check=True, strict=arguments.strict) as report,
+    ):
         try:
             yield report
         finally:
             print(render(report), file=out or sys.stdout)
             if arguments.check_json:
                 write_json(arguments.check_json, report)
+
+
+def partial_path(path: Path) -> Path:
+    """Where findings go before `write_json` writes the report to `path`, which removes it: if the
+    process dies, they are there."""
+    return path.with_name(path.name + ".partial")
+
+
+@contextmanager
+def told_at_once(path: Path | None, out: TextIO | None) -> Iterator[None]:
+    """Within the block each finding is told as it arises: as a line of JSON in `partial_path` that
+    the system keeps before the launch goes on, and as a line of text to `out`."""
+    with ExitStack() as stack:
+        if path:
+            for old in (path, partial_path(path)):  # of an earlier run
+                old.unlink(missing_ok=True)
+            stack.enter_context(heard(_records_to(partial_path(path), stack)))
+        if out:
+            stack.enter_context(heard(_lines_to(out)))
+        yield
+
+
+def _records_to(path: Path, stack: ExitStack) -> Hearer:
+    """Writes a line of JSON for each; the file is there from the first one on."""
+    files: list[TextIO] = []
+
+    def hear(entry: str, what: Finding | str) -> None:
+        if not files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(stack.enter_context(path.open("a", encoding="utf-8")))
+        told = {"stopped": what} if isinstance(what, str) else what.to_json()
+        files[0].write(json.dumps({"entry": entry, **told}) + "\n")
+        files[0].flush()
+
+    return hear
+
+
+def _lines_to(out: TextIO) -> Hearer:
+    """Prints a line for each finding whose like has not been printed."""
+    known: set[object] = set()
+
+    def hear(_: str, what: Finding | str) -> None:
+        if isinstance(what, Finding) and what.place not in known:
+            known.add(what.place)
+            print(single(what), file=out, flush=True)
+
+    return hear
 
 
 @contextmanager
@@ -70,3 +127,4 @@ def write_json(path: Path, report: Report, *, counts: bool = False) -> None:
     """Write the findings of a report, or all of it; and the folders on the way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document(report, counts=counts), indent=1) + "\n", encoding="utf-8")
+    partial_path(path).unlink(missing_ok=True)

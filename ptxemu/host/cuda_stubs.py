@@ -7,10 +7,13 @@ waiting, and the runtime's simplest allocation.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
+from ptxemu.host.allocations import LIVE
 from ptxemu.host.patching import patched
 from ptxemu.host.runtime_symbols import DEVICE_ATTRIBUTES, device_attribute
 
@@ -31,7 +34,9 @@ def stubbed_cuda() -> Iterator[None]:
     from cuda.bindings import driver, runtime
     from cutlass.utils import HardwareInfo
 
-    benchmark = constantly(MEANINGLESS_TIME)
+    def benchmark(*_: Any, **__: Any) -> float:
+        return nominal_time()
+
     with ExitStack() as stack:
         for target, replacements in (
             (driver, _driver(driver)),
@@ -99,6 +104,22 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
     }
 
 
+@lru_cache(maxsize=1)
+def _say_that_time_is_nominal() -> None:
+    """Once in a process, on stderr."""
+    print(
+        "ptxemu: kernels are emulated here, so a measured time means nothing: every measurement"
+        f" answers {MEANINGLESS_TIME:g}",
+        file=sys.stderr,
+    )
+
+
+def nominal_time() -> float:
+    """What a measurement answers; the first one says that it is none."""
+    _say_that_time_is_nominal()
+    return MEANINGLESS_TIME
+
+
 def constantly(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
@@ -122,6 +143,7 @@ class _Heap:
         block = ctypes.create_string_buffer(nbytes + _ALIGNMENT)
         address = -(-ctypes.addressof(block) // _ALIGNMENT) * _ALIGNMENT
         self._blocks[address] = block
+        LIVE.note_memory(block, address, nbytes)
         return self._success, address
 
     def free(self, address: int) -> tuple[Any, ...]:

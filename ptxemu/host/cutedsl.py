@@ -57,7 +57,9 @@ def run(compiled: Any, *args: Any, launcher: Launcher, **kwargs: Any) -> list[An
 def _with_defaults(options: str, dump_dir: str) -> str:
     """Add the options that the caller did not give."""
     given = {token.partition("=")[0] for token in shlex.split(options)}
-    defaults = {"--keep-ptx": "", "--dump-dir": dump_dir}
+    defaults = {"--keep-ptx": ""}
+    if "CUTE_DSL_DUMP_DIR" not in os.environ:
+        defaults["--dump-dir"] = dump_dir
     if "CUTE_DSL_ARCH" not in os.environ:
         defaults["--gpu-arch"] = ARCH
     added = [f"{name} {value}" for name, value in defaults.items() if name not in given]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from ptxemu.host.allocations import LIVE
 from ptxemu.host.patching import patched
 
 _CPU = 1  # kDLCPU
@@ -57,6 +58,7 @@ def cpu_as_device() -> Iterator[None]:
     original = runtime._Tensor.__init__
 
     def construct(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        LIVE.note([tensor])  # the DSL keeps its memory, but nothing that shows it
         original(self, DeviceView(tensor) if _is_cpu_tensor(tensor) else tensor, *args, **kwargs)
 
     with patched(runtime._Tensor, {"__init__": construct}):

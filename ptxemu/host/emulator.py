@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import sys
 from functools import lru_cache
 from typing import Any
 
-from ptxemu.host.allocations import LiveTensors
+from ptxemu.host.allocations import LIVE
 from ptxemu.host.launch_config import LaunchRequest
-from ptxemu.machine.memory import Range
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
 
-_live: ContextVar[LiveTensors | None] = ContextVar("live_tensors", default=None)
-
 
 class Emulator:
-    """A launcher for `cutedsl.run` and `intercepted`; `report` grows by each launch."""
+    """A launcher for `cutedsl.run` and `intercepted`; `report` grows by each launch.
 
-    def __init__(self, options: Options | None = None) -> None:
+    whole_process: a kernel may touch every mapping of the process; else what is known to be
+    allocated (`host.allocations`), which takes torch.
+    """
+
+    def __init__(self, options: Options | None = None, *, whole_process: bool = False) -> None:
         self.options = options or Options()
         self.report = Report()
+        self._whole_process = whole_process
 
     def __call__(self, request: LaunchRequest) -> LaunchReport:
         """Run one launch to its end; raises what `Module.launch` raises."""
-        allocated: list[Range] | None = None
-        freed: list[Range] = []
-        if adapted(self.options).check:
-            live = _live.get() or LiveTensors()
-            _live.set(live)
-            allocated, freed = live.look()
+        checked = adapted(self.options).check
+        known = "torch" in sys.modules and (checked or not self._whole_process)
+        if checked:
+            LIVE.look()  # now, since memory that was freed and is new says something about races
         launched = _module(request.ptx).launch(
             request.entry,
             grid=request.grid,
@@ -40,8 +40,8 @@ class Emulator:
             params=list(request.params),
             options=self.options,
             dependent=request.attributes.pdl,
-            allocated=allocated,
-            freed=freed,
+            allocated=LIVE if known else None,
+            freed=LIVE.take_freed() if checked else (),
         )
         self.report.launches.append(launched)
         return launched

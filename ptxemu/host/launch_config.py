@@ -7,6 +7,9 @@ import re
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
+
+from ptxemu.errors import HardwareRefusal
 
 Dim3 = tuple[int, int, int]
 
@@ -20,6 +23,14 @@ _COOPERATIVE = 2
 _CLUSTER = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PREFERRED_CLUSTER = 11
+
+# cudaFuncAttribute, those that a launch needs.
+_MAX_DYNAMIC_SHARED_MEMORY = 8
+_NON_PORTABLE_CLUSTER = 14
+
+_SHARED_MEMORY = 48 * 1024  # bytes of dynamic shared memory that a kernel may have unasked,
+_SHARED_MEMORY_OPT_IN = 227 * 1024  # and that it may ask for
+_PORTABLE_CLUSTER = 8  # CTAs
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\b.*?\.[bsuf](\d+)\b.*?(?:\[(\d+)\])?\s*$", re.DOTALL)
@@ -76,6 +87,45 @@ def read_config(address: int) -> LaunchConfig:
         )
         raw[identifier] = value
     return LaunchConfig(values[0:3], values[3:6], smem_bytes, stream, _attributes(raw))
+
+
+def require_settable(attribute: int, value: int) -> None:
+    """Refuse what cudaFuncSetAttribute does: more shared memory than a CTA can have (CUDA Runtime
+    API, cudaFuncAttributeMaxDynamicSharedMemorySize)."""
+    if attribute == _MAX_DYNAMIC_SHARED_MEMORY and not 0 <= value <= _SHARED_MEMORY_OPT_IN:
+        raise HardwareRefusal(
+            f"cudaFuncAttributeMaxDynamicSharedMemorySize of {value} bytes; at most"
+            f" {_SHARED_MEMORY_OPT_IN}"
+        )
+
+
+def require_allowed(config: LaunchConfig, attributes: dict[int, int]) -> None:
+    """Refuse a launch that a GPU refuses unless the host has allowed it for the kernel.
+
+    Sources: CUDA C++ Programming Guide, "Shared Memory" of compute capability 10.0 (more than 48 KB
+    by an explicit opt-in, as dynamic shared memory), and "Thread Block Clusters" (8 CTAs are
+    portable; more need cudaFuncAttributeNonPortableClusterSizeAllowed).
+
+    Args:
+        config: the launch.
+        attributes: what was set for its kernel, by cudaFuncAttribute.
+
+    Raises:
+        HardwareRefusal: with the value, the limit, and the attribute that is missing.
+    """
+    allowed = attributes.get(_MAX_DYNAMIC_SHARED_MEMORY, _SHARED_MEMORY)
+    if config.smem_bytes > allowed:
+        raise HardwareRefusal(
+            f"a launch with {config.smem_bytes} bytes of dynamic shared memory, of which the kernel"
+            f" may have {allowed}; the host has to set"
+            " cudaFuncAttributeMaxDynamicSharedMemorySize"
+        )
+    ctas = prod(config.attributes.cluster)
+    if ctas > _PORTABLE_CLUSTER and not attributes.get(_NON_PORTABLE_CLUSTER):
+        raise HardwareRefusal(
+            f"a launch with clusters of {ctas} CTAs, of which {_PORTABLE_CLUSTER} are portable; the"
+            " host has to set cudaFuncAttributeNonPortableClusterSizeAllowed"
+        )
 
 
 def _attributes(raw: dict[int, bytes]) -> LaunchAttributes:

@@ -22,6 +22,8 @@ from ptxemu.host.launch_config import (
     parameter_sizes,
     read_config,
     read_params,
+    require_allowed,
+    require_settable,
 )
 from ptxemu.host.tensor_map_encode import encode_tiled
 
@@ -133,6 +135,7 @@ class RuntimeSymbols:
     def __init__(self, ptx: str) -> None:
         self._ptx = ptx
         self._entries: dict[int, str] = {}  # kernel handle -> entry name
+        self._attributes: dict[str, dict[int, int]] = {}  # entry name -> cudaFuncAttribute -> value
         self._callbacks: dict[str, Any] = {}
 
     def bind(self, undefined: Iterable[str]) -> dict[str, int]:
@@ -196,13 +199,17 @@ class RuntimeSymbols:
 
     @_symbol("_cudaKernelSetAttributeForDevice", "piii")
     @_symbol("_cudaFuncSetAttribute", "pii")
+    def _set_kernel_attribute(self, kernel: int, attribute: int, value: int, _: int = 0) -> None:
+        require_settable(attribute, value)
+        self._attributes.setdefault(self._entries[kernel], {})[attribute] = value
+
     @_symbol("_cudaSetDevice", "i")
     @_symbol("_cudaDeviceSynchronize", "")
     @_symbol("_cudaStreamSynchronize", "p")
     @_symbol("_cudaEventRecord", "pp")
     @_symbol("_cudaStreamWaitEvent", "ppi")
     def _nothing_to_do(self, *_: int) -> None:
-        """Settings of a device that has all resources, and waits for work that is always done."""
+        """A device that is always the same, and waits for work that is always done."""
 
     # ---- queries
 
@@ -260,6 +267,7 @@ class RuntimeSymbols:
         if run.error is not None:
             raise run.error
         entry = self._entries[kernel]
+        require_allowed(config, self._attributes.get(entry, {}))
         request = LaunchRequest(
             ptx=self._ptx,
             entry=entry,

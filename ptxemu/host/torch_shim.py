@@ -1,8 +1,9 @@
 """torch as if it had a CUDA device whose memory is the host's.
 
 Devices named 'cuda' become 'cpu' wherever a torch function takes one, `torch.cuda` answers for one
-idle B200, and new tensors have blocks as torch's CUDA allocator hands them out, multiples of 512
-bytes: what a kernel reads behind a tensor but inside its block is no other's memory on a GPU.
+idle B200, and new tensors lie in blocks as torch's CUDA allocator hands them out, multiples of 512
+bytes: what a kernel reads behind a tensor but inside its block is no other's memory on a GPU. The
+storage of a tensor is what was asked for, as with that allocator; `allocations` knows the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, MEANINGLESS_TIME, NAME, SMS, constantly
+from ptxemu.host.allocations import LIVE
+from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, NAME, SMS, constantly, nominal_time
 from ptxemu.host.patching import patched
 from ptxemu.host.scaled_mm import substitute
 
@@ -68,7 +70,7 @@ class _Stream(_Idle):
         return True
 
     def elapsed_time(self, _: Any) -> float:
-        return MEANINGLESS_TIME
+        return nominal_time()
 
 
 class _Profile(_Idle):
@@ -215,14 +217,18 @@ def _in_a_block(tensor: Any) -> Any:
 
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
-    if not nbytes or (storage.data_ptr() | nbytes) % BLOCK_BYTES == 0:
+    if not nbytes:
+        return tensor
+    if (storage.data_ptr() | nbytes) % BLOCK_BYTES == 0:
+        LIVE.note_storage(storage)
         return tensor
     size = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
     memory = np.empty(size + BLOCK_BYTES, np.uint8)
     start = -memory.ctypes.data % BLOCK_BYTES
-    block = torch.frombuffer(memory[start : start + size], dtype=torch.uint8)
+    block = torch.frombuffer(memory[start : start + nbytes], dtype=torch.uint8)
     held: Any = torch.empty(0, dtype=torch.uint8)
-    block[:nbytes].copy_(held.set_(storage, 0, (nbytes,)))
+    block.copy_(held.set_(storage, 0, (nbytes,)))
+    LIVE.note_storage(block.untyped_storage(), size)
     moved: Any = torch.empty(0, dtype=tensor.dtype)
     tensor.data = moved.set_(
         block.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()

@@ -14,7 +14,6 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds, UnsupportedPtx
 from ptxemu.machine.cta import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta
-from ptxemu.machine.memory import FIRST_ADDRESS
 from ptxemu.machine.warp import Warp
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
@@ -28,11 +27,10 @@ def _cta_of(w: Warp, space: str, address: int) -> Cta:
 
 
 def _window(address: int) -> str:
-    """The space behind a generic address; those above all windows are wild."""
+    """The space behind a generic address. Those above all windows are wild: they count as global,
+    as they are, and nothing is there."""
     kind = address >> _WINDOW_SHIFT
-    if kind >= len(_WINDOWS):
-        raise OutOfBounds(f"generic address {address:#x} lies in no state space")
-    return _WINDOWS[kind]
+    return _WINDOWS[kind] if kind < len(_WINDOWS) else "global"
 
 
 def _require_aligned(address: int, nbytes: int, space: str) -> None:
@@ -50,17 +48,18 @@ def _place(
     write = stored is not None
     if space == "generic":
         space = _window(address)
-        address &= SHARED_WINDOW - 1
+        if space != "global":
+            address &= SHARED_WINDOW - 1
     _require_aligned(address, size * count, space)
     if space == "global":
-        w.machine.memory.check(address, address + size * count, write)
+        place = w.machine.memory.place(address, size, count, write)
         for each in w.listeners:
             if stored is None:
                 each.global_read(w, address, size * count, None)
             else:
                 values = np.array(stored, f"u{size}")[:, None]
                 each.global_write(w, np.array([address], np.uint64), size, values, None)
-        return w.machine.memory.views[size], (address - FIRST_ADDRESS) // size
+        return place
     if space == "param":
         block = w.machine.params
         if address + size * count > len(block):
@@ -137,8 +136,10 @@ def _split(w: Warp, space: str, address: np.ndarray, act: Callable[..., None]) -
         kinds = address >> np.uint64(_WINDOW_SHIFT)
         for kind in np.unique(kinds).tolist():
             chosen = kinds == kind
-            part = address[chosen] & np.uint64(SHARED_WINDOW - 1)
-            act(_window(int(address[chosen][0])), part, chosen)
+            part, where = address[chosen], _window(kind << _WINDOW_SHIFT)
+            if where != "global":
+                part = part & np.uint64(SHARED_WINDOW - 1)
+            act(where, part, chosen)
     else:
         ranks = address >> RANK_SHIFT
         for rank in np.unique(ranks).tolist():

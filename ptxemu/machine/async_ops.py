@@ -47,7 +47,8 @@ class Work:
             self.steps.pop(0)(self)
         except PtxEmuError as error:
             if self.instr is not None:
-                error.at(line=self.instr.line, text=self.instr.text, where=self.warp)
+                line, text, source = self.instr.line, self.instr.text, self.instr.source
+                error.at(line=line, text=text, where=self.warp, source=source)
             raise
 
 
@@ -66,6 +67,7 @@ class AsyncUnits:
     note: Callable[[], None]
     listeners: tuple[Listener, ...] = ()
     open: list[WorkQueue] = field(default_factory=list)  # with outstanding work, oldest first
+    acting: Work | None = None  # whose step runs now
 
     def issue(self, work: Work, queue: WorkQueue | None = None) -> Work:
         if self.eager and not (queue and queue.works):
@@ -83,7 +85,11 @@ class AsyncUnits:
     def _advance(self, work: Work) -> None:
         for each in self.listeners:
             each.step_began(work)
-        work.advance()
+        outer, self.acting = self.acting, work
+        try:
+            work.advance()
+        finally:
+            self.acting = outer
         for each in self.listeners:
             each.step_ended(work)
 

@@ -23,6 +23,7 @@ from ptxemu.report import NOTE, Finding
 if TYPE_CHECKING:
     from ptxemu.machine.machine import Machine
     from ptxemu.machine.warp import Warp
+    from ptxemu.machine.warpgroup import Warpgroup
 
 SMEM_LIMIT = 232_448  # bytes a CTA may use on sm_100 (227 KiB)
 RANK_SHIFT = 24
@@ -44,6 +45,7 @@ class NamedBarrier:
     votes: list[int] = field(default_factory=lambda: [0, 0])
     result: tuple[int, ...] = (0, 0)  # the votes of the phase that completed last
     waiters: Waiters = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)  # the warps that have arrived
 
     def __str__(self) -> str:
         """In a deadlock report, what is parked here waits for."""
@@ -54,8 +56,8 @@ class NamedBarrier:
         """bar.red: the predicates of threads that are about to arrive."""
         self.votes = [self.votes[0] + true, self.votes[1] + threads]
 
-    def add(self, threads: int, count: int) -> bool:
-        """Count an arrival; True when it completes the barrier."""
+    def add(self, threads: int, count: int, by: str = "") -> bool:
+        """Count an arrival of a warp; True when it completes the barrier."""
         if self.arrived and self.count != count:
             raise HardwareRefusal(
                 f"barrier {self.ident}: {count} threads expected here, {self.count} by "
@@ -63,6 +65,7 @@ class NamedBarrier:
             )
         self.count = count
         self.arrived += threads
+        self.agents.append(by)
         if self.arrived > self.expected():
             raise HardwareRefusal(
                 f"barrier {self.ident}: {self.arrived} threads arrived, {self.expected()} expected"
@@ -77,6 +80,7 @@ class NamedBarrier:
         if not self.arrived or self.arrived < self.expected():
             return False
         self.arrived = 0
+        self.agents = []
         self.result, self.votes = tuple(self.votes), [0, 0]
         waiters, self.waiters = self.waiters, []
         for each in self.cta.machine.listeners:
@@ -115,6 +119,7 @@ class Cta:
         self.mbarriers: dict[int, MBarrier] = {}
         self.barriers: dict[int, NamedBarrier] = {}
         self.warps: list[Warp] = []
+        self.warpgroups: dict[int, Warpgroup] = {}  # by first warp, where wgmma has come
         self.live_warps = 0
 
     def name(self) -> str:
@@ -136,7 +141,7 @@ class Cta:
         if old is not None and old.waiters:
             raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
         self.mbarriers[offset] = MBarrier(
-            f"{offset:#x} of {self.name()}", count, self.machine.listeners
+            f"{offset:#x} of {self.name()}", count, self.machine.listeners, self.machine.units
         )
 
     def barrier(self, ident: int) -> NamedBarrier:
@@ -155,7 +160,10 @@ class Cta:
     def check_warpgroups(self) -> None:
         """The manual wants setmaxnreg executed alike by all four warps of a warpgroup.
         FlashAttention-4's backward pass and CUTLASS's mixed_input_gemm, right on hardware, give
-        counts of their own to single warps: a note."""
+        counts of their own to single warps: a note. It wants wgmma executed by all four, too, and
+        nothing comes of one that is not."""
+        for group in self.warpgroups.values():
+            group.require_whole()
         if not self.machine.options.strict:
             return
         for first in range(0, len(self.warps), 4):

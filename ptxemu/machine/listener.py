@@ -14,9 +14,11 @@ is None, else one for each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ptxemu.numerics.lanes import PerLane
 
 if TYPE_CHECKING:
     from ptxemu.machine.async_ops import Work
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.tmem_fill import Fill
     from ptxemu.machine.umma_desc import SmemDesc
     from ptxemu.machine.warp import Fragment, Warp
+    from ptxemu.machine.warpgroup import Multiplication, Warpgroup
 
 How = tuple[str, ...]  # semantics and scope of an mbarrier operation
 Lanes = np.ndarray | None
@@ -59,6 +62,9 @@ class Listener:
     def block_began(self, w: Warp) -> None: ...
 
     def block_ended(self, w: Warp, instructions: int) -> None: ...
+
+    def probed(self, w: Warp, number: int, registers: tuple[Any, ...]) -> None:
+        """It comes to a probe of `Program.probes`. registers: (name, types, values) of each."""
 
     # -- accesses by a warp -------------------------------------------------------------------
 
@@ -117,7 +123,8 @@ class Listener:
 
     def cluster_waited(self, w: Warp) -> None: ...
 
-    def warp_synced(self, w: Warp) -> None: ...
+    def warp_synced(self, w: Warp, members: PerLane) -> None:
+        """bar.warp.sync. members: its mask, one for all lanes or one for each."""
 
     def grid_waited(self, w: Warp) -> None: ...
 
@@ -130,6 +137,23 @@ class Listener:
 
     def fence_tensor(self, w: Warp, before: bool) -> None:
         """tcgen05.fence, ::before_thread_sync or ::after_thread_sync."""
+
+    # -- tensor maps --------------------------------------------------------------------------
+
+    def map_edited(self, w: Warp, place: Place) -> None:
+        """tensormap.replace in shared memory."""
+
+    def map_written(
+        self, w: Warp, address: int, image: np.ndarray, copied: Place | None = None
+    ) -> None:
+        """The bytes `image` come to global memory: by tensormap.replace, or `copied` from shared
+        memory by tensormap.cp_fenceproxy."""
+
+    def map_fenced(self, w: Warp, address: PerLane | None) -> None:
+        """fence.proxy.tensormap::generic, .acquire of an address, or .release."""
+
+    def map_used(self, w: Warp, address: int) -> None:
+        """By an instruction, which reads it when it is issued."""
 
     # -- asynchronous operations --------------------------------------------------------------
 
@@ -188,6 +212,25 @@ class Listener:
     ) -> None: ...
 
     def tile_reduce(self, work: Work, tm: TensorMap, position: Position) -> None: ...
+
+    def tile_loaded(
+        self, work: Work, tm: TensorMap, position: Position, places: list[Place]
+    ) -> None:
+        """A box lies in shared memory."""
+
+    # -- warpgroups ---------------------------------------------------------------------------
+
+    def warpgroup_joined(self, w: Warp, group: Warpgroup, number: int) -> None:
+        """A warp has executed wgmma.mma_async, operation `number` of its warpgroup,"""
+
+    def warpgroup_multiply(self, what: Multiplication) -> None:
+        """which runs once all have,"""
+
+    def warpgroup_waited(self, w: Warp, group: Warpgroup, last: int) -> None:
+        """and wgmma.wait_group has told the warp that those up to `last` are complete."""
+
+    def accumulator_used(self, w: Warp, what: Multiplication) -> None:
+        """It reads a register that an operation it has not waited for is to write."""
 
     # -- tensor core and tensor memory --------------------------------------------------------
 

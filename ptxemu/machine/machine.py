@@ -18,7 +18,7 @@ from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.listener import Listener
-from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.memory import GlobalMemory, as_addresses
 from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
@@ -139,7 +139,7 @@ class Machine:
         if error.line is None:
             instr = self.program.instruction_of(error.__traceback__)
             if instr is not None:
-                error.at(line=instr.line, text=instr.text)
+                error.at(line=instr.line, text=instr.text, source=instr.source)
         return error
 
     # -- services of instructions -------------------------------------------------------------
@@ -154,8 +154,9 @@ class Machine:
 
     def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
         """Hand asynchronous work over to its unit."""
+        work.warp = w.name()
         if not self.units.eager:
-            work.instr, work.warp = self.program.running_instruction(), w.name()
+            work.instr = self.program.running_instruction()
         for each in self.listeners:
             each.issued(w, work)
         return self.units.issue(work, queue)
@@ -166,7 +167,7 @@ class Machine:
             cta, offset = w.cluster.locate(address & (SHARED_WINDOW - 1))
             cta.check(offset, nbytes)
             return cta.smem[offset : offset + nbytes].tobytes()
-        return self.memory.read_rows(np.array([address], np.int64), nbytes).tobytes()
+        return self.memory.read_rows(as_addresses([address]), nbytes).tobytes()
 
     def cancel_cluster(self) -> Dim3 | None:
         """First CTA id of a cluster that will not be launched, or None when all have been."""

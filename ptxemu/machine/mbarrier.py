@@ -2,23 +2,74 @@
 
 A phase completes when no arrival is pending and the transaction count is zero; the count may be
 transiently negative, as data may land before it is expected. Arrivals and bytes are counted here
-and nowhere else; who waits is kept so that a deadlock can name it.
+and nowhere else. Who waits and who has signalled is kept, so that a deadlock can be explained.
 """
 
 from __future__ import annotations
 
+import sys
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING
+
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.listener import Listener, Waiters
 
+if TYPE_CHECKING:
+    from ptxemu.machine.async_ops import AsyncUnits
+    from ptxemu.syntax.tree import Instr
+
 MAX_COUNT = (1 << 20) - 1
+Site = tuple[CodeType, int]  # generated code and the offset of its bytecode that runs
+
+
+class Signal:
+    """What one instruction has done to an mbarrier on behalf of one warp.
+
+    kind: 'init', 'arrive' (arrivals), 'expect' (bytes announced) or 'land' (bytes that came).
+    times, amount: of executions, and of arrivals or bytes in them; `now_` the same within `phase`,
+    the latest one. site: an instruction, or where to look it up: that would cost too much here.
+    """
+
+    __slots__ = ("kind", "agent", "site", "times", "amount", "phase", "now_times", "now_amount")
+
+    def __init__(self, kind: str, agent: str, site: Instr | Site | None) -> None:
+        self.kind, self.agent, self.site = kind, agent, site
+        self.times = self.amount = self.phase = self.now_times = self.now_amount = 0
+
+    def add(self, amount: int, phase: int) -> None:
+        if self.phase != phase:
+            self.phase, self.now_times, self.now_amount = phase, 0, 0
+        self.times += 1
+        self.amount += amount
+        self.now_times += 1
+        self.now_amount += amount
+
+
+def _running() -> Site | None:
+    """Where the innermost generated function is."""
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<ptxemu "):
+            return frame.f_code, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 class MBarrier:
     """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
 
-    __slots__ = ("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners")
+    __slots__ = (
+        *("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners"),
+        *("units", "signals", "seen"),
+    )
 
-    def __init__(self, where: str, count: int, listeners: tuple[Listener, ...] = ()) -> None:
+    def __init__(
+        self,
+        where: str,
+        count: int,
+        listeners: tuple[Listener, ...] = (),
+        units: AsyncUnits | None = None,
+    ) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
         self.where = where
@@ -29,6 +80,26 @@ class MBarrier:
         self.waiters: Waiters = []
         self.sources: set[str] = set()  # who has ever arrived or landed bytes
         self.listeners = listeners
+        self.units = units
+        self.signals: dict[tuple[str, str, int, int], Signal] = {}
+        self.seen: dict[str, int] = {}  # warp -> phases completed when it last waited with success
+        self._note("init", "", count)
+
+    def _note(self, kind: str, agent: str, amount: int) -> None:
+        """Keep who signals, the instruction that issued it where that is asynchronous."""
+        work = self.units.acting if self.units is not None else None
+        if work is not None and work.warp:
+            agent = work.warp
+        if work is not None and work.instr is not None:
+            site: Instr | Site | None = work.instr
+            key = kind, agent, id(site), 0
+        else:
+            place = site = _running()
+            key = kind, agent, id(place[0]) if place else 0, place[1] if place else 0
+        signal = self.signals.get(key)
+        if signal is None:
+            signal = self.signals[key] = Signal(kind, agent, site)
+        signal.add(amount, self.phase)
 
     def done(self, parity: int) -> bool:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
@@ -38,7 +109,7 @@ class MBarrier:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
         the upper half what was pending before."""
         state = self.phase & 0xFFFFFFFF | self.pending << 32
-        self._signalled(by)
+        self._signalled("arrive", by, count)
         if count > self.pending:
             raise HardwareRefusal(
                 f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending"
@@ -58,18 +129,20 @@ class MBarrier:
             self.arrive(count, drop=drop, by=by)
         return first
 
-    def expect(self, nbytes: int) -> None:
+    def expect(self, nbytes: int, *, by: str = "") -> None:
+        self._note("expect", by, nbytes)
         self.tx += nbytes
         self._check_tx()
 
     def complete(self, nbytes: int, *, by: str = "TMA") -> None:
         """complete_tx: bytes have landed."""
-        self._signalled(by)
+        self._signalled("land", by, nbytes)
         self.tx -= nbytes
         self._check_tx()
         self._complete_if_done()
 
-    def _signalled(self, by: str) -> None:
+    def _signalled(self, kind: str, by: str, amount: int) -> None:
+        self._note(kind, by, amount)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)

@@ -1,16 +1,19 @@
 """Global memory: host addresses, reached through one numpy view and checked before every access.
 
-What a kernel may touch is either a list of ranges or every mapping of this process
-(/proc/self/maps, Linux). A wild pointer is an OutOfBounds error with its address, never a crash.
+What a kernel may touch is a list of ranges, what the caller knows to be allocated, or every mapping
+of this process (/proc/self/maps, Linux). An access beside it never happens: it is an OutOfBounds
+error with its address, or, where someone wants to be told of it, it reads poison and writes
+nothing.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,8 +22,81 @@ from ptxemu.errors import HardwareRefusal, OutOfBounds
 FIRST_ADDRESS = 1 << 16  # below: never mapped
 _LIMIT = 1 << 47  # user addresses of x86-64 and most aarch64 processes end here
 _MAPS = Path("/proc/self/maps")
+_NAME = 73  # column of a mapping's name in it
+_POISON = (1 << 64) - 1  # all bits: what is read where nothing may be read
 
 Range = tuple[int, int, bool]  # start, end, writable
+
+
+class Block(NamedTuple):
+    """An allocation: what was asked for is [start, end), what the allocator gave [start, last)."""
+
+    start: int
+    end: int
+    last: int
+
+
+class Allocated(Protocol):
+    """Who knows what a program has allocated."""
+
+    def known(self) -> list[Block]:
+        """What is known without looking for more."""
+        ...
+
+    def look(self) -> list[Block]:
+        """All that can be found now; it may take its time."""
+        ...
+
+
+class Fixed:
+    """Ranges that somebody has named, as `Allocated`."""
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        self._blocks = [Block(start, end, end) for start, end, _ in ranges]
+
+    def known(self) -> list[Block]:
+        return self._blocks
+
+    look = known
+
+
+@dataclass(frozen=True)
+class Stray:
+    """An access to [low, high), which nobody gave to the kernel.
+
+    slack: it lies in the block of an allocation, in part or all behind what was asked for. near:
+    the allocation that is nearest, if there is any.
+    """
+
+    low: int
+    high: int
+    write: bool
+    slack: bool = False
+    near: Block | None = None
+
+    def words(self) -> str:
+        """Such as "write to 4 bytes at 0x7f00, in no allocation; ..."."""
+        what = "write to" if self.write else "read of"
+        return f"{what} {self.high - self.low} bytes at {self.low:#x}, {self.where()}"
+
+    def where(self) -> str:
+        """What lies there, or next to it."""
+        near = self.near
+        if near is None:
+            return "in no allocation"
+        size = f"{near.end - near.start:,} bytes"
+        if self.low < near.start:
+            return f"in no allocation: {near.start - self.low:,} before one of {size}"
+        if self.low < near.end:
+            if self.high > near.end:
+                return f"across the end of an allocation of {size}"
+            return f"in an allocation of {size} that cannot be written" * self.write or (
+                f"in an allocation of {size} that is not mapped"
+            )
+        gap = f"{self.low - near.end:,} bytes behind" if self.low > near.end else "right behind"
+        if self.slack:
+            return f"{gap} the end of an allocation of {size}, in what its block is rounded up by"
+        return f"in no allocation: {gap} one of {size}"
 
 
 def views_of(memory: np.ndarray) -> dict[int, np.ndarray]:
@@ -28,18 +104,27 @@ def views_of(memory: np.ndarray) -> dict[int, np.ndarray]:
     return {size: memory.view(f"u{size}") for size in (1, 2, 4, 8)}
 
 
+def as_addresses(values: Iterable[int]) -> np.ndarray:
+    """Addresses of 64 bits as int64, those of the upper half negative, where nothing lies."""
+    return np.array([value & _POISON for value in values], np.uint64).view(np.int64)
+
+
 def process_ranges() -> list[Range]:
-    """Every readable mapping of this process."""
+    """Every readable mapping of this process. The data of libraries and the stack count as read-
+    only: no kernel has anything to write there, and the process would not survive it."""
     if not _MAPS.exists():
         raise HardwareRefusal(
             "this system has no /proc/self/maps: name what the kernel may touch with memory=[...]"
         )
     ranges = []
-    for line in _MAPS.read_text().splitlines():
-        fields = line.split()
-        start, end = (int(part, 16) for part in fields[0].split("-"))
-        if fields[1][0] == "r" and start < _LIMIT and "[v" not in line:
-            ranges.append((start, min(end, _LIMIT), fields[1][1] == "w"))
+    lines = [(line, *line.split(" ", 2)) for line in _MAPS.read_text().splitlines()]
+    code = {line[_NAME:] for line, _, rights, _ in lines if rights[2] == "x"} | {"[stack]"}
+    for line, where, rights, _ in lines:
+        low, _, high = where.partition("-")
+        start, name = int(low, 16), line[_NAME:]
+        if rights[0] == "r" and start < _LIMIT and not name.startswith("[v"):
+            writable = rights[1] == "w" and (not name or name not in code)
+            ranges.append((start, min(int(high, 16), _LIMIT), writable))
     return ranges
 
 
@@ -54,97 +139,139 @@ def as_range(item: Any) -> Range:
     return view.ctypes.data, view.ctypes.data + view.nbytes, view.flags.writeable
 
 
-def _merge(ranges: list[Range]) -> list[Range]:
-    """Sorted; neighbours with equal rights joined."""
+def _merge(ranges: list[Range], *, neighbours: bool = True) -> list[Range]:
+    """Sorted; those that overlap, and neighbours, joined where they have equal rights."""
     joined: list[Range] = []
     for start, end, writable in sorted(r for r in ranges if r[1] > r[0]):
-        if joined and start <= joined[-1][1] and writable == joined[-1][2]:
+        if joined and start < joined[-1][1] + neighbours and writable == joined[-1][2]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]), writable)
         else:
             joined.append((start, end, writable))
     return joined
 
 
-class Allocations:
-    """The memory that a program is known to have allocated. An access beside it, though to memory
-    of the process, is told to `outside(message)`."""
-
-    def __init__(self, ranges: list[Range], outside: Callable[[str], None]) -> None:
-        self._ranges = sorted(ranges)
-        self._starts = [r[0] for r in self._ranges]
-        self._last = (0, 0, False)
-        self._outside = outside
-
-    def holds(self, low: int, high: int) -> bool:
-        last = self._last
-        if last[0] <= low and high <= last[1]:
-            return True
-        index = bisect.bisect_right(self._starts, low) - 1
-        if index < 0 or high > self._ranges[index][1]:
-            return False
-        self._last = self._ranges[index]
-        return True
-
-    def check(self, low: int, high: int, write: bool) -> None:
-        if self.holds(low, high):
-            return
-        what = "write to" if write else "read of"
-        message = f"{what} {high - low} bytes at {low:#x}, in no allocation"
-        index = bisect.bisect_right(self._starts, low) - 1
-        if index >= 0:
-            start, end, _ = self._ranges[index]
-            message += f"; the one below has {end - start:,} and ends {low - end:,} before"
-        self._outside(message)
+def _mapped(ranges: list[Range]) -> list[Range]:
+    """The parts of the ranges that the process can read, each with the rights that it has there: a
+    tensor may be of a file that is mapped for reading, and an address of nothing at all."""
+    if not _MAPS.exists():
+        return ranges
+    maps = _merge(process_ranges())
+    starts = [r[0] for r in maps]
+    parts = []
+    for start, end, writable in ranges:
+        for low, high, can_write in maps[max(bisect.bisect_right(starts, start) - 1, 0) :]:
+            if low >= end:
+                break
+            parts.append((max(start, low), min(end, high), writable and can_write))
+    return parts
 
 
 class GlobalMemory:
-    """Bounds-checked access to host memory by address."""
+    """Bounds-checked access to host memory by address.
 
-    def __init__(self, allowed: list[Any] | None = None) -> None:
-        self._whole_process = allowed is None
+    allowed: tensors, arrays or (address, nbytes) that a kernel may touch. allocated: where that is
+    None, who knows; without either it is every mapping of this process. An access to anything else
+    raises OutOfBounds, unless somebody is told (`tell`).
+    """
+
+    def __init__(
+        self,
+        allowed: list[Any] | None = None,
+        allocated: Allocated | None = None,
+    ) -> None:
+        self._allocated = allocated if allowed is None else None
+        self._outside: Callable[[Stray], None] | None = None
         self._extra: list[Range] = []
-        self.allocations: Allocations | None = None  # where a checker wants to know more
-        self._set(process_ranges() if allowed is None else [as_range(item) for item in allowed])
+        self._blocks: list[Block] = []  # sorted
+        self._can_refresh = allowed is None
+        if allowed is not None:
+            given = [as_range(item) for item in allowed]
+            self._blocks = sorted(Block(start, end, end) for start, end, _ in given)
+            by_address = any(isinstance(item, tuple) for item in allowed)
+            self._set(_mapped(_merge(given)) if by_address else given)
+        elif self._allocated is not None:
+            self._take(self._allocated.known())
+        else:
+            self._set(_merge(process_ranges()))
         space: Any = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
         self.views = views_of(bytes_)
 
     def _set(self, ranges: list[Range]) -> None:
-        self._ranges = _merge(ranges + self._extra)
+        """Ranges, and what else is allowed. Allocations that happen to be neighbours stay apart."""
+        self._given = ranges
+        self._ranges = _merge(ranges + self._extra, neighbours=self._allocated is None)
         self._starts = [r[0] for r in self._ranges]
         self._last = (0, 0, False)
+
+    def _take(self, blocks: list[Block]) -> None:
+        """What is allocated. Without a checker the whole blocks, as on hardware."""
+        self._blocks = sorted(blocks)
+        ends = [b.end if self._outside else b.last for b in self._blocks]
+        given = [(b.start, end, True) for b, end in zip(self._blocks, ends, strict=True)]
+        self._set(_mapped(_merge(given, neighbours=False)))
 
     def allow(self, address: int, nbytes: int) -> None:
         """Add a range, for parameter blocks and module variables."""
         self._extra.append((address, address + nbytes, True))
-        self._set(self._ranges)
+        self._set(self._given)
 
-    def watch(self, ranges: list[Range], outside: Callable[[str], None]) -> None:
-        """Tell `outside` of accesses beside `ranges` and what else was allowed."""
-        self.allocations = Allocations(ranges + self._extra, outside)
+    def tell(self, outside: Callable[[Stray], None]) -> None:
+        """Tell of every access to anything else; it reads poison and writes nothing. Blocks end
+        where what was asked for ends."""
+        self._outside = outside
+        if self._allocated is not None:
+            self._take(self._allocated.known())
 
     # -- checks -----------------------------------------------------------------------------
 
-    def check(self, low: int, high: int, write: bool) -> None:
-        """Every byte of [low, high) must lie in one allowed range."""
-        self._check_mapped(low, high, write)
-        if self.allocations is not None:
-            self.allocations.check(low, high, write)
-
-    def _check_mapped(self, low: int, high: int, write: bool) -> None:
+    def check(self, low: int, high: int, write: bool) -> bool:
+        """Whether every byte of [low, high) lies in one allowed range. Where not, and nobody is
+        told, OutOfBounds."""
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
-            return
+            return True
+        return self._may(low, high, write) or self._stray(low, high, write)
+
+    def _may(self, low: int, high: int, write: bool) -> bool:
         found = self._find(low, high, write)
-        if found is None and self._whole_process:
-            self._set(process_ranges())  # something may have been allocated since
+        if found is None and self._can_refresh:
+            self._refresh()  # something may have been allocated since
             found = self._find(low, high, write)
+            self._can_refresh = found is not None or self._outside is None  # it is all known now
         if found is None:
+            return False
+        self._last = found
+        return True
+
+    def _refresh(self) -> None:
+        if self._allocated is None:
+            self._set(_merge(process_ranges()))
+        else:
+            self._take(self._allocated.look())
+
+    def _nearest(self, address: int) -> Block | None:
+        """The allocation that an address is most likely meant for."""
+        index = bisect.bisect_right(self._blocks, (address, _LIMIT, _LIMIT))
+        below = self._blocks[max(index - 1, 0) : index]
+        above = self._blocks[index : index + 1]
+        if below and above:
+            return min(below[0], above[0], key=lambda b: max(b.start - address, address - b.end))
+        return next(iter(below + above), None)
+
+    def _stray(self, low: int, high: int, write: bool) -> bool:
+        """Tell of it or raise; whether it is done all the same: a read inside of a block."""
+        near = self._nearest(low)
+        slack = near is not None and near.start <= low and near.end < high <= near.last
+        stray = Stray(low, high, write, slack, near)
+        if self._outside is None:
             what = "write to" if write else "read of"
             raise OutOfBounds(
                 f"{what} {high - low} bytes at {low:#x}: not memory that the kernel may touch"
+                + f", {stray.where()}" * (near is not None)
             )
-        self._last = found
+        self._outside(stray)
+        return slack and not write
 
     def _find(self, low: int, high: int, write: bool) -> Range | None:
         index = bisect.bisect_right(self._starts, low) - 1
@@ -153,17 +280,28 @@ class GlobalMemory:
         found = self._ranges[index]
         return found if high <= found[1] and (found[2] or not write) else None
 
-    def _check_each(self, addresses: np.ndarray, nbytes: int, write: bool) -> None:
-        """One check for all where they share a range, else one by one."""
+    def _check_each(self, addresses: np.ndarray, nbytes: int, write: bool) -> np.ndarray | None:
+        """One check for all where they share a range, else one by one. Which of the accesses are
+        to be done; None is all of them."""
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
-        try:
-            self._check_mapped(low, high, write)
-            if self.allocations is None or self.allocations.holds(low, high):
-                return
-        except OutOfBounds:
-            pass
-        for address in addresses.tolist():
-            self.check(address, address + nbytes, write)
+        last = self._last
+        if last[0] <= low and high <= last[1] and (last[2] or not write):
+            return None
+        found = self._find(low, high, write)
+        if found is not None:
+            self._last = found
+            return None
+        kept = [self.check(low, low + nbytes, write) for low in addresses.tolist()]
+        return None if all(kept) else np.array(kept)
+
+    def inside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray | None:
+        """Which of [address, address + nbytes) can be read, telling nobody; None is all of them."""
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        if self._find(low, high, False) is not None:
+            return None
+        each = addresses.ravel().tolist()
+        kept = [self._find(low, low + nbytes, False) is not None for low in each]
+        return None if all(kept) else np.array(kept).reshape(addresses.shape)
 
     @staticmethod
     def _aligned(address: int, nbytes: int) -> None:
@@ -172,60 +310,84 @@ class GlobalMemory:
 
     # -- access -----------------------------------------------------------------------------
 
+    def place(self, address: int, size: int, count: int, write: bool) -> tuple[np.ndarray, int]:
+        """(memory in elements of `size` bytes, index of the first) of `count` of them, checked.
+        Where they may not be accessed it is other memory, poisoned, to be forgotten."""
+        if self.check(address, address + size * count, write):
+            return self.views[size], (address - FIRST_ADDRESS) // size
+        return np.full(count, _POISON, np.uint64).view(f"u{size}"), 0
+
     def load(self, address: int, size: int) -> int:
         """One element of `size` bytes, as an int."""
         self._aligned(address, size)
-        self.check(address, address + size, False)
-        return int(self.views[size][(address - FIRST_ADDRESS) // size])
+        view, index = self.place(address, size, 1, False)
+        return int(view[index])
 
     def store(self, address: int, size: int, value: int) -> None:
         self._aligned(address, size)
-        self.check(address, address + size, True)
-        self.views[size][(address - FIRST_ADDRESS) // size] = value
+        view, index = self.place(address, size, 1, True)
+        view[index] = value
 
     def gather(self, addresses: np.ndarray, size: int, count: int) -> np.ndarray:
         """`count` consecutive elements at each address (uint64, 1-d) -> uint [count, n]."""
-        index = self._index(addresses, size, count, False)
-        return self.views[size][index + np.arange(count, dtype=np.int64)[:, None]]
+        index, kept = self._index(addresses, size, count, False)
+        step = np.arange(count, dtype=np.int64)[:, None]
+        if kept is None:
+            return self.views[size][index + step]
+        found = np.full((count, len(index)), _POISON, np.uint64).astype(f"u{size}")
+        found[:, kept] = self.views[size][index[kept] + step]
+        return found
 
     def scatter(self, addresses: np.ndarray, size: int, values: np.ndarray) -> None:
         """values [count, n] -> `count` consecutive elements at each of n addresses."""
         count = len(values)
-        index = self._index(addresses, size, count, True)
+        index, kept = self._index(addresses, size, count, True)
+        if kept is not None:
+            index, values = index[kept], values[:, kept]
         self.views[size][index + np.arange(count, dtype=np.int64)[:, None]] = values
 
-    def _index(self, addresses: np.ndarray, size: int, count: int, write: bool) -> np.ndarray:
+    def _index(
+        self, addresses: np.ndarray, size: int, count: int, write: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(index of the first element of each, which of them are to be accessed)."""
         signed = (
             addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
         )
         nbytes = size * count if count in (1, 2, 4, 8) else size
         self._aligned(int(np.bitwise_or.reduce(signed)), nbytes)
-        self._check_each(signed, size * count, write)
-        return (signed - FIRST_ADDRESS) // size
+        kept = self._check_each(signed, size * count, write)
+        return (signed - FIRST_ADDRESS) // size, kept
 
     def read_rows(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """n rows of `nbytes` bytes -> uint8 (n, nbytes)."""
-        if len(addresses) == 0:
-            return np.empty((0, nbytes), np.uint8)
-        view, index = self._rows(addresses, nbytes, False)
-        return view[index].view(np.uint8)
+        if len(addresses) == 0 or not nbytes:
+            return np.empty((len(addresses), nbytes), np.uint8)
+        view, index, kept = self._rows(addresses, nbytes, False)
+        if kept is None:
+            return view[index].view(np.uint8)
+        rows = np.full((len(addresses), nbytes), 0xFF, np.uint8)
+        rows[kept] = view[index[kept]].view(np.uint8)
+        return rows
 
     def write_rows(self, addresses: np.ndarray, data: np.ndarray) -> None:
         """uint8 (n, nbytes) -> n rows."""
-        if len(addresses) == 0:
+        if len(addresses) == 0 or not data.size:
             return
-        view, index = self._rows(addresses, data.shape[1], True)
+        view, index, kept = self._rows(addresses, data.shape[1], True)
+        if kept is not None:
+            index, data = index[kept], data[kept]
         view[index] = np.ascontiguousarray(data).view(view.dtype)
 
     def _rows(
         self, addresses: np.ndarray, nbytes: int, write: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(memory in the widest elements that all rows are aligned to, theirs), checked."""
-        self._check_each(addresses, nbytes, write)
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """(memory in the widest elements that all rows are aligned to, theirs, which of the rows
+        are to be accessed)."""
+        kept = self._check_each(addresses, nbytes, write)
         addresses = addresses.astype(np.int64)
         together = int(np.bitwise_or.reduce(addresses)) | nbytes
         size = 8
         while together & (size - 1):
             size //= 2
         first = (addresses - FIRST_ADDRESS) // size
-        return self.views[size], first[:, None] + np.arange(nbytes // size)
+        return self.views[size], first[:, None] + np.arange(nbytes // size), kept

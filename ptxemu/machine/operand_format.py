@@ -71,10 +71,10 @@ def decode_in_tmem(fmt: str, image: np.ndarray) -> np.ndarray:
 
 def widened(bits: int, image: np.ndarray) -> np.ndarray:
     """Chunks of elements of 4 or 6 bits as tcgen05.cp brings them to tensor memory; same shape."""
-    return _chunk_codes(bits, image) << np.uint8(_LOWEST_BIT[bits])
+    return chunk_codes(bits, image) << np.uint8(_LOWEST_BIT[bits])
 
 
-def _chunk_codes(bits: int, image: np.ndarray) -> np.ndarray:
+def chunk_codes(bits: int, image: np.ndarray) -> np.ndarray:
     """The elements of chunks, each in the lowest bits of a byte; same shape."""
     data = image.reshape(*image.shape[:-1], -1, CHUNK)[..., : 2 * bits].astype(np.uint32)
     fours = data.reshape(*data.shape[:-1], 4, bits // 2)  # bytes of four elements
@@ -89,7 +89,7 @@ def _decode_packed_e2m1(image: np.ndarray) -> np.ndarray:
 
 
 def _chunked(bits: int, to_f32: Callable[[np.ndarray], np.ndarray]) -> OperandFormat:
-    return OperandFormat(8, lambda image: to_f32(_chunk_codes(bits, image)))
+    return OperandFormat(8, lambda image: to_f32(chunk_codes(bits, image)))
 
 
 # bits of an element, and its value

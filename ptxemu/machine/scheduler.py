@@ -1,4 +1,4 @@
-"""Who goes next: warps by policy, asynchronous work, new clusters; and the deadlock report.
+"""Who goes next: warps by policy, asynchronous work, new clusters.
 
 `progress` counts everything that could let a waiting warp go on. When nothing can move, the machine
 runs outstanding asynchronous work, then launches the next cluster, then lets `try_wait`s time out
@@ -14,9 +14,10 @@ from collections.abc import Callable
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
 from ptxemu.machine.cta import Cluster
+from ptxemu.machine.deadlock import observe
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Fragment, Warp
+from ptxemu.machine.warp import Warp
 from ptxemu.options import Options
 
 _QUANTUM = 2000  # blocks a warp may run before the next one gets a turn
@@ -24,7 +25,7 @@ _POLL_QUANTUM = 50  # the same for a warp whose last turn went into polling
 _SPIN_TURNS = 3000  # turns in a row that only polled before the launch counts as hung
 _MAX_RESIDENT_CTAS = 148  # streaming multiprocessors of a B200; one CTA of these kernels fills one
 _CHECK_SECONDS = 1.0
-_GIVE_UP = 0.25  # chance that a try_wait returns false early, under the policies with chance
+_GIVE_UP = 0.25  # chance that a try_wait or try_cancel fails early, under the policies with chance
 
 
 TIMED_OUT = object()  # token of a try_wait that is to return false
@@ -67,7 +68,8 @@ class Scheduler:
             self.queue.append(warp)
 
     def gives_up(self) -> bool:
-        """Whether a try_wait that would wait returns false instead, as hardware may at any time."""
+        """Whether a try_wait that would wait returns false instead, or a try_cancel cancels
+        nothing, as hardware may at any time."""
         return self.options.policy != "round-robin" and self.random.random() < _GIVE_UP
 
     # -- the loop ---------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class Scheduler:
                 self.units.run_one()
             elif not self._launch_more() and self.poll_turns > _SPIN_TURNS:
                 if not self._time_out():
-                    raise Deadlock(self._report("warps poll without end"))
+                    raise self._deadlock()
         now = time.perf_counter()
         if now - self.clock > _CHECK_SECONDS:
             self.clock = now
@@ -162,7 +164,7 @@ class Scheduler:
         elif self.units.open:
             self.units.run_one(self.random.randrange(len(self.units.open)))
         elif not self._launch_more() and not self._time_out():
-            raise Deadlock(self._report("no warp can go on"))
+            raise self._deadlock()
 
     def _launch_more(self) -> bool:
         if self.launched == self.total:
@@ -174,8 +176,10 @@ class Scheduler:
         return True
 
     def cancel_next(self) -> int | None:
-        """Take the next cluster out of the launch queue (clusterlaunchcontrol); None when empty."""
-        if self.launched == self.total:
+        """Take the next cluster out of the launch queue (clusterlaunchcontrol); None when empty,
+        and now and then although it is not, as a request may fail for reasons of the hardware's
+        own: the cluster is then launched as any other."""
+        if self.launched == self.total or self.gives_up():
             return None
         self.launched += 1
         self.finished += 1
@@ -192,6 +196,7 @@ class Scheduler:
                 if isinstance(frag.wait, tuple):
                     bar: MBarrier = frag.wait[0]
                     bar.waiters = [w for w in bar.waiters if w[1] is not frag]
+                    frag.polls = *frag.wait, frag.pc
                     frag.wait, frag.token = None, TIMED_OUT
                     self.ready(warp)
                     released = True
@@ -200,13 +205,10 @@ class Scheduler:
     def _live_warps(self) -> list[Warp]:
         return [w for cluster in self.clusters for cta in cluster.ctas for w in cta.warps if w.live]
 
-    def _report(self, headline: str) -> str:
-        lines = [headline]
-        for warp in self._live_warps():
-            for frag in warp.frags:
-                who = f"{warp.name()} lanes {frag.mask:#010x}"
-                lines.append(f"  {who} at {_place(warp, frag)}: {_wait(frag)}")
-        return "\n".join(lines)
+    def _deadlock(self) -> Deadlock:
+        program = next(w.program for w in self._live_warps())
+        stall = observe(program, self.clusters)
+        return Deadlock(stall.headline, stall=stall)
 
     # -- ends -------------------------------------------------------------------------------
 
@@ -229,21 +231,3 @@ class Scheduler:
             self.finished += 1
             if self.launched < self.total and len(self.clusters) < self.options.resident:
                 self._launch()
-
-
-def _place(warp: Warp, frag: Fragment) -> str:
-    block = warp.program.blocks[frag.pc]
-    if not block.steps:
-        return f"block {frag.pc}"
-    instr = block.steps[0].instr
-    return f"line {instr.line} `{instr.text}`"
-
-
-def _wait(frag: Fragment) -> str:
-    wait = frag.wait
-    if wait is None:
-        return "waits for the other lanes of its warp" if frag.token is None else "runnable"
-    if isinstance(wait, tuple):
-        bar, parity = wait
-        return f"waits for parity {parity} of {bar.describe()}"
-    return f"waits for {wait}"

@@ -16,7 +16,7 @@ raises UnsupportedPtx; what the driver or the TMA unit would reject raises Hardw
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -29,6 +29,7 @@ from ptxemu.machine.swizzle import Swizzle
 SIZE = 128
 MAX_RANK = 5
 MAX_BOX = 256
+GATHERED_ROWS = 4
 MAX_STRIDE = 1 << 40
 _WORDS = struct.Struct("<16I")
 
@@ -76,6 +77,8 @@ class TensorMap:
 
     address: host address of element 0, bytes. dtype: key of DTYPES. dims, box: elements,
     contiguous dimension first. strides: bytes, of dimensions 1 and up. swizzle: of the SMEM image.
+    gathers: the instruction names each row of the box (tile::gather4, tile::scatter4), of which the
+    128 bytes say nothing.
     """
 
     address: int
@@ -84,6 +87,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: Swizzle
+    gathers: bool = False
 
     @property
     def rank(self) -> int:
@@ -130,6 +134,21 @@ def transaction_bytes(tensor_map: TensorMap) -> int:
     Padded types count their packed bytes, not what they occupy in SMEM.
     """
     return tensor_map.rows * tensor_map.row_bytes
+
+
+def gathering(tensor_map: TensorMap) -> TensorMap:
+    """The map as tile::gather4 and tile::scatter4 use it: the box is four rows of the tensor, which
+    the instruction names.
+
+    Raises HardwareRefusal for a map that is not two-dimensional, or whose box has more than the row
+    that the instruction takes at each of its four coordinates.
+    """
+    if tensor_map.rank != 2 or tensor_map.box[1] != 1:
+        raise HardwareRefusal(
+            f"gather4 or scatter4 with a tensor map of rank {tensor_map.rank} and box"
+            f" {tensor_map.box}; needs rank 2 and a box of one row"
+        )
+    return replace(tensor_map, box=(tensor_map.box[0], GATHERED_ROWS), gathers=True)
 
 
 def decode(raw: bytes) -> TensorMap:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.swizzle import Swizzle
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.numerics import arith, formats, half
@@ -157,18 +158,35 @@ _FLOATS = {
 def _clip(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
     """Intersect the box at `coords` with the tensor."""
     _require_coords(tm, coords)
+    if tm.gathers:
+        return _named_rows(tm, coords)
     origin = tm.address + coords[0] * tm.element_bits // 8
     origin += sum(c * stride for c, stride in zip(coords[1:], tm.strides, strict=True))
-    addresses = origin + _row_offsets(tm.strides, tm.box)
-    first = max(0, -coords[0])
-    last = max(first, min(tm.box[0], tm.dims[0] - coords[0]))
-    columns = slice(first * tm.element_bits // 8, last * tm.element_bits // 8)
+    addresses = as_addresses([origin]) + _row_offsets(tm.strides, tm.box)  # modulo 2^64
+    columns = _columns(tm, coords[0])
     outer = list(zip(coords[1:], tm.box[1:], tm.dims[1:], strict=True))
     rows: np.ndarray | slice = slice(None)
     if any(c < 0 or c + side > size for c, side, size in outer):
         rows = np.flatnonzero(_rows_in_bounds(outer))
         addresses = addresses[rows]
     return _Clip(addresses + columns.start, rows, columns)
+
+
+def _named_rows(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
+    """The rows of a tile::gather4 that are in the tensor; coords: the column and four rows."""
+    origin = tm.address + coords[0] * tm.element_bits // 8
+    rows = np.flatnonzero([0 <= row < tm.dims[1] for row in coords[1:]])
+    addresses = as_addresses([origin + coords[1 + row] * tm.strides[0] for row in rows])
+    columns = _columns(tm, coords[0])
+    every = slice(None) if len(rows) == tm.rows else rows
+    return _Clip(addresses + columns.start, every, columns)
+
+
+def _columns(tm: TensorMap, start: int) -> slice:
+    """Bytes of a row of the image that lie in the tensor."""
+    first = max(0, -start)
+    last = max(first, min(tm.box[0], tm.dims[0] - start))
+    return slice(first * tm.element_bits // 8, last * tm.element_bits // 8)
 
 
 def _clip_image(
@@ -207,7 +225,7 @@ def _row_offsets(strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
 
 
 def _require_coords(tm: TensorMap, coords: tuple[int, ...]) -> None:
-    if len(coords) != tm.rank:
+    if len(coords) != (1 + tm.rows if tm.gathers else tm.rank):
         raise HardwareRefusal(f"{len(coords)}-d TMA instruction on a {tm.rank}-d tensor map")
     granule = 128 if tm.padded else max(1, 8 // tm.element_bits)
     if coords[0] % granule:

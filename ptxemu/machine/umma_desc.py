@@ -206,6 +206,9 @@ def require_shape(desc: InstrDesc, cta_group: int) -> None:
     """Refuse M and N that a dense MMA of `cta_group` 1 or 2 does not have."""
     legal_m = (64, 128) if cta_group == 1 else (128, 256)
     legal_n = _LEGAL_N[desc.kind == "i8", cta_group]
+    if desc.b_mn_major and line_bytes(desc.b_format, 1) == 1:
+        step = 16 * cta_group  # nvidia-cutlass-dsl, cute/nvgpu/tcgen05/mma.py, asks for it
+        legal_n = {n for n in legal_n if n % step == 0}
     if desc.m not in legal_m or desc.n not in legal_n:
         raise HardwareRefusal(
             f"MMA kind::{desc.kind} cta_group::{cta_group} of M={desc.m} N={desc.n}, must be M of"

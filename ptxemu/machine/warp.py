@@ -37,13 +37,15 @@ def unravelled(index: Any, dims: tuple[int, int, int]) -> tuple[Any, Any, Any]:
 
 @dataclass(eq=False, slots=True)
 class Fragment:
-    """Lanes at one block. `wait`: what it is parked on; `token`: the meaning of a wake-up."""
+    """Lanes at one block. `wait`: what it is parked on; `token`: the meaning of a wake-up; `polls`:
+    the mbarrier and parity that it last looked at in vain, and the block where it did."""
 
     pc: int
     mask: int
     lanes: np.ndarray | None = None
     wait: object | None = None
     token: Any = None
+    polls: tuple[Any, int, int] | None = None
 
     def active(self) -> np.ndarray:
         if self.lanes is None:
@@ -135,7 +137,7 @@ class Warp:
         self.steps += 1
         # now and then the last goes first, so that a polling loop does not starve its siblings
         for frag in sorted(self.frags, key=lambda f: f.pc, reverse=self.steps % _FAIRNESS == 0):
-            if frag.wait is None and self._together(frag):
+            if frag.wait is None and self.together(frag):
                 self._execute(frag)
                 return True
         return False
@@ -185,7 +187,7 @@ class Warp:
                 free[frag.pc] = frag
         self.frags = rest + list(free.values())
 
-    def _together(self, frag: Fragment) -> bool:
+    def together(self, frag: Fragment) -> bool:
         """The lanes that the fragment's block needs together are all in it."""
         members = self.program.blocks[frag.pc].members
         if not members or frag.mask == self.live:
@@ -260,7 +262,7 @@ class Warp:
     def runnable_now(self) -> bool:
         """Some fragment can take a turn."""
         self._merge()
-        return any(frag.wait is None and self._together(frag) for frag in self.frags)
+        return any(frag.wait is None and self.together(frag) for frag in self.frags)
 
     def name(self) -> str:
         return self.label

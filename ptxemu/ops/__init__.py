@@ -25,6 +25,10 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     tensor_copy,
     warp,
     warp_mma,
+    warp_mma_quads,
+    warp_mma_scaled,
+    warp_mma_sparse,
+    wgmma,
 )
 
 __all__ = ["registry"]

@@ -21,6 +21,7 @@ from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.tma_tile import combine
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
@@ -110,7 +111,7 @@ def copy_async(
         rows = np.zeros((len(offsets), nbytes), np.uint8)
         for size in set(sizes) - {0}:
             chosen = np.flatnonzero(np.array(sizes) == size)
-            starts = np.array([sources[lane] for lane in chosen], np.int64)
+            starts = as_addresses(sources[lane] for lane in chosen)
             for each in w.listeners:
                 each.fetch(work, starts, size)
             rows[chosen, :size] = memory.read_rows(starts, size)
@@ -245,13 +246,14 @@ def bulk_load(
 def _issue_load(
     w: Warp, start: int, size: int, places: list[Place], signals: list[MBarrier]
 ) -> None:
-    source = np.array([start], np.int64)
+    source = as_addresses([start])
 
     def run(work: Work) -> None:
         for each in w.listeners:
             each.load(work, (source, size), places, size, signals)
         data = w.machine.memory.read_rows(source, size)[0]
         for cta, offset in places:
+            cta.reached_by(w.cta)
             cta.smem[offset : offset + size] = data
             cta.mark_async(slice(offset, offset + size))
         for found in signals:
@@ -280,6 +282,7 @@ def _issue_to_peer(w: Warp, low: int, target: Place, size: int, signal: MBarrier
     def run(work: Work) -> None:
         for each in w.listeners:
             each.send(work, (w.cta, low), target, size, signal)
+        cta.reached_by(w.cta)
         seen = w.cta.as_seen_by_async(low, low + size)
         cta.smem[offset : offset + size] = seen[low : low + size]
         cta.mark_async(slice(offset, offset + size))
@@ -298,7 +301,7 @@ def bulk_store(
         low = start & OFFSET_MASK
         require_bulk(size, where, low)
         w.cta.check(low, size)
-        _issue_store(w, how, np.array([where], np.int64), low, size)
+        _issue_store(w, how, as_addresses([where]), low, size)
 
 
 def _issue_store(

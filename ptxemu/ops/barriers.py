@@ -67,7 +67,8 @@ def barrier_red(c: Lower, i: Instr, f: Match) -> Value:
 @op("bar.warp.sync")
 def warp_sync(c: Lower, i: Instr, f: Match) -> None:
     """Convergence of the members is all that it does here."""
-    c.announce("warp_synced(w)")
+    if c.observed or c.analysis:  # where nobody listens the mask costs nothing
+        c.announce("warp_synced(w, {0})", c.src(i.operands[0], "u32"))
 
 
 @op("barrier.cluster.arrive", flags="release relaxed aligned", section="barrier.cluster")
@@ -117,7 +118,7 @@ def barrier_wait(
         barrier.vote(*votes)
         barrier.waiters.append((w, w.frag))
         w.park(barrier)
-        if barrier.add(32, _checked(w, count)):  # wakes this warp too, as the last one
+        if barrier.add(32, _checked(w, count), w.label):  # wakes this warp too, as the last one
             w.machine.note_progress()
         return None
     for each in w.listeners:
@@ -131,7 +132,7 @@ def arrive_barrier(w: Warp, ident: int, count: int) -> None:
     barrier = w.cta.barrier(ident)
     for each in w.listeners:
         each.barrier_arrival(w, barrier)
-    if barrier.add(32, _checked(w, count)):
+    if barrier.add(32, _checked(w, count), w.label):
         w.machine.note_progress()
 
 
@@ -214,7 +215,11 @@ def fence_proxy(c: Lower, i: Instr, f: Match) -> None:
 
 @op("fence.proxy.tensormap::generic", flags=f"acquire release {_SCOPE}", section="membar, fence")
 def fence_tensormap(c: Lower, i: Instr, f: Match) -> None:
-    """Tensor maps are read when an instruction that uses them is issued."""
+    """Tensor maps are read when an instruction that uses them is issued; listeners hear of it."""
+    if "release" in f.flags:
+        c.announce("map_fenced(w, None)")
+    elif c.observed or c.analysis:
+        c.announce("map_fenced(w, {0})", c.address(i.operands[0], 64))
 
 
 @runtime

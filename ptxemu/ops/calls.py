@@ -1,5 +1,5 @@
 """call of vprintf, the device's printf: PTX ISA "call"; CUDA C++ Programming Guide, "Formatted
-Output". Every other function is refused.
+Output". Functions that the module defines are inlined (`syntax.inline`); every other is refused.
 """
 
 from __future__ import annotations
@@ -82,4 +82,5 @@ def print_formatted(w: Warp, template: PerLane, values: PerLane) -> None:
             return w.local[lane, first + offset : first + offset + nbytes].tobytes()
 
         string = partial(_string_at, w.machine.memory)
-        sys.stdout.write(formatted(string(text), memory, string))
+        name = f"[{w.name()} lane {lane}] " if w.machine.options.name_printf else ""
+        sys.stdout.write(name + formatted(string(text), memory, string))

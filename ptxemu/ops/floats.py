@@ -15,7 +15,8 @@ from ptxemu.syntax.tree import Instr
 
 _ROUND = "rn rz rm rp"
 _ARITH = f"{_ROUND} ftz sat"
-_HALF = "f16 bf16 f16x2 bf16x2"
+_F16, _BF16 = "f16 f16x2", "bf16 bf16x2"
+_HALF = f"{_F16} {_BF16}"
 # uniform templates of the plain rn forms; anything else runs the array function on one element
 _SCALAR = {
     "add": "round32({0} + {1})",
@@ -84,14 +85,22 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
     return c.pure("f64", None, text, *c.srcs(i.operands[1:], "f64"))
 
 
-@op("add sub mul fma", types=_HALF, flags="rn ftz sat relu", section="add, sub, mul, fma (half)")
-@op("min max", types=_HALF, flags="ftz NaN xorsign abs", section="min, max (half)")
-@op("neg abs", types=_HALF, flags="ftz", section="neg, abs (half)")
+@op("add sub mul", types=_F16, flags="rn ftz sat", section="add, sub, mul (half)")
+@op("add sub mul", types=_BF16, flags="rn", section="add, sub, mul (half)")
+@op("fma", types=_F16, flags="rn ftz sat relu", section="fma (half)")
+@op("fma", types=_BF16, flags="rn relu", section="fma (half)")
+@op("min max", types=_F16, flags="ftz NaN xorsign abs", section="min, max (half)")
+@op("min max", types=_BF16, flags="NaN xorsign abs", section="min, max (half)")
+@op("neg abs", types=_F16, flags="ftz", section="neg, abs (half)")
+@op("neg abs", types=_BF16, section="neg, abs (half)")
 def half_arithmetic(c: Lower, i: Instr, f: Match) -> Value:
+    """bf16 has no .ftz and no .sat, and .relu is of fma alone; ptxas refuses the others."""
     return _half(c, i, f, f"half.{f.form.name}", _keywords(f))
 
 
-@op("ex2 tanh", types=_HALF, flags="approx ftz", section="ex2, tanh (half)")
+@op("ex2", types=_F16, flags="approx", section="ex2, tanh (half)")
+@op("ex2", types=_BF16, flags="approx ftz", section="ex2, tanh (half)")
+@op("tanh", types=_HALF, flags="approx", section="ex2, tanh (half)")
 def half_approximation(c: Lower, i: Instr, f: Match) -> Value:
     return _half(c, i, f, f"approx.{f.form.name}_approx", "")
 

@@ -181,7 +181,7 @@ def mbarrier_arrive_expect(
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
-        barrier.expect(number * lanes)
+        barrier.expect(number * lanes, by=w.label)
         for each in w.listeners:
             each.mbarrier_arrival(w, _home(w, where), barrier, how)
         states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
@@ -191,7 +191,7 @@ def mbarrier_arrive_expect(
 @runtime
 def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).expect(number * lanes)
+        find(w, where).expect(number * lanes, by=w.label)
 
 
 @runtime
@@ -207,7 +207,7 @@ def mbarrier_test_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...])
     done = barrier.done(parity)
     for each in w.listeners if done else ():
         each.mbarrier_tested(w, _home(w, address), barrier, parity, how)
-    w.polled |= not done
+    _looked(w, barrier, parity, done)
     return done
 
 
@@ -217,13 +217,25 @@ def mbarrier_test_wait_lanes(
 ) -> np.ndarray:
     """One answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
+    polled, w.polled = w.polled, False
     for lane, (where, bit) in zip(w.lanes(), w.each_lane(address, parity), strict=True):
         barrier = find(w, where)
         out[lane] = barrier.done(bit)
+        _looked(w, barrier, bit, bool(out[lane]))
         for each in w.listeners if out[lane] else ():
             each.mbarrier_tested(w, _home(w, where), barrier, bit, how)
-    w.polled |= not out.any()
+    w.polled = polled or not out.any()
     return out
+
+
+def _looked(w: Warp, barrier: MBarrier, parity: int, done: bool) -> None:
+    """Keep what a warp polls in vain, and what it has seen complete."""
+    if done:
+        w.frag.polls = None
+        barrier.seen[w.label] = barrier.phase
+    else:
+        w.polled = True
+        w.frag.polls = barrier, parity, w.frag.pc
 
 
 @runtime
@@ -233,9 +245,10 @@ def mbarrier_try_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) 
     if barrier.done(parity):
         for each in w.listeners:
             each.mbarrier_waited(w, _home(w, address), barrier, parity, how)
+        _looked(w, barrier, parity, True)
         return True
     if timed_out or w.machine.scheduler.gives_up():
-        w.polled = True
+        _looked(w, barrier, parity, False)
         return False
     barrier.waiters.append((w, frag))
     w.park((barrier, parity))

@@ -191,6 +191,11 @@ def settle_value(w: Warp, value: PerLane) -> None:
             del w.pending_loads[position]
             _fill(w, pending)
             return
+    group = w.cta.warpgroups.get(w.index & ~3)
+    early = group.reading(w, base) if group else None
+    if early:
+        for each in w.listeners:
+            each.accumulator_used(w, early)
 
 
 @runtime

@@ -1,9 +1,11 @@
-"""cp.async.bulk.tensor in tile mode, its reductions, and edits of tensor maps: PTX ISA
+"""cp.async.bulk.tensor in its tile modes, its reductions, and edits of tensor maps: PTX ISA
 "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.reduce.async.bulk.tensor",
 "tensormap.replace", "tensormap.cp_fenceproxy".
 
 The tensor map is read when the instruction is issued; data moves when the work runs. Bytes are
-signalled whole, out-of-bounds part included. `.multicast::cluster` writes and signals in every CTA
+signalled whole, out-of-bounds part included. tile::gather4 and tile::scatter4 move four rows of a
+two-dimensional tensor, each with a coordinate of its own, to and from four neighbouring rows of
+shared memory. `.multicast::cluster` writes and signals in every CTA
 of the mask; with `.cta_group::2` the signal goes to the CTA of each destination's pair that the
 barrier operand names. A map is edited as 128 bytes in shared or global memory.
 """
@@ -16,11 +18,19 @@ import numpy as np
 
 from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
-from ptxemu.codegen.values import constant
-from ptxemu.errors import HardwareRefusal
+from ptxemu.codegen.values import Value, constant
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
-from ptxemu.machine.tensor_map import TensorMap, decode, replace_field, transaction_bytes
+from ptxemu.machine.memory import as_addresses
+from ptxemu.machine.tensor_map import (
+    GATHERED_ROWS,
+    TensorMap,
+    decode,
+    gathering,
+    replace_field,
+    transaction_bytes,
+)
 from ptxemu.machine.tma_tile import (
     box_rows,
     gather_tile,
@@ -34,7 +44,7 @@ from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, targets_of
 from ptxemu.ops.load_store import address_value, space_of
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.syntax.tree import Imm, Instr
+from ptxemu.syntax.tree import Addr, Imm, Instr
 
 _RANKS = "1d 2d 3d 4d 5d"
 _HINT = "L2::cache_hint"
@@ -45,8 +55,8 @@ COORDINATE_BITS = 128
 
 @op(
     "cp.async.bulk.tensor",
-    flags=f"{_RANKS} shared::cluster shared::cta global tile mbarrier::complete_tx::bytes "
-    f"bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
+    flags=f"{_RANKS} shared::cluster shared::cta global tile tile::gather4 tile::scatter4 "
+    f"mbarrier::complete_tx::bytes bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
 )
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     """Loads name an mbarrier, stores a bulk group; that tells the direction."""
@@ -54,7 +64,7 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
         tensor_write(c, i, f)
         return
     tensor = i.operands[1]
-    coords = c.srcs(tensor.coords, "s32")
+    coords = _coordinates(c, i, f, tensor, "tile::gather4")
     multicast = "multicast::cluster" in f.flags
     mask = c.src(i.operands[3], "u16") if multicast else constant(0, "u16")
     pair = "cta_group::2" in f.flags
@@ -75,17 +85,34 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
 )
 def tensor_write(c: Lower, i: Instr, f: Match) -> None:
     tensor, source = i.operands[0], c.address(i.operands[1], 32)
-    coords = c.srcs(tensor.coords, "s32")
+    coords = _coordinates(c, i, f, tensor, "tile::scatter4")
     how = f.pick(*REDUCTIONS.split())
     text = f"tensor_store(w, '{how}', {_rank(f)}, {{1}}, ({{0}}, {fields(coords, 2)}))"
     c.effect(text, c.address(tensor, 64), source, *coords)
+
+
+def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, named: str) -> list[Value]:
+    """As many as the tensor has dimensions or, with rows that are `named`, a column and four rows:
+    that there are more tells the mode from here on."""
+    modes = f.flags.intersection(("tile", "tile::gather4", "tile::scatter4"))
+    gathers = named in f.flags
+    wanted = 1 + GATHERED_ROWS if gathers else _rank(f)
+    if len(modes) > 1 or modes - {"tile", named} or (gathers and _rank(f) != 2):
+        raise UnsupportedPtx(f"unsupported form of cp {i.opcode!r}", line=i.line, text=i.text)
+    if len(tensor.coords) != wanted:
+        raise UnsupportedPtx(
+            f"{i.opcode} with {len(tensor.coords)} coordinates, needs {wanted}",
+            line=i.line,
+            text=i.text,
+        )
+    return c.srcs(tensor.coords, "s32")
 
 
 def _rank(f: Match) -> int:
     return int(f.pick(*_RANKS.split())[0])
 
 
-@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global tile {_HINT}")
+@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global tile tile::gather4 {_HINT}")
 def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
 
@@ -93,15 +120,18 @@ def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
 # -- what they do ---------------------------------------------------------------------------
 
 
-def read_map(w: Warp, address: int, rank: int) -> TensorMap:
-    """The tensor map at a generic address, checked against the instruction's rank."""
+def read_map(w: Warp, address: int, rank: int, position: list[int]) -> TensorMap:
+    """The tensor map at a generic address, checked against the instruction's rank; one that gathers
+    where the instruction names four rows of two dimensions."""
     if address % 64:
         raise HardwareRefusal(f"tensor map at {address:#x}; must be 64-byte aligned")
+    for each in w.listeners:
+        each.map_used(w, address)
     raw = w.machine.read_bytes(w, address, MAP_BYTES)
     found = decode(raw)
     if found.rank != rank:
         raise HardwareRefusal(f"a {rank}-d instruction with a tensor map of rank {found.rank}")
-    return found
+    return found if len(position) == rank else gathering(found)
 
 
 def signals_of(
@@ -145,7 +175,7 @@ def tensor_load(
     signal_address, pair = barrier
     operands = (target, signal_address, mask or 0, *tensor)
     for where, signal, chosen, map_address, *position in w.each_lane(*operands):
-        tm = read_map(w, map_address, rank)
+        tm = read_map(w, map_address, rank, position)
         places = targets_of(w, where, chosen if mask is not None else None)
         signals = signals_of(w, signal, places, mask is not None, pair)
         require_box(tm, position, where & OFFSET_MASK)
@@ -167,6 +197,8 @@ def _issue_load(
             cta.reached_by(w.cta)
             place_tile(tm, image, cta.smem, offset)
             cta.mark_async(slice(offset, offset + tm.box_bytes))
+        for each in w.listeners:
+            each.tile_loaded(work, tm, position, places)
         for found in signals:
             found.complete(nbytes)
 
@@ -183,7 +215,7 @@ def tensor_store(w: Warp, how: str, rank: int, source: PerLane, tensor: tuple[An
     copies = w.each_lane(source, *tensor)
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
     for start, map_address, *position in copies if how else set(copies):
-        tm = read_map(w, map_address, rank)
+        tm = read_map(w, map_address, rank, position)
         require_box(tm, position, start & OFFSET_MASK, write=True)
         w.cta.check(start & OFFSET_MASK, tm.box_bytes)
         _issue_store(w, how, tm, tuple(position), start & OFFSET_MASK)
@@ -263,13 +295,17 @@ def tensormap_replace(
     """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
     for where, new in dict.fromkeys(w.each_lane(address, value)):
         if space == "global":
-            at = np.array([where], np.int64)
+            at = as_addresses([where])
             raw = w.machine.memory.read_rows(at, MAP_BYTES)[0]
             replace_field(raw, *what, new)
+            for each in w.listeners:
+                each.map_written(w, where, raw)
             w.machine.memory.write_rows(at, raw[None])
         else:
             offset = where & OFFSET_MASK
             w.cta.check(offset, MAP_BYTES)
+            for each in w.listeners:
+                each.map_edited(w, (w.cta, offset))
             replace_field(w.cta.smem[offset : offset + MAP_BYTES], *what, new)
 
 
@@ -279,4 +315,7 @@ def tensormap_copy(w: Warp, target: PerLane, source: PerLane, nbytes: PerLane) -
     offset = start & OFFSET_MASK
     w.cta.check(offset, size)
     raw = w.cta.smem[offset : offset + size]
-    w.machine.memory.write_rows(np.array([where], np.int64), raw[None])
+    for each in w.listeners:
+        each.map_written(w, where, raw, (w.cta, offset))
+        each.map_fenced(w, None)
+    w.machine.memory.write_rows(as_addresses([where]), raw[None])

@@ -1,12 +1,11 @@
 """mma.sync and movmatrix: matrices whose fragments are registers of a warp. PTX ISA "mma",
-"movmatrix".
-
-Lane t = 4 g + i. A register of A holds neighbouring elements of row g, one of its lower half of
-row g + 8, at columns that start with those of i; the next two registers go on four lanes further.
-A register of B holds neighbouring rows of column g, and D has columns 2 i and 2 i + 1.
+"movmatrix". How the fragments lie, `warp_fragments` says; m8n8k4 of f16 is in `warp_mma_quads`,
+block scales in `warp_mma_scaled`, sparse matrices in `warp_mma_sparse`.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
@@ -14,33 +13,52 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.machine.operand_format import decode
-from ptxemu.numerics import formats
-from ptxemu.syntax.tree import TYPE_BITS, Instr
+from ptxemu.numerics.arith import fma_f64
+from ptxemu.ops.warp_fragments import (
+    COLUMNS,
+    accumulated,
+    accumulator,
+    by_lane,
+    columns_of_b,
+    registers,
+    rows_of_a,
+)
+from ptxemu.syntax.tree import Instr
 
 _FP8 = "e4m3 e5m2"
-_INT8 = "s8 u8"
-_VARIANTS = (  # types of D, A, B, C; how many columns A has, and what else an opcode may say
+_NARROW = f"{_FP8} e2m1 e2m3 e3m2"
+_INT8, _INT4 = "s8 u8", "s4 u4"
+_KIND = "kind::f8f6f4"
+_VARIANTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    # types of D, A, B, C and the operation on bits; the shapes, and what else an opcode may say
     (("f32", "f16", "f16", "f32"), "m16n8k8 m16n8k16"),
     (("f16", "f16", "f16", "f16"), "m16n8k8 m16n8k16"),
     (("f32", "bf16", "bf16", "f32"), "m16n8k8 m16n8k16"),
     (("f32", "tf32", "tf32", "f32"), "m16n8k4 m16n8k8"),
     (("f32", _FP8, _FP8, "f32"), "m16n8k16 m16n8k32"),
     (("f16", _FP8, _FP8, "f16"), "m16n8k16 m16n8k32"),
-    (("s32", _INT8, _INT8, "s32"), "m16n8k16 m16n8k32 satfinite"),
+    (("f32", _NARROW, _NARROW, "f32"), f"m16n8k32 {_KIND}"),
+    (("f16", _NARROW, _NARROW, "f16"), f"m16n8k32 {_KIND}"),
+    (("s32", _INT8, _INT8, "s32"), "m8n8k16 m16n8k16 m16n8k32 satfinite"),
+    (("s32", _INT4, _INT4, "s32"), "m8n8k32 m16n8k32 m16n8k64 satfinite"),
+    (("s32", "b1", "b1", "s32", "xor and", "popc"), "m8n8k128 m16n8k128 m16n8k256"),
+    (("f64", "f64", "f64", "f64"), "m8n8k4 m16n8k4 m16n8k8 m16n8k16 rn rz rm rp"),
 )
-_LANES = (8, 4)  # g, i
+_SHAPE = re.compile(r"m(\d+)n8k(\d+)$")
 
 
 def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
     d, *sources = (c.each(operand) for operand in i.operands)
-    _require_fragments(i, f, [len(part) for part in (d, *sources)])
+    halves = require_fragments(i, f, [len(part) for part in (d, *sources)])
     a, b, _ = sources
-    rows = tuple(c.srcs((item for part in sources for item in part), "u32"))
-    held = "u32" if f.types[0] == "f16" else f.types[0]
+    held, word = ("f64", "u64") if f.types[0] == "f64" else (f.types[0], "u32")
+    rows = tuple(c.srcs((item for part in sources for item in part), word))
+    how = f.pick("satfinite", "rz", "rm", "rp", default="rn" if held == "f64" else "")
+    how = f.types[4] if len(f.types) > 4 else how
+    name = "fragments_multiply_f64" if held == "f64" else "fragments_multiply"
     return c.effect(
-        f"fragments_multiply({{rows}}, {len(a)}, {len(b)}, {f.types!r}, {'satfinite' in f.flags})",
-        results=[(held, False)] * len(d),
+        f"{name}({{rows}}, {(len(a), len(b), halves)}, {f.types[:4]!r}, {how!r})",
+        results=[("u32" if held == "f16" else held, False)] * len(d),
         matrix=True,
         rows=rows,
     )
@@ -50,69 +68,76 @@ for _types, _flags in _VARIANTS:
     op("mma.sync", types=_types, flags=f"aligned row col {_flags}", section="mma")(multiply)
 
 
-def _require_fragments(i: Instr, f: Match, given: list[int]) -> None:
-    """One shape, and as many registers of D, A, B and C as its fragments need."""
-    shapes = [flag for flag in f.flags if flag.startswith("m16n8k")]
-    if len(shapes) == 1 and "aligned" in f.flags and ".row.col." in i.opcode:
-        k = int(shapes[0].removeprefix("m16n8k"))
-        b_count = k * TYPE_BITS[f.types[1]] // 128  # four lanes hold a column
-        d_count = 2 if f.types[0] == "f16" else 4
-        if given == [d_count, 2 * b_count, b_count, d_count]:
-            return
-    raise UnsupportedPtx(f"unsupported form of mma.sync {i.opcode!r}", line=i.line, text=i.text)
+def shape_of(f: Match) -> tuple[int, int]:
+    """Rows and columns of A; zeros where the opcode does not name one shape."""
+    found = [match for flag in f.flags if (match := _SHAPE.match(flag))]
+    return (int(found[0][1]), int(found[0][2])) if len(found) == 1 else (0, 0)
+
+
+def refused(i: Instr) -> UnsupportedPtx:
+    """The error of a form that there is not."""
+    return UnsupportedPtx(
+        f"unsupported form of {i.root}.{i.parts[1]} {i.opcode!r}", line=i.line, text=i.text
+    )
+
+
+def require_fragments(i: Instr, f: Match, given: list[int]) -> int:
+    """One shape, as many registers of D, A, B and C as its fragments need, and a kind where types
+    of fewer than 8 bits ask for it. Returns how many times A has 8 rows."""
+    (m, k), (d_type, a_type, b_type, c_type) = shape_of(f), f.types[:4]
+    wanted = [
+        registers(d_type, m * COLUMNS),
+        registers(a_type, m * k),
+        registers(b_type, k * COLUMNS),
+        registers(c_type, m * COLUMNS),
+    ]
+    kinds = {a_type, b_type}.isdisjoint(("e2m1", "e2m3", "e3m2")) or _KIND in f.flags
+    rounds = len(f.flags.intersection(("rn", "rz", "rm", "rp"))) < 2
+    if not (m and kinds and rounds and "aligned" in f.flags and ".row.col." in i.opcode):
+        raise refused(i)
+    if given != wanted:
+        raise refused(i)
+    return m // 8
 
 
 @runtime
 def fragments_multiply(
-    registers: np.ndarray, a_count: int, b_count: int, types: tuple[str, ...], saturate: bool
+    words: np.ndarray, counts: tuple[int, int, int], types: tuple[str, ...], how: str
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C. The order of the sums is free on hardware and here is the
+    """[register, lane] of D = A B + C. counts: registers of A and of B, halves of A's rows; how:
+    satfinite, or the operation on bits. The order of the sums is free on hardware and here is the
     BLAS's; integers are exact."""
-    registers = np.ascontiguousarray(registers).view(np.uint32)
-    a, b, c = np.split(registers, (a_count, a_count + b_count))
-    a_values, b_values = _elements(a, types[1]), _elements(b, types[2])
-    columns = a_values.shape[-1]
-    a_rows = a_values.reshape(-1, 2, *_LANES, columns).transpose(1, 2, 0, 3, 4).reshape(16, -1)
-    b_rows = b_values.reshape(-1, *_LANES, columns).transpose(1, 0, 2, 3).reshape(8, -1)
+    words = np.ascontiguousarray(words).view(np.uint32)
+    a_count, b_count, halves = counts
+    end = a_count + b_count
+    a, b, c = (
+        words[:a_count],
+        words[a_count:end],
+        words[end:],
+    )  # np.split takes longer than the rest
+    left, right = rows_of_a(a, types[1], halves), columns_of_b(b, types[2])
     with np.errstate(all="ignore"):
-        product = (a_rows @ b_rows.T).reshape(2, *_LANES, 2).transpose(0, 3, 1, 2)
-        return _ACCUMULATE[types[0]](product, _accumulator(c, types[3]), saturate)
+        product = left @ right.T
+        if how == "xor":  # bits that are set in one of the two
+            product = left.sum(1)[:, None] + right.sum(1) - 2 * product
+        return accumulated(product, c, types, how == "satfinite")
 
 
-def _elements(registers: np.ndarray, type_: str) -> np.ndarray:
-    """float32 [register, lane, element]; integers of 8 bits and their sums of 32 are exact."""
-    if type_ in ("s8", "u8"):
-        values = registers.view({"s8": np.int8, "u8": np.uint8}[type_]).astype(np.float32)
-    else:
-        values = decode(type_, registers.view(np.uint8))
-    return values.reshape(*registers.shape, -1)
-
-
-def _accumulator(c: np.ndarray, type_: str) -> np.ndarray:
-    """[half, column, g, i]."""
-    if type_ == "f16":
-        halves = formats.f16_to_f32(c.view(np.uint16)).reshape(2, *_LANES, 2)
-        return halves.transpose(0, 3, 1, 2)
-    return c.view(np.float32 if type_ == "f32" else np.int32).reshape(2, 2, *_LANES)
-
-
-def _sum_f32(product: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
-    return (product + c).reshape(4, 32)
-
-
-def _sum_f16(product: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
-    bits = formats.f32_to_f16(product + c).astype(np.uint16).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(bits).reshape(2, 64).view(np.uint32)
-
-
-def _sum_s32(product: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
-    total = product.astype(np.int64) + c
-    if saturate:
-        total = total.clip(-(1 << 31), (1 << 31) - 1)
-    return total.astype(np.int32).reshape(4, 32)
-
-
-_ACCUMULATE = {"f32": _sum_f32, "f16": _sum_f16, "s32": _sum_s32}
+@runtime
+def fragments_multiply_f64(
+    words: np.ndarray, counts: tuple[int, int, int], types: tuple[str, ...], how: str
+) -> np.ndarray:
+    """The same on f64: each product is added with one rounding, in the order of K, which is our
+    choice. how: the rounding."""
+    words = np.ascontiguousarray(words).view(np.uint64)
+    a_count, b_count, halves = counts
+    a, b, c = np.split(words, (a_count, a_count + b_count))
+    left, right = rows_of_a(a, "f64", halves), columns_of_b(b, "f64")
+    total = accumulator(c, "f64")
+    for x, y in zip(left.T, right.T, strict=True):
+        x_parts, y_parts = (by_lane(z) for z in np.broadcast_arrays(x[:, None], y[None]))
+        total = fma_f64(x_parts, y_parts, total, how)
+    return total.reshape(-1, 32)
 
 
 @op("movmatrix.sync.aligned.m8n8.trans", types="b16", section="movmatrix")

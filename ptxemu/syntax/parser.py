@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, NoReturn
 
-from ptxemu.errors import PtxSyntaxError
+from ptxemu.errors import PtxEmuError, PtxSyntaxError, UnsupportedPtx
+from ptxemu.syntax.inline import Function, inline_calls
 from ptxemu.syntax.lexer import Token, tokenize
 from ptxemu.syntax.line_info import LineInfo
 from ptxemu.syntax.scopes import VECTORS, Scopes
@@ -34,6 +35,7 @@ _DECLARED = (  # types that a variable may have
     "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 f16x2 bf16x2 b64 u64 s64 f64 b128"
 )
 TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}
+_TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
 _TUNING = (
@@ -62,6 +64,8 @@ class Parser:
         self.scopes = Scopes()
         self.line_info = LineInfo(self.tree.files)
         self.entry: Entry | None = None
+        self.target = ""
+        self.definitions: dict[str, Function] = {}
 
     # -- token helpers ----------------------------------------------------------------------
 
@@ -92,9 +96,9 @@ class Parser:
         if not self.accept(text):
             self.fail(f"expected {text!r}, found {self.peek()!r}")
 
-    def fail(self, message: str) -> NoReturn:
+    def fail(self, message: str, error: type[PtxEmuError] = PtxSyntaxError) -> NoReturn:
         line = self.line
-        raise PtxSyntaxError(message, line=line, text=self.lines[line - 1].strip())
+        raise error(message, line=line, text=self.lines[line - 1].strip())
 
     def skip_line(self) -> list[str]:
         """The words of a directive that is one source line without a semicolon."""
@@ -123,6 +127,8 @@ class Parser:
     def parse(self) -> ModuleTree:
         while self.kind() != "end":
             self.module_statement()
+        for entry in self.tree.entries.values():
+            inline_calls(entry, self.definitions)
         return self.tree
 
     def module_statement(self) -> None:
@@ -132,7 +138,7 @@ class Parser:
             self.next()
         elif word == ".target":
             self.next()
-            self.next()
+            self.target = self.next()
             while self.accept(","):
                 self.next()
         elif word == ".file":
@@ -166,18 +172,55 @@ class Parser:
             self.next()
 
     def function(self) -> None:
-        """A `.func`: its name is remembered, a body is refused only when it is called."""
+        """A `.func`: a body is inlined where it is called. One that cannot be read is remembered by
+        its name, and refused only when it is called."""
+        start = self.at
         self.next()
-        if self.accept("("):
-            while self.next() != ")":
-                pass
-        self.tree.functions.add(self.next())
+        try:
+            results = self.formals()
+            code = Entry(self.next(), target=self.target)
+            code.params = self.formals()
+            self.skip_to_body()
+            if self.peek() == "{":
+                self.function_body(Function(code, results))
+        except PtxSyntaxError:
+            self.at = start + 1
+            if self.accept("("):
+                while self.next() != ")":
+                    pass
+            self.tree.functions.add(self.next())
+            self.skip_to_body()
+            if self.peek() == "{":
+                self.skip_braces()
+            else:
+                self.next()
+            return
+        self.tree.functions.add(code.name)
+        if self.peek() == ";":
+            self.next()
+
+    def skip_to_body(self) -> None:
         while self.peek() not in (";", "{"):
             self.next()
-        if self.peek() == "{":
-            self.skip_braces()
-        else:
-            self.next()
+
+    def formals(self) -> list[Variable]:
+        """Results or parameters of a function, in the .param or the .reg space."""
+        found: list[Variable] = []
+        if self.accept("("):
+            while not self.accept(")"):
+                found += self.declarators()
+                self.accept(",")
+        return found
+
+    def function_body(self, function: Function) -> None:
+        code = function.code
+        code.registers |= {x.name: x.type for x in function.formals if x.space == "reg"}
+        self.entry, self.scopes = code, Scopes()
+        self.line_info.enter_function()
+        self.next()
+        while not self.accept("}"):
+            self.body_statement(code)
+        self.definitions[code.name] = function
 
     # -- declarations -----------------------------------------------------------------------
 
@@ -202,6 +245,9 @@ class Parser:
                     self.next()
             elif word not in (".ptr", *_SPACES):
                 type_name = word.lstrip(".")
+        if type_name in _TEXTURES:
+            what = f"textures and surfaces are not supported: a variable of .{type_name}"
+            self.fail(what, UnsupportedPtx)
         if type_name not in TYPE_BYTES:
             self.fail(f"unknown type .{type_name}")
         found = []
@@ -245,13 +291,10 @@ class Parser:
 
     def entry_definition(self) -> None:
         self.next()
-        entry = Entry(self.next())
+        entry = Entry(self.next(), target=self.target)
         entry.registers[CARRY] = "b32"
         self.entry = entry
-        if self.accept("("):
-            while not self.accept(")"):
-                entry.params += self.declarators()
-                self.accept(",")
+        entry.params = self.formals()
         while self.peek() != "{":
             self.tuning_directive(entry)
         self.tree.entries[entry.name] = entry

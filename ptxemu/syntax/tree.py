@@ -155,6 +155,7 @@ class Entry:
     variables: list[Variable] = field(default_factory=list)
     body: list[Any] = field(default_factory=list[Any])
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    target: str = ""  # of its module, such as "sm_100a"
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,3 +116,16 @@ def test_products_of_e4m3_round_q_and_p():
     assert 2 * error("sm_90a") < error("sm_100a") < 0.3
     one = torch.tensor([0.5, 1.0])  # 2 ** 8 of them are exact in e4m3
     assert torch.equal(reference._rounded_weights(one, E4M3), one)
+
+
+def test_ties_of_q_fall_as_the_kernel_multiplies():
+    """448 / top is 1024 / 7 where top is 49 / 16, so that sevenths are half-way between two numbers
+    of e4m3; the rounded factor, and not the quotient, says which."""
+    row = torch.arange(-784, 785, 7) / 256.0
+    factor = np.float32(448) * (np.float32(1) / np.float32(49 / 16))
+    expected = torch.from_numpy(row.numpy() * factor).to(E4M3).double() * (49 / 16 / 448)
+    found = reference._quantised(row[None].bfloat16()).double()[0]
+    assert torch.allclose(found, expected, rtol=1e-6, atol=0)
+    divided = (row / (row.amax() / 448)).to(E4M3).double() * (49 / 16 / 448)
+    assert not torch.allclose(divided, expected, rtol=1e-2, atol=0)
+    assert not reference._quantised(torch.full((1, 8), 2.0**-110).bfloat16()).any()

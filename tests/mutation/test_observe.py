@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import ptxemu
+from ptxemu.mutation.observe import observe
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Scenario, write
 from workbench.conformance.ptx_program import aligned_copy
-from workbench.mutation.observe import observe
 
 KERNEL = write(
     Scenario(

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 import ptxemu
-from workbench.mutation.catalogue import BAR, CLASSES
-from workbench.mutation.classes import mutants
-from workbench.mutation.operators import remove
-from workbench.mutation.text import Text, statement
+from ptxemu.mutation.catalogue import BAR, CLASSES
+from ptxemu.mutation.classes import mutants
+from ptxemu.mutation.operators import remove
+from ptxemu.mutation.text import Text, statement
 
 HEAD = """
 .version 8.8

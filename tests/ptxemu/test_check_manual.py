@@ -8,7 +8,6 @@ import pytest
 
 import ptxemu
 from ptxemu import Options
-from ptxemu.machine.memory import Allocations
 from ptxemu.report import Finding
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.run import launch
@@ -20,6 +19,15 @@ _STORE = f"{parts.WRITE}\ntcgen05.wait::st.sync.aligned;"
 
 # what a note calls missing -> a kernel without it; with the lines of variant "manual" it is silent
 NOTES = {
+    "bar.warp.sync before the arrival": Scenario(
+        """
+        warp 0:
+            st.shared.b32 [%mine], %lane;
+            //~manual: bar.warp.sync 0xffffffff;
+            @%first mbarrier.arrive.shared.b64 _, [full];
+        """,
+        barriers={"full": 1},
+    ),
     "tcgen05.wait::ld": Scenario(
         f"""
         warp 0:
@@ -67,6 +75,17 @@ NOTES = {
         cta 1: wait full, 0; //~manual: wait.cluster full, 0;
         """,
     ),
+    "a cluster barrier before tcgen05.alloc": Scenario(
+        f"""
+        all:
+            //~manual: barrier.cluster.arrive.aligned;
+            //~manual: barrier.cluster.wait.aligned;
+        warp 0: {parts.alloc(2)}
+        all: {parts.MEET}
+        warp 0: {parts.dealloc(2).replace("%tmem", "0")}
+        """,
+        bare=True,
+    ),
     "cp.async.bulk.wait_group.read": Scenario(
         f"""
         warp 0:
@@ -83,6 +102,59 @@ def findings(missing: str, variant: str = "", *, strict: bool = True) -> list[Fi
     scenario = NOTES[missing]
     report = launch(scenario, ptxemu.load(write(scenario, variant).text), strict=strict)
     return [found for found in report.findings if found.missing in NOTES]
+
+
+_BEFORE, _AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
+_MEET = ("barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;")
+# Each way to tell others, and to hear of them: (what comes before, the line itself).
+SIGNALS = {
+    "mbarrier": ("", "mbarrier.arrive.shared.b64 _, [full];"),
+    "named barrier": ("", "bar.arrive 3, 128;"),
+    "flag": ("", "st.release.gpu.global.b32 [%output], 1;"),
+    "counter": ("", "red.release.gpu.global.add.u32 [%output], 1;"),
+    "cluster": ("", _MEET[0]),
+}
+WAITS = {
+    "named barrier": ("", "bar.sync 3, 32;"),
+    "flag": ("", "ld.acquire.gpu.global.b32 %r5, [%output];"),
+    "counter": ("", "atom.acquire.gpu.global.add.u32 %r5, [%output], 1;"),
+    "cluster": _MEET,
+}
+
+
+def _noted(body: str, name: str, missing: str) -> bool:
+    """Whether the line `name` of a kernel of one CTA is said to lack it."""
+    kernel = write(Scenario(body, barriers={"full": 128}))
+    report = launch(Scenario(body, barriers={"full": 128}), ptxemu.load(kernel.text), strict=True)
+    lines = [found.line for found in report.findings if found.missing == missing]
+    return kernel.names[name] in lines
+
+
+@pytest.mark.parametrize("way", SIGNALS)
+def test_a_fence_before_each_way_to_tell_others(way):
+    _, signal = SIGNALS[way]
+    wait = _MEET[1] if way == "cluster" else ""
+    for fence, noted in (("", True), (f"{_BEFORE};", False)):
+        body = f"warp 0:\n{_STORE}\n{fence}\nall:\n{signal} //:signal\n{wait}"
+        assert _noted(body, "signal", _BEFORE) is noted
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_a_fence_behind_each_way_to_hear_of_others(way):
+    before, wait = WAITS[way]
+    whose = "all" if way == "cluster" else "warp 0"
+    use = _STORE.replace(";", "; //:use", 1)
+    for fence, noted in (("", True), (f"{_AFTER};", False)):
+        body = f"all: {_AFTER};\n{whose}:\n{before}\n{wait}\nwarp 0:\n{fence}\n{use}"
+        assert _noted(body, "use", _AFTER) is noted
+
+
+def test_one_fence_is_missing_where_one_would_do():
+    signal = "mbarrier.arrive.shared.b64 _, [full];"
+    for between, noted in (("", False), (_STORE, True)):
+        body = f"warp 0:\n{_STORE}\n{signal} //:first\n{between}\n{signal} //:second"
+        assert _noted(body, "first", _BEFORE)
+        assert _noted(body, "second", _BEFORE) is noted
 
 
 @pytest.mark.parametrize("missing", NOTES)
@@ -102,17 +174,6 @@ def test_what_is_there_is_not_noted(missing):
 @pytest.mark.parametrize("missing", NOTES)
 def test_notes_are_for_strict_mode(missing):
     assert findings(missing, strict=False) == []
-
-
-def test_an_access_beside_every_allocation_is_told():
-    said = []
-    known = Allocations([(1000, 1100, True), (2000, 2064, True)], said.append)
-    for low, high in ((1000, 1100), (2060, 2064), (1096, 1104), (2064, 2068), (500, 504)):
-        known.check(low, high, write=False)
-    assert [message.split(",")[0] for message in said] == [
-        "read of 8 bytes at 0x448", "read of 4 bytes at 0x810", "read of 4 bytes at 0x1f4",
-    ]  # fmt: skip
-    assert "the one below has 64 and ends 0 before" in said[1]
 
 
 def test_a_store_behind_an_allocation_is_found():

@@ -15,7 +15,8 @@ from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
 from workbench.conformance.ptx_program import POLICIES
 
 TOPICS = (
-    "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime known_right"
+    "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime lanes "
+    "tensor_maps known_right"
 ).split()
 SCENARIOS: dict[str, Scenario] = {}
 for _topic in TOPICS:

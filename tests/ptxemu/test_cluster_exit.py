@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
+from workbench.conformance.ptx_program import aligned_copy
 
 # CTA 0 arrives on the barrier of CTA 1, or commits to both; CTA 1 exits, with or without waiting.
 LEAVE = """
@@ -55,3 +57,49 @@ def test_a_signal_into_an_exited_cta_is_found(signal: str, policy: str) -> None:
     found = [findings(signal, "", policy, seed) for seed in range(4)]
     assert ["exited"] in found
     assert all(checks in ([], ["exited"]) for checks in found)
+
+
+# CTA 0 expects bytes at the barrier of CTA 1 and copies them there; CTA 1 exits later than that.
+COPY = """
+    ld.param.u64 %rd0, [input];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r1, %cluster_ctarank;
+    mov.u32 %r2, dynamic;
+    setp.ne.u32 %p0, %r0, 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
+    fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.relaxed.aligned;
+    barrier.cluster.wait.aligned;
+    @%p1 bra NEXT;
+    @%p0 bra NEXT;
+    mapa.shared::cluster.u32 %r4, %r2, 1;
+    add.u32 %r5, %r4, 512;
+    mov.b16 %h0, 2;
+    mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r4], 16;
+    ISSUE
+NEXT:
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    @!%p1 bra END;
+PEER:
+    WAIT
+END:
+"""
+COPIES = {
+    "bulk load": "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    ".multicast::cluster [%r2+512], [%rd0], 16, [%r2], %h0;",
+    "bulk copy": "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+    " [%r5], [%r2+512], 16, [%r4];",
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_bytes_into_an_exited_cta_are_found(copy: str) -> None:
+    """They come last of all."""
+    how = {"grid": (2,), "cluster": (2,), "smem_bytes": 1024, "policy": "adversarial", "seed": 0}
+    for wait, found in ((WAIT, []), ("", ["exited"])):
+        body = COPY.replace("ISSUE", COPIES[copy]).replace("WAIT", wait)
+        program = kernel(body, ".param .u64 input", DYNAMIC)
+        report = launch(program, aligned_copy(np.zeros(16, np.uint32)), **how)
+        assert [finding.check for finding in report.findings] == found

@@ -7,12 +7,17 @@ import struct
 
 import pytest
 
+from ptxemu.errors import HardwareRefusal
 from ptxemu.host.launch_config import (
     LaunchAttributes,
+    LaunchConfig,
     parameter_sizes,
     read_config,
     read_params,
+    require_allowed,
+    require_settable,
 )
+from ptxemu.host.runtime_symbols import Run, RuntimeSymbols
 
 STALE = 0xDEADBEEF  # what the host code leaves in the unused part of an attribute's union
 
@@ -91,3 +96,65 @@ def test_read_params():
     pointers = (ctypes.c_uint64 * 2)(*map(ctypes.addressof, values))
     assert read_params(ctypes.addressof(pointers), (8, 4)) == (b"abcdefgh", b"xyz!")
     assert read_params(0, ()) == ()
+
+
+def launched(smem_bytes: int = 0, cluster: tuple[int, int, int] = (1, 1, 1)) -> LaunchConfig:
+    attributes = LaunchAttributes(cluster=cluster)
+    return LaunchConfig((16, 1, 1), (128, 1, 1), smem_bytes, 0, attributes)
+
+
+SMEM, CLUSTER = 8, 14  # cudaFuncAttribute
+
+
+@pytest.mark.parametrize(
+    ("config", "attributes"),
+    [
+        (launched(48 * 1024), {}),
+        (launched(200_000), {SMEM: 200_000}),
+        (launched(cluster=(8, 1, 1)), {}),
+        (launched(cluster=(4, 4, 1)), {CLUSTER: 1}),
+    ],
+)
+def test_a_launch_that_the_host_has_allowed(config, attributes):
+    require_allowed(config, attributes)
+
+
+@pytest.mark.parametrize(
+    ("config", "attributes", "missing"),
+    [
+        (launched(48 * 1024 + 1), {}, "MaxDynamicSharedMemorySize"),
+        (launched(200_000), {SMEM: 199_999}, "may have 199999"),
+        (launched(1), {SMEM: 0}, "may have 0"),
+        (launched(cluster=(9, 1, 1)), {}, "NonPortableClusterSizeAllowed"),
+        (launched(cluster=(4, 4, 1)), {CLUSTER: 0, SMEM: 4096}, "16 CTAs"),
+    ],
+)
+def test_a_launch_that_a_gpu_would_refuse(config, attributes, missing):
+    with pytest.raises(HardwareRefusal, match=missing):
+        require_allowed(config, attributes)
+
+
+def test_shared_memory_that_no_cta_has():
+    require_settable(SMEM, 227 * 1024)
+    require_settable(CLUSTER, 1)
+    with pytest.raises(HardwareRefusal, match="at most 232448"):
+        require_settable(SMEM, 227 * 1024 + 1)
+
+
+def test_what_the_host_sets_is_kept_for_the_kernel():
+    """By its name: host code may ask for the kernel twice. Nothing is allowed for another one."""
+    names = [ctypes.create_string_buffer(name) for name in (b"copy", b"copy", b"nothing")]
+    symbols, launches = RuntimeSymbols(PTX), []
+    handles = []
+    for name in names:
+        slot = ctypes.c_uint64()
+        symbols._get_kernel(ctypes.addressof(slot), 1, ctypes.addressof(name))
+        handles.append(slot.value)
+    symbols._set_kernel_attribute(handles[0], SMEM, 100_000, 0)
+    values = [ctypes.create_string_buffer(128) for _ in range(4)]
+    pointers = (ctypes.c_uint64 * 4)(*map(ctypes.addressof, values))
+    with Run(launches.append):
+        symbols._launch(launched(100_000), handles[1], ctypes.addressof(pointers))
+    assert [each.smem_bytes for each in launches] == [100_000]
+    with pytest.raises(HardwareRefusal, match="may have 49152"), Run(launches.append):
+        symbols._launch(launched(100_000), handles[2], 0)

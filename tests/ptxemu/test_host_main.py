@@ -1,7 +1,8 @@
-"""`python -m ptxemu`: its options, what the script sees, and a whole script with its launches."""
+"""`python -m ptxemu`: its commands, what a script sees, and a whole script with its launches."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from ptxemu import __main__ as command
+from tests.scripts.test_start_up import HEAVY, SECONDS, started
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def run_main(monkeypatch):
         made.append(launcher)
         return nullcontext()
 
-    monkeypatch.setattr(command, "machine_with_gpu", machine)
+    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", machine)
 
     def run(*arguments):
         command.main([str(argument) for argument in arguments])
@@ -117,6 +119,63 @@ def test_a_bad_ending_stays_and_findings_are_told(run_main, script, capsys, tmp_
 def test_a_clean_script_ends_as_it_is(run_main, script, capsys):
     run_main("--check", script(RACY.format(code=0).replace("64", "32")))
     assert "no findings in 1 launch; rules: hardware" in capsys.readouterr().err
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize("name", ["", *command.COMMANDS])
+def test_help_comes_at_once_and_names_every_flag(name):
+    found = started("-m", "ptxemu", *name.split(), "--help")
+    assert found.code == 0, found.err
+    assert found.out.startswith("usage: python -m ptxemu " + name)
+    assert not found.modules & HEAVY
+    assert found.seconds < SECONDS
+    module = importlib.import_module(f"ptxemu.commands.{name or 'run'}")
+    parser = getattr(module, "arguments_of", None) or module.parser_of
+    flags = [action.option_strings[-1] for action in parser("x")._actions if action.option_strings]
+    assert len(flags) > 5
+    assert not [flag for flag in flags if flag not in found.out]
+
+
+@pytest.mark.parametrize("name", [name for name in command.COMMANDS if name != "run"])
+def test_exit_codes_stand_in_the_help(name, capsys):
+    with pytest.raises(SystemExit):
+        command.main([name, "--help"])
+    assert "Exit code 0: all is right; 1: errors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["./check"], ["run", "check"], ["run", "./check"]])
+def test_a_script_may_be_called_like_a_command(run_main, script, monkeypatch, tmp_path, words):
+    script("import sys; open('ran', 'a').write(repr(sys.argv[1:]))", "check")
+    monkeypatch.chdir(tmp_path)
+    run_main(*words, "--seed", 1)
+    assert (tmp_path / "ran").read_text() == "['--seed', '1']"
+
+
+def test_a_command_alone_says_how_its_namesake_is_run(run_main, script, monkeypatch, capsys):
+    monkeypatch.chdir(script("", "check").parent)
+    with pytest.raises(SystemExit) as caught:
+        run_main("check")
+    assert caught.value.code == 2
+    assert "(the file 'check' itself: ./check)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+@pytest.mark.parametrize("words", [("nowhere.py",), ()])
+def test_what_is_not_there_is_refused(run_main, capsys, name, words):
+    with pytest.raises(SystemExit) as caught:
+        run_main(name, *words)
+    assert caught.value.code == 2
+    assert ("there is no file 'nowhere.py'" if words else "is required") in capsys.readouterr().err
+
+
+def test_check_of_a_pip_user(run_main, script, capsys):
+    path = script(RACY.format(code=0))
+    with pytest.raises(SystemExit) as caught:
+        run_main("check", "--policy", "round-robin,random", "--seeds", "0,1", path)
+    assert caught.value.code == 1
+    assert "in 3 launches; rules: hardware" in capsys.readouterr().out
 
 
 SCRIPT = """

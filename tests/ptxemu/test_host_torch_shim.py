@@ -10,9 +10,12 @@ import cutlass.utils as utils
 import pytest
 import torch
 
+import ptxemu
+from ptxemu.host.allocations import LIVE
 from ptxemu.host.cuda_stubs import CAPABILITY, stubbed_cuda
 from ptxemu.host.patching import environment, patched
 from ptxemu.host.torch_shim import BLOCK_BYTES, torch_without_gpu
+from tests.ptxemu.kernels import kernel, launch
 
 
 @pytest.fixture
@@ -91,7 +94,11 @@ class TestBlocks:
     def test_new_tensors_are_whole_blocks(self, make):
         tensors = [make() for _ in range(8)]
         assert {tensor.data_ptr() % BLOCK_BYTES for tensor in tensors} == {0}
-        assert {tensor.untyped_storage().nbytes() for tensor in tensors} == {BLOCK_BYTES}
+        blocks = {block.start: block for block in LIVE.known()}
+        for tensor in tensors:
+            block = blocks[tensor.data_ptr()]
+            assert block.end - block.start == tensor.untyped_storage().nbytes() == tensor.nbytes
+            assert block.last - block.start == BLOCK_BYTES
 
     def test_values_and_strides_survive(self):
         tensor = torch.arange(12).reshape(3, 4)
@@ -108,6 +115,69 @@ class TestBlocks:
         array = torch.zeros(5).numpy()
         torch.from_numpy(array).add_(1)
         assert array.sum() == 5
+
+
+@pytest.mark.usefixtures("gpu")
+class TestRedZones:
+    """What was asked for ends before its block does."""
+
+    def launched(self, tensor, offset: int, line: str, **how):
+        text = kernel(
+            f"ld.param.u64 %rd1, [d];\nadd.u64 %rd1, %rd1, {offset};\n{line}", ".param .u64 d"
+        )
+        params = [tensor.data_ptr().to_bytes(8, "little")]
+        return launch(text, params=params, allocated=LIVE, **how)
+
+    STORE = "st.global.b32 [%rd1], 7;"
+    LOAD = "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];"
+
+    @pytest.mark.parametrize(
+        ("offset", "line", "found"),
+        [
+            (396, STORE, []),
+            (400, STORE, ["error"]),
+            (508, STORE, ["error"]),
+            (512, STORE, ["error"]),
+            (-4, STORE, ["error"]),
+            (384, LOAD, []),
+            (400, LOAD, ["note"]),
+            (496, LOAD, ["note"]),
+        ],
+    )
+    def test_an_overrun_of_the_rounding_is_found(self, offset, line, found):
+        tensor = torch.zeros(100, device="cuda")
+        report = self.launched(tensor, offset, line, check=True)
+        assert [finding.severity for finding in report.findings] == found
+        assert tensor.count_nonzero() == (offset == 396)
+
+    def test_without_a_check_the_block_is_the_allocation(self):
+        tensor = torch.zeros(100, device="cuda")
+        self.launched(tensor, 508, self.STORE)
+        with pytest.raises(ptxemu.OutOfBounds, match="line"):
+            self.launched(tensor, -4, self.STORE)
+
+    def test_a_tensor_that_is_gone_is_nobodys(self):
+        tensor = torch.zeros(1 << 22, device="cuda")
+        self.launched(tensor, 0, self.STORE)
+        address = tensor.data_ptr()
+        del tensor
+
+        class Gone:
+            data_ptr = staticmethod(lambda: address)
+
+        report = self.launched(Gone, 0, self.STORE, check=True)
+        assert [finding.check for finding in report.errors] == ["out-of-bounds"]
+
+    def test_what_cuda_malloc_gave(self):
+        _, address = runtime.cudaMalloc(100)
+
+        class Given:
+            data_ptr = staticmethod(lambda: address)
+
+        assert not self.launched(Given, 96, self.STORE, check=True).findings
+        assert self.launched(Given, 100, self.STORE, check=True).errors
+        runtime.cudaFree(address)
+        assert self.launched(Given, 96, self.STORE, check=True).errors
 
 
 @pytest.mark.usefixtures("gpu")

@@ -40,8 +40,15 @@ def test_forms(opcode: str, name: str, flags: set[str], types: tuple[str, ...]) 
 
 UNKNOWN = "frobnicate add add.wonder.s32 add.rn.s32 add.f128 mul.wide.f32 cvt.f32 bar"
 
+NOT_OF_HALF = (
+    "add.relu.f16 sub.rn.relu.f16x2 mul.relu.bf16 add.ftz.bf16 mul.sat.bf16x2 fma.rn.ftz.bf16 "
+    "neg.ftz.bf16 abs.ftz.bf16x2 min.ftz.bf16 ex2.approx.ftz.f16 tanh.approx.ftz.bf16"
+)
 
-@pytest.mark.parametrize("opcode", [*UNKNOWN.split(), "tcgen05.mma.cta_group::3.kind::f16"])
+
+@pytest.mark.parametrize(
+    "opcode", [*UNKNOWN.split(), *NOT_OF_HALF.split(), "tcgen05.mma.cta_group::3.kind::f16"]
+)
 def test_what_is_not_known_is_refused_with_its_line(opcode: str) -> None:
     with pytest.raises(UnsupportedPtx, match="unsupported") as caught:
         registry.match(instr(opcode))

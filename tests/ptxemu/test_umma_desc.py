@@ -143,6 +143,22 @@ def test_shapes_that_a_dense_mma_has():
     assert not is_legal("i8", 256, 48, 2)
 
 
+@pytest.mark.parametrize("kind", ["f8f6f4", "i8"])
+@pytest.mark.parametrize(("m", "cta_group", "n"), [(128, 1, 24), (256, 2, 48)])
+def test_n_of_an_mn_major_b_of_bytes(kind, m, cta_group, n):
+    """Multiples of 16 and, of a pair, 32, whichever N a K-major one may have."""
+    d_format = {"f8f6f4": 1, "i8": 2}[kind]
+
+    def require(n, mn_major):
+        word = d_format << 4 | mn_major << 16 | n >> 3 << 17 | m >> 4 << 24
+        require_shape(instr_desc(kind, word), cta_group)
+
+    require(32, True)
+    require(32 if (kind, cta_group) == ("i8", 2) else n, False)
+    with pytest.raises(HardwareRefusal, match=f"N={n}, must be"):
+        require(n, True)
+
+
 def address(desc: SmemDesc, row: int, byte: int) -> int:
     """K-major swizzled, as the manual's figures read: 8-row groups, one span per row."""
     width = desc.swizzle.span

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.watch import watched
+from ptxemu.watch import heard, watched
 from tests.ptxemu.kernels import kernel, launch
 
 NOTHING = kernel("")
@@ -65,3 +65,33 @@ def test_changes_are_refused_before_any_launch():
         pass
     with pytest.raises(TypeError, match="colour"), watched(colour=1):
         pass
+
+
+def test_findings_are_heard_as_they_arise():
+    told = []
+
+    def hear(entry, what):
+        assert not report.launches, "the launch has not ended"
+        told.append((entry, getattr(what, "check", what)))
+
+    with watched(check=True) as report, heard(hear):
+        launch(RACE, block=(64,))
+    launch(RACE, block=(64,), check=True)
+    assert told == [("test", "race")]
+
+
+def test_what_stops_a_launch_is_heard():
+    told = []
+    with heard(lambda *what: told.append(what)), pytest.raises(ptxemu.Deadlock):
+        launch(HANG, block=(64,))
+    assert [(entry, what.partition(":")[0]) for entry, what in told] == [("test", "Deadlock")]
+
+
+def test_an_error_that_is_not_the_kernels_leaves_the_findings(monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ptxemu.machine.machine.Machine._opcode_counts", interrupted)
+    with watched(check=True) as report, pytest.raises(KeyboardInterrupt):
+        launch(RACE, block=(64,))
+    assert [finding.check for finding in report.errors] == ["race"]

@@ -70,7 +70,7 @@ def check(monkeypatch, capsys) -> Callable:
     """Run the script in this process without the pretended GPU; gives exit code, stdout."""
     import check as script
 
-    monkeypatch.setattr("ptxemu.__main__.machine_with_gpu", lambda _: nullcontext())
+    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda _: nullcontext())
 
     def run(*arguments: object) -> tuple[int, str]:
         code = script.main([*map(str, arguments)])

@@ -75,7 +75,7 @@ _NARROW = {
 def bounds_of(opcode: str) -> tuple[Bound, ...]:
     """The bounds of an approximate instruction; none where every bit counts."""
     parts = opcode.split(".")
-    if parts[0] == "mma" and parts[-1] != "s32":
+    if parts[0] == "mma" and parts[-1] not in ("s32", "popc"):
         exact = functools.partial(fragments.multiplied, opcode)
         return (Bound("of the sum of magnitudes", fragments.unit(opcode), exact),)
     if "approx" not in parts and "full" not in parts:

@@ -23,6 +23,13 @@ UNWITNESSED: tuple[tuple[str, str], ...] = (
     (r"fence\.proxy async\..*", "two words of an opcode in one flag: `async` and the space are"),
     (r"prefetch const", "a hint for a tensor map in constant memory, which no host can put there"),
     (r"st .* param(::entry)?", "an argument of a call; see call"),
+    (
+        r"mma\.sp.*",
+        "no program yet; tests/ptxemu/test_warp_mma_forms.py holds layouts and products",
+    ),
+    (r"mma\.sync f16\|f32 .*", "the four products of m8n8k4: as mma.sp"),
+    (r"(ldmatrix (b8|b8x16 .*)|mma\.sync f(16|32) e2m1.*) .*", "as tcgen05.cp"),
+    (r"cp\.async\.bulk(\.prefetch)?\.tensor tile::(gather4|scatter4)", "as tcgen05.cp"),
     (r"(tcgen05\.cp|stmatrix b8) .*", "no instruction of sm_90a, and newer than the record"),
 )
 

@@ -19,12 +19,13 @@ from workbench.conformance import (
     tensors,
     unavailable,
     warp,
+    wgmma,
 )
 from workbench.conformance.campaign import Campaign, Outputs, Tally
 from workbench.conformance.case import Case
 from workbench.conformance.patterns import Variant
 
-_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs, matrices)
+_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs, matrices, wgmma)
 
 # a form -> why silicon and ptxemu differ in it
 EXPLAINED = {

@@ -114,9 +114,7 @@ def _constants() -> Case:
         for place in places:
             body.append(f"add.u64 %w62, %d, {16 * INPUTS * row}; add.u64 %w62, %w62, %w60;")
             body.append(f"ld.{space}{vector}.{t} {braced(names)}, [{place}];")
-            body += [
-                f"st.global.b{bits} [%w62+{bits // 8 * k}], {r};" for k, r in enumerate(names)
-            ]
+            body += [f"st.global.b{bits} [%w62+{bits // 8 * k}], {r};" for k, r in enumerate(names)]
             row += 1
     listed = ", ".join(map(str, table))
     return case(

@@ -94,6 +94,7 @@ class Program:
 
 # -- data -----------------------------------------------------------------------------------
 
+
 def generate(how: str, name: str, dtype: str, count: int, seed: str = "") -> np.ndarray:
     """arange | zeros | ones | rand (ints: every bit; floats: normal) | small (-4..4 or 0..8) |
     special (every edge of the type, then rand); the same for the same name and seed, always."""

@@ -47,6 +47,19 @@ _TENSOR_CORE = (
     "tcgen05.cp.cta_group::{1|2}.{128x256b|4x256b|128x128b|32x128b.warpx4} [%r0], %w0",
     "tcgen05.cp.cta_group::{1|2}.64x128b.warpx2::{02_13|01_23} [%r0], %w0",
 )
+_C4, _A4, _B2 = "{%f0, %f1, %f2, %f3}", "{%r0, %r1, %r2, %r3}", "{%r4, %r5}"
+_IDS = "%r6, {0, 0}, %r7, {0, 0}"
+_NARROW_MMA = (
+    f"mma.sync.aligned.kind::f8f6f4.m16n8k32.row.col.f32.e2m1.e3m2.f32 {_C4}, {_A4}, {_B2}, {_C4}",
+    "mma.sync.aligned.kind::f8f6f4.m16n8k32.row.col.f16.e2m1.e3m2.f16"
+    f" {{%r8, %r9}}, {_A4}, {_B2}, {{%r8, %r9}}",
+    "mma.sync.aligned.kind::mxf8f6f4.block_scale.m16n8k32.row.col.f32.e2m1.e3m2.f32.ue8m0"
+    f" {_C4}, {_A4}, {_B2}, {_C4}, {_IDS}",
+    "mma.sync.aligned.kind::mxf4.block_scale.m16n8k64.row.col.f32.e2m1.e2m1.f32.ue8m0"
+    f" {_C4}, {_A4}, {_B2}, {_C4}, {_IDS}",
+    "mma.sync.aligned.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k64.row.col.f32.e2m1.e2m1.f32"
+    f".ue4m3 {_C4}, {_A4}, {_B2}, {_C4}, {_IDS}",
+)
 _CONTROL = "clusterlaunchcontrol.query_cancel"
 _CANCEL = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes"
 _LAUNCH_CONTROL = (
@@ -152,7 +165,10 @@ def _moves() -> Iterator[str]:
 
 def instructions() -> list[str]:
     """The instructions, each with operands."""
-    patterns = (*_TENSOR_CORE, *_LAUNCH_CONTROL, *_REDUX, *_WIDE_ACCESS, *_NO_PTX)
+    patterns = (
+        *(*_TENSOR_CORE, *_NARROW_MMA, *_LAUNCH_CONTROL, *_REDUX, *_WIDE_ACCESS),
+        *_NO_PTX,
+    )
     return [*_moves(), *(text for pattern in patterns for text in expand(pattern))]
 
 

@@ -18,10 +18,10 @@ from ptxemu import LaunchReport, Options, Report
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.engine import host_program
 from ptxemu.host.launch_config import LaunchRequest
-from workbench.mutation.catalogue import CLASSES
-from workbench.mutation.classes import Mutant, mutants
-from workbench.mutation.observe import observe
-from workbench.mutation.text import Text
+from ptxemu.mutation.catalogue import CLASSES
+from ptxemu.mutation.classes import Mutant, mutants
+from ptxemu.mutation.observe import observe
+from ptxemu.mutation.text import Text
 from workbench.mutation.verdict import SCHEDULES, Judge
 from workbench.problems import attention as cases
 from workbench.problems.attention import Case, same_bits

@@ -13,8 +13,8 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
+from ptxemu.mutation.classes import Mutant
 from workbench.mutation import attention, experts
-from workbench.mutation.classes import Mutant
 from workbench.mutation.verdict import BROKEN, KILLERS, SCHEDULES, SURVIVED, Judge, Verdict
 
 SUBJECTS: dict[str, attention.Subject] = {**attention.SUBJECTS, **experts.SUBJECTS}

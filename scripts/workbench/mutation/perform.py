@@ -10,11 +10,11 @@ from collections import Counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ptxemu.mutation.catalogue import CLASSES
+from ptxemu.mutation.classes import Mutant, sampled
 from workbench.common import refuse
 from workbench.mutation import campaign
 from workbench.mutation.campaign import SUBJECTS, Record, Records, digest, key_of
-from workbench.mutation.catalogue import CLASSES
-from workbench.mutation.classes import Mutant, sampled
 from workbench.mutation.table import show, within_contract
 from workbench.mutation.verdict import SCHEDULES
 

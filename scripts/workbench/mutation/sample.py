@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ptxemu.mutation.classes import sampled
 from workbench.mutation.attention import Subject
-from workbench.mutation.classes import sampled
 from workbench.mutation.verdict import BROKEN, SCHEDULES
 
 SEED = 0

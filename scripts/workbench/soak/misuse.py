@@ -14,6 +14,7 @@ from kvcache.books.errors import (
 )
 from kvcache.books.requests import Request
 from workbench.soak.ledger import require
+from workbench.soak.wrong_types import Call, books_of, wrong_batches, wrong_books, wrong_calls
 
 if TYPE_CHECKING:
     from workbench.soak.driver import Driver, Live
@@ -34,6 +35,7 @@ class Misuse:
             self._too_much,
             self._foreign_handle,
             self._nonsense,
+            self._wrong_type,
         )
         kinds[kind % len(kinds)](which, more)
 
@@ -94,6 +96,33 @@ class Misuse:
                 lambda: manager.fetch(request),
             ]
         self._refused(calls[more % len(calls)], (ValueError, TypeError))
+
+    def _wrong_type(self, which: int, more: int) -> None:
+        """One of all calls with arguments of a wrong type."""
+        live = self.driver.choose(which)
+        resident = live is not None and live.request.resident
+        calls = self.wrong_calls(live.request if live is not None and resident else None)
+        self.refused_at_once(*calls[(which * 128 + more) % len(calls)])
+
+    def wrong_calls(self, request: Request | None) -> list[Call]:
+        """All of them; request: a live one on the device."""
+        manager = self.manager
+        return [
+            *wrong_calls(manager, request),
+            *wrong_batches(manager.append, request),
+            *wrong_books(manager, request),
+        ]
+
+    def refused_at_once(self, what: str, call: Callable[[], object]) -> None:
+        """Before anything is looked at that may change: all books are as they were."""
+        before = books_of(self.manager)
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            require(books_of(self.manager) == before, f"{what}: changed by {error!r}")
+            self.driver.counts[f"refused: {type(error).__name__}"] += 1
+            return
+        raise AssertionError(f"{what}: not refused")
 
     def _calls(self, request: Request) -> list[Callable[[], object]]:
         manager = self.manager

@@ -3,17 +3,21 @@ request is served."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, PoolExhausted
 from kvcache.books.manager import Manager, Sizes
+from kvcache.books.work import Pool
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 from workbench.soak.cases import PLAIN, SPARSE
 from workbench.soak.machine import Event
+from workbench.soak.wrong_types import books_of
 
-KINDS, CALLS = 6, 7  # of misuse, and of calls that take a request
+KINDS, CALLS = 7, 7  # of misuse, and of calls that take a request
 
 
 def _fails(driver, error, call, *parts):
@@ -110,6 +114,42 @@ def test_every_misuse_of_every_call_is_refused(name):
     _fails(driver, DoubleFree, lambda: driver.manager.append(both), gone.request.name)
     appended(driver, other, [1])
     driver.finish()
+
+
+@pytest.mark.parametrize("name", [*case_names(), *case_names(deferred=True)])
+def test_every_call_with_a_wrong_type_leaves_the_books_as_they_were(name):
+    """Some hundred calls, with a request at hand, one in the host tier, works under way; they name
+    what is wrong."""
+    driver = cache(name)
+    served(driver, tokens(9))
+    request = served(driver, tokens(9, 1)).request
+    driver.offload(0)
+    calls = driver._misuse.wrong_calls(request)
+    assert len(calls) > 250
+    for what, call in calls:
+        driver._misuse.refused_at_once(what, call)
+    for what, call in driver._misuse.wrong_calls(None):
+        driver._misuse.refused_at_once(what, call)
+    driver.verify()
+    driver.finish()
+
+
+def test_the_books_are_seen_to_change():
+    """What `books_of` compares holds every book."""
+    manager = Manager(SPARSE, Sizes(8, 3, 2), policy=Policy(every=1), keep_events=True)
+    states = [books_of(manager)]
+    request = manager.admit("one", tokens(9)).request
+    for call in (
+        lambda: manager.append({request: tokens(8)}),
+        lambda: manager.rollback(request, 1),
+        lambda: manager.counters.__setattr__("forked", 1),
+        lambda: request.__setattr__("salt", b"other"),
+        lambda: manager.pools[Pool.HOST_BLOCKS].take(0),
+    ):
+        states.append(books_of(manager))
+        call()
+    assert books_of(manager) == states.pop()
+    assert all(one != other for one, other in pairwise(states))
 
 
 @pytest.mark.parametrize("name", case_names(deferred=True))

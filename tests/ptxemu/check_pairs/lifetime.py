@@ -39,6 +39,17 @@ SCENARIOS = {
         Lacks("wait", "a wait for it", later="load", check="exited"),
         bare=True,
     ),
+    "one CTA group in a kernel": Scenario(
+        f"""// What never runs counts, as ptxas refuses the text.
+        warp 0:
+            {parts.alloc()}
+            {parts.dealloc().replace("%tmem", "0")}
+            setp.lt.u32 %p2, %lane, 0;
+            //~mixed: @%p2 tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned; //:other
+        """,
+        Lacks("mixed", ".cta_group", later="other", check="cta_group"),
+        bare=True,
+    ),
     "mbarrier.init in flight": Scenario(
         """// A barrier is initialised again between phases, not in the middle of one.
         all:

@@ -116,10 +116,7 @@ class Text:
 
     def changed(self, lines: Mapping[int, str]) -> str:
         """The module with other text on some lines; the old one stays as a comment."""
-        text = list(self.lines)
-        for number, new in lines.items():
-            text[number - 1] = f"\t{new} // mutant of: {self.line(number)}".replace("\t ", "\t")
-        return "\n".join(text)
+        return changed(self.ptx, lines)
 
     @cached_property
     def labels(self) -> dict[str, int]:
@@ -156,13 +153,22 @@ class Text:
     def constant(self, place: int, operand: object) -> int | None:
         """What the operand of the instruction at `place` is, where the text before it says so."""
         if isinstance(operand, Imm):
-            return operand.value
+            return int(operand.value)
         for item in reversed(self.body[:place]):
             if isinstance(item, Instr) and operand in written(item):
                 source = item.operands[-1]
                 moved = item.root == "mov" and item.guard is None and isinstance(source, Imm)
-                return source.value if moved else None
+                return int(source.value) if moved else None
         return None
+
+
+def changed(ptx: str, lines: Mapping[int, str]) -> str:
+    """PTX with other text on some lines, by their number; the old one stays as a comment."""
+    text = ptx.split("\n")
+    for number, new in lines.items():
+        old = text[number - 1].strip()
+        text[number - 1] = f"\t{new} // mutant of: {old}".replace("\t ", "\t")
+    return "\n".join(text)
 
 
 _READ_ONLY = re.compile(

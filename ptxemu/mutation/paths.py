@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
+from ptxemu.mutation.text import Text
 from ptxemu.syntax.tree import Instr, Not, Reg
-from workbench.mutation.text import Text
 
 Stop = Callable[[Instr], bool]
 Known = Mapping[Reg, bool]  # predicates whose values do not change on the way
@@ -42,8 +42,10 @@ def known_guards(text: Text, place: int) -> dict[Reg, bool]:
         inside = range(k, target)
         if any(k < to <= place and source not in inside for source, to, _ in text.branches):
             continue
-        negated = isinstance(branch.guard, Not)
-        found[branch.guard.reg if negated else branch.guard] = negated
+        if isinstance(branch.guard, Not):
+            found[branch.guard.reg] = True
+        else:
+            found[branch.guard] = False
     return found
 
 

@@ -4,10 +4,12 @@ manual.
 
 from __future__ import annotations
 
-from workbench.mutation import equivalence as same
-from workbench.mutation.classes import MutationClass
-from workbench.mutation.moves import late, late_wait
-from workbench.mutation.operators import (
+from typing import Any
+
+from ptxemu.mutation import equivalence as same
+from ptxemu.mutation.classes import MutationClass
+from ptxemu.mutation.moves import late, late_wait
+from ptxemu.mutation.operators import (
     always_true,
     astray,
     count,
@@ -177,15 +179,15 @@ _MOVED = (
     ),
 )  # fmt: skip
 
+_VERBS: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
+    ("remove", _REMOVED),
+    ("weaken", _WEAKENED),
+    ("change", _CHANGED),
+    ("repeat", _REPEATED),
+    ("misdirect", _MISDIRECTED),
+    ("move", _MOVED),
+)
+
 CLASSES: tuple[MutationClass, ...] = tuple(
-    MutationClass(f"{verb} {name}", *rest)
-    for verb, found in (
-        ("remove", _REMOVED),
-        ("weaken", _WEAKENED),
-        ("change", _CHANGED),
-        ("repeat", _REPEATED),
-        ("misdirect", _MISDIRECTED),
-        ("move", _MOVED),
-    )
-    for name, *rest in found
+    MutationClass(f"{verb} {name}", *rest) for verb, found in _VERBS for name, *rest in found
 )

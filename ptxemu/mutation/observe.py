@@ -4,6 +4,7 @@ tell nothing new, and those behind which a warp does nothing more."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 from ptxemu import Options
@@ -14,7 +15,7 @@ from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.warp import Warp
-from workbench.mutation.text import Observed
+from ptxemu.mutation.text import Observed
 
 # Of the checker: what it hears when a warp accesses memory, signals, or issues asynchronous work.
 _ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
@@ -99,7 +100,7 @@ def observe(run: Callable[[Options], object]) -> Observed:
     observer = _Observer()
     begin = Checker.__init__
 
-    def begun(checker: Checker, *arguments: object, **options: object) -> None:
+    def begun(checker: Checker, *arguments: Any, **options: Any) -> None:
         begin(checker, *arguments, **options)
         for name in _HEARD:
             _tell(checker, name, getattr(observer, name))
@@ -111,7 +112,7 @@ def observe(run: Callable[[Options], object]) -> Observed:
     return observer.observed()
 
 
-def _tell(checker: Checker, name: str, also: Callable) -> None:
+def _tell(checker: Checker, name: str, also: Callable[..., None]) -> None:
     """Whoever tells the checker tells `also` first."""
     hears = getattr(checker, name)
 

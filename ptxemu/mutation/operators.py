@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ptxemu.mutation.paths import after
+from ptxemu.mutation.text import Statement, Text
 from ptxemu.syntax.tree import Instr
-from workbench.mutation.paths import after
-from workbench.mutation.text import Statement, Text
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ptxemu.mutation.operators import Change, Operator
+from ptxemu.mutation.text import Statement, Text, used, written
 from ptxemu.syntax.tree import Instr, Sym
-from workbench.mutation.operators import Change, Operator
-from workbench.mutation.text import Statement, Text, used, written
 
 
 def late(earlier: str, release: str) -> Operator:
@@ -105,7 +105,7 @@ def _balanced(text: Text, begin: int, stop: int) -> bool:
         if k in inside:
             target = text.target(item)
             wait_loop = target is not None and "LAB_WAIT" in item.operands[0].name
-            if target not in inside or (target < k and not wait_loop):
+            if target is None or target not in inside or (target < k and not wait_loop):
                 return False
         elif item.root == "bra" and isinstance(item.operands[0], Sym):
             if item.operands[0].name in labels and text.target(item) != stop:

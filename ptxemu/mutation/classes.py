@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ptxemu.mutation.equivalence import NEVER, Equivalence
+from ptxemu.mutation.operators import Change, Operator
+from ptxemu.mutation.text import Text
 from ptxemu.syntax.tree import Instr
-from workbench.mutation.equivalence import NEVER, Equivalence
-from workbench.mutation.operators import Change, Operator
-from workbench.mutation.text import Text
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ptxemu.mutation.operators import Change
+from ptxemu.mutation.paths import after, before, known_guards
+from ptxemu.mutation.text import Text, used, written
 from ptxemu.syntax.tree import Imm, Instr, Reg, Vec
-from workbench.mutation.operators import Change
-from workbench.mutation.paths import after, before, known_guards
-from workbench.mutation.text import Text, used, written
 
 Rule = Callable[[Text, Change], bool]
 Parts = tuple[Reg, ...]  # the loaded registers that a register is a copy or a pair of
@@ -39,7 +39,8 @@ def registers_used_before_release(text: Text, change: Change) -> bool:
 
 def _loaded_before(text: Text, place: int) -> tuple[int, set[Reg]]:
     """(place of the first, registers) of the loads that the wait at `place` is the next one of."""
-    first, found = place, set()
+    first = place
+    found: set[Reg] = set()
     for k in range(place - 1, -1, -1):
         item = text.body[k]
         if isinstance(item, Instr) and item.opcode.startswith("tcgen05.wait::ld"):

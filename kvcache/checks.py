@@ -1,0 +1,58 @@
+"""What arguments of books, layouts and plans have to be: TypeError or ValueError, which name the
+argument, the value and the limit.
+
+Every public call makes all of its checks before it changes anything. No torch and no numpy here:
+commands know layouts before they import either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+MAX_SLOTS = 1 << 28  # of a pool: block tables are int32, and the books take some tens of bytes each
+
+
+def require(name: str, value: object, kind: type, *, optional: bool = False) -> None:
+    """TypeError for a value that is not of `kind`, nor None where it is optional."""
+    if isinstance(value, kind) or (optional and value is None):
+        return
+    words = f"{kind.__name__}{' or None' * optional}"
+    raise TypeError(f"{name} is {shown(value)}, expected {words}")
+
+
+def whole(name: str, value: Any, least: int | None = 0, most: int | None = None) -> int:
+    """An int, of an int or an integer of numpy; TypeError for anything else, a bool too, ValueError
+    outside of least .. most."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} is {shown(value)}, expected int")
+        value = int(value)
+    if least is not None and value < least:
+        raise ValueError(f"{name} {value}: at least {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} {value}: at most {most}")
+    return value
+
+
+def share(name: str, value: Any) -> None:
+    """TypeError for what is no number; its range is the caller's to check, and NaN has none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} is {shown(value)}, expected float")
+
+
+def numbers(name: str, values: Any, end: int) -> list[int]:
+    """Slots 0 to end - 1 of a sequence, as ints."""
+    is_array = hasattr(values, "__array__")
+    if isinstance(values, str | bytes) or not (is_array or isinstance(values, Sequence)):
+        raise TypeError(f"{name} is {shown(values)}, expected a sequence of slots")
+    return [whole(f"{name}[{place}]", slot, 0, end - 1) for place, slot in enumerate(values)]
+
+
+def shown(value: object) -> str:
+    """For a message: a plain value as it is, of anything else its type."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:40]}..."
+    return type(value).__name__

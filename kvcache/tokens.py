@@ -1,0 +1,49 @@
+"""Token ids as callers give them, as int64 in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvcache.checks import shown
+
+Tokens = Sequence[int] | np.ndarray
+
+MAX_TOKEN = (1 << 63) - 1  # digests are of int64
+
+
+def token_ids(name: str, tokens: Any) -> np.ndarray:
+    """Token ids as int64 [n], n at least 1; TypeError or ValueError for anything else."""
+    try:
+        ids = np.asarray(tokens)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        what = f"tokens are {shown(tokens)}, expected integers in one row, in host memory"
+        raise TypeError(f"{name}: {what}") from error
+    if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
+        _check_odd(name, tokens, ids)
+    return ids.astype(np.int64, copy=False)
+
+
+def _check_odd(name: str, tokens: object, ids: np.ndarray) -> None:
+    """Refuse what is not a row of signed integers, nor of unsigned ones that are small enough."""
+    if tokens is None or isinstance(tokens, str | bytes):
+        raise TypeError(f"{name}: tokens are {shown(tokens)}, expected integers in one row")
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(f"{name}: tokens of shape {ids.shape}, expected at least one in one row")
+    if ids.dtype == object and all(isinstance(each, int | np.integer) for each in ids):
+        _require_int64(name, ids)  # what numpy has no integer for
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"{name}: tokens of dtype {ids.dtype}, expected integers")
+    if ids.dtype == np.uint64:
+        _require_int64(name, ids)
+
+
+def _require_int64(name: str, ids: np.ndarray) -> None:
+    least, most = int(min(ids)), int(max(ids))
+    if most > MAX_TOKEN or least < -MAX_TOKEN - 1:
+        raise ValueError(
+            f"{name}: tokens from {least} to {most}, limits {-MAX_TOKEN - 1} and {MAX_TOKEN} "
+            "(int64)"
+        )

@@ -1,0 +1,35 @@
+"""The PTX of a launch that failed, kept as a file: the lines of a report can be looked up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+FOLDER = "PTXEMU_KEEP"  # environment variable: where to
+_AT_MOST = 32  # files that are left in the folder
+
+
+def folder() -> Path:
+    """$PTXEMU_KEEP, or one for each user below the folder of temporary files."""
+    named = os.environ.get(FOLDER)
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"ptxemu-{os.getuid()}"
+
+
+def keep(text: str, entry: str) -> Path | None:
+    """Write PTX under a name that its text decides, and remove the oldest of what was kept before.
+    None where the folder cannot be written to: a report is worth more than its appendix."""
+    words = "".join(c if c.isalnum() else "_" for c in entry)[:40].strip("_")
+    path = folder() / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ptx"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+        kept = sorted(path.parent.glob("*.ptx"), key=lambda p: p.stat().st_mtime)
+        for old in kept[:-_AT_MOST]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return None
+    return path

@@ -1,0 +1,135 @@
+"""wgmma: what it reads in shared memory against other accesses, and who uses its registers too
+early. PTX ISA, "wgmma.mma_async", "wgmma.fence", "wgmma.wait_group".
+
+Each warp reads all of B, and of A its own 16 rows, with what it knew itself when it came to the
+instruction: FlashAttention-3 writes each warp's rows of P with no more than a bar.warp.sync. That
+an operation is complete any of the four learns by its own wait, and tells on: CUTLASS's pipelines
+have one thread of a warpgroup release a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxemu.check import footprints
+from ptxemu.check.agents import Ticket
+from ptxemu.check.clocks import ALL_LANES
+from ptxemu.check.findings import Findings
+from ptxemu.check.races import Races
+from ptxemu.check.state import States
+from ptxemu.check.wgmma_registers import Hazard, hazards
+from ptxemu.codegen.program import Program
+from ptxemu.machine.umma_desc import SmemDesc
+from ptxemu.machine.warp import Warp
+from ptxemu.machine.warpgroup import Multiplication, Warpgroup
+from ptxemu.machine.wgmma import ROWS, lines_of, smem_desc
+from ptxemu.report import ERROR, NOTE, Access, place_of
+
+
+class Warpgroups:
+    """Of one launch."""
+
+    def __init__(
+        self,
+        program: Program,
+        states: States,
+        findings: Findings,
+        races: Races,
+        strict: bool,
+    ) -> None:
+        self._program = program
+        self._strict = strict
+        self._states = states
+        self._findings = findings
+        self._races = races
+        self._hazards: dict[int, list[Hazard]] | None = None  # by site, on first use
+        self._components: dict[Warpgroup, int] = {}
+        self._tickets: dict[tuple[Warpgroup, int], list[Ticket]] = {}  # of outstanding operations
+
+    def warpgroup_joined(self, w: Warp, group: Warpgroup, number: int) -> None:
+        self._report_hazards(w)
+        components = self._states.components(w.cta)
+        if group not in self._components:
+            self._components[group] = components.add("wgmma", str(group))
+        ticket = Ticket(self._states.clocks[w], ALL_LANES, w.at)
+        ticket.component, ticket.step = self._components[group], number
+        self._tickets.setdefault((group, number), []).append(ticket)
+
+    def warpgroup_multiply(self, what: Multiplication) -> None:
+        form, _, a, b, _ = what.operands
+        cta, grain = what.group.cta, self._states.grain
+        of_b = footprints.matrix_cells(
+            smem_desc(b),
+            lines_of(form.n, form.k, form.b_mn_major),
+            grain,
+            mn_major=form.b_mn_major,
+        )
+        lines = lines_of(ROWS, form.k, form.a_mn_major)
+        for ticket in self._tickets.pop((what.group, what.number)):
+            self._races.read_shared(ticket, cta, of_b, ticket.position)
+            if a is not None:
+                warp = ticket.agent.warp.index - what.group.first
+                part = rows_of(smem_desc(a), warp, form.a_mn_major)
+                cells = footprints.matrix_cells(part, lines, grain, mn_major=form.a_mn_major)
+                self._races.read_shared(ticket, cta, cells, ticket.position)
+
+    def warpgroup_waited(self, w: Warp, group: Warpgroup, last: int) -> None:
+        if last:
+            self._states.clocks[w].know(self._components[group], last)
+
+    def accumulator_used(self, w: Warp, what: Multiplication) -> None:
+        """Once for each wgmma: what is missing is one wait, however many registers it has."""
+        form, line, *_ = what.operands
+        if not self._findings.new("accumulator", line):
+            return
+        sites = self._findings.sites
+        site = next(
+            k
+            for k, instr in enumerate(sites)
+            if instr.line == line and instr.opcode.startswith("wgmma.mma_async")
+        )
+        place, of = place_of(sites[site]), f"wgmma of {what.group}"
+        writes = Access(of, "wgmma.mma_async", "write", "", **place)
+        use = Access(w.label, sites[w.at].opcode, "use", "", **place_of(sites[w.at]))
+        self._findings.at(
+            "race",
+            f"{sites[w.at].opcode} uses an accumulator of {form.label}, which is not known to be"
+            " complete",
+            w.at,
+            accesses=(writes, use),
+            missing="wgmma.wait_group (behind a wgmma.commit_group) before the use",
+            rule="wgmma.wait_group",
+        )
+
+    def _report_hazards(self, w: Warp) -> None:
+        if self._hazards is None:
+            self._hazards = hazards(self._program.blocks, self._program.site_of)
+        for hazard in self._hazards.pop(w.at, ()):
+            if hazard.note and not self._strict:
+                continue
+            sites = self._findings.sites
+            instr, other = sites[w.at], sites[hazard.other]
+            accesses: tuple[Access, ...] = ()
+            if hazard.other:
+                accesses = (
+                    Access(w.label, other.opcode, hazard.what, "", **place_of(other)),
+                    Access(w.label, instr.opcode, "use", "", **place_of(instr)),
+                )
+            self._findings.at(
+                "manual" if hazard.note else "race",
+                hazard.message,
+                w.at,
+                severity=NOTE if hazard.note else ERROR,
+                accesses=accesses,
+                missing=hazard.missing,
+                rule=hazard.rule,
+            )
+
+
+def rows_of(desc: SmemDesc, warp: int, mn_major: bool) -> SmemDesc:
+    """A's part of one of the four warps."""
+    if not mn_major:  # groups of 8 rows
+        return replace(desc, start=desc.start + ROWS // 8 * warp * desc.stride)
+    panel = desc.leading if desc.swizzle.bits else desc.stride
+    panels, rest = divmod(2 * ROWS * warp, desc.swizzle.span)
+    return replace(desc, start=desc.start + panels * panel + rest)

@@ -1,0 +1,67 @@
+"""Which instructions a `.target` does not have, by their opcodes.
+
+Sources: the "Target ISA Notes" of each instruction in the PTX ISA; ptxas of CUDA 13.0 was asked
+about one opcode of every row for sm_80 to sm_120a. A module without a `.target` is not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.tree import Instr
+
+_TENSOR_CORE = (100, 101, 103, 110)  # data-centre Blackwell
+_BLACKWELL = (*_TENSOR_CORE, 120, 121)
+# opcodes; the first sm that has them, or those whose own targets, sm_90a and its like, have them
+_NEEDS: tuple[tuple[re.Pattern[str], int | tuple[int, ...]], ...] = tuple(
+    (re.compile(pattern), needs)
+    for pattern, needs in (
+        (r"tcgen05\.|.*\.cta_group::[12]", _TENSOR_CORE),
+        (r"wgmma\.", (90,)),
+        (r"(setmaxnreg|tensormap)\.", (90, *_BLACKWELL)),
+        (r"mma\..*\.kind::", (120, 121)),
+        (r"(ldmatrix|stmatrix)\..*\.b8(x16\.|$)", _BLACKWELL),
+        (r"cvt\..*\.(e2m1|e2m3|e3m2|ue8m0)x2", _BLACKWELL),
+        (r"redux\..*\.f32", _TENSOR_CORE),
+        (r"cp\.async\.bulk\.tensor\..*tile::scatter4", _TENSOR_CORE),
+        (r"cp\.async\.bulk\.tensor\..*shared::cluster.*tile::gather4", _TENSOR_CORE),
+        (r"cp\.async\.bulk\..*tile::gather4|clusterlaunchcontrol\.", 100),
+        (r"(add|sub|mul|fma)\..*\.f32x2|(ld|st)\..*\.(v8\.|v4\.[busf]64)", 100),
+        (r"mma\..*\.m16n8k\d+\..*\.f64$", 90),
+        (r"cp\.(reduce\.)?async\.bulk|st\.async|(stmatrix|mapa|elect|griddepcontrol)\.", 90),
+        (r"barrier\.cluster\.|fence\.proxy\.async|mbarrier\.try_wait\.", 90),
+        (r"(mma|cvt)\..*\.(e4m3|e5m2)(x2)?(\.|$)", 89),
+    )
+)
+_TARGET = re.compile(r"sm_(\d+)([af]?)$")
+
+
+def require_target(instr: Instr, target: str) -> None:
+    """Raises UnsupportedPtx, with its line, where `target` does not have the instruction."""
+    needed = _missing(instr.opcode, target)
+    if needed:
+        raise UnsupportedPtx(
+            f"{instr.opcode} needs {needed}, and the module is of .target {target}",
+            line=instr.line,
+            text=instr.text,
+        )
+
+
+@cache
+def _missing(opcode: str, target: str) -> str:
+    """What the opcode needs and the target is not; "" where it has it."""
+    found = _TARGET.match(target)
+    if found is None:
+        return ""
+    number, own = int(found[1]), bool(found[2])
+    for pattern, needs in _NEEDS:
+        if not pattern.match(opcode):
+            continue
+        if isinstance(needs, int):
+            if number < needs:
+                return f"sm_{needs}"
+        elif not (own and number in needs):
+            return " or ".join(f"sm_{each}a" for each in needs)
+    return ""

@@ -1,0 +1,260 @@
+"""`python -m ptxemu dump`: PTX, machine code and launch shapes of all that a script launches."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ptxemu.commands.subject import (
+    EXIT_CODES,
+    PROTOCOL,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    Refused,
+    add_limit,
+    failure_of,
+    limit_of,
+    looking_inside,
+    parse,
+    parser_of,
+    subject_of,
+)
+from ptxemu.host.command_line import source_lines
+from ptxemu.host.patching import environment
+from ptxemu.inspect.command_line import add_inspect_arguments
+from ptxemu.options import POLICIES
+from ptxemu.schedules import Schedule
+from ptxemu.watch import watched
+
+ABOUT = f"""\
+Write down every kernel that a script launches, into a folder: its PTX, its machine code (cubin)
+where the DSL makes it in this run or `ptxas` is found, its SASS where `nvdisasm` is found (`pip
+install nvidia-cuda-nvdisasm`), and launches.json: entry, grid, block, cluster, dynamic shared
+memory and sizes of parameters of each launch, in order. PTX is there before its kernel is executed.
+With --dump and --at, memory and registers at a line of Python as well.
+
+{PROTOCOL}
+
+{EXIT_CODES}"""
+ARCH = "sm_100a"
+_LONGEST = 60  # characters of an entry's name in that of a file
+
+
+@dataclass
+class Kernel:
+    """One entry of one module, and the files that were written of it."""
+
+    entry: str
+    ptx: Path
+    files: list[str] = field(default_factory=list)
+    launches: int = 0
+
+
+class Folder:
+    """What has been launched, on disk as it comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.kernels: dict[tuple[str, str], Kernel] = {}
+        self.launches: list[dict[str, Any]] = []
+        path.mkdir(parents=True, exist_ok=True)
+
+    def add(self, text: str, entry: str, shape: dict[str, Any]) -> None:
+        """One launch, before it is executed."""
+        kernel = self.kernels.get((text, entry))
+        if kernel is None:
+            name = re.sub(r"[^\w.]+", "_", entry)[:_LONGEST]
+            path = self.path / f"{len(self.kernels):02}_{name}.ptx"
+            path.write_text(text, encoding="utf-8")
+            kernel = self.kernels[text, entry] = Kernel(entry, path, [path.name])
+        kernel.launches += 1
+        self.launches.append({"entry": entry, "ptx": kernel.ptx.name, **shape})
+        self.write()
+
+    def write(self) -> None:
+        """launches.json, with all that is known."""
+        kernels = [
+            {"entry": k.entry, "launches": k.launches, "files": k.files}
+            for k in self.kernels.values()
+        ]
+        found = {"kernels": kernels, "launches": self.launches}
+        text = json.dumps(found, indent=1) + "\n"
+        (self.path / "launches.json").write_text(text, encoding="utf-8")
+
+    def add_machine_code(self, cubins: Path) -> None:
+        """The cubin of each kernel, which the DSL left in `cubins` or ptxas makes; SASS of it."""
+        codes = [(path, path.read_bytes()) for path in sorted(cubins.rglob("*.cubin"))]
+        for kernel in self.kernels.values():
+            cubin, sass = (kernel.ptx.with_suffix(f".{kind}") for kind in ("cubin", "sass"))
+            marker = f".text.{kernel.entry}\0".encode()
+            found = next((path for path, code in codes if marker in code), None)
+            if found is not None:
+                shutil.copyfile(found, cubin)
+            elif not _made("ptxas", f"-arch={_target(kernel.ptx)}", kernel.ptx, "-o", cubin):
+                continue
+            kernel.files.append(cubin.name)
+            listing = _made("nvdisasm", "-c", cubin)
+            if listing:
+                sass.write_bytes(listing.stdout)
+                kernel.files.append(sass.name)
+        self.write()
+
+    def table(self) -> str:
+        """Kernels with their shapes and files."""
+        lines = []
+        for kernel in self.kernels.values():
+            shapes = [x for x in self.launches if x["ptx"] == kernel.ptx.name]
+            lines.append(f"kernel {kernel.entry}")
+            told = dict.fromkeys(
+                f"grid {x['grid']}, block {x['block']}, cluster {x['cluster']}, "
+                f"{x['smem_bytes']} bytes of dynamic shared memory"
+                for x in shapes
+            )
+            lines += [f"  {text}" for text in told]
+            times = "once" if kernel.launches == 1 else f"{kernel.launches} times"
+            lines.append(f"  launched {times}; {', '.join(kernel.files)}")
+        return "\n".join(lines)
+
+
+def main(words: list[str] | None, program: str | None = None) -> int:
+    """Run the subject once and write; returns the exit code."""
+    parser = arguments_of(program)
+    options = parse(parser, words)
+
+    from ptxemu.host.emulator import Emulator
+    from ptxemu.host.gpu_machine import machine_with_gpu
+
+    if options.dump_dir == parser.get_default("dump_dir"):
+        options.dump_dir = str(options.out)
+    looking = looking_inside(parser, options)
+    folder = Folder(options.out)
+    changes = {"policy": options.policy, "seed": options.seed, "limit": limit_of(options)}
+    with tempfile.TemporaryDirectory(prefix="ptxemu-") as kept:
+        with (
+            source_lines(),
+            environment(_keeping_machine_code(kept)),
+            machine_with_gpu(Emulator()),
+            watched(**changes),
+            looking,
+            _written(folder, execute=not options.no_run),
+        ):
+            try:
+                subject = subject_of(options)
+            except Refused as error:
+                parser.error(str(error))
+            schedule = Schedule(options.policy, options.seed)
+            failure = failure_of(subject, schedule, quiet=options.no_run)
+        folder.add_machine_code(Path(os.environ.get("CUTE_DSL_DUMP_DIR", kept)))
+    if not folder.kernels:
+        print("nothing was launched", file=sys.stderr)
+        return REFUSED
+    print(folder.table())
+    print(f"in {options.out}")
+    if failure:
+        why = ", which may be because nothing was executed" * options.no_run
+        print(f"failed: {failure}{why}", file=sys.stderr)
+    return WRONG if failure and not options.no_run else RIGHT
+
+
+def arguments_of(program: str | None) -> argparse.ArgumentParser:
+    parser = parser_of(program, ABOUT)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("ptxemu_dump"),
+        metavar="FOLDER",
+        help="where to write (default ptxemu_dump)",
+    )
+    parser.add_argument(
+        "--no-run",
+        action="store_true",
+        help="execute no kernel: quick, and what the script computes is wrong",
+    )
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
+    parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
+    add_limit(parser, 600.0)
+    add_inspect_arguments(parser)
+    return parser
+
+
+def _keeping_machine_code(folder: str) -> dict[str, str]:
+    """Settings of the DSL by which it leaves cubins in a folder, where the user names none."""
+    values = {}
+    for prefix in ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL"):
+        kept = {*filter(None, os.environ.get(f"{prefix}_KEEP", "").split(",")), "ptx", "cubin"}
+        values[f"{prefix}_KEEP"] = ",".join(sorted(kept))
+        values[f"{prefix}_DUMP_DIR"] = os.environ.get(f"{prefix}_DUMP_DIR", folder)
+    return values
+
+
+@contextmanager
+def _written(folder: Folder, *, execute: bool) -> Iterator[None]:
+    """Within the block every launch goes to the folder first."""
+    from ptxemu.mutation.launches import launching
+    from ptxemu.report import LaunchReport
+
+    def through(launch: Callable[..., LaunchReport], module: Any) -> Callable[..., LaunchReport]:
+        def run(entry: str | None = None, **given: Any) -> LaunchReport:
+            name = module.entry(entry).name
+            grid, block, cluster = (
+                _dim3(given.get(what, (1,))) for what in ("grid", "block", "cluster")
+            )
+            shape = {
+                "grid": grid,
+                "block": block,
+                "cluster": cluster,
+                "smem_bytes": given.get("smem_bytes", 0),
+                "parameter_bytes": [len(data) for data in given.get("params", ())],
+            }
+            folder.add(module.text, name, shape)
+            if execute:
+                return launch(module, entry, **given)
+            return LaunchReport(name, grid, block, cluster)
+
+        return run
+
+    with launching(through):
+        yield
+
+
+def _dim3(dims: Any) -> tuple[int, int, int]:
+    x, y, z = [*map(int, dims), 1, 1][:3]
+    return x, y, z
+
+
+def _target(ptx: Path) -> str:
+    found = re.search(r"^\.target\s+(\w+)", ptx.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ARCH
+
+
+def _made(tool: str, *arguments: object) -> subprocess.CompletedProcess[bytes] | None:
+    """What a tool of the CUDA toolkit did; None where there is none, or it refused."""
+    path = tool_of_cuda(tool)
+    if path is None:
+        return None
+    done = subprocess.run([path, *map(str, arguments)], capture_output=True, check=False)
+    return done if done.returncode == 0 else None
+
+
+def tool_of_cuda(name: str) -> str | None:
+    """Path of a tool: on PATH, or of NVIDIA's packages on PyPI."""
+    found = shutil.which(name)
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec else None
+    for place in places or ():
+        for path in sorted(Path(place).glob(f"*/bin/{name}")):
+            found = found or str(path)
+    return found

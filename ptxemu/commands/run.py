@@ -1,0 +1,75 @@
+"""`python -m ptxemu [run] script.py`: an unmodified CuTe DSL script, with every launch emulated."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ptxemu.commands.subject import RIGHT, WRONG, add_limit, limit_of, looking_inside, run_script
+from ptxemu.host.command_line import add_check_arguments, checking, wanted, write_json
+from ptxemu.host.stopping import report_alone
+from ptxemu.inspect.command_line import add_inspect_arguments
+from ptxemu.options import POLICIES, Options
+
+ABOUT = """\
+Run a CuTe DSL script on a CPU: its kernels' PTX for sm_100a is emulated.
+
+The script is as it is: tensors on "cuda" lie in CPU memory, and all that follows its name are its
+own arguments. Exit code: the script's own; 1 where it is 0 and the checker found errors; 2 for
+flags that make no sense. `elapsed_time` and benchmarks inside mean nothing here."""
+
+
+def main(words: list[str] | None, program: str | None = None) -> int:
+    """Run the script or module; its exit code and exceptions leave through here unchanged.
+
+    What a check finds goes to stderr.
+    """
+    parser = parser_of(program)
+    options = parser.parse_args(words)
+    script, *rest = options.module or [options.script, *options.arguments]
+    if script is None:
+        parser.error("a script or -m module is required")
+    if not options.module and not Path(script).exists():
+        parser.error(f"there is no file {script!r}")
+
+    from ptxemu.host.emulator import Emulator
+    from ptxemu.host.gpu_machine import machine_with_gpu
+
+    looking = looking_inside(parser, options)
+    emulator = Emulator(Options(policy=options.policy, seed=options.seed, limit=limit_of(options)))
+    with looking, checking(options, sys.stderr, at_once=True) as report:
+        try:
+            alone = report_alone(script, told=wanted(options))
+            with alone as hang, machine_with_gpu(emulator):
+                run_script(script, rest, is_module=bool(options.module))
+        except SystemExit as ending:
+            if ending.code:
+                raise
+        finally:
+            if options.report:
+                write_json(options.report, emulator.report, counts=True)
+    return WRONG if report.errors or hang.code else RIGHT
+
+
+def parser_of(program: str | None = None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
+    parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
+    add_limit(parser, 60.0)
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write counts and findings as JSON"
+    )
+    add_check_arguments(parser)
+    add_inspect_arguments(parser)
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, help="run a module with its arguments"
+    )
+    parser.add_argument("script", nargs="?", help="the script, with all that follows for it")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

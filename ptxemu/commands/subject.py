@@ -1,0 +1,158 @@
+"""What a command runs: a script as it is, or a function of a file."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptxemu.errors import PtxEmuError
+from ptxemu.inspect.command_line import inspecting
+from ptxemu.report import Report
+from ptxemu.schedules import Schedule
+
+RIGHT, WRONG, REFUSED = 0, 1, 2  # exit codes; 2 is argparse's, too
+EXIT_CODES = """\
+Exit code 0: all is right; 1: errors, findings, a launch that stopped early, a failure;
+2: refused: nothing to run, nothing was launched, or flags that make no sense."""
+PROTOCOL = """\
+The protocol of --module: `function(context)`, or `function()`, makes the inputs, compiles and
+launches, on "cuda" or CPU tensors. It may compare results; an exception is a failure.
+`context.arguments` are the words behind the options (after "--" where the first begins with a
+dash), `context.policy` and `context.seed` the schedule. The file is imported once and the function
+called once for each run, so that it may keep what it compiled."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a function named by --module may want to know."""
+
+    arguments: tuple[str, ...]
+    policy: str
+    seed: int
+
+
+Subject = Callable[[Schedule], None]
+
+
+class Refused(Exception):
+    """What was asked for cannot be run; the message says why."""
+
+
+def parser_of(program: str | None, about: str) -> argparse.ArgumentParser:
+    """A parser of a command that runs a subject, with the arguments that name it.
+
+    program: as the usage line has it; None: the name of the script. about: the help's text.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] (SCRIPT | --module FILE:FUNCTION) [ARGUMENT ...]",
+    )
+    parser.add_argument("--module", metavar="FILE:FUNCTION", help="call this function")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def add_limit(parser: argparse.ArgumentParser, seconds: float, what: str = "") -> None:
+    """--limit SECONDS; 0 means none, see `limit_of`."""
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=seconds,
+        metavar="SECONDS",
+        help=f"refuse a launch estimated above this{what} (default {seconds:g}; 0: no limit)",
+    )
+
+
+def limit_of(options: argparse.Namespace) -> float | None:
+    """Seconds of `Options.limit`."""
+    return options.limit if options.limit > 0 else None
+
+
+def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
+    """The options, with a subject whose file exists; leaves by `parser.error` otherwise."""
+    options = parser.parse_args(words)
+    if options.rest[:1] == ["--"]:
+        del options.rest[0]
+    if not (options.module or options.rest):
+        parser.error(f"a script or --module FILE:FUNCTION is required{_hint(parser.prog)}")
+    file = options.module.rpartition(":")[0] if options.module else options.rest[0]
+    if not Path(file).is_file():
+        parser.error(f"there is no file {file!r}")
+    return options
+
+
+def looking_inside(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> AbstractContextManager[Report]:
+    """What the flags of `add_inspect_arguments` ask for; those that do not fit are refused."""
+    try:
+        return inspecting(options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _hint(program: str) -> str:
+    name = program.rpartition(" ")[2]
+    return f" (the file {name!r} itself: ./{name})" if Path(name).is_file() else ""
+
+
+def subject_of(options: argparse.Namespace) -> Subject:
+    """What runs once for each schedule; raises `Refused` where the file has no such function."""
+    rest = options.rest
+    if not options.module:
+        return lambda _: run_script(rest[0], rest[1:], is_module=False)
+    function = _function_of(options.module)
+    takes_context = bool(inspect.signature(function).parameters)
+
+    def call(schedule: Schedule) -> None:
+        function(*[Context(tuple(rest), *schedule)] * takes_context)
+
+    return call
+
+
+def _function_of(name: str) -> Callable[..., object]:
+    """The function of 'path/to/file.py:function', whose folder becomes importable."""
+    path, _, function = name.rpartition(":")
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    names = runpy.run_path(path, run_name=Path(path).stem)
+    if not callable(names.get(function)):
+        raise Refused(f"{path} has no function {function!r}")
+    return names[function]
+
+
+def failure_of(subject: Subject, schedule: Schedule, *, quiet: bool = False) -> str:
+    """Run the subject once; what it raised, in one line, its traceback on stderr."""
+    try:
+        subject(schedule)
+    except SystemExit as ending:
+        return f"exit code {ending.code}" if ending.code else ""
+    except Exception as error:  # noqa: BLE001  (whatever it is, it fails this run alone)
+        if not (quiet or isinstance(error, PtxEmuError)):
+            traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
+    """As the interpreter would: sys.argv and sys.path[0] are the script's own."""
+    argv, path = sys.argv, sys.path[0]
+    try:
+        sys.argv = [script, *arguments]
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[0] = argv, path

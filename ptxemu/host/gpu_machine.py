@@ -1,0 +1,102 @@
+"""This process as one with a B200 whose launches are emulated: for a script, or for a while."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+from ptxemu.host.arrivals import on_arrival
+from ptxemu.host.cutedsl import ARCH
+from ptxemu.host.patching import environment, patched
+from ptxemu.host.runtime_symbols import Launcher
+
+_PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
+
+
+@contextmanager
+def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
+    """While active, this process looks like one with a B200 whose launches go to `launcher`.
+
+    Imports torch and the DSL. What the environment says of the DSL's target and dumps stays;
+    processes that are started meanwhile inherit the rest from it.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(environment(_dsl_environment()))
+        _pretend_for_dsl(stack, launcher)
+        _pretend_for_torch(stack)
+        faulthandler.enable()  # the DSL's own handler would hide where Python was
+        yield
+
+
+@contextmanager
+def pretended_as_needed(launcher: Launcher) -> Iterator[None]:
+    """As `machine_with_gpu`, but torch and the DSL are changed only once they are imported, which
+    may be long before or within the block; and what is compiled within it has lines of Python."""
+    with ExitStack() as stack:
+        then = {
+            "torch": lambda: _pretend_for_torch(stack),
+            "cutlass": lambda: _pretend_for_dsl(stack, launcher, lines=True),
+        }
+        stack.enter_context(on_arrival(then))
+        yield
+
+
+def _pretend_for_torch(stack: ExitStack) -> None:
+    from ptxemu.host.torch_shim import torch_without_gpu
+
+    stack.enter_context(torch_without_gpu())
+
+
+def _pretend_for_dsl(stack: ExitStack, launcher: Launcher, *, lines: bool = False) -> None:
+    from ptxemu.host.cuda_stubs import stubbed_cuda
+    from ptxemu.host.device_view import cpu_as_device
+    from ptxemu.host.interception import intercepted
+
+    stack.enter_context(_dsl_settings(lines))
+    for pretence in (stubbed_cuda(), cpu_as_device(), intercepted(launcher)):
+        stack.enter_context(pretence)
+
+
+@cache
+def dump_folder() -> str:
+    """Where the DSL leaves its PTX, as long as this process lives: a kernel that one test compiles
+    another one may launch."""
+    folder = tempfile.mkdtemp(prefix="ptxemu-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _dsl_environment() -> dict[str, str]:
+    """What makes the DSL target sm_100a and keep its PTX, besides what the user has set."""
+    values = {}
+    for prefix in _PREFIXES:
+        kept = {*filter(None, os.environ.get(f"{prefix}_KEEP", "").split(",")), "ptx"}
+        values[f"{prefix}_KEEP"] = ",".join(sorted(kept))
+        for name, default in (("ARCH", ARCH), ("DUMP_DIR", dump_folder())):
+            values[f"{prefix}_{name}"] = os.environ.get(f"{prefix}_{name}", default)
+    return values
+
+
+@contextmanager
+def _dsl_settings(lines: bool) -> Iterator[None]:
+    """The same for a DSL that has read its environment before, as it does when it is imported."""
+    from cutlass.cutlass_dsl import CuTeDSL, CuteExperimentalDSL
+
+    with ExitStack() as stack:
+        for prefix, dsl in zip(_PREFIXES, (CuTeDSL, CuteExperimentalDSL), strict=True):
+            settings: dict[str, Any] = {
+                "keep_ptx": True,
+                "_arch": os.environ.get(f"{prefix}_ARCH", ARCH),
+                "dump_dir": os.environ.get(f"{prefix}_DUMP_DIR", dump_folder()),
+            }
+            if lines and f"{prefix}_LINEINFO" not in os.environ:
+                settings["lineinfo"] = True
+            stack.enter_context(patched(dsl._get_dsl().envar, settings))
+        yield

@@ -1,0 +1,218 @@
+"""A machine in which nobody can go on, as plain data: who waits where for what.
+
+`observe` looks at the resident CTAs when the scheduler gives up. What it returns keeps neither the
+machine nor its program alive; `ptxemu.check.deadlock` makes text of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ptxemu.codegen.program import Program
+from ptxemu.machine.cta import Cluster, NamedBarrier
+from ptxemu.machine.mbarrier import MBarrier, Signal
+from ptxemu.machine.warp import Fragment, Warp
+from ptxemu.syntax.tree import Instr
+
+Key = tuple[str, str, int]  # 'mbarrier', 'barrier' or 'cluster'; name of a CTA; offset or number
+_POLLS = ("ld", "atom", "mbarrier", "ldu", "red")
+
+
+@dataclass(frozen=True)
+class Who:
+    """A warp. `cluster` counts them in the order of their launch."""
+
+    index: int
+    cta: str
+    cluster: int
+
+    @property
+    def name(self) -> str:
+        return f"warp {self.index} of {self.cta}"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Lanes of a warp that cannot go on.
+
+    lanes: a mask; block: where they are, an index into the program. kind: 'mbarrier', 'barrier',
+    'cluster', 'lanes' (the other lanes of the warp), 'memory' (a loop that reads it) or 'other'
+    (what, says `text`). on: what of that kind. polls: it asks again and again instead of waiting.
+    """
+
+    who: Who
+    lanes: int
+    block: int
+    instr: Instr | None
+    kind: str
+    on: Key | None = None
+    parity: int = 0
+    polls: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A `machine.mbarrier.Signal`, its instruction looked up; `now`: in the present phase."""
+
+    kind: str
+    agent: str
+    instr: Instr | None
+    times: int
+    amount: int
+    now_times: int
+    now_amount: int
+    last_phase: int
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """An mbarrier, a named barrier or the barrier of a cluster that somebody waits for.
+
+    phase: how many are complete. pending: arrivals that are missing, of `expected` (threads, but
+    for mbarriers). tx: bytes that were announced and have not come; negative, if more came.
+    arrived: names of the warps that have, where that is not told by `signals`. seen: of each warp,
+    the phases that were complete when it last found one so.
+    """
+
+    key: Key
+    phase: int
+    expected: int
+    pending: int
+    tx: int = 0
+    signals: tuple[Signalled, ...] = ()
+    arrived: tuple[str, ...] = ()
+    seen: dict[str, int] = field(default_factory=dict[str, int], compare=False)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """All that cannot go on, what it waits for, and who has exited in the CTAs that still run.
+
+    executed: blocks that a warp of these CTAs has been through; opcodes: what each warp of a CTA
+    has executed; ctas: how many still run.
+    """
+
+    waiting: tuple[Waiting, ...]
+    barriers: dict[Key, Barrier]
+    exited: tuple[Who, ...]
+    executed: frozenset[int]
+    ctas: int
+    opcodes: dict[int, Counter[str]]
+
+    @property
+    def headline(self) -> str:
+        polls = any(w.polls and w.instr and "try_wait" not in w.instr.text for w in self.waiting)
+        return "warps poll without end" if polls else "no warp can go on"
+
+
+def observe(program: Program, clusters: Iterable[Cluster]) -> Stall:
+    """What the warps of the resident clusters wait for."""
+    ctas = [cta for cluster in clusters for cta in cluster.ctas]
+    warps = [warp for cta in ctas for warp in cta.warps]
+    waiting, barriers = [], {}
+    opcodes: dict[int, Counter[str]] = {}
+    for warp in warps:
+        done = opcodes.setdefault(warp.index, Counter())
+        for pc, times in enumerate(warp.counts):
+            done.update(program.opcode_counts(pc) if times else ())
+        runnable = warp.live and warp.runnable_now()
+        for frag in warp.frags if warp.live else ():
+            one, target = _waiting(program, warp, frag, runnable=bool(runnable))
+            waiting.append(one)
+            if one.on is not None and one.on not in barriers:
+                barriers[one.on] = _barrier(program, one.on, target)
+    return Stall(
+        tuple(waiting),
+        barriers,
+        tuple(_who(warp) for warp in warps if not warp.live),
+        frozenset(pc for warp in warps for pc, count in enumerate(warp.counts) if count),
+        len(ctas),
+        opcodes,
+    )
+
+
+def _who(warp: Warp) -> Who:
+    return Who(warp.index, warp.cta.name(), warp.cluster.index)
+
+
+def _waiting(
+    program: Program, warp: Warp, frag: Fragment, *, runnable: bool
+) -> tuple[Waiting, Any]:
+    """And the object that is waited for."""
+    who, target = _who(warp), frag.wait
+    pc, parity, polls = frag.pc, 0, False
+    kind, on, text = "other", None, ""
+    if target is None and runnable and warp.together(frag):
+        polls = True
+        if frag.polls is not None and not frag.polls[0].done(frag.polls[1]):
+            target = frag.polls[:2]
+            pc = frag.polls[2]
+        else:
+            kind = "memory"
+    elif target is None:
+        kind = "lanes"
+    if isinstance(target, tuple):
+        target, parity = target
+        kind, on = "mbarrier", ("mbarrier", *_address(target))
+    elif isinstance(target, NamedBarrier):
+        kind, on = "barrier", ("barrier", target.cta.name(), target.ident)
+    elif isinstance(target, Cluster):
+        kind, on = "cluster", ("cluster", target.ctas[0].name(), target.index)
+    elif target is not None:
+        text = str(target)
+    instr = _instruction(program, pc, polls)
+    return Waiting(who, frag.mask, pc, instr, kind, on, parity, polls, text), target
+
+
+def _address(barrier: MBarrier) -> tuple[str, int]:
+    offset, _, cta = barrier.where.partition(" of ")
+    return cta, int(offset, 16)
+
+
+def _instruction(program: Program, pc: int, polls: bool) -> Instr | None:
+    """The first of a block; where it polls, the first that may look at what others change."""
+    steps = [step.instr for step in program.blocks[pc].steps]
+    looks = [instr for instr in steps if polls and instr.root in _POLLS]
+    found = looks or steps
+    return found[0] if found else None
+
+
+def _barrier(program: Program, key: Key, target: Any) -> Barrier:
+    if isinstance(target, MBarrier):
+        signals = tuple(_signalled(program, each, target) for each in target.signals.values())
+        counts = target.phase, target.expected, target.pending, target.tx
+        return Barrier(key, *counts, signals, seen=dict(target.seen))
+    if isinstance(target, NamedBarrier):
+        expected = target.expected()
+        return Barrier(key, 0, expected, expected - target.arrived, arrived=tuple(target.agents))
+    threads = target.live_threads()
+    arrived = tuple(w.label for cta in target.ctas for w in cta.warps if w.live & w.cluster_lanes)
+    return Barrier(key, target.phase, threads, threads - target.arrived, arrived=arrived)
+
+
+def _signalled(program: Program, signal: Signal, barrier: MBarrier) -> Signalled:
+    now = signal.phase == barrier.phase
+    return Signalled(
+        signal.kind,
+        signal.agent,
+        _site(program, signal),
+        signal.times,
+        signal.amount,
+        signal.now_times if now else 0,
+        signal.now_amount if now else 0,
+        signal.phase,
+    )
+
+
+def _site(program: Program, signal: Signal) -> Instr | None:
+    site = signal.site
+    if not isinstance(site, tuple):
+        return site
+    code, at = site
+    line = next((n for low, high, n in code.co_lines() if low <= at < high), None)
+    instrs = program.lines.get(code.co_filename, [])
+    return instrs[line - 2] if line is not None and 0 <= line - 2 < len(instrs) else None

@@ -1,0 +1,133 @@
+"""wgmma.mma_async: D = A B, or D + A B, of a warpgroup: descriptors, fragments and arithmetic.
+
+Matrices in shared memory have tcgen05's canonical layouts; their descriptor differs in its upper
+half. Fragments are uint32 [warp, register, lane]; warp w of the four has rows 16 w and up. Lane
+4 g + t holds neighbouring elements of rows g and g + 8: of D columns 2 t and 2 t + 1 of every
+eight, of A a register's worth, 32 bits, at t of each half of K. Sums of floating-point numbers have
+a free order on hardware and here that of the BLAS; integers are exact.
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine import operand_format, swizzle
+from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
+from ptxemu.numerics import formats
+
+M = 64
+ROWS = 16  # of one warp
+_LANES = (8, 4)  # g, t
+_LAYOUTS = (swizzle.NONE, swizzle.SWIZZLE_128B, swizzle.SWIZZLE_64B, swizzle.SWIZZLE_32B)
+_LINE_BITS = 256  # of a row of A or B along K, whatever the type
+_RESERVED = 0x3FF1_C000_C000_C000
+
+
+class Form(NamedTuple):
+    """What an opcode and its immediates say. d, a, b: types. A in registers is K-major. negate: one
+    of A and B, and not the other, is multiplied by -1."""
+
+    n: int
+    k: int
+    d: str
+    a: str
+    b: str
+    a_in_registers: bool
+    a_mn_major: bool
+    b_mn_major: bool
+    negate: bool
+    saturate: bool
+
+    @property
+    def d_count(self) -> int:
+        """Registers of D that a lane has."""
+        return self.n // 4 if self.d == "f16" else self.n // 2
+
+    @property
+    def label(self) -> str:
+        return f"wgmma m{M}n{self.n}k{self.k} {self.d} {self.a} {self.b}"
+
+
+@lru_cache(maxsize=1 << 14)
+def smem_desc(value: int) -> SmemDesc:
+    """Decode a 64-bit matrix descriptor of sm_90.
+
+    Raises HardwareRefusal where reserved bits are set, UnsupportedPtx for a base offset.
+    """
+    if value & _RESERVED:
+        raise HardwareRefusal(f"wgmma descriptor {value:#018x}: reserved bits are set")
+    if value >> 49 & 0x7:
+        raise UnsupportedPtx(f"wgmma descriptor {value:#018x}: a base offset")
+    return SmemDesc(
+        start=(value & 0x3FFF) << 4,
+        leading=(value >> 16 & 0x3FFF) << 4,
+        stride=(value >> 32 & 0x3FFF) << 4,
+        swizzle=_LAYOUTS[value >> 62],
+    )
+
+
+def lines_of(rows: int, k: int, mn_major: bool) -> tuple[int, int]:
+    """(lines, bytes of a line) of `rows` rows of an operand; only types of 16 bits are MN-major."""
+    return (k, 2 * rows) if mn_major else (rows, _LINE_BITS // 8)
+
+
+def read_operand(
+    smem: np.ndarray, desc: SmemDesc, rows: int, k: int, type_: str, mn_major: bool
+) -> np.ndarray:
+    """An operand in shared memory, float32 (rows, k)."""
+    values = _decode(type_, matrix_bytes(smem, desc, lines_of(rows, k, mn_major), mn_major))
+    return values.T if mn_major else values
+
+
+def _decode(type_: str, image: np.ndarray) -> np.ndarray:
+    """Elements along the last axis of bytes, as float32."""
+    if type_ == "b1":
+        return np.unpackbits(image, axis=-1, bitorder="little").astype(np.float32)
+    return operand_format.decode(type_, image)
+
+
+def a_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
+    """A, float32 (64, k), of its four registers: both halves of the rows, then those of K."""
+    values = _decode(type_, np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 4))
+    split = values.reshape(4, 2, 2, *_LANES, -1)  # [warp, half of K, half of rows, g, t, element]
+    return split.transpose(0, 2, 3, 1, 4, 5).reshape(M, -1)
+
+
+def d_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
+    """D (64, n) as float32 or int32."""
+    if type_ == "f16":
+        halves = np.ascontiguousarray(registers).view(np.uint16).reshape(4, -1, 2, *_LANES, 2)
+        ordered = halves.transpose(0, 2, 3, 1, 4, 5)  # [warp, half, g, columns of eight, t, which]
+        return formats.f16_to_f32(np.ascontiguousarray(ordered)).reshape(M, -1)
+    words = registers.reshape(4, -1, 2, 2, *_LANES).transpose(0, 2, 4, 1, 5, 3).reshape(M, -1)
+    return words.view(np.float32 if type_ == "f32" else np.int32)
+
+
+def fragments_of_d(d: np.ndarray, type_: str) -> np.ndarray:
+    """The inverse, of float32, or of int64 whose lower halves count."""
+    if type_ == "f16":
+        halves = formats.f32_to_f16(np.ascontiguousarray(d)).astype(np.uint16)
+        ordered = halves.reshape(4, 2, 8, -1, 4, 2).transpose(0, 3, 1, 2, 4, 5)
+        return np.ascontiguousarray(ordered).reshape(4, -1, 64).view(np.uint32)
+    words = d.view(np.uint32) if type_ == "f32" else d.astype(np.uint32)
+    return words.reshape(4, 2, 8, -1, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, -1, 32)
+
+
+def product(form: Form, a: np.ndarray, b: np.ndarray, d: np.ndarray | None) -> np.ndarray:
+    """The fragments of A B^T + D. a (64, k), b (n, k), float32; d: fragments, None where D is not
+    read."""
+    with np.errstate(all="ignore"):
+        total = a @ (-b if form.negate else b).T
+        if form.d != "s32":
+            return fragments_of_d(total if d is None else total + d_of_fragments(d, form.d), form.d)
+    exact = total.astype(np.int64)  # sums of 32 products of 8 bits, or of 256 bits: below 2**24
+    if d is not None:
+        exact += d_of_fragments(d, form.d)
+    if form.saturate:
+        exact = exact.clip(-(1 << 31), (1 << 31) - 1)
+    return fragments_of_d(exact, form.d)

@@ -1,0 +1,1 @@
+"""Mutants: PTX with one synchronising instruction removed, weakened, changed or moved."""

@@ -1,0 +1,179 @@
+"""Mutants of whatever a script launches: the script is run again for each, with other PTX."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from ptxemu.module import Module
+from ptxemu.mutation.launches import Launch, launching
+from ptxemu.mutation.observe import observe
+from ptxemu.mutation.text import Observed, changed
+from ptxemu.report import LaunchReport, Report
+from ptxemu.watch import watched
+
+# By what a mutant is noticed; the last is what the script itself says, such as of wrong numbers.
+CHECKER, DEADLOCK, REFUSED, SCRIPT, CRASH = NOTICED = (
+    *("checker", "deadlock", "refused", "script", "crash"),
+)
+UNNOTICED, BROKEN = "", "broken"  # broken: the mutant is no PTX, or was not launched
+_HANGS = ("Deadlock", "LimitExceeded")
+_NO_PTX = ("PtxSyntaxError", "UnsupportedPtx")
+
+Changes = Mapping[str, Any]  # fields of `Options`
+Run = Callable[[], str]  # runs the script; how it failed, or ''
+
+
+@dataclass
+class Kernel:
+    """PTX that the script launches, and what a run shows of it."""
+
+    ptx: str
+    entry: str
+    observed: Observed
+
+
+@dataclass
+class Baseline:
+    """The script as it is. kernels: by digest. known: the places of what the checker finds in it,
+    which no mutant is noticed by."""
+
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    known: set[tuple[Any, ...]] = field(default_factory=set)
+    failure: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """by: one of NOTICED, UNNOTICED or BROKEN; how: in the words of what noticed it."""
+
+    by: str
+    how: str = ""
+    schedule: str = ""
+    seconds: float = 0.0
+
+
+@lru_cache(maxsize=256)
+def digest(ptx: str) -> str:
+    """Of a module, whatever its kernels are called: the DSL counts what it compiles."""
+    for number, name in enumerate(re.findall(r"\.entry\s+([\w$%]+)", ptx)):
+        ptx = ptx.replace(name, f"kernel{number}")
+    return hashlib.sha256(ptx.encode()).hexdigest()[:16]
+
+
+def baseline(run: Run, schedules: Sequence[Changes]) -> Baseline:
+    """Run the script under each schedule; what it launches must be fine for mutants to say much."""
+    found = Baseline()
+    began = time.perf_counter()
+    for number, changes in enumerate(schedules):
+        with watched(**changes) as report, _seen(found, observing=number == 0):
+            found.failure = found.failure or run()
+        found.known |= {finding.place for finding in report.findings}
+        found.failure = found.failure or _stop(report)
+    found.seconds = (time.perf_counter() - began) / max(len(schedules), 1)
+    return found
+
+
+def verdict(
+    run: Run,
+    kernel: str,
+    lines: Mapping[int, str],
+    schedules: Mapping[str, Changes],
+    known: set[tuple[Any, ...]],
+) -> Verdict:
+    """Run the script with other text on `lines` of the kernel of that digest, under each schedule
+    until one tells. schedules: by name. known: as `Baseline.known`."""
+    began = time.perf_counter()
+    found = Verdict(UNNOTICED)
+    for name, changes in schedules.items():
+        with watched(**changes) as report, _mutated(kernel, lines) as launched:
+            failure = run()
+        found = _judged(report, failure, known) if launched else Verdict(BROKEN, "not launched")
+        found = Verdict(found.by, found.how, name, round(time.perf_counter() - began, 2))
+        if found.by != UNNOTICED:
+            break
+    return found
+
+
+def _judged(report: Report, failure: str, known: set[tuple[Any, ...]]) -> Verdict:
+    found = [f for launch in report.launches for f in _counted(launch) if f.place not in known]
+    if found:
+        return Verdict(CHECKER, f"{found[0].check}: {found[0].message}")
+    stopped = _stop(report)
+    stop = stopped or failure
+    kind = stop.partition(":")[0]
+    if kind in _HANGS:
+        return Verdict(DEADLOCK, _line(stop))
+    if kind in _NO_PTX:
+        return Verdict(BROKEN, _line(stop))
+    if stop:
+        return Verdict(REFUSED if stopped else SCRIPT, _line(stop))
+    return Verdict(UNNOTICED)
+
+
+def _counted(launch: LaunchReport) -> list[Any]:
+    return launch.findings if launch.options.strict else launch.errors
+
+
+def _stop(report: Report) -> str:
+    return next((launch.stopped for launch in report.launches if launch.stopped), "")
+
+
+def _line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+@contextmanager
+def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
+    """Within the block the kernels of all launches are taken down."""
+
+    def through(launch: Launch, module: Module) -> Launch:
+        def run(entry: str | None = None, **kwargs: Any) -> LaunchReport:
+            reports: list[LaunchReport] = []
+            key = digest(module.text)
+            if not observing and key in found.kernels:
+                return launch(module, entry, **kwargs)
+            shown = observe(lambda _: reports.append(launch(module, entry, **kwargs)))
+            old = found.kernels.get(key)
+            if old is not None:  # what one launch contradicts does not hold
+                shown = Observed(
+                    old.observed.unheard & shown.unheard,
+                    old.observed.last & shown.last,
+                    old.observed.implied & shown.implied,
+                )
+            found.kernels[key] = Kernel(module.text, module.entry(entry).name, shown)
+            return reports[0]
+
+        return run
+
+    with launching(through):
+        yield
+
+
+@contextmanager
+def _mutated(kernel: str, lines: Mapping[int, str]) -> Iterator[list[str]]:
+    """Within the block the kernel of that digest has other lines; gives its launches' names."""
+    launched: list[str] = []
+    modules: dict[str, Module] = {}
+
+    def through(launch: Launch, module: Module) -> Launch:
+        if digest(module.text) != kernel:
+            return lambda *args, **kwargs: launch(module, *args, **kwargs)
+
+        def run(entry: str | None = None, **kwargs: Any) -> LaunchReport:
+            launched.append(entry or "")
+            if module.text not in modules:
+                modules[module.text] = Module(changed(module.text, lines))
+            return launch(modules[module.text], entry, **kwargs)
+
+        return run
+
+    with launching(through):
+        yield launched

@@ -1,0 +1,204 @@
+"""Calls of functions that the module defines: each call becomes the function's body. PTX ISA,
+"call", ".func", "Function Declarations and Definitions".
+
+Names of a function get the number of the call, so that two calls share no register. Arguments and
+results in the .param space become registers, one for each offset that somebody stores or loads;
+those in registers are moved. A `ret` becomes a branch behind the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.tree import (
+    TYPE_BITS,
+    Addr,
+    Args,
+    Entry,
+    Instr,
+    Not,
+    Pair,
+    Reg,
+    Sym,
+    Variable,
+    Vec,
+)
+
+
+@dataclass
+class Function:
+    """A .func with a body: `code` as an entry has it, and its formal results and parameters, those
+    in the .reg space by the names of registers of `code`."""
+
+    code: Entry
+    results: list[Variable] = field(default_factory=list)
+
+    @property
+    def formals(self) -> list[Variable]:
+        return [*self.results, *self.code.params]
+
+
+def inline_calls(entry: Entry, functions: dict[str, Function]) -> None:
+    """Replace the calls of `functions` in the body of an entry. Raises UnsupportedPtx for
+    recursion, and for arguments whose parts are accessed in several sizes or in fewer than 32
+    bits."""
+    if functions and any(_callee(item, functions) for item in entry.body):
+        _Inliner(entry, functions).run()
+
+
+def _callee(item: object, functions: dict[str, Function]) -> Function | None:
+    if not isinstance(item, Instr) or item.root != "call":
+        return None
+    named = [operand.name for operand in item.operands if isinstance(operand, Sym)]
+    return functions.get(named[0]) if named else None
+
+
+class _Inliner:
+    """Of one entry."""
+
+    def __init__(self, entry: Entry, functions: dict[str, Function]) -> None:
+        self.entry = entry
+        self.functions = functions
+        self.calls = 0
+
+    def run(self) -> None:
+        self.entry.body = list(self.expanded(self.entry.body, {}, ()))
+
+    def expanded(
+        self, body: list[Any], formals: dict[str, str], open_: tuple[str, ...]
+    ) -> Iterator[Any]:
+        """The items of a body; formals: .param variables that are registers already, by the name of
+        those; open_: functions that are being inlined."""
+        passed = dict(formals)
+        for item in body:
+            callee = _callee(item, self.functions)
+            if callee:
+                passed |= {name: name for name in _actuals(item) if isinstance(name, str)}
+        for item in body:
+            callee = _callee(item, self.functions)
+            if callee:
+                yield from self.call(item, callee, passed, open_)
+            elif isinstance(item, Instr) and _param_of(item) in passed:
+                yield from self.moves(item, passed)
+            else:
+                yield item
+
+    def call(
+        self, instr: Instr, callee: Function, passed: dict[str, str], open_: tuple[str, ...]
+    ) -> Iterator[Any]:
+        name = callee.code.name
+        if name in open_:
+            raise _refused(instr, f"a recursive call of {name}")
+        actuals = _actuals(instr)
+        if len(actuals) != len(callee.formals):
+            raise _refused(instr, f"a call of {name} with {len(actuals)} results and arguments")
+        self.calls += 1
+        suffix = f"@{name}@{self.calls}"
+        end, around = f"end{suffix}", f"around{suffix}"
+        if instr.guard is not None:
+            skip = instr.guard.reg if isinstance(instr.guard, Not) else Not(instr.guard)
+            yield replace(instr, opcode="bra", operands=(Sym(around),), guard=skip)
+        names = self.declare(callee, suffix)
+        formals: dict[str, str] = {}
+        before: list[Instr] = []
+        after: list[Instr] = []
+        for position, (formal, actual) in enumerate(zip(callee.formals, actuals, strict=True)):
+            if isinstance(actual, str):
+                formals[f"{formal.name}{suffix}"] = passed[actual]
+                continue
+            own = Reg(f"{formal.name}{suffix}")
+            result = position < len(callee.results)
+            operands = (actual, own) if result else (own, actual)
+            move = Instr(f"mov.{formal.type}", operands, None, instr.line, instr.text)
+            (after if result else before).append(move)
+        body = [_renamed_item(item, names, end) for item in callee.code.body]
+        yield from before
+        yield from self.expanded(body, formals, (*open_, name))
+        yield end
+        yield from after
+        if instr.guard is not None:
+            yield around
+
+    def declare(self, callee: Function, suffix: str) -> dict[str, str]:
+        """The function's registers, variables and labels get new names, and the entry them."""
+        code = callee.code
+        names = {name: f"{name}{suffix}" for name in (*code.registers, *_labels(code.body))}
+        names |= {formal.name: f"{formal.name}{suffix}" for formal in callee.formals}
+        self.entry.registers |= {names[name]: kind for name, kind in code.registers.items()}
+        for variable in code.variables:
+            static = variable.space not in ("local", "param")
+            names[variable.name] = f"{variable.name}@{code.name}{'' if static else suffix}"
+            made = replace(variable, name=names[variable.name])
+            if made not in self.entry.variables:
+                self.entry.variables.append(made)
+        return names
+
+    def moves(self, instr: Instr, passed: dict[str, str]) -> Iterator[Instr]:
+        """st.param and ld.param of what is a register now."""
+        stores = instr.root == "st"
+        address, value = instr.operands if stores else reversed(instr.operands)
+        assert isinstance(address, Addr)
+        assert isinstance(address.base, Sym)
+        bits = TYPE_BITS[instr.type]
+        if bits not in (32, 64):
+            raise _refused(instr, f"an argument of {bits} bits")
+        for k, item in enumerate(value.items if isinstance(value, Vec) else (value,)):
+            offset = address.offset + address.base.offset + k * bits // 8
+            held = f"{passed[address.base.name]}@{offset}"
+            if self.entry.registers.setdefault(held, f"b{bits}") != f"b{bits}":
+                raise _refused(instr, f"{address.base.name} in several sizes")
+            operands = (Reg(held), item) if stores else (item, Reg(held))
+            yield replace(instr, opcode=f"mov.{instr.type}", operands=operands)
+
+
+def _refused(instr: Instr, what: str) -> UnsupportedPtx:
+    return UnsupportedPtx(f"unsupported call: {what}", line=instr.line, text=instr.text)
+
+
+def _actuals(instr: Instr) -> list[Any]:
+    """What a call is given, results first: names of .param variables, or registers and numbers."""
+    lists = [operand.items for operand in instr.operands if isinstance(operand, Args)]
+    return [item.name if isinstance(item, Sym) else item for items in lists for item in items]
+
+
+def _param_of(instr: Instr) -> str:
+    """The variable that a st.param or ld.param names."""
+    if instr.root not in ("st", "ld") or not {"param", "param::func"} & set(instr.parts):
+        return ""
+    for operand in instr.operands:
+        if isinstance(operand, Addr) and isinstance(operand.base, Sym):
+            return operand.base.name
+    return ""
+
+
+def _labels(body: list[Any]) -> list[str]:
+    return [item for item in body if isinstance(item, str)]
+
+
+def _renamed_item(item: Any, names: dict[str, str], end: str) -> Any:
+    """A label or an instruction of a function under its new names."""
+    if isinstance(item, str):
+        return names[item]
+    guard = _renamed(item.guard, names)
+    if item.root == "ret":
+        return replace(item, opcode="bra", operands=(Sym(end),), guard=guard)
+    operands = tuple(_renamed(operand, names) for operand in item.operands)
+    return replace(item, operands=operands, guard=guard)
+
+
+def _renamed(operand: Any, names: dict[str, str]) -> Any:
+    if isinstance(operand, (Reg, Sym)):
+        return replace(operand, name=names.get(operand.name, operand.name))
+    if isinstance(operand, Not):
+        return Not(_renamed(operand.reg, names))
+    if isinstance(operand, (Vec, Args)):
+        return replace(operand, items=tuple(_renamed(item, names) for item in operand.items))
+    if isinstance(operand, Pair):
+        return Pair(_renamed(operand.first, names), _renamed(operand.second, names))
+    if isinstance(operand, Addr):
+        coords = tuple(_renamed(item, names) for item in operand.coords)
+        return replace(operand, base=_renamed(operand.base, names), coords=coords)
+    return operand

@@ -1,0 +1,144 @@
+"""Calls of attention and merge that cannot be: a named error, or the right result."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fmha import AttentionConfig, attention, attention_plan, merge, reference
+from gqa_lowlatency import DecodeConfig
+from tests.hostile_calls import hostile, refused
+
+INT = torch.int32
+Q, KV = torch.zeros(2, 8, 4, 64).bfloat16(), torch.zeros(2, 32, 2, 64).bfloat16()
+STARTS = torch.tensor([0, 5, 8], dtype=INT)
+PACKED = Q.flatten(0, 1)[:8]
+COS = torch.ones(32, 8)
+O, LSE = torch.zeros(1, 3, 2, 64).bfloat16(), torch.zeros(1, 2, 3)  # noqa: E741
+PART = (O, LSE)
+
+
+def call(q=Q, k=KV, v=KV, **options):
+    return lambda: attention(q, k, v, **options)
+
+
+def packed(**options):
+    return lambda: attention(PACKED, KV, KV, **{"cu_seqlens_q": STARTS} | options)
+
+
+def merged(parts, **options):
+    return lambda: merge(parts, **options)
+
+
+CALLS = [
+    hostile(call(q=None), "q is NoneType"),
+    hostile(call(k=np.zeros(3)), "k is ndarray"),
+    hostile(call(v="v"), "v is str"),
+    hostile(call(v=KV.to("meta")), "different devices"),
+    hostile(call(q_offset=torch.zeros(2, dtype=INT, device="meta")), "different devices"),
+    hostile(call(q=Q[0]), r"q has shape \(8, 4, 64\)"),
+    hostile(call(k=KV[..., :0], q=Q[..., :0]), "head_dim 0"),
+    hostile(call(q=Q[:, :, :0]), "0 query and 2 KV heads"),
+    hostile(call(q=Q[:, :, :3]), "3 query heads are no multiple"),
+    hostile(call(q=Q.double(), k=KV.double(), v=KV.double()), "torch.float64"),
+    hostile(call(k=KV.half()), "differ in dtype"),
+    hostile(call(q=torch.zeros(2, 8, 4, 128).bfloat16()[..., ::2]), "last stride 2"),
+    hostile(call(k=KV[:, :1].expand(2, 32, 2, 64)), "stride of 0"),
+    hostile(call(causal=None), "causal is None"),
+    hostile(call(causal=np.bool_(False)), "causal is np.False_"),
+    hostile(call(causal=True, window=(3, 5)), "causal with window right 5"),
+    hostile(call(window=(-1, 0)), "window left -1"),
+    hostile(call(window=(1.5, 0)), "window_left is 1.5"),
+    hostile(call(window=True), "window True"),
+    hostile(call(sink_tokens=2), "sink_tokens 2 without a left window"),
+    hostile(call(softcap=-1.0), "softcap -1.0"),
+    hostile(call(softcap="2"), "softcap is '2'"),
+    hostile(call(scale=math.nan), "scale nan"),
+    hostile(call(scale=np.float32(1.0)), "scale is np.float32"),
+    hostile(call(sinks=[0.0] * 4), "sinks is list"),
+    hostile(call(sinks=torch.tensor([0.0, 1.0, math.inf, 2.0])), "sinks inf of head 2"),
+    hostile(call(sinks=torch.full((4,), math.nan)), "sinks nan of head 0"),
+    hostile(call(sinks=torch.zeros(4, dtype=INT)), "sinks is torch.int32"),
+    hostile(call(q_offset=1.0), "q_offset is float"),
+    hostile(call(q_offset=True), "q_offset is bool"),
+    hostile(call(q_offset=1 << 40), "q_offset 1099511627776"),
+    hostile(call(q_offset=torch.zeros(3, dtype=INT)), r"q_offset is torch.int32 \(3,\)"),
+    hostile(call(q_offset=np.int64(3)), "q_offset is int64"),
+    hostile(call(kv_lens=torch.tensor([33, 1], dtype=INT)), "kv_lens 33 of entry 0"),
+    hostile(call(kv_lens=(1, 2)), "kv_lens is tuple"),
+    hostile(packed(cu_seqlens_q=STARTS.long()), "cu_seqlens_q is torch.int64"),
+    hostile(packed(cu_seqlens_q=STARTS.flip(0)), r"cu_seqlens_q \[8, 5, 0\]"),
+    hostile(packed(cu_seqlens_q=STARTS[:0]), "cu_seqlens_q is empty"),
+    hostile(packed(cu_seqlens_q=STARTS[0]), "cu_seqlens_q is torch.int32"),
+    hostile(packed(max_seqlen_q=4), "max_seqlen_q 4, but an entry has 5"),
+    hostile(packed(max_seqlen_q=-1), "max_seqlen_q -1"),
+    hostile(packed(max_seqlen_q="5"), "max_seqlen_q is '5'"),
+    hostile(call(max_seqlen_q=8), "max_seqlen_q 8 without"),
+    hostile(call(page_table=torch.zeros(2, 1, dtype=INT)), "pages|page_table without"),
+    hostile(call(rope=COS), "rope is Tensor"),
+    hostile(call(rope=(COS, None)), "rope is the two tables"),
+    hostile(call(rope=(COS, COS[:3])), "sin is torch.float32"),
+    hostile(call(rope=(COS[:20], COS[:20])), "stand at 24 to 31.* without q_offset"),
+    hostile(call(normalize="no"), "normalize is 'no'"),
+    hostile(call(return_lse=None), "return_lse is None"),
+    hostile(call(out=Q[:1]), "out has shape"),
+    hostile(call(out=[0]), "out is list"),
+    hostile(call(out_dtype=torch.float64), "out_dtype torch.float64"),
+    hostile(call(pack_heads=1), "pack_heads is 1"),
+    hostile(call(pdl=None), "pdl is None"),
+    hostile(call(backend=1), "backend is 1"),
+    hostile(call(arch="sm_90a"), "arch 'sm_90a'"),
+    hostile(call(config=DecodeConfig()), "config is DecodeConfig"),
+    hostile(call(config=AttentionConfig(k_stages=-1)), "k_stages -1"),
+    hostile(call(config=AttentionConfig(schedule="fast")), "schedule 'fast'"),
+    hostile(call(config=AttentionConfig(rescale_log2=math.nan)), "rescale_log2 nan"),
+    hostile(call(dropout_p=0.1), "no argument dropout_p"),
+    hostile(lambda: attention_plan(Q, KV, KV, out=Q), "takes no out"),
+    hostile(merged(None), "parts is NoneType"),
+    hostile(merged([]), "0 parts"),
+    hostile(merged([None]), r"parts\[0\] is NoneType"),
+    hostile(merged([(O,)]), r"parts\[0\] has 1 tensors"),
+    hostile(merged([(O, None)]), r"parts\[0\] lse is NoneType|parts\[0\].* is NoneType"),
+    hostile(merged([PART, (O.to("meta"), LSE)]), "different devices", name="a part elsewhere"),
+    hostile(merged([PART, (O[:, :2], LSE)]), r"parts\[1\]|shape"),
+    hostile(merged([PART], sinks=torch.zeros(3)), "sinks is"),
+    hostile(merged([PART], out_dtype=torch.int8), "out_dtype torch.int8"),
+    hostile(merged([PART], return_lse=1), "return_lse is 1"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_compile")
+@pytest.mark.parametrize(("attempt", "words"), CALLS)
+def test_a_named_error(attempt, words):
+    refused(attempt, words)
+
+
+@pytest.mark.usefixtures("no_compile")
+def test_an_output_over_the_values_is_refused():
+    memory = torch.zeros(1, 32, 2, 64).bfloat16()
+    refused(lambda: attention(memory[:, :4], memory, memory.clone(), out=memory[:, 8:12]),
+            "out shares memory with k")  # fmt: skip
+
+
+def test_no_queries_and_no_keys_are_no_error():
+    assert attention(Q[:, :0], KV, KV).shape == (2, 0, 4, 64)
+    o, lse = attention(Q, KV[:, :0], KV[:, :0], return_lse=True)
+    assert not o.any()
+    assert lse.isneginf().all()
+
+
+def test_an_offset_of_zero_is_what_scaled_dot_product_attention_calls_causal():
+    """The first query at the first key, where the default is the last at the last."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 5, 1, 64), torch.randn(1, 12, 1, 64), torch.randn(1, 12, 1, 64)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        *(tensor.double().transpose(1, 2) for tensor in (q, k, v)), is_causal=True
+    ).transpose(1, 2)
+    ours = reference.definition(q, k, v, causal=True, q_offset=0)
+    assert torch.allclose(ours.o, theirs, atol=1e-12)
+    assert not torch.allclose(reference.definition(q, k, v, causal=True).o, theirs)
+    filled = reference.definition(q, k, v, causal=True, kv_lens=[5])
+    assert torch.allclose(filled.o, theirs, atol=1e-12)

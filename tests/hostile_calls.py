@@ -1,0 +1,33 @@
+"""What a hostile call may do: be refused with an error that names what is wrong, or be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+NAMED = (TypeError, ValueError, NotImplementedError)
+# What Python and torch say of themselves, which names no argument.
+BARE = re.compile(
+    r"not supported between instances|unsupported operand|object is not (iterable|subscriptable)|"
+    r"has no attribute|object of type|cannot be interpreted|unpack|unhashable|"
+    r"expected.*but got|must be real number|invalid literal|could not convert|out of range for"
+)
+
+
+def hostile(call: Callable[[], object], words: str, *, name: str = "") -> Any:
+    """A row of a table: a call, and words of its message."""
+    return pytest.param(call, words, id=name or re.sub(r"[^\w ,.+-]", "", words)[:50])
+
+
+def refused(call: Callable[[], object], words: str) -> Exception:
+    """The error of a call: one of NAMED, with these words, and none of Python's own."""
+    with pytest.raises(NAMED) as caught:
+        call()
+    error = caught.value
+    text = str(error)
+    assert re.search(words, text), f"{type(error).__name__}: {text}"
+    assert not BARE.search(text), f"{type(error).__name__}: {text}"
+    return error

@@ -1,0 +1,203 @@
+"""Calls of the functions of moe that cannot be: a named error, or the right result. Beside what
+`test_refusals.py` has of each step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from moe import (
+    Activation,
+    PackedExperts,
+    Quantized,
+    Router,
+    Scales,
+    SwiGLU,
+    combine,
+    fused_moe,
+    grouped_gemm,
+    grouped_gemm_swiglu,
+    pack,
+    pack_quantised,
+    permutation,
+    quantise,
+    route,
+    unpack,
+)
+from moe.quantized import laid_out
+from moe.reference import quantise as quantised_in_torch
+from tests.hostile_calls import hostile, refused
+
+INT, INF, NAN = torch.int32, math.inf, math.nan
+X, LOGITS, IDS = torch.ones(5, 128).bfloat16(), torch.zeros(5, 3), torch.zeros(5, 2, dtype=INT)
+W13, W2 = torch.ones(3, 128, 128).bfloat16(), torch.ones(3, 128, 64).bfloat16()
+PACKED, MX = pack(W13, W2, "nvfp4"), pack(W13, W2, "mxfp8")
+OFFSETS, OTHERS = (torch.tensor(starts, dtype=INT) for starts in ([0, 2, 2, 5], [0, 1, 4, 5]))
+
+
+def rows(fmt: str = "nvfp4") -> Quantized:
+    return laid_out(quantised_in_torch(X, fmt, offsets=OFFSETS), offsets=OFFSETS)
+
+
+XQ = rows()
+SAME = torch.ones(1)
+FORM = Activation(PACKED.granularity)
+
+
+def fp32(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def routed(**options):
+    return lambda: route(**{"logits": LOGITS, "top_k": 2} | options)
+
+
+def scaled(scale, fmt="nvfp4"):
+    return lambda: quantise(X, fmt, global_scale=scale)
+
+
+def product(**options):
+    return lambda: grouped_gemm(**{"x": XQ, "w": PACKED.w13, "offsets": OFFSETS} | options)
+
+
+def layer(experts=PACKED, router=Router(2), **options):  # noqa: B008
+    given = {"x": X, "router_logits": LOGITS} | options
+    return lambda: fused_moe(experts=experts, router=router, **given)
+
+
+def packing(**options):
+    return lambda: pack(**{"w13": W13, "w2": W2} | options)
+
+
+CALLS = [
+    *(hostile(routed(scale=scale), f"scale {re}") for scale, re in
+      ((NAN, "nan"), (INF, "inf"), (-1.0, "-1.0"), (0.0, "0.0"), (1e39, "1e.39"))),
+    *(hostile(layer(router=Router(2, scale=scale)), f"scale {re}", name=f"Router {re}")
+      for scale, re in ((NAN, "nan"), (-INF, "-inf"), (0.0, "0.0"))),
+    hostile(routed(scale="2"), "scale is '2'"),
+    hostile(routed(scale=None), "scale is None"),
+    hostile(routed(scale=True), "scale is True"),
+    hostile(routed(top_k=True), "top_k is True"),
+    hostile(routed(top_k=np.int64(2)), "top_k is np.int64"),
+    hostile(routed(top_k=1 << 70), "top_k 1180591620717411303424"),
+    hostile(routed(top_k=-1), "top_k -1"),
+    hostile(routed(logits=LOGITS.numpy()), "logits is ndarray"),
+    hostile(routed(logits=torch.zeros(())), r"logits has shape \(\)"),
+    hostile(routed(logits=LOGITS.to(INT)), "logits is torch.int32"),
+    hostile(routed(logits=LOGITS.T.contiguous().T), "logits has last stride"),
+    hostile(routed(logits=LOGITS[:, :0]), "0 experts"),
+    hostile(routed(bias=torch.zeros(3, device="meta")), "different devices"),
+    hostile(routed(bias=torch.zeros(2)), "bias is torch.float32"),
+    hostile(routed(scoring=None), "scoring is None"),
+    hostile(routed(scoring=b"softmax"), "scoring is b'softmax'"),
+    hostile(routed(n_group=0), "n_group 0"),
+    hostile(routed(renormalize=1), "renormalize is 1"),
+    hostile(lambda: permutation(IDS, 3.0), "num_experts is 3.0"),
+    hostile(lambda: permutation(IDS, 0), "0 experts"),
+    hostile(lambda: permutation(IDS, 513), "513 experts"),
+    hostile(lambda: permutation(IDS - 1, 3), "ids has values from -1"),
+    hostile(lambda: permutation(IDS[0], 3), r"ids has shape \(2,\)"),
+    hostile(lambda: permutation(IDS.tolist(), 3), "ids is list"),
+    hostile(lambda: combine(None, None, IDS), "y is NoneType"),
+    hostile(lambda: combine(X, None, IDS + 5), "row_of_slot has values from 5"),
+    hostile(lambda: combine(X, torch.ones(5), IDS), r"weights has shape \(5,\)"),
+    hostile(lambda: combine(X, torch.ones(5, 3), IDS), "row_of_slot has 10 slots"),
+    hostile(lambda: combine(X, None, IDS, out_dtype="bf16"), "out_dtype is 'bf16'"),
+    hostile(lambda: combine(X, None, IDS.to("meta")), "different devices"),
+    *(hostile(scaled(fp32(value)), rf"global_scale\[0\] is {re}") for value, re in
+      ((NAN, "nan"), (INF, "inf"), (0.0, "0.0"), (-2.0, "-2.0"))),
+    hostile(scaled(fp32(1, 1, -1, 1, 1)), r"global_scale\[2\] is -1.0"),
+    hostile(scaled(SAME.to("meta")), "different devices", name="scale elsewhere"),
+    hostile(scaled(SAME, "mxfp8"), "global_scale with mxfp8"),
+    hostile(scaled(1), "global_scale is int|global_scale is 1"),
+    hostile(lambda: quantise(X, None), "format is NoneType"),
+    hostile(lambda: quantise(X, ["nvfp4"]), "format is list"),
+    hostile(lambda: quantise(torch.ones(5, device="meta"), "nvfp4"), "shapes .*too few"),
+    hostile(lambda: quantise(X, "nvfp4", choices=1 << 70), "choices 1180591620717411303424"),
+    *(hostile(product(out="nvfp4", encode_scale=fp32(value)), rf"encode_scale\[0\] is {re}",
+              name=f"encode_scale {re}") for value, re in ((NAN, "nan"), (0.0, "0"), (-1.0, "-1"))),
+    hostile(product(out="nvfp4", encode_scale=SAME, amax=SAME), "amax is the memory of encode_sc"),
+    hostile(product(amax=XQ.decode_scale), "amax is the memory of x.decode_scale"),
+    hostile(product(amax=PACKED.w13.encode_scale[1:2]), "amax is the memory of w.encode_scale"),
+    hostile(product(amax=0.0), "amax is 0.0|amax is float"),
+    hostile(product(x=rows("mxfp8")), "x is mxfp8 with K = 128, w is nvfp4 .*: one format"),
+    hostile(product(w=MX.w13), "x is nvfp4 .*, w is mxfp8 .*: one format"),
+    hostile(product(x=rows("mxfp4")), "x is mxfp4 .*, w is nvfp4 .*: one format"),
+    hostile(product(offsets=OTHERS), r"offsets \[0, 1, 4, 5\], but x was quantised with .*0, 2, 2"),
+    hostile(product(offsets=OFFSETS[0]), "offsets is torch.int32"),
+    hostile(product(offsets=[0, 5]), "offsets is list"),
+    hostile(product(offsets=OFFSETS.to("meta")), "different devices", name="offsets elsewhere"),
+    hostile(product(activation=replace(FORM, granularity=8)), "granularity 8, but .* by 32"),
+    hostile(product(activation=replace(FORM, granularity=SAME)), "granularity is tensor"),
+    hostile(product(activation=replace(FORM, granularity=True)), "granularity is True"),
+    hostile(product(out=["bf16"]), r"out \['bf16'\]"),
+    hostile(product(out=None), "out None"),
+    hostile(product(x=None), "x is NoneType"),
+    hostile(product(w=W13), "w is Tensor"),
+    hostile(product(pdl="no"), "pdl is 'no'"),
+    hostile(product(most_rows=1 << 70), "most_rows 1180591620717411303424"),
+    hostile(lambda: grouped_gemm_swiglu(XQ, PACKED.w13, OFFSETS, granularity=16), "alternate by"),
+    hostile(lambda: grouped_gemm_swiglu(XQ, None, OFFSETS), "w13 is NoneType"),
+    hostile(lambda: grouped_gemm_swiglu(XQ, PACKED.w13, OFFSETS, form=1.0), "form is float"),
+    hostile(packing(w13=None), "w13 is NoneType"),
+    hostile(packing(w2=W2[0]), r"w2 has shape \(128, 64\)"),
+    hostile(packing(w2=W2.int()), "w2 is torch.int32"),
+    hostile(packing(w13=W13 * NAN), "w13, expert 0: largest magnitude nan"),
+    hostile(packing(fmt=4), "format is int"),
+    hostile(packing(fmt="fp4"), "format 'fp4'"),
+    hostile(packing(granularity=32.0), "granularity is 32.0"),
+    hostile(packing(granularity=24), "granularity 24"),
+    hostile(packing(order=None), "order None"),
+    hostile(packing(encode_scales=SAME), "encode_scales is Tensor"),
+    hostile(packing(encode_scales=(torch.zeros(3), torch.ones(3))), "scale of w13, expert 0"),
+    hostile(lambda: pack_quantised(W13, W2), "w13 is Tensor, expected CheckpointWeight"),
+    hostile(lambda: unpack(None), "packed is NoneType"),
+    hostile(lambda: unpack(PACKED, "fp32"), "dtype is 'fp32'"),
+    hostile(lambda: PackedExperts(None, PACKED.w2), "w13 is NoneType"),
+    hostile(lambda: PackedExperts(PACKED.w13, MX.w2), "w13 is in nvfp4, w2 in mxfp8"),
+    hostile(lambda: PackedExperts(PACKED.w13, PACKED.w2, 16), "granularity 16, but .* by 32"),
+    hostile(lambda: replace(XQ, fmt="mxfp8", encode_scale=None, decode_scale=None),
+            "data is torch.float4_e2m1fn_x2, expected torch.float8_e4m3fn for mxfp8"),
+    hostile(lambda: replace(XQ, fmt=None), "format is NoneType", name="Quantized fmt"),
+    hostile(lambda: replace(XQ, scales=XQ.scales[:7]), "scales have shape"),
+    hostile(layer(experts=None), "experts is NoneType"),
+    hostile(layer(router=2), "router is int"),
+    hostile(layer(activation=0), "activation is int"),
+    hostile(layer(activation=SwiGLU(alpha=NAN)), "alpha nan"),
+    hostile(layer(scales=SAME), "scales is Tensor"),
+    hostile(layer(scales=Scales(h=SAME, h_amax=SAME)), "h_amax is memory of scales.h"),
+    hostile(layer(scales=Scales(x=SAME, h_amax=SAME)), "h_amax is memory of scales.x"),
+    hostile(layer(x=X.to("meta")), "different devices", name="x elsewhere"),
+    hostile(layer(tile_rows=True), "tile_rows is True"),
+    hostile(layer(backend=None), "backend is None"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_compile")
+@pytest.mark.parametrize(("attempt", "words"), CALLS)
+def test_a_named_error(attempt, words):
+    refused(attempt, words)
+
+
+def test_scales_of_a_layer_are_looked_at():
+    """In the middle of it, behind the kernels that need none."""
+    for field in ("x", "h"):
+        for value in (NAN, 0.0, -1.0, INF):
+            refused(layer(scales=Scales(**{field: fp32(value)})), "scale")
+
+
+def test_what_is_not_recorded_is_not_compared(no_compile):
+    """A Quantized that somebody else made has neither; neighbours of one buffer are no memory of
+    each other."""
+    plain = replace(XQ)
+    assert plain.offsets is plain.granularity is None
+    assert XQ.offsets == (0, 2, 2, 5)
+    assert PACKED.w13.granularity == PACKED.granularity
+    assert PACKED.w2.granularity is None
+    buffer = torch.ones(2)
+    words = "tile_rows 12"  # what is refused behind: scales and amax of one buffer are fine
+    refused(product(out="nvfp4", encode_scale=buffer[:1], amax=buffer[1:], tile_rows=12), words)

@@ -1,0 +1,306 @@
+"""A deadlock explains itself: who waits for whom, what is missing, and what is likely wrong."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptxemu import Deadlock
+from ptxemu.check import kept
+from ptxemu.host.stopping import report_alone
+from tests.ptxemu.kernels import kernel, launch, pointers
+from workbench.conformance.ptx_program import POLICIES, aligned_copy
+
+SHARED = """.shared .align 128 .b8 tile[1024];
+.shared .align 8 .b64 full[2];
+.shared .align 8 .b64 empty[2];
+"""
+START = """ld.param.u64 %rd1, [d];
+mov.u32 %r0, %tid.x;
+shr.u32 %r1, %r0, 5;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra READY;
+mbarrier.init.shared.b64 [full], {full};
+mbarrier.init.shared.b64 [full+8], {full};
+mbarrier.init.shared.b64 [empty], {empty};
+mbarrier.init.shared.b64 [empty+8], {empty};
+READY:
+bar.sync 0;
+and.b32 %r2, %r0, 31;
+setp.eq.u32 %p2, %r2, 0;
+setp.eq.u32 %p3, %r1, 0;
+@%p3 bra PRODUCER;
+"""
+COPY = (
+    "@%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[tile], [%rd1], 128, [{}];\n"
+)
+ANNOUNCE = "@%p2 mbarrier.arrive.expect_tx.shared.b64 _, [{}], {};\n"
+ARRIVE = "@%p2 mbarrier.arrive.shared.b64 _, [{}];\n"
+
+
+def wait(barrier: str, parity: str | int, label: str) -> str:
+    return (
+        f"{label}:\nmbarrier.try_wait.parity.shared.b64 %p0, [{barrier}], {parity};\n"
+        f"@!%p0 bra {label};\n"
+    )
+
+
+def roles(consumer: str, producer: str, *, full: int = 1, empty: int = 1) -> str:
+    """Warp 0 produces; all others consume."""
+    start = START.format(full=full, empty=empty)
+    return f"{start}{consumer}bra DONE;\nPRODUCER:\n{producer}DONE:\n"
+
+
+def ring(*, first: int = 1, release: str = ARRIVE.format("%r6"), nbytes: int = 128) -> str:
+    """Five tiles through two stages, of which the consumer gives each back. In %r3 the tile, in %r4
+    the stage's offset, in %r5 and %r6 its barriers, in %r7 the parity of its phase."""
+    step = """and.b32 %r4, %r3, 1;
+shl.b32 %r4, %r4, 3;
+mov.u32 %r5, full;
+add.u32 %r5, %r5, %r4;
+mov.u32 %r6, empty;
+add.u32 %r6, %r6, %r4;
+shr.u32 %r7, %r3, 1;
+and.b32 %r7, %r7, 1;
+"""
+    again = "add.u32 %r3, %r3, 1;\nsetp.lt.u32 %p4, %r3, 5;\n@%p4 bra {};\n"
+    produce = (
+        f"mov.u32 %r3, 0;\nP:\n{step}xor.b32 %r8, %r7, {first};\n{wait('%r6', '%r8', 'WE')}"
+        f"{ANNOUNCE.format('%r5', nbytes)}{COPY.format('%r5')}{again.format('P')}"
+    )
+    consume = f"mov.u32 %r3, 0;\nC:\n{step}{wait('%r5', '%r7', 'WF')}{release}{again.format('C')}"
+    return roles(consume, produce)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A kernel, and what its report has to say."""
+
+    body: str
+    says: tuple[str, ...]
+    never: tuple[str, ...] = ()
+    threads: int = 64
+    ctas: int = 1
+    cluster: int = 1
+
+
+BOTH = ANNOUNCE.format("full", 128) + COPY.format("full")
+BUGS = {
+    "twice the bytes": Bug(
+        ring(nbytes=256),
+        (
+            "likely cause: wrong transaction bytes: expect_tx announces 256 bytes, twice the 128",
+            "it still expects 128 bytes: 256 were announced with expect_tx, 128 came",
+            "got its one arrival",
+            "warp 1 of cta(0,0,0) waits",
+            "mbarrier full (0x",
+        ),
+    ),
+    "half the bytes": Bug(
+        ring(nbytes=64),
+        (
+            "announces 64 bytes, half of the 128 bytes that the copies bring",
+            "64 bytes more came than were announced",
+        ),
+    ),
+    "no copy": Bug(
+        roles(wait("full", 0, "W"), ANNOUNCE.format("full", 128)),
+        ("no copy completes on it: 128 bytes were announced", "128 were announced", "none came"),
+    ),
+    "release missing": Bug(
+        ring(release=""),
+        (
+            "cycle|chain",
+            "waits for phase 0 of mbarrier empty (0x",
+            "the signal is missing: no instruction of the program arrives on mbarrier empty",
+            "got 0 of 1: 1 of 1 arrivals is missing",
+        ),
+    ),
+    "release under a condition": Bug(
+        ring(release=f"setp.gt.u32 %p5, %r0, 99;\n@!%p5 bra C2;\n{ARRIVE.format('%r6')}C2:\n"),
+        ("cycle: ", "the signal was skipped: warp 1", "was never executed", "could signal it"),
+    ),
+    "too few warps": Bug(
+        roles(ARRIVE.format("empty"), wait("empty", 0, "W"), empty=4),
+        (
+            "fewer threads arrive than are counted: the barrier was initialised with a count of 4",
+            "got 3 of 4: 1 of 4 arrivals is missing",
+            "warps 1-3",
+        ),
+        threads=128,
+    ),
+    "one lane of each warp": Bug(
+        roles(ARRIVE.format("empty"), wait("empty", 0, "W"), empty=96),
+        ("one lane arrives where the count is of whole warps", "count of 96", "initialise with 3"),
+        threads=128,
+    ),
+    "off by one": Bug(
+        roles(
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + wait("full", 0, "V")
+            + ARRIVE.format("empty")
+            + "bra DONE;\nSECOND:\n"
+            + wait("empty", 0, "U")
+            + wait("full", 1, "W"),
+            BOTH,
+        ),
+        ("wrong parity, off by one: warp 2", "phase 0 is complete", "waits for phase 1"),
+        ("missing: no instruction",),
+        threads=96,
+    ),
+    "nobody first": Bug(
+        ring(first=0),
+        ("cycle: ", "wrong parity at the start", "as above", "parity 1, which passes on a fresh"),
+    ),
+    "exited": Bug(
+        roles(wait("full", 0, "V") + wait("full", 1, "W"), BOTH),
+        ("phase 1 of mbarrier full", "warp 0", "has exited", "exited while others still wait"),
+    ),
+    "named barrier": Bug(
+        roles("setp.eq.u32 %p5, %r1, 3;\n@%p5 bra DONE;\nbar.sync 2, 96;\n", ""),
+        ("barrier 2 counts 96 threads and only 64 come", "warp 1 and warp 2", "exited without it"),
+        threads=128,
+    ),
+    "two named barriers": Bug(
+        roles("bar.sync 2, 128;\n", "bar.sync 1, 128;\n"),
+        ("others wait at another barrier", "barrier 1", "barrier 2"),
+        threads=128,
+    ),
+    "cluster barrier": Bug(
+        roles(
+            "",
+            "mov.u32 %r9, %cluster_ctarank;\nsetp.eq.u32 %p5, %r9, 1;\n@!%p5 bra MEET;\n"
+            + wait("full", 0, "W")
+            + "MEET:\n",
+        )
+        + "barrier.cluster.arrive;\nbarrier.cluster.wait;\n",
+        ("the cluster barrier", "cta(1,0,0)", "the signal is missing", "mbarrier full"),
+        ctas=2,
+        cluster=2,
+    ),
+    "a chain of three": Bug(
+        roles(
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + wait("full", 0, "V")
+            + ARRIVE.format("empty")
+            + "bra DONE;\nSECOND:\n"
+            + wait("empty", 0, "W"),
+            wait("empty+8", 0, "U") + BOTH,
+        ),
+        ("chain: warp 2", "from warp 1", "from warp 0", "from nobody"),
+        threads=96,
+    ),
+    "many CTAs": Bug(
+        roles(wait("full", 0, "W"), ""), ("warps 1-3", "all 2 CTAs"), threads=128, ctas=2
+    ),
+}
+
+
+def report_of(bug: Bug, policy: str = "round-robin", **how: object) -> str:
+    data = aligned_copy(np.zeros(64, np.uint32))
+    text = kernel(bug.body, ".param .u64 d", SHARED)
+    how |= {"grid": (bug.ctas,), "cluster": (bug.cluster,), "block": (bug.threads,)}
+    with pytest.raises(Deadlock) as caught:
+        launch(text, params=pointers(data), memory=[data], policy=policy, **how)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_report_names_the_cause_under_every_schedule(name: str) -> None:
+    bug = BUGS[name]
+    text = report_of(bug)
+    for part in bug.says:
+        assert any(each in text for each in part.split("|")), f"{part!r} is not in\n{text}"
+    for part in bug.never:
+        assert part not in text
+    assert "Traceback" not in text
+    for policy in POLICIES[1:]:
+        for seed in (0, 1):
+            assert report_of(bug, policy, seed=seed) == text
+
+
+def test_names_stand_for_symbols_and_addresses() -> None:
+    bug = BUGS["a chain of three"]
+    text = report_of(bug, names={"full": "Q", "empty+8": "release", 0x810: "S"}, roles={1: "load"})
+    for part in ("mbarrier Q (0x800)", "mbarrier release (0x818)", "mbarrier S (0x810)", "(load)"):
+        assert part in text
+
+
+def test_the_ptx_is_kept_where_the_report_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "here"))
+    text = report_of(BUGS["release missing"])
+    path = Path(text.rpartition("PTX: ")[2])
+    assert path.parent == tmp_path / "here"
+    lines = path.read_text().splitlines()
+    found = re.findall(r"PTX line (\d+): (.*)", text)
+    assert found
+    assert all(lines[int(number) - 1].strip() == said for number, said in found if said[-1] == ";")
+
+
+def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    for number in range(40):
+        kept.keep(f"// {number}", "entry")
+    assert len(list(tmp_path.iterdir())) < 40
+
+
+def test_a_folder_that_cannot_be_written_costs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept.FOLDER, "/dev/null/nowhere")
+    assert "likely cause" in report_of(BUGS["twice the bytes"])
+
+
+def test_lines_of_python_stand_beside_those_of_ptx() -> None:
+    body = roles(f".loc 1 7 3\n{wait('full', 0, 'W')}", "").replace("ret;", "")
+    text = kernel(body, ".param .u64 d", SHARED) + '.file 1 "/no/kernel.py"\n'
+    with pytest.raises(Deadlock) as caught:
+        launch(text, np.zeros(64, np.uint32), block=(64,))
+    assert "at /no/kernel.py:7" in str(caught.value)
+
+
+def test_the_error_can_be_pickled_and_carries_its_data() -> None:
+    data = np.zeros(64, np.uint32)
+    bug = BUGS["twice the bytes"]
+    with pytest.raises(Deadlock) as caught:
+        launch(kernel(bug.body, ".param .u64 d", SHARED), data, block=(64,))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert {w.who.index for w in again.stall.waiting} == {0, 1}
+
+
+def test_a_script_ends_with_the_report_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    text = kernel(roles(wait("full", 0, "W"), ""), ".param .u64 d", SHARED)
+    how = "grid=(1,), block=(64,), params=[bytes(8)]"
+    script.write_text(f"import ptxemu\nptxemu.load({text!r}).launch({how})\n")
+    with report_alone(str(script)) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.code == 1
+    assert said.count("likely cause") == 1
+    assert f"launched at {script}:2" in said
+    assert "Traceback" not in said
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), report_alone("script.py"):
+        raise ZeroDivisionError
+
+
+def test_the_address_of_a_ring_is_followed_through_registers() -> None:
+    """Stages of two rings are told apart though the stage is not known before run time."""
+    bug = BUGS["release missing"]
+    aside = f"add.u32 %r10, %r5, 0;\n{ARRIVE.format('%r10')}"
+    body = bug.body.replace("PRODUCER:\n", f"PRODUCER:\nbra OVER;\n{aside}OVER:\n")
+    text = report_of(Bug(body, ()))
+    assert "no instruction of the program arrives on mbarrier empty (0x810)" in text

@@ -1,0 +1,163 @@
+"""Calls of device functions: arguments and results in both spaces, calls in calls, divergent ones,
+branches and loops within, and what is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu.errors import UnsupportedPtx
+from tests.ptxemu.kernels import POINTER, kernel, launch
+
+# x * 3 + y if x is odd, else y - x; by branches, so that a return is not the last instruction
+MIX = """.func (.param .b32 out) mix (.param .b32 x, .param .b32 y)
+{
+.reg .pred %p<2>; .reg .b32 %r<8>;
+ld.param.b32 %r1, [x]; ld.param.b32 %r2, [y];
+and.b32 %r3, %r1, 1; setp.eq.u32 %p1, %r3, 0;
+@%p1 bra EVEN;
+mad.lo.u32 %r4, %r1, 3, %r2;
+st.param.b32 [out], %r4;
+ret;
+EVEN:
+sub.u32 %r4, %r2, %r1;
+st.param.b32 [out+0], %r4;
+ret;
+}
+"""
+# the sum of mix(k, y) for k below n, with a register as its result
+SUM = """.func (.reg .b32 total) sum (.reg .b32 n, .reg .b32 y)
+{
+.reg .pred %p<2>; .reg .b32 %r<8>;
+mov.u32 total, 0; mov.u32 %r1, 0;
+NEXT:
+setp.ge.u32 %p1, %r1, n;
+@%p1 ret;
+{
+.param .b32 a; .param .b32 b; .param .b32 c;
+st.param.b32 [a], %r1; st.param.b32 [b], y;
+call.uni (c), mix, (a, b);
+ld.param.b32 %r2, [c];
+}
+add.u32 total, total, %r2;
+add.u32 %r1, %r1, 1;
+bra NEXT;
+}
+"""
+CALL = """{{
+.param .b32 a; .param .b32 b; .param .b32 c;
+st.param.b32 [a], {0}; st.param.b32 [b], {1};
+{2} (c), mix, (a, b);
+ld.param.b32 {3}, [c];
+}}
+"""
+STORE = "st.global.b32 [%rd2], %r9;"
+X = np.arange(32, dtype=np.uint32)
+
+
+def mixed(x: np.ndarray, y: np.ndarray | int) -> np.ndarray:
+    return np.where(x % 2 == 1, x * 3 + y, y - x).astype(np.uint32)
+
+
+def results(body: str, before: str, **how: object) -> np.ndarray:
+    out = np.full(32, 77, np.uint32)
+    launch(kernel(POINTER + body + STORE, ".param .u64 d", before), out, **how)
+    return out
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
+@pytest.mark.parametrize("declared", ["", MIX[: MIX.index("{")] + ";\n"])
+def test_a_function_of_the_lane(declared: str, policy: str) -> None:
+    body = CALL.format("%r0", "100", "call.uni", "%r9")
+    assert (results(body, declared + MIX, policy=policy) == mixed(X, 100)).all()
+
+
+def test_two_calls_share_nothing() -> None:
+    body = CALL.format("%r0", "100", "call", "%r8") + CALL.format("%r8", "%r0", "call", "%r9")
+    assert (results(body, MIX) == mixed(mixed(X, 100), X)).all()
+
+
+def test_the_function_may_stand_behind_the_kernel() -> None:
+    out = np.zeros(32, np.uint32)
+    body = POINTER + CALL.format("%r0", "5", "call.uni", "%r9") + STORE
+    launch(kernel(body, ".param .u64 d", MIX[: MIX.index("{")] + ";\n") + MIX, out)
+    assert (out == mixed(X, 5)).all()
+
+
+def test_a_call_of_some_lanes() -> None:
+    """The others keep what they have; the result of a call that did not happen is undefined."""
+    body = "mov.u32 %r9, 1; setp.lt.u32 %p0, %r0, 9; @!%p0 bra AROUND;"
+    body += CALL.format("%r0", "100", "call", "%r9") + "AROUND:\n"
+    assert (results(body, MIX) == np.where(X < 9, mixed(X, 100), 1)).all()
+
+
+def test_a_guarded_call_in_registers_and_calls_in_calls() -> None:
+    body = "mov.u32 %r9, 1; setp.lt.u32 %p0, %r0, 9; @%p0 call (%r9), sum, (%r0, 1000);"
+    sums = [sum(int(mixed(np.uint32(k), 1000)) for k in range(n)) for n in range(9)]
+    assert (results(body, MIX + SUM)[:9] == sums).all()
+    assert (results(body, MIX + SUM)[9:] == 1).all()
+
+
+def test_vectors_and_wide_arguments() -> None:
+    """A structure of 16 bytes, read in other pieces of the same size, and 64 bits."""
+    function = """.func (.param .align 8 .b8 out[16]) swap (.param .align 8 .b8 in[16])
+    {
+    .reg .b64 %a<4>;
+    ld.param.v2.b64 {%a0, %a1}, [in]; st.param.b64 [out+8], %a0; st.param.b64 [out], %a1;
+    ret;
+    }
+    """
+    body = """{
+    .param .align 8 .b8 s[16]; .param .align 8 .b8 t[16];
+    cvt.u64.u32 %rd5, %r0; add.u64 %rd6, %rd5, 0x500000000;
+    st.param.b64 [s], %rd5; st.param.b64 [s+8], %rd6;
+    call.uni (t), swap, (s);
+    ld.param.v2.b64 {%rd7, %rd8}, [t];
+    }
+    shl.b64 %rd8, %rd8, 8; add.u64 %rd8, %rd8, %rd7; shr.u64 %rd7, %rd7, 32;
+    cvt.u32.u64 %r8, %rd8; cvt.u32.u64 %r9, %rd7; add.u32 %r9, %r9, %r8;"""
+    assert (results(body, function) == X * 257 + 5).all()
+
+
+def test_local_memory_of_a_function_is_its_own() -> None:
+    function = """.func (.param .b32 out) kept (.param .b32 x)
+    {
+    .local .align 4 .b8 spot[4]; .reg .b32 %r<4>;
+    ld.param.b32 %r1, [x]; st.local.b32 [spot], %r1; add.u32 %r1, %r1, 1;
+    ld.local.b32 %r2, [spot]; mad.lo.u32 %r2, %r1, 1000, %r2; st.param.b32 [out], %r2;
+    ret;
+    }
+    """
+    body = CALL.format("%r0", "0", "call", "%r9").replace("mix, (a, b)", "kept, (a)")
+    assert (results(body, function) == (X + 1) * 1000 + X).all()
+
+
+def test_an_error_within_names_the_line_of_the_function() -> None:
+    text = MIX.replace("mad.lo.u32 %r4, %r1, 3, %r2", "bogus.u32 %r4, %r1")
+    module = kernel(POINTER + CALL.format("%r0", "1", "call", "%r9"), ".param .u64 d", text)
+    with pytest.raises(UnsupportedPtx, match="bogus") as caught:
+        launch(module, np.zeros(32, np.uint32))
+    assert "bogus" in module.splitlines()[caught.value.line - 1]
+
+
+@pytest.mark.parametrize(("changed", "what"), [
+    (MIX.replace("sub.u32 %r4, %r2, %r1;", CALL.format("%r1", "1", "call", "%r4")), "recursive"),
+    (MIX.replace("[y]", "[y]; ld.param.b64 %w, [y]").replace("%r<8>;", "%r<8>; .reg .b64 %w;"),
+     "several sizes"),
+    (MIX.replace("ld.param.b32 %r1", "ld.param.b16 %r1"), "16 bits"),
+    (MIX.replace(", .param .b32 y", ""), "with 3"),
+])  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(changed: str, what: str) -> None:
+    module = kernel(CALL.format("1", "2", "call", "%r9"), "", changed)
+    with pytest.raises(UnsupportedPtx, match=what) as caught:
+        ptxemu.load(module)
+    assert caught.value.line
+
+
+def test_a_body_that_is_no_ptx_matters_only_where_it_is_called() -> None:
+    broken = MIX.replace("ret;", "@@@", 1)
+    launch(kernel("mov.u32 %r0, 0;", "", broken))
+    with pytest.raises(UnsupportedPtx, match="call"):
+        launch(kernel(CALL.format("1", "2", "call", "%r9"), "", broken))

@@ -1,0 +1,71 @@
+"""Every example of ptxemu's README runs: Python, files, commands with their exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptxemu.__main__ import COMMANDS
+from workbench.house.source import ROOT
+
+README = (ROOT / "ptxemu" / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+FILES = {text.split("\n")[0].removeprefix("# "): text for text in PYTHON if text[:2] == "# "}
+_LINES = [line for language, text in BLOCKS for line in text.splitlines() if not language]
+LINES = [line for line in _LINES if line.startswith("python ")]
+MODULE = "python -m ptxemu"
+
+
+def test_the_page_has_what_these_tests_look_for():
+    assert {"reverse.py", "by_hand.py", "test_reverse.py"} <= FILES.keys()
+    assert all(f"{MODULE} {name} " in README for name in COMMANDS)
+    assert len(LINES) >= 9
+
+
+@pytest.mark.parametrize("text", [text for text in PYTHON if text not in FILES.values()])
+def test_python_runs(text):
+    exec(text, {})
+
+
+def test_every_flag_exists():
+    plugin = (ROOT / "ptxemu" / "pytest_plugin.py").read_text(encoding="utf-8")
+    told = {"pytest": plugin}
+    for line in LINES:
+        words = shlex.split(line)
+        if words[:3] == MODULE.split():
+            name = words[3] if words[3] in COMMANDS else "run"
+            if name not in told:
+                help_text = [sys.executable, "-m", "ptxemu", name, "--help"]
+                told[name] = subprocess.run(help_text, capture_output=True, text=True).stdout
+        else:
+            name = "pytest"
+        missing = [flag for flag in words if flag.startswith("--") and flag not in told[name]]
+        assert not missing, (line, missing)
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess:
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    words = shlex.split(line, comments=True)
+    if words[1:3] == ["-m", "pytest"]:  # as where ptxemu is installed, whichever way it is here
+        words[3:3] = ["-p", "ptxemu.pytest_plugin"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_commands_run(line, tmp_path):
+    done = run(line, tmp_path)
+    expected = re.search(r"# exit code (\d)", line)
+    assert done.returncode == (int(expected[1]) if expected else 0), done.stdout + done.stderr
+    for written in re.findall(r"--(?:json|report|out) (\S+)", line):
+        assert (tmp_path / written).exists()
