@@ -8,8 +8,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from io import UnsupportedOperation
 from typing import Any
 
 from ptxemu.host.arrivals import on_arrival
@@ -31,7 +32,8 @@ def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
         stack.enter_context(environment(_dsl_environment()))
         _pretend_for_dsl(stack, launcher)
         _pretend_for_torch(stack)
-        faulthandler.enable()  # the DSL's own handler would hide where Python was
+        with suppress(UnsupportedOperation):  # where stderr is no file, as in a notebook
+            faulthandler.enable()  # the DSL's own handler would hide where Python was
         yield
 
 
