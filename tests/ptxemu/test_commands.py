@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -206,7 +208,8 @@ def test_mutants_of_a_script_end_to_end(tmp_path):
     )
     written = tmp_path / "m.json"
     command = [sys.executable, "-m", "ptxemu", "mutate", "--json", str(written), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "noticed: 1 of 1 (100.0%)" in done.stdout
     (found,) = json.loads(written.read_text())["mutants"]
