@@ -8,8 +8,8 @@ import pytest
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 from workbench.conformance.ptx_program import aligned_copy
 
-# CTA 0 arrives on the barrier of CTA 1, or commits to both; CTA 1 exits, with or without waiting.
-LEAVE = """
+# A barrier in each CTA; %p0: not the first thread, %p1: CTA 1.
+MEET = """
     mov.u32 %r0, %tid.x;
     mov.u32 %r1, %cluster_ctarank;
     mov.u32 %r2, dynamic;
@@ -19,7 +19,9 @@ LEAVE = """
     fence.mbarrier_init.release.cluster;
     barrier.cluster.arrive.relaxed.aligned;
     barrier.cluster.wait.aligned;
-    @%p1 bra PEER;
+"""
+# CTA 0 arrives on the barrier of CTA 1, or commits to both; CTA 1 exits, with or without waiting.
+LEAVE = f"""{MEET}    @%p1 bra PEER;
     @%p0 bra END;
     mov.u32 %r3, 0;
 SPIN:
@@ -60,17 +62,7 @@ def test_a_signal_into_an_exited_cta_is_found(signal: str, policy: str) -> None:
 
 
 # CTA 0 expects bytes at the barrier of CTA 1 and copies them there; CTA 1 exits later than that.
-COPY = """
-    ld.param.u64 %rd0, [input];
-    mov.u32 %r0, %tid.x;
-    mov.u32 %r1, %cluster_ctarank;
-    mov.u32 %r2, dynamic;
-    setp.ne.u32 %p0, %r0, 0;
-    setp.ne.u32 %p1, %r1, 0;
-    @!%p0 mbarrier.init.shared.b64 [%r2], 1;
-    fence.mbarrier_init.release.cluster;
-    barrier.cluster.arrive.relaxed.aligned;
-    barrier.cluster.wait.aligned;
+COPY = f"""{MEET}    ld.param.u64 %rd0, [input];
     @%p1 bra NEXT;
     @%p0 bra NEXT;
     mapa.shared::cluster.u32 %r4, %r2, 1;
