@@ -42,3 +42,24 @@ def launch(program: str | Module, *arrays: np.ndarray, **how: object) -> ptxemu.
     module = ptxemu.load(program) if isinstance(program, str) else program
     launched = {"grid": (1,), "block": (32,)} | how
     return module.launch(options=ptxemu.Options(**options), **launched)
+
+
+# The text of a module of the DSL: a row the other way round, a race without the barrier.
+REVERSE = """
+import cutlass, cutlass.cute as cute, torch
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def shift(x: cute.Tensor, barrier: cutlass.Constexpr):
+    i, _, _ = cute.arch.thread_idx()
+    row = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(64))
+    row[i] = x[i]
+    if cutlass.const_expr(barrier):
+        cute.arch.sync_threads()
+    x[i] = row[63 - i]
+
+@cute.jit
+def host(x: cute.Tensor, barrier: cutlass.Constexpr):
+    shift(x, barrier).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+"""

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.ptxemu.kernels import REVERSE
 from tests.scripts.test_start_up import HEAVY
 from workbench.house.source import ROOT
 
@@ -316,24 +317,7 @@ def test_cpu_tensors(ptxemu):
     (launch,) = ptxemu.report.launches
     assert launch.options.policy == "random"
 """
-SHIFT = """
-import cutlass, cutlass.cute as cute, torch
-from cutlass.cute.runtime import from_dlpack
-
-@cute.kernel
-def shift(x: cute.Tensor, barrier: cutlass.Constexpr):
-    i, _, _ = cute.arch.thread_idx()
-    row = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(64))
-    row[i] = x[i]
-    if cutlass.const_expr(barrier):
-        cute.arch.sync_threads()
-    x[i] = row[63 - i]
-
-@cute.jit
-def host(x: cute.Tensor, barrier: cutlass.Constexpr):
-    shift(x, barrier).launch(grid=(1, 1, 1), block=(64, 1, 1))
-
-def tensor(device="cuda"):
+SHIFT = f"""{REVERSE}def tensor(device="cuda"):
     return torch.arange(64, dtype=torch.float32, device=device)
 
 def reverse(x, barrier):

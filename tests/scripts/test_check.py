@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ptxemu.kernels import REVERSE
 from workbench.house.source import ROOT
 
 MODULE = """
@@ -147,22 +148,7 @@ def test_refusals(check, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
-KERNEL = """
-import cutlass, cutlass.cute as cute, ptxemu, torch
-from cutlass.cute.runtime import from_dlpack
-
-@cute.kernel
-def shift(x: cute.Tensor, barrier: cutlass.Constexpr):
-    i, _, _ = cute.arch.thread_idx()
-    row = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(64))
-    row[i] = x[i]
-    if cutlass.const_expr(barrier):
-        cute.arch.sync_threads()
-    x[i] = row[63 - i]
-
-@cute.jit
-def host(x: cute.Tensor, barrier: cutlass.Constexpr):
-    shift(x, barrier).launch(grid=(1, 1, 1), block=(64, 1, 1))
+KERNEL = f"""{REVERSE}import ptxemu
 
 def tensor():
     return torch.arange(64, dtype=torch.float32, device="cuda")
