@@ -6,6 +6,7 @@ checked on the CPU, where reading it costs nothing; on a GPU that would make the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -158,7 +159,7 @@ def _check_contents(arguments: Arguments) -> None:
     arguments.check_sinks()
     for name in ("k_scale", "v_scale"):
         scale = getattr(arguments, name)
-        if scale is not None and not scale.isfinite().all():
+        if scale is not None and not all(map(math.isfinite, scale.flatten().tolist())):
             raise ValueError(f"{name} {scale.tolist()}: finite numbers")
     if arguments.kv_lens is None:
         return

@@ -53,10 +53,10 @@ INSIDE = {
 # Just outside: what is wrong with it, who says so and how.
 OUTSIDE = {
     "shared memory": (
-        (64, 64), {"k_stages": 1, "v_stages": 13}, HardwareRefusal, "at most 232448",
+        (64, 64), {"k_stages": 1, "v_stages": 13}, HardwareRefusal, "may have 232448",
     ),
     "shared memory of a pair": (
-        (512, 512), {"k_stages": 2, "v_stages": 6}, HardwareRefusal, "at most 232448",
+        (512, 512), {"k_stages": 2, "v_stages": 6}, HardwareRefusal, "may have 232448",
     ),
     "P of a pair in TMEM": (
         (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "differs between the lanes' halves",

@@ -41,7 +41,7 @@ def test_shared_memory_just_outside(forced):
     config = DecodeConfig(64, group=64, cluster=16, owners=2, lens=True)
     with pytest.raises(ValueError, match="limit 232448"):
         check_config(config, HOPPER)
-    with pytest.raises(HardwareRefusal, match="at most 232448"):
+    with pytest.raises(HardwareRefusal, match="may have 232448"):
         attend(replace(WIDE, tuning=(("owners", 2),)), HOPPER)
 
 

@@ -111,8 +111,9 @@ EPILOGUES = list(product(FORMATS, (16, 32, 64, 128, 256)))
 
 
 @pytest.mark.parametrize(("out", "tile_rows"), EPILOGUES)
-def test_the_epilogue_quantises_as_the_reference(out, tile_rows):
+def test_the_epilogue_quantises_as_the_reference(out, tile_rows, monkeypatch):
     """To the bit, whatever the sums are and whatever global scale somebody gives."""
+    monkeypatch.setattr("moe.arguments.check_scale", lambda *_: None)  # as on a GPU: unread
     x, w, offsets = rows_of("nvfp4")
     tiles = {"tile_rows": tile_rows, "most_rows": int(offsets.diff().max())}
     with checked():
