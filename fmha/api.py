@@ -12,6 +12,7 @@ from fmha.launch import ATTENTION
 from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
 from kernelkit.limits import MAX_POSITION
 from kernelkit.operator import Plan, named, require_names
+from kernelkit.tensors import require_type
 
 
 @named(OTHER_NAMES)
@@ -62,7 +63,7 @@ def attention(
         window: (left, right), keys seen before and behind the own position, None for unbounded; a
             number is left.
         sink_tokens: that many first keys are visible beside a left window.
-        softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
+        softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
             is read in place, others are converted first.
         scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
@@ -133,7 +134,8 @@ def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
     strides, dtypes and devices with those planned, and launches at the new addresses.
 
     Args:
-        q, k, v: as for `attention`.
+        q, k, v: as for `attention`: without kv_lens and q_offset the last query stands at the last
+            key of k.
         options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
             cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks
             and rope tables belong to the plan.
@@ -159,9 +161,9 @@ def fields_of(
 ) -> dict[str, Any]:
     """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, AttentionConfig, TUNABLE)
-    if fields.get("rope") is not None:
-        fields["cos"], fields["sin"] = _rope_tables(fields["rope"])
-    fields.pop("rope", None)
+    rope = fields.pop("rope", None)
+    if rope is not None:
+        fields["cos"], fields["sin"] = _rope_tables(rope)
     if "q_offset" in fields:
         fields["q_offset"] = _offsets(fields["q_offset"], q, fields.get("cu_seqlens_q"))
     return fields
@@ -170,6 +172,8 @@ def fields_of(
 def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
+    if rope[0] is None and rope[1] is None:
+        raise TypeError("rope is two times None, expected two tables (cos, sin); None is no rope")
     return rope[0], rope[1]
 
 
@@ -183,5 +187,8 @@ def _offsets(
         raise TypeError(f"q_offset is {type(q_offset).__name__}, expected an int or a tensor")
     if not -MAX_POSITION < q_offset < MAX_POSITION:
         raise ValueError(f"q_offset {q_offset}: within +-{MAX_POSITION - 1}")
-    batch = len(q) if cu_seqlens_q is None else max(len(cu_seqlens_q) - 1, 0)
+    counted, name = (q, "q") if cu_seqlens_q is None else (cu_seqlens_q, "cu_seqlens_q")
+    require_type(name, counted, torch.Tensor)
+    entries = counted.shape[0] if counted.ndim else 0  # what is no table is refused by its rank
+    batch = entries if cu_seqlens_q is None else max(entries - 1, 0)
     return torch.full((batch,), q_offset, dtype=torch.int32, device=q.device)

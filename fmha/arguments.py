@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from fmha.config import IO_DTYPES, PAGE_SIZES, AttentionConfig
+from fmha.config import HEAD_DIMS, IO_DTYPES, PAGE_SIZES, AttentionConfig
 from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
 from kernelkit.tensors import DTYPE_NAMES, require_grid, require_pages, require_rank, require_table
@@ -94,6 +94,10 @@ def _check_tokens(arguments: Arguments) -> None:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
+    if (q.shape[-1], v.shape[-1]) not in HEAD_DIMS:
+        raise NotImplementedError(
+            f"head_dim {q.shape[-1]} with v_head_dim {v.shape[-1]}: supported are {HEAD_DIMS}"
+        )
     if arguments.page_table is not None and k.shape[1] not in PAGE_SIZES:
         raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PAGE_SIZES}")
 

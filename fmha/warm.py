@@ -14,10 +14,11 @@ from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, KERNEL, check_config
 from fmha.layout import TILE_M
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
 from kernelkit.operator import require_names
-from kernelkit.warm import Progress, Warmed, warm
+from kernelkit.warm import Progress, Warmed, counts, warm
 
 
 def warmup(
@@ -51,7 +52,8 @@ def warmup(
     require_names(attention, options, OTHER_NAMES)
     arguments = ATTENTION.arguments(fields_of(q, k, v, options))
     arguments.check()
-    return warm(kernels_for(arguments, batches, lengths), progress)
+    sizes = counts("batches", batches, MAX_GRID_YZ), counts("lengths", lengths)
+    return warm(kernels_for(arguments, *sizes), progress)
 
 
 def kernels_for(

@@ -10,8 +10,10 @@ import torch
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, launched, prepare
 from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.limits import FLT_MAX
 from kernelkit.operator import Operator, Plan, named, require_names
 from kernelkit.tape import Results
+from kernelkit.tensors import require_type
 
 Scale = float | torch.Tensor
 SCALES = ("k_scale", "v_scale")
@@ -67,7 +69,7 @@ def decode(
             where behind is None or, with causal, 0; None for all. Keys and pages that no token
             sees are not read and may hold NaN.
         sink_tokens: that many first keys are visible beside a window.
-        softcap: c > 0 makes a score s c tanh(s / c), None leaves it.
+        softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
             is read in place, others are converted first.
         scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
@@ -88,7 +90,7 @@ def decode(
             many keys.
         backend, arch: see `kernelkit.launch.choose_target`.
         config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes
-            choose.
+            choose; a cluster of 1 unless it says another one, and 0 leaves that to the sizes.
 
     Returns:
         O like q, or (O, LSE) with return_lse; LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in
@@ -140,8 +142,8 @@ def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
 
     Args:
         q, k, v, options: the tensors and options of `decode` but return_lse and out, which are a
-            call's. Sinks and scales belong to the plan; their contents may change in place, but
-            those of a number.
+            call's; without kv_lens the last token stands at the last key of k. Sinks and scales
+            belong to the plan; their contents may change in place, but those of a number.
 
     Returns:
         A plan: plan(q, k, v, kv_lens=, page_table=, out=, lse=) gives (O, LSE) as `decode` does,
@@ -165,9 +167,14 @@ def fields_of(
 ) -> dict[str, Any]:
     """Arguments of `decode` -> fields of `gqa_lowlatency.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, DecodeConfig, TUNABLE)
+    if isinstance(options.get("config"), DecodeConfig):
+        fields["cluster"] = options["config"].cluster  # 1, the default, is a wish as well
     for name in SCALES:
         scale = fields.get(name)
         if isinstance(scale, int | float) and not isinstance(scale, bool):
+            require_type("k", k, torch.Tensor)
+            if not abs(scale) <= FLT_MAX:
+                raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
             # The kernel reads one for each head, in place.
             fields[name] = torch.full(k.shape[-2:-1], float(scale), device=k.device)
     return fields

@@ -25,10 +25,11 @@ from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
 from kernelkit.operator import require_names
-from kernelkit.warm import Progress, Warmed, warm
+from kernelkit.warm import Progress, Warmed, counts, warm
 
 MANY = 1 << 30  # clusters at once
 
@@ -63,7 +64,8 @@ def warmup(
     require_names(decode, options, OTHER_NAMES)
     arguments = DECODE.arguments(fields_of(q, k, v, options))
     arguments.check()
-    return warm(kernels_for(arguments, batches, lengths), progress)
+    sizes = counts("batches", batches, MAX_GRID_YZ), counts("lengths", lengths)
+    return warm(kernels_for(arguments, *sizes), progress)
 
 
 def kernels_for(

@@ -15,10 +15,11 @@ from kernelkit.limits import UNBOUNDED
 from kernelkit.log2 import check_factors, exponent_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
+    require_apart,
+    require_own_elements,
     require_table,
     require_tensors,
     require_tma,
-    share_bytes,
     with_plain_strides,
     without_broadcast,
 )
@@ -148,11 +149,8 @@ class AttentionArguments:
 
     def check_sinks(self) -> None:
         """Raise ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
-        if self.sinks is None:
-            return
-        for head, sink in enumerate(self.sinks.tolist()):
-            if not sink < math.inf:
-                raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf is no sink")
+        if self.sinks is not None:
+            check_sinks(self.sinks)
 
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
@@ -178,9 +176,10 @@ class AttentionArguments:
             raise ValueError(f"out is {out.dtype}, out_dtype {self.out_dtype}")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}, expected {shape}")
-        for name in ("k", "v"):
-            if _certainly_overlap(out, getattr(self, name)):
-                raise ValueError(f"out shares memory with {name}, which other CTAs still read")
+        require_own_elements("out", out)
+        for name, tensor in self.tensors().items():
+            if name != "out":
+                require_apart("out", out, name, tensor)
         require_tma("out", out)
 
     def kernel_sinks(self) -> torch.Tensor | None:
@@ -192,9 +191,11 @@ class AttentionArguments:
         return exponent_factors(self.softmax_scale, self.softcap)
 
 
-def _certainly_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they share memory, of those in one piece; one may lie in the gaps of another."""
-    return one.is_contiguous() and other.is_contiguous() and share_bytes(one, other)
+def check_sinks(sinks: torch.Tensor) -> None:
+    """ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
+    for head, sink in enumerate(sinks.tolist()):
+        if not sink < math.inf:
+            raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf is no sink")
 
 
 def bounded(size: int | None) -> int:

@@ -95,7 +95,8 @@ def forget() -> int:
 
 
 def _make(config: Hashable, arch: str, source: str | Callable[[], tuple]) -> CompiledKernel:
-    return CompiledKernel(_find_or_compile(config, arch, source))
+    key = KernelKey(source, config, arch) if isinstance(source, str) else None
+    return CompiledKernel(_find_or_compile(config, arch, source), key)
 
 
 def _find_or_compile(config: Hashable, arch: str, source: str | Callable[[], tuple]) -> Artifact:
@@ -152,9 +153,7 @@ def _compile_key(key: KernelKey, kept: Store | None) -> tuple[Artifact, str]:
         ) from error
 
 
-def _compile(
-    describe: Callable[[], tuple], arch: str, kept: Store | None
-) -> tuple[Artifact, str]:
+def _compile(describe: Callable[[], tuple], arch: str, kept: Store | None) -> tuple[Artifact, str]:
     """(what was compiled, the key of the traced code)."""
     traced = Traced(describe(), arch, kept.kernel if kept else lambda _: None)
     if kept is not None and not traced.found:

@@ -13,6 +13,7 @@ from functools import cached_property
 from kernelkit.artifact import Artifact, cubin_in
 from kernelkit.cuda import check_result, runtime_symbol
 from kernelkit.host_object import HostObject, LoadedObject
+from kernelkit.keys import KernelKey
 from kernelkit.signature import Signature
 
 _PACKED = "_mlir_"  # prefix of a function that takes an array of pointers
@@ -20,10 +21,14 @@ _C_INTERFACE = "_mlir_ciface_"
 
 
 class CompiledKernel:
-    """What `kernelkit.compile.compile_once` gives. Launched by `kernelkit.launch`."""
+    """What `kernelkit.compile.compile_once` gives. Launched by `kernelkit.launch`.
 
-    def __init__(self, artifact: Artifact) -> None:
+    key: what it was compiled from; None for a kernel of a test or an experiment.
+    """
+
+    def __init__(self, artifact: Artifact, key: KernelKey | None = None) -> None:
         self.artifact = artifact
+        self.key = key
         self.arch = artifact.arch
         self.ptx = artifact.ptx
         self.name = artifact.function

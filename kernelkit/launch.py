@@ -19,7 +19,9 @@ import torch
 from kernelkit import cuda, hw
 from kernelkit.arch import ARCH_OF_CAPABILITY, BACKENDS, written_for
 from kernelkit.kernel import CompiledKernel
+from kernelkit.plan_names import naming
 from kernelkit.signature import Packed, addressed, leaves
+from kernelkit.tensors import require_type
 
 EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
 
@@ -91,6 +93,8 @@ def choose_target(
         ValueError: for a wish that contradicts the device.
         NotImplementedError: for a device that no kernel is written for.
     """
+    require_type("backend", backend, str)
+    require_type("arch", arch, str, optional=True)
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
     if arch is not None and arch not in archs:
@@ -103,7 +107,7 @@ def choose_target(
         raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
     if backend == "emulate":
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
-    capability = torch.cuda.get_device_capability(device)
+    capability = _capability(device)
     native = ARCH_OF_CAPABILITY.get(capability)
     if native is None or written_for(native) not in archs:
         raise NotImplementedError(
@@ -113,6 +117,14 @@ def choose_target(
     if arch not in (None, native):
         raise ValueError(f"arch {arch!r} does not run on {device}, which needs {native!r}")
     return Target("cuda", native)
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Of a CUDA device; NotImplementedError where there is none of that number."""
+    try:
+        return torch.cuda.get_device_capability(device)
+    except (AssertionError, RuntimeError) as error:  # of a torch or a machine without CUDA
+        raise NotImplementedError(f"device {device}: no such GPU here; {error}") from error
 
 
 def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
@@ -248,11 +260,13 @@ def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any])
     """Run the launches of a host function here, under the options of this context."""
     import ptxemu
     from ptxemu.host.allocations import LIVE
+    from ptxemu.watch import suggested
 
     active = _emulation.get() or Emulation()
     kept = _seen(arguments)
     LIVE.note(kept)
     pointers = [pointer or 0 for pointer in packed.pointers[:-1]]
-    report = ptxemu.run_host(compiled, pointers, active.options)
+    with suggested(**naming(compiled.key)):
+        report = ptxemu.run_host(compiled, pointers, active.options)
     del kept
     active.reports.append(report)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit import merge_plan
-from kernelkit.attention import fill_without_keys
+from kernelkit.attention import check_sinks, fill_without_keys
 from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.merge_plan import MergeConfig
@@ -59,6 +59,8 @@ def merge_parts(given: Parts) -> tuple[torch.Tensor, torch.Tensor]:
         sinks = sinks.contiguous()
         require_table("sinks", sinks, torch.float32, (problem.sizes["h"],))
         require_tensors(sinks=sinks, O=parts[0][0])
+        if sinks.device.type == "cpu":
+            check_sinks(sinks)
     if out_dtype not in DTYPE_NAMES:
         raise NotImplementedError(f"out_dtype {out_dtype}: supported are {tuple(DTYPE_NAMES)}")
     target = choose_target(device, given.backend, given.arch, ARCHS)

@@ -15,7 +15,7 @@ import functools
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from operator import attrgetter
 from typing import Any
@@ -25,6 +25,7 @@ from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs
 
 from kernelkit.schema import Schema
 from kernelkit.tape import ADDRESS_UNIT, Results, Tape, Taping
+from kernelkit.tensors import require_apart, require_memory, require_type
 
 NAMESPACE = "blackwell_kernels"
 TAPES = 64  # of an operator and a thread
@@ -32,6 +33,7 @@ TAPES = 64  # of an operator and a thread
 # All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
 _kind = attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
+_nested = attrgetter("is_nested")
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
@@ -91,6 +93,7 @@ class Operator:
                     results = operator(*needed, **flat)
             except RuntimeError:
                 _require_int64(flat)  # torch says of a larger one that it is no int
+                _require_memory(dict(zip(self._needed, needed, strict=True)) | flat)
                 raise
         if out is None:
             return results
@@ -100,10 +103,13 @@ class Operator:
 
     def arguments(self, given: Mapping[str, Any]) -> Any:
         """The dataclass, of checked types."""
-        return self.schema.build(self.schema.flat(given))
+        flat = self.schema.flat(given)
+        _require_memory(flat)
+        return self.schema.build(flat)
 
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
+        _require_memory(flat)
         return self._run(self.schema.build(flat))
 
     def recall(self, names: Sequence[str], tensors: Sequence[Any], options: dict) -> Results:
@@ -218,6 +224,7 @@ class Plan:
         nothing is launched here, so that what later steps check of earlier ones is not there.
         """
         flat = operator.schema.flat(given)
+        _require_memory(flat)
         tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
         self._moves = [name for name in moves if name in tensors]
         planned = [tensors.pop(name) for name in self._moves]
@@ -231,6 +238,8 @@ class Plan:
         self._places = {name: n for n, name in enumerate((*self._moves, *self._results))}
         self._nothing = [None] * len(self._places)
         self._layouts, self._guards = layouts(planned), _guards(planned)
+        self._same: tuple[int, ...] = ()
+        self._guards_of_distinct = self._guards
         may_be_given = made[: len(self._results)]
         self._places_of_results = [view.place for view in tape.results[: len(self._results)]]
         self._made, self._guards_of_results = layouts(may_be_given), _guards(may_be_given)
@@ -245,14 +254,22 @@ class Plan:
         """The results for these tensors: in new tensors, in those given for them, or, where the
         plan has no names for results, in `made`.
 
-        ValueError for a tensor that is laid out differently, is missing, or has no place.
+        ValueError for a tensor that is laid out differently, is missing, or has no place; on the
+        CPU also for a result that lies in the memory of an input.
         """
-        slots = self._in_order(tensors, named)
-        inputs, results = slots[: self._count], slots[self._count :]
-        if not self._guards.check(*inputs):
+        inputs: Sequence[Any] = tensors
+        results: Sequence[Any] = [*named.values()]
+        if len(inputs) != self._count or (named and [*named] != self._results):  # seldom
+            slots = self._in_order(tensors, named)
+            inputs, results = slots[: self._count], slots[self._count :]
+        on_host = self._tape.gpu is None
+        if (on_host and _are_odd(inputs)) or not self._guards.check(*inputs):
             self._check_inputs(inputs)
-        if results and not self._guards_of_results.check(*results):
-            self._check_results(results)
+        if results:
+            if (on_host and _are_odd(results)) or not self._guards_of_results.check(*results):
+                self._check_results(results)
+            if on_host:
+                self._check_apart(inputs, results)
         repeated = self._tape.repeat(inputs, zip(self._places_of_results, results, strict=False))
         if repeated is None:
             raise ValueError(self._wrong_addresses(inputs, results))
@@ -263,8 +280,6 @@ class Plan:
     ) -> Sequence[Any]:
         """The inputs, None for one that is missing; then the results, if any of them is given."""
         given, written = len(tensors), False
-        if given == self._count and (not named or [*named] == self._results):
-            return (*tensors, *named.values())  # mostly
         if given > self._count:
             raise ValueError(self._wrong_tensors(tensors[: self._count], tensors[self._count :]))
         slots: list[Any] = [*tensors, *self._nothing[given:]]
@@ -278,11 +293,22 @@ class Plan:
         return slots if written else slots[: self._count]
 
     def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
+        distinct = {id(tensor): tensor for tensor in inputs}
+        same = tuple(map([*distinct].index, map(id, inputs)))
+        if same == self._same and not _are_odd(distinct.values()):
+            if self._guards_of_distinct.check(*distinct.values()):
+                return
         here = [tensor for tensor in inputs if tensor is not None]
+        for name, tensor in zip(self._moves, inputs, strict=True):
+            require_type(name, tensor, torch.Tensor, optional=True)
         if len(here) != self._count:
             raise ValueError(self._wrong_tensors(here))
+        _require_memory(dict(zip(self._moves, inputs, strict=True)))
         self._compare(self._moves, inputs, self._layouts)
         self._guards = _guards(here)  # know the next ones like these sooner
+        # A tensor that is given twice, as keys and values, is none that guards take.
+        self._same = same
+        self._guards_of_distinct = _guards([t for t in distinct.values() if t is not None])
 
     def _compare(
         self, names: Sequence[str], tensors: Sequence[torch.Tensor | None], planned: tuple
@@ -295,16 +321,32 @@ class Plan:
                 raise ValueError(f"{name} is {found[0]} {found[1]}, planned was {wanted}")
 
     def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
+        for name, tensor in zip(self._results, results, strict=True):
+            require_type(name, tensor, torch.Tensor, optional=True)
+        _require_memory(dict(zip(self._results, results, strict=True)))
         self._compare(self._results, results, self._made)
         for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
             if tensor is not None and not own:
                 raise ValueError(f"{name} cannot be given: it is no memory of its own")
+
+    def _check_apart(
+        self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor | None]
+    ) -> None:
+        """ValueError for a result in the memory of an input, but all of it, or of another one."""
+        named = dict(zip(self._moves, inputs, strict=True))
+        for name, tensor in zip(self._results, results, strict=True):
+            if tensor is None:
+                continue
+            for other, read in named.items():
+                require_apart(name, tensor, other, read)
+            named[name] = tensor
 
     def _wrong_tensors(self, inputs: Sequence[Any], more: Sequence[Any] = ()) -> str:
         others = "".join(f", and {item if isinstance(item, str) else 'another'}" for item in more)
         return f"{len(inputs)} tensors{others}: planned with {', '.join(self._places)}"
 
     def _wrong_addresses(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
+        _require_memory(dict(zip(self._places, (*inputs, *results), strict=False)))
         for name, tensor, mask in zip(self._moves, inputs, self._tape.masks, strict=False):
             if tensor.data_ptr() & mask:
                 return _misaligned(name, tensor, mask + 1)
@@ -328,6 +370,15 @@ def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any])
     if meta and len(meta) < len(given):
         devices = {name: str(tensor.device) for name, tensor in given.items()}
         raise ValueError(f"tensors are on different devices: {devices}")
+
+
+def _require_memory(given: Mapping[str, Any]) -> None:
+    """What `require_memory` raises, also for tensors of sequences."""
+    for name, value in given.items():
+        several = value if isinstance(value, list | tuple) else [value]
+        for number, item in enumerate(several):
+            if isinstance(item, torch.Tensor):
+                require_memory(**{name if item is value else f"{name}[{number}]": item})
 
 
 def _require_int64(flat: Mapping[str, Any]) -> None:
@@ -363,6 +414,14 @@ def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
             here.append((place, tuple(item is not None for item in tensor)))
             present += [item for item in tensor if item is not None]
     return tuple(here), present
+
+
+def _are_odd(tensors: Iterable[Any]) -> bool:
+    """Whether guards cannot look at them: asked for a nested tensor, they end the process."""
+    try:
+        return True in map(_nested, tensors)
+    except AttributeError:  # no tensor
+        return True
 
 
 def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:

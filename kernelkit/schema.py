@@ -15,8 +15,9 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from kernelkit.tensors import require_no_grad, require_type
+from kernelkit.tensors import require_no_grad, require_no_tangents, require_type
 
 SCHEMA_TYPES = {
     torch.Tensor: "Tensor",
@@ -122,6 +123,8 @@ class Schema:
         """
         found: dict[str, Any] = {}
         grad = torch.is_grad_enabled()
+        if forward_ad._current_level >= 0:
+            require_no_tangents(given)
         for field, value in given.items():
             plain = self._plain.get(field)
             if plain is None:
@@ -147,8 +150,10 @@ class Schema:
         if field in self._nested:
             _check_nested(field, value, *self._nested[field])
         for leaf, path in self._of_field[field]:
-            item = _at(value, path)
+            item = _at(field, value, path)
             if item is MISSING:
+                if leaf.default is MISSING and not leaf.optional:
+                    raise TypeError(f"{leaf.path} is missing: one of the parts before it is None")
                 continue
             if not leaf.alone and isinstance(item, str) != (leaf.kind is str):
                 item = None
@@ -207,13 +212,16 @@ def _refuse_grad(leaf: Leaf, value: Any) -> None:
             require_no_grad(**{f"{leaf.path}[{number}]" if leaf.many else leaf.path: item})
 
 
-def _at(value: Any, path: Sequence[str]) -> Any:
+def _at(field: str, value: Any, path: Sequence[str]) -> Any:
     """value.a.b, MISSING where something on the way is None. torch.compile traces it, which it does
     not do with an attrgetter."""
-    for name in path:
-        if value is None:
-            return MISSING
-        value = getattr(value, name)
+    try:
+        for name in path:
+            if value is None:
+                return MISSING
+            value = getattr(value, name)
+    except AttributeError as error:
+        raise TypeError(f"{field} has a {type(value).__name__} without {name}") from error
     return value
 
 

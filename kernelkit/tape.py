@@ -70,10 +70,11 @@ class Tape:
     in its place what it makes.
 
     made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
-    anew. masks: low bits that the address of an input must not have. aliases: (two inputs, bytes
-    between them) of inputs that lay in one storage, so that nobody knows whose memory a launch was
-    given. gpu: of the inputs, None for the CPU. launches: how many of the actions are. reads:
-    whether the host looked at values, which a repetition does not.
+    anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
+    elements, whose address is 0. aliases: (two inputs, bytes between them) of inputs that lay in
+    one storage, so that nobody knows whose memory a launch was given. gpu: of the inputs, None for
+    the CPU. launches: how many of the actions are. reads: whether the host looked at values, which
+    a repetition does not.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,7 @@ class Tape:
         self.made: list[torch.Tensor | None] = []
         self.made_at: list[int] = []
         self.masks: list[int] = []
+        self.empty = 0
         self.aliases: list[tuple[int, int, int]] = []
         self.gpu: int | None = None
         self.launches = 0
@@ -109,7 +111,7 @@ class Tape:
         for place, tensor in given:
             if tensor is not None:
                 tensors[place], addresses[place] = tensor, tensor.data_ptr()
-                if addresses[place] % ADDRESS_UNIT:
+                if addresses[place] % ADDRESS_UNIT or (not addresses[place] and tensor.numel()):
                     return None
         for act in self.actions:
             act(tensors, addresses)
@@ -117,10 +119,12 @@ class Tape:
             tensors[view.place] if view.whole else view.of(tensors) for view in self.results
         ])  # fmt: skip
 
-    def _fit(self, addresses: Sequence[int]) -> bool:
-        return not any(map(int.__and__, addresses, self.masks)) and all(
-            addresses[b] - addresses[a] == apart for a, b, apart in self.aliases
-        )
+    def _fit(self, addresses: list[int]) -> bool:
+        if any(map(int.__and__, addresses, self.masks)):
+            return False
+        if addresses[: len(self.masks)].count(0) != self.empty:
+            return False  # the memory of an input has been freed
+        return all(addresses[b] - addresses[a] == apart for a, b, apart in self.aliases)
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
         """Allocate no more what `memory` has: place -> tensor."""
@@ -167,6 +171,7 @@ class Taping(TorchDispatchMode):
             self._know(tensor)
         self._tape.made, self._tape.made_at = [*kept], [*map(_address, kept)]
         self._tape.masks = [math.gcd(_address(t), ADDRESS_UNIT) - 1 for t in inputs]
+        self._tape.empty = [*map(_address, inputs)].count(0)
 
     def run(self, call: Callable[[], Results]) -> tuple[Results, Tape | None]:
         """The results of the call, and its tape; None where something cannot be repeated."""

@@ -7,12 +7,17 @@ are multiples of 16 bytes: views and slices need no copy, broadcasts (stride 0) 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from kernelkit import hw
 
+MOST_WORK: Any = 100_000  # steps of numpy's search for a byte that two tensors share
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 # A bool is no number, an int is a float.
@@ -25,6 +30,8 @@ def require_type(name: str, value: object, kind: type, *, optional: bool = False
         return
     is_truth = isinstance(value, bool) and kind is not bool
     if isinstance(value, ACCEPTED.get(kind, (kind,))) and not is_truth:
+        if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise ValueError(f"{name} is an int of {value.bit_length()} bits, beyond any float")
         return
     if kind is torch.Tensor:
         raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
@@ -46,11 +53,51 @@ def require_tensors(**tensors: Any) -> None:
         raise ValueError(f"tensors are on different devices: {devices}")
 
 
+def require_memory(**tensors: torch.Tensor) -> None:
+    """TypeError or ValueError for a tensor that is not its elements by strides in memory of its
+    own: sparse, quantised, nested, lazily negated, a wrapper of others, or freed."""
+    for name, tensor in tensors.items():
+        kind = _kind_without_strides(tensor)
+        if kind:
+            raise TypeError(f"{name} is a {kind} tensor, expected a plain one, by strides")
+        if tensor.device.type == "meta" or not tensor.numel():
+            continue
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
+        needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
+        if there < needed:
+            raise ValueError(
+                f"{name} reaches to byte {needed} of its storage, which has {there}: it was freed"
+            )
+        if not tensor.data_ptr():
+            raise TypeError(f"{name} is {type(tensor).__name__} without memory of its own")
+
+
+def _kind_without_strides(tensor: torch.Tensor) -> str:
+    """What a tensor is that is not its elements in memory, '' for one that is."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").strip("_")
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor._is_zerotensor():
+        return "zero"
+    return "lazily negated or conjugated" if tensor.is_neg() or tensor.is_conj() else ""
+
+
 def require_no_grad(**tensors: torch.Tensor) -> None:
     """NotImplementedError where autograd expects gradients through what has no backward."""
     for name, tensor in tensors.items():
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise NotImplementedError(f"{name} requires grad: there is no backward; use no_grad()")
+
+
+def require_no_tangents(given: Mapping[str, object]) -> None:
+    """NotImplementedError for a tensor of forward-mode AD: its tangent would be lost."""
+    for name, tensor in given.items():
+        if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent: there is no forward-mode derivative")
 
 
 def require_rank(name: str, tensor: torch.Tensor, layout: str) -> None:
@@ -152,6 +199,64 @@ def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     begins = [tensor.storage_offset() * tensor.itemsize for tensor in (one, other)]
     return begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
+
+
+def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a byte of an element of one is a byte of one of the other, whatever the strides. For
+    strides among which that takes long to find out: whether one begins before the other ends."""
+    if one.device != other.device or "meta" in (one.device.type, other.device.type):
+        return False
+    here, there = one.untyped_storage(), other.untyped_storage()
+    begins = here.data_ptr(), there.data_ptr()
+    if begins[0] + here.nbytes() <= begins[1] or begins[1] + there.nbytes() <= begins[0]:
+        return False
+    first, second = np.asarray(_Elements(one)), np.asarray(_Elements(other))
+    try:
+        return np.shares_memory(first, second, MOST_WORK)
+    except np.exceptions.TooHardError:
+        return np.may_share_memory(first, second)
+
+
+class _Elements:
+    """Where the elements of a tensor are, as an array of numpy, which nobody reads."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{tensor.itemsize}",
+            "data": (tensor.data_ptr() or 1, False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
+        }
+
+
+def require_apart(name: str, written: torch.Tensor, other: str, read: torch.Tensor) -> None:
+    """ValueError for a tensor that is written and lies in the memory of another; the other itself
+    is none but q: whoever writes an element there has read it."""
+    if other == "q" and is_same(written, read):
+        return
+    if share_elements(written, read):
+        raise ValueError(f"{name} shares memory with {other}, which other CTAs still read")
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements in the same memory."""
+    return (one.data_ptr(), one.itemsize, one.shape, one.stride()) == (
+        other.data_ptr(), other.itemsize, other.shape, other.stride()
+    )  # fmt: skip
+
+
+def require_own_elements(name: str, tensor: torch.Tensor) -> None:
+    """ValueError for a tensor that is written to, unless its elements lie apart: of the dimensions
+    in the order of their strides, each steps over those before it."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}: elements that share "
+                "memory, and it is written"
+            )
+        reach += (size - 1) * stride if size > 1 else 0
 
 
 def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:

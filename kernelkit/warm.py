@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TextIO
 
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
 from kernelkit.keys import KernelKey
+from kernelkit.limits import MAX_POSITION
 
 Progress = Callable[[int, int, KernelKey, float], None]
 
@@ -39,6 +41,8 @@ def warm(keys: Iterable[KernelKey], progress: Progress | bool | None = None) -> 
     Returns:
         The keys, and the seconds of each, of those found on disk as well.
     """
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise TypeError(f"progress is {type(progress).__name__}, expected a function, bool or None")
     wanted, done = list(dict.fromkeys(keys)), Warmed()
     report = print_progress if progress is True else progress
     for number, key in enumerate(wanted, 1):
@@ -49,6 +53,21 @@ def warm(keys: Iterable[KernelKey], progress: Progress | bool | None = None) -> 
         if report:
             report(number, len(wanted), key, done.seconds[-1])
     return done
+
+
+def counts(name: str, values: Iterable[int], most: int = MAX_POSITION) -> list[int]:
+    """The sizes of a warm-up, those above 0, as ints; TypeError or ValueError for what is no
+    sequence of numbers from 0 to `most`."""
+    is_row = isinstance(values, Iterable) and getattr(values, "ndim", 1) == 1
+    if isinstance(values, str | bytes | Mapping) or not is_row:
+        raise TypeError(f"{name} is {type(values).__name__}, expected a sequence of ints")
+    found = [*values]
+    for place, value in enumerate(found):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name}[{place}] is {value!r}, expected int")
+        if not 0 <= value <= most:
+            raise ValueError(f"{name}[{place}] {value}: from 0 to {most}")
+    return [int(value) for value in found if value]
 
 
 def ready(key: KernelKey) -> CompiledKernel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,13 @@ from kvcache.checks import shown
 Tokens = Sequence[int] | np.ndarray
 
 MAX_TOKEN = (1 << 63) - 1  # digests are of int64
+MAX_TOKENS = 1 << 26  # far beyond any model's context
 
 
 def token_ids(name: str, tokens: Any) -> np.ndarray:
     """Token ids as int64 [n], n at least 1; TypeError or ValueError for anything else."""
+    if _count(tokens) > MAX_TOKENS:
+        raise ValueError(f"{name}: {_count(tokens)} tokens at once, at most {MAX_TOKENS}")
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -24,6 +28,16 @@ def token_ids(name: str, tokens: Any) -> np.ndarray:
     if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
         _check_odd(name, tokens, ids)
     return ids.astype(np.int64, copy=False)
+
+
+def _count(tokens: Any) -> int:
+    """How many there are, before a range of them is written out; 0 for what has no length."""
+    try:
+        return len(tokens)
+    except TypeError:
+        return 0
+    except OverflowError:  # of a range: beyond an index of Python's
+        return sys.maxsize
 
 
 def _check_odd(name: str, tokens: object, ids: np.ndarray) -> None:

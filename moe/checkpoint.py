@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from itertools import product
 from os import PathLike
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from kernelkit.tensors import device_of, require_memory
 from moe.formats import format_of
 from moe.packing import PackedExperts
 from moe.quantized import Quantized, of_bytes
@@ -28,6 +30,8 @@ FIELDS = ("data", "scales", "encode_scale", "decode_scale")
 
 def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tensor]:
     """Tensors by name, which share memory with `packed`."""
+    _require("packed", packed, PackedExperts)
+    _require("prefix", prefix, str)
     layout = {"version": VERSION, "fmt": packed.fmt, "granularity": packed.granularity}
     text = json.dumps(layout).encode()
     tensors = {prefix + LAYOUT: torch.tensor(list(text), dtype=torch.uint8)}
@@ -41,15 +45,16 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
 
 def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> PackedExperts:
     """The inverse of `state_dict`; shares memory with the tensors. Other names are ignored."""
-    layout = json.loads(bytes(_tensor(tensors, prefix + LAYOUT).tolist()))
-    if layout["version"] != VERSION:
-        raise ValueError(f"{prefix}{LAYOUT} has version {layout['version']}, expected {VERSION}")
+    _require("tensors", tensors, Mapping)
+    _require("prefix", prefix, str)
+    layout = _layout(prefix + LAYOUT, _tensor(tensors, prefix + LAYOUT))
     w13, w2 = (_weight(tensors, f"{prefix}{name}.", layout["fmt"]) for name in WEIGHTS)
     return PackedExperts(w13, w2, layout["granularity"])
 
 
 def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None:
     """Write a safetensors file of layers by name, e.g. 'model.layers.3.mlp'."""
+    _require("layers", layers, Mapping)
     tensors: dict[str, torch.Tensor] = {}
     for name, packed in layers.items():
         tensors |= state_dict(packed, f"{name}.")
@@ -58,7 +63,7 @@ def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None
 
 def load(path: str | PathLike[str], device: str | torch.device = "cpu") -> dict[str, PackedExperts]:
     """All layers of a safetensors file by name, on `device`."""
-    tensors = _safetensors().load_file(path, device=str(device))
+    tensors = _safetensors().load_file(path, device=str(device_of(device)))
     ending = f".{LAYOUT}"
     names = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     return {name: from_state_dict(tensors, f"{name}.") for name in names}
@@ -69,10 +74,33 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
     return of_bytes(fmt=fmt, **{field: _tensor(tensors, prefix + field) for field in fields})
 
 
+def _layout(name: str, stored: torch.Tensor) -> dict[str, Any]:
+    """What the bytes of a `layout` say; ValueError for bytes that say something else."""
+    try:
+        layout = json.loads(bytes(stored.tolist()))
+        version, *rest = layout["version"], layout["fmt"], layout["granularity"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{name} is no JSON text of version, fmt and granularity") from error
+    if version != VERSION:
+        raise ValueError(f"{name} has version {version}, expected {VERSION}")
+    return {"fmt": rest[0], "granularity": rest[1]}
+
+
 def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in tensors:
         raise ValueError(f"no tensor {name!r}: packed experts have one")
-    return tensors[name]
+    tensor = tensors[name]
+    _require(name, tensor, torch.Tensor)
+    require_memory(**{name: tensor})
+    wanted = torch.float32 if name.endswith("_scale") else torch.uint8
+    if tensor.dtype != wanted:
+        raise ValueError(f"{name} is {tensor.dtype}, stored as {wanted}")
+    return tensor
+
+
+def _require(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
 
 def _safetensors() -> ModuleType:

@@ -3,11 +3,9 @@ nobody reads them back: they are taken as they are."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-FLT_MAX = torch.finfo(torch.float32).max
+from kernelkit.limits import FLT_MAX, FLT_MIN
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str) -> None:
@@ -39,6 +37,8 @@ def check_scale(name: str, scale: torch.Tensor) -> None:
 
 
 def check_factor(name: str, factor: float) -> None:
-    """ValueError for a number of the host that is no positive one of fp32."""
-    if not (math.isfinite(factor) and 0 < factor <= FLT_MAX):
-        raise ValueError(f"{name} {factor}: above 0, at most {FLT_MAX:.4g} (fp32)")
+    """ValueError for a number of the host that is no positive normal one of fp32."""
+    if not FLT_MIN <= factor <= FLT_MAX:
+        raise ValueError(
+            f"{name} {factor}: above 0, from {FLT_MIN:.4g} to {FLT_MAX:.4g} (normal in fp32)"
+        )

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from kernelkit import hw
 from kernelkit.tensors import (
     DTYPE_NAMES,
+    require_memory,
     require_rank,
     require_table,
     require_tensors,
@@ -129,6 +131,8 @@ def pack(
     """
     form = format_of(fmt)
     require_tensors(w13=w13, w2=w2)
+    require_memory(w13=w13, w2=w2)
+    w13, w2 = w13.detach(), w2.detach()
     for name, w in {"w13": w13, "w2": w2}.items():
         require_rank(name, w, "[E, N, K]")
         if w.dtype not in DTYPE_NAMES:
@@ -185,7 +189,12 @@ def _two_scales(scales: object) -> tuple[torch.Tensor | None, torch.Tensor | Non
         return None, None
     if not isinstance(scales, tuple | list) or len(scales) != 2:
         raise TypeError(f"encode_scales is {type(scales).__name__}, expected two tensors or None")
-    return scales[0], scales[1]
+    for place, scale in enumerate(scales):
+        require_type(f"encode_scales[{place}]", scale, torch.Tensor, optional=True)
+        if scale is not None:
+            require_memory(**{f"encode_scales[{place}]": scale})
+    first, second = (None if scale is None else scale.detach() for scale in scales)
+    return first, second
 
 
 def unpack(
@@ -194,6 +203,8 @@ def unpack(
     """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
     _require("packed", packed, PackedExperts)
     require_type("dtype", dtype, torch.dtype)
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype {dtype}: one of floating-point numbers")
     rows = interleaved_rows(packed.intermediate, packed.granularity)
     w13 = dequantise(packed.w13, dtype=dtype)
     return w13[:, rows.argsort().to(w13.device)], dequantise(packed.w2, dtype=dtype)
@@ -201,7 +212,7 @@ def unpack(
 
 def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up") -> torch.Tensor:
     """int64 [2I]: which row of w13, in this order, each packed row is."""
-    if order not in ORDERS:
+    if not isinstance(order, str) or order not in ORDERS:
         raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)}")
     _check_granularity(granularity, intermediate)
     row = torch.arange(2 * intermediate)
@@ -248,7 +259,7 @@ def _laid_out(
         _check_codes(f"{name}.data", data & 0x7F, NAN_CODE["e4m3"] - 1)
     scales = torch.cat([swizzle_scales(each) for each in codes])
     encode, decode = (
-        None if scale is None else _one_per_expert(name, scale, len(data))
+        None if scale is None else _one_per_expert(name, scale.detach(), len(data))
         for scale in (w.encode_scale, w.decode_scale)
     )
     return of_bytes(data, scales, form.name, encode, decode)
@@ -290,7 +301,9 @@ def _check_checkpoint(name: str, w: CheckpointWeight, form: BlockFormat) -> None
         raise ValueError(
             f"{name} has {', '.join(one) or 'no global scale'}: {form.name} has {wanted}"
         )
-    require_tensors(**{f"{name}.{field}": tensor for field, tensor in (given | one).items()})
+    named: dict[str, Any] = {f"{name}.{field}": each for field, each in (given | one).items()}
+    require_tensors(**named)
+    require_memory(**named)
     dtypes = {"data": ELEMENT_DTYPES[form.element], "scales": SCALE_DTYPES[form.scale]}
     for field, tensor in given.items():
         require_rank(f"{name}.{field}", tensor, "[E, N, bytes]")

@@ -12,7 +12,7 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
 from kernelkit.tensors import as_meta
-from kernelkit.warm import Progress, Warmed, kernels_over, warm
+from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router
 from moe.fused import Layer, run_layer
 from moe.launch import ARCHS
@@ -43,7 +43,8 @@ def warmup(
     Raises:
         TypeError, ValueError, NotImplementedError: as `fused_moe`.
     """
-    return warm(kernels_for(x, experts, router_logits, router, tokens, **options), progress)
+    sizes = counts("tokens", tokens)
+    return warm(kernels_for(x, experts, router_logits, router, sizes, **options), progress)
 
 
 def kernels_for(

@@ -2,9 +2,9 @@
 
 Three doors: `load(text).launch(...)` runs PTX; `compile(fn, *args)` and `run(compiled, *args)` do
 the same for CuTe DSL kernels through their own host code; `python -m ptxemu script.py` runs a whole
-script. Needs numpy; the DSL and torch only for the last two. See README.md for the memory model and
-its gaps, and for what imports what. What outlives a launch belongs to a context (`contextvars`) or
-is a cache.
+script. Needs numpy; the DSL and torch only for the last two. README.md leads to pages of the memory
+model, its gaps, and what imports what. What outlives a launch belongs to a context (`contextvars`)
+or is a cache.
 """
 
 from __future__ import annotations

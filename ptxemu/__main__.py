@@ -1,4 +1,4 @@
-"""`python -m ptxemu`: run, check, dump or mutate a CuTe DSL script without a GPU.
+"""`python -m ptxemu`: run, check, compare, dump or mutate a CuTe DSL script without a GPU.
 
 `python -m ptxemu script.py` runs it, as `python -m ptxemu run script.py` does.
 """
@@ -12,6 +12,7 @@ PROGRAM = "python -m ptxemu"
 COMMANDS = {
     "run": "run a script, with every launch emulated; the name of the command may be left out",
     "check": "look for races, data never written, leaks and misused barriers in its kernels",
+    "compare": "find where two runs, or a run and a reference, first differ, and who wrote there",
     "dump": "write PTX, machine code and launch shapes of its kernels",
     "mutate": "remove its synchronisation piece by piece, and see whether anything notices",
 }

@@ -16,7 +16,7 @@ from ptxemu.check.deadlock import explain
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.timeline import Timeline
 from ptxemu.codegen.program import Layout, Program
-from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
+from ptxemu.errors import Deadlock, HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.inspect.inspection import Inspection
 from ptxemu.inspect.request import Stop
 from ptxemu.machine.machine import Dim3, Machine, Shape, padded
@@ -147,16 +147,20 @@ class Module:
         before = _take_memory_before(dependent, freed)
         checker = timeline = inspection = None
         if options.inspect:
-            inspection = Inspection(options.inspect, program, reachable, block_of_params)
+            inspection = Inspection(
+                options.inspect, program, reachable, block_of_params, options.names
+            )
         if options.check:
-            checker = Checker(program, reachable, findings, strict=options.strict, before=before)
+            checker = Checker(
+                program, reachable, block_of_params, findings, strict=options.strict, before=before
+            )
             reachable.tell(checker.outside)
         if options.trace:
             timeline = Timeline()
         own = (checker, timeline, *(inspection.listeners if inspection else ()))
         listeners = tuple(each for each in own if each is not None)
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
-        report = self._executed(machine, inspection)
+        report = self._executed(machine, inspection, checker)
         memory_before.set(checker.shadow if checker else None)
         report.trace = timeline.trace if timeline else None
         watch.note(report)
@@ -177,11 +181,20 @@ class Module:
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
         return reachable
 
-    def _executed(self, machine: Machine, inspection: Inspection | None) -> LaunchReport:
+    def _executed(
+        self, machine: Machine, inspection: Inspection | None, checker: Checker | None
+    ) -> LaunchReport:
         """Run to the end, and tell who watches and looks inside if there is an error on the way."""
         try:
             report = machine.run()
+            if checker:
+                report.partly = checker.completed()
+                report.unused = checker.unused_data()
+                checker.name_barriers(machine.options.names)
         except BaseException as error:
+            if checker:
+                own = error if isinstance(error, PtxEmuError) else None
+                checker.name_barriers(machine.options.names, own)
             if isinstance(error, Deadlock):
                 error.message = explain(error.stall, machine.program, machine.options, self.text)
             words = f"{type(error).__name__}: {error}"

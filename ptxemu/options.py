@@ -34,7 +34,8 @@ class Options:
                 findings are notes.
     roles       name of each warp of a CTA in reports; others are described by what they execute.
     names       name of each barrier in reports, by its shared address (an int, as reports show it)
-                or by its symbol ("full", "full+8"); others are called by their symbol.
+                or by its symbol ("full", "full+8"); others are called as the Python that
+                initialises them does, or by their symbol.
     inspect     what to look at: dumps at a line, watchpoints, the last events (`ptxemu.inspect`).
     name_printf what a kernel prints begins with its CTA, warp and lane.
     """

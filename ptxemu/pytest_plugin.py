@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -249,7 +249,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     emulation = item.stash.get(_EMULATION, None)
     ended = call.when == "call" or (call.when == "setup" and outcome.failed)
     if ended and emulation is not None:
-        launches = emulation.untold()
+        launches = _said_once(emulation.untold(), call.excinfo)
         if any(launch.findings or launch.stopped for launch in launches.launches):
             outcome.sections.append((NAME, _text(launches)))
     return outcome
+
+
+def _said_once(report: Report, failure: pytest.ExceptionInfo[BaseException] | None) -> Report:
+    """Without the whole text of the error that the test failed with: that stands above."""
+    said = str(failure.value) if failure and isinstance(failure.value, PtxEmuError) else ""
+    if not said:
+        return report
+    first = said.partition("\n")[0]
+    return Report(
+        [
+            replace(launch, stopped=launch.stopped.replace(said, f"{first} (see above)"))
+            for launch in report.launches
+        ]
+    )

@@ -34,6 +34,7 @@ class Access:
     first, last the range, both inclusive: bytes; columns in tensor memory.
     line, text  the instruction and its line in the PTX.
     source      "path/file.py:123", where the PTX has line information.
+    known_as    the range in words of the launch, such as "parameter 2 + 1,024 bytes".
     """
 
     agent: str
@@ -45,6 +46,7 @@ class Access:
     line: int = 0
     text: str = ""
     source: str = ""
+    known_as: str = ""
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -80,6 +82,7 @@ class Finding:
     accesses    the accesses that contradict each other, the earlier one first.
     missing     the instruction that is likely to be missing, and where.
     rule        the section of the manual that asks for it.
+    why         what the launch did instead, as far as that is known.
     """
 
     check: str
@@ -91,6 +94,7 @@ class Finding:
     accesses: tuple[Access, ...] = ()
     missing: str = ""
     rule: str = ""
+    why: str = ""
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -122,6 +126,10 @@ class LaunchReport:
     trace: Trace | None = None
     options: Options = field(default_factory=Options)
     stopped: str = ""  # the error that ended the launch early
+    # of a checked launch: allocations that it wrote in part, such as "parameter 2: 64 of 128 bytes"
+    partly: list[str] = field(default_factory=list)
+    # and what it fetched or computed and did not use, see `ptxemu.check.unused`
+    unused: list[str] = field(default_factory=list)
     inspection: Inspection | None = None  # what `Options.inspect` asked to see
 
     @property

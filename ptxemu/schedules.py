@@ -27,6 +27,14 @@ def schedules(policies: Sequence[str], seeds: Sequence[int]) -> list[Schedule]:
     return [Schedule(*pair) for pair in pairs if pair[0] != POLICIES[0] or pair[1] == seeds[0]]
 
 
+def schedule(text: str) -> Schedule:
+    """Argument type: 'adversarial' or 'adversarial-1'."""
+    policy, dash, seed = text.rpartition("-")
+    if dash and seed.isdigit():
+        return Schedule(policies(policy)[0], int(seed))
+    return Schedule(policies(text)[0])
+
+
 def policies(text: str) -> list[str]:
     """Argument type: 'round-robin,adversarial'."""
     names = text.split(",")

@@ -20,6 +20,7 @@ from ptxemu.report import Finding, LaunchReport, Report
 Hearer = Callable[[str, Finding | str], None]
 
 _hearers: ContextVar[tuple[Hearer, ...]] = ContextVar("hearers", default=())
+_suggested: ContextVar[dict[str, Any] | None] = ContextVar("suggested", default=None)
 _active: ContextVar[tuple[tuple[dict[str, Any], Report], ...]] = ContextVar("watches", default=())
 
 
@@ -36,11 +37,23 @@ def watched(**changes: Any) -> Iterator[Report]:
         _active.reset(outer)
 
 
+@contextmanager
+def suggested(**fields: Any) -> Iterator[None]:
+    """Within the block launches take these fields of `Options` where theirs are None."""
+    outer = _suggested.set(fields)
+    try:
+        yield
+    finally:
+        _suggested.reset(outer)
+
+
 def adapted(options: Options) -> Options:
     """The options as those who watch want them, the innermost last."""
     for changes, _ in _active.get():
         options = replace(options, **changes)
-    return options
+    fields = (_suggested.get() or {}).items()
+    missing = {name: value for name, value in fields if getattr(options, name) is None}
+    return replace(options, **missing) if missing else options
 
 
 def note(launch: LaunchReport) -> None:

@@ -2,6 +2,8 @@
 
 python scripts/conformance.py                           the table
 python scripts/conformance.py --json results/conformance_h100.json
+python scripts/conformance.py --resume session.jsonl --seconds 300   part of it; again, the rest
+python scripts/conformance.py --questions               what the manual leaves open, on a GPU
 python scripts/conformance.py --recorded results/conformance_h100.json   without a GPU: ptxemu
                                                         against what was recorded of a GPU
 """
@@ -24,6 +26,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recorded", type=Path, metavar="FILE", help=words)
     words = "programs whose name has one of these words; default: all"
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help=words)
+    words = "how tensor cores sum, and in which order things are seen"
+    parser.add_argument("--questions", action="store_true", help=words)
+    words = "what was learnt so far, kept and gone on from"
+    parser.add_argument("--resume", type=Path, metavar="FILE", help=words)
+    words = "stop after so long; 0, the default: when all is done"
+    parser.add_argument("--seconds", type=float, default=0, metavar="S", help=words)
+    words = "write what the GPU left in memory where it differs, for numpy (.npz)"
+    parser.add_argument("--outputs", type=Path, metavar="FILE", help=words)
+    words = "processes that use the GPU, and compile for it; default: 4"
+    parser.add_argument("--contexts", type=int, default=4, metavar="N", help=words)
     words = "processes that emulate; default: as many as there are cores"
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help=words)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 NAMED = (TypeError, ValueError, NotImplementedError)
 # What Python and torch say of themselves, which names no argument.
@@ -20,6 +21,19 @@ BARE = re.compile(
 def hostile(call: Callable[[], object], words: str, *, name: str = "") -> Any:
     """A row of a table: a call, and words of its message."""
     return pytest.param(call, words, id=name or re.sub(r"[^\w ,.+-]", "", words)[:50])
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """One like it whose memory is gone, as sharded training leaves parameters."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+def sharing(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of its memory in the same shape, whose elements share bytes."""
+    first, *others = tensor.stride()
+    return tensor.as_strided(tensor.shape, (first // 2, *others))
 
 
 def refused(call: Callable[[], object], words: str) -> Exception:

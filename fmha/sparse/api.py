@@ -24,17 +24,32 @@ from typing import Any
 import torch
 
 from fmha.config import PAGE_SIZES
+from fmha.launch import ARCHS
+from fmha.sparse.checks import (
+    check_call,
+    check_every,
+    check_selected,
+    check_workspace,
+)
 from fmha.sparse.keys import Keys, OwnKeys, all_entries, write_chunk, write_tokens
-from fmha.sparse.window import Arrays, ChunkWindow, EntryPages, TokenWindow, see_entries, see_window
-from fmha.sparse.workspace import COLUMNS, Workspace, chunk_rows, decoding_rows, workspace_of
+from fmha.sparse.tables import INT, LONG, require_kind, require_tables
+from fmha.sparse.window import (
+    Arrays,
+    ChunkWindow,
+    EntryPages,
+    TokenWindow,
+    see_entries,
+    see_window,
+)
+from fmha.sparse.workspace import Workspace, chunk_rows, decoding_rows, workspace_of
 from kernelkit import hw
+from kernelkit.launch import choose_target
 from kernelkit.merge import merge
-from kernelkit.tensors import require_no_grad, require_table, require_tensors
-from kvcache.layouts.layout import Layout
-from kvcache.layouts.records import BF16_512, FP8_584
+from kvcache.checks import require, shown
+from kvcache.layouts.layout import Layout, Ring, Stream
+from kvcache.layouts.records import BF16_512
 from kvcache.layouts.rows import Rows
 
-RECORDS = (BF16_512, FP8_584)
 WORKSPACE = 1 << 30  # bytes
 
 Window = TokenWindow | ChunkWindow
@@ -98,19 +113,22 @@ def step_view(
     Raises:
         ValueError: for more pages than `pages` says, or a window larger than its ring.
     """
-    find, tables = layout.find, arrays["block_tables"]
-    names = {array.name for array in layout.arrays}
+    require("layout", layout, Layout)
+    require("arrays", arrays, Mapping)
+    require("pages", pages, Mapping, optional=True)
+    rings, streams = _rings_and_streams(layout, ring, every)
+    require_tables(arrays, {f"rows_of.{ring}": (LONG, ("T",)), "block_tables": (INT, ("B", None))})
     window = see_window(
         arrays,
         arrays[f"rows_of.{ring}"],
-        window=find(ring).window,
-        rows=find(ring).rows(layout.draft),
+        window=rings.window,
+        rows=rings.rows(layout.draft),
         longest=longest,
-        context=tables.shape[1] * layout.block_tokens,
+        context=arrays["block_tables"].shape[1] * layout.block_tokens,
     )
     found = {}
-    for name in [name for name in every if name in names]:
-        stream = find(name)
+    for stream in streams:
+        name = stream.name
         size = layout.entries(stream)
         in_place = stream.record == BF16_512 and size in PAGE_SIZES
         bound = (pages or {}).get(name)
@@ -118,6 +136,27 @@ def step_view(
             arrays, ratio=stream.ratio, block_entries=size, in_place=in_place, pages=bound
         )
     return StepView(window, found)
+
+
+def _rings_and_streams(
+    layout: Layout, ring: str, every: Sequence[str]
+) -> tuple[Ring, list[Stream]]:
+    """The ring of that name, and those streams that the layout has; TypeError for others."""
+    found = layout.find(ring)
+    if not isinstance(found, Ring):
+        raise TypeError(f"{ring!r} is no ring")
+    if isinstance(every, str) or not isinstance(every, Sequence):
+        raise TypeError(f"every is {shown(every)}, expected a sequence of names")
+    streams = []
+    names = {array.name for array in layout.arrays}
+    for place, name in enumerate(every):
+        require(f"every[{place}]", name, str)
+        stream = layout.find(name) if name in names else None
+        if isinstance(stream, Stream):
+            streams.append(stream)
+        elif stream is not None:
+            raise TypeError(f"{name!r} is no stream")
+    return found, streams
 
 
 def cached_attention(
@@ -142,8 +181,7 @@ def cached_attention(
     Args:
         q: bf16 [T, H, 512], rotated.
         kv: [T, 512], bf16 or fp32, normalised and not rotated.
-        ring: of BF16_512 or FP8_584; kv is written there as `kvcache.append_swa` does, and
-            attention reads what the record holds.
+        ring: of BF16_512 or FP8_584; kv is written as `kvcache.append_swa` does, then read there.
         window: of the step, `StepView.window`.
         rope: (cos, sin), fp32 [positions, 32], the layer's own.
         past: compressed entries, of BF16_512 or FP8_584; one that is there twice counts twice.
@@ -160,10 +198,11 @@ def cached_attention(
         TypeError, ValueError, NotImplementedError: naming the value and the limit; shapes, dtypes
             and records before anything is written.
     """
-    _check(q, kv, ring, window, past)
+    _check(q, kv, ring, window, past, rope, sinks, scale)
+    _check_place(q.device, backend, arch)
     if not len(q):
         return torch.empty_like(q)
-    at_once = _workspace(ring, window, q.shape[1], past).at_once(workspace, len(q))
+    at_once = _workspace(ring, window, q.shape[1], past).at_once(check_workspace(workspace), len(q))
     at_once = min(at_once, hw.MAX_GRID_YZ)  # a token is an entry of the batch
     place = {"backend": backend, "arch": arch}
     write = write_tokens if isinstance(window, TokenWindow) else write_chunk
@@ -197,6 +236,43 @@ def _attend(
     return merge(found, sinks=sinks, out_dtype=q.dtype, return_lse=False, **place)
 
 
+def _check(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    ring: Rows,
+    window: Window,
+    past: Past | None,
+    rope: Rope,
+    sinks: torch.Tensor | None,
+    scale: float | None,
+) -> None:
+    """All of it, before anything is written."""
+    _check_kinds(ring, window, past)
+    check_call(q, kv, ring, window, None if past is None else past.rows, rope, sinks, scale)
+    if isinstance(past, Selected):
+        check_selected(past.rows, past.entries, past.chosen, len(q))
+    elif past is not None:
+        check_every(past.rows, past.pages, len(q))
+
+
+def _check_place(device: torch.device, backend: str, arch: str | None) -> None:
+    """Refuse a place where no kernel runs; what has no memory runs nowhere."""
+    if device.type != "meta":
+        choose_target(device, backend, arch, ARCHS)
+
+
+def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
+    """TypeError for arguments, and parts of them, that are of another kind."""
+    require_kind("ring", ring, Rows)
+    require_kind("window", window, TokenWindow, ChunkWindow)
+    if past is None:
+        return
+    require_kind("past", past, Selected, Every)
+    require_kind("past.rows", past.rows, Rows)
+    if isinstance(past, Every):
+        require_kind("past.pages", past.pages, EntryPages)
+
+
 def _workspace(ring: Rows, window: Window, heads: int, past: Past | None) -> Workspace:
     """Of this call, by the shapes of its tensors."""
     if isinstance(window, TokenWindow):
@@ -211,43 +287,3 @@ def _workspace(ring: Rows, window: Window, heads: int, past: Past | None) -> Wor
         entries = past.pages.entries
         far = (0 if entries is None else entries.numel(), 0)
     return workspace_of(near, far, heads)
-
-
-# -- checks ---------------------------------------------------------------------------------------
-
-
-def _check(
-    q: torch.Tensor, kv: torch.Tensor, ring: Rows, window: Window, past: Past | None
-) -> None:
-    """What the operators would find only when the window has been written, or never."""
-    tensors = {"q": q, "kv": kv, "ring": ring.pool, "slots": window.slots}
-    require_no_grad(q=q, kv=kv)
-    if past is not None:
-        tensors["past"] = past.rows.pool
-    require_tensors(**tensors)
-    tokens = len(window.slots)
-    if q.ndim != 3 or q.dtype != torch.bfloat16 or (q.shape[0], q.shape[2]) != (tokens, COLUMNS):
-        raise ValueError(
-            f"q is {q.dtype} {tuple(q.shape)}: torch.bfloat16 ({tokens}, heads, {COLUMNS}), the "
-            f"step has {tokens} tokens"
-        )
-    if kv.shape != (tokens, COLUMNS):
-        raise ValueError(f"kv has shape {tuple(kv.shape)}: ({tokens}, {COLUMNS})")
-    _check_rows("ring", ring)
-    if ring.rows != window.rows:
-        raise ValueError(
-            f"rings of {ring.rows} rows: what the step sees was made for {window.rows}"
-        )
-    if past is not None:
-        _check_rows("past", past.rows)
-    if isinstance(past, Selected):
-        require_table("entries", past.entries, torch.int64, (tokens, None))
-        require_table("chosen", past.chosen, torch.int32, (tokens,))
-    elif past is not None:
-        require_table("counts", past.pages.counts, torch.int32, (tokens,))
-
-
-def _check_rows(name: str, rows: Rows) -> None:
-    if rows.record not in RECORDS:
-        names = [record.name for record in RECORDS]
-        raise NotImplementedError(f"{name} of {rows.record.name}: supported are {names}")

@@ -16,11 +16,30 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcache.layouts.rows import NO_ENTRY
+from fmha.sparse.tables import INT, LONG, Shapes, require_tables
+from kvcache.checks import whole
+from kvcache.layouts.rows import NO_ENTRY, check_range
 
+MAX_PAGES = (1 << 31) // 128  # their rows are counted in 32 bits
 PAGE = 128  # keys of a page of a workspace: those of a tile of `fmha`
 
 Arrays = Mapping[str, torch.Tensor]
+
+# Of a step with T tokens of B requests, what is looked at here; slots: of the tokens in a ring.
+OF_TOKENS: Shapes = {"positions": (LONG, ("T",)), "slots": (LONG, ("T",))}
+OF_REQUESTS: Shapes = {
+    "starts": (INT, ("B",)),
+    "lengths": (INT, ("B",)),
+    "cu_tokens": (INT, ("B+1",)),
+}
+OF_CHUNK: Shapes = OF_TOKENS | OF_REQUESTS | {"state_slots": (INT, ("B",))}
+OF_ENTRIES: Shapes = {
+    "positions": (LONG, ("T",)),
+    "owners": (INT, ("T",)),
+    "block_tables": (INT, ("B", None)),
+    "lengths": (INT, ("B",)),
+    "cu_tokens": (INT, ("B+1",)),
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,12 @@ class TokenWindow:
     lengths: torch.Tensor
     entries: torch.Tensor
     rings: torch.Tensor
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        own: Shapes = {"entries": (LONG, ("T", self.window)), "rings": (INT, ("T", 1))}
+        each = INT, ("T",)
+        require_tables(vars(self), OF_TOKENS | {"offsets": each, "lengths": each} | own)
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,19 @@ class ChunkWindow:
     older_rows: torch.Tensor
     tokens: torch.Tensor
 
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        older = LONG, ("B", self.window - 1)
+        own: Shapes = {
+            "offsets": (INT, ("T",)),
+            "tokens": (LONG, ("T",)),
+            "table": (INT, ("B", None)),
+            "own": (LONG, (None, PAGE)),
+            "older": older,
+            "older_rows": older,
+        }
+        require_tables(vars(self), OF_TOKENS | OF_REQUESTS | own)
+
 
 @dataclass(frozen=True)
 class EntryPages:
@@ -86,6 +124,20 @@ class EntryPages:
     table: torch.Tensor
     entries: torch.Tensor | None
 
+    def __post_init__(self) -> None:
+        whole("ratio", self.ratio, 1)
+        shapes: dict = {"counts": (INT, ("T",)), "table": (INT, ("T", None))}
+        if self.entries is not None:
+            shapes["entries"] = LONG, (None, PAGE)
+        require_tables(vars(self), shapes)
+
+
+def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
+    """TypeError or ValueError for a window that is no number of tokens, or larger than its ring."""
+    whole("window", seen.window, 1, whole("rows", seen.rows, 1))
+    if isinstance(seen, ChunkWindow):
+        whole("longest", seen.longest)
+
 
 def see_window(
     arrays: Arrays, slots: torch.Tensor, *, window: int, rows: int, longest: int, context: int
@@ -96,8 +148,11 @@ def see_window(
     tokens of a request, a number of the host. context: most tokens that a request can have.
     TokenWindow, of which tokens may be padding (slots -1), where longest allows it.
     """
-    if not 1 <= window <= rows:
+    longest, context = whole("longest", longest), whole("context", context)
+    if not 1 <= whole("window", window, None) <= whole("rows", rows, None):
         raise ValueError(f"a window of {window} tokens in rings of {rows} rows: 1 to as many")
+    given = {**arrays, "slots": slots}
+    require_tables(given, OF_TOKENS if decodes(window, rows, longest) else OF_CHUNK)
     if decodes(window, rows, longest):
         return _token_window(arrays["positions"], slots, window, rows)
     return _chunk_window(arrays, slots, (window, rows), longest, context)
@@ -166,6 +221,13 @@ def see_entries(
     in_place: for attention over the blocks themselves. pages: PAGE entries each, for all requests,
     `pages_of` what they have; None for as many as the block tables have room for.
     """
+    require_tables(arrays, OF_ENTRIES)
+    whole("ratio", ratio, 1)
+    whole("block_entries", block_entries, 1)
+    if pages is not None:
+        whole("pages", pages, 0, MAX_PAGES)
+    requests = len(arrays["block_tables"])
+    check_range("owners", arrays["owners"], (0, requests), f"there are {requests} requests")
     positions, owners = arrays["positions"], arrays["owners"].long()
     blocks, token = arrays["block_tables"], torch.arange(len(positions), device=positions.device)
     counts = torch.div(positions + 1, ratio, rounding_mode="floor")

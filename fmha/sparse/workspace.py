@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fmha.config import PAGE_SIZES
 from fmha.sparse.window import PAGE, chunk_pages, decodes
+from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Ring
 from kvcache.layouts.records import BF16_512, Record
 from kvcache.planner.capacity import BF16_BYTES
@@ -44,10 +45,12 @@ class Workspace:
 
     def size(self, tokens: int) -> int:
         """Bytes, where so many tokens go at once."""
+        tokens = whole("tokens", tokens)
         return self.shared + tokens * self.each
 
     def at_once(self, limit: int, tokens: int) -> int:
         """Tokens of a launch within `limit` bytes; ValueError where they are too few for one."""
+        limit, tokens = whole("limit", limit), whole("tokens", tokens)
         if limit < self.size(1):
             raise ValueError(
                 f"a workspace of {limit:,} bytes: {self.size(1):,} at least, {self.shared:,} of "
@@ -115,9 +118,14 @@ def plan_workspace(
     Raises:
         TypeError: for a name that is no ring's.
     """
+    require("layout", layout, Layout)
     array = layout.find(ring)
     if not isinstance(array, Ring):
         raise TypeError(f"{ring!r} is no ring")
+    heads, longest = whole("heads", heads, 1), whole("longest", longest)
+    tokens, requests = whole("tokens", tokens), whole("requests", requests)
+    selected = None if selected is None else whole("selected", selected)
+    entries = None if entries is None else whole("entries", entries)
     window, rows = array.window, array.rows(layout.draft)
     near = decoding_rows(array.record, window, rows)
     if not decodes(window, rows, longest):

@@ -23,7 +23,7 @@ from kvcache.books.step import Step
 from kvcache.books.work import Copy, Event, Pool, Tickets, Work
 from kvcache.checks import MAX_SLOTS, numbers, require, whole
 from kvcache.layouts.layout import Layout
-from kvcache.tokens import Tokens, token_ids
+from kvcache.tokens import MAX_TOKENS, Tokens, token_ids
 
 RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
 CLEAN = 0  # that state: each new one begins as a copy of it
@@ -344,7 +344,7 @@ class Manager:
         An append may take more; then later hits are shorter.
         """
         self.require(request, resident=False)
-        return self.checkpoints.room(request, whole("wanted", wanted))
+        return self.checkpoints.room(request, whole("wanted", wanted, 0, MAX_TOKENS))
 
     def abandon(self, step: Step) -> None:
         """`step` was not executed, or not to its end: what it wrote is worth nothing.
@@ -355,14 +355,13 @@ class Manager:
         require("step", step, Step)
         for request in (each for each in step.requests if not each.freed):
             self.require(request, resident=False)
-        self.discard(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
+        mine = {digest for request in step.requests for digest in request.digests}
+        self.prefix.forget_checkpoints([copy.target_slot for copy in step.after], mine)
         for request, start in zip(step.requests, step.starts.tolist(), strict=True):
             if request.freed:
                 continue
             begun = start // self.layout.block_tokens
-            for block, digest in list(zip(request.blocks, request.digests, strict=False))[begun:]:
-                if self.blocks.key(block) == digest:
-                    self.prefix.forget(block)
+            self.prefix.forget_blocks(request.blocks[begun:], request.digests[begun:])
             self.free(request)
 
     # -- host tier ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ by them. Where requests have a state, a hit ends at a checkpoint: blocks alone a
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -104,6 +105,19 @@ class PrefixCache:
     def forget(self, slot: int) -> None:
         """The block in `slot` cannot be found any more, nor what is behind it."""
         self._removed(self.blocks.unregister(slot))
+
+    def forget_blocks(self, slots: Sequence[int], digests: Sequence[bytes]) -> None:
+        """The same of those slots that are still known by their digests."""
+        for slot, digest in zip(slots, digests, strict=False):
+            if self.blocks.key(slot) == digest:
+                self.forget(slot)
+
+    def forget_checkpoints(self, slots: Sequence[int], digests: Collection[bytes]) -> None:
+        """No hit ends in these slots any more, if what they are known by is one of the digests:
+        they may have been handed out again."""
+        for key in map(self.checkpoints.key, slots):
+            if key is not None and key in digests:
+                self.forget_checkpoint(key)
 
     def store_checkpoint(self, slot: int, digest: bytes) -> None:
         """A hit may end behind the block `digest`."""

@@ -134,6 +134,8 @@ class Step(Work):
             if name not in arrays:
                 raise ValueError(f"{name!r} is no array of a step: {', '.join(arrays)}")
             require(f"the buffer of {name}", buffer, torch.Tensor)
+            if not buffer.is_cuda:
+                _check_memory(f"the buffer of {name}", buffer)
             _check_fits(name, arrays[name], buffer)
         for name, buffer in buffers.items():
             array = arrays[name]
@@ -148,11 +150,26 @@ class Step(Work):
         return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0
 
 
+def _check_memory(name: str, buffer: torch.Tensor) -> None:
+    """TypeError or ValueError for a buffer that has no elements of its own to write to."""
+    import torch
+
+    from kernelkit.tensors import require_memory, require_own_elements
+
+    require_memory(**{name: buffer})
+    require_own_elements(name, buffer)
+    if buffer.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name} is an inference tensor: fill it in inference mode, too")
+    if buffer.device.type == "meta":
+        raise ValueError(f"{name} is on the device meta: there is no memory to write to")
+
+
 def _check_fits(name: str, array: np.ndarray, buffer: torch.Tensor) -> None:
     """ValueError for a buffer that cannot hold an array."""
     if len(buffer.shape) != array.ndim or any(map(int.__gt__, array.shape, buffer.shape)):
         raise ValueError(
             f"{name} {array.shape} does not fit into a buffer of {tuple(buffer.shape)}"
         )
-    if buffer.dtype.is_floating_point or buffer.itemsize < array.itemsize:
+    plain = not (buffer.dtype.is_floating_point or buffer.dtype.is_complex)
+    if not (plain and buffer.dtype.is_signed) or buffer.itemsize < array.itemsize:
         raise ValueError(f"{name} is {array.dtype}, its buffer {buffer.dtype}")

@@ -19,6 +19,7 @@ from kvcache.layouts.models import (
     HCA,
     HEAD_DIM,
     INDEX_DIM,
+    MAX_LAYERS,
     ROPE_DIM,
     ConfigError,
     Options,
@@ -28,6 +29,7 @@ from kvcache.layouts.models import (
     mla,
 )
 
+MAX_NUMBER = (1 << 31) - 1  # of anything that a config counts
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # -> windowed
 V4_LAYER_TYPES = {
     "sliding_attention": 0,
@@ -69,6 +71,9 @@ class _Reader:
             raise self.fail(f"{key} is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.fail(f"{key} is {value!r}, an integer of at least {least}")
+        most = MAX_LAYERS if key.endswith("_layers") else MAX_NUMBER
+        if value > most:
+            raise self.fail(f"{key} is an integer of {value.bit_length()} bits, at most {most}")
         return value
 
     def counts(self, key: str) -> list[int]:
@@ -130,7 +135,7 @@ def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[st
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON, {error}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: a JSON object is expected, found a {type(values).__name__}")

@@ -23,6 +23,10 @@ from kvcache.layouts.records import TMA_ALIGN, Record, round_up
 
 GUARD_BYTES = 64
 FP32_BYTES = 4
+# Far beyond any model; offsets are counted piece by piece, and more would take minutes and memory.
+MAX_COPIES = 1 << 16  # layers
+MAX_TOKENS = 1 << 20  # of a window, a block, a draft
+MAX_TAIL_RATIO, MAX_WIDTH = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,7 @@ class Layout:
 
     def entries(self, stream: Stream) -> int:
         """Of one copy in a block."""
+        require("stream", stream, Stream)
         return self.block_tokens // stream.ratio
 
     @cached_property
@@ -272,14 +277,18 @@ class Layout:
 
     def payload(self, tokens: int) -> int:
         """Bytes of the entries that a request of `tokens` tokens has in the paged pool."""
+        tokens = whole("tokens", tokens)
         return sum(tokens // s.ratio * s.copies * s.record.bytes for s in self.streams)
 
     def blocks(self, tokens: int) -> int:
         """That a request of `tokens` tokens has."""
+        if type(tokens) is not int or tokens < 0:
+            tokens = whole("tokens", tokens)
         return -(-tokens // self.block_tokens)
 
     def live(self, position: int) -> list[tuple[int, int]]:
         """(offset, bytes) in a state of what a request of `position` tokens still needs of it."""
+        position = whole("position", position)
         return [
             (self.offset(array.name, copy) + offset, size)
             for array in self._of_state
@@ -311,6 +320,7 @@ class Layout:
     def alike(self, position: int) -> int:
         """An early position with the same `live`, and inside a block at the same place: for those
         who keep tables by position."""
+        position = whole("position", position)
         first, period = self._repetition
         return position if position < first else first + (position - first) % period
 
@@ -390,12 +400,15 @@ def _check_types(layout: Layout) -> None:
             require(where, array, kind)
             _check_fields(where, array, {"name": str, "record": Record, "of_layer": tuple})
             _check_fields(where, array, {"packed": bool, "online": bool})
-            for field in ("ratio", "copies", "window", "overlap"):
-                whole(f"{where}.{field}", getattr(array, field, 0), None)
-            whole(f"{where}.width", getattr(array, "width", 1), 1)
+            limits = {"ratio": MAX_TOKENS, "window": MAX_TOKENS, "copies": MAX_COPIES}
+            for field, most in (limits | {"overlap": None}).items():
+                whole(f"{where}.{field}", getattr(array, field, 0), None, most)
+            whole(f"{where}.width", getattr(array, "width", 1), 1, MAX_WIDTH)
+            if isinstance(array, Tail):
+                whole(f"{where}.ratio", array.ratio, None, MAX_TAIL_RATIO)
     for name in ("block_tokens", "draft"):
-        whole(name, getattr(layout, name), None)
-    whole("model_layers", layout.model_layers)
+        whole(name, getattr(layout, name), None, MAX_TOKENS)
+    whole("model_layers", layout.model_layers, 0, MAX_COPIES)
 
 
 def _check_fields(where: str, array: Stream | Ring | Tail, kinds: dict[str, type]) -> None:
@@ -403,6 +416,11 @@ def _check_fields(where: str, array: Stream | Ring | Tail, kinds: dict[str, type
     for field, kind in kinds.items():
         if hasattr(array, field):
             require(f"{where}.{field}", getattr(array, field), kind)
+
+
+def _is_copy(copy: object, copies: int) -> bool:
+    """Whether a layer's copy is None or one that there is."""
+    return copy is None or (type(copy) is int and 0 <= copy < copies)
 
 
 def _check(layout: Layout) -> None:
@@ -427,7 +445,7 @@ def _check(layout: Layout) -> None:
                 f"{array.name}: a map of {len(array.of_layer)} layers, "
                 f"the model has {layout.model_layers}"
             )
-        wrong = [copy for copy in array.of_layer if copy not in (None, *range(array.copies))]
+        wrong = [copy for copy in array.of_layer if not _is_copy(copy, array.copies)]
         if wrong:
             raise ValueError(f"{array.name}: copies {wrong} in its map, there are {array.copies}")
         ratio = getattr(array, "ratio", 1)

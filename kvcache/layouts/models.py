@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import Layout, Ring, Stream, Tail
+from kvcache.layouts.layout import MAX_COPIES, Layout, Ring, Stream, Tail
 from kvcache.layouts.records import (
     BF16_512,
     FP4_288,
@@ -23,7 +23,7 @@ from kvcache.layouts.records import (
     plain,
 )
 
-MAX_LAYERS = 1 << 16  # of a model
+MAX_LAYERS = MAX_COPIES  # of a model
 CSA, HCA = 4, 128  # tokens to an entry, as compress_ratios spells the two kinds of layers
 BLOCK_TOKENS = 128  # the least common multiple of the two
 

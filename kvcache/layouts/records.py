@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvcache.checks import require, whole
 
 TMA_ALIGN = 16  # bytes that a tensor map wants of every address and stride
+MAX_BYTES = (1 << 31) - 1  # of an entry
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Record:
     def __post_init__(self) -> None:
         require("name", self.name, str)
         for field in ("data_bytes", "scale_bytes", "page_align"):
-            whole(f"{self.name}: {field}", getattr(self, field), None)
+            whole(f"{self.name}: {field}", getattr(self, field), None, MAX_BYTES)
         if self.data_bytes < 1 or self.scale_bytes < 0:
             raise ValueError(
                 f"{self.name}: {self.data_bytes} data bytes and {self.scale_bytes} scale bytes, "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_rank, require_types
+from kernelkit.tensors import require_memory, require_rank, require_types
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import FP32_BYTES, Tail
 from kvcache.layouts.records import TMA_ALIGN, Record
@@ -37,11 +37,22 @@ class Rows:
 
     def data(self) -> torch.Tensor:
         """A view [slots, rows, data_bytes] of the pool."""
+        self._check_view()
         return self._view(self.data_offset, self.record.data_bytes)
 
     def scales(self) -> torch.Tensor:
         """A view [slots, rows, scale_bytes] of the pool."""
-        return self._view(self.scale_offset, self.record.scale_bytes)
+        self._check_view()
+        scale_bytes = self.record.scale_bytes
+        return self._view(self.scale_offset if scale_bytes else 0, scale_bytes)
+
+    def _check_view(self) -> None:
+        require_types(pool=self.pool)
+        require_memory(pool=self.pool)
+        require_rank("pool", self.pool, "[slots, slot_bytes]")
+        if self.pool.dtype != torch.uint8:
+            raise ValueError(f"pool is {self.pool.dtype}, expected torch.uint8")
+        self._check_places(1)
 
     def _view(self, offset: int, row_bytes: int) -> torch.Tensor:
         size, stride = (len(self.pool), self.rows, row_bytes), (self.pool.stride(0), row_bytes, 1)
@@ -53,6 +64,10 @@ class Rows:
         align: what data_offset, the stride of slots and the pool's address are multiples of.
         """
         check_pool("pool", self.pool, align)
+        self._check_places(align)
+
+    def _check_places(self, align: int) -> None:
+        """The same of all but the pool."""
         for name in ("data_offset", "scale_offset", "rows"):
             whole(name, getattr(self, name), None)
         require("record", self.record, Record)
@@ -117,6 +132,7 @@ def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:
     """TypeError or ValueError for what is no pool: uint8 [slots, slot_bytes], slots apart."""
     require_types(**{name: pool})
     require_rank(name, pool, "[slots, slot_bytes]")
+    require_memory(**{name: pool})
     slots, slot_bytes = pool.shape
     if pool.dtype != torch.uint8 or (slot_bytes > 1 and pool.stride(1) != 1):
         raise ValueError(

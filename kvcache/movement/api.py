@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.tensors import require_types
 from kvcache.checks import require
 from kvcache.layouts.layout import Place
 from kvcache.layouts.records import Record
@@ -161,13 +162,15 @@ def copy_slots(
         pairs: int64 [n, 2], contiguous; nothing is done where either is -1. What is written by one
             pair is neither read nor written by another.
         segments: int64 [s, 3], contiguous, (offset in a slot of source, of target, bytes),
-            multiples of 16, or None for whole slots of equal size. A CTA has a segment:
+            multiples of 16, or None for whole slots of equal size; what one of them writes no other
+            writes, nor reads in a slot that is copied to and from. A CTA has a segment:
             `cut_segments` makes them equally long.
 
     Raises:
         TypeError, ValueError: as the module says; a segment that reaches out of a slot is refused
             on the CPU and passed over on a GPU.
     """
+    require_types(target=target, source=source)
     COPY_SLOTS({
         "source": None if source is target else source, "target": target, "pairs": pairs,
         "segments": segments, "backend": backend, "arch": arch,

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernelkit.tensors import (
     is_broadcast,
+    require_own_elements,
     require_rank,
     require_table,
     require_tensors,
@@ -139,6 +141,7 @@ class Gather:
         self._check_apart()
 
     def _check_apart(self) -> None:
+        require_own_elements("out", self.out)
         read = {"the rows": written_by(self.rows), "indices": spans_of(self.indices)}
         require_apart(read, {"out": spans_of(self.out)})
 
@@ -179,7 +182,17 @@ class CopySlots:
         if segments.device.type == "cpu":
             for segment in segments.tolist():
                 _check_segment(segment, sizes)
+            self._check_segments(segments.numpy())
         return len(segments)
+
+    def _check_segments(self, segments: np.ndarray) -> None:
+        """What a segment writes no other writes, nor reads where slots are read and written."""
+        begins, ends = segments[:, :2], segments[:, :2] + segments[:, 2:]
+        _check_apart("the target", begins[:, 1], ends[:, 1])
+        here = self.pairs[(self.pairs >= 0).all(1)]
+        moved = (begins[:, 0] != begins[:, 1]).any()
+        if self.source is None and moved and torch.isin(here[:, 0], here[:, 1]).any():
+            _check_apart("a slot that is read and written", begins.ravel(), ends.ravel())
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
@@ -301,6 +314,19 @@ def _check_reached(name: str, pool: torch.Tensor, table: str, device: torch.devi
     pinned = device.type == "cuda" and pool.device.type == "cpu" and pool.is_pinned()
     if pool.device != device and not pinned:
         raise ValueError(f"{name} is on {pool.device}: on {device} as {table}, or pinned memory")
+
+
+def _check_apart(where: str, begins: np.ndarray, ends: np.ndarray) -> None:
+    """ValueError for ranges of bytes of which one reaches into another; empty ones do not count."""
+    there = np.flatnonzero(begins < ends)
+    order = there[np.argsort(begins[there], kind="stable")]
+    wrong = np.flatnonzero(ends[order[:-1]] > begins[order[1:]])
+    if len(wrong):
+        one, other = order[wrong[0] : wrong[0] + 2]
+        raise ValueError(
+            f"segments overlap in {where}: bytes {begins[one]} to {ends[one]} and from "
+            f"{begins[other]} on"
+        )
 
 
 def _check_segment(segment: Sequence[int], sizes: Sequence[int]) -> None:

@@ -15,9 +15,18 @@ from kernelkit.launch import Target, choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kernelkit.tensors import DTYPE_NAMES
+from kvcache.checks import require, whole
 from kvcache.layouts.records import round_up
 from kvcache.layouts.rows import Rows
-from kvcache.movement.arguments import AppendRows, AppendSwa, Checksum, CopySlots, Gather, Pair
+from kvcache.movement.arguments import (
+    MAX_SLOT_BYTES,
+    AppendRows,
+    AppendSwa,
+    Checksum,
+    CopySlots,
+    Gather,
+    Pair,
+)
 from kvcache.movement.config import (
     LARGEST_PIECE,
     VECTOR_BYTES,
@@ -189,8 +198,14 @@ def cut_segments(
     Returns:
         int64 [s, 3], the same bytes: each segment in equal pieces.
     """
+    require("segments", segments, Sequence)
+    whole("most", most, VECTOR_BYTES)
     cut = []
-    for begin, place, size in segments:
+    for number, segment in enumerate(segments):
+        require(f"segments[{number}]", segment, Sequence)
+        if len(segment) != 3:
+            raise ValueError(f"segments[{number}] has {len(segment)} numbers: two offsets, bytes")
+        begin, place, size = (whole(f"segments[{number}]", n, 0, MAX_SLOT_BYTES) for n in segment)
         pieces = max(1, -(-size // most))
         step = round_up(-(-size // pieces), VECTOR_BYTES)
         for done in range(0, size, step or 1):

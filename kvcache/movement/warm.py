@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -30,7 +30,7 @@ from kvcache.movement.launch import ARCHS, Config, compile_kernel
 def warmup(
     layout: Layout,
     *,
-    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    dtypes: Collection[torch.dtype] = (torch.bfloat16,),
     device: torch.device | str = "cuda",
     backend: str = "auto",
     arch: str | None = None,
@@ -51,8 +51,10 @@ def warmup(
     """
     require("layout", layout, Layout)
     target = choose_target(device_of(device), backend, arch, ARCHS)
+    if not isinstance(dtypes, tuple | list | set | frozenset):
+        raise TypeError(f"dtypes is {type(dtypes).__name__}, expected a sequence of torch.dtype")
     for dtype in dtypes:
-        if dtype not in LATENT_DTYPES:
+        if not isinstance(dtype, torch.dtype) or dtype not in LATENT_DTYPES:
             raise NotImplementedError(f"dtypes has {dtype!r}: supported are {LATENT_DTYPES}")
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]
     return warm(kernels_for(layout, names, target.arch), progress)

@@ -16,6 +16,7 @@ from kvcache.checks import require, share, whole
 from kvcache.layouts.layout import GUARD_BYTES, Layout, Tail
 
 BF16_BYTES = 2
+MAX_BYTES = 1 << 60  # of memory, and of anything that is counted in it
 # Elements of the entries that attention reads as BF16 from a workspace, where they are expanded
 # first. Keys of an indexer are scored as they are, plain keys and values are read in place.
 EXPANDED = MappingProxyType({"fp8_584": 512, "fp8_656": 576, "fp8_528": 512, "fp4_288": 512})
@@ -68,7 +69,8 @@ def usage(layout: Layout, tokens: int) -> Usage:
         ValueError: for a negative number.
     """
     require("layout", layout, Layout)
-    if whole("tokens", tokens, None) < 0:
+    tokens = whole("tokens", tokens, None, MAX_BYTES)
+    if tokens < 0:
         raise ValueError(f"a request of {tokens} tokens, at least 0")
     blocks, draft = layout.blocks(tokens), layout.draft
     stranded = dict.fromkeys(CAUSES, 0)
@@ -100,7 +102,8 @@ def usage(layout: Layout, tokens: int) -> Usage:
 def workspace_bytes(layout: Layout, rows: int) -> int:
     """Of `rows` entries expanded to BF16; 0 where attention reads the pages as they are."""
     require("layout", layout, Layout)
-    if whole("rows", rows, None) < 0:
+    rows = whole("rows", rows, None)
+    if rows < 0:
         raise ValueError(f"a workspace of {rows} rows, at least 0")
     records = [array.record.name for array in layout.arrays if not isinstance(array, Tail)]
     return rows * BF16_BYTES * max((EXPANDED.get(name, 0) for name in records), default=0)
@@ -121,8 +124,9 @@ class Mix:
     def __post_init__(self) -> None:
         for name in ("tokens", "weights"):
             require(name, getattr(self, name), tuple)
-            for place, number in enumerate(getattr(self, name)):
-                whole(f"{name}[{place}]", number, None)
+            given = enumerate(getattr(self, name))
+            plain = tuple(whole(f"{name}[{at}]", number, None, MAX_BYTES) for at, number in given)
+            object.__setattr__(self, name, plain)
         if not self.weights:
             object.__setattr__(self, "weights", (1,) * len(self.tokens))
         if not self.tokens or len(self.weights) != len(self.tokens):
@@ -210,7 +214,8 @@ class Plan:
 
     def fit(self, tokens: int) -> Fit:
         """Requests of another length in the pools as they are divided."""
-        if whole("tokens", tokens, None) < 1:
+        tokens = whole("tokens", tokens, None, MAX_BYTES)
+        if tokens < 1:
             raise ValueError(f"a request of {tokens} tokens, at least 1")
         layout, held = self.layout, usage(self.layout, tokens)
         by_blocks = self.blocks // held.blocks
@@ -234,7 +239,8 @@ class Plan:
 
     def longest(self, requests: int = 1) -> int:
         """Tokens that so many requests can have each, all alike; 0 where there are no states."""
-        if whole("requests", requests, None) < 1:
+        requests = whole("requests", requests, None)
+        if requests < 1:
             raise ValueError(f"{requests} requests, at least 1")
         if self.layout.has_state and requests > self.states:
             return 0
@@ -272,8 +278,9 @@ def plan(
     require("layout", layout, Layout)
     require("mix", mix, Mix)
     sizes = {"memory": memory, "batch": batch, "states": states, "workspace": workspace}
-    for name, size in (sizes | {"checkpoints": checkpoints}).items():
-        whole(name, size, None)
+    sizes = {name: whole(name, size, None, MAX_BYTES) for name, size in sizes.items()}
+    memory, batch, states, workspace = sizes.values()
+    checkpoints = whole("checkpoints", checkpoints, None, MAX_BYTES)
     share("checkpoint_share", checkpoint_share)
     checkpoints = _checkpoints(layout, memory, checkpoints, checkpoint_share)
     for name, size in sizes.items():

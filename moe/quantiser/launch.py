@@ -36,6 +36,7 @@ from moe.quantized import Quantized, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+MAX_SLOTS = (1 << 31) - 1  # `rows` are int32
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -224,6 +225,8 @@ def _check_places(given: Tokens) -> None:
     require_type("choices", choices, int)
     if choices < 1 or (given.rows is None and choices > 1):
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
+    if max(slots, choices) > MAX_SLOTS:
+        raise ValueError(f"choices {choices} of {len(given.x)} tokens: {MAX_SLOTS} slots at most")
     if given.rows is not None:
         what = "rows" if choices == 1 else "slots"
         check_range("rows", given.rows, slots, f"x has {what} 0 to {slots - 1}")

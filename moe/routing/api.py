@@ -115,11 +115,12 @@ def combine(
     require_types(**given)
     if weights is not None:
         require_rank("weights", weights, "[T, k]")
-        if row_of_slot.numel() != weights.numel():
+        if not weights.is_nested and row_of_slot.numel() != weights.numel():
             raise ValueError(
                 f"row_of_slot has {row_of_slot.numel()} slots, weights {tuple(weights.shape)}"
             )
-        row_of_slot = row_of_slot.reshape(weights.shape)
+        if row_of_slot.ndim == 1 and not (weights.is_nested or row_of_slot.is_sparse):
+            row_of_slot = row_of_slot.reshape(weights.shape)
     require_rank("row_of_slot", row_of_slot, "[T, k]")
     given |= {"row_of_slot": row_of_slot, "backend": backend, "arch": arch}
     return COMBINE(given | {"out_dtype": y.dtype if out_dtype is None else out_dtype})

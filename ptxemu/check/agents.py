@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,15 @@ _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
 
 
+class GroupWait(NamedTuple):
+    """A wait for groups of one kind, at `site`: how many operations of the kind its warp had issued
+    then, and up to which the wait was for."""
+
+    site: int
+    issued: int
+    covered: int
+
+
 class WarpClock:
     """What a warp knows. `own` is its component, `now` its step there; a step ends where others may
     learn of what came before. `synced`: the step in which its lanes last came together.
@@ -46,14 +56,23 @@ class WarpClock:
         self.now = 0
         self.streams: dict[str, int] = {}
         self.issued: dict[str, int] = {}
+        self.issued_at: dict[str, int] = {}  # the site of the latest
         self.begun: dict[str, list[int]] = {}  # in which step each was issued
         self.groups: dict[str, list[int]] = {}
+        # What it has executed, for whoever explains a race: by kind the latest wait for groups; by
+        # component of an mbarrier the latest wait, (site, parity, phases known then), and a wait
+        # whose answer it does not use; by step the site of each signal.
+        self.group_waits: dict[str, GroupWait] = {}
+        self.phase_waits: dict[int, tuple[int, int, int]] = {}
+        self.unheeded: dict[int, int] = {}
+        self.signals: dict[int, int] = {}
         self.waited: set[int] = set()  # mbarriers that it has used,
         self.signalled: set[int] = set()  # and those that its asynchronous operations have
         self.commits: set[int] = set()  # those steps of its tensor core that commit to a peer
         self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
         self.woken_at: int | None = None
-        self.touched = 0  # lanes that have accessed memory since all met or arrived together
+        # Lanes that have accessed, and written, memory since all met or arrived together.
+        self.touched = self.stored = 0
         self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
         # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same
         self.given_up: list[tuple[int, Callable[[], None]]] = []
@@ -63,6 +82,8 @@ class WarpClock:
         self.advance()
         self.synced = self.now
         self.met: Met | None = None  # where some of its lanes have met since then
+        # cp.async: its component, and the step up to which every lane knows of those of the others
+        self.copied = self.copies_met = 0
 
     def seen(self, write: bool, space: str) -> np.ndarray:
         return self.rows[ORDERED]
@@ -77,13 +98,23 @@ class WarpClock:
     def together(self) -> None:
         """The lanes of the warp met, and memory is ordered between them."""
         self.advance()
-        self.synced, self.met, self.touched = self.now, None, 0
+        self.synced, self.met = self.now, None
+        self.touched = self.stored = 0
+        self._share_copies(self.rows)
 
     def together_some(self, members: int) -> None:
         """The same of some of its lanes."""
         self.advance()
         self.met = Met.behind(self.met, self.synced, members, self.now)
         self.touched &= ~members
+        self.stored &= ~members
+        self._share_copies(self.rows)
+
+    def _share_copies(self, told: np.ndarray) -> None:
+        """Its lanes know of one another which cp.async are complete: a wait_group tells a thread of
+        its own ("cp.async.wait_group")."""
+        if 0 < self.copied < told.shape[1]:
+            self.copies_met = max(self.copies_met, int(told[ORDERED, self.copied]))
 
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
         """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
@@ -96,6 +127,7 @@ class WarpClock:
         if whole:
             told = int(other[ORDERED, self.own]) if self.own < other.shape[1] else 0
             self.synced = max(self.synced, told + 1)
+            self._share_copies(other)
 
     def learn_foreign(self, cluster: int, rows: np.ndarray, *, relaxed: bool) -> None:
         """The same of another cluster, by way of global memory. Whoever in this cluster learns of
@@ -120,6 +152,7 @@ class WarpClock:
             for row in (ASYNC_SHARED, ASYNC_GLOBAL):
                 np.minimum(told[row], fenced, out=told[row])
         told[FENCED] = 0
+        self.signals[self.now] = self.warp.at
         self.advance()
         return told
 
@@ -168,12 +201,15 @@ class WarpClock:
             self.issued[kind] = 0
             self.begun[kind] = []
             self.groups[kind] = []
+            if kind == "cp.async":
+                self.copied = self.streams[kind]
         return self.streams[kind]
 
     def issue(self, kind: str) -> tuple[int, int]:
         """(component, step) of one more operation."""
         component = self.stream(kind)
         self.issued[kind] += 1
+        self.issued_at[kind] = self.warp.at
         self.begun[kind].append(self.now)
         return component, self.issued[kind]
 
@@ -187,8 +223,10 @@ class WarpClock:
         """All groups but the newest `allowed` have completed."""
         groups = self.groups.get(kind, [])
         done = len(groups) - allowed
+        covered = groups[done - 1] if done > 0 else 0
+        self.group_waits[kind] = GroupWait(self.warp.at, self.issued.get(kind, 0), covered)
         if done > 0:
-            self.complete(kind, groups[done - 1])
+            self.complete(kind, covered)
 
     def complete(self, kind: str, step: int | None = None) -> None:
         """Operations up to `step` (None: all) have completed, and the warp knows."""
@@ -222,8 +260,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "rows", "own", "synced", "met", "lane", "site", "component", "step", "_seen", "agent",
-        "asynchronous", "undefined", "released",
+        "rows", "own", "synced", "met", "copied", "copies_met", "lane", "site", "component", "step",
+        "_seen", "agent", "asynchronous", "undefined", "released",
     )  # fmt: skip
 
     def __init__(self, by: WarpClock, lane: int, site: int, kind: str = "") -> None:
@@ -231,6 +269,7 @@ class Ticket:
         self.own = by.own
         self.synced = by.synced
         self.met = by.met
+        self.copied, self.copies_met = by.copied, by.copies_met
         self.lane = lane
         self.site = site
         self.agent = by
@@ -239,7 +278,8 @@ class Ticket:
         if kind:
             if self.component >= self.rows.shape[1]:
                 self.rows = join(self.rows, fresh(by.components))
-            self.rows[ORDERED, self.component] = self.step - 1
+            if kind != "cp.async":  # of which the manual orders none by itself
+                self.rows[ORDERED, self.component] = self.step - 1
         self.undefined = 0  # the code of the data that it takes along, see `taint_memory`
         # What its warp released with it (cp.async.mbarrier.arrive).
         self.released: np.ndarray | None = None

@@ -7,6 +7,7 @@ barriers that is its beginning, and what was added at run time is unknown.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from ptxemu.codegen.program import Program
 from ptxemu.machine.deadlock import Waiting
 from ptxemu.syntax.tree import Addr, Imm, Instr, Reg, Sym
+
+Ran = Mapping[str, frozenset[int]]  # name of a warp -> blocks
 
 _SUMS = ("add", "or")
 # The offset stays: `mapa` changes who owns it, and an address is shuffled to make it uniform.
@@ -32,10 +35,11 @@ class Known:
 
 
 class Arrivers:
-    """The instructions of a program that signal barriers."""
+    """The instructions of a program that signal barriers. inits: the mbarrier.init of each."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, inits: Mapping[int, Instr] | None = None) -> None:
         self._program = program
+        self._inits = inits or {}
         self._definitions: dict[str, list[Instr]] = defaultdict(list)
         self._values: dict[str, Known] = {}
         self._block_of: dict[int, int] = {}
@@ -49,7 +53,10 @@ class Arrivers:
         for instr in program.sites:
             if signals(instr):
                 self._signals.append((instr, self.address(instr)))
+        waits = (i for i in program.sites if "mbarrier" in i.opcode and "_wait" in i.opcode)
+        self._waits = [self.address(instr) for instr in waits]
         self.reachable = cache(self._reachable)
+        self._avoidable = cache(self._can_avoid)
 
     def address(self, instr: Instr) -> Known:
         """Of the barrier of an mbarrier instruction or an asynchronous copy."""
@@ -66,6 +73,8 @@ class Arrivers:
         signals_here = [(i, known) for i, known in self._signals if signals(i) & kinds]
         starts = [known.start for _, known in self._signals if known.based]
         found = [i for i, known in signals_here if self._meets(known, waited, offset, starts)]
+        if waited.whole:
+            found = [i for i in found if not self._ring_of_its_own(i, offset)]
         unknown = [i for i, known in signals_here if not known.based and not known.whole]
         return found or unknown
 
@@ -77,6 +86,20 @@ class Arrivers:
         if waited.based and not waited.whole:
             return known.start == waited.start
         return not any(known.start < start <= offset for start in starts)
+
+    def _ring_of_its_own(self, signal: Instr, offset: int) -> bool:
+        """Whether a signal is for a ring of barriers that others wait for, by an index as well,
+        and that begins before `offset`, which is waited for by a constant address; barriers that
+        one line of Python initialises are one ring."""
+        start = self.address(signal).start
+        if start >= offset or all(known.start != start or known.whole for known in self._waits):
+            return False
+        first, other = (self._inits.get(each) for each in (start, offset))
+        return (
+            not (first and other)
+            or user_source(first) != user_source(other)
+            or (not user_source(first))
+        )
 
     def of_barrier(self, ident: int) -> list[Instr]:
         """bar and barrier.cta instructions that may name this barrier."""
@@ -92,19 +115,39 @@ class Arrivers:
         sites = self._program.sites
         return [i for i in sites if i.opcode.startswith("barrier.cluster.arrive")]
 
-    def can_reach(self, waiting: Waiting, instrs: list[Instr]) -> list[Instr]:
-        """Those of `instrs` that lanes could execute, once what they wait for has come."""
-        blocks = self.reachable(waiting.block)
+    def can_reach(self, waiting: Waiting, instrs: list[Instr], ran: Ran) -> list[Instr]:
+        """Those of `instrs` that lanes could execute, once what they wait for has come. ran: blocks
+        that each warp has been through."""
+        blocks = self.reachable(waiting.block, self._foreign(waiting, ran))
         return [i for i in instrs if i is not waiting.instr and self._block_of[id(i)] in blocks]
 
     def executed(self, instr: Instr, blocks: frozenset[int]) -> bool:
         return self._block_of[id(instr)] in blocks
 
-    def _reachable(self, start: int) -> frozenset[int]:
+    def _foreign(self, waiting: Waiting, ran: Ran) -> frozenset[int]:
+        """Blocks of other roles, which often stand behind one's own, so that a warp could come
+        there as far as the text tells: only warps that never came to where this one waits have been
+        through them, and it can come to its end without."""
+        kin = set(ran.get(waiting.who.name, ()))
+        for blocks in ran.values():
+            kin |= blocks if waiting.block in blocks else frozenset()
+        others = frozenset().union(*ran.values()) - kin
+        return frozenset(block for block in others if self._avoidable(waiting.block, block))
+
+    def _can_avoid(self, start: int, block: int) -> bool:
+        blocks = self._program.blocks
+        ways = self.reachable(start, frozenset([block]))
+        return any(self._inside(blocks[at].successors) == [] for at in ways)
+
+    def _inside(self, successors: Iterable[int]) -> list[int]:
+        return [after for after in successors if after < len(self._program.blocks)]
+
+    def _reachable(self, start: int, closed: frozenset[int] = frozenset()) -> frozenset[int]:
+        """Blocks, without a way through those that are `closed`."""
         seen, pending = {start}, [start]
         while pending:
-            for after in self._program.blocks[pending.pop()].successors:
-                if after not in seen and after < len(self._program.blocks):
+            for after in self._inside(self._program.blocks[pending.pop()].successors):
+                if after not in seen and after not in closed:
                     seen.add(after)
                     pending.append(after)
         return frozenset(seen)
@@ -161,3 +204,9 @@ def signals(instr: Instr) -> set[str]:
 def _number(instr: Instr) -> Any:
     """The operand that names the barrier; `bar.red` has its result before it."""
     return instr.operands[1 if "red" in instr.parts else 0]
+
+
+def user_source(instr: Instr) -> str:
+    """The innermost line of Python that is no library's; "" where there is none."""
+    frames = instr.location.frames() if instr.location else []
+    return next((f for f in frames if "site-packages" not in f), instr.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ptxemu.check.agents import Ticket
 from ptxemu.check.findings import Findings, short
+from ptxemu.check.pointers import Pointers
 from ptxemu.codegen.program import Program
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.memory import Stray
@@ -23,7 +24,14 @@ _HINTS = {
 class Bounds:
     """tickets: those of outstanding asynchronous operations; `work` is the one that runs now."""
 
-    def __init__(self, program: Program, findings: Findings, tickets: dict[Work, Ticket]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        findings: Findings,
+        tickets: dict[Work, Ticket],
+        pointers: Pointers,
+    ) -> None:
+        self._pointers = pointers
         self.work: Work | None = None
         self._program = program
         self._findings = findings
@@ -40,7 +48,9 @@ class Bounds:
         place = {} if instr is None else place_of(instr)
         role = "" if instr is None else short(instr.opcode)
         first, last = (address & (1 << 64) - 1 for address in (stray.low, stray.high - 1))
-        access = Access(agent, role, what, "global memory", first, last, **place)
+        known_as = self._pointers.near(stray.low, stray.near)
+        space = "global memory"
+        access = Access(agent, role, what, space, first, last, **place, known_as=known_as)
         finding = Finding(
             "out-of-bounds",
             stray.words(),

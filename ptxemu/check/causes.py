@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from ptxemu.check.arrivers import user_source
 from ptxemu.check.waits import Group, bytes_of
 from ptxemu.machine.deadlock import Barrier, Signalled, Stall, Who
 from ptxemu.syntax.tree import Instr
+
+_AT_MOST = 3  # places that are listed
 
 
 class Words(Protocol):
@@ -22,19 +26,28 @@ class Words(Protocol):
 
     def what(self, group: Group) -> str: ...
 
+    def name(self, offset: int) -> str: ...
+
     def executed(self, instr: Instr) -> bool: ...
 
 
 def causes(words: Words, circles: list[list[Group]]) -> Iterator[str]:
-    """Of every group that is at the root of the deadlock: nobody it could wait for, or a circle;
-    where no rule has an answer there, of all others as well."""
+    """Of the groups that have nobody to wait for; where there is none, of the circles, which may be
+    such as the text of the program alone allows; else of whoever a rule knows something of."""
     inside = {id(group) for circle in circles for group in circle}
-    roots = [group for group in words.groups if not group.after or id(group) in inside]
-    found = [cause for group in roots for cause in _of(words, group)]
-    found += [cause for circle in circles for cause in _fresh(words, circle)]
+    ends = [group for group in words.groups if not group.after]
+    roots = ends + [group for group in words.groups if id(group) in inside]
+    found = [cause for group in ends for cause in _of(words, group)]
+    if not found:
+        found = [cause for group in roots for cause in _of(words, group)]
+        found += [cause for circle in circles for cause in _fresh(words, circle)]
+    found = found or [cause for group in roots for cause in _left_out(words, group)]
+    if not found:
+        found = [cause for circle in circles for cause in _behind_a_wait(words, circle)]
+        found += [cause for group in roots for cause in _others_wait(words, group)]
     if not found:
         found = [cause for group in words.groups for cause in _of(words, group)]
-    yield from found
+    yield from found or _overdrawn(words)
 
 
 def _of(words: Words, group: Group) -> Iterator[str]:
@@ -53,6 +66,8 @@ def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     """The warps have not seen a phase that is complete, and wait for the one behind it."""
     if any(s.now_times for s in barrier.signals if s.kind in ("arrive", "land")):
         return
+    if _behind(group, barrier) >= 2:
+        return
     missed = [w for w in group.warps if barrier.seen.get(w.name, 0) < barrier.phase]
     if not missed or len(missed) < len(group.warps):
         return
@@ -67,10 +82,57 @@ def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     )
 
 
+def _overtaken(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
+    """Two phases and more have completed since the warps looked: parities of every other phase are
+    equal, so whoever signals has to wait for those who wait."""
+    behind = _behind(group, barrier)
+    if behind < 2:
+        return
+    who, verb = words.who(group.warps), "has" if len(group.warps) == 1 else "have"
+    first, last = barrier.phase - behind, barrier.phase - 1
+    text = (
+        f"the barrier went on without its waiters: phases {first} to {last} of "
+        f"{_name(words, group)} are complete, and {who} {verb} seen none of them"
+    )
+    arrived = [s for s in barrier.signals if s.kind == "arrive"]
+    agents = words.agents(dict.fromkeys(s.agent for s in arrived))
+    once = sum(s.amount // s.times for s in arrived)
+    if once > barrier.expected:
+        yield (
+            f"{text}; its count is {barrier.expected}, but {agents} arrive {once} times in a round "
+            f"and complete a phase with every {barrier.expected}: the count is too small, or "
+            "somebody arrives twice"
+        )
+        return
+    over = list(_overdrawn(words))
+    why = "".join(f": {each}" for each in over[:1])
+    why = why or " (a count or an expect_tx that leaves their part out lets it go on)"
+    yield f"{text}; {agents} did not wait for them{why}"
+
+
+def _behind(group: Group, barrier: Barrier) -> int:
+    """How many phases have completed since any of the warps last found one complete."""
+    return barrier.phase - max(barrier.seen.get(w.name, 0) for w in group.warps)
+
+
+def _overdrawn(words: Words) -> Iterator[str]:
+    """More bytes have landed than were announced, on barriers that nobody may wait for."""
+    for barrier in words.stall.overdrawn:
+        announced, landed = (
+            sum(s.amount for s in barrier.signals if s.kind == kind) for kind in ("expect", "land")
+        )
+        _, cta, offset = barrier.key
+        yield (
+            f"wrong transaction bytes: {landed} bytes have landed on {words.name(offset)} of {cta} "
+            f"and expect_tx has announced {announced}; where it announces less than the copies of "
+            "a phase bring, the phase is complete too early"
+        )
+
+
 def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """All arrivals, but not the bytes that were announced."""
+    """All arrivals, but not the bytes that were announced, and nobody is left to bring them."""
     announced, landed = bytes_of(barrier)
-    if barrier.pending or not barrier.tx:
+    if barrier.pending or not barrier.tx or (barrier.tx > 0 and group.suppliers):
         return
     if announced and announced == 2 * landed:
         times = "twice"
@@ -114,19 +176,56 @@ def _nobody(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
             f"phase {barrier.phase}: one wait too many, one signal too few, or an exit too early"
         )
     else:
-        lines = ", ".join(str(i.line) for i in group.could[:3])
         done = any(words.executed(i) for i in group.could)
         came = "executed for other barriers only" if done else "never executed"
+        why = "no warp that is left comes there"
+        if not done:
+            why = "no warp has come there: is there a warp with that role, does its condition hold?"
         yield (
-            f"the signal for {_name(words, group)} is missing: PTX line {lines} could give it, and "
-            f"was {came}; no warp that is left comes there"
+            f"the signal for {_name(words, group)} is missing: {lines_of(group.could)} could give "
+            f"it, and was {came}; {why}"
         )
+
+
+def _left_out(words: Words, group: Group) -> Iterator[str]:
+    """The signal has come to other CTAs of the cluster."""
+    barrier = group.barrier
+    if barrier is None or barrier.key[0] != "mbarrier" or _signals(group, barrier):
+        return
+    theirs = [(c, s.instr) for c, s in barrier.elsewhere if s.kind in group.needs and s.instr]
+    ctas = ", ".join(dict.fromkeys(cta for cta, instr in theirs if instr in group.could))
+    if ctas:
+        lines = lines_of([instr for _, instr in theirs])
+        verb = "arrives on" if "arrive" in group.needs else "brings bytes to"
+        wait = "wait" if len(group.warps) > 1 else "waits"
+        yield (
+            f"the signal goes to another CTA: {lines} {verb} {_name(words, group)} of {ctas}, and "
+            f"never that of {barrier.key[1]}, for which {words.who(group.warps)} {wait} (a "
+            "multicast mask or a rank that leaves this CTA out, or the wrong CTA as leader)"
+        )
+
+
+def _only_elsewhere(words: Words, group: Group, _: Barrier) -> Iterator[str]:
+    """The same where nobody is left who could signal this one."""
+    if not group.suppliers:
+        yield from _left_out(words, group)
 
 
 def _fewer(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     """Some arrivals came, and nobody is left who could make the others."""
+    if not group.suppliers or group.again:
+        yield from _too_few(words, group, barrier)
+
+
+def _others_wait(words: Words, group: Group) -> Iterator[str]:
+    """Some arrivals came, and whoever could make the others waits, too."""
+    if group.barrier is not None and group.barrier.key[0] == "mbarrier":
+        yield from _too_few(words, group, group.barrier)
+
+
+def _too_few(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     came = barrier.expected - barrier.pending
-    if not came or not barrier.pending or group.suppliers:
+    if not came or not barrier.pending:
         return
     now = [s for s in barrier.signals if s.kind == "arrive" and s.now_times]
     agents = words.agents(dict.fromkeys(s.agent for s in now))
@@ -151,6 +250,23 @@ def _gone(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         yield f"{words.who(gone)} signalled it before, and exited while others still wait for more"
 
 
+def _absent(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
+    """Some have arrived in this phase; others did in those before, and wait for something now."""
+    signals = [s for s in barrier.signals if s.kind == "arrive"]
+    now = {s.agent for s in signals if s.now_times}
+    absent = {s.agent: s.instr for s in signals if s.agent not in now}
+    here = (w.who for w in words.stall.waiting if w.who not in group.warps)
+    blocked = [who for who in dict.fromkeys(here) if who.name in absent]
+    if now and blocked and barrier.pending:
+        instrs = [instr for w in blocked if (instr := absent[w.name]) is not None]
+        yield (
+            f"{words.who(blocked)} arrived on {_name(words, group)} in phases before, at "
+            f"{lines_of(instrs)}, and not in phase {barrier.phase}, to which "
+            f"{words.agents(sorted(now))} came: an arrival was skipped, or went to another barrier "
+            "(the wrong stage)"
+        )
+
+
 def _skipped(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     """Those who should signal it have used what they wait for before, and gone round the signal."""
     if _signals(group, barrier) or not group.suppliers or "arrive" not in group.needs:
@@ -158,18 +274,40 @@ def _skipped(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     for other in group.after:
         asked = [w for w in other.warps if w in group.suppliers]
         used = [w for w in asked if other.barrier and other.barrier.seen.get(w.name)]
-        if used and used == asked and other is not group:
+        known = other.barrier and list(_absent(words, other, other.barrier))
+        if used and used == asked and other is not group and not known:
             done = [i for i in group.could if words.executed(i)]
-            lines = ", ".join(str(i.line) for i in (done or group.could)[:3])
             how = "executed it for other barriers only" if done else "never executed it"
             yield (
                 f"the signal was skipped: {words.who(used)} should give {_name(words, group)} at "
-                f"PTX line {lines}, went through its loop before and {how} (a condition that does "
-                "not hold, or the wrong stage)"
+                f"{lines_of(done or group.could)}, went through its loop before and {how} (a "
+                "condition that does not hold, or the wrong stage)"
             )
 
 
-_MBARRIER = (_parity, _bytes, _fewer, _gone, _nobody, _skipped)
+_MBARRIER = (
+    _overtaken,
+    _parity,
+    _bytes,
+    _absent,
+    _fewer,
+    _only_elsewhere,
+    _gone,
+    _nobody,
+    _skipped,
+)
+
+
+def lines_of(instrs: Iterable[Instr]) -> str:
+    """Such as "kernel.py:30 (PTX line 453, 627)", by the user's lines of Python."""
+    places: dict[str, list[Instr]] = defaultdict(list)
+    for instr in dict.fromkeys(instrs):
+        places[user_source(instr).rpartition("/")[2]].append(instr)
+    told = []
+    for place, some in list(places.items())[:_AT_MOST]:
+        lines = ", ".join(str(i.line) for i in some[:_AT_MOST])
+        told.append(f"{place} (PTX line {lines})" if place else f"PTX line {lines}")
+    return " and ".join(told)
 
 
 def _name(words: Words, group: Group) -> str:
@@ -215,8 +353,25 @@ def _cluster(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         )
 
 
+def _behind_a_wait(words: Words, circle: list[Group]) -> Iterator[str]:
+    """A circle in which a barrier has never been signalled: who would do so first, waits before."""
+    for group, after in zip(circle, [*circle[1:], circle[0]], strict=True):
+        barrier = group.barrier
+        if barrier is None or barrier.key[0] != "mbarrier" or _signals(group, barrier):
+            continue
+        instrs = [i for who in after.warps for i in group.suppliers.get(who, ())]
+        if instrs and after is not group:
+            yield (
+                f"{words.who(after.warps)} would first signal {_name(words, group)} at "
+                f"{lines_of(instrs)}, behind the wait for {words.what(after)} at "
+                f"{lines_of([i for i in [after.first.instr] if i])}, which in turn needs "
+                f"{words.who(group.warps)}: a signal before that wait is missing, or the two stand "
+                "in the wrong order"
+            )
+
+
 def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
-    """A circle at the very beginning: somebody has to go first."""
+    """A circle at the very beginning: somebody has to go first. One group may wait for itself."""
     fresh = [
         group
         for group in circle
@@ -225,8 +380,9 @@ def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
         and group.barrier.phase == 0
         and group.first.parity == 0
         and not any(s.now_times for s in _signals(group, group.barrier))
+        and not any(w.name in group.barrier.seen for w in group.warps)
     ]
-    if len(fresh) < len(circle) or len(circle) < 2:
+    if len(fresh) < len(circle):
         return
     names = "; ".join(words.what(group) for group in fresh)
     yield (

@@ -7,32 +7,38 @@ stop a block (`UndefinedRead`), so it comes first: the block will be executed ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
+from ptxemu.check.barrier_names import BarrierNames, Given
 from ptxemu.check.bounds import Bounds
 from ptxemu.check.clocks import ALL_LANES
+from ptxemu.check.coverage import Coverage
 from ptxemu.check.edges import Edges
 from ptxemu.check.findings import Findings
+from ptxemu.check.forwarding import Forwarding
 from ptxemu.check.global_memory import GlobalShadow
+from ptxemu.check.heeded import unheeded
 from ptxemu.check.kernel_text import check_text
-from ptxemu.check.lanes import masks_named
+from ptxemu.check.lanes import masks_named, not_named
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
+from ptxemu.check.pointers import Pointers
 from ptxemu.check.races import Races, Unchanged
 from ptxemu.check.shadow import Where
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
 from ptxemu.check.tensor_maps import MAP_BYTES, TensorMaps
+from ptxemu.check.unused import Unused
 from ptxemu.check.wgmma import Warpgroups
 from ptxemu.codegen.program import Program
+from ptxemu.errors import PtxEmuError
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cta
-from ptxemu.machine.listener import How, Lanes, Listener, Place, Position, Rows, Signals, Starts
+from ptxemu.machine.listener import How, Lanes, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory, Stray
 from ptxemu.machine.mma import Mma
@@ -46,14 +52,15 @@ from ptxemu.numerics.lanes import PerLane
 from ptxemu.report import Finding
 
 
-class Checker(Listener):
-    """memory: of the launch. found: where findings go. before: who touched global memory in the
-    launch before, where that one may still be running; `shadow`: who did so in this one."""
+class Checker(Forwarding):
+    """memory, params: of the launch. found: where findings go. before: who touched global memory in
+    the launch before, where that one may still be running; `shadow`: who did so in this one."""
 
     def __init__(
         self,
         program: Program,
         memory: GlobalMemory,
+        params: np.ndarray,
         found: list[Finding],
         *,
         strict: bool = False,
@@ -63,23 +70,55 @@ class Checker(Listener):
         self.memory = memory
         self.shadow = GlobalShadow(program.global_grain, before)
         self.states = States(program.shared_grain)
+        self._found = found
         self.findings = Findings(program.sites, found)
         check_text(self.findings)
         self.lifetime = Lifetime(self.states, self.findings, strict)
         self.manual = Manual(self.states, self.findings, strict)
-        self.edges = Edges(self.states, self.lifetime, self.manual)
-        self.races = Races(self.states, self.findings, self.lifetime, self.shadow)
+        self.edges = Edges(self.states, self.lifetime, self.manual, unheeded(program.sites))
+        pointers = Pointers(memory, params, program.layout.params)
+        self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
+        self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
         self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
         self.warpgroups = Warpgroups(program, self.states, self.findings, self.races, strict)
         self.taint = Taint(self.states, self.findings, program.flows)
-        self.bounds = Bounds(program, self.findings, self.states.tickets)
+        self.bounds = Bounds(program, self.findings, self.states.tickets, pointers)
+        self.unused = Unused(self.states, self.findings)
         self.shadow.inside = memory.inside
+
+    def completed(self) -> list[str]:
+        """The launch has ended by itself. Returns `LaunchReport.partly`."""
+        for finding in self.races.index_findings():
+            self.findings.report(finding)
+        return self.coverage.partly()
+
+    def unused_data(self) -> list[str]:
+        """`LaunchReport.unused`."""
+        return list(self.unused.lines(self.memory, self.shadow, self.coverage.pointers))
+
+    def name_barriers(self, given: Given | None, error: PtxEmuError | None = None) -> None:
+        """What was found tells mbarriers by name from now on, and so does the error that ended the
+        launch. given: `Options.names`."""
+        if not any("mbarrier" in str(each) for each in (*self._found, error)):
+            return
+        inits = {
+            int(barrier.where.partition(" ")[0], 16): self.program.sites[phases.init_site]
+            for barrier, phases in self.states.phases.items()
+        }
+        names = BarrierNames(given, self.program.layout, inits)
+        self._found[:] = map(names.within, self._found)
+        if error is not None:
+            error.message = names.text(error.message)
 
     # -- beginnings and ends ------------------------------------------------------------------
 
     def warp_started(self, w: Warp) -> None:
         self.states.start_warp(w)
         self.taint.start_warp(w)
+
+    def cta_ended(self, cta: Cta) -> None:
+        self.unused.ended(cta)
+        self.lifetime.cta_ended(cta)
 
     def warp_ended(self, w: Warp) -> None:
         self.manual.copies_at_exit(w)
@@ -100,7 +139,7 @@ class Checker(Listener):
             where = footprints.bytes_of(starts.astype(np.int64), nbytes, grain)
         else:
             where = slice(starts // grain, starts // grain + max(nbytes // grain, 1))
-        self.manual.accessed(w)
+        self.manual.accessed(w, write)
         self.taint.shared(w, cta, where, lanes, write)
         self.races.shared(w, cta, where, lanes, write)
         if w.how:
@@ -123,7 +162,7 @@ class Checker(Listener):
         def unchanged() -> bool:
             return bool((self.memory.gather(starts, size, count) == values).all())
 
-        self.manual.accessed(w)
+        self.manual.accessed(w, False)
         places = starts.astype(np.int64)
         self.races.global_(w, places, size * count, lanes, write=True, unchanged=unchanged)
         if w.how:
@@ -148,6 +187,21 @@ class Checker(Listener):
                 clock.together()
             elif named & w.live:
                 clock.together_some(named & w.live)
+
+    def lanes_named(self, w: Warp, members: PerLane) -> None:
+        """Whoever executes an instruction with .sync is in its mask ("shfl.sync", "vote.sync",
+        "match.sync", "redux.sync", "elect.sync", "bar.warp.sync")."""
+        absent = not_named(members, w.frag.mask)
+        if absent:
+            opcode = self.findings.sites[w.at].opcode
+            self.findings.at(
+                "lanes",
+                f"lanes {absent:#010x} of {w.label} execute {opcode}, whose mask does not name"
+                " them: what it gives is undefined",
+                w.at,
+                missing="a mask of all lanes that execute it, or a branch around it",
+                rule=".".join(opcode.split(".")[:2]),
+            )
 
     def fence(self, w: Warp, near: bool) -> None:
         self.states.clocks[w].fence(near=near)
@@ -178,6 +232,7 @@ class Checker(Listener):
         self.races.global_(w, starts, len(image), None, write=True, unchanged=unchanged)
 
     def map_used(self, w: Warp, address: int) -> None:
+        self.unused.map_used(w, address)
         self.tensor_maps.used(w, address)
 
     def map_fenced(self, w: Warp, address: PerLane | None) -> None:
@@ -223,8 +278,16 @@ class Checker(Listener):
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         self.edges.arrival_of(self.states.tickets[work], cta, barrier)
 
-    def land(self, work: Work, places: list[Place], nbytes: int, signals: Signals) -> None:
-        self._land(self.states.tickets[work], places, nbytes, signals)
+    def land(
+        self,
+        work: Work,
+        places: list[Place],
+        nbytes: int,
+        signals: Signals,
+        *,
+        atomic: bool = False,
+    ) -> None:
+        self._land(self.states.tickets[work], places, nbytes, signals, atomic=atomic)
 
     def _land(
         self,
@@ -233,6 +296,8 @@ class Checker(Listener):
         nbytes: int,
         signals: Signals,
         unchanged: Unchanged | None = None,
+        *,
+        atomic: bool = False,
     ) -> tuple[int, int]:
         """The places are known to whoever waits for the phase. Returns the last place's step."""
         step = (0, 0)
@@ -240,7 +305,7 @@ class Checker(Listener):
             phases = self.states.phases[signals[min(number, len(signals) - 1)]]
             step = (phases.component, len(phases.phases) + 1)
             self.taint.land(ticket, place[0], self.races.bytes(place[1], nbytes))
-            self.races.land(ticket, place, nbytes, step, unchanged)
+            self.races.land(ticket, place, nbytes, step, unchanged, atomic=atomic)
         for barrier in signals:
             self.edges.signalled(ticket, barrier)
         return step
@@ -249,10 +314,22 @@ class Checker(Listener):
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
         ticket = self.states.tickets[work]
+        self.unused.copied(ticket.site, source[0])
+        for cta, low in places:
+            self.unused.lands(ticket.site, cta, self.races.bytes(low, nbytes))
         step = self._land(ticket, places, nbytes, signals)
         self.races.global_rows(ticket, source, step)
 
-    def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
+    def send(
+        self,
+        work: Work,
+        source: Place,
+        target: Place,
+        nbytes: int,
+        signal: MBarrier,
+        *,
+        atomic: bool = False,
+    ) -> None:
         """CUTLASS's 01_gemm_split_k_fp16.py: each of four warps issues the same copy."""
         (cta, low), (other, offset) = source, target
 
@@ -261,7 +338,8 @@ class Checker(Listener):
             return np.array_equal(held, cta.smem[low : low + nbytes])
 
         ticket = self.states.tickets[work]
-        step = self._land(ticket, [target], nbytes, [signal], unchanged)
+        same = None if atomic else unchanged
+        step = self._land(ticket, [target], nbytes, [signal], same, atomic=atomic)
         self.races.read_shared(ticket, cta, self.races.bytes(low, nbytes), step)
         self.taint.send(source, target, nbytes)
 
@@ -308,6 +386,7 @@ class Checker(Listener):
 
     def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
         ticket = self.states.tickets[work]
+        self.unused.multiplies(ticket.site, ctas, mma)
         self.races.multiply(ticket, ctas, mma)
         self.taint.multiply(ticket, ctas, mma)
 
@@ -315,8 +394,14 @@ class Checker(Listener):
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
         ticket = self.states.tickets[work]
+        for cta in ctas:
+            self.unused.fills(ticket.site, cta, footprints.filled_cells(address, shape))
         self.races.fill(ticket, ctas, address, desc, shape)
         self.taint.fill(ticket, ctas, address, desc, shape)
+
+    def shift(self, work: Work, ctas: Sequence[Cta], address: int) -> None:
+        self.races.shift(self.states.tickets[work], ctas, address)
+        self.taint.shift(ctas, address)
 
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         self.edges.arrival_of(self.states.tickets[work], cta, barrier)
@@ -325,8 +410,10 @@ class Checker(Listener):
         self.races.columns(w, column, count, pair, told)
         self.taint.allocated(w, column, count, told)
         self.manual.allocated(w, pair)
+        self.lifetime.allocated(w, column)
 
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None:
+        self.unused.freed(w.cta, column, count)
         self.races.columns(w, column, count, pair, None)
 
     def tensor_load(self, w: Warp, load: PendingLoad) -> None:
@@ -348,25 +435,3 @@ class Checker(Listener):
 
     def tensor_stores_waited(self, w: Warp) -> None:
         self.states.clocks[w].complete("tcgen05.st")
-
-
-def _heard_by(part: str, event: str) -> Callable[..., None]:
-    """An event that concerns one part alone, which has a method of its name."""
-
-    def hear(self: Checker, *what: Any) -> None:
-        getattr(getattr(self, part), event)(*what)
-
-    return hear
-
-
-for _part, _events in {
-    "states": "cluster_started cta_started mbarrier_initialised",
-    "lifetime": "cta_ended mbarrier_replaced",
-    "taint": "local_access atomic",
-    "edges": "mbarrier_waited mbarrier_tested barrier_arrival barrier_completed cluster_arrival "
-    "cluster_completed cluster_waited grid_waited copies_waited bulk_committed bulk_waited",
-    "warpgroups": "warpgroup_joined warpgroup_multiply warpgroup_waited accumulator_used",
-    "manual": "fence_tensor",
-}.items():
-    for _event in _events.split():
-        setattr(Checker, _event, _heard_by(_part, _event))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from ptxemu.check.arrivers import Arrivers
+from ptxemu.check.arrivers import Arrivers, user_source
+from ptxemu.check.barrier_names import BarrierNames
 from ptxemu.check.causes import causes
 from ptxemu.check.kept import keep
 from ptxemu.check.roles import describe
@@ -37,22 +38,20 @@ class _Report:
         self.stall = stall
         self.entry = program.entry.name
         self.options = options
-        self.arrivers = Arrivers(program)
-        self.symbols = sorted(
-            (offset, name)
-            for name, (space, offset) in program.layout.symbols.items()
-            if space == "shared"
-        )
+        self.arrivers = Arrivers(program, stall.inits)
+        self.names = BarrierNames(options.names, program.layout, stall.inits)
         self.opcodes = [program.opcode_counts(i) for i in range(len(program.blocks))]
         self.groups = groups_of(stall, self.arrivers)
 
     def text(self) -> str:
         lines = [self._headline(), f"kernel {cut(self.entry)}"]
         circles = cycles(self.groups)
-        for circle in circles:
-            lines.append(f"cycle: {self._sentence([*circle, circle[0]])}")
-        for group in self._starts(circles):
-            lines.append(f"chain: {self._sentence(list(chain_from(group)))}")
+        told = [f"cycle: {self._sentence([*circle, circle[0]])}" for circle in circles]
+        chains = [list(chain_from(group)) for group in self._starts(circles)]
+        chains.sort(key=lambda path: bool(path[-1].after))  # those that end are surer
+        ends = [f"chain: {self._sentence(path)}" for path in chains if not path[-1].after]
+        lines += ends + told
+        lines += [f"chain: {self._sentence(path)}" for path in chains[len(ends) :]]
         for cause in dict.fromkeys(causes(self, circles)):
             lines.append(f"likely cause: {cause}")
         for number, group in enumerate(self.groups, 1):
@@ -172,14 +171,8 @@ class _Report:
         return f"barrier {one.on[2]}" + f" of {one.on[1]}" * (len(ctas) == 1)
 
     def name(self, offset: int) -> str:
-        """Of an mbarrier: as the user calls it, or by its symbol."""
-        names = self.options.names or {}
-        symbol = ""
-        for start, text in self.symbols:
-            if start <= offset:
-                symbol = text if start == offset else f"{text}+{offset - start}"
-        told = names.get(offset) or names.get(symbol) or symbol
-        return f"mbarrier {told} ({offset:#x})" if told else f"mbarrier {offset:#x}"
+        """Of an mbarrier: as the user or the source calls it, or by its symbol."""
+        return self.names.of(offset)
 
     def executed(self, instr: Instr) -> bool:
         """Whether a warp of the CTAs that still run has."""
@@ -195,7 +188,10 @@ class _Report:
         yield f"[{number}] {who} {_verb(group)} for {self.what(group)}{parity}"
         yield from (f"  {line}" for line in place(one.instr))
         if group.barrier is not None:
-            yield from (f"  {line}" for line in self._state(group, group.barrier))
+            barrier, others = self._telling(group)
+            if others:
+                yield f"  in {barrier.key[1]}, unlike in {count(others, 'other')}:"
+            yield from (f"  {line}" for line in self._state(group, barrier))
         for after in group.after:
             if after is not group:
                 warps = [w for w in after.warps if w in group.suppliers] or after.warps
@@ -215,6 +211,15 @@ class _Report:
         done = f"phases 0 to {barrier.phase - 1} are" if barrier.phase > 1 else "phase 0 is"
         yield f"{done} complete" if barrier.phase else "no phase of it has completed in this launch"
         yield from self._history(group, barrier)
+
+    def _telling(self, group: Group) -> tuple[Barrier, int]:
+        """Of the barriers of a group, one in each CTA, the one whose history is the rarest; how
+        many have another one."""
+        keys = dict.fromkeys(one.on for one in group.waiting if one.on)
+        barriers = [self.stall.barriers[key] for key in keys]
+        stories = Counter(map(_story, barriers))
+        found = min(barriers, key=lambda barrier: stories[_story(barrier)])
+        return found, len(barriers) - stories[_story(found)]
 
     def _absent(self, group: Group) -> str:
         """Warps that a named barrier or a cluster barrier lacks."""
@@ -241,16 +246,19 @@ class _Report:
                 found[line].append(signal)
             elif barrier.pending and barrier.expected > 1:
                 yield f"its count of {signal.amount} was set at PTX line {line}"
-        recent = sorted(found.values(), key=lambda some: -max(s.last_phase for s in some))
-        for some in recent[:_AT_MOST]:
+        recent = sorted(found, key=lambda line: (-max(s.last_phase for s in found[line]), line))
+        for some in [found[line] for line in recent[:_AT_MOST]]:
             yield from self._did(some)
         if len(found) > _AT_MOST:
             yield f"and by {count(len(found) - _AT_MOST, 'other instruction')}"
         others = [i for i in group.could if i.line not in found]
-        for instr in others[:_AT_MOST]:
-            did = "executed for other barriers only" if self.executed(instr) else "never executed"
+        alike: dict[tuple[object, ...], list[Instr]] = defaultdict(list)
+        for instr in others:  # an unrolled loop is one line of Python
+            alike[user_source(instr) or instr.line, self.executed(instr)].append(instr)
+        for (_, executed), instrs in list(alike.items())[:_AT_MOST]:
+            did = "executed for other barriers only" if executed else "never executed"
             yield f"could signal it, but was {did}:"
-            yield from (f"  {line}" for line in place(instr))
+            yield from (f"  {line}" for line in place(instrs[0], len(instrs) - 1))
         if not found and not others:
             yield "nobody has signalled it in this launch, and no instruction of the program could"
 
@@ -268,6 +276,13 @@ class _Report:
         who = self.agents(dict.fromkeys(s.agent for s in now or some))
         yield f"{who} {' and '.join(parts)} {when}:"
         yield from (f"  {line}" for line in place(some[0].instr))
+
+
+def _story(barrier: Barrier) -> frozenset[tuple[object, ...]]:
+    """What was done to it, by whichever CTA."""
+    return frozenset(
+        (s.kind, s.instr and s.instr.line, s.now_amount, s.last_phase) for s in barrier.signals
+    )
 
 
 def arrivals(barrier: Barrier) -> str:
@@ -290,11 +305,12 @@ def transaction(barrier: Barrier) -> str:
     return f"all {announced} announced bytes came" if announced else ""
 
 
-def place(instr: Instr | None) -> Iterator[str]:
-    """Lines of PTX and Python."""
+def place(instr: Instr | None, others: int = 0) -> Iterator[str]:
+    """Lines of PTX, of which there are `others` alike, and Python."""
     if instr is None:
         return
-    yield f"PTX line {instr.line}: {cut(' '.join(instr.text.split()))}"
+    more = f" (and {count(others, 'other')})" * bool(others)
+    yield f"PTX line {instr.line}{more}: {cut(' '.join(instr.text.split()))}"
     frames = instr.location.frames() if instr.location else []
     mine = [f for f in frames if "site-packages" not in f]
     for frame in dict.fromkeys([*frames[:1], *mine[:1]]):

@@ -33,10 +33,13 @@ from ptxemu.machine.warp import Warp
 
 
 class Edges:
-    """Moves the clocks of warps."""
+    """Moves the clocks of warps. unheeded: waits, by site, that tell nothing."""
 
-    def __init__(self, states: States, lifetime: Lifetime, manual: Manual) -> None:
+    def __init__(
+        self, states: States, lifetime: Lifetime, manual: Manual, unheeded: frozenset[int]
+    ) -> None:
         self._states = states
+        self._unheeded = unheeded
         self._lifetime = lifetime
         self._manual = manual
         self._flags = Flags()
@@ -96,7 +99,13 @@ class Edges:
         self._used(w, barrier)
         self._manual.heard_others(w)
         self._manual.scope_of_wait(w, barrier, how)
-        told = self._states.phases[barrier].told(clock, parity)
+        phases = self._states.phases[barrier]
+        if w.at in self._unheeded:
+            clock.unheeded[phases.component] = w.at
+            return
+        told = phases.told(clock, parity)
+        known = int(told[EXECUTED, phases.component]) if told is not None else 0
+        clock.phase_waits[phases.component] = (w.at, parity, known)
         if told is not None:
             clock.learn(told, whole=w.frag.mask == w.live, relaxed="relaxed" in how)
 
@@ -166,7 +175,8 @@ class Edges:
         """cp.async.wait_group, .wait_all."""
         clock = self._states.clocks[w]
         if allowed is None:
-            clock.complete("cp.async")
+            clock.commit("cp.async")
+            clock.wait_groups("cp.async", 0)
         else:
             clock.wait_groups("cp.async", allowed)
 

@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.check.agents import Agent, foreign_seen
+from ptxemu.check.agents import Agent, Ticket, foreign_seen
 from ptxemu.check.clocks import ASYNC_GLOBAL, ASYNC_SHARED, EXECUTED, ORDERED
 from ptxemu.check.findings import Side
 
 # kind of the earlier access's component -> what makes it known to others, and the manual section
 MISSING = {
     "warp": ("a barrier, or an mbarrier arrival and a wait, between the two", "mbarrier, barrier"),
-    "mbarrier": ("mbarrier.try_wait on the mbarrier that it completes on", "mbarrier.try_wait"),
+    "mbarrier": (
+        "mbarrier.try_wait on the mbarrier that it completes on (consumer_wait of a pipeline)",
+        "mbarrier.try_wait",
+    ),
     "tensor core": (
-        "tcgen05.commit to an mbarrier behind it, and a wait on that mbarrier",
+        "tcgen05.commit to an mbarrier behind it, and a wait on that mbarrier (of a pipeline:"
+        " release or commit, and producer_acquire or consumer_wait)",
         "tcgen05.commit",
     ),
     "wgmma": (
@@ -28,10 +32,14 @@ MISSING = {
         "tcgen05.alloc",
     ),
     "tcgen05.ld": (
-        "tcgen05.wait::ld (or a use of its registers) before the arrival",
+        "tcgen05.wait::ld (or a use of its registers) before the arrival; in CuTe DSL"
+        " cute.arch.fence_view_async_tmem_load()",
         "tcgen05.wait",
     ),
-    "tcgen05.st": ("tcgen05.wait::st before the arrival", "tcgen05.wait"),
+    "tcgen05.st": (
+        "tcgen05.wait::st before the arrival; in CuTe DSL cute.arch.fence_view_async_tmem_store()",
+        "tcgen05.wait",
+    ),
     "bulk read": (
         "cp.async.bulk.wait_group.read before the source is overwritten",
         "cp.async.bulk.wait_group",
@@ -46,11 +54,22 @@ FLAG = (
     "a release by the other cluster and an acquire of it, at one address of global memory",
     "memory consistency model, release and acquire patterns",
 )
-WARP_SYNC = ("bar.warp.sync between the lanes of the warp", "bar.warp.sync")
-PROXY_FENCE = ("fence.proxy.async between the write and the operation", "membar / fence")
+WARP_SYNC = (
+    "a barrier between the two (bar.warp.sync will do if it is among the lanes of this warp alone)",
+    "bar.warp.sync",
+)
+OVERLAP = (
+    "columns of their own for what one and the same instruction reads and writes: they overlap",
+    "tcgen05.mma",
+)
+PROXY_FENCE = (
+    "fence.proxy.async between the write and the operation; in CuTe DSL, for shared memory,"
+    " cute.arch.fence_view_async_shared()",
+    "membar / fence",
+)
 RELEASE = (
-    "release and acquire semantics, of a scope that holds both (a relaxed or .cta barrier "
-    "orders no memory for the other)",
+    "a barrier, or release and acquire semantics, of a scope that holds both (what is relaxed or "
+    ".cta orders no memory for the other)",
     "memory consistency model, causality order",
 )
 
@@ -60,6 +79,8 @@ def missing(before: Side, by: Agent) -> tuple[str, str]:
     of one, is not ordered after the access `before` of its cluster."""
     earlier, clock = before.stamp, by.rows
     component = before.component
+    if isinstance(by, Ticket) and (earlier.component, earlier.step) == by.position:
+        return OVERLAP
     if not _heard(component.owner, component.kind, earlier.step, clock[EXECUTED]):
         return MISSING["warp"]
     if earlier.component >= clock.shape[1]:
@@ -67,7 +88,8 @@ def missing(before: Side, by: Agent) -> tuple[str, str]:
     known = clock[:, earlier.component]
     proxy = ASYNC_GLOBAL if before.space.startswith("global") else ASYNC_SHARED
     unfenced = by.asynchronous and known[proxy] < earlier.step
-    if earlier.component == by.own and not unfenced:
+    copied = earlier.component == by.copied and known[ORDERED] >= earlier.step
+    if copied or (earlier.component == by.own and not unfenced):
         return WARP_SYNC
     if known[ORDERED] >= earlier.step and unfenced and not component.asynchronous:
         return PROXY_FENCE

@@ -48,6 +48,7 @@ class Side:
     known: list[Component]
     stamp: Stamp
     wrote: bool
+    known_as: str = ""
 
     @property
     def component(self) -> Component:
@@ -61,12 +62,13 @@ class Conflicts:
         self._findings = findings
         self._sites = findings.sites
 
-    def report(self, before: Side, now: Side, missing: tuple[str, str]) -> None:
+    def report(self, before: Side, now: Side, missing: tuple[str, str], why: str = "") -> None:
+        """missing: what is, and the section of the manual that asks for it."""
         key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
         if not self._findings.new("race", *key):
             return
         instr = self._sites[now.stamp.site]
-        earlier, later = self._access(before), self._access(now)
+        earlier, later = self.access(before), self.access(now)
         finding = Finding(
             "race",
             f"{later.role} is not ordered after {earlier.role}",
@@ -74,6 +76,7 @@ class Conflicts:
             accesses=(earlier, later),
             missing=missing[0],
             rule=missing[1],
+            why=why,
         )
         self._findings.report(finding)
 
@@ -97,7 +100,8 @@ class Conflicts:
         )  # fmt: skip
         self._findings.report(finding)
 
-    def _access(self, side: Side) -> Access:
+    def access(self, side: Side) -> Access:
+        """In a finding."""
         instr, component = self._sites[side.stamp.site], side.component
         agent = component.agent
         if component.kind not in ("warp", "mbarrier"):
@@ -110,6 +114,7 @@ class Conflicts:
             first=side.first,
             last=side.last,
             **place_of(instr),
+            known_as=side.known_as,
         )
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from ptxemu.machine.operand_format import line_bytes
 from ptxemu.machine.scale_factors import Placement
-from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, register_map
+from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, SHIFTED_COLUMNS, register_map
 from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 
 GROUPS = LANES // 16  # of lanes in a column
@@ -44,25 +45,45 @@ def moved_cells(move: tuple[Any, ...], address: int, warp_in_group: int) -> np.n
 
 def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice | np.ndarray:
     """D of one CTA."""
-    column, rows = address & 0xFFFF, idesc.m // cta_group
-    columns = idesc.n if rows == LANES or cta_group == 1 else idesc.n // 2
-    if rows == LANES or cta_group == 2:
+    m, cta_group = idesc.data_path(cta_group)
+    column, rows = address & 0xFFFF, m // cta_group
+    columns = idesc.n if rows == LANES or cta_group == 1 else idesc.n // cta_group
+    if rows == LANES or cta_group > 1:
         return slice(column * GROUPS, (column + columns) * GROUPS)
     upper = address >> 16 & 16
     cells = np.arange(column * GROUPS, (column + columns) * GROUPS).reshape(-1, GROUPS)
     return cells[:, upper // 16 :: 2].ravel()
 
 
-def tensor_operand_cells(address: int, idesc: InstrDesc) -> slice:
-    """A in tensor memory: all lanes."""
+def tensor_operand_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice | np.ndarray:
+    """A of one CTA in tensor memory: all lanes, or half of them."""
+    m, _ = idesc.data_path(cta_group)
     column = address & 0xFFFF
-    columns = line_bytes(idesc.a_format, idesc.k) // 4
-    return slice(column * GROUPS, (column + columns) * GROUPS)
+    columns = line_bytes(idesc.a_format, idesc.a_k) // 4
+    cells = slice(column * GROUPS, (column + columns) * GROUPS)
+    if m >= LANES:
+        return cells
+    every = np.arange(cells.start, cells.stop).reshape(-1, GROUPS)
+    return every[:, address >> 20 & 1 :: 2].ravel()
 
 
 def scale_cells(where: Placement) -> slice:
     """Scale factors of A or B: all lanes."""
     return column_cells(*where.columns())
+
+
+def metadata_cells(where: Metadata) -> np.ndarray:
+    """Metadata of a sparse A: the lanes of its rows."""
+    groups = np.unique(where.lanes() // 16)
+    columns = np.arange(where.column, where.column + where.columns)
+    return (columns[:, None] * GROUPS + groups).ravel()
+
+
+def shifted_cells(address: int) -> np.ndarray:
+    """What tcgen05.shift reads and writes: a quarter of the lanes."""
+    column, first = address & 0xFFFF, address >> 20
+    columns = np.arange(column, column + SHIFTED_COLUMNS)
+    return (columns[:, None] * GROUPS + (first, first + 1)).ravel()
 
 
 def filled_cells(address: int, shape: Fill) -> np.ndarray:

@@ -7,7 +7,7 @@ patterns). Reads are kept as a log, since most of what a kernel reads nobody wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check.agents import Agent, foreign_seen
-from ptxemu.check.clocks import Mark, join
-from ptxemu.check.shadow import unordered
+from ptxemu.check.clocks import ATOMIC, Mark, join
+from ptxemu.check.shadow import is_atomic, unordered
 
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
 
@@ -73,8 +73,30 @@ OnRace = Callable[[int, int, int, bool], bool]
 class _Chunk:
     last: np.ndarray
     owner: np.ndarray  # cluster + 1 of the last write
+    # The same below atomics, as in `Shadow`.
+    below: np.ndarray | None = None
+    below_owner: np.ndarray | None = None
     low: int = 1 << 62  # what has been written lies in [low, high)
     high: int = 0
+
+    def writes(self, index: Any, atomic: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(stamps, owners) of what an access is to be ordered after; `atomic`: it is one."""
+        yield self.last[index], self.owner[index]
+        if atomic and self.below is not None and self.below_owner is not None:
+            yield self.below[index], self.below_owner[index]
+
+    def keep_below(self, index: Any, atomic: bool) -> None:
+        """Before a write."""
+        if self.below is None or self.below_owner is None:
+            if not atomic:
+                return
+            self.below, self.below_owner = np.zeros_like(self.last), np.zeros_like(self.owner)
+        if not atomic:
+            self.below[index] = 0
+            return
+        last, over = self.last[index], is_atomic(self.last[index])
+        self.below[index] = np.where(over, self.below[index], last)
+        self.below_owner[index] = np.where(over, self.below_owner[index], self.owner[index])
 
 
 @dataclass
@@ -118,6 +140,7 @@ class GlobalShadow:
                 count = (1 << _CHUNK_BITS) // self.grain
                 found = _Chunk(np.zeros(count, np.int64), np.zeros(count, np.int32))
                 self.chunks[chunk] = found
+            found.keep_below(index, _atomic(piece))
             found.last[index] = marks[chosen]
             found.owner[index] = piece.cluster + 1
             found.low, found.high = min(found.low, low), max(found.high, high)
@@ -149,6 +172,14 @@ class GlobalShadow:
                 found.update(zip(last[some].tolist(), (owner[some] - 1).tolist(), strict=True))
         return found
 
+    def stamps(self, low: int, high: int) -> Iterator[np.ndarray]:
+        """Of the last writes to [low, high), where there were any nearby."""
+        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            found, start = self.chunks.get(chunk), chunk << _CHUNK_BITS
+            if found is not None:
+                first, last = max(low - start, 0), min(high - start, 1 << _CHUNK_BITS)
+                yield found.last[first // self.grain : -(-last // self.grain)]
+
     def forget(self, low: int, high: int) -> None:
         """What lies in [low, high) is another allocation now."""
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
@@ -170,18 +201,15 @@ class GlobalShadow:
             found = self.chunks.get(chunk)
             if found is None or not piece.meets(found):
                 continue
-            old = found.last[index]
-            if not old.any():
-                continue
-            owner = found.owner[index]
-            for cluster in np.unique(owner[old != 0]).tolist():
-                part = (owner == cluster) & (old != 0)
-                seen = self._seen(cluster - 1, piece, by, True)
-                bad = unordered(old[part], *seen, lanes[chosen][part])
-                if bad.any():
-                    where = np.flatnonzero(bad)[0]
-                    address = int(cells[chosen][part][where]) * self.grain
-                    excused |= on_race(int(old[part][where]), cluster - 1, address, True)
+            for old, owner in found.writes(index, _atomic(piece)):
+                for cluster in np.unique(owner[old != 0]).tolist():
+                    part = (owner == cluster) & (old != 0)
+                    seen = self._seen(cluster - 1, piece, by, True)
+                    bad = unordered(old[part], *seen, lanes[chosen][part])
+                    if bad.any():
+                        where = np.flatnonzero(bad)[0]
+                        address = int(cells[chosen][part][where]) * self.grain
+                        excused |= on_race(int(old[part][where]), cluster - 1, address, True)
         return excused
 
     def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace, excused: bool) -> None:
@@ -240,6 +268,10 @@ class GlobalShadow:
             (chunk, chunks == chunk, cells[chunks == chunk] - chunk * per_chunk)
             for chunk in np.unique(chunks).tolist()
         ]
+
+
+def _atomic(piece: Piece) -> bool:
+    return not isinstance(piece.mark.lane, np.ndarray) and piece.mark.lane == ATOMIC
 
 
 class Flags:

@@ -9,7 +9,7 @@ from typing import Any
 from ptxemu.report import ERROR, Access, Finding, LaunchReport
 
 # Checks in the order in which their findings are read: what explains others comes first.
-_ORDER = ("race", "store-source", "uninitialised", "exited", "mbarrier", "barrier", "tmem")
+_ORDER = ("out-of-bounds", "race", "store-source", "uninitialised", "exited", "mbarrier", "barrier")
 
 
 @dataclass

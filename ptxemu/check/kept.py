@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 FOLDER = "PTXEMU_KEEP"  # environment variable: where to
-_AT_MOST = 32  # files that are left in the folder
+MACHINE_CODE = (".cubin", ".sass")  # what commands put beside it
+_AT_MOST = 32  # kernels that are left in the folder
 
 
 def folder() -> Path:
@@ -29,7 +30,8 @@ def keep(text: str, entry: str) -> Path | None:
         part.replace(path)
         kept = sorted(path.parent.glob("*.ptx"), key=lambda p: p.stat().st_mtime)
         for old in kept[:-_AT_MOST]:
-            old.unlink(missing_ok=True)
+            for kind in (".ptx", *MACHINE_CODE):
+                old.with_suffix(kind).unlink(missing_ok=True)
     except OSError:
         return None
     return path

@@ -81,5 +81,13 @@ def masks_named(members: PerLane, executing: int) -> list[int]:
     return [int(mask) for mask in np.unique(np.asarray(members)[lanes])]
 
 
+def not_named(members: PerLane, executing: int) -> int:
+    """The executing lanes that the mask they give does not name."""
+    if np.ndim(members) == 0:
+        return executing & ~int(members)
+    masks = np.asarray(members).tolist()
+    return sum(1 << lane for lane in _listed(executing) if not masks[lane] >> lane & 1)
+
+
 def _listed(mask: int) -> list[int]:
     return [lane for lane in range(LANES) if mask >> lane & 1]

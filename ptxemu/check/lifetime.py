@@ -6,10 +6,13 @@ a barrier reused with another count, tcgen05.alloc after relinquish) stays an er
 
 from __future__ import annotations
 
+import numpy as np
+
 from ptxemu.check.agents import PhaseClock
 from ptxemu.check.clocks import EXECUTED, join
 from ptxemu.check.findings import Findings
-from ptxemu.check.state import States
+from ptxemu.check.shadow import Where
+from ptxemu.check.state import MBARRIER_BYTES, States
 from ptxemu.machine.cta import Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.warp import Warp
@@ -23,6 +26,7 @@ class Lifetime:
         self._states = states
         self._findings = findings
         self._strict = strict
+        self._allocated: dict[tuple[Cta, int], int] = {}  # columns that begin here, and the site
 
     # -- mbarriers ----------------------------------------------------------------------------
 
@@ -53,6 +57,34 @@ class Lifetime:
                 rule="mbarrier.init",
             )
 
+    def written(self, cta: Cta, where: Where, agent: str, site: int) -> None:
+        """Something else than an mbarrier instruction writes cells of shared memory."""
+        barriers = self._states.ctas[cta].barriers
+        if barriers is None or not barriers[where].any():
+            return
+        cells = np.arange(where.start, where.stop) if isinstance(where, slice) else where
+        offset = int(cells[barriers[cells]].flat[0]) * self._states.grain
+        found = [b for at, b in cta.mbarriers.items() if at <= offset < at + MBARRIER_BYTES]
+        if not found:  # mbarrier.inval has ended it
+            barriers[cells] = False
+            return
+        name, sites = f"mbarrier {found[0].where}", self._findings.sites
+        init, write = sites[self._states.phases[found[0]].init_site], sites[site]
+        self._findings.at(
+            "mbarrier",
+            f"{name} is overwritten",
+            site,
+            accesses=(
+                Access(name, "mbarrier.init", "init", "", **place_of(init)),
+                Access(
+                    agent, "", "write", f"shared memory of {cta.name()}", offset, offset,
+                    **place_of(write),
+                ),
+            ),
+            missing="an index within the array that is meant, or mbarrier.inval before",
+            rule="mbarrier object",
+        )  # fmt: skip
+
     def counted(self, w: Warp, barrier: MBarrier, lanes: int, arrivals: int) -> None:
         """The arrivals of one instruction should belong to one phase: where the count of the
         mbarrier is too small the surplus drifts, until a phase ends without a whole warp."""
@@ -76,6 +108,11 @@ class Lifetime:
             missing="a barrier id of its own, or an order behind the phase before",
             rule="bar, barrier",
         )
+
+    # -- tensor memory ------------------------------------------------------------------------
+
+    def allocated(self, w: Warp, column: int) -> None:
+        self._allocated[w.cta, column] = w.at
 
     # -- the end of a CTA ---------------------------------------------------------------------
 
@@ -109,8 +146,8 @@ class Lifetime:
             self._findings.at(
                 "tmem",
                 f"{columns} columns at {base:#x} of tensor memory are not deallocated at exit",
-                0,
-                missing="tcgen05.dealloc",
+                self._allocated.get((cta, base), 0),
+                missing="tcgen05.dealloc of them, behind all their uses, by a warp that gets there",
                 rule="tcgen05.alloc, dealloc",
             )
         for barrier in cta.mbarriers.values():
@@ -140,11 +177,21 @@ class Lifetime:
         rows = self._states.ctas[cta].known_at_end
         if rows is not None and component < rows.shape[1] and rows[EXECUTED, component] >= step:
             return
-        kind = self._states.components(cta).known[component].kind
+        of = self._states.components(cta).known[component]
+        message, missing = (
+            f"a CTA may exit before an operation that reaches it has completed ({of.kind})",
+            "a wait for it, or a cluster barrier before the exit",
+        )
+        if of.kind == "mbarrier":
+            message, missing = (
+                f"a CTA may exit while bytes are on their way to it: nobody waits for phase"
+                f" {step - 1} of {of.agent}",
+                "a wait for it, or a copy less",
+            )
         self._findings.at(
             "exited",
-            f"a CTA may exit before an operation that reaches it has completed ({kind})",
+            message,
             site,
-            missing="a wait for it, or a cluster barrier before the exit",
+            missing=missing,
             rule="CUDA C++ Programming Guide, Distributed Shared Memory",
         )

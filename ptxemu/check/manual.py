@@ -35,6 +35,11 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         "bar.warp.sync before the arrival",
         "memory consistency model, release pattern; bar.warp.sync",
     ),
+    "lanes written": (
+        "an arrival tells of its own lanes: others of the warp have filled shared memory since",
+        "bar.warp.sync before the arrival",
+        "memory consistency model, release pattern; bar.warp.sync",
+    ),
     "scope of arrival": (
         "an arrival at the mbarrier of a peer names no scope, and .cta is the default",
         ".release.cluster",
@@ -63,7 +68,8 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
 
 
 class Manual:
-    """Does nothing unless `strict`, but that tcgen05.fence completes a relaxed wait."""
+    """Does nothing unless `strict`, but that tcgen05.fence completes a relaxed wait, and that bulk
+    copies under way at an exit are told of: most authors forget the wait, few mean to."""
 
     def __init__(self, states: States, findings: Findings, strict: bool) -> None:
         self._states = states
@@ -88,19 +94,23 @@ class Manual:
             clock.woken_at = None
             clock.fence_tensor()
 
-    def accessed(self, w: Warp) -> None:
-        """Ordinary shared memory, or a write to global memory, by the lanes that are executing."""
+    def accessed(self, w: Warp, filled: bool) -> None:
+        """Ordinary shared memory, or a write to global memory, by the lanes that are executing;
+        filled: shared memory is written."""
         if self._strict:
-            self._states.clocks[w].touched |= w.frag.mask
+            clock, mask = self._states.clocks[w], w.frag.mask
+            clock.touched |= mask
+            clock.stored = clock.stored | mask if filled else clock.stored
 
     def told_others(self, w: Warp) -> None:
         """An arrival of any kind."""
         if self._strict:
             clock = self._states.clocks[w]
-            if clock.touched & w.live & ~w.frag.mask:
-                self._note("lanes", w.at)
-            elif w.frag.mask == w.live:
-                clock.touched = 0
+            others = w.live & ~w.frag.mask
+            if clock.touched & others:
+                self._note("lanes written" if clock.stored & others else "lanes", w.at)
+            elif not others:
+                clock.touched = clock.stored = 0
             if clock.tensor_at is not None:
                 self._note("before", w.at)
                 clock.tensor_at = None  # one fence here would do for later signals, too
@@ -131,11 +141,10 @@ class Manual:
 
     def copies_at_exit(self, w: Warp) -> None:
         """A warp ends."""
-        if self._strict:
-            clock = self._states.clocks[w]
-            component = clock.streams.get("bulk read")
-            if component is not None and not clock.knows(component, clock.issued["bulk read"]):
-                self._note("exit", w.at)
+        clock = self._states.clocks[w]
+        component = clock.streams.get("bulk read")
+        if component is not None and not clock.knows(component, clock.issued["bulk read"]):
+            self._note("exit", clock.issued_at["bulk read"])
 
     def _note(self, name: str, site: int) -> None:
         if self._findings.new(name, site):

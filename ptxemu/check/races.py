@@ -9,15 +9,17 @@ named with its manual section in `edges.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ptxemu.check import explain, footprints
-from ptxemu.check.agents import Agent, Ticket
+from ptxemu.check.agents import Agent, Ticket, WarpClock
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, LANE_SHIFT, ORDERED, Mark, Stamp, stamp
+from ptxemu.check.coverage import Coverage
+from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Conflicts, Findings, Side
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
@@ -28,8 +30,10 @@ from ptxemu.machine.listener import Place
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.tmem_metadata import metadata_at
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
+from ptxemu.report import Finding
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[], bool]  # whether a write stores what is there already
@@ -39,12 +43,20 @@ class Races:
     """Compares each access with those before it. `memory`: who touched global memory."""
 
     def __init__(
-        self, states: States, findings: Findings, lifetime: Lifetime, memory: GlobalShadow
+        self,
+        states: States,
+        findings: Findings,
+        lifetime: Lifetime,
+        memory: GlobalShadow,
+        coverage: Coverage,
     ) -> None:
+        self.coverage = coverage
+        self._pointers = coverage.pointers
         self._states = states
         self._sites = findings.sites
         self._grain = states.grain
         self._conflicts = Conflicts(findings)
+        self._evidence = Evidence(states, findings.sites)
         self._lifetime = lifetime
         self.memory = memory
 
@@ -103,6 +115,15 @@ class Races:
         piece = Piece(np.asarray(rows[0], np.int64), rows[1], ticket.agent.cta.cluster.index, mark)
         self._compare_global(piece, ticket, write, unchanged)
 
+    def index_findings(self) -> Iterator[Finding]:
+        """Of places that two clusters have written the same to."""
+        access = self._conflicts.access
+        accesses = {
+            key: (access(before), access(now))
+            for key, (before, now) in self.coverage.repeated.items()
+        }
+        return self.coverage.findings(accesses)
+
     # -- asynchronous operations --------------------------------------------------------------
 
     def land(
@@ -112,11 +133,14 @@ class Races:
         nbytes: int,
         step: Step,
         unchanged: Unchanged | None = None,
+        *,
+        atomic: bool = False,
     ) -> None:
         """Bytes arrive in shared memory: known to whoever waits for the phase `step`."""
         cta, offset = place
         self._lifetime.reached(cta, *step, ticket.site)
-        mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
+        lane = ATOMIC if atomic else ticket.lane
+        mark = Mark(stamp(*step, ATOMIC if atomic else ALL_LANES, ticket.site), lane)
         cells = self.bytes(offset, nbytes)
         self._compare(self._shadow(cta), cta, cells, ticket, mark, True, unchanged)
 
@@ -129,9 +153,9 @@ class Races:
 
     def copy(self, ticket: Ticket, cta: Cta, where: np.ndarray, lanes: np.ndarray) -> None:
         """cp.async writes shared memory: cells [cell, one of the lanes]."""
-        packed = stamp(ticket.component, ticket.step, ALL_LANES, ticket.site)
-        mark = Mark(packed, np.broadcast_to(lanes, where.shape))
-        self._compare(self._shadow(cta), cta, where, ticket, mark, True)
+        lanes = np.broadcast_to(lanes, where.shape)
+        packed = stamp(ticket.component, ticket.step, 0, ticket.site) | lanes << LANE_SHIFT
+        self._compare(self._shadow(cta), cta, where, ticket, Mark(packed, lanes), True)
 
     def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
         """tcgen05.mma. D is written, and what a write needs is all that reading it would need."""
@@ -140,11 +164,14 @@ class Races:
             b_cells = footprints.operand_cells(mma.b, *instr.shape_of_b(group), self._grain)
             self.read_shared(ticket, cta, b_cells, step)
             if isinstance(mma.a, int):
-                cells = footprints.tensor_operand_cells(mma.a, instr)
+                cells = footprints.tensor_operand_cells(mma.a, instr, group)
                 self._tensor(ticket, cta, cells, step, mma.shift)
             else:
                 a_cells = footprints.operand_cells(mma.a, *instr.shape_of_a(group), self._grain)
                 self.read_shared(ticket, cta, a_cells, step)
+            if mma.metadata is not None:
+                kept = metadata_at(mma.metadata, instr, group)
+                self._tensor(ticket, cta, footprints.metadata_cells(kept), step, False)
             for where in mma.scales.placements(instr, group) if mma.scales else ():
                 self._tensor(ticket, cta, footprints.scale_cells(where), step, False)
             d_cells = footprints.accumulator_cells(mma.d, instr, group)
@@ -159,6 +186,11 @@ class Races:
             source = footprints.matrix_cells(desc, shape.matrix, self._grain)
             self.read_shared(ticket, cta, source, step)
             self._tensor(ticket, cta, footprints.filled_cells(address, shape), step, True)
+
+    def shift(self, ticket: Ticket, ctas: Sequence[Cta], address: int) -> None:
+        """tcgen05.shift."""
+        for cta in ctas:
+            self._tensor(ticket, cta, footprints.shifted_cells(address), ticket.position, True)
 
     # -- tensor memory ------------------------------------------------------------------------
 
@@ -217,14 +249,19 @@ class Races:
                 bounds = (cell * self._grain, cell * self._grain + self._grain - 1)
             known = self._states.components(cta).known
             place = (f"{shadow.space} memory of {cta.name()}", *bounds, known)
-            before = Side(*place, Stamp.of(old), int(shadow.last[cell]) == old)
+            before = Side(*place, Stamp.of(old), shadow.wrote(old, cell))
             if before.wrote and unchanged and unchanged():
                 return
             now = Side(*place, Stamp.of(mark.first), write)
-            report = partial(self._conflicts.report, before, now, explain.missing(before, by))
+            found = _of_copies(before, now, self._evidence.reason(before, by))
+            asked = (found.missing, found.rule)
+            report = partial(self._conflicts.report, before, now, asked, found.why)
             if not self._load_given_up(before, now, report):
                 report()
 
+        if write and shadow.space == "shared":
+            agent = by.agent if isinstance(by, WarpClock) else by.agent.agent
+            self._lifetime.written(cta, where, agent, Stamp.of(mark.first).site)
         (shadow.write if write else shadow.read)(where, by, mark, on_race)
 
     def _load_given_up(self, before: Side, now: Side, report: Callable[[], None]) -> bool:
@@ -252,17 +289,21 @@ class Races:
         clusters = self._states.clusters
 
         def on_race(old: int, owner: int, address: int, was_write: bool) -> bool:
-            if was_write and unchanged and unchanged():
-                return True
             place = ("global memory", address, address + self.memory.grain - 1)
             known = [clusters[cluster].components.known for cluster in (owner, piece.cluster)]
-            before = Side(*place, known[0], Stamp.of(old), was_write)
-            now = Side(*place, known[1], Stamp.of(piece.mark.first), write)
+            name = self._pointers.name(address)
+            before = Side(*place, known[0], Stamp.of(old), was_write, name)
+            now = Side(*place, known[1], Stamp.of(piece.mark.first), write, name)
+            if was_write and unchanged and unchanged():
+                if owner != piece.cluster:
+                    self.coverage.repeats(before, now)
+                return True
             if owner == piece.cluster:
-                missing = explain.missing(before, by)
+                reason, whose = self._evidence.reason(before, by), "warp"
             else:
-                missing = explain.missing_abroad(before, by, owner)
-            self._conflicts.report(before, now, missing)
+                reason, whose = Reason(*explain.missing_abroad(before, by, owner)), "CTA"
+            reason = _of_global(before, now, reason, whose)
+            self._conflicts.report(before, now, (reason.missing, reason.rule), reason.why)
             return False
 
         if self.memory.before is not None:
@@ -277,3 +318,20 @@ class Races:
         address = before.touches(piece, write)
         if address is not None:
             self._conflicts.with_launch_before(address, Stamp.of(piece.mark.first), write)
+
+
+def _of_copies(before: Side, now: Side, usual: Reason) -> Reason:
+    """Two copies into one place that complete on different mbarriers are of different stages."""
+    both = before.wrote and now.wrote and before.component.kind == now.component.kind == "mbarrier"
+    if not both or before.component is now.component:
+        return usual
+    missing = f"an index of the stage that goes with its mbarrier; else {usual.missing}"
+    return usual._replace(missing=missing, why="copies of different mbarriers bring the same bytes")
+
+
+def _of_global(before: Side, now: Side, usual: Reason, whose: str) -> Reason:
+    """Two warps or CTAs that store to one element of global memory are seldom meant to."""
+    if usual[:2] not in (explain.FLAG, explain.MISSING["warp"]) or not (before.wrote and now.wrote):
+        return usual
+    missing = f"an index or a bound that gives each {whose} its own elements; else {usual.missing}"
+    return usual._replace(missing=missing, why=f"two {whose}s write the same element")

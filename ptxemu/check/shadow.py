@@ -37,6 +37,13 @@ class Shadow:
         self.space = space
         self.last = np.zeros(cells, np.int64)
         self.readers: dict[int, np.ndarray] = {}  # component -> stamps
+        # Below atomics, of which none waits for another: the last write that was none.
+        self.below: np.ndarray | None = None
+
+    def wrote(self, stamp: int, cell: int) -> bool:
+        """Whether this was a write, not a read."""
+        below = self.below is not None and int(self.below[cell]) == stamp
+        return below or int(self.last[cell]) == stamp
 
     def read(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
@@ -50,6 +57,7 @@ class Shadow:
     def write(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
         check(self.last[where])
+        self._below_atomics(where, mark, check)
         check.seen = by.seen(False, self.space)
         for row in self.readers.values():
             old = row[where]
@@ -57,6 +65,18 @@ class Shadow:
                 check(old)
                 row[where] = 0
         self.last[where] = mark.packed
+
+    def _below_atomics(self, where: Where, mark: Mark, check: _Check) -> None:
+        """An atomic is no race with the one before; it may be one with what that was done to."""
+        if isinstance(mark.lane, np.ndarray) or mark.lane != ATOMIC:
+            if self.below is not None:
+                self.below[where] = 0
+            return
+        if self.below is None:
+            self.below = np.zeros_like(self.last)
+        last, below = self.last[where], self.below[where]
+        check(below)
+        self.below[where] = np.where(is_atomic(last), below, last)
 
 
 @dataclass
@@ -72,7 +92,8 @@ class _Check:
     def __call__(self, old: np.ndarray) -> None:
         first = int(old.flat[0]) if old.size else 0
         lane = self.lane
-        if isinstance(lane, np.ndarray) and first >> COMPONENT_SHIFT != self.by.own:
+        whose = self.by.own, self.by.copied
+        if isinstance(lane, np.ndarray) and first >> COMPONENT_SHIFT not in whose:
             lane = ALL_LANES  # they differ in what their own warp has done only
         if not isinstance(lane, np.ndarray) and (old == first).all():
             if first and _unordered_one(first, self.seen, self.by, lane):
@@ -80,8 +101,14 @@ class _Check:
             return
         bad = unordered(old, self.seen, self.by, self.lane)
         if bad.any():
-            position = int(np.flatnonzero(bad)[0])
+            others = bad & (old >> COMPONENT_SHIFT != self.by.own)  # what orders them orders lanes
+            position = int(np.flatnonzero(others if others.any() else bad)[0])
             self.on_race(int(old.flat[position]), _cell(self.where, position))
+
+
+def is_atomic(stamps: np.ndarray) -> np.ndarray:
+    """Which of them are of atomics."""
+    return np.asarray(stamps >> LANE_SHIFT & LANE_MASK == ATOMIC)
 
 
 def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
@@ -91,9 +118,9 @@ def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
         return False
     if component >= len(seen) or step > seen[component]:
         return True
-    if component != by.own or step < by.synced:
-        return False
-    return bool(_lanes_apart(old, by, lane))
+    if component == by.copied:
+        return step > by.copies_met and bool(_lanes_apart(old, by, lane))
+    return component == by.own and step >= by.synced and bool(_lanes_apart(old, by, lane))
 
 
 def unordered(
@@ -108,6 +135,8 @@ def unordered(
     bad = step > seen[component]
     if by is not None:
         own = (component == by.own) & (step >= by.synced)
+        if by.copied:
+            own |= (component == by.copied) & (step > by.copies_met)
         if own.any():
             bad |= own & _lanes_apart(old, by, lane)
     if bad.any():
@@ -126,7 +155,8 @@ def _lanes_apart(old: int | np.ndarray, by: Agent, lane: int | np.ndarray) -> np
     for place in zip(*np.nonzero(np.atleast_1d(apart)), strict=True):
         where = place if apart.ndim else ()
         earlier, now = Stamp.of(int(stamps[where])), sets.masks[lanes[where]]
-        if by.met.knows(int(now), int(sets.masks[earlier.lane]), earlier.step):
+        was = int(sets.masks[earlier.lane])
+        if earlier.component == by.own and by.met.knows(int(now), was, earlier.step):
             apart[where] = False
     return apart
 

@@ -16,6 +16,9 @@ from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
+from ptxemu.machine.warpgroup import Warpgroup
+
+MBARRIER_BYTES = 8
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,6 +63,13 @@ class CtaState:
         self.reached_until: dict[int, tuple[int, int]] = {}
         self.known_at_end: np.ndarray | None = None
         self.ended = False
+        self.barriers: np.ndarray | None = None  # cells that mbarriers have, or have had
+
+    def with_barriers(self) -> np.ndarray:
+        """`barriers`, of a CTA that has some."""
+        if self.barriers is None:
+            self.barriers = np.zeros(len(self.shared.last), np.bool_)
+        return self.barriers
 
 
 class States:
@@ -73,6 +83,8 @@ class States:
         self.phases: dict[MBarrier, PhaseClock] = {}
         self.barriers: dict[NamedBarrier, BarrierState] = {}
         self.tickets: dict[Work, Ticket] = {}  # of outstanding work
+        # by index of the cluster and component
+        self.warpgroups: dict[tuple[int, int], Warpgroup] = {}
         self.loads: dict[PendingLoad, int] = {}  # and its step among those of its warp
 
     def cluster_started(self, cluster: Cluster) -> None:
@@ -92,6 +104,8 @@ class States:
         phases.initialised = (clock.own, clock.now)
         phases.init_site = w.at
         self.phases[barrier] = phases
+        first = int(barrier.where.partition(" ")[0], 16) // self.grain
+        self.ctas[cta].with_barriers()[first : first + MBARRIER_BYTES // self.grain] = True
 
     def barrier(self, barrier: NamedBarrier) -> BarrierState:
         return self.barriers.setdefault(barrier, BarrierState())

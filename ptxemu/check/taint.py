@@ -20,6 +20,7 @@ from ptxemu.check.undefined import CODE, NEVER
 from ptxemu.codegen import registry
 from ptxemu.codegen.flow import Flow, UndefinedRead
 from ptxemu.machine.warp import Warp
+from ptxemu.ops.warp_mma_sparse import metadata_lanes
 from ptxemu.report import Access, Finding, place_of
 
 Extent = tuple[str, int, int]  # a space, its first and last unit
@@ -89,6 +90,8 @@ class RegisterFlow:
         registers, masks = self.registers, self.masks
         for site in sites:
             flow = self._flows[site]
+            for metadata in flow.watched:
+                self._watch(site, metadata, mb & metadata_lanes(flow.instr), flow.sink)
             sources = [name for name in flow.sources if name in masks]
             if sources:
                 news = RULES[flow.kind](flow, masks, mb, *values)

@@ -13,7 +13,7 @@ from ptxemu.check.shadow import Where
 from ptxemu.check.state import CtaState, States
 from ptxemu.check.taint import Extent, Origins, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale
-from ptxemu.codegen.flow import Flow
+from ptxemu.codegen.flow import METADATA, Flow
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mma import Mma, disabled_lanes
@@ -23,6 +23,7 @@ from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import gather_tile, inside
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.tmem_metadata import Metadata, metadata_at
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc
 from ptxemu.machine.warp import Warp
 
@@ -145,7 +146,7 @@ class Taint:
 
     def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
         """tcgen05.mma. A row of D is undefined where one of A or of its scale factors is, a column
-        where a row of B is."""
+        where a row of B is. Metadata of a sparse A must not be."""
         instr, group = mma.instr, len(ctas)
         n, m = instr.n // group, instr.m // group
         b_codes = [self._operand(ticket, cta, mma.b, instr.shape_of_b(group)) for cta in ctas]
@@ -153,6 +154,8 @@ class Taint:
         for cta in ctas:
             if mma.shift and isinstance(mma.a, int):
                 self._cta(cta).tensor_codes.shift(mma.a, instr, group)
+            if mma.metadata is not None:
+                self._metadata(ticket, cta, metadata_at(mma.metadata, instr, group))
         kept = disabled_lanes(mma.disable_lanes, group) or [_NO_LANES] * group
         for rank, cta in enumerate(ctas):
             memory = self._cta(cta).tensor_codes
@@ -166,7 +169,8 @@ class Taint:
                 continue
             codes = np.zeros((instr.n, m), CODE)
             if mma.accumulate:
-                before = memory.accumulator(mma.d, instr.m, instr.n, group).reshape(instr.n, m)
+                path, parts = instr.data_path(group)
+                before = memory.accumulator(mma.d, path, instr.n, parts).reshape(instr.n, m)
                 codes = self._named_columns(ticket, cta, before & NEVER, (mma.d, instr.n))
             for part in (part for part in rows if part is not None):
                 codes = np.maximum(codes, part)
@@ -186,15 +190,27 @@ class Taint:
                 codes = self._named(ticket, codes, self._extent(cta, cells))
             state.tensor_codes.fill(address, shape, codes)
 
+    def shift(self, ctas: Sequence[Cta], address: int) -> None:
+        """tcgen05.shift."""
+        for cta in ctas:
+            self._cta(cta).tensor_codes.shift_quarter(address)
+
     def _operand_a(
         self, ticket: Ticket, cta: Cta, a: SmemDesc | int, instr: InstrDesc, group: int
     ) -> np.ndarray | None:
         """The code of each row of A, in shared or tensor memory."""
         if not isinstance(a, int):
             return self._operand(ticket, cta, a, instr.shape_of_a(group))
-        codes = self._cta(cta).tensor_codes.operand(a, instr, instr.m // group)
-        count = line_bytes(instr.a_format, instr.k) // 4
+        codes = self._cta(cta).tensor_codes.operand(a, instr, group)
+        count = line_bytes(instr.a_format, instr.a_k) // 4
         return None if codes is None else self._named_columns(ticket, cta, codes, (a, count))
+
+    def _metadata(self, ticket: Ticket, cta: Cta, where: Metadata) -> None:
+        codes = self._cta(cta).tensor_codes.metadata(where)
+        if codes is not None:
+            extent = (where.column, where.columns)
+            code = int(self._named_columns(ticket, cta, codes, extent).max())
+            self._origins.reached(ticket.agent.agent, ticket.site, code, METADATA)
 
     def _scales(self, ticket: Ticket, cta: Cta, where: Placement) -> np.ndarray | None:
         """The code of the scale factors of each row of A or B."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -13,6 +14,7 @@ from ptxemu.check.groups import Group, grouped, schedule
 from ptxemu.check.roles import roles_of
 from ptxemu.report import Access, Finding, LaunchReport, Report
 
+_IN_FULL = 3  # findings that lack the same; others are told in short
 _COUNTED = {"by_warp", "bytes", "counts"}
 _LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python
 
@@ -25,7 +27,13 @@ def render(report: Report) -> str:
         stops = dict.fromkeys(launch.stopped for launch in launches if launch.stopped)
         if groups or stops:
             blocks.append("\n".join(_headline(launches)))
-        blocks += ["\n".join(_group(group, launches)) for group in groups]
+        told: Counter[tuple[str, str, str]] = Counter()
+        for group in groups:
+            first = group.first
+            told[first.severity, first.check, first.missing] += 1
+            again = told[first.severity, first.check, first.missing] > _IN_FULL
+            lines = _again(group) if again and first.accesses else _group(group, launches)
+            blocks.append("\n".join(lines))
         blocks += [f"stopped: {stop}" for stop in stops]
     return "\n\n".join([*blocks, verdict(report)])
 
@@ -117,8 +125,19 @@ def _group(group: Group, launches: list[LaunchReport]) -> Iterator[str]:
         yield from _side(group.side(index), group.launches[0])
     if not any(access.line == finding.line for access in finding.accesses):
         yield from (f"  {line}" for line in _place(group.findings))
+    yield from (f"  why: {finding.why}",) * bool(finding.why)
     yield from (f"  missing: {finding.missing}",) * bool(finding.missing)
     yield from (f"  rule: {finding.rule}",) * bool(finding.rule)
+
+
+def _again(group: Group) -> Iterator[str]:
+    """What lacks the same as several before it, in short."""
+    finding = group.first
+    yield f"{finding.severity}: {finding.check}: {finding.message}"
+    for access in finding.accesses:
+        where = at_source(access.source) if access.source else f"at PTX line {access.line}"
+        yield f"  {access.what or 'access'} {where}"
+    yield "  missing: as above"
 
 
 def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
@@ -126,7 +145,8 @@ def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
     more = f" (and {count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
-    where = f" of {ranges[0]}{more}" if first.space else ""
+    known_as = f" ({first.known_as})" * bool(first.known_as)
+    where = f" of {ranges[0]}{known_as}{more}" if first.space else ""
     yield f"  {first.what or 'access'}{where} by {_agents(accesses, launch)}"
     yield from (f"    {line}" for line in _place(accesses))
 

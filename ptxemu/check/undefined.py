@@ -18,8 +18,9 @@ from ptxemu.check.footprints import GROUPS, TENSOR_CELLS
 from ptxemu.check.shadow import Where
 from ptxemu.machine.operand_format import CHUNK, data_bytes, line_bytes
 from ptxemu.machine.scale_factors import Placement
-from ptxemu.machine.tmem import Tmem
+from ptxemu.machine.tmem import Tmem, operand_lanes
 from ptxemu.machine.tmem_fill import Fill, fill
+from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 
 NEVER = 0xFFFF
@@ -126,13 +127,14 @@ class TensorCodes(Tmem):
         self.store(shape, number, address, warp_in_group, rows, unpack16=unpack, half_split=split)
         self.suspects = self.suspects & ~touched if codes is None else self.suspects | touched
 
-    def operand(self, address: int, instr: InstrDesc, rows: int) -> np.ndarray | None:
-        """A of an MMA: the code of each row, over all lanes that hold it."""
-        touched = footprints.tensor_operand_cells(address, instr)
-        if not self.suspects & _bits(touched):
+    def operand(self, address: int, instr: InstrDesc, group: int) -> np.ndarray | None:
+        """A of an MMA by so many CTAs: the code of each row, over all lanes that hold it."""
+        if not self.suspects & _operand(address, instr, group):
             return None
-        columns = slice(touched.start // GROUPS, touched.stop // GROUPS)
-        return _some((self.cells[columns] & NEVER).max(0).reshape(-1, rows).max(0))
+        column = address & 0xFFFF
+        columns = slice(column, column + line_bytes(instr.a_format, instr.a_k) // 4)
+        lanes = operand_lanes(address >> 16, *instr.data_path(group))
+        return _some((self.cells[columns] & NEVER).max(0)[lanes].max(0))
 
     def scales(self, where: Placement) -> np.ndarray | None:
         """Scale factors of an MMA: the code of each row, over all of its copies."""
@@ -140,6 +142,13 @@ class TensorCodes(Tmem):
         if not self.suspects & _bits(footprints.column_cells(column, columns)):
             return None
         return _some(where.copies(self.cells[column : column + columns] & NEVER).max(0))
+
+    def metadata(self, where: Metadata) -> np.ndarray | None:
+        """Metadata of a sparse A: the code of each lane."""
+        if not self.suspects & _metadata(where):
+            return None
+        columns = slice(where.column, where.column + where.columns)
+        return _some((self.cells[columns] & NEVER)[:, where.lanes()].max(0))
 
     def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
         """tcgen05.cp; codes [row, word], None: defined data."""
@@ -152,10 +161,17 @@ class TensorCodes(Tmem):
 
     def shift(self, address: int, instr: InstrDesc, group: int) -> None:
         """A of an MMA with .ashift."""
-        touched = _bits(footprints.tensor_operand_cells(address, instr))
+        touched = _operand(address, instr, group)
         if self.suspects & touched:
-            nbytes = line_bytes(instr.a_format, instr.k)
+            nbytes = line_bytes(instr.a_format, instr.a_k)
             self.shift_operand(address, instr.m, group, nbytes)
+            self._look_at(touched)
+
+    def shift_quarter(self, address: int) -> None:
+        """tcgen05.shift."""
+        touched = _to_bits(footprints.shifted_cells(address))
+        if self.suspects & touched:
+            self.shift_rows(address)
             self._look_at(touched)
 
     def _look_at(self, touched: int) -> None:
@@ -171,7 +187,8 @@ class TensorCodes(Tmem):
         self, address: int, instr: InstrDesc, group: int, codes: np.ndarray, kept: np.ndarray
     ) -> None:
         """D of an MMA: codes [n, row]; lanes `kept` stay as they are."""
-        d = self.accumulator(address, instr.m, instr.n, group)
+        m, ctas = instr.data_path(group)
+        d = self.accumulator(address, m, instr.n, ctas)
         before = self.cells[:, kept]
         d[...] = codes.reshape(d.shape)
         self.cells[:, kept] = before
@@ -205,6 +222,16 @@ def _bits(cells: slice) -> int:
 @lru_cache(maxsize=4096)
 def _moved(move: tuple[Any, ...], address: int, warp_in_group: int) -> int:
     return _to_bits(footprints.moved_cells(move, address, warp_in_group))
+
+
+@lru_cache(maxsize=4096)
+def _metadata(where: Metadata) -> int:
+    return _to_bits(footprints.metadata_cells(where))
+
+
+@lru_cache(maxsize=4096)
+def _operand(address: int, instr: InstrDesc, group: int) -> int:
+    return _to_bits(footprints.tensor_operand_cells(address, instr, group))
 
 
 @lru_cache(maxsize=4096)

@@ -16,13 +16,14 @@ class Group:
     state.
 
     could: the instructions that could signal it. suppliers: warps that cannot go on, and could come
-    to one of these; `after`: their groups.
+    to one of these; again: all of them have done so in this phase already; `after`: their groups.
     """
 
     waiting: list[Waiting]
     barrier: Barrier | None
     could: list[Instr] = field(default_factory=list[Instr])
     suppliers: dict[Who, list[Instr]] = field(default_factory=dict[Who, list[Instr]])
+    again: bool = False
     after: list[Group] = field(default_factory=list["Group"])
 
     @property
@@ -85,11 +86,26 @@ def _supply(group: Group, stall: Stall, arrivers: Arrivers) -> None:
     for waiting in group.waiting:
         barrier = stall.barriers[waiting.on] if waiting.on else None
         near = [w for w in stall.waiting if barrier and _near(w, waiting, barrier.key)]
-        reach = {w.who: arrivers.can_reach(w, group.could) for w in near}
+        reach = {w.who: arrivers.can_reach(w, group.could, stall.ran) for w in near}
+        if not any(reach.values()):
+            reach = {w.who: arrivers.can_reach(w, group.could, {}) for w in near}
         done = _done(barrier, group.needs) if barrier else set[str]()
         able = {who: instrs for who, instrs in reach.items() if instrs}
+        able = _experienced(able, barrier, group.needs) or able
         rest = {who: instrs for who, instrs in able.items() if who.name not in done}
-        group.suppliers |= rest or (able if _may_repeat(barrier) else {})
+        if not rest and _may_repeat(barrier):
+            rest, group.again = able, bool(able)
+        group.suppliers |= rest
+
+
+def _experienced(
+    able: dict[Who, list[Instr]], barrier: Barrier | None, needs: set[str]
+) -> dict[Who, list[Instr]]:
+    """Those that have signalled the barrier in phases before this one. Roles often stand one behind
+    the other, so that every warp could come to the code of a later one as far as its text tells."""
+    signals = barrier.signals if barrier else ()
+    before = {s.agent for s in signals if s.kind in needs and s.times > s.now_times}
+    return {who: instrs for who, instrs in able.items() if who.name in before}
 
 
 def _may_repeat(barrier: Barrier | None) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxemu.check import footprints
-from ptxemu.check.agents import Ticket
+from ptxemu.check.agents import GroupWait, Ticket
 from ptxemu.check.clocks import ALL_LANES
+from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Findings
 from ptxemu.check.races import Races
 from ptxemu.check.state import States
@@ -22,7 +23,7 @@ from ptxemu.codegen.program import Program
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
 from ptxemu.machine.warpgroup import Multiplication, Warpgroup
-from ptxemu.machine.wgmma import ROWS, lines_of, smem_desc
+from ptxemu.machine.wgmma import ROWS, smem_desc
 from ptxemu.report import ERROR, NOTE, Access, place_of
 
 
@@ -42,6 +43,7 @@ class Warpgroups:
         self._states = states
         self._findings = findings
         self._races = races
+        self._evidence = Evidence(states, findings.sites)
         self._hazards: dict[int, list[Hazard]] | None = None  # by site, on first use
         self._components: dict[Warpgroup, int] = {}
         self._tickets: dict[tuple[Warpgroup, int], list[Ticket]] = {}  # of outstanding operations
@@ -50,7 +52,8 @@ class Warpgroups:
         self._report_hazards(w)
         components = self._states.components(w.cta)
         if group not in self._components:
-            self._components[group] = components.add("wgmma", str(group))
+            number_of = self._components[group] = components.add("wgmma", str(group))
+            self._states.warpgroups[w.cluster.index, number_of] = group
         ticket = Ticket(self._states.clocks[w], ALL_LANES, w.at)
         ticket.component, ticket.step = self._components[group], number
         self._tickets.setdefault((group, number), []).append(ticket)
@@ -59,12 +62,9 @@ class Warpgroups:
         form, _, a, b, _ = what.operands
         cta, grain = what.group.cta, self._states.grain
         of_b = footprints.matrix_cells(
-            smem_desc(b),
-            lines_of(form.n, form.k, form.b_mn_major),
-            grain,
-            mn_major=form.b_mn_major,
+            smem_desc(b), form.b_lines(), grain, mn_major=form.b_mn_major
         )
-        lines = lines_of(ROWS, form.k, form.a_mn_major)
+        lines = form.a_lines(ROWS)
         for ticket in self._tickets.pop((what.group, what.number)):
             self._races.read_shared(ticket, cta, of_b, ticket.position)
             if a is not None:
@@ -74,8 +74,12 @@ class Warpgroups:
                 self._races.read_shared(ticket, cta, cells, ticket.position)
 
     def warpgroup_waited(self, w: Warp, group: Warpgroup, last: int) -> None:
+        clock = self._states.clocks[w]
+        before = clock.group_waits.get("wgmma", GroupWait(0, 0, 0))
+        covered = max(before.covered, last)
+        clock.group_waits["wgmma"] = GroupWait(w.at, group.of(w).issued, covered)
         if last:
-            self._states.clocks[w].know(self._components[group], last)
+            clock.know(self._components[group], last)
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
         """Once for each wgmma: what is missing is one wait, however many registers it has."""
@@ -91,14 +95,20 @@ class Warpgroups:
         place, of = place_of(sites[site]), f"wgmma of {what.group}"
         writes = Access(of, "wgmma.mma_async", "write", "", **place)
         use = Access(w.label, sites[w.at].opcode, "use", "", **place_of(sites[w.at]))
+        usual = Reason(
+            "wgmma.wait_group (behind a wgmma.commit_group) before the use", "wgmma.wait_group"
+        )
+        clock, groups = self._states.clocks[w], what.group.of(w).groups
+        reason = self._evidence.of_group("wgmma", what.number, clock, groups, clock, usual)
         self._findings.at(
             "race",
             f"{sites[w.at].opcode} uses an accumulator of {form.label}, which is not known to be"
             " complete",
             w.at,
             accesses=(writes, use),
-            missing="wgmma.wait_group (behind a wgmma.commit_group) before the use",
-            rule="wgmma.wait_group",
+            missing=reason.missing,
+            rule=reason.rule,
+            why=reason.why,
         )
 
     def _report_hazards(self, w: Warp) -> None:

@@ -35,6 +35,10 @@ _ROOTS = {
 }
 
 
+METADATA = "the sparsity metadata of an MMA"  # where undefined data must not get
+METADATA_AT = {"mma": 4, "wgmma": 3}  # which operand they are, where a register has them
+
+
 class UndefinedRead(Exception):
     """A block that takes registers to be defined reads undefined data: it goes on in the form that
     follows such data (`codegen.tainted`)."""
@@ -90,6 +94,10 @@ def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) ->
     sources: list[str | None] = []
     if kind == "store" and instr.root == "tcgen05":
         operands = (operands[0], operands[-1])
+    elif is_sparse(instr):
+        position = METADATA_AT[instr.root] - (len(instr.operands) - len(operands))
+        watched += names(operands[position])
+        operands = (*operands[:position], *operands[position + 1 :])
     for operand in operands:
         if kind in MEMORY and (isinstance(operand, Addr) or kind == "operation"):
             watched += names(operand)
@@ -108,6 +116,11 @@ def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) ->
         _sink(instr),
         frozenset(involved & wide),
     )
+
+
+def is_sparse(instr: Instr) -> bool:
+    """An MMA of a warp or a warpgroup that has metadata in a register."""
+    return instr.root in METADATA_AT and any(part.startswith("sp") for part in instr.parts[1:3])
 
 
 def _kind(instr: Instr, targets: tuple[Any, ...], operands: tuple[Any, ...]) -> str:
@@ -132,6 +145,8 @@ def _kind(instr: Instr, targets: tuple[Any, ...], operands: tuple[Any, ...]) -> 
 def _sink(instr: Instr) -> str:
     if instr.root in _BARRIERS:
         return "a barrier operand"
+    if is_sparse(instr):
+        return METADATA
     if instr.opcode.startswith("tcgen05.mma"):
         return "an address, descriptor or flag of an MMA"
     return "an address"

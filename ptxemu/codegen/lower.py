@@ -27,7 +27,7 @@ from ptxemu.codegen.values import (
     constant,
     convert_templates,
 )
-from ptxemu.errors import UnsupportedPtx
+from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
 from ptxemu.syntax.tree import Addr, Imm, Instr, Not, Pair, Reg, Special, Sym, Vec
 
 Store = tuple[str, int, Value]  # register, slot, what goes there
@@ -67,7 +67,7 @@ class Lower:
             return self._immediate(operand, type_)
         if isinstance(operand, Not):
             value = self.src(operand.reg, "pred")
-            return self.pure("pred", "(not {0})", "~{0}", value)
+            return self.convert(self.pure("pred", "(not {0})", "~{0}", value), type_)
         if isinstance(operand, Special):
             return self.convert(self._special(operand.name), type_)
         if isinstance(operand, Sym):
@@ -249,7 +249,7 @@ class Lower:
                     out.node.view = True
             return out
         if source == 1 or target == 1:
-            raise UnsupportedPtx(f"predicate used as {type_}")
+            raise PtxSyntaxError(f"a predicate is used as {type_}")
         narrow = self.convert(value, UNSIGNED[source])
         middle = self.pure(
             UNSIGNED[target],

@@ -73,7 +73,7 @@ class Narrator:
         if flow.kind in MEMORY:
             lower.nodes[start:start] = [*self._told(), self._node(f"flow_in({site}, <mb>)")]
             lower.nodes.append(self._node(f"flow_out({site}, <mb>)"))
-        elif values:
+        elif values or flow.watched:
             fields = ", ".join(f"{{{k}}}" for k in range(len(values)))
             node = self._node(f"flow(({site},), <mb>, {fields})", *values)
             lower.nodes[start:start] = [*self._told(), node]

@@ -19,28 +19,37 @@ _NEEDS: tuple[tuple[re.Pattern[str], int | tuple[int, ...]], ...] = tuple(
     (re.compile(pattern), needs)
     for pattern, needs in (
         (r"tcgen05\.|.*\.cta_group::[12]", _TENSOR_CORE),
+        (r"tcgen05\.mma\..*kind::i8", (100, 101, 110)),
         (r"wgmma\.", (90,)),
         (r"(setmaxnreg|tensormap)\.", (90, *_BLACKWELL)),
-        (r"mma\..*\.kind::", (120, 121)),
+        (r"mma\..*\.kind::|mma\.sp.*\.f16\.e[45]m[23]\.", (120, 121)),
         (r"(ldmatrix|stmatrix)\..*\.b8(x16\.|$)", _BLACKWELL),
         (r"cvt\..*\.(e2m1|e2m3|e3m2|ue8m0)x2", _BLACKWELL),
         (r"redux\..*\.f32", _TENSOR_CORE),
         (r"cp\.async\.bulk\.tensor\..*tile::scatter4", _TENSOR_CORE),
         (r"cp\.async\.bulk\.tensor\..*shared::cluster.*tile::gather4", _TENSOR_CORE),
         (r"cp\.async\.bulk\..*tile::gather4|clusterlaunchcontrol\.", 100),
-        (r"(add|sub|mul|fma)\..*\.f32x2|(ld|st)\..*\.(v8\.|v4\.[busf]64)", 100),
+        (r"(add|sub|mul|fma)\.(.*\.)?f32x2|(ld|st)\..*\.(v8\.|v4\.[busf]64)", 100),
+        (r"(add|sub|fma)\.(.*\.)?f32\.b?f16$|cvt\.r[nz]\.(relu\.)?satfinite\.tf32\.", 100),
+        (r"(min|max)\..* of three$", 100),
         (r"mma\..*\.m16n8k\d+\..*\.f64$", 90),
         (r"cp\.(reduce\.)?async\.bulk|st\.async|(stmatrix|mapa|elect|griddepcontrol)\.", 90),
+        (r"red\.async|(add|min|max)\.(relu\.)?[us]16x2|atom\..*b128", 90),
         (r"barrier\.cluster\.|fence\.proxy\.async|mbarrier\.try_wait\.", 90),
         (r"(mma|cvt)\..*\.(e4m3|e5m2)(x2)?(\.|$)", 89),
     )
+)
+# what sm_100f and its like do not have
+_NO_FAMILY = re.compile(
+    r"tcgen05\.(shift\.|mma\..*(kind::i8|scale_vec::)|mma\.sp\..*kind::mxf4)",
 )
 _TARGET = re.compile(r"sm_(\d+)([af]?)$")
 
 
 def require_target(instr: Instr, target: str) -> None:
     """Raises UnsupportedPtx, with its line, where `target` does not have the instruction."""
-    needed = _missing(instr.opcode, target)
+    third = instr.root in ("min", "max") and len(instr.operands) > 3
+    needed = _missing(f"{instr.opcode} of three" if third else instr.opcode, target)
     if needed:
         raise UnsupportedPtx(
             f"{instr.opcode} needs {needed}, and the module is of .target {target}",
@@ -62,6 +71,6 @@ def _missing(opcode: str, target: str) -> str:
         if isinstance(needs, int):
             if number < needs:
                 return f"sm_{needs}"
-        elif not (own and number in needs):
+        elif not (own and number in needs) or (found[2] == "f" and _NO_FAMILY.match(opcode)):
             return " or ".join(f"sm_{each}a" for each in needs)
     return ""

@@ -5,27 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ptxemu.check.text import render
-from ptxemu.commands.subject import (
-    EXIT_CODES,
-    PROTOCOL,
-    REFUSED,
-    RIGHT,
-    WRONG,
-    Refused,
-    Subject,
-    add_limit,
-    failure_of,
-    limit_of,
-    looking_inside,
-    parse,
-    parser_of,
-    subject_of,
-)
-from ptxemu.host.command_line import source_lines, told_at_once, write_json
-from ptxemu.inspect.command_line import add_inspect_arguments
+from ptxemu.check.text import cut, render
+from ptxemu.commands import subject as subjects
+from ptxemu.commands.machine_code import keeping
+from ptxemu.commands.progress import Progress
+from ptxemu.host.command_line import told_at_once, write_json
+from ptxemu.inspect.command_line import add_inspect_arguments, source_lines
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule, add_schedule_arguments, schedules
 from ptxemu.watch import watched
@@ -38,61 +26,73 @@ No GPU is needed, and the file need not know of ptxemu: the process looks like o
 whichever way it is made: `cute.compile` and a call, a `@cute.jit` function, tvm-ffi, `ptxemu.run`,
 `ptxemu.load(...).launch`.
 
-{PROTOCOL}
+{subjects.PROTOCOL}
 
 One schedule is enough to see that an edge is missing. Others (--policy, --seeds) take other
 branches, and show as wrong results or deadlocks what the edge was for.
 
-{EXIT_CODES}"""
+{subjects.EXIT_CODES}"""
 
 
 def main(words: list[str] | None, program: str | None = None) -> int:
     """Print the findings of all schedules, and how a run failed; returns the exit code."""
     parser = arguments_of(program)
-    options = parse(parser, words)
+    options = subjects.parse(parser, words)
+    looking = subjects.looking_inside(parser, options)
+    from ptxemu.check.unused import clues  # with numpy: not for --help
 
+    with keeping():
+        try:
+            report, failures = _checked(options, looking)
+        except subjects.Refused as error:
+            parser.error(str(error))
+        print(render(report))
+        for failure in failures:
+            print(f"failed: {cut(failure)}")
+        told = failures and clues(report.launches)
+        if told:
+            print(told)
+        if options.json:
+            write_json(options.json, report)
+        if not report.launches:
+            print("nothing was launched: nothing was checked", file=sys.stderr)
+            return subjects.REFUSED
+    stopped = any(launch.stopped for launch in report.launches)
+    return subjects.WRONG if report.errors or stopped or failures else subjects.RIGHT
+
+
+def _checked(
+    options: argparse.Namespace, looking: AbstractContextManager[Report]
+) -> tuple[Report, list[str]]:
+    """As `run_all`, on a machine with a GPU."""
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
-    looking = looking_inside(parser, options)
-    changes = {"strict": options.strict, "limit": limit_of(options)}
-    with (
-        looking,
-        source_lines(),
-        told_at_once(options.json, sys.stderr),
-        machine_with_gpu(Emulator()),
-    ):
-        try:
-            subject = subject_of(options)
-        except Refused as error:
-            parser.error(str(error))
-        report, failures = run_all(subject, schedules(options.policy, options.seeds), **changes)
-    print(render(report))
-    for failure in failures:
-        print(f"failed: {failure}")
-    if options.json:
-        write_json(options.json, report)
-    if not report.launches:
-        print("nothing was launched: nothing was checked", file=sys.stderr)
-        return REFUSED
-    stopped = any(launch.stopped for launch in report.launches)
-    return WRONG if report.errors or stopped or failures else RIGHT
+    changes = {
+        "strict": options.strict,
+        "limit": subjects.limit_of(options),
+        "progress": Progress(),
+    }
+    told = told_at_once(options.json, sys.stderr)
+    with looking, source_lines(), told, machine_with_gpu(Emulator()):
+        chosen = schedules(options.policy, options.seeds)
+        return run_all(subjects.subject_of(options), chosen, **changes)
 
 
 def arguments_of(program: str | None) -> argparse.ArgumentParser:
-    parser = parser_of(program, ABOUT)
+    parser = subjects.parser_of(program, ABOUT)
     add_schedule_arguments(parser)
     parser.add_argument(
         "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
     )
-    add_limit(parser, 600.0, ", unchecked")
+    subjects.add_limit(parser, 600.0, ", unchecked")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
     add_inspect_arguments(parser)
     return parser
 
 
 def run_all(
-    subject: Subject, chosen: Sequence[Schedule], **changes: object
+    subject: subjects.Subject, chosen: Sequence[Schedule], **changes: object
 ) -> tuple[Report, list[str]]:
     """The launches of all schedules, and how they failed where the reports do not say it.
 
@@ -102,7 +102,7 @@ def run_all(
     for schedule in chosen:
         policy, seed = schedule
         with watched(policy=policy, seed=seed, check=True, **changes) as report:
-            failure = failure_of(subject, schedule)
+            failure = subjects.failure_of(subject, schedule)
         everything.launches += report.launches
         if failure and not any(launch.stopped for launch in report.launches):
             failures.append(f"{policy}, seed {seed}: {failure}")

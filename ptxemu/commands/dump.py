@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,24 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ptxemu.commands.subject import (
-    EXIT_CODES,
-    PROTOCOL,
-    REFUSED,
-    RIGHT,
-    WRONG,
-    Refused,
-    add_limit,
-    failure_of,
-    limit_of,
-    looking_inside,
-    parse,
-    parser_of,
-    subject_of,
-)
-from ptxemu.host.command_line import source_lines
+from ptxemu.commands import subject as subjects
+from ptxemu.commands.machine_code import add_machine_code
+from ptxemu.commands.progress import Progress
 from ptxemu.host.patching import environment
-from ptxemu.inspect.command_line import add_inspect_arguments
+from ptxemu.inspect.command_line import add_inspect_arguments, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule
 from ptxemu.watch import watched
@@ -46,10 +30,9 @@ install nvidia-cuda-nvdisasm`), and launches.json: entry, grid, block, cluster, 
 memory and sizes of parameters of each launch, in order. PTX is there before its kernel is executed.
 With --dump and --at, memory and registers at a line of Python as well.
 
-{PROTOCOL}
+{subjects.PROTOCOL}
 
-{EXIT_CODES}"""
-ARCH = "sm_100a"
+{subjects.EXIT_CODES}"""
 _LONGEST = 60  # characters of an entry's name in that of a file
 
 
@@ -98,18 +81,7 @@ class Folder:
         """The cubin of each kernel, which the DSL left in `cubins` or ptxas makes; SASS of it."""
         codes = [(path, path.read_bytes()) for path in sorted(cubins.rglob("*.cubin"))]
         for kernel in self.kernels.values():
-            cubin, sass = (kernel.ptx.with_suffix(f".{kind}") for kind in ("cubin", "sass"))
-            marker = f".text.{kernel.entry}\0".encode()
-            found = next((path for path, code in codes if marker in code), None)
-            if found is not None:
-                shutil.copyfile(found, cubin)
-            elif not _made("ptxas", f"-arch={_target(kernel.ptx)}", kernel.ptx, "-o", cubin):
-                continue
-            kernel.files.append(cubin.name)
-            listing = _made("nvdisasm", "-c", cubin)
-            if listing:
-                sass.write_bytes(listing.stdout)
-                kernel.files.append(sass.name)
+            kernel.files += add_machine_code(kernel.ptx, kernel.entry, codes)
         self.write()
 
     def table(self) -> str:
@@ -132,16 +104,21 @@ class Folder:
 def main(words: list[str] | None, program: str | None = None) -> int:
     """Run the subject once and write; returns the exit code."""
     parser = arguments_of(program)
-    options = parse(parser, words)
+    options = subjects.parse(parser, words)
 
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
     if options.dump_dir == parser.get_default("dump_dir"):
         options.dump_dir = str(options.out)
-    looking = looking_inside(parser, options)
+    looking = subjects.looking_inside(parser, options)
     folder = Folder(options.out)
-    changes = {"policy": options.policy, "seed": options.seed, "limit": limit_of(options)}
+    changes = {
+        "policy": options.policy,
+        "seed": options.seed,
+        "limit": subjects.limit_of(options),
+        "progress": Progress(),
+    }
     with tempfile.TemporaryDirectory(prefix="ptxemu-") as kept:
         with (
             source_lines(),
@@ -152,25 +129,25 @@ def main(words: list[str] | None, program: str | None = None) -> int:
             _written(folder, execute=not options.no_run),
         ):
             try:
-                subject = subject_of(options)
-            except Refused as error:
+                subject = subjects.subject_of(options)
+            except subjects.Refused as error:
                 parser.error(str(error))
             schedule = Schedule(options.policy, options.seed)
-            failure = failure_of(subject, schedule, quiet=options.no_run)
+            failure = subjects.failure_of(subject, schedule, quiet=options.no_run)
         folder.add_machine_code(Path(os.environ.get("CUTE_DSL_DUMP_DIR", kept)))
     if not folder.kernels:
         print("nothing was launched", file=sys.stderr)
-        return REFUSED
+        return subjects.REFUSED
     print(folder.table())
     print(f"in {options.out}")
     if failure:
         why = ", which may be because nothing was executed" * options.no_run
         print(f"failed: {failure}{why}", file=sys.stderr)
-    return WRONG if failure and not options.no_run else RIGHT
+    return subjects.WRONG if failure and not options.no_run else subjects.RIGHT
 
 
 def arguments_of(program: str | None) -> argparse.ArgumentParser:
-    parser = parser_of(program, ABOUT)
+    parser = subjects.parser_of(program, ABOUT)
     parser.add_argument(
         "--out",
         type=Path,
@@ -185,7 +162,7 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
     parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
-    add_limit(parser, 600.0)
+    subjects.add_limit(parser, 600.0)
     add_inspect_arguments(parser)
     return parser
 
@@ -233,28 +210,3 @@ def _written(folder: Folder, *, execute: bool) -> Iterator[None]:
 def _dim3(dims: Any) -> tuple[int, int, int]:
     x, y, z = [*map(int, dims), 1, 1][:3]
     return x, y, z
-
-
-def _target(ptx: Path) -> str:
-    found = re.search(r"^\.target\s+(\w+)", ptx.read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else ARCH
-
-
-def _made(tool: str, *arguments: object) -> subprocess.CompletedProcess[bytes] | None:
-    """What a tool of the CUDA toolkit did; None where there is none, or it refused."""
-    path = tool_of_cuda(tool)
-    if path is None:
-        return None
-    done = subprocess.run([path, *map(str, arguments)], capture_output=True, check=False)
-    return done if done.returncode == 0 else None
-
-
-def tool_of_cuda(name: str) -> str | None:
-    """Path of a tool: on PATH, or of NVIDIA's packages on PyPI."""
-    found = shutil.which(name)
-    spec = importlib.util.find_spec("nvidia")
-    places = spec.submodule_search_locations if spec else None
-    for place in places or ():
-        for path in sorted(Path(place).glob(f"*/bin/{name}")):
-            found = found or str(path)
-    return found

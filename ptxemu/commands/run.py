@@ -6,7 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from ptxemu.commands.subject import RIGHT, WRONG, add_limit, limit_of, looking_inside, run_script
+from ptxemu.commands import subject as subjects
+from ptxemu.commands.machine_code import keeping
+from ptxemu.commands.progress import Progress
 from ptxemu.host.command_line import add_check_arguments, checking, wanted, write_json
 from ptxemu.host.stopping import report_alone
 from ptxemu.inspect.command_line import add_inspect_arguments
@@ -36,20 +38,27 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
-    looking = looking_inside(parser, options)
-    emulator = Emulator(Options(policy=options.policy, seed=options.seed, limit=limit_of(options)))
-    with looking, checking(options, sys.stderr, at_once=True) as report:
+    looking = subjects.looking_inside(parser, options)
+    emulator = Emulator(
+        Options(
+            policy=options.policy,
+            seed=options.seed,
+            limit=subjects.limit_of(options),
+            progress=Progress(),
+        )
+    )
+    with keeping(), looking, checking(options, sys.stderr, at_once=True) as report:
         try:
             alone = report_alone(script, told=wanted(options))
             with alone as hang, machine_with_gpu(emulator):
-                run_script(script, rest, is_module=bool(options.module))
+                subjects.run_script(script, rest, is_module=bool(options.module))
         except SystemExit as ending:
             if ending.code:
                 raise
         finally:
             if options.report:
                 write_json(options.report, emulator.report, counts=True)
-    return WRONG if report.errors or hang.code else RIGHT
+    return subjects.WRONG if report.errors or hang.code else subjects.RIGHT
 
 
 def parser_of(program: str | None = None) -> argparse.ArgumentParser:
@@ -61,7 +70,7 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
     parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
-    add_limit(parser, 60.0)
+    subjects.add_limit(parser, 60.0)
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write counts and findings as JSON"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from ptxemu.errors import PtxEmuError
 from ptxemu.inspect.command_line import inspecting
@@ -111,7 +112,7 @@ def subject_of(options: argparse.Namespace) -> Subject:
     rest = options.rest
     if not options.module:
         return lambda _: run_script(rest[0], rest[1:], is_module=False)
-    function = _function_of(options.module)
+    function = function_of(options.module)
     takes_context = bool(inspect.signature(function).parameters)
 
     def call(schedule: Schedule) -> None:
@@ -120,7 +121,7 @@ def subject_of(options: argparse.Namespace) -> Subject:
     return call
 
 
-def _function_of(name: str) -> Callable[..., object]:
+def function_of(name: str) -> Callable[..., object]:
     """The function of 'path/to/file.py:function', whose folder becomes importable."""
     path, _, function = name.rpartition(":")
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -138,9 +139,20 @@ def failure_of(subject: Subject, schedule: Schedule, *, quiet: bool = False) -> 
         return f"exit code {ending.code}" if ending.code else ""
     except Exception as error:  # noqa: BLE001  (whatever it is, it fails this run alone)
         if not (quiet or isinstance(error, PtxEmuError)):
-            traceback.print_exc()
+            traceback.print_exception(type(error), error, _of_subject(error.__traceback__))
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _of_subject(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of ours that called the subject."""
+    below = frames
+    while below is not None:
+        path = below.tb_frame.f_code.co_filename
+        if path != __file__ and not path.startswith("<frozen"):
+            return below
+        below = below.tb_next
+    return frames
 
 
 def run_script(script: str, arguments: list[str], *, is_module: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ptxemu.check.text import document, render, single
-from ptxemu.host.patching import environment
+from ptxemu.inspect.command_line import source_lines
 from ptxemu.report import Finding, Report
 from ptxemu.watch import Hearer, heard, watched
 
@@ -59,10 +58,16 @@ def checking(
         told_at_once(arguments.check_json, out if at_once else None),
         watched(check=True, strict=arguments.strict) as report,
     ):
+        told = ""
         try:
             yield report
+        except Exception:
+            from ptxemu.check.unused import clues  # with numpy: not for --help
+
+            told = clues(report.launches)
+            raise
         finally:
-            print(render(report), file=out or sys.stdout)
+            print("\n".join(filter(None, (render(report), told))), file=out or sys.stdout)
             if arguments.check_json:
                 write_json(arguments.check_json, report)
 
@@ -112,15 +117,6 @@ def _lines_to(out: TextIO) -> Hearer:
             print(single(what), file=out, flush=True)
 
     return hear
-
-
-@contextmanager
-def source_lines() -> Iterator[None]:
-    """Kernels that are compiled within the block have line information, where the user has not
-    decided otherwise and nothing has imported the DSL before, which reads its settings then."""
-    name = "CUTE_DSL_LINEINFO"
-    with environment({name: os.environ.get(name, "1")}):
-        yield
 
 
 def write_json(path: Path, report: Report, *, counts: bool = False) -> None:

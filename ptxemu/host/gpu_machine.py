@@ -7,6 +7,7 @@ import faulthandler
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -18,6 +19,7 @@ from ptxemu.host.cutedsl import ARCH
 from ptxemu.host.patching import environment, patched
 from ptxemu.host.runtime_symbols import Launcher
 
+KNOWN = "Cache is disabled"  # a warning of the DSL, where it keeps PTX
 _PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 
@@ -29,6 +31,8 @@ def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
     processes that are started meanwhile inherit the rest from it.
     """
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", KNOWN, UserWarning)
         stack.enter_context(environment(_dsl_environment()))
         _pretend_for_dsl(stack, launcher)
         _pretend_for_torch(stack)

@@ -25,7 +25,7 @@ from ptxemu.host.launch_config import (
     require_allowed,
     require_settable,
 )
-from ptxemu.host.tensor_map_encode import encode_tiled
+from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
 
 Launcher = Callable[[LaunchRequest], Any]
 
@@ -226,6 +226,10 @@ class RuntimeSymbols:
     @_symbol("_cuTensorMapEncodeTiled", "piipppppiiii")
     def _encode_tensor_map(self, *values: int) -> None:
         encode_tiled(*values)
+
+    @_symbol("_cuTensorMapEncodeIm2col", "piipppppiipiiii")
+    def _encode_pixel_map(self, *values: int) -> None:
+        encode_pixels(*values)
 
     @_symbol("cuda_dialect_assert_success", "i")
     @_symbol("cuda_dialect_print_on_error", "i")

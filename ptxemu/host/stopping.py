@@ -1,4 +1,4 @@
-"""How a script ends in which an emulated launch hangs: with the report, and nothing behind it."""
+"""How a script ends in which an emulated launch fails: with what is wrong and nothing behind it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptxemu.errors import Deadlock
+from ptxemu.errors import PtxEmuError
 
 
 @dataclass
 class Ending:
-    """code: of the exit, 1 after a deadlock."""
+    """code: of the exit, 1 after an error of the emulator."""
 
     code: int = 0
 
 
 @contextmanager
 def report_alone(script: str, *, told: bool = False) -> Iterator[Ending]:
-    """Within the block a deadlock ends the script: its report and the line of the script that made
-    the launch go to stderr. Every other error passes through, with its traceback.
+    """Within the block an error of the emulator ends the script: what it says and the line of the
+    script that made the launch go to stderr. Every other error passes through, with its traceback.
 
     told: the report is printed elsewhere.
     """
     ending = Ending()
     try:
         yield ending
-    except Deadlock as error:
+    except PtxEmuError as error:
         ending.code = 1
         where = _line_of(error, script)
         text = f"launched at {where}" if where else ""

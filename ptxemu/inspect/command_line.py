@@ -32,12 +32,35 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dump", type=_kinds, metavar="KINDS", help="write some of smem,tmem,regs as files"
     )
+    add_place_arguments(group)
+    group.add_argument("--dump-dir", default=_FOLDER, metavar="DIR", help=f"default {_FOLDER}")
+    group.add_argument(
+        "--watch",
+        action="append",
+        default=[],
+        type=_said("Watch.parse"),
+        metavar="SPACE:FIRST+COUNT[@CTA]",
+        help="who writes there: bytes of global, smem, param<N>, columns of tmem; may be repeated",
+    )
+    group.add_argument(
+        "--watch-keep", type=int, default=20, metavar="N", help="newest writes kept (default 20)"
+    )
+    group.add_argument(
+        "--last", type=int, default=0, metavar="N", help="print the last N events if a launch fails"
+    )
+    group.add_argument(
+        "--name-printf", action="store_true", help="begin what a kernel prints with CTA and warp"
+    )
+
+
+def add_place_arguments(group: argparse._ActionsContainer) -> None:
+    """--at, --cta, --warp, --when, --region, --dump-limit: where and when to look."""
     group.add_argument(
         "--at",
         action="append",
         default=[],
         metavar="FILE.py:LINE",
-        help="where to dump (or ptx:LINE); before the line is executed; may be repeated",
+        help="where (or ptx:LINE); before the line is executed; may be repeated",
     )
     group.add_argument("--cta", type=_said("parse_cta"), help="only this CTA: index, or x,y,z")
     group.add_argument("--warp", type=int, help="only this warp of a CTA")
@@ -55,26 +78,8 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=OFFSET,ROWS,COLUMNS,DTYPE[,SWIZZLE]",
         help="a matrix in shared memory to dump by name, its swizzle (such as 128B) undone",
     )
-    group.add_argument("--dump-dir", default=_FOLDER, metavar="DIR", help=f"default {_FOLDER}")
     group.add_argument(
-        "--dump-limit", type=int, default=16, metavar="N", help="dumps of a launch (default 16)"
-    )
-    group.add_argument(
-        "--watch",
-        action="append",
-        default=[],
-        type=_said("Watch.parse"),
-        metavar="SPACE:FIRST+COUNT[@CTA]",
-        help="who writes there: bytes of global, smem, param<N>, columns of tmem; may be repeated",
-    )
-    group.add_argument(
-        "--watch-keep", type=int, default=20, metavar="N", help="newest writes kept (default 20)"
-    )
-    group.add_argument(
-        "--last", type=int, default=0, metavar="N", help="print the last N events if a launch fails"
-    )
-    group.add_argument(
-        "--name-printf", action="store_true", help="begin what a kernel prints with CTA and warp"
+        "--dump-limit", type=int, default=16, metavar="N", help="moments of a launch (default 16)"
     )
 
 
@@ -126,11 +131,18 @@ def _looking(changes: dict[str, Any]) -> Iterator[Report]:
     if not changes:
         yield Report()
         return
+    with source_lines(), watched(**changes) as report:
+        yield report
+
+
+@contextmanager
+def source_lines() -> Iterator[None]:
+    """Kernels that are compiled within the block have line information, where the user has not
+    decided otherwise and nothing has imported the DSL before, which reads its settings then."""
     before = os.environ.get(_LINE_INFO)
     os.environ.setdefault(_LINE_INFO, "1")
     try:
-        with watched(**changes) as report:
-            yield report
+        yield
     finally:
         if before is None:
             os.environ.pop(_LINE_INFO, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.inspect.layouts import ELEMENTS
+from ptxemu.inspect.layouts import ELEMENTS, decoded
 from ptxemu.inspect.request import Inspect, Stop, Watch
 from ptxemu.inspect.snapshot import Snapshot, Tile
 from ptxemu.inspect.tensors import HostTensor
@@ -91,13 +91,13 @@ def first_difference(
             if theirs is not None:
                 hers, wrong = tensor.values(theirs[name]), ours[name] != theirs[name]
             elif expected is not None and name in expected:
-                hers, wrong = expected[name], _apart(mine, expected[name], tolerance)
+                hers, wrong = expected[name], apart(mine, expected[name], tolerance)
             else:
                 continue
             if tolerance:
-                wrong = wrong & _apart(mine, hers, tolerance)
+                wrong = wrong & apart(mine, hers, tolerance)
             if wrong.any():
-                index = _first(wrong)
+                index = first_index(wrong)
                 writes = kept.writes(tensor, index, *runs[0])
                 others = kept.writes(tensor, index, *runs[1]) if theirs is not None else ()
                 counts = int(wrong.sum()), wrong.size
@@ -151,13 +151,19 @@ def first_tile_difference(
     stop: the line; its regions and the tiles of TMA are compared, and tensor memory as "tmem"
     ([lane, column], f32) where `stop.dump` has it. The others as of `first_difference`; `tensors`
     are only restored. Moments are compared by step, then CTA and warp; a moment that only one run
-    came to is not compared. Returns None where nothing differs.
+    came to is not compared. A tile that TMA has brought in one run alone is compared with what lies
+    there in the other. Returns None where nothing differs; raises ValueError where the runs have no
+    moment in common.
     """
     kept = _Kept(tensors or {})
+
+    notes: dict[str, None] = {}
 
     def pictures(launch: Run, changes: Changes, watches: tuple[Watch, ...] = ()) -> _Pictures:
         wanted = Inspect(stops=(stop,), watches=watches, quiet=True)
         _, report = kept.after(launch, {**changes, "inspect": wanted})
+        seen = (launched.inspection for launched in report.launches)
+        notes.update(dict.fromkeys(note for each in seen if each for note in each.notes))
         return {
             (number, *picture.key): picture
             for number, launched in enumerate(report.launches)
@@ -167,7 +173,11 @@ def first_tile_difference(
 
     runs = ((run, first or {}), (other or run, second or {}))
     mine, hers = (pictures(*each) for each in runs)
-    for key in sorted(mine.keys() & hers.keys(), key=lambda key: (key[0], *key[1:])):
+    if not mine.keys() & hers.keys():
+        counts = f"{len(mine)} in the first run, {len(hers)} in the second"
+        told = "; ".join([f"no moment at {stop.at} in both runs: {counts}", *notes])
+        raise ValueError(told)
+    for key in sorted(mine.keys() & hers.keys()):
         found = _unlike(mine[key], hers[key])
         if found is None:
             continue
@@ -187,11 +197,16 @@ _Pictures = dict[tuple[int, ...], Snapshot]
 def _unlike(mine: Snapshot, hers: Snapshot) -> tuple[Difference, Watch] | None:
     """The first tile of a moment that differs, and a watch on its element."""
     theirs = {tile.name: tile for tile in hers.tiles}
-    for tile in mine.tiles:
+    ours = {tile.name for tile in mine.tiles}
+    for tile in (*mine.tiles, *(tile for tile in hers.tiles if tile.name not in ours)):
+        values = _seen_in(mine, tile) if tile.name not in ours else tile.values
         other = theirs.get(tile.name)
-        if other is None or other.values.shape != tile.values.shape or other.dtype != tile.dtype:
+        others = other.values if other else _seen_in(hers, tile)
+        if values is None or others is None or others.shape != values.shape:
             continue
-        found = _difference(tile.name, tile.values, other.values, mine)
+        if other and other.dtype != tile.dtype:
+            continue
+        found = _difference(tile.name, values, others, mine)
         if found:
             return found, Watch("shared", *_element(tile, found.index), cta=mine.cta)
     if mine.tensor is not None and hers.tensor is not None:
@@ -199,6 +214,13 @@ def _unlike(mine: Snapshot, hers: Snapshot) -> tuple[Difference, Watch] | None:
         if found:
             return found, Watch("tensor", found.index[1], 1, cta=mine.cta)
     return None
+
+
+def _seen_in(picture: Snapshot, tile: Tile) -> np.ndarray | None:
+    """What lies where a tile of the other run does, which TMA has not brought to this one yet."""
+    if picture.shared is None:
+        return None
+    return np.asarray(decoded(picture.shared[tile.positions], tile.dtype))
 
 
 def _element(tile: Tile, index: tuple[int, ...]) -> tuple[int, int]:
@@ -212,7 +234,7 @@ def _difference(
     wrong = np.ascontiguousarray(mine).view(kind) != np.ascontiguousarray(hers).view(kind)
     if not wrong.any():
         return None
-    index = _first(wrong)
+    index = first_index(wrong)
     counts = int(wrong.sum()), wrong.size
     return Difference(name, index, mine[index], hers[index], *counts, moment=moment.key)
 
@@ -230,9 +252,9 @@ def _reference(reference: Reference, held: dict[str, HostTensor]) -> dict[str, n
     return found
 
 
-def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> np.ndarray:
+def apart(a: np.ndarray, b: np.ndarray, tolerance: float | np.ndarray) -> np.ndarray:
     """Where values differ by more than the tolerance; NaN equals NaN only."""
-    if a.dtype.kind != "f" and b.dtype.kind != "f" and not tolerance:
+    if a.dtype.kind != "f" and b.dtype.kind != "f" and not np.any(tolerance):
         return np.asarray(a != b)
     wide = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -240,7 +262,8 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> np.ndarray:
     return np.asarray(far & ~(np.isnan(wide[0]) & np.isnan(wide[1])))
 
 
-def _first(wrong: np.ndarray) -> tuple[int, ...]:
+def first_index(wrong: np.ndarray) -> tuple[int, ...]:
+    """Of an array of truths, the first in C order that holds."""
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
 
 

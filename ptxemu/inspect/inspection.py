@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu.check.barrier_names import Given
 from ptxemu.codegen.program import Program
 from ptxemu.inspect import files
 from ptxemu.inspect.places import Probes
@@ -26,14 +27,20 @@ _POINTER = 8  # bytes; the base address in a tensor map has as many
 
 
 class Inspection:
-    """Of one launch. listeners: for its machine. params: the packed kernel parameters.
+    """Of one launch. listeners: for its machine. params: the packed kernel parameters. names: of
+    mbarriers, `Options.names`.
 
     snapshots: pictures in the order in which they were taken. paths: where they were written.
     notes: what the user should know, such as a line that no instruction is from.
     """
 
     def __init__(
-        self, wanted: Inspect, program: Program, memory: GlobalMemory, params: np.ndarray
+        self,
+        wanted: Inspect,
+        program: Program,
+        memory: GlobalMemory,
+        params: np.ndarray,
+        names: Given | None = None,
     ) -> None:
         self.wanted = wanted
         self.snapshots: list[Snapshot] = []
@@ -53,7 +60,7 @@ class Inspection:
             self._stops = self._stopping(wanted, tiles)
             listeners += [tiles, self._stops]
         if wanted.last:
-            self._recent = Recent(program, wanted.last)
+            self._recent = Recent(program, wanted.last, names)
             listeners.append(self._recent)
         self.listeners = tuple(listeners)
 

@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ptxemu.check.barrier_names import BarrierNames, Given
 from ptxemu.inspect.watchpoints import short_text
+from ptxemu.machine.deadlock import inits_of
 from ptxemu.machine.listener import How, Listener, Waiters
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.mbarrier import MBarrier
     from ptxemu.machine.tmem import Move, PendingLoad
     from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.tree import Instr
 
 Words = Callable[[], str]
 
@@ -36,12 +39,17 @@ class _Run:
 
 
 class Recent(Listener):
-    """Keeps the newest `size` events; blocks that one warp runs without another event are one."""
+    """Keeps the newest `size` events; blocks that one warp runs without another event are one.
+
+    names: of mbarriers, `Options.names`.
+    """
 
     every_block = True
 
-    def __init__(self, program: Program, size: int) -> None:
+    def __init__(self, program: Program, size: int, names: Given | None = None) -> None:
         self._program = program
+        self._names = names
+        self._inits: dict[int, Instr] = {}
         self._events: deque[tuple[int, _Run | Words]] = deque(maxlen=size)
         self._count = 0
 
@@ -50,7 +58,11 @@ class Recent(Listener):
         if not self._events:
             return []
         head = f"the last {len(self._events)} of {self._count} events"
-        return [head, *(f"  {number:>6} {self._words(event)}" for number, event in self._events)]
+        told = BarrierNames(self._names, self._program.layout, self._inits).text
+        return [
+            head,
+            *(f"  {number:>6} {told(self._words(event))}" for number, event in self._events),
+        ]
 
     def _words(self, event: _Run | Words) -> str:
         if not isinstance(event, _Run):
@@ -102,6 +114,7 @@ class Recent(Listener):
     # -- synchronisation ----------------------------------------------------------------------
 
     def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        self._inits |= dict(inits_of(self._program, cta))
         text = f"{w.label}: initialises mbarrier {barrier.where} for {barrier.expected} arrivals"
         self._put(lambda: text)
 

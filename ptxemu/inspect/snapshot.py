@@ -148,9 +148,12 @@ def moved_tile(shared: np.ndarray, offset: int, brought: Brought) -> Tile:
     positions = layouts.tile_positions(tm, offset)
     values = layouts.decoded(shared[positions], dtype).reshape(layouts.tile_shape(tm))
     way = "load from" if brought.loaded else "store to"
+    box = f"box {tm.box}"
+    if tm.pixels is not None:
+        box = f"im2col offsets last, {tm.box[0]} channels of {tm.box[1]} pixels"
     origin = (
         f"TMA {way} {brought.position} of a tensor of {tm.dims} {tm.dtype} at {tm.address:#x}"
-        f" (dimension 0 first), box {tm.box}, swizzle {tm.swizzle.name}"
+        f" (dimension 0 first), {box}, swizzle {tm.swizzle.name}"
     )
     return Tile(f"tile_{offset:#x}", dtype, values, positions, origin)
 

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.check.footprints import GROUPS, accumulator_cells, filled_cells, moved_cells
+from ptxemu.check.footprints import (
+    GROUPS,
+    accumulator_cells,
+    filled_cells,
+    moved_cells,
+    shifted_cells,
+)
 from ptxemu.errors import OutOfBounds
 from ptxemu.inspect.request import Watch
 from ptxemu.inspect.stops import is_cta
@@ -279,7 +285,15 @@ class Watchpoints(Listener):
     ) -> None:
         self._bytes(self._shared(cta), offsets, nbytes, lambda: self._unit(work), lanes)
 
-    def land(self, work: Work, places: list[Place], nbytes: int, signals: Signals) -> None:
+    def land(
+        self,
+        work: Work,
+        places: list[Place],
+        nbytes: int,
+        signals: Signals,
+        *,
+        atomic: bool = False,
+    ) -> None:
         for cta, offset in places:
             self._bytes(self._shared(cta), offset, nbytes, lambda: self._unit(work))
 
@@ -288,7 +302,16 @@ class Watchpoints(Listener):
     ) -> None:
         self.land(work, places, nbytes, signals)
 
-    def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
+    def send(
+        self,
+        work: Work,
+        source: Place,
+        target: Place,
+        nbytes: int,
+        signal: MBarrier,
+        *,
+        atomic: bool = False,
+    ) -> None:
         self.land(work, [target], nbytes, [signal])
 
     def bulk_write(
@@ -328,6 +351,10 @@ class Watchpoints(Listener):
     ) -> None:
         for cta in ctas:
             self._columns(cta, lambda: filled_cells(address, shape), lambda: self._unit(work))
+
+    def shift(self, work: Work, ctas: Sequence[Cta], address: int) -> None:
+        for cta in ctas:
+            self._columns(cta, lambda: shifted_cells(address), lambda: self._unit(work))
 
     def tensor_store(self, w: Warp, address: int, move: Move) -> None:
         def cells() -> np.ndarray:

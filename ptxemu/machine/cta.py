@@ -160,14 +160,18 @@ class Cta:
     def check_warpgroups(self) -> None:
         """The manual wants setmaxnreg executed alike by all four warps of a warpgroup.
         FlashAttention-4's backward pass and CUTLASS's mixed_input_gemm, right on hardware, give
-        counts of their own to single warps: a note. It wants wgmma executed by all four, too, and
-        nothing comes of one that is not."""
+        counts of their own to single warps: a note. So does CUTLASS's GEMM for GeForce to its
+        fifth warp, the only one of its warpgroup. The manual wants wgmma executed by all four, too,
+        and nothing comes of one that is not."""
         for group in self.warpgroups.values():
             group.require_whole()
         if not self.machine.options.strict:
             return
         for first in range(0, len(self.warps), 4):
             asked = {w.index: w.register_counts[-1:] for w in self.warps[first : first + 4]}
+            if len(asked) < 4 and any(asked.values()):
+                text = f"setmaxnreg in a warpgroup of {len(asked)} warps, not 4"
+                self.machine.report(Finding("setmaxnreg", text, NOTE, rule="setmaxnreg"))
             if len({tuple(counts) for counts in asked.values()}) > 1:
                 text = f"setmaxnreg differs within a warpgroup, last count by warp: {asked}"
                 self.machine.report(Finding("setmaxnreg", text, NOTE, rule="setmaxnreg"))

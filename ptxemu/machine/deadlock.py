@@ -7,12 +7,12 @@ machine nor its program alive; `ptxemu.check.deadlock` makes text of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ptxemu.codegen.program import Program
-from ptxemu.machine.cta import Cluster, NamedBarrier
+from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier, Signal
 from ptxemu.machine.warp import Fragment, Warp
 from ptxemu.syntax.tree import Instr
@@ -75,7 +75,8 @@ class Barrier:
     phase: how many are complete. pending: arrivals that are missing, of `expected` (threads, but
     for mbarriers). tx: bytes that were announced and have not come; negative, if more came.
     arrived: names of the warps that have, where that is not told by `signals`. seen: of each warp,
-    the phases that were complete when it last found one so.
+    the phases that were complete when it last found one so. elsewhere: of the mbarriers at its
+    offset in other CTAs of the cluster, the CTA and what was done there.
     """
 
     key: Key
@@ -86,6 +87,7 @@ class Barrier:
     signals: tuple[Signalled, ...] = ()
     arrived: tuple[str, ...] = ()
     seen: dict[str, int] = field(default_factory=dict[str, int], compare=False)
+    elsewhere: tuple[tuple[str, Signalled], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Stall:
     """All that cannot go on, what it waits for, and who has exited in the CTAs that still run.
 
     executed: blocks that a warp of these CTAs has been through; opcodes: what each warp of a CTA
-    has executed; ctas: how many still run.
+    has executed; ctas: how many still run; inits: the mbarrier.init of each address; overdrawn:
+    mbarriers on which more bytes have landed than were announced; ran: blocks that each warp has
+    been through, by its name.
     """
 
     waiting: tuple[Waiting, ...]
@@ -102,6 +106,9 @@ class Stall:
     executed: frozenset[int]
     ctas: int
     opcodes: dict[int, Counter[str]]
+    inits: dict[int, Instr] = field(default_factory=dict[int, Instr])
+    overdrawn: tuple[Barrier, ...] = ()
+    ran: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
 
     @property
     def headline(self) -> str:
@@ -124,7 +131,7 @@ def observe(program: Program, clusters: Iterable[Cluster]) -> Stall:
             one, target = _waiting(program, warp, frag, runnable=bool(runnable))
             waiting.append(one)
             if one.on is not None and one.on not in barriers:
-                barriers[one.on] = _barrier(program, one.on, target)
+                barriers[one.on] = _barrier(program, one.on, target, warp.cluster)
     return Stall(
         tuple(waiting),
         barriers,
@@ -132,7 +139,27 @@ def observe(program: Program, clusters: Iterable[Cluster]) -> Stall:
         frozenset(pc for warp in warps for pc, count in enumerate(warp.counts) if count),
         len(ctas),
         opcodes,
+        {offset: instr for cta in ctas for offset, instr in inits_of(program, cta)},
+        tuple(
+            _barrier(program, ("mbarrier", cta.name(), offset), barrier, cta.cluster)
+            for cta in ctas
+            for offset, barrier in sorted(cta.mbarriers.items())
+            if barrier.tx < 0
+        ),
+        {
+            _who(warp).name: frozenset(pc for pc, count in enumerate(warp.counts) if count)
+            for warp in warps
+        },
     )
+
+
+def inits_of(program: Program, cta: Cta) -> Iterator[tuple[int, Instr]]:
+    """The mbarrier.init of each address, where it is known."""
+    for offset, barrier in cta.mbarriers.items():
+        for signal in barrier.signals.values():
+            instr = _site(program, signal) if signal.kind == "init" else None
+            if instr is not None:
+                yield offset, instr
 
 
 def _who(warp: Warp) -> Who:
@@ -181,17 +208,28 @@ def _instruction(program: Program, pc: int, polls: bool) -> Instr | None:
     return found[0] if found else None
 
 
-def _barrier(program: Program, key: Key, target: Any) -> Barrier:
+def _barrier(program: Program, key: Key, target: Any, cluster: Cluster) -> Barrier:
     if isinstance(target, MBarrier):
-        signals = tuple(_signalled(program, each, target) for each in target.signals.values())
         counts = target.phase, target.expected, target.pending, target.tx
-        return Barrier(key, *counts, signals, seen=dict(target.seen))
+        others = [(cta.name(), cta.mbarriers.get(key[2])) for cta in cluster.ctas]
+        elsewhere = tuple(
+            (cta, signal)
+            for cta, other in others
+            if other is not None and cta != key[1]
+            for signal in _all_signals(program, other)
+        )
+        signals = tuple(_all_signals(program, target))
+        return Barrier(key, *counts, signals, seen=dict(target.seen), elsewhere=elsewhere)
     if isinstance(target, NamedBarrier):
         expected = target.expected()
         return Barrier(key, 0, expected, expected - target.arrived, arrived=tuple(target.agents))
     threads = target.live_threads()
     arrived = tuple(w.label for cta in target.ctas for w in cta.warps if w.live & w.cluster_lanes)
     return Barrier(key, target.phase, threads, threads - target.arrived, arrived=arrived)
+
+
+def _all_signals(program: Program, barrier: MBarrier) -> Iterator[Signalled]:
+    return (_signalled(program, each, barrier) for each in barrier.signals.values())
 
 
 def _signalled(program: Program, signal: Signal, barrier: MBarrier) -> Signalled:

@@ -126,6 +126,9 @@ class Listener:
     def warp_synced(self, w: Warp, members: PerLane) -> None:
         """bar.warp.sync. members: its mask, one for all lanes or one for each."""
 
+    def lanes_named(self, w: Warp, members: PerLane) -> None:
+        """By an instruction with .sync: its mask, but for one of all lanes, as above."""
+
     def grid_waited(self, w: Warp) -> None: ...
 
     def fence(self, w: Warp, near: bool) -> None:
@@ -184,15 +187,33 @@ class Listener:
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         """cp.async.mbarrier.arrive."""
 
-    def land(self, work: Work, places: list[Place], nbytes: int, signals: Signals) -> None:
-        """Bytes come to shared memory and complete on mbarriers, one for all places or one each."""
+    def land(
+        self,
+        work: Work,
+        places: list[Place],
+        nbytes: int,
+        signals: Signals,
+        *,
+        atomic: bool = False,
+    ) -> None:
+        """Bytes come to shared memory and complete on mbarriers, one for all places or one each.
+        atomic: they are combined with what is there."""
 
     def load(
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
         """The same of global memory."""
 
-    def send(self, work: Work, source: Place, target: Place, nbytes: int, signal: MBarrier) -> None:
+    def send(
+        self,
+        work: Work,
+        source: Place,
+        target: Place,
+        nbytes: int,
+        signal: MBarrier,
+        *,
+        atomic: bool = False,
+    ) -> None:
         """The same of shared memory."""
 
     def bulk_read(self, work: Work, cta: Cta, low: int, nbytes: int) -> None:
@@ -240,6 +261,9 @@ class Listener:
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
         """tcgen05.cp."""
+
+    def shift(self, work: Work, ctas: Sequence[Cta], address: int) -> None:
+        """tcgen05.shift."""
 
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None: ...
 

@@ -22,7 +22,7 @@ from ptxemu.machine.memory import GlobalMemory, as_addresses
 from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
-from ptxemu.report import Finding, LaunchReport
+from ptxemu.report import Finding, LaunchReport, place_of
 
 Dim3 = tuple[int, int, int]
 MAX_THREADS = 1024
@@ -145,8 +145,10 @@ class Machine:
     # -- services of instructions -------------------------------------------------------------
 
     def find(self, check: str, message: str) -> None:
-        """Record what a check noticed, once however many CTAs show it."""
-        self.report(Finding(check, message))
+        """Record what a check noticed, once for each instruction however many CTAs show it."""
+        work = self.units.acting
+        instr = (work and work.instr) or self.program.running_instruction()
+        self.report(Finding(check, message, **(place_of(instr) if instr else {})))
 
     def report(self, finding: Finding) -> None:
         if finding not in self.findings:

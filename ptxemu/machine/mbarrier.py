@@ -112,13 +112,23 @@ class MBarrier:
         self._signalled("arrive", by, count)
         if count > self.pending:
             raise HardwareRefusal(
-                f"mbarrier at {self.where}: {count} arrivals, {self.pending} pending"
+                f"mbarrier {self.where}: {count} arrivals, {self.pending} pending" + self._full()
             )
         if drop:
             self.expected -= count
         self.pending -= count
         self._complete_if_done()
         return state
+
+    def _full(self) -> str:
+        """Why an arrival is one too many."""
+        if self.pending or not self.tx:
+            return f"; its count of {self.expected} is less than the arrivals of a phase"
+        bytes_ = f"{self.tx} bytes" if self.tx > 0 else f"the announcement of {-self.tx} bytes"
+        return (
+            f"; phase {self.phase} has all of its {self.expected} and lacks {bytes_}: somebody "
+            "arrives for the next phase before this one is complete (a wait is missing), or twice"
+        )
 
     def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False, by: str = "") -> int:
         """The arrivals of several lanes, one after the other: they may complete a phase midway."""
@@ -129,10 +139,12 @@ class MBarrier:
             self.arrive(count, drop=drop, by=by)
         return first
 
-    def expect(self, nbytes: int, *, by: str = "") -> None:
-        self._note("expect", by, nbytes)
-        self.tx += nbytes
-        self._check_tx()
+    def expect(self, nbytes: int, lanes: int = 1, *, by: str = "") -> None:
+        """expect_tx of so many lanes."""
+        self._note("expect", by, nbytes * lanes)
+        self.tx += nbytes * lanes
+        each = f": {lanes} lanes announced {nbytes} bytes each; elect one if one is to"
+        self._check_tx(each * (lanes > 1))
 
     def complete(self, nbytes: int, *, by: str = "TMA") -> None:
         """complete_tx: bytes have landed."""
@@ -147,10 +159,10 @@ class MBarrier:
         for each in self.listeners:
             each.mbarrier_signalled(self)
 
-    def _check_tx(self) -> None:
+    def _check_tx(self, why: str = "") -> None:
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
             raise HardwareRefusal(
-                f"mbarrier at {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}"
+                f"mbarrier {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}" + why
             )
 
     def _complete_if_done(self) -> None:

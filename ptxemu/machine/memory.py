@@ -250,6 +250,15 @@ class GlobalMemory:
         else:
             self._take(self._allocated.look())
 
+    def blocks(self) -> list[Block]:
+        """Allocations, as far as they are known."""
+        return self._blocks
+
+    def block_at(self, address: int) -> Block | None:
+        """The allocation that holds an address, as far as allocations are known."""
+        near = self._nearest(address)
+        return near if near is not None and near.start <= address < near.last else None
+
     def _nearest(self, address: int) -> Block | None:
         """The allocation that an address is most likely meant for."""
         index = bisect.bisect_right(self._blocks, (address, _LIMIT, _LIMIT))

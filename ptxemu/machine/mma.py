@@ -3,7 +3,10 @@
 A (M x K) and B (N x K) come as float32 from their descriptors; D stays in tensor memory as
 [column, lane], that is transposed, so one product B A^T lands where D lies. The order of the fp32
 accumulation is free on hardware and here is the BLAS's; integers are exact.
-Source: PTX ISA, tcgen05.mma. Not here: sparsity, .ws.
+With .ws each part of N has lanes of its own, and A in tensor memory is read in these lanes: for
+M = 32 and 64 there are as many copies as parts, which need not be equal (FlashMLA, kerutils'
+SM100_MMA_F16BF16_WS_TS_NOELECT, makes two products of one instruction by that).
+Source: PTX ISA, tcgen05.mma, tcgen05.mma.sp and tcgen05.mma.ws.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import numpy as np
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.operand_format import decode_in_tmem, line_bytes
 from ptxemu.machine.scale_factors import Scales, read_scales, require_scales, scaled
+from ptxemu.machine.sparsity import LISTED, expanded_parts
 from ptxemu.machine.tmem import UPPER_POISON, Tmem
+from ptxemu.machine.tmem_metadata import metadata_at, read_metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, read_operand, require_shape
 from ptxemu.numerics import formats
 
@@ -42,6 +47,7 @@ class Mma(NamedTuple):
     scale_input_d: int
     scales: Scales | None
     shift: bool
+    metadata: int | None = None
 
 
 def mma(
@@ -56,6 +62,7 @@ def mma(
     scale_input_d: int = 0,
     scales: Scales | None = None,
     shift: bool = False,
+    metadata: int | None = None,
 ) -> None:
     """Execute one MMA at once.
 
@@ -65,7 +72,7 @@ def mma(
     when false D is not read. disable_lanes: 4 words per CTA, bit i of word w keeps lane 32 w + i as
     it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32). scales:
     where the scale factors of a block-scaled kind are. shift: .ashift, the rows of A, which is in
-    tensor memory, move when they have been read.
+    tensor memory, move when they have been read. metadata: TMEM address of those of a sparse A.
     Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
     for placements of A and of scale factors in tensor memory that are not known.
     """
@@ -75,19 +82,28 @@ def mma(
     scale = _scale(instr, accumulate, scale_input_d)
     protected = disabled_lanes(disable_lanes, cta_group)
     all_b = _read_operand_b(ctas, b, instr)
+    m, group = instr.data_path(cta_group)
     for rank, cta in enumerate(ctas):
         own_a, own_b = _read_operand_a(cta, a, instr, cta_group), all_b
+        if metadata is not None:
+            where = metadata_at(metadata, instr, cta_group)
+            own_a = expanded_parts(own_a, read_metadata(cta.tmem, where), LISTED)
         if scales is not None:
             own_a, own_b = _scale_operands(cta.tmem, (own_a, all_b), instr, scales, cta_group)
-        cells = cta.tmem.accumulator(d, instr.m, instr.n, cta_group)
+        cells = cta.tmem.accumulator(d, m, instr.n, group)
+        if isinstance(a, int) and a >> 16 != d >> 16:  # PTX ISA, Layout F
+            raise HardwareRefusal(f"A of M={m} at TMEM lane {a >> 16}, D at lane {d >> 16}")
         kept = None if protected is None else protected[rank]
         saved = None if kept is None else cta.tmem.cells[:, kept]
         with np.errstate(all="ignore"):
-            _UPDATES[instr.d_format](cells, own_b, own_a.T, scale, instr.saturate)
+            if own_a.ndim > 2:
+                own_b = own_b.reshape(len(own_a), -1, own_b.shape[-1])
+            a_t = own_a.swapaxes(-1, -2)
+            _UPDATES[instr.d_format](cells, own_b, a_t, scale, instr.saturate)
         if saved is not None:
             cta.tmem.cells[:, kept] = saved
         if shift and isinstance(a, int):
-            cta.tmem.shift_operand(a, instr.m, cta_group, line_bytes(instr.a_format, instr.k))
+            cta.tmem.shift_operand(a, m, group, line_bytes(instr.a_format, instr.a_k))
 
 
 def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) -> np.ndarray:
@@ -98,13 +114,17 @@ def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) ->
 
 
 def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group: int) -> np.ndarray:
-    """This CTA's rows of A, float32 (m / cta_group, k), from shared or tensor memory."""
+    """What is stored of this CTA's rows of A, float32 (m / cta_group, k or half of it); with .ws
+    one such matrix for each part of N where A is in tensor memory."""
     if isinstance(a, SmemDesc):
         return read_operand(cta.smem, a, *idesc.shape_of_a(cta_group))
     if idesc.a_mn_major:
         raise HardwareRefusal("MMA with MN-major A in TMEM")
-    nbytes = line_bytes(idesc.a_format, idesc.k)
-    return decode_in_tmem(idesc.a_format, cta.tmem.operand_image(a, idesc.m, cta_group, nbytes))
+    nbytes = line_bytes(idesc.a_format, idesc.a_k)
+    m, group = idesc.data_path(cta_group)
+    if idesc.stationary and group > 1:
+        return decode_in_tmem(idesc.a_format, cta.tmem.operand_copies(a, m, group, nbytes))
+    return decode_in_tmem(idesc.a_format, cta.tmem.operand_image(a, m, group, nbytes))
 
 
 def _scale_operands(
@@ -122,6 +142,25 @@ def _scale_operands(
             operands, scales.placements(idesc, cta_group), ids, strict=True
         )
     ]
+
+
+def require_sparse(what: Mma) -> None:
+    """Refuse an instruction and a descriptor of which one is sparse, and what PTX ISA, "Alignment
+    restriction" excludes: metadata, or a sparse A, in other lanes than D."""
+    sparse = what.metadata is not None
+    if what.instr.sparse != sparse:
+        names = ("tcgen05.mma", "tcgen05.mma.sp")
+        raise HardwareRefusal(
+            f"{names[sparse]} with the instruction descriptor of a"
+            f" {('dense', 'sparse')[what.instr.sparse]} MMA"
+        )
+    if not sparse:
+        return
+    for name, address in (("its metadata", what.metadata), ("it", what.a)):
+        if isinstance(address, int) and address >> 16 != what.d >> 16:
+            raise HardwareRefusal(
+                f"A is sparse: {name} at TMEM lane {address >> 16}, D at lane {what.d >> 16}"
+            )
 
 
 def _update_f32(

@@ -1,7 +1,7 @@
 """The 128-byte CUtensorMap: decode, encode, and the fields that tensormap.replace rewrites.
 
-Only the tiled mode is known. The layout is not public; it was found by encoding many tensors and
-comparing (word numbers below are little-endian 32-bit words, and only the first 16 carry data):
+The layout was found by encoding many tensors with the DSL's host code and comparing (word numbers
+below are little-endian 32-bit words, and only the first 16 carry data):
 
     w0, w1     global address          w8..w12  size - 1 of dimensions 0..4 (elements)
     w2         rank, type, swizzle     w13      element strides - 1 (3 bits each), box[0] - 1 << 24
@@ -9,8 +9,14 @@ comparing (word numbers below are little-endian 32-bit words, and only the first
                1..4 / 16, low 32 bits  w15      0
     w7         their high 4 bits
 
-Dimension 0 is the contiguous one everywhere. A bit combination that this table does not explain
-raises UnsupportedPtx; what the driver or the TMA unit would reject raises HardwareRefusal.
+Bit 0 of w2 is the im2col mode: box[0] is then channels per pixel, w14 the corners of the bounding
+box and w15 pixels per column - 1. A header of NVIDIA's that FlashInfer ships, with functions of its
+own in place of the driver's (cudnn_sdpa, cudaSetTmaIm2ColDescriptor), has the same fields, and two
+that the DSL's code never sets: out-of-bounds fill and L2 promotion, in w2.
+
+Dimension 0 is the contiguous one everywhere. A bit combination that this table does not explain,
+such as an interleaved layout or the wide im2col modes, of whose maps nothing is public, raises
+UnsupportedPtx; what the driver or the TMA unit would reject raises HardwareRefusal.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import swizzle as swizzles
+from ptxemu.machine.im2col import MAX_CHANNELS, MIN_RANK, PixelBox, corners, require_box
 from ptxemu.machine.swizzle import Swizzle
 
 SIZE = 128
@@ -52,13 +59,18 @@ DTYPES: dict[str, tuple[int, int]] = {
 _NAME_OF_CODE = {code: name for name, (code, _) in DTYPES.items() if name != "tf32"}
 _PADDED = ("16u4_align16b", "16u6_align16b")  # 16 elements take 16 bytes of SMEM, with padding
 _PADDED_BOX = 128  # the only box[0] that the driver accepts for padded types
+_FLOATS = ("f16", "bf16", "f32", "tf32", "f64")  # those that can be filled with NaN
 
-_CONSTANT = 0x2  # w2[3:0]
+_IM2COL = 1 << 0
+_VERSION = 0x2  # w2[3:1], a constant
+_NAN_FILL = 1 << 15
 _TF32 = 1 << 16
-_ALWAYS_SET = 1 << 18
+_PROMOTION = 0x3 << 17  # of L2 sectors: none, 64, 128, 256 bytes; no effect on the tile
+_PROMOTION_128 = 0x2 << 17  # what the DSL asks for
 _LARGE = 1 << 21  # set for tensors of 128 KiB and more; no effect on the tile
 _LARGE_BYTES = 128 * 1024
-_W2_EXPLAINED = 0x7F | 0xF << 7 | 0x3 << 13 | _TF32 | _ALWAYS_SET | 0x3 << 19 | _LARGE
+_W2_EXPLAINED = 0x7F | 0xF << 7 | 0x3 << 13 | _NAN_FILL | _TF32 | _PROMOTION | 0x3 << 19 | _LARGE
+_TRAVERSAL_BITS = 3
 
 # (w2[14:13] mode, w2[20:19] atomicity: 0 = 16 bytes, 1 = 32 bytes)
 _SWIZZLE_CODES: dict[tuple[int, int], Swizzle] = {
@@ -73,12 +85,13 @@ _CODES_OF_SWIZZLE = {swizzle: codes for codes, swizzle in _SWIZZLE_CODES.items()
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A decoded tiled tensor map.
+    """A decoded tensor map.
 
     address: host address of element 0, bytes. dtype: key of DTYPES. dims, box: elements,
     contiguous dimension first. strides: bytes, of dimensions 1 and up. swizzle: of the SMEM image.
     gathers: the instruction names each row of the box (tile::gather4, tile::scatter4), of which the
-    128 bytes say nothing.
+    128 bytes say nothing. pixels: of a map in im2col mode, whose `box` is then channels per pixel
+    and pixels per column. nan_fill: what is out of bounds is loaded as NaN and not as zero.
     """
 
     address: int
@@ -88,6 +101,8 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: Swizzle
     gathers: bool = False
+    pixels: PixelBox | None = None
+    nan_fill: bool = False
 
     @property
     def rank(self) -> int:
@@ -168,33 +183,52 @@ def _decode(data: bytes) -> TensorMap:
     rank = (words[2] >> 4 & 0x7) + 1
     _require_explained(words, rank)
     high = [words[7] >> 4 * i & 0xF for i in range(MAX_RANK - 1)]
-    sides = (words[13] >> 24, *words[14].to_bytes(4, "little"))
+    im2col = bool(words[2] & _IM2COL)
+    outer = (words[15],) if im2col else tuple(words[14].to_bytes(4, "little"))[: rank - 1]
     tensor_map = TensorMap(
         address=words[0] | words[1] << 32,
         dtype=_dtype_of(words[2]),
         dims=tuple(size + 1 for size in words[8 : 8 + rank]),
         strides=tuple((words[3 + i] | high[i] << 32) * 16 for i in range(rank - 1)),
-        box=tuple(side + 1 for side in sides[:rank]),
+        box=tuple(side + 1 for side in (words[13] >> 24, *outer)),
         swizzle=_swizzle_of(words[2]),
+        pixels=_pixels_of(words, rank) if im2col else None,
+        nan_fill=bool(words[2] & _NAN_FILL),
     )
     _require_legal(tensor_map)
     return tensor_map
 
 
+def _pixels_of(words: tuple[int, ...], rank: int) -> PixelBox:
+    lower, upper, _ = corners(words[14], rank - 2)
+    mask = (1 << _TRAVERSAL_BITS) - 1
+    strides = (words[13] >> _TRAVERSAL_BITS * dim & mask for dim in range(1, rank - 1))
+    return PixelBox(lower, upper, tuple(stride + 1 for stride in strides))
+
+
 def _require_explained(words: tuple[int, ...], rank: int) -> None:
     """Refuse bits whose meaning is not known, and data in the fields of dimensions beyond rank."""
     w2 = words[2]
-    unexplained = w2 & ~_W2_EXPLAINED or w2 & 0xF != _CONSTANT or not w2 & _ALWAYS_SET
-    if unexplained or rank > MAX_RANK:
+    im2col = bool(w2 & _IM2COL)
+    unexplained = w2 & ~_W2_EXPLAINED or w2 & 0xF & ~_IM2COL != _VERSION
+    if unexplained or rank > MAX_RANK or (im2col and rank < MIN_RANK):
         raise UnsupportedPtx(f"tensor map word 2 has unexplained bits: {w2:#010x}")
     unused = [(8 + dim, words[8 + dim]) for dim in range(rank, MAX_RANK)]
     unused += [(2 + dim, words[2 + dim]) for dim in range(rank, MAX_RANK)]
-    unused += [
-        (7, words[7] >> 4 * (rank - 1)),
-        (13, words[13] & 0xFFFFFF),  # element strides other than 1, and unknown bits
-        (14, words[14] >> 8 * (rank - 1)),
-        (15, words[15]),
-    ]
+    unused.append((7, words[7] >> 4 * (rank - 1)))
+    if im2col:  # of C and N a traversal stride has no meaning that is known
+        known = (1 << _TRAVERSAL_BITS * (rank - 2)) - 1 << _TRAVERSAL_BITS
+        unused += [
+            (13, words[13] & 0xFFFFFF & ~known),
+            (14, corners(words[14], rank - 2)[2]),
+            (15, words[15] >> 10),
+        ]
+    else:
+        unused += [
+            (13, words[13] & 0xFFFFFF),  # element strides other than 1, and unknown bits
+            (14, words[14] >> 8 * (rank - 1)),
+            (15, words[15]),
+        ]
     for index, value in unused:
         if value:
             raise UnsupportedPtx(f"tensor map word {index} has unexplained bits: {value:#x}")
@@ -223,7 +257,12 @@ def _swizzle_of(w2: int) -> Swizzle:
 
 
 def _require_legal(tm: TensorMap) -> None:
-    """The limits of cuTensorMapEncodeTiled; also met by tensormap.replace'd maps when used."""
+    """The limits of cuTensorMapEncodeTiled and Im2col; also met by tensormap.replace'd maps when
+    used."""
+    if tm.nan_fill and tm.dtype not in _FLOATS:
+        raise HardwareRefusal(f"tensor map of {tm.dtype} that fills with NaN; needs {_FLOATS}")
+    if tm.pixels is not None:
+        require_box(tm.pixels, tm.dims[1:-1], tm.box[1])
     alignment = 32 if tm.padded else 16
     if tm.address % alignment:
         raise HardwareRefusal(f"tensor map base {tm.address:#x} not {alignment}-byte aligned")
@@ -257,6 +296,7 @@ def encode(
     box: tuple[int, ...],
     dtype: str,
     swizzle: str = "128B",
+    nan_fill: bool = False,
 ) -> bytes:
     """Encode a tiled map the way the DSL's host code does: the inverse of `decode`.
 
@@ -272,34 +312,81 @@ def encode(
         )
     if not all(1 <= side <= MAX_BOX for side in box):
         raise HardwareRefusal(f"tensor map box {box}, limit is {MAX_BOX} per dimension")
-    if not all(1 <= size <= 1 << 32 for size in dims):
-        raise HardwareRefusal(f"tensor map dims {dims}, limit is 2**32")
     tm = TensorMap(
-        address, dtype, tuple(dims), tuple(strides), tuple(box), swizzles.BY_NAME[swizzle]
-    )
-    _require_legal(tm)
-    words = [0] * 16
-    words[0:2] = address & 0xFFFFFFFF, address >> 32
-    words[2] = _w2_of(tm)
-    for i, stride in enumerate(strides):
-        words[3 + i] = stride >> 4 & 0xFFFFFFFF
-        words[7] |= stride >> 36 << 4 * i
-    words[8 : 8 + rank] = [size - 1 for size in dims]
-    words[13] = box[0] - 1 << 24
+        address, dtype, tuple(dims), tuple(strides), tuple(box), swizzles.BY_NAME[swizzle],
+        nan_fill=nan_fill,
+    )  # fmt: skip
+    words = _common_words(tm)
     words[14] = int.from_bytes(bytes(side - 1 for side in box[1:]), "little")
     return _WORDS.pack(*words).ljust(SIZE, b"\0")
+
+
+def encode_im2col(
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, int],
+    pixels: PixelBox,
+    dtype: str,
+    swizzle: str = "128B",
+    nan_fill: bool = False,
+) -> bytes:
+    """Encode a map in im2col mode, as `encode` does a tiled one.
+
+    dims: C, W, (H, (D,)) N. strides: bytes, of all but C. box: channels per pixel and pixels per
+    column. Raises HardwareRefusal for what cuTensorMapEncodeIm2col rejects.
+    """
+    rank, spatial = len(dims), len(dims) - 2
+    given = (pixels.lower, pixels.upper, pixels.strides)
+    if not MIN_RANK <= rank <= MAX_RANK or len(strides) != rank - 1:
+        raise HardwareRefusal(
+            f"im2col tensor map of {rank} dims and {len(strides)} strides; needs {MIN_RANK} to"
+            f" {MAX_RANK} dims, one stride fewer"
+        )
+    if any(len(each) != spatial for each in given) or not 1 <= box[0] <= MAX_CHANNELS:
+        raise HardwareRefusal(
+            f"im2col tensor map of {box[0]} channels per pixel with corners and traversal strides"
+            f" {given}; needs up to {MAX_CHANNELS} channels and {spatial} of each"
+        )
+    tm = TensorMap(
+        address, dtype, tuple(dims), tuple(strides), tuple(box), swizzles.BY_NAME[swizzle],
+        pixels=pixels, nan_fill=nan_fill,
+    )  # fmt: skip
+    words = _common_words(tm)
+    for dim, stride in enumerate(pixels.strides, start=1):
+        words[13] |= stride - 1 << _TRAVERSAL_BITS * dim
+    words[14], words[15] = pixels.corner_word(), box[1] - 1
+    return _WORDS.pack(*words).ljust(SIZE, b"\0")
+
+
+def _common_words(tm: TensorMap) -> list[int]:
+    """What both modes have, of a map that is checked."""
+    if not all(1 <= size <= 1 << 32 for size in tm.dims):
+        raise HardwareRefusal(f"tensor map dims {tm.dims}, limit is 2**32")
+    _require_legal(tm)
+    words = [0] * 16
+    words[0:2] = tm.address & 0xFFFFFFFF, tm.address >> 32
+    words[2] = _w2_of(tm)
+    for i, stride in enumerate(tm.strides):
+        words[3 + i] = stride >> 4 & 0xFFFFFFFF
+        words[7] |= stride >> 36 << 4 * i
+    words[8 : 8 + tm.rank] = [size - 1 for size in tm.dims]
+    words[13] = tm.box[0] - 1 << 24
+    return words
 
 
 def _w2_of(tm: TensorMap) -> int:
     mode, atomicity = _CODES_OF_SWIZZLE[tm.swizzle]
     outermost = tm.strides[-1] if tm.strides else tm.element_bits // 8
     return (
-        _CONSTANT
+        _VERSION
+        | (_IM2COL if tm.pixels is not None else 0)
         | tm.rank - 1 << 4
         | DTYPES[tm.dtype][0] << 7
         | mode << 13
+        | (_NAN_FILL if tm.nan_fill else 0)
         | (_TF32 if tm.dtype == "tf32" else 0)
-        | _ALWAYS_SET
+        | _PROMOTION_128
         | atomicity << 19
         | (_LARGE if outermost * tm.dims[-1] >= _LARGE_BYTES else 0)
     )
@@ -310,9 +397,11 @@ def replace_field(raw: bytearray | np.ndarray, field: str, ordinal: int, value: 
 
     field: global_address, global_dim (ordinal 0..4) or global_stride (ordinal 0 is dimension 1).
     value: address; size in elements; stride in bytes. Raises UnsupportedPtx for the other fields,
-    HardwareRefusal for a value that the field cannot hold.
+    HardwareRefusal for a value that the field cannot hold, and for a map in im2col mode.
     """
     words = np.frombuffer(raw, dtype="<u4")
+    if words[2] & _IM2COL:
+        raise HardwareRefusal("tensormap.replace.tile on a tensor map of im2col mode")
     if field == "global_address":
         words[0], words[1] = value & 0xFFFFFFFF, value >> 32
     elif field == "global_dim":

@@ -5,7 +5,9 @@ Two independent halves, so that the caller decides when each happens: `load_tile
 `place_tile` / `gather_tile` between the dense image and swizzled shared memory.
 `memory` is any object with read_rows(addresses int64 (n,), nbytes) -> uint8 (n, nbytes) and
 write_rows(addresses, data uint8 (n, nbytes)), both bounds-checked.
-Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled mode.
+A position is the coordinates of the box, behind them the rows that a gather names, or the offsets
+of im2col mode.
+Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled and im2col mode.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.im2col import PixelBox, pixels
 from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.swizzle import Swizzle
 from ptxemu.machine.tensor_map import TensorMap
@@ -24,6 +27,9 @@ from ptxemu.numerics import arith, formats, half
 
 SMEM_ALIGNMENT = 128  # of the SMEM address of a tiled TMA operation, bytes
 _WORD = 8  # bytes moved per index: divides every swizzle atom
+# The manual's OOB-NaN, two bytes of it, in elements of any size. By another emulator of PTX (among
+# the public repositories), which says that it was seen on GPUs; the manual does not name the bits.
+_OOB_NAN = 0x7FF7
 
 
 class RowMemory(Protocol):
@@ -43,20 +49,31 @@ class _Clip(NamedTuple):
 def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.ndarray:
     """Read the box at element coordinates `coords` (dimension 0 first, may be negative).
 
-    Returns the dense image, uint8 (tm.box_bytes,); elements out of bounds are zero. tf32 maps
-    round to nearest even at 10 mantissa bits (measured on sm_120, Triton pull request 11751).
+    Returns the dense image, uint8 (tm.box_bytes,); elements out of bounds are zero, or the map's
+    NaN. tf32 maps round to nearest even at 10 mantissa bits (measured on sm_120, Triton pull
+    request 11751).
     """
     clip = _clip(tm, coords)
     width = clip.columns.stop - clip.columns.start
     if isinstance(clip.rows, slice) and width == tm.row_bytes:
-        image = memory.read_rows(clip.addresses, width)
+        image = _loaded(tm, memory.read_rows(clip.addresses, width))
     else:
-        image = np.zeros((tm.rows, tm.row_bytes), np.uint8)
+        image = _background(tm)
         if width > 0 and len(clip.addresses):
-            image[clip.rows, clip.columns] = memory.read_rows(clip.addresses, width)
-    if tm.dtype == "tf32":
-        image = _round_to_tf32(np.ascontiguousarray(image))
+            image[clip.rows, clip.columns] = _loaded(tm, memory.read_rows(clip.addresses, width))
     return (_pad(image, 2 * tm.element_bits) if tm.padded else image).reshape(-1)
+
+
+def _background(tm: TensorMap) -> np.ndarray:
+    """The image of a box that lies out of bounds, uint8 (rows, bytes)."""
+    if tm.nan_fill:
+        return np.full((tm.rows, tm.row_bytes // 2), _OOB_NAN, "<u2").view(np.uint8)
+    return np.zeros((tm.rows, tm.row_bytes), np.uint8)
+
+
+def _loaded(tm: TensorMap, rows: np.ndarray) -> np.ndarray:
+    """Rows of global memory as they come to the image."""
+    return _round_to_tf32(np.ascontiguousarray(rows)) if tm.dtype == "tf32" else rows
 
 
 def store_tile(
@@ -160,6 +177,8 @@ def _clip(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
     _require_coords(tm, coords)
     if tm.gathers:
         return _named_rows(tm, coords)
+    if tm.pixels is not None:
+        return _named_pixels(tm, tm.pixels, coords)
     origin = tm.address + coords[0] * tm.element_bits // 8
     origin += sum(c * stride for c, stride in zip(coords[1:], tm.strides, strict=True))
     addresses = as_addresses([origin]) + _row_offsets(tm.strides, tm.box)  # modulo 2^64
@@ -180,6 +199,23 @@ def _named_rows(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
     columns = _columns(tm, coords[0])
     every = slice(None) if len(rows) == tm.rows else rows
     return _Clip(addresses + columns.start, every, columns)
+
+
+def _named_pixels(tm: TensorMap, box: PixelBox, coords: tuple[int, ...]) -> _Clip:
+    """The pixels of an im2col operation that are in the tensor; coords: C, W, (H, (D,)) N, and an
+    offset for each of those in the middle."""
+    start, offsets = coords[1 : tm.rank], coords[tm.rank :]
+    where = pixels(box, tm.dims[1:-1], start, tm.rows)
+    inside = np.ones(tm.rows, bool)
+    addresses = np.full(tm.rows, as_addresses([tm.address + coords[0] * tm.element_bits // 8])[0])
+    for at, offset, size, stride in zip(where, (*offsets, 0), tm.dims[1:], tm.strides, strict=True):
+        at = at + offset
+        inside &= (at >= 0) & (at < size)
+        addresses += at * stride
+    columns = _columns(tm, coords[0])
+    rows = np.flatnonzero(inside)
+    every = slice(None) if len(rows) == tm.rows else rows
+    return _Clip(addresses[rows] + columns.start, every, columns)
 
 
 def _columns(tm: TensorMap, start: int) -> slice:
@@ -225,7 +261,8 @@ def _row_offsets(strides: tuple[int, ...], box: tuple[int, ...]) -> np.ndarray:
 
 
 def _require_coords(tm: TensorMap, coords: tuple[int, ...]) -> None:
-    if len(coords) != (1 + tm.rows if tm.gathers else tm.rank):
+    wanted = tm.rank if tm.pixels is None else 2 * tm.rank - 2
+    if len(coords) != (1 + tm.rows if tm.gathers else wanted):
         raise HardwareRefusal(f"{len(coords)}-d TMA instruction on a {tm.rank}-d tensor map")
     granule = 128 if tm.padded else max(1, 8 // tm.element_bits)
     if coords[0] % granule:

@@ -4,7 +4,9 @@
 A TMEM address is lane << 16 | column.
 Sources: PTX ISA, tcgen05 "Tensor Memory addressing", "allocation", "data movement shapes" and
 "data path layout organization"; CUTLASS cute/atom/copy_traits_sm100.hpp for the register maps of
-16x64b and 16x32bx2, whose figures the manual gives only as pictures.
+16x64b and 16x32bx2, whose figures the manual gives only as pictures. Where A lies for M = 64 say
+both the manual ("Data Path Layout Organization", Layout F: the lanes of D) and CUTLASS
+(cute/atom/mma_traits_sm100_frag.hpp, tmem_frg_1sm, NonInterleaved).
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 
 COLUMNS = 512
 LANES = 128
+QUARTER = 32  # lanes that one warp of a warpgroup reaches
+SHIFTED_COLUMNS = 8  # of tcgen05.shift
 POISON = 0xFFFFFFFF  # NaN as f32 and as two f16
 UPPER_POISON = np.uint32(0xFFFF0000)  # above a 16-bit element, where no value is defined
 _ALLOCATION_SIZES = (32, 64, 128, 256, 512)
@@ -93,13 +97,15 @@ class Tmem:
                 return base
         return None
 
+    def _listed(self) -> str:
+        return ", ".join(f"{n} at {c:#x}" for c, n in self.allocations.items()) or "nothing"
+
     def dealloc(self, address: int, columns: int) -> None:
         """tcgen05.dealloc: give back a whole allocation."""
         _require_allocation_size(columns)
         if self.allocations.get(address) != columns:
             raise HardwareRefusal(
-                f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: "
-                + (", ".join(f"{n} at {c:#x}" for c, n in self.allocations.items()) or "nothing")
+                f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: {self._listed()}"
             )
         del self.allocations[address]
         self._allocated &= ~_mask(address, columns)
@@ -120,7 +126,9 @@ class Tmem:
         never = missing & ~self._freed
         if never:
             column = (never & -never).bit_length() - 1
-            raise HardwareRefusal(f"TMEM not allocated: column {column:#x}")
+            raise HardwareRefusal(
+                f"TMEM not allocated: column {column:#x}; columns that are: {self._listed()}"
+            )
         self._find("tmem", "tensor memory is accessed after its deallocation")
 
     def load(
@@ -193,51 +201,82 @@ class Tmem:
     def accumulator(self, address: int, m: int, n: int, cta_group: int) -> np.ndarray:
         """This CTA's part of a D matrix, as a view of the cells that reads as (n, rows).
 
-        Its shape is (n, 128), (n, 4, 16) or (2, n / 2, 64): reshaped to (n, rows) in C order it is
-        D transposed, with 128, 64 and 64 rows of this CTA for M = 128 (or 256 by a pair), M = 64,
-        and M = 128 by a pair. 16-bit elements are the low halves of their cells.
+        Its shape is (n, 128), (n, 4, 16), (2, n / 2, 64) or (4, n / 4, 32): reshaped to (n, rows)
+        in C order it is D transposed, with 128, 64, 64 and 32 rows of this CTA for M = 128 (or 256
+        by a pair), M = 64, M = 128 by a pair, and by four, which M = 32 of tcgen05.mma.ws is like.
+        16-bit elements are the low halves of their cells.
         """
         lane, column = address >> 16, address & 0xFFFF
         rows = m // cta_group
         if lane not in ((0, 16) if m == 64 else (0,)):
             raise HardwareRefusal(f"D of M={m} at TMEM lane {lane}")
-        columns = n if rows == 128 or cta_group == 1 else n // 2
+        columns = n if rows == 128 or cta_group == 1 else n // cta_group
         self.check(column, columns)
         cells = self.cells[column : column + columns]
         if rows == 128:
             return cells
         if cta_group == 1:
             return cells.reshape(n, 4, 32)[:, :, lane : lane + 16]
-        return cells.reshape(n // 2, 2, 64).transpose(1, 0, 2)
+        return cells.reshape(columns, cta_group, rows).transpose(1, 0, 2)
 
     def operand_image(self, address: int, m: int, cta_group: int, nbytes: int) -> np.ndarray:
         """An A operand's bytes, uint8 (rows of one CTA, nbytes), K packed along the columns.
 
         Of M = 128 by a pair both halves of the lanes hold the CTA's 64 rows (CUTLASS, `Duplicated`
-        of `tmem_frg_2sm`); raises UnsupportedPtx where they differ, and for M = 64, whose lanes are
-        not known.
+        of `tmem_frg_2sm`); raises UnsupportedPtx where they differ.
         """
-        rows = m // cta_group
-        if m < LANES:
-            raise UnsupportedPtx(f"A in TMEM for M={m} cta_group::{cta_group}")
-        lane, column = address >> 16, address & 0xFFFF
-        if lane:
-            raise HardwareRefusal(f"A of M={m} at TMEM lane {lane}")
-        columns = nbytes // 4
-        self.check(column, columns)
-        lanes = np.ascontiguousarray(self.cells[column : column + columns].T)
-        if (lanes[:rows] != lanes[-rows:]).any():
+        copies = self.operand_copies(address, m, cta_group, nbytes)
+        if len(copies) > 1 and (copies[0] != copies[1]).any():
+            column = address & 0xFFFF
             raise UnsupportedPtx(f"A in TMEM column {column:#x} differs between the lanes' halves")
-        return lanes[:rows].view(np.uint8)
+        return copies[0]
+
+    def operand_copies(self, address: int, m: int, cta_group: int, nbytes: int) -> np.ndarray:
+        """The same for each part of the lanes that has all rows, uint8 (parts, rows, nbytes): with
+        tcgen05.mma.ws each part of N is multiplied with the A in its lanes."""
+        lanes = operand_lanes(address >> 16, m, cta_group)
+        column, columns = address & 0xFFFF, nbytes // 4
+        self.check(column, columns)
+        rows = np.ascontiguousarray(self.cells[column : column + columns].T)
+        if lanes.size < LANES:
+            rows = rows[lanes[0]]
+        return rows.view(np.uint8).reshape(*lanes.shape, nbytes)
 
     def shift_operand(self, address: int, m: int, cta_group: int, nbytes: int) -> None:
         """tcgen05.mma.ashift: each row of A becomes the one behind it, but for the last one of each
-        quarter of the lanes (CUTLASS primitives/tcgen05/1cta_mma_a_from_tmem.py)."""
-        if m // cta_group != LANES:
-            raise UnsupportedPtx(f".ashift of M={m} cta_group::{cta_group}")
+        quarter of the lanes, and both copies of A for M = 128 by a pair (CUTLASS
+        primitives/tcgen05/1cta_mma_a_from_tmem.py; the manual has it for M = 128 and 256)."""
+        if m < LANES:
+            raise HardwareRefusal(f".ashift of M={m}, must be 128 or 256")
         column = address & 0xFFFF
-        quarters = self.cells[column : column + nbytes // 4].reshape(-1, LANES // 32, 32)
+        quarters = self.cells[column : column + nbytes // 4].reshape(-1, LANES // QUARTER, QUARTER)
         quarters[:, :, :-1] = quarters[:, :, 1:]
+
+    def shift_rows(self, address: int) -> None:
+        """tcgen05.shift.down: the same of 32 bytes of the quarter of the lanes at `address`."""
+        lane, column = address >> 16, address & 0xFFFF
+        self.check(column, SHIFTED_COLUMNS)
+        quarter = self.cells[column : column + SHIFTED_COLUMNS, lane : lane + QUARTER]
+        quarter[:, :-1] = quarter[:, 1:]
+
+
+@lru_cache(maxsize=64)
+def operand_lanes(lane: int, m: int, cta_group: int) -> np.ndarray:
+    """The lanes of an A operand at `lane`, intp [copy, row]: of M = 64 the 16 lanes of each quarter
+    that D has, too, of M = 128 by a pair all lanes, for two copies."""
+    if lane not in ((0, 16) if m == 64 else (0,)):
+        raise HardwareRefusal(f"A of M={m} at TMEM lane {lane}")
+    lanes = np.arange(LANES, dtype=np.intp)
+    if m == 64:
+        return lanes.reshape(-1, QUARTER)[:, lane : lane + 16].reshape(1, -1)
+    return lanes.reshape(-1, m // cta_group)
+
+
+def require_shifted(address: int) -> None:
+    """What PTX ISA asks of the address of tcgen05.shift."""
+    lane = address >> 16
+    if lane % QUARTER or lane >= LANES:
+        raise HardwareRefusal(f"tcgen05.shift at TMEM lane {lane}, must be 0, 32, 64 or 96")
 
 
 def _mask(column: int, count: int) -> int:

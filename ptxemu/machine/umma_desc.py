@@ -66,7 +66,7 @@ def smem_desc(value: int) -> SmemDesc:
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 _E2M1 = {1: "packed e2m1"}
 
-# kind: (K of a dense MMA, formats of A and B by code, formats of D by code)
+# kind: (K of a dense MMA, half that of a sparse one, formats of A and B by code, those of D)
 _KINDS: dict[str, tuple[int, dict[int, str], dict[int, str]]] = {
     "f16": (16, {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}),
     "tf32": (8, {2: "tf32"}, {1: "f32"}),
@@ -77,6 +77,9 @@ _KINDS: dict[str, tuple[int, dict[int, str], dict[int, str]]] = {
     "mxf4nvf4": (64, _E2M1, {}),
 }
 _PACKED_KINDS = ("mxf4", "mxf4nvf4")
+_SPARSE = 1 << 2
+_SELECTORS = {"f16": 2, "tf32": 2}  # so many; 1 of other kinds
+_PACKED_VERSION = 1 << 12
 _K_SIZE = 1 << 3 | 1 << 31  # of the packed kinds; 0 is K = 64
 _MN_MAJOR_FORMATS = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8"}
 _SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
@@ -84,10 +87,11 @@ _SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
 
 @dataclass(frozen=True)
 class InstrDesc:
-    """A decoded instruction descriptor of a dense MMA; formats are keys of FORMATS.
+    """A decoded instruction descriptor; formats are keys of FORMATS.
 
-    m, n, k: shape of the whole MMA (both CTAs of a pair). scale_format, a_scale_id, b_scale_id:
-    of the block-scaled kinds, else None and 0; those always have d_format f32.
+    m, n, k: shape of the whole MMA (both CTAs of a pair). sparse: of a row of A only half is
+    stored; selector: of its metadata. stationary: of tcgen05.mma.ws. scale_format, a_scale_id,
+    b_scale_id: of the block-scaled kinds, else None and 0; those always have d_format f32.
     """
 
     kind: str
@@ -105,13 +109,29 @@ class InstrDesc:
     scale_format: str | None = None
     a_scale_id: int = 0
     b_scale_id: int = 0
+    sparse: bool = False
+    selector: int = 0
+    stationary: bool = False
+
+    @property
+    def a_k(self) -> int:
+        """Elements of a row of A that are stored."""
+        return self.k // 2 if self.sparse else self.k
+
+    def data_path(self, ctas: int) -> tuple[int, int]:
+        """M and CTAs of a dense MMA whose A and D lie in tensor memory as those of this one: of a
+        sparse M = 128 each CTA of a pair has 64 rows as one alone would (PTX ISA, "Layout C"); with
+        .ws the parts of N, 4 or 2 for M = 32 or 64, have lanes of their own ("Layout G", "E")."""
+        if self.stationary:
+            return 128, 128 // self.m
+        return (64, 1) if self.sparse and self.m // ctas == 64 else (self.m, ctas)
 
     def shape_of_a(self, ctas: int) -> tuple[int, int, str, bool]:
-        """Of one of so many CTAs: rows, K, format, MN-major?"""
-        return self.m // ctas, self.k, self.a_format, self.a_mn_major
+        """Of one of so many CTAs: rows, what is stored of K, format, MN-major?"""
+        return self.m // ctas, self.a_k, self.a_format, self.a_mn_major
 
     def shape_of_b(self, ctas: int) -> tuple[int, int, str, bool]:
-        """The same."""
+        """Of one of so many CTAs: rows, K, format, MN-major?"""
         return self.n // ctas, self.k, self.b_format, self.b_mn_major
 
 
@@ -120,19 +140,23 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
     """Decode a 32-bit instruction descriptor of `kind` (f16, tf32, f8f6f4, i8, mxf8f6f4, ...).
 
     Raises HardwareRefusal for reserved values and what sm_100a does not have, UnsupportedPtx for
-    sparsity and .ws shifts. Bit 12 of the packed kinds is the version of sparsity: a dense MMA
+    .ws shifts. Bit 12 of the packed kinds is the version of sparsity, 0 on sm_100a: a dense MMA
     ignores it (CUTLASS's descriptors for them set it).
     """
-    if value & 0x7:
-        raise UnsupportedPtx(f"instruction descriptor {value:#010x}: sparse MMA")
     scaled, packed = kind.startswith("mx"), kind in _PACKED_KINDS
+    sparse, selector = bool(value & _SPARSE), value & 0x3
+    _require_selector(kind, sparse, selector, value)
+    if packed and sparse and value & _PACKED_VERSION:
+        raise HardwareRefusal(f"instruction descriptor {value:#010x}: sparsity of another version")
     if packed and value & _K_SIZE:
         raise HardwareRefusal(f"instruction descriptor {value:#010x}: K is 64 on sm_100a")
     k, operand_formats, d_formats = _KINDS[kind]
     common: dict[str, Any] = {
         "kind": kind,
         "n": (value >> 17 & 0x3F) << 3,
-        "k": k,
+        "k": 2 * k if sparse else k,
+        "sparse": sparse,
+        "selector": selector,
         "a_format": _format(operand_formats, "A format", value, 7, 0x7),
         "b_format": _format(operand_formats, "B format", value, 10, 0x3 if packed else 0x7),
         "a_negate": bool(value >> 13 & 1),
@@ -167,6 +191,21 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
     return desc
 
 
+@lru_cache(maxsize=1024)
+def stationary_desc(kind: str, value: int) -> InstrDesc:
+    """The same of tcgen05.mma.ws, whose B is the stationary operand."""
+    return replace(instr_desc(kind, value), stationary=True)
+
+
+def _require_selector(kind: str, sparse: bool, selector: int, value: int) -> None:
+    """Which half of the metadata's 64 bits, of kinds that need only one."""
+    count = _SELECTORS.get(kind, 1) if sparse else 1
+    if selector >= count:
+        what = f"must be below {count}" if sparse else "and the MMA is dense"
+        told = f"instruction descriptor {value:#010x}: sparsity selector {selector}, {what}"
+        raise UnsupportedPtx(told) if count > 1 else HardwareRefusal(told)
+
+
 def _format(names: dict[int, str], field: str, value: int, shift: int, mask: int) -> str:
     code = value >> shift & mask
     if code not in names:
@@ -192,7 +231,7 @@ def _require_consistent(desc: InstrDesc, value: int) -> None:
             raise HardwareRefusal(f"instruction descriptor {value:#010x}: {what}")
 
 
-# (integer kind, cta_group): legal N of a dense MMA; M is 64 or 128 rows per CTA
+# (integer kind, cta_group): legal N; M is 64 or 128 rows per CTA
 _LEGAL_N: dict[tuple[bool, int], set[int]] = {
     (False, 1): set(range(8, 257, 8)),
     (False, 2): set(range(16, 257, 16)),
@@ -203,8 +242,17 @@ _LEGAL_N: dict[tuple[bool, int], set[int]] = {
 
 @lru_cache(maxsize=1024)
 def require_shape(desc: InstrDesc, cta_group: int) -> None:
-    """Refuse M and N that a dense MMA of `cta_group` 1 or 2 does not have."""
-    legal_m = (64, 128) if cta_group == 1 else (128, 256)
+    """Refuse M and N that an MMA of `cta_group` 1 or 2 does not have: PTX ISA, "Matrix Shape".
+
+    CUTLASS (cute/arch/mma_sm100_umma.hpp) asks for N in steps of 16 and 32 of some sparse forms,
+    whose table in the manual has the steps of dense ones.
+    """
+    if desc.stationary:
+        _require_stationary(desc)
+        return
+    legal_m: tuple[int, ...] = (64, 128) if cta_group == 1 else (128, 256)
+    if desc.sparse and desc.scale_format is not None:
+        legal_m = legal_m[1:]
     legal_n = _LEGAL_N[desc.kind == "i8", cta_group]
     if desc.b_mn_major and line_bytes(desc.b_format, 1) == 1:
         step = 16 * cta_group  # nvidia-cutlass-dsl, cute/nvgpu/tcgen05/mma.py, asks for it
@@ -213,6 +261,15 @@ def require_shape(desc: InstrDesc, cta_group: int) -> None:
         raise HardwareRefusal(
             f"MMA kind::{desc.kind} cta_group::{cta_group} of M={desc.m} N={desc.n}, must be M of"
             f" {legal_m} and N of {sorted(legal_n)}"
+        )
+
+
+def _require_stationary(desc: InstrDesc) -> None:
+    """Refuse M and N that tcgen05.mma.ws does not have."""
+    legal_n = (64, 128) if desc.sparse else (64, 128, 256)
+    if desc.m not in (32, 64, 128) or desc.n not in legal_n:
+        raise HardwareRefusal(
+            f"MMA .ws of M={desc.m} N={desc.n}, must be M of (32, 64, 128) and N of {legal_n}"
         )
 
 
@@ -283,6 +340,8 @@ def _offsets(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, unit: int) 
         panel_step, group_step = desc.stride, desc.leading
     elif desc.swizzle.bits and not mn_major:
         panel_step = span  # swizzled K-major ignores LBO: one line is one panel
+        if shape[1] > span:  # of a sparse A's B; nothing says where the next panel is
+            raise UnsupportedPtx(f"K-major operand of {shape[1]} bytes with {desc.swizzle.name}")
     line = np.arange(shape[0], dtype=np.intp)[:, None]
     byte = np.arange(0, shape[1], unit, dtype=np.intp)[None, :]
     linear = line // group * group_step + line % group * span

@@ -30,13 +30,14 @@ Operands = tuple[Form, int, Any, int, bool]  # form, line, A's descriptor or Non
 
 @dataclass(eq=False)
 class Part:
-    """What one warp brings to an operation: A and D before it, and `out`, uint32 (registers, 32),
-    which its results come to."""
+    """What one warp brings to an operation: A and D before it, `out`, uint32 (registers, 32), which
+    its results come to, and the register with the metadata of a sparse A, none of a dense one."""
 
     warp: Warp
     a: Fragment
     d: Fragment
     out: np.ndarray
+    metadata: Fragment = ()
     late: bool = True  # the warp has not waited for it
 
 

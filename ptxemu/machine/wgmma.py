@@ -4,7 +4,8 @@ Matrices in shared memory have tcgen05's canonical layouts; their descriptor dif
 half. Fragments are uint32 [warp, register, lane]; warp w of the four has rows 16 w and up. Lane
 4 g + t holds neighbouring elements of rows g and g + 8: of D columns 2 t and 2 t + 1 of every
 eight, of A a register's worth, 32 bits, at t of each half of K. Sums of floating-point numbers have
-a free order on hardware and here that of the BLAS; integers are exact.
+a free order on hardware and here that of the BLAS; integers are exact. Of a sparse A half of each
+row is stored, and the other matrices are as they would be with all of it.
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
 
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine import operand_format, swizzle
+from ptxemu.machine import operand_format, sparsity, swizzle
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 from ptxemu.numerics import formats
 
@@ -24,13 +25,13 @@ M = 64
 ROWS = 16  # of one warp
 _LANES = (8, 4)  # g, t
 _LAYOUTS = (swizzle.NONE, swizzle.SWIZZLE_128B, swizzle.SWIZZLE_64B, swizzle.SWIZZLE_32B)
-_LINE_BITS = 256  # of a row of A or B along K, whatever the type
 _RESERVED = 0x3FF1_C000_C000_C000
 
 
 class Form(NamedTuple):
     """What an opcode and its immediates say. d, a, b: types. A in registers is K-major. negate: one
-    of A and B, and not the other, is multiplied by -1."""
+    of A and B, and not the other, is multiplied by -1. selector: of sparse metadata, None of a
+    dense A."""
 
     n: int
     k: int
@@ -42,6 +43,25 @@ class Form(NamedTuple):
     b_mn_major: bool
     negate: bool
     saturate: bool
+    selector: int | None = None
+
+    @property
+    def a_k(self) -> int:
+        """Elements of a row of A that are stored."""
+        return self.k if self.selector is None else self.k // 2
+
+    @property
+    def row_bits(self) -> int:
+        """Of metadata, of a row of a sparse A."""
+        return sparsity.row_bits(_bits(self.a), self.k)
+
+    def a_lines(self, rows: int) -> tuple[int, int]:
+        """(lines, bytes of a line) of so many rows of A in shared memory."""
+        return _lines(rows, self.a_k, self.a, self.a_mn_major)
+
+    def b_lines(self) -> tuple[int, int]:
+        """The same of B."""
+        return _lines(self.n, self.k, self.b, self.b_mn_major)
 
     @property
     def d_count(self) -> int:
@@ -50,7 +70,8 @@ class Form(NamedTuple):
 
     @property
     def label(self) -> str:
-        return f"wgmma m{M}n{self.n}k{self.k} {self.d} {self.a} {self.b}"
+        sparse = "" if self.selector is None else ".sp"
+        return f"wgmma{sparse} m{M}n{self.n}k{self.k} {self.d} {self.a} {self.b}"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -71,17 +92,38 @@ def smem_desc(value: int) -> SmemDesc:
     )
 
 
-def lines_of(rows: int, k: int, mn_major: bool) -> tuple[int, int]:
-    """(lines, bytes of a line) of `rows` rows of an operand; only types of 16 bits are MN-major."""
-    return (k, 2 * rows) if mn_major else (rows, _LINE_BITS // 8)
+def _bits(type_: str) -> int:
+    return 1 if type_ == "b1" else operand_format.FORMATS[type_].bits
 
 
-def read_operand(
-    smem: np.ndarray, desc: SmemDesc, rows: int, k: int, type_: str, mn_major: bool
+def _lines(rows: int, k: int, type_: str, mn_major: bool) -> tuple[int, int]:
+    """Only types of 16 bits are MN-major."""
+    return (k, 2 * rows) if mn_major else (rows, k * _bits(type_) // 8)
+
+
+def read_a(smem: np.ndarray, desc: SmemDesc, form: Form) -> np.ndarray:
+    """A in shared memory, float32 (64, what is stored of k)."""
+    return _read(smem, desc, form.a_lines(M), form.a, form.a_mn_major)
+
+
+def read_b(smem: np.ndarray, desc: SmemDesc, form: Form) -> np.ndarray:
+    """B, float32 (n, k)."""
+    return _read(smem, desc, form.b_lines(), form.b, form.b_mn_major)
+
+
+def _read(
+    smem: np.ndarray, desc: SmemDesc, lines: tuple[int, int], type_: str, mn_major: bool
 ) -> np.ndarray:
-    """An operand in shared memory, float32 (rows, k)."""
-    values = _decode(type_, matrix_bytes(smem, desc, lines_of(rows, k, mn_major), mn_major))
+    values = _decode(type_, matrix_bytes(smem, desc, lines, mn_major))
     return values.T if mn_major else values
+
+
+def with_zeros(form: Form, kept: np.ndarray, metadata: np.ndarray) -> np.ndarray:
+    """A sparse A, (64, k), of what is stored of it, and of the metadata, uint32 (4, 32)."""
+    assert form.selector is not None, "A is sparse"
+    wide = _bits(form.a) >= 16
+    codes = sparsity.codes_of_lanes(metadata, form.selector, form.row_bits, wide)
+    return sparsity.expanded(kept, codes, sparsity.DIFFERENT)
 
 
 def _decode(type_: str, image: np.ndarray) -> np.ndarray:
@@ -92,7 +134,8 @@ def _decode(type_: str, image: np.ndarray) -> np.ndarray:
 
 
 def a_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
-    """A, float32 (64, k), of its four registers: both halves of the rows, then those of K."""
+    """A, float32 (64, what is stored of k), of its four registers: both halves of the rows, then
+    those of K."""
     values = _decode(type_, np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 4))
     split = values.reshape(4, 2, 2, *_LANES, -1)  # [warp, half of K, half of rows, g, t, element]
     return split.transpose(0, 2, 3, 1, 4, 5).reshape(M, -1)

@@ -15,6 +15,7 @@ from ptxemu.mutation.operators import (
     count,
     flipped,
     halve,
+    immediate,
     masked,
     nothing,
     other_barrier,
@@ -24,25 +25,37 @@ from ptxemu.mutation.operators import (
     remove,
     repeat,
     replaced,
+    swapped,
     unless,
+    word_replaced,
 )
 
 WAIT = r"mbarrier\.(?:try|test)_wait"
-ARRIVE = r"mbarrier\.arrive(?!\.expect_tx)"
+ARRIVE = r"mbarrier\.arrive(?:_drop)?(?!\.expect_tx)"
 EXPECT = r"mbarrier\.arrive\.expect_tx"
 INIT = r"mbarrier\.init"
 BAR = r"(?:bar|barrier)(?:\.cta)?\.sync"
 BAR_ARRIVE = r"(?:bar|barrier)(?:\.cta)?\.arrive"
 CLUSTER_ARRIVE = r"barrier\.cluster\.arrive"
 PROXY_FENCE = r"fence\.proxy\.async"
+MAP_FENCE = r"fence\.proxy\.tensormap(?:::generic)?"
 INIT_FENCE = r"fence\.mbarrier_init"
 FENCE = r"fence\.(?:acq_rel|sc|acquire|release)"
 COMMIT = r"tcgen05\.commit"
 WAIT_STORES = r"tcgen05\.wait::st"
 TMA_LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::c\w+\.global"
-TMA_STORE = r"cp\.async\.bulk\.tensor\.\dd\.global"
+BULK_LOAD = r"cp\.async\.bulk\.shared::c\w+\.global"
+BULK_STORE = r"cp\.(?:reduce\.)?async\.bulk(?:\.tensor\.\dd)?\.global"
+STORE_ASYNC = r"(?:st|red)\.async"
 BULK_COMMIT = r"cp\.async\.bulk\.commit_group"
 BULK_WAIT = r"cp\.async\.bulk\.wait_group"
+COPY = r"cp\.async\.c[ag]"
+COPY_COMMIT = r"cp\.async\.commit_group"
+COPY_WAIT = r"cp\.async\.wait_group"
+WGMMA = r"wgmma\.mma_async"
+WGMMA_COMMIT = r"wgmma\.commit_group"
+WGMMA_WAIT = r"wgmma\.wait_group"
+ATOMIC = r"(?:atom|red|ld|st)(?!\.async)"
 ACCESS = r"tcgen05\.(?:ld|st|mma)|ld\.shared|st\.shared|cp\.async\.bulk\.tensor"
 
 _REMOVED = (
@@ -62,6 +75,11 @@ _REMOVED = (
      same.FENCED_AGAIN),
     ("mbarrier_init fence", "inits stay unseen", "fence.mbarrier_init", remove(INIT_FENCE)),
     ("memory fence", "orders nothing", "membar, fence", remove(rf"{FENCE}|membar")),
+    ("tensormap fence", "a changed tensor map stays unseen", "fence.proxy", remove(MAP_FENCE)),
+    ("alias fence", "other addresses of the memory stay unseen", "fence.proxy",
+     remove(r"fence\.proxy\.alias")),
+    ("expect_tx", "bytes are not announced", "mbarrier.expect_tx", remove(r"mbarrier\.expect_tx")),
+    ("remote store", "it and its bytes never come", "st.async, red.async", remove(STORE_ASYNC)),
     ("commit", "the end of MMAs is not signalled", "tcgen05.commit", remove(COMMIT),
      same.UNHEARD),
     ("wait::st", "TMEM stores are not waited for", "tcgen05.wait", remove(WAIT_STORES),
@@ -78,8 +96,15 @@ _REMOVED = (
      remove(BULK_COMMIT), same.NOTHING_OVERWRITTEN),
     ("bulk wait_group", "bulk copies are not waited for", "cp.async.bulk.wait_group",
      remove(BULK_WAIT), same.NOTHING_OVERWRITTEN),
+    ("cp.async commit_group", "copies belong to the next group", "cp.async.commit_group",
+     remove(COPY_COMMIT)),
     ("cp.async wait", "copies are not waited for", "cp.async.wait_group",
-     remove(r"cp\.async\.wait_(?:group|all)")),
+     remove(r"cp\.async\.wait_(?:group|all)"), same.COPIES_KNOWN),
+    ("wgmma fence", "registers and memory are not ordered before MMAs", "wgmma.fence",
+     remove(r"wgmma\.fence")),
+    ("wgmma commit_group", "MMAs belong to the next group", "wgmma.commit_group",
+     remove(WGMMA_COMMIT)),
+    ("wgmma wait", "MMAs are not waited for", "wgmma.wait_group", remove(WGMMA_WAIT)),
     ("cp.async arrival", "the end of copies is not signalled", "cp.async.mbarrier.arrive",
      remove(r"cp\.async\.mbarrier\.arrive")),
     ("dependency wait", "the grid before is not waited for", "griddepcontrol",
@@ -101,7 +126,8 @@ _WEAKENED = (
     ("cluster arrival: relaxed", "releases nothing", "barrier.cluster",
      replaced(CLUSTER_ARRIVE, ".arrive", ".arrive.relaxed", but=".relaxed")),
     ("scope: cluster to cta", "orders threads of the own CTA alone", "Scope",
-     replaced(rf"(?:{FENCE}|mbarrier\.\w+)\S*\.cluster\b", ".cluster", ".cta")),
+     replaced(rf"(?:{FENCE}|mbarrier\.\w+)\S*\.cluster\b", ".cluster", ".cta"),
+     same.SCOPE_OF_PEERS),
     ("proxy fence: other space", "fences global memory instead of shared", "fence.proxy",
      other_space(PROXY_FENCE), same.FENCED_AGAIN),
     ("wait::st to wait::ld", "waits for loads", "tcgen05.wait",
@@ -111,13 +137,20 @@ _WEAKENED = (
     ("bulk wait_group: .read", "waits for reads alone", "cp.async.bulk.wait_group",
      replaced(BULK_WAIT, "wait_group", "wait_group.read", but=".read")),
     ("cp.async wait: one more", "one group stays open", "cp.async.wait_group",
-     count(r"cp\.async\.wait_group", 0, 1)),
+     count(COPY_WAIT, 0, 1), same.COPIES_KNOWN),
+    ("cp.async arrival: counted", "is an arrival more than is expected",
+     "cp.async.mbarrier.arrive", replaced(r"cp\.async\.mbarrier\.arrive", ".noinc", "")),
+    ("wgmma wait: one more", "one group stays open", "wgmma.wait_group", count(WGMMA_WAIT, 0, 1)),
+    ("memory order: relaxed", "neither acquires nor releases", "Memory consistency model",
+     word_replaced(ATOMIC, "acq_rel|acquire|release", "relaxed")),
 )  # fmt: skip
 
 _CHANGED = (
     ("parity", "waits for the other phase", "mbarrier.try_wait", flipped(rf"{WAIT}\.parity", 2)),
-    ("init count +1", "one arrival too many is expected", "mbarrier.init", count(INIT, 1, 1)),
-    ("init count -1", "completes one arrival early", "mbarrier.init", count(INIT, 1, -1, least=1)),
+    ("init count +1", "one arrival too many is expected", "mbarrier.init", count(INIT, 1, 1),
+     same.UNHEARD),
+    ("init count -1", "completes one arrival early", "mbarrier.init", count(INIT, 1, -1, least=1),
+     same.UNHEARD),
     ("arrival count +1", "arrives once more than it may", "mbarrier.arrive", count(ARRIVE, -1, 1),
      same.UNHEARD),
     ("expected bytes +16", "more than will come", "mbarrier.expect_tx",
@@ -151,6 +184,8 @@ _MISDIRECTED = (
             ("arrival with bytes", "it", "mbarrier.arrive", EXPECT, -2),
             ("commit", "it", "tcgen05.commit", COMMIT, 0),
             ("TMA load", "its bytes", "cp.async.bulk.tensor", TMA_LOAD, 2),
+            ("bulk load", "its bytes", "cp.async.bulk", BULK_LOAD, 3),
+            ("remote store", "its bytes", "st.async, red.async", STORE_ASYNC, -1),
         )
         for way, other, nbytes in (("", "next mbarrier", 8), (" back", "mbarrier before", -8))
     ),
@@ -161,7 +196,7 @@ _MOVED = (
     ("wait behind access", "the first access that it guards comes first", "mbarrier.try_wait",
      late_wait(WAIT, ACCESS), same.WAITED_BEFORE),
     ("bulk store behind commit_group", "it belongs to no group", _ORDER,
-     late(TMA_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
+     late(BULK_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
     *(
         (name, "is executed behind what publishes it", _ORDER, late(earlier, release), same.UNHEARD)
         for name, earlier, release in (
@@ -174,9 +209,30 @@ _MOVED = (
             ("tcgen05.st behind wait::st", r"tcgen05\.st", WAIT_STORES),
             ("tcgen05.ld behind arrival", r"tcgen05\.ld", ARRIVE),
             ("mma behind commit", r"tcgen05\.mma", COMMIT),
+            ("cp.async behind commit_group", COPY, COPY_COMMIT),
+            ("wgmma behind commit_group", WGMMA, WGMMA_COMMIT),
             ("init fence behind barrier", INIT_FENCE, BAR),
         )
     ),
+)  # fmt: skip
+
+# What no order of events shows, and no checker: it takes a comparison of results.
+_VALUES = (
+    *(
+        (f"{old} to {new}", "the edge belongs to the other side", "setp",
+         replaced(rf"setp\.{old}", f".{old}", f".{new}"))
+        for old, new in (("lt", "le"), ("le", "lt"), ("gt", "ge"), ("ge", "gt"))
+    ),
+    ("min to max", "the larger one", "min, max", replaced("min", "min", "max")),
+    ("max to min", "the smaller one", "min, max", replaced("max", "max", "min")),
+    ("rounding", "to zero instead of nearest", "cvt",
+     replaced(r"cvt\.rn\.(?:bf16|f16)(?:x2)?\.f32", ".rn", ".rz")),
+    ("number +1", "one more is added", "add", immediate(r"add\.[su]\d\d", 2, 1)),
+    ("shift -1", "one bit less", "shl, shr", immediate(r"sh[lr]\.\w\d\d", 2, -1)),
+    ("mask -1", "without the lowest bit", "and", immediate(r"and\.b\d\d", 2, -1)),
+    ("selection", "the other one", "selp", swapped("selp", 1, 2)),
+    ("lane", "of another neighbour", "shfl",
+     immediate(r"shfl\.sync\.bfly", 2, 1)),
 )  # fmt: skip
 
 _VERBS: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
@@ -186,8 +242,12 @@ _VERBS: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
     ("repeat", _REPEATED),
     ("misdirect", _MISDIRECTED),
     ("move", _MOVED),
+    ("value", _VALUES),
 )
 
 CLASSES: tuple[MutationClass, ...] = tuple(
     MutationClass(f"{verb} {name}", *rest) for verb, found in _VERBS for name, *rest in found
+)
+SYNCHRONISATION: tuple[MutationClass, ...] = tuple(
+    kind for kind in CLASSES if not kind.name.startswith("value ")
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ptxemu.mutation.equivalence import NEVER, Equivalence
 from ptxemu.mutation.operators import Change, Operator
@@ -60,7 +61,10 @@ def mutants(text: Text, kinds: Iterable[MutationClass]) -> list[Mutant]:
     return [Mutant(kind, text, change) for kind in kinds for change in kind.operator(text)]
 
 
-def sampled(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+T = TypeVar("T")
+
+
+def sampled(found: Sequence[T], count: int, seed: int) -> list[T]:
     """So many of them, the same for a seed, in their order."""
     numbers = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[number] for number in sorted(numbers)]

@@ -97,7 +97,8 @@ def nothing_written_before(text: Text, change: Change) -> bool:
 
 
 # Where others may act on what the thread has done so far, and where the async proxy acts.
-_CONSEQUENCES = (*_RELEASES, "tcgen05.mma", "tcgen05.cp", "cp.async.bulk", "st.async", "red.async")
+_TENSOR_CORE = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
+_CONSEQUENCES = (*_RELEASES, *_TENSOR_CORE, "cp.async.bulk", "st.async", "red.async")
 
 
 def done_again(text: Text, change: Change) -> bool:
@@ -249,4 +250,14 @@ ALLOCATES_ONCE = Equivalence(
 )
 IMPLIED_AT_EXIT = Equivalence(
     lambda text, change: True, "completion of the grid implies it (griddepcontrol)"
+)
+COPIES_KNOWN = Equivalence(
+    lambda text, change: change.instr.line in text.observed.implied,
+    "in a run the waits before have told of every copy (cp.async.wait_group: groups without copies "
+    "are complete)",
+)
+SCOPE_OF_PEERS = Equivalence(
+    lambda text, change: change.instr.opcode.startswith("mbarrier."),
+    "CUTLASS's pipelines signal and await peers with the scope of the CTA, and are right on "
+    "hardware (mbarrier.try_wait; the strict rules note it)",
 )

@@ -20,20 +20,24 @@ from ptxemu.mutation.text import Observed
 # Of the checker: what it hears when a warp accesses memory, signals, or issues asynchronous work.
 _ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
 _HEARD = (
-    "mbarrier_arrival commit_arrival copies_arrival mbarrier_waited mbarrier_tested bulk_waited"
-    " bulk_committed"
+    "mbarrier_initialised mbarrier_arrival commit_arrival copies_arrival mbarrier_waited"
+    " mbarrier_tested copies_waited bulk_waited bulk_committed"
 ).split()
 
 
 class _Observer:
     def __init__(self) -> None:
         self.arrivals: list[tuple[int, MBarrier, int]] = []
+        self.inits: list[tuple[int, MBarrier]] = []
         self.heard: dict[MBarrier, int] = {}  # mbarrier -> the last phase that a thread waits for
         self.waits: set[int] = set()  # lines of all waits,
         self.telling: set[int] = set()  # and of those that tell their warp something
         self.bulk: set[int] = set()  # lines of wait_group and commit_group,
         self.followed: set[int] = set()  # and of those behind which their warp acts
         self.open: dict[Warp, set[int]] = {}  # warp -> those that it has executed
+
+    def mbarrier_initialised(self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        self.inits.append((_line(checker, w), barrier))
 
     def mbarrier_arrival(
         self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier, *_: object
@@ -59,6 +63,17 @@ class _Observer:
 
     mbarrier_tested = mbarrier_waited
 
+    def copies_waited(self, checker: Checker, w: Warp, allowed: int | None) -> None:
+        line, clock = _line(checker, w), checker.states.clocks[w]
+        self.waits.add(line)
+        done = 0
+        if allowed is None:
+            done = clock.issued.get("cp.async", 0)
+        elif len(groups := clock.groups.get("cp.async", [])) > allowed:
+            done = groups[len(groups) - allowed - 1]
+        if done and not clock.knows(clock.copied, done):
+            self.telling.add(line)
+
     def bulk_waited(self, checker: Checker, w: Warp, *_: object) -> None:
         line = _line(checker, w)
         self.bulk.add(line)
@@ -72,6 +87,8 @@ class _Observer:
     def observed(self) -> Observed:
         heard = {line for line, at, phase in self.arrivals if phase <= self.heard.get(at, -1)}
         unheard = {line for line, _, _ in self.arrivals} - heard
+        waited = {line for line, at in self.inits if self.heard.get(at, -1) >= 0}
+        unheard |= {line for line, _ in self.inits} - waited
         return Observed(
             frozenset(unheard),
             frozenset(self.bulk - self.followed),

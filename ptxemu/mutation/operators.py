@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ptxemu.mutation.paths import after
 from ptxemu.mutation.text import Statement, Text
@@ -144,8 +145,11 @@ def relaxed_wait(pattern: str, form: str) -> Operator:
     return changes
 
 
+_TENSOR_ACCESSES = ("tcgen05.ld", "tcgen05.st", "tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
+
+
 def _is_tensor_access(instr: Instr) -> bool:
-    return instr.opcode.startswith(("tcgen05.ld", "tcgen05.st", "tcgen05.mma", "tcgen05.cp"))
+    return instr.opcode.startswith(_TENSOR_ACCESSES)
 
 
 def replaced(
@@ -179,6 +183,38 @@ def other_space(pattern: str) -> Operator:
         if ".global" in old.opcode:
             return old.with_opcode(".global", ".shared::cta")
         return Statement(old.guard, "fence.proxy.async.global", ())
+
+    return rewrite(pattern, new)
+
+
+def word_replaced(pattern: str, words: str, new_word: str) -> Operator:
+    """One of some words of the opcode, the first that the regular expression finds, is another."""
+
+    def new(old: Statement) -> Statement:
+        return replace(
+            old, opcode=re.sub(rf"(?<=\.)(?:{words})(?![\w:])", new_word, old.opcode, count=1)
+        )
+
+    return rewrite(pattern, new)
+
+
+def immediate(pattern: str, index: int, by: int) -> Operator:
+    """An operand that is a number is another one; no mutant where it would become negative."""
+
+    def new(old: Statement) -> Statement | None:
+        operand = old.operands[index] if index < len(old.operands) else ""
+        known = operand.isdigit() and int(operand) + by >= 0
+        return old.with_operand(index, str(int(operand) + by)) if known else None
+
+    return rewrite(pattern, new)
+
+
+def swapped(pattern: str, first: int, second: int) -> Operator:
+    """Two operands take each other's places."""
+
+    def new(old: Statement) -> Statement:
+        one, other = old.operands[first], old.operands[second]
+        return old.with_operand(first, other).with_operand(second, one)
 
     return rewrite(pattern, new)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ptxemu.module import Module
 from ptxemu.mutation.launches import Launch, launching
 from ptxemu.mutation.observe import observe
-from ptxemu.mutation.text import Observed, changed
+from ptxemu.mutation.text import Observed, changed, spread
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import watched
 
@@ -32,7 +32,7 @@ Run = Callable[[], str]  # runs the script; how it failed, or ''
 
 @dataclass
 class Kernel:
-    """PTX that the script launches, and what a run shows of it."""
+    """PTX that the script launches, an instruction a line, and what a run shows of it."""
 
     ptx: str
     entry: str
@@ -58,6 +58,10 @@ class Verdict:
     how: str = ""
     schedule: str = ""
     seconds: float = 0.0
+
+    @property
+    def noticed(self) -> bool:
+        return self.by in NOTICED
 
 
 @lru_cache(maxsize=256)
@@ -138,9 +142,10 @@ def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
         def run(entry: str | None = None, **kwargs: Any) -> LaunchReport:
             reports: list[LaunchReport] = []
             key = digest(module.text)
+            spread_module = _other(module, spread(module.text))
             if not observing and key in found.kernels:
-                return launch(module, entry, **kwargs)
-            shown = observe(lambda _: reports.append(launch(module, entry, **kwargs)))
+                return launch(spread_module, entry, **kwargs)
+            shown = observe(lambda _: reports.append(launch(spread_module, entry, **kwargs)))
             old = found.kernels.get(key)
             if old is not None:  # what one launch contradicts does not hold
                 shown = Observed(
@@ -148,7 +153,7 @@ def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
                     old.observed.last & shown.last,
                     old.observed.implied & shown.implied,
                 )
-            found.kernels[key] = Kernel(module.text, module.entry(entry).name, shown)
+            found.kernels[key] = Kernel(spread_module.text, module.entry(entry).name, shown)
             return reports[0]
 
         return run
@@ -161,7 +166,6 @@ def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
 def _mutated(kernel: str, lines: Mapping[int, str]) -> Iterator[list[str]]:
     """Within the block the kernel of that digest has other lines; gives its launches' names."""
     launched: list[str] = []
-    modules: dict[str, Module] = {}
 
     def through(launch: Launch, module: Module) -> Launch:
         if digest(module.text) != kernel:
@@ -169,11 +173,18 @@ def _mutated(kernel: str, lines: Mapping[int, str]) -> Iterator[list[str]]:
 
         def run(entry: str | None = None, **kwargs: Any) -> LaunchReport:
             launched.append(entry or "")
-            if module.text not in modules:
-                modules[module.text] = Module(changed(module.text, lines))
-            return launch(modules[module.text], entry, **kwargs)
+            text = changed(spread(module.text), lines)
+            return launch(_other(module, text), entry, **kwargs)
 
         return run
 
     with launching(through):
         yield launched
+
+
+def _other(module: Module, text: str) -> Module:
+    """The module with that text, which may be its own."""
+    return module if text == module.text else _module(text)
+
+
+_module = lru_cache(maxsize=4)(Module)

@@ -1,15 +1,15 @@
 """PTX text by lines beside what the parser says stands on them, and rewriting one instruction.
 
 A change replaces whole lines, so that line numbers mean the same in a kernel and in its mutants.
+They are those of the text that `spread` makes.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ptxemu.syntax.lexer import tokenize
 from ptxemu.syntax.parser import parse
@@ -80,9 +80,10 @@ def statement(line: str) -> Statement:
 @dataclass(frozen=True)
 class Observed:
     """Lines by what a run has shown of them. unheard: arrivals that are all in a phase of their
-    mbarrier behind the last that any thread waits for. last: bulk commit_group and wait_group,
-    behind which the warp writes, signals and issues nothing more. implied: mbarrier waits that
-    never tell their warp what it does not know."""
+    mbarrier behind the last that any thread waits for, and inits of mbarriers without such a wait.
+    last: bulk commit_group and wait_group, behind which the warp writes, signals and issues nothing
+    more. implied: waits for mbarriers or copies that never tell their warp what it does not
+    know."""
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
@@ -93,21 +94,20 @@ class Text:
     """A PTX module: its lines, and `body`, all statements (`Instr` and labels) in order."""
 
     def __init__(self, ptx: str, observed: Observed | None = None) -> None:
-        self.ptx = ptx
+        self.ptx = spread(ptx)
         self.observed = observed or Observed()
-        self.lines = ptx.split("\n")
-        self.body = [item for entry in parse(ptx).entries.values() for item in entry.body]
+        self.lines = self.ptx.split("\n")
+        self.body = [item for entry in parse(self.ptx).entries.values() for item in entry.body]
         self.places = {item.line: k for k, item in enumerate(self.body) if isinstance(item, Instr)}
-        crowded = Counter(item.line for item in self.body if isinstance(item, Instr))
-        self.crowded = {line for line, count in crowded.items() if count > 1}
 
     def line(self, number: int) -> str:
         return self.lines[number - 1].strip()
 
     def statement(self, instr: Instr) -> Statement:
-        if instr.line in self.crowded or not self.line(instr.line).endswith(";"):
-            raise ValueError(f"line {instr.line} is not one instruction: {self.line(instr.line)}")
-        return statement(self.line(instr.line))
+        code = self.line(instr.line).partition("//")[0].strip()
+        if not code.endswith(";"):
+            raise ValueError(f"line {instr.line} is not one instruction: {code}")
+        return statement(code)
 
     def find(self, pattern: str) -> Iterator[Instr]:
         """Instructions whose opcode begins with the regular expression."""
@@ -160,6 +160,27 @@ class Text:
                 moved = item.root == "mov" and item.guard is None and isinstance(source, Imm)
                 return int(source.value) if moved else None
         return None
+
+
+_PART = re.compile(r"[{}]|[\w$%]+\s*:(?!:)|[^;]*(?:;|$)")  # a brace, a label, or an instruction
+
+
+@lru_cache(maxsize=64)
+def spread(ptx: str) -> str:
+    """The module with one instruction on a line, and no brace or label before it, which inline PTX
+    often has; the same text where that is so already."""
+    return "\n".join(part for line in ptx.split("\n") for part in _parts(line))
+
+
+def _parts(line: str) -> list[str]:
+    code = line.partition("//")[0].strip()
+    parts: list[str] = []
+    while code:
+        found = _PART.match(code)
+        assert found  # the last alternative matches anything
+        parts.append(f"\t{found[0]}")
+        code = code[found.end() :].lstrip()
+    return parts if ";" in line and len(parts) > 1 else [line]
 
 
 def changed(ptx: str, lines: Mapping[int, str]) -> str:

@@ -7,6 +7,7 @@ ISA, "Floating-Point Instructions". An f32 NaN result is the canonical one that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from math import copysign, isfinite, isnan
@@ -305,6 +306,48 @@ def add_f64_in_memory(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 def sub_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
     """Floating Point Instructions: sub.f64."""
     return add_f64(a, np.where(np.isnan(b), b, np.negative(b)), rounding)
+
+
+def _directed_f64(
+    nearest: np.ndarray, residual: Callable[..., Fraction], rounding: str, *operands: np.ndarray
+) -> np.ndarray:
+    """The directed rounding of a nearest result. residual(result, *operands): a rational number
+    with the sign of exact minus result; asked of finite operands only."""
+    if rounding == "rn":
+        return nearest
+    nearest, *arrays = np.broadcast_arrays(nearest, *operands)
+    error = np.zeros(nearest.shape)
+    for where in np.ndindex(nearest.shape):
+        values, result = [float(x[where]) for x in arrays], float(nearest[where])
+        if isnan(result) or not all(map(isfinite, values)) or values[-1] == 0:
+            continue  # what is not finite is exact, and so are a root of zero and a quotient by it
+        if isfinite(result):
+            exact = residual(Fraction(result), *map(Fraction, values))
+            error[where] = (exact > 0) - (exact < 0)
+        else:  # beyond the largest number
+            error[where] = -result
+    bits = np.array(nearest, np.float64).view(np.uint64)
+    return step(bits, error, rounding).view(np.float64)[()]
+
+
+def div_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: div.f64."""
+    nearest = np.divide(a, b, dtype=np.float64)
+
+    def residual(quotient: Fraction, x: Fraction, y: Fraction) -> Fraction:
+        return (x - quotient * y) / y
+
+    return _directed_f64(nearest, residual, rounding, a, b)
+
+
+def rcp_f64(a: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: rcp.f64."""
+    return div_f64(np.ones_like(a, np.float64), a, rounding)
+
+
+def sqrt_f64(a: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """Floating Point Instructions: sqrt.f64."""
+    return _directed_f64(np.sqrt(a), lambda root, x: x - root * root, rounding, np.asarray(a))
 
 
 def mul_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:

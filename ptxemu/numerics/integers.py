@@ -97,6 +97,19 @@ def _saturated(total: np.ndarray) -> np.ndarray:
     return np.clip(total, -(1 << 31), (1 << 31) - 1).astype(np.int32).view(np.uint32)
 
 
+def halves(
+    a: np.ndarray, b: np.ndarray, name: str, *, signed: bool, relu: bool = False
+) -> np.ndarray:
+    """Integer Arithmetic Instructions: add, min, max of .u16x2 and .s16x2, words of two halves."""
+    kind = np.int16 if signed else np.uint16
+    words = np.broadcast_arrays(np.asarray(a, np.uint32), np.asarray(b, np.uint32))
+    x, y = (np.ascontiguousarray(word).view(kind) for word in words)
+    out = {"add": np.add, "min": np.minimum, "max": np.maximum}[name](x, y)
+    if relu:
+        out = np.maximum(out, kind(0))
+    return out.view(np.uint32).reshape(words[0].shape)[()]
+
+
 @_lanewise
 def add_carry(
     a: np.ndarray, b: np.ndarray, carry: np.ndarray, *, width: int

@@ -1,4 +1,4 @@
-"""cp.async, cp.async.bulk, cp.reduce.async.bulk and st.async: PTX ISA, the sections of these names.
+"""cp.async, cp.async.bulk and cp.reduce.async.bulk: PTX ISA, the sections of these names.
 
 Non-bulk copies of a warp form one in-order queue, with the mbarrier arrivals that track them; every
 bulk copy is a queue of its own. Reductions of different threads happen one after the other, so a
@@ -8,8 +8,6 @@ cp.async.mbarrier.arrive to tcgen05.mma.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -26,10 +24,11 @@ from ptxemu.machine.tma_tile import combine
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.syntax.tree import TYPE_BITS, Instr, Not, Reg
+from ptxemu.syntax.tree import Instr, Not, Reg
 
 _HINTS = "L2::cache_hint L2::64B L2::128B L2::256B"
 REDUCTIONS = "add min max inc dec and or xor"
+Reduction = tuple[str, str] | None  # operation and element type, None of a copy
 
 
 # -- cp.async (non-bulk) --------------------------------------------------------------------
@@ -163,6 +162,12 @@ def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     flags="mbarrier::complete_tx::bytes",
     section="cp.async.bulk",
 )
+@op(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta",
+    types="u32 s32 u64 b32",
+    flags=f"mbarrier::complete_tx::bytes {REDUCTIONS}",
+    section="cp.reduce.async.bulk",
+)
 def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
     """From global memory, or from shared memory to that of a peer."""
     near = "global" not in i.parts
@@ -173,7 +178,7 @@ def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
         barrier_address(c, i.operands[3]),
     ]
     if near:
-        c.effect(f"bulk_to_peer(w, {fields(operands)})", *operands)
+        c.effect(f"bulk_to_peer(w, {reduction(f)}, {fields(operands)})", *operands)
         return
     mask = [c.src(i.operands[4], "u16")] if "multicast::cluster" in f.flags else []
     c.effect(f"bulk_load(w, {fields(operands)}, {'{4}' if mask else None})", *operands, *mask)
@@ -187,11 +192,8 @@ def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
     section="cp.reduce.async.bulk",
 )
 def emit_bulk_store(c: Lower, i: Instr, f: Match) -> None:
-    how = None
-    if f.types:
-        how = f.pick(*REDUCTIONS.split()), f.type.replace("b32", "u32").replace("b64", "u64")
     c.effect(
-        f"bulk_store(w, {how}, {{0}}, {{1}}, {{2}})",
+        f"bulk_store(w, {reduction(f)}, {{0}}, {{1}}, {{2}})",
         c.address(i.operands[0], 64),
         c.address(i.operands[1], 32),
         c.src(i.operands[2], "u32"),
@@ -201,6 +203,13 @@ def emit_bulk_store(c: Lower, i: Instr, f: Match) -> None:
 @op("cp.async.bulk.prefetch", flags=f"L2 global {_HINTS}")
 def bulk_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
+
+
+def reduction(f: Match) -> Reduction:
+    """What the opcode asks for; None where it only copies."""
+    if not f.types:
+        return None
+    return f.pick(*REDUCTIONS.split()), f.type.replace("b32", "u32").replace("b64", "u64")
 
 
 def require_bulk(nbytes: int, *addresses: int) -> None:
@@ -265,7 +274,7 @@ def _issue_load(
 
 @runtime
 def bulk_to_peer(
-    w: Warp, target: PerLane, source: PerLane, nbytes: PerLane, barrier: PerLane
+    w: Warp, how: Reduction, target: PerLane, source: PerLane, nbytes: PerLane, barrier: PerLane
 ) -> None:
     for where, start, size, signal in w.each_lane(target, source, nbytes, barrier):
         require_bulk(size, start & OFFSET_MASK, where & OFFSET_MASK)
@@ -273,18 +282,22 @@ def bulk_to_peer(
         found, low = find(w, signal), start & OFFSET_MASK
         cta.check(offset, size)
         w.cta.check(low, size)
-        _issue_to_peer(w, low, (cta, offset), size, found)
+        _issue_to_peer(w, how, low, (cta, offset), size, found)
 
 
-def _issue_to_peer(w: Warp, low: int, target: Place, size: int, signal: MBarrier) -> None:
+def _issue_to_peer(
+    w: Warp, how: Reduction, low: int, target: Place, size: int, signal: MBarrier
+) -> None:
     cta, offset = target
 
     def run(work: Work) -> None:
         for each in w.listeners:
-            each.send(work, (w.cta, low), target, size, signal)
+            each.send(work, (w.cta, low), target, size, signal, atomic=how is not None)
         cta.reached_by(w.cta)
-        seen = w.cta.as_seen_by_async(low, low + size)
-        cta.smem[offset : offset + size] = seen[low : low + size]
+        data = w.cta.as_seen_by_async(low, low + size)[low : low + size]
+        if how is not None:
+            data = combine(*how, cta.smem[offset : offset + size], data)
+        cta.smem[offset : offset + size] = data
         cta.mark_async(slice(offset, offset + size))
         signal.complete(size)
 
@@ -293,10 +306,7 @@ def _issue_to_peer(w: Warp, low: int, target: Place, size: int, signal: MBarrier
 
 
 @runtime
-def bulk_store(
-    w: Warp, how: tuple[str, str] | None, target: PerLane, source: PerLane, nbytes: PerLane
-) -> None:
-    """how: operation and element type of a reduction."""
+def bulk_store(w: Warp, how: Reduction, target: PerLane, source: PerLane, nbytes: PerLane) -> None:
     for where, start, size in w.each_lane(target, source, nbytes):
         low = start & OFFSET_MASK
         require_bulk(size, where, low)
@@ -304,9 +314,7 @@ def bulk_store(
         _issue_store(w, how, as_addresses([where]), low, size)
 
 
-def _issue_store(
-    w: Warp, how: tuple[str, str] | None, target: np.ndarray, low: int, size: int
-) -> None:
+def _issue_store(w: Warp, how: Reduction, target: np.ndarray, low: int, size: int) -> None:
     held: list[np.ndarray] = []
 
     def read(work: Work) -> None:
@@ -326,57 +334,3 @@ def _issue_store(
     w.machine.bytes[f"bulk.{name}"] += size
     work = Work("tma", f"bulk {name} {size} B", read, write, size=size, stream="bulk read")
     w.bulk.add(w.machine.issue(w, work))
-
-
-# -- st.async --------------------------------------------------------------------------------
-
-
-@op(
-    "st.async",
-    types="b32 u32 s32 f32 b64 u64 s64 f64",
-    flags="weak shared::cluster mbarrier::complete_tx::bytes v2 v4",
-)
-def emit_store(c: Lower, i: Instr, f: Match) -> None:
-    width = TYPE_BITS[f.type]
-    values = c.srcs(c.each(i.operands[1]), f"u{width}")
-    c.effect(
-        f"store_async(w, {{0}}, {{1}}, {width // 8}, ({fields(values, 2)},))",
-        c.address(i.operands[0], 32),
-        barrier_address(c, i.operands[2]),
-        *values,
-    )
-
-
-@runtime
-def store_async(
-    w: Warp, target: PerLane, barrier: PerLane, size: int, values: tuple[Any, ...]
-) -> None:
-    """One store per active lane; the barrier is in the CTA that is stored to."""
-    nbytes = size * len(values)
-    columns = w.each_lane(*values)
-    for where, signal, row in zip(
-        w.lane_values(target), w.lane_values(barrier), columns, strict=True
-    ):
-        cta, offset = w.cluster.locate(where)
-        if offset % nbytes:
-            raise HardwareRefusal(f"st.async of {nbytes} bytes to {where:#x}; misaligned")
-        cta.check(offset, nbytes)
-        _issue_scattered(
-            w, (cta, offset), np.array(row, f"u{size}").view(np.uint8), find(w, signal)
-        )
-
-
-def _issue_scattered(w: Warp, place: Place, data: np.ndarray, signal: MBarrier) -> None:
-    cta, offset = place
-    nbytes = data.size
-
-    def run(work: Work) -> None:
-        for each in w.listeners:
-            each.land(work, [place], nbytes, [signal])
-        cta.smem[offset : offset + nbytes] = data
-        cta.mark_generic(slice(offset, offset + nbytes))
-        signal.complete(nbytes)
-
-    w.machine.bytes["st.async"] += nbytes
-    label = f"st.async {nbytes} B"
-    w.machine.issue(w, Work("st.async", label, run, size=nbytes, stream="st.async"))

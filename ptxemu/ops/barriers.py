@@ -20,6 +20,7 @@ from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
+from ptxemu.ops.warp import name_lanes
 from ptxemu.syntax.tree import Instr
 
 
@@ -67,6 +68,7 @@ def barrier_red(c: Lower, i: Instr, f: Match) -> Value:
 @op("bar.warp.sync")
 def warp_sync(c: Lower, i: Instr, f: Match) -> None:
     """Convergence of the members is all that it does here."""
+    name_lanes(c, i.operands[0])
     if c.observed or c.analysis:  # where nobody listens the mask costs nothing
         c.announce("warp_synced(w, {0})", c.src(i.operands[0], "u32"))
 

@@ -68,27 +68,63 @@ def _joined(c: Lower, i: Instr, f: Match, result: Value) -> Value:
 @op("setp", types="f16x2 bf16x2", flags=f"{_COMPARE} and or xor ftz", section="setp (half)")
 def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
     """p from the low halves, q from the high ones."""
-    how, base = f.pick(*_COMPARE.split()), f.type.removesuffix("x2")
+    results = [_joined(c, i, f, half) for half in _halves_compared(c, i, f)]
+    for target, result in zip(c.both(i.operands[0]), results, strict=True):
+        c.dst(target, result)
+
+
+def _halves_compared(c: Lower, i: Instr, f: Match) -> list[Value]:
+    """The predicates of the low and of the high halves."""
+    how, base, out = f.pick(*_COMPARE.split()), f.type.removesuffix("x2"), []
     words = c.srcs(i.operands[1:3], "u32")
-    for target, shift in zip(c.both(i.operands[0]), ("", " >> 16"), strict=True):
+    for shift in ("", " >> 16"):
         left, right = (
             c.pure("f32", None, f"formats.{base}_to_f32(({{0}}{shift}).astype(U16))", word)
             for word in words
         )
         if "ftz" in f.flags:
             left, right = (_flushed(c, base, v) for v in (left, right))
-        c.dst(target, _joined(c, i, f, _compare(c, how, left, right)))
+        out.append(_compare(c, how, left, right))
+    return out
 
 
-@op("set", types=("u32 s32 f32", _TYPES), flags=f"{_COMPARE} and or xor ftz")
+_JOINED = f"{_COMPARE} and or xor"
+_SETS = f"{_JOINED} ftz"
+_HALF_SETS = f"eq ne lt le gt ge {' '.join(_UNORDERED)} num nan and or xor"
+_TRUE = {"f16": 0x3C00, "bf16": 0x3F80, "u16": 0xFFFF, "s16": 0xFFFF}  # in 16 bits
+
+
+@op("set", types=("u32 s32 f32", _TYPES), flags=_SETS)
+@op("set", types=("f16", _TYPES.removesuffix(" bf16")), flags=_SETS, section="set (half)")
+@op("set", types=("bf16", _TYPES), flags=_JOINED, section="set (half)")
+@op("set", types=("u16 s16", "f16"), flags=f"{_HALF_SETS} ftz", section="set (half)")
+@op("set", types=("u16 s16", "bf16"), flags=_HALF_SETS, section="set (half)")
 def set_value(c: Lower, i: Instr, f: Match) -> Value:
     """All ones (or 1.0) where the comparison holds."""
     how = f.pick(*_COMPARE.split())
     result = comparison(c, how, f.types[1], i.operands[1], i.operands[2], "ftz" in f.flags)
     result = _joined(c, i, f, result)
+    if f.types[0] in _TRUE:
+        return _word(c, result, _TRUE[f.types[0]], "u16")
     if f.types[0] == "f32":
         return c.pure("f32", "float({0})", "{0}.astype(F32)", result)
-    return c.pure("u32", "({0} * 0xffffffff)", "{0}.astype(U32) * U32(0xffffffff)", result)
+    return _word(c, result, 0xFFFFFFFF, "u32")
+
+
+@op("set", types=("f16x2 u32 s32", "f16x2"), flags=f"{_HALF_SETS} ftz", section="set (half)")
+@op("set", types=("bf16x2 u32 s32", "bf16x2"), flags=_HALF_SETS, section="set (half)")
+def set_packed_values(c: Lower, i: Instr, f: Match) -> Value:
+    """All ones (or 1.0) in the halves where the comparison holds."""
+    true = _TRUE.get(f.types[0].removesuffix("x2"), 0xFFFF)
+    low, high = (_joined(c, i, f, half) for half in _halves_compared(c, i, f))
+    words = (_word(c, low, true, "u32"), _word(c, high, true << 16, "u32"))
+    return c.pure("u32", "({0} | {1})", "{0} | {1}", *words)
+
+
+def _word(c: Lower, predicate: Value, true: int, kind: str) -> Value:
+    """`true` where the predicate holds, else 0."""
+    vector = f"{{0}}.astype({DTYPE[kind]}) * {DTYPE[kind]}({true:#x})"
+    return c.pure(kind, f"({{0}} * {true:#x})", vector, predicate)
 
 
 def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:

@@ -24,7 +24,7 @@ def sleep(c: Lower, i: Instr, f: Match) -> None:
 
 @op("setmaxnreg", types="u32", flags="inc dec sync aligned")
 def set_registers(c: Lower, i: Instr, f: Match) -> None:
-    """Register budgets have no effect here; that the whole warpgroup asks for one is checked."""
+    """Register budgets have no effect here; notes say where a warpgroup is not of one mind."""
     c.effect(f"require_warpgroup(w, {i.operands[0].value})")
 
 
@@ -35,23 +35,17 @@ def grid_dependency(c: Lower, i: Instr, f: Match) -> None:
         c.announce("grid_waited(w)")
 
 
-@op("pmevent brkpt")
+@op("pmevent brkpt", section="pmevent, brkpt")
+@op("pmevent.mask", section="pmevent")
 def ignored(c: Lower, i: Instr, f: Match) -> None:
     """Profiler and debugger hooks."""
 
 
 @runtime
 def require_warpgroup(w: Warp, count: int) -> None:
-    """The count must be legal and the warpgroup whole; `Cta.check_warpgroups` compares the counts
-    of its warps at the end."""
+    """The count must be legal; `Cta.check_warpgroups` looks at the whole warpgroup at the end."""
     if count % 8 or not 24 <= count <= 256:
         raise HardwareRefusal(f"setmaxnreg {count}; must be a multiple of 8 from 24 to 256")
-    first = w.index // 4 * 4
-    group = w.cta.warps[first : first + 4]
-    if len(group) < 4:
-        raise HardwareRefusal(
-            f"setmaxnreg in warp {w.index}: its warpgroup has {len(group)} warps, not 4"
-        )
     w.register_counts.append(count)
 
 

@@ -26,7 +26,7 @@ def narrow_source(c: Lower, operand: object, ptx_type: str) -> Value:
 
 def _range(ptx_type: str) -> tuple[int, int]:
     """The least and the greatest value of an integer type."""
-    width = TYPE_BITS[ptx_type]
+    width = int(ptx_type[1:])
     if ptx_type[0] == "s":
         return -(1 << width - 1), (1 << width - 1) - 1
     return 0, (1 << width) - 1
@@ -183,16 +183,17 @@ def unpack_scales(c: Lower, i: Instr, f: Match) -> Value:
 
 
 @op("cvt.pack", types=("u16 s16", "s32"), flags="sat")
-@op("cvt.pack", types=("u8 s8", "s32", "b32"), flags="sat")
+@op("cvt.pack", types=("u8 s8 u4 s4 u2 s2", "s32", "b32"), flags="sat")
 def pack_saturated(c: Lower, i: Instr, f: Match) -> Value:
-    """a above b, both saturated; 8-bit forms shift a third source in above them."""
-    width, (low, high) = TYPE_BITS[f.types[0]], _range(f.types[0])
+    """a above b, both saturated; narrow forms shift a third source in above them."""
+    width, (low, high) = int(f.types[0][1:]), _range(f.types[0])
     clipped = f"(clip_int({{}}, {low}, {high}).astype(U32) & {(1 << width) - 1:#x})"
     text = f"({clipped.format('{t0}')} << {width} | {clipped.format('{t1}')})"
     out = c.pure("u32", None, text, *c.srcs(i.operands[1:3], "s32"))
-    if width == 8:
-        rest = c.src(i.operands[3], "u32")
-        out = c.pure("u32", "({0} | {1} << 16 & 0xffffffff)", "{0} | {t1} << 16", out, rest)
+    if width < 16:
+        rest, shift = c.src(i.operands[3], "u32"), 2 * width
+        scalar, vector = f"({{0}} | {{1}} << {shift} & 0xffffffff)", f"{{0}} | {{t1}} << {shift}"
+        out = c.pure("u32", scalar, vector, out, rest)
     return out
 
 

@@ -63,16 +63,19 @@ def packed_arithmetic(c: Lower, i: Instr, f: Match) -> tuple[Value, Value]:
 
 
 @op("add sub mul fma", types="f64", flags=_ROUND, section="add, sub, mul, fma (f64)")
+@op("mad", types="f64", flags=_ROUND, section="mad (f64)")
 def double_arithmetic(c: Lower, i: Instr, f: Match) -> Value:
-    values = c.srcs(i.operands[1:], "f64")
-    return c.call("f64", f"arith.{f.form.name}_f64", values, _keywords(f))
+    values, name = c.srcs(i.operands[1:], "f64"), f.form.name.replace("mad", "fma")
+    return c.call("f64", f"arith.{name}_f64", values, _keywords(f))
 
 
 @op("min max", types="f64")
 @op("neg abs", types="f64")
-@op("div rcp sqrt", types="f64", flags="rn", section="div, rcp, sqrt (f64)")
+@op("div rcp sqrt", types="f64", flags=_ROUND, section="div, rcp, sqrt (f64)")
 def double_function(c: Lower, i: Instr, f: Match) -> Value:
-    """Round to nearest only."""
+    if f.pick("rz", "rm", "rp"):
+        values = c.srcs(i.operands[1:], "f64")
+        return c.call("f64", f"arith.{f.form.name}_f64", values, _keywords(f))
     text = {
         "min": "arith.minmax_f64('min', {t0}, {t1})",
         "max": "arith.minmax_f64('max', {t0}, {t1})",
@@ -87,14 +90,16 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("add sub mul", types=_F16, flags="rn ftz sat", section="add, sub, mul (half)")
 @op("add sub mul", types=_BF16, flags="rn", section="add, sub, mul (half)")
-@op("fma", types=_F16, flags="rn ftz sat relu", section="fma (half)")
+@op("fma", types=_F16, flags="rn ftz sat", section="fma (half)")
+@op("fma", types=_F16, flags="rn ftz relu", section="fma (half)")
 @op("fma", types=_BF16, flags="rn relu", section="fma (half)")
 @op("min max", types=_F16, flags="ftz NaN xorsign abs", section="min, max (half)")
 @op("min max", types=_BF16, flags="NaN xorsign abs", section="min, max (half)")
 @op("neg abs", types=_F16, flags="ftz", section="neg, abs (half)")
 @op("neg abs", types=_BF16, section="neg, abs (half)")
 def half_arithmetic(c: Lower, i: Instr, f: Match) -> Value:
-    """bf16 has no .ftz and no .sat, and .relu is of fma alone; ptxas refuses the others."""
+    """bf16 has no .ftz and no .sat, and .relu is of fma alone, without .sat; ptxas refuses the
+    others."""
     return _half(c, i, f, f"half.{f.form.name}", _keywords(f))
 
 
@@ -132,6 +137,16 @@ def copy_sign(c: Lower, i: Instr, f: Match) -> Value:
     return c.pure("u32", f"({text})", text, *c.srcs(i.operands[1:], "u32"))
 
 
+@op("copysign", types="f64", section="copysign (f64)")
+def copy_sign_double(c: Lower, i: Instr, f: Match) -> Value:
+    sign, rest = f"{1 << 63:#x}", f"{(1 << 63) - 1:#x}"
+    scalar, vector = (
+        f"({{0}} & {sign} | {{1}} & {rest})",
+        f"{{0}} & U64({sign}) | {{1}} & U64({rest})",
+    )
+    return c.pure("u64", scalar, vector, *c.srcs(i.operands[1:], "u64"))
+
+
 @op("div", types="f32", flags=f"{_ROUND} ftz approx full")
 @op("rcp sqrt", types="f32", flags=f"{_ROUND} ftz approx")
 @op("ex2 lg2 rsqrt sin cos tanh", types="f32", flags="approx ftz")
@@ -144,14 +159,15 @@ def approximation(c: Lower, i: Instr, f: Match) -> Value:
     return c.call("f32", function, c.srcs(i.operands[1:], "f32"), _keywords(f))
 
 
-@op("testp", types="f32", flags="finite infinite number notanumber normal subnormal")
+@op("testp", types="f32 f64", flags="finite infinite number notanumber normal subnormal")
 def test_property(c: Lower, i: Instr, f: Match) -> Value:
+    least = {"f32": "F32(2.0**-126)", "f64": "F64(2.0**-1022)"}[f.type]
     vector = {
         "finite": "np.isfinite({t0})",
         "infinite": "np.isinf({t0})",
         "number": "~np.isnan({t0})",
         "notanumber": "np.isnan({t0})",
-        "normal": "np.isfinite({t0}) & ((np.abs({t0}) >= F32(2.0**-126)) | ({t0} == 0))",
-        "subnormal": "({t0} != 0) & (np.abs({t0}) < F32(2.0**-126))",
+        "normal": f"np.isfinite({{t0}}) & ((np.abs({{t0}}) >= {least}) | ({{t0}} == 0))",
+        "subnormal": f"({{t0}} != 0) & (np.abs({{t0}}) < {least})",
     }[next(iter(f.flags))]
-    return c.pure("pred", None, vector, c.src(i.operands[1], "f32"))
+    return c.pure("pred", None, vector, c.src(i.operands[1], f.type))

@@ -102,6 +102,15 @@ def extreme(c: Lower, i: Instr, f: Match) -> Value:
     return out
 
 
+@op("add", types="u16x2 s16x2", section="add")
+@op("min max", types="u16x2", section="min, max")
+@op("min max", types="s16x2", flags="relu", section="min, max")
+def packed_halves(c: Lower, i: Instr, f: Match) -> Value:
+    """The halves of 32 bits on their own."""
+    options = f", '{f.form.name}', signed={is_signed(f)}{f.keywords('relu')}"
+    return c.call("u32", "integers.halves", c.srcs(i.operands[1:], "u32"), options)
+
+
 @op("abs", types="s16 s32 s64")
 @op("neg", types="s16 s32 s64")
 def change_sign(c: Lower, i: Instr, f: Match) -> Value:
@@ -176,6 +185,22 @@ def funnel(c: Lower, i: Instr, f: Match) -> Value:
 @op("lop3", types="b32")
 def lop3(c: Lower, i: Instr, f: Match) -> Value:
     """Any function of three bits, as the or of its minterms."""
+    return _looked_up(c, i)
+
+
+@op("lop3.and lop3.or", types="b32", section="lop3")
+def lop3_with_predicate(c: Lower, i: Instr, f: Match) -> None:
+    """d|p: p is whether d is not zero, combined with a predicate."""
+    word, predicate = c.both(i.operands[0])
+    found = _looked_up(c, i)
+    some = c.pure("pred", "({0} != 0)", "{0} != 0", found)
+    text = "({0} & {1})" if f.form.name == "lop3.and" else "({0} | {1})"
+    joined = c.pure("pred", text, text, some, c.src(i.operands[5], "pred"))
+    c.dst(word, found)
+    c.dst(predicate, joined)
+
+
+def _looked_up(c: Lower, i: Instr) -> Value:
     table = i.operands[4].value
     terms = []
     for k in range(8):
@@ -258,9 +283,12 @@ def saturating_multiply_add(c: Lower, i: Instr, f: Match) -> Value:
 
 
 @op("mul24 mad24", types="u32 s32", flags="lo hi")
+@op("mad24", types="s32", flags="hi sat")
 def multiply24(c: Lower, i: Instr, f: Match) -> Value:
     a, b, *addend = c.srcs(i.operands[1:], "u32")
     out = _call(c, f, [a, b], f", high={'hi' in f.flags}, signed={is_signed(f)}", "mul24")
+    if "sat" in f.flags:
+        return _call(c, f, [out, *addend], name="add_sat")
     if f.form.name == "mad24":
         out = c.pure("u32", "({0} + {1} & 0xffffffff)", "{0} + {1}", out, *addend)
     return out

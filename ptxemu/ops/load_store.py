@@ -7,7 +7,7 @@ from typing import Any
 
 from ptxemu.codegen.lower import NATURAL, Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
-from ptxemu.codegen.values import Value
+from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.ops.convert import SIGN_8
@@ -128,6 +128,21 @@ def store(c: Lower, i: Instr, f: Match) -> None:
 )
 def prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint: the address is not even required to be valid."""
+
+
+_PRIORITIES = ("evict_first", "evict_last", "evict_normal", "evict_unchanged")
+_POLICY = " ".join(f"L2::{priority}" for priority in _PRIORITIES)
+
+
+@op("createpolicy.fractional", types="b64", flags=_POLICY, section="createpolicy")
+@op("createpolicy.range", types="b64", flags=f"global {_POLICY}", section="createpolicy")
+@op("createpolicy.cvt.L2", types="b64", section="createpolicy")
+def create_policy(c: Lower, i: Instr, f: Match) -> Value:
+    """An opaque word that only hints take; these are the words of whole fractions in CUTLASS
+    (cute/arch/copy_sm90_desc.hpp), whatever the fraction or the range."""
+    words = {"L2::evict_first": 0x12F << 52, "L2::evict_last": 0x14F << 52}
+    first = next((part for part in i.parts if part.startswith("L2::")), "")
+    return constant(words.get(first, 1 << 60), "u64")
 
 
 @op("cvta cvta.to", types="u32 u64", flags=_SPACE_FLAGS, section="cvta")

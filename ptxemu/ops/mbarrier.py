@@ -181,7 +181,7 @@ def mbarrier_arrive_expect(
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
-        barrier.expect(number * lanes, by=w.label)
+        barrier.expect(number, lanes, by=w.label)
         for each in w.listeners:
             each.mbarrier_arrival(w, _home(w, where), barrier, how)
         states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
@@ -191,7 +191,7 @@ def mbarrier_arrive_expect(
 @runtime
 def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).expect(number * lanes, by=w.label)
+        find(w, where).expect(number, lanes, by=w.label)
 
 
 @runtime

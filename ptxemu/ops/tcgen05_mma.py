@@ -1,4 +1,4 @@
-"""tcgen05.mma, tcgen05.commit and tcgen05.cp: PTX ISA, the sections of these names.
+"""tcgen05.mma, tcgen05.mma.sp, tcgen05.commit and tcgen05.cp: PTX ISA, the sections of these names.
 
 MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
 """
@@ -14,10 +14,10 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.mma import Mma, mma
+from ptxemu.machine.mma import Mma, mma, require_sparse
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, shape_of
-from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc
+from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc, stationary_desc
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
@@ -30,44 +30,70 @@ _BLOCKS = "block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X"
 _COLLECTOR = "collector::a::fill collector::a::use collector::a::lastuse collector::a::discard"
 
 
-@op("tcgen05.mma", flags=f"{_GROUPS} {_KINDS} {_COLLECTOR} ashift")
+_KEEPING = ("collector::a::fill", "collector::a::use")
+_NAMES = "tcgen05.mma tcgen05.mma.sp"
+
+
+@op(_NAMES, flags=f"{_GROUPS} {_KINDS} {_COLLECTOR} ashift")
 def multiply(c: Lower, i: Instr, f: Match) -> None:
-    """[d], a-desc | [a], b-desc, idesc, {disable-output-lane}, enable-input-d, scale-input-d."""
-    target, a, b, idesc, *rest = i.operands
+    """[d], a-desc | [a], b-desc, {[metadata],} idesc, {disable-output-lane}, enable-input-d,
+    scale-input-d."""
+    (target, a, b, idesc, *rest), metadata = without_metadata(c, i)
     if "ashift" in f.flags and not isinstance(a, Addr):
         raise UnsupportedPtx("tcgen05.mma.ashift with A in shared memory")
+    if "ashift" in f.flags and f.flags.intersection(_KEEPING):
+        raise UnsupportedPtx("tcgen05.mma.ashift with .collector::a::fill or ::use")
     lanes: tuple[Any, ...] = ()
     if rest and isinstance(rest[0], Vec):
         lanes = rest.pop(0).items
-    operands = _operands(c, target, a, b, idesc, rest[0])
+    operands = [*mma_operands(c, target, a, b, idesc, rest[0]), *metadata]
     form = Form(
         kind=f.pick(*_KINDS.split()).removeprefix("kind::"),
         group=int(f.pick(*_GROUPS.split())[-1]),
         a_in_tmem=isinstance(a, Addr),
         scale_d=rest[1].value if len(rest) > 1 else 0,
         shift="ashift" in f.flags,
+        sparse=bool(metadata),
     )
     masks = c.srcs(lanes, "u32")
-    words = f"({fields(masks, 5)}{',' * bool(masks)})"
+    words = f"({fields(masks, len(operands))}{',' * bool(masks)})"
     c.effect(f"issue_mma(w, {tuple(form)}, ({fields(operands)}), {words})", *operands, *masks)
 
 
-@op("tcgen05.mma", flags=f"{_GROUPS} {_SCALED_KINDS} block_scale {_BLOCKS} {_COLLECTOR}")
+@op(_NAMES, flags=f"{_GROUPS} {_SCALED_KINDS} block_scale {_BLOCKS} {_COLLECTOR}")
 def multiply_scaled(c: Lower, i: Instr, f: Match) -> None:
-    """[d], a-desc | [a], b-desc, idesc, [scale-A], [scale-B], enable-input-d."""
+    """[d], a-desc | [a], b-desc, {[metadata],} idesc, [scale-A], [scale-B], enable-input-d."""
     if "block_scale" not in f.flags:
         raise UnsupportedPtx("tcgen05.mma of a block-scaled kind without .block_scale")
-    target, a, b, idesc, scale_a, scale_b, enable = i.operands
+    (target, a, b, idesc, scale_a, scale_b, enable), metadata = without_metadata(c, i)
     kind = f.pick(*_SCALED_KINDS.split()).removeprefix("kind::")
-    form = Form(kind, int(f.pick(*_GROUPS.split())[-1]), isinstance(a, Addr), 0, _blocks(kind, f))
-    operands = _operands(c, target, a, b, idesc, enable)
-    operands += [c.address(scale_a, 32), c.address(scale_b, 32)]
+    form = Form(
+        kind=kind,
+        group=int(f.pick(*_GROUPS.split())[-1]),
+        a_in_tmem=isinstance(a, Addr),
+        scale_d=0,
+        blocks=_blocks(kind, f),
+        sparse=bool(metadata),
+    )
+    operands = mma_operands(c, target, a, b, idesc, enable)
+    operands += [c.address(scale_a, 32), c.address(scale_b, 32), *metadata]
     c.effect(f"issue_mma(w, {tuple(form)}, ({fields(operands)}), ())", *operands)
+
+
+def without_metadata(c: Lower, i: Instr) -> tuple[list[Any], list[Value]]:
+    """The operands of the dense form, and the address of a sparse A's metadata."""
+    operands = [*i.operands]
+    if "sp" not in i.parts[2:4]:
+        return operands, []
+    if len(operands) < 6 or not isinstance(operands[3], Addr):
+        raise UnsupportedPtx(f"{i.opcode} without the address of sparsity metadata behind B")
+    return operands, [c.address(operands.pop(3), 32)]
 
 
 def _blocks(kind: str, f: Match) -> int:
     """Scale factors of a row along K of one MMA: by .block16 and .block32, which say how many
-    elements have one in common, by .scale_vec, which says it itself, or what the kind implies."""
+    elements have one in common (of a sparse row, how many that are kept), by .scale_vec, which says
+    it itself, or what the kind implies."""
     name = f.pick(*_BLOCKS.split())
     if not name:
         if kind == "mxf4nvf4":
@@ -78,7 +104,7 @@ def _blocks(kind: str, f: Match) -> int:
     return (32 if kind == "mxf8f6f4" else 64) // int(name.removeprefix("block"))
 
 
-def _operands(
+def mma_operands(
     c: Lower, target: Addr, a: object, b: object, idesc: object, enable: object
 ) -> list[Value]:
     """D, A, B, the instruction descriptor and enable-input-d."""
@@ -119,7 +145,8 @@ def pipe(w: Warp, group: int) -> tuple[list[Any], WorkQueue]:
 
 class Form(NamedTuple):
     """The static part of an MMA; `scale_d` is the scale-input-d immediate, `blocks` the number of
-    scale factors of a row, 0 without, `shift` whether the rows of A move."""
+    scale factors of a row, 0 without, `shift` whether the rows of A move, `sparse` whether A has
+    metadata, `stationary` whether it is tcgen05.mma.ws."""
 
     kind: str
     group: int
@@ -127,24 +154,29 @@ class Form(NamedTuple):
     scale_d: int
     blocks: int = 0
     shift: bool = False
+    sparse: bool = False
+    stationary: bool = False
 
 
 @runtime
 def issue_mma(
     w: Warp, form: tuple[Any, ...], operands: tuple[Any, ...], lanes: tuple[Any, ...]
 ) -> None:
-    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d and,
-    of a block-scaled kind, the addresses of the scale factors; lanes: the words of
-    disable-output-lane. One MMA per active lane, as each lane issues its own."""
+    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d, of
+    block-scaled kinds the addresses of the scale factors, of a sparse A that of its metadata;
+    lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its own.
+    """
     words = tuple(w.lane_values(word)[0] for word in lanes)
     for values in w.each_lane(*operands):
         _issue_one(w, Form(*form), values, words)
 
 
 def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, ...]) -> None:
-    d, a, b, description, accumulate, *scaling = values
+    d, a, b, description, accumulate, *more = values
+    metadata = more.pop() if form.sparse else None
     ctas, queue = pipe(w, form.group)
-    instr = instr_desc(form.kind, description)
+    decode = stationary_desc if form.stationary else instr_desc
+    instr = decode(form.kind, description)
     require_shape(instr, form.group)
     what = Mma(
         d,
@@ -154,9 +186,11 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         accumulate=bool(accumulate),
         disable_lanes=words,
         scale_input_d=form.scale_d,
-        scales=Scales(scaling[0], scaling[1], form.blocks) if form.blocks else None,
+        scales=Scales(more[0], more[1], form.blocks) if form.blocks else None,
         shift=form.shift,
+        metadata=metadata,
     )
+    require_sparse(what)
 
     def run(work: Work) -> None:
         for cta in ctas:
@@ -166,10 +200,11 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         seen = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
         mma(seen, **what._asdict())
 
-    flops = 2 * instr.m * instr.n * instr.k
+    flops = 2 * instr.m * instr.n * instr.a_k
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
-    label = f"mma {form.kind} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
+    name = f"mma{'.ws' * form.stationary}{'.sp' * form.sparse} {form.kind}"
+    label = f"{name} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
 

@@ -1,11 +1,12 @@
-"""cp.async.bulk.tensor in its tile modes, its reductions, and edits of tensor maps: PTX ISA
+"""cp.async.bulk.tensor in its modes, its reductions, and edits of tensor maps: PTX ISA
 "cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor", "cp.reduce.async.bulk.tensor",
 "tensormap.replace", "tensormap.cp_fenceproxy".
 
 The tensor map is read when the instruction is issued; data moves when the work runs. Bytes are
 signalled whole, out-of-bounds part included. tile::gather4 and tile::scatter4 move four rows of a
 two-dimensional tensor, each with a coordinate of its own, to and from four neighbouring rows of
-shared memory. `.multicast::cluster` writes and signals in every CTA
+shared memory. im2col moves pixels of images (machine/im2col.py), to a place that offsets add to, or
+from shared memory without them. `.multicast::cluster` writes and signals in every CTA
 of the mask; with `.cta_group::2` the signal goes to the CTA of each destination's pair that the
 barrier operand names. A map is edited as 128 bytes in shared or global memory.
 """
@@ -22,6 +23,7 @@ from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
+from ptxemu.machine.im2col import MIN_RANK, require_position, require_store
 from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.tensor_map import (
     GATHERED_ROWS,
@@ -44,9 +46,13 @@ from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, targets_of
 from ptxemu.ops.load_store import address_value, space_of
 from ptxemu.ops.mbarrier import barrier_address, find
-from ptxemu.syntax.tree import Addr, Imm, Instr
+from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 
 _RANKS = "1d 2d 3d 4d 5d"
+_LOADS = ("tile", "tile::gather4", "im2col", "im2col::w", "im2col::w::128")
+_STORES = ("tile", "tile::scatter4", "im2col_no_offs")
+_REDUCTIONS = ("tile", "im2col_no_offs")
+_MODES = " ".join(dict.fromkeys((*_LOADS, *_STORES)))
 _HINT = "L2::cache_hint"
 MAP_BYTES = 128
 SMEM_ALIGNMENT = 128  # bytes
@@ -55,7 +61,7 @@ COORDINATE_BITS = 128
 
 @op(
     "cp.async.bulk.tensor",
-    flags=f"{_RANKS} shared::cluster shared::cta global tile tile::gather4 tile::scatter4 "
+    flags=f"{_RANKS} shared::cluster shared::cta global {_MODES} "
     f"mbarrier::complete_tx::bytes bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
 )
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
@@ -63,10 +69,12 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
     if "bulk_group" in f.flags:
         tensor_write(c, i, f)
         return
-    tensor = i.operands[1]
-    coords = _coordinates(c, i, f, tensor, "tile::gather4")
+    tensor, mode, rest = i.operands[1], _mode(i, f, _LOADS), list(i.operands[3:])
+    coords = _coordinates(c, i, f, tensor, mode)
+    if mode == "im2col":
+        coords += _offsets(c, i, f, rest.pop(0) if rest else None)
     multicast = "multicast::cluster" in f.flags
-    mask = c.src(i.operands[3], "u16") if multicast else constant(0, "u16")
+    mask = c.src(rest[0], "u16") if multicast else constant(0, "u16")
     pair = "cta_group::2" in f.flags
     c.effect(
         f"tensor_load(w, {_rank(f)}, {{0}}, ({{1}}, {fields(coords, 4)}), ({{2}}, {pair}), "
@@ -81,24 +89,42 @@ def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
 
 @op(
     "cp.reduce.async.bulk.tensor",
-    flags=f"{_RANKS} global shared::cta tile bulk_group {_HINT} {REDUCTIONS}",
+    flags=f"{_RANKS} global shared::cta tile im2col_no_offs bulk_group {_HINT} {REDUCTIONS}",
 )
 def tensor_write(c: Lower, i: Instr, f: Match) -> None:
     tensor, source = i.operands[0], c.address(i.operands[1], 32)
-    coords = _coordinates(c, i, f, tensor, "tile::scatter4")
     how = f.pick(*REDUCTIONS.split())
+    mode = _mode(i, f, _REDUCTIONS if how else _STORES)
+    coords = _coordinates(c, i, f, tensor, mode)
+    if mode == "im2col_no_offs":
+        coords += [constant(0, "u16")] * (_rank(f) - 2)
     text = f"tensor_store(w, '{how}', {_rank(f)}, {{1}}, ({{0}}, {fields(coords, 2)}))"
     c.effect(text, c.address(tensor, 64), source, *coords)
 
 
-def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, named: str) -> list[Value]:
-    """As many as the tensor has dimensions or, with rows that are `named`, a column and four rows:
-    that there are more tells the mode from here on."""
-    modes = f.flags.intersection(("tile", "tile::gather4", "tile::scatter4"))
-    gathers = named in f.flags
-    wanted = 1 + GATHERED_ROWS if gathers else _rank(f)
-    if len(modes) > 1 or modes - {"tile", named} or (gathers and _rank(f) != 2):
-        raise UnsupportedPtx(f"unsupported form of cp {i.opcode!r}", line=i.line, text=i.text)
+def _mode(i: Instr, f: Match, modes: tuple[str, ...]) -> str:
+    """The mode among those that this direction has."""
+    named = f.flags.intersection(_MODES.split()) or {"tile"}
+    mode = next(iter(named))
+    if len(named) > 1 or mode not in modes:
+        raise _unsupported(i, "unsupported form of cp")
+    if mode.startswith("im2col::w"):
+        raise _unsupported(i, "of the tensor maps of the wide im2col modes nothing is known:")
+    if mode in ("tile::gather4", "tile::scatter4") and _rank(f) != 2:
+        raise _unsupported(i, "unsupported form of cp")
+    if mode.startswith("im2col") and _rank(f) < MIN_RANK:
+        raise _unsupported(i, "im2col has 3 to 5 dimensions: unsupported form of cp")
+    return mode
+
+
+def _unsupported(i: Instr, why: str) -> UnsupportedPtx:
+    return UnsupportedPtx(f"{why} {i.opcode!r}", line=i.line, text=i.text)
+
+
+def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, mode: str) -> list[Value]:
+    """As many as the tensor has dimensions or, with rows that are named, a column and four rows.
+    Behind those of im2col come offsets: how many there are tells the mode from here on."""
+    wanted = 1 + GATHERED_ROWS if mode in ("tile::gather4", "tile::scatter4") else _rank(f)
     if len(tensor.coords) != wanted:
         raise UnsupportedPtx(
             f"{i.opcode} with {len(tensor.coords)} coordinates, needs {wanted}",
@@ -108,21 +134,35 @@ def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, named: str) -> list
     return c.srcs(tensor.coords, "s32")
 
 
+def _offsets(c: Lower, i: Instr, f: Match, offsets: object) -> list[Value]:
+    """Of W, H and D in the filter."""
+    given, wanted = offsets.items if isinstance(offsets, Vec) else (), _rank(f) - 2
+    if len(given) != wanted:
+        raise UnsupportedPtx(
+            f"{i.opcode} with {len(given)} im2col offsets, needs {wanted}",
+            line=i.line,
+            text=i.text,
+        )
+    return c.srcs(given, "u16")
+
+
 def _rank(f: Match) -> int:
     return int(f.pick(*_RANKS.split())[0])
 
 
-@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global tile tile::gather4 {_HINT}")
+@op("cp.async.bulk.prefetch.tensor", flags=f"{_RANKS} L2 global {' '.join(_LOADS)} {_HINT}")
 def tensor_prefetch(c: Lower, i: Instr, f: Match) -> None:
     """A hint."""
+    if _mode(i, f, _LOADS) == "im2col":
+        _offsets(c, i, f, i.operands[1] if len(i.operands) > 1 else None)
 
 
 # -- what they do ---------------------------------------------------------------------------
 
 
 def read_map(w: Warp, address: int, rank: int, position: list[int]) -> TensorMap:
-    """The tensor map at a generic address, checked against the instruction's rank; one that gathers
-    where the instruction names four rows of two dimensions."""
+    """The tensor map at a generic address, checked against the instruction's rank and mode; one
+    that gathers where the instruction names four rows of two dimensions."""
     if address % 64:
         raise HardwareRefusal(f"tensor map at {address:#x}; must be 64-byte aligned")
     for each in w.listeners:
@@ -131,7 +171,11 @@ def read_map(w: Warp, address: int, rank: int, position: list[int]) -> TensorMap
     found = decode(raw)
     if found.rank != rank:
         raise HardwareRefusal(f"a {rank}-d instruction with a tensor map of rank {found.rank}")
-    return found if len(position) == rank else gathering(found)
+    im2col = len(position) > rank >= MIN_RANK
+    if im2col != (found.pixels is not None):
+        mode, other = ("im2col", "a tile") if im2col else ("a tile", "im2col")
+        raise HardwareRefusal(f"an instruction of {mode} mode with a tensor map of {other} mode")
+    return found if im2col or len(position) == rank else gathering(found)
 
 
 def signals_of(
@@ -149,7 +193,8 @@ def signals_of(
 def require_box(tm: TensorMap, position: list[Any], offset: int, *, write: bool = False) -> None:
     """What the TMA unit demands of a box: the manual's 128-byte alignment in shared memory, and, as
     an H200 answers with an illegal instruction otherwise, a first coordinate that is a multiple of
-    16 bytes, and no negative coordinate where global memory is written."""
+    16 bytes, and no negative coordinate where global memory is written. Of im2col what the manual
+    asks of the filter's place and offsets."""
     if offset % SMEM_ALIGNMENT:
         raise HardwareRefusal(f"tensor box at shared offset {offset:#x}; must be 128-byte aligned")
     if position[0] * tm.element_bits % COORDINATE_BITS:
@@ -159,6 +204,11 @@ def require_box(tm: TensorMap, position: list[Any], offset: int, *, write: bool 
         )
     if write and min(position) < 0:
         raise HardwareRefusal(f"a tensor store at {tuple(position)}; no coordinate may be negative")
+    if tm.pixels is not None:
+        inner = slice(1, tm.rank - 1)
+        require_position(tm.pixels, tm.dims[inner], tuple(position)[inner], position[tm.rank :])
+        if write:
+            require_store(tm.pixels)
 
 
 @runtime

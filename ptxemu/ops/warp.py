@@ -22,10 +22,18 @@ from ptxemu.syntax.tree import Imm, Instr
 ALL = 0xFFFFFFFF
 
 
+def name_lanes(c: Lower, members: object) -> None:
+    """Tell of a member mask, but for one of all lanes. It costs nothing where nobody listens."""
+    everyone = isinstance(members, Imm) and int(members.value) & ALL == ALL
+    if (c.observed or c.analysis) and not everyone:
+        c.announce("lanes_named(w, {0})", c.src(members, "u32"))
+
+
 @op("shfl.sync", types="b32", flags="up down bfly idx")
 def shuffle(c: Lower, i: Instr, f: Match) -> None:
     target, valid = c.both(i.operands[0])
     mode = f.pick("up", "down", "bfly", "idx")
+    name_lanes(c, i.operands[4])
     value, lane, clamp = c.srcs(i.operands[1:4], "u32")
     if value.uniform and valid is None and not c.analysis:
         c.dst(target, value)
@@ -84,6 +92,7 @@ def shuffle_lanes(
 @op("vote.sync", types="pred b32", flags="all any uni ballot")
 def vote(c: Lower, i: Instr, f: Match) -> Value:
     mode = f.pick("all", "any", "uni", "ballot")
+    name_lanes(c, i.operands[2])
     predicate, members = c.src(i.operands[1], "pred"), c.src(i.operands[2], "u32")
     results = [("u32" if mode == "ballot" else "pred", members.uniform)]
     text = f"vote_lanes({{0}}, '{mode}', {{1}}, <mb>)"
@@ -130,6 +139,7 @@ def active_mask(c: Lower, i: Instr, f: Match) -> Value:
 @op("match.any.sync match.all.sync", types="b32 b64", section="match.sync")
 def match_lanes(c: Lower, i: Instr, f: Match) -> None:
     target, agree = c.both(i.operands[0])
+    name_lanes(c, i.operands[2])
     value, members = c.src(i.operands[1], f.type.replace("b", "u")), c.src(i.operands[2], "u32")
     text = f"match_values({{0}}, {f.form.name == 'match.all.sync'}, {{1}}, <mb>)"
     out, same = c.effect(text, value, members, results=[("u32", False), ("pred", False)])
@@ -164,6 +174,7 @@ _REDUCE = {
 def reduce(c: Lower, i: Instr, f: Match) -> Value:
     mode = f.pick(*_REDUCE)
     kind = f.type.replace("b", "u")
+    name_lanes(c, i.operands[2])
     value, members = c.src(i.operands[1], kind), c.src(i.operands[2], "u32")
     flags = f"{'abs' in f.flags}, {'NaN' in f.flags}"
     text = f"reduce_lanes({{0}}, '{mode}', {{1}}, <mb>, {flags})"
@@ -211,6 +222,7 @@ def _extreme(mode: str, values: np.ndarray, nan: bool) -> float:
 @op("elect.sync")
 def elect(c: Lower, i: Instr, f: Match) -> list[Value]:
     """The lowest member lane that executes is the leader."""
+    name_lanes(c, i.operands[1])
     members = c.src(i.operands[1], "u32")
     results = [("u32", members.uniform), ("pred", False)]
     return c.effect("elect_lane({0}, <mb>)", members, results=results)

@@ -18,7 +18,7 @@ from ptxemu.errors import HardwareRefusal
 from ptxemu.numerics import formats
 from ptxemu.ops.warp_fragments import COLUMNS, accumulated, columns_of_b, registers, rows_of_a
 from ptxemu.ops.warp_mma import refused, shape_of
-from ptxemu.ops.warp_mma_sparse import expanded, metadata_of
+from ptxemu.ops.warp_mma_sparse import with_zeros
 from ptxemu.syntax.tree import Instr
 
 _NARROW = "e4m3 e5m2 e2m1 e2m3 e3m2"
@@ -107,7 +107,7 @@ def scaled_multiply(
     _require_ids((byte_a, byte_b), (thread_a, thread_b), factors)
     left, right = rows_of_a(a, types[1], 2), columns_of_b(b, types[2])
     if len(metadata):
-        left = expanded(left, metadata_of(metadata[0], _id(ids[4]), types[1], right.shape[1]))
+        left = with_zeros(left, metadata[0], _id(ids[4]), types[1])
     lanes_a = scale_a.reshape(8, 4)[:, 2 * thread_a : 2 * thread_a + 2].T.ravel()
     lanes_b = scale_b.reshape(8, 4)[:, thread_b]
     with np.errstate(all="ignore"):

@@ -1,26 +1,28 @@
 """mma.sp: A has zeros, and keeps only its other elements. PTX ISA "Matrix multiply-accumulate
 operation using mma.sp instruction with sparse matrix A".
 
-Of every four neighbouring elements of a row two are kept, of 4-bit types of every four pairs two,
-of tf32 one of two. Two indices of two bits each, the first in the low bits, say which; tf32 has
-those of its halves, 0b0100 or 0b1110.
-
-Where the metadata lie among the lanes 4 g ... 4 g + 3 of rows g and g + 8, by the bits of a row:
-16: one lane, which the selector names, has row g in its low half and row g + 8 in the other. 32: a
-pair, which the selector names: of types with 16 and 32 bits each lane has half of both rows, of
-narrower ones the first has row g. 64: lanes 0 and 1 have the first half of the two rows, 2 and 3
-the second. The manual shows that in figures; CUTLASS's reorder_meta (tools/util/host_reorder.h)
-says the same, and no GPU has been asked.
+What metadata mean, and where they lie among the lanes of rows g and g + 8, `machine.sparsity` says.
 """
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
+from ptxemu.codegen.flow import METADATA_AT
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
-from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.sparsity import (
+    DIFFERENT,
+    RISING,
+    codes_of_lanes,
+    contributing,
+    expanded,
+    row_bits,
+    selectors,
+)
 from ptxemu.ops.warp_fragments import (
     BITS,
     COLUMNS,
@@ -35,6 +37,7 @@ from ptxemu.syntax.tree import Imm, Instr
 _FP8, _INT8, _INT4 = "e4m3 e5m2", "s8 u8", "s4 u4"
 _NARROW = f"{_FP8} e2m1 e2m3 e3m2"
 _KIND = "kind::f8f6f4"
+_SHAPE = re.compile(r"m\d+n\d+k\d+")
 _NAMES = ("mma.sp.sync", "mma.sp::ordered_metadata.sync")
 _VARIANTS = (  # types of D, A, B, C; shapes and what else an opcode may say
     (("f32", "f16", "f16", "f32"), "m16n8k16 m16n8k32"),
@@ -89,64 +92,33 @@ def _require(i: Instr, f: Match, given: list[int]) -> None:
     if not whole or given != wanted or (narrow and _KIND not in f.flags):
         raise refused(i)
     selector = i.operands[5]
-    most = 64 // _row_bits(a_type, k)  # choices: 4, 2 or 1
-    if not isinstance(selector, Imm) or selector.value not in range(most):
+    choices = selectors(row_bits(BITS[a_type], k))
+    if not isinstance(selector, Imm) or selector.value not in choices:
         raise refused(i)
 
 
-# -- metadata ---------------------------------------------------------------------------------
+def metadata_lanes(instr: Instr) -> int:
+    """A bit for each lane whose metadata an mma.sp or a wgmma.mma_async.sp reads."""
+    selector = instr.operands[METADATA_AT[instr.root] + 1]
+    if not isinstance(selector, Imm):
+        return 0xFFFFFFFF
+    shape = next(part for part in instr.parts if _SHAPE.fullmatch(part))
+    a_type = [part for part in instr.parts if part in BITS][1]
+    packed = a_type == "e2m1" and not {"kind::mxf4", "kind::mxf4nvf4"}.isdisjoint(instr.parts)
+    bits = 4 if packed else BITS[a_type]
+    return contributing(row_bits(bits, int(shape.rpartition("k")[2])), int(selector.value))
 
 
-def _row_bits(type_: str, k: int) -> int:
-    """Bits of metadata of a row of A with k columns: four for each four elements (or pairs)."""
-    return {4: k // 2, 32: 2 * k}.get(BITS[type_], k)
+# -- what it does -----------------------------------------------------------------------------
 
 
-def metadata_of(words: np.ndarray, selector: int, type_: str, k: int) -> np.ndarray:
-    """[row, group, which of the two]: indices of what is kept of each group. words: [lane]."""
-    quads, bits = words.reshape(8, 4), _row_bits(type_, k)
-    halves = np.ascontiguousarray(quads).view(np.uint16).reshape(8, 4, 2)  # [g, lane, half]
-    if bits == 16:
-        rows = halves[:, selector].T[..., None]
-    elif bits == 32 and BITS[type_] >= 16:
-        rows = halves[:, 2 * selector : 2 * selector + 2].transpose(2, 0, 1)
-    elif bits == 32:
-        rows = halves[:, 2 * selector : 2 * selector + 2].transpose(1, 0, 2)
-    elif selector == 0:
-        rows = halves.reshape(8, 2, 2, 2).transpose(2, 0, 1, 3)
-    else:
-        raise HardwareRefusal(f"sparsity selector {selector}; this shape has only 0")
-    image = np.ascontiguousarray(rows).reshape(16, -1).view(np.uint8)
-    codes = np.stack([image & 0xF, image >> 4], axis=-1).reshape(16, -1)
-    return np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
-
-
-def expanded(kept: np.ndarray, indices: np.ndarray, ordered: bool = True) -> np.ndarray:
-    """A with its zeros, [row, column], of what it keeps. Raises HardwareRefusal for indices with
-    which the manual leaves the result undefined."""
-    first, second = indices[..., 0], indices[..., 1]
-    if (first == second).any() or (ordered and (first > second).any()):
-        raise HardwareRefusal(
-            "sparsity metadata with equal indices of a group, or of ordered ones that fall"
-        )
-    groups = indices.shape[1]
-    unit = kept.shape[1] // (2 * groups)
-    if unit == 0:
-        return _expanded_halves(kept, first, second)
-    values = kept.reshape(16, groups, 2, unit)
-    dense = np.zeros((16, groups, 4, unit), kept.dtype)
-    where = np.broadcast_to(indices[..., None], values.shape)
-    np.put_along_axis(dense, where, values, axis=2)
-    return dense.reshape(16, -1)
-
-
-def _expanded_halves(kept: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Of tf32, whose indices are those of 16-bit halves: one element of two."""
-    if (first % 2).any() or (second != first + 1).any():
-        raise HardwareRefusal("sparsity metadata of tf32 other than 0b0100 and 0b1110")
-    dense = np.zeros((*kept.shape, 2), kept.dtype)
-    np.put_along_axis(dense, first[..., None] // 2, kept[..., None], axis=2)
-    return dense.reshape(16, -1)
+def with_zeros(
+    kept: np.ndarray, words: np.ndarray, selector: int, type_: str, ordered: bool = True
+) -> np.ndarray:
+    """A [row, column] of what it keeps. words: the metadata [lane]."""
+    bits = row_bits(BITS[type_], 2 * kept.shape[1])
+    codes = codes_of_lanes(words, selector, bits, BITS[type_] >= 16)
+    return expanded(kept, codes, RISING if ordered else DIFFERENT)
 
 
 @runtime
@@ -163,7 +135,6 @@ def sparse_multiply(
     a, b, rest = np.split(words, (a_count, a_count + b_count))
     selector, ordered, saturate = how
     right = columns_of_b(b, types[2])
-    indices = metadata_of(rest[-1], selector, types[1], right.shape[1])
-    left = expanded(rows_of_a(a, types[1], 2), indices, ordered)
+    left = with_zeros(rows_of_a(a, types[1], 2), rest[-1], selector, types[1], ordered)
     with np.errstate(all="ignore"):
         return accumulated(left @ right.T, rest[:-1], types, saturate)

@@ -1,5 +1,5 @@
-"""wgmma.mma_async, .fence, .commit_group and .wait_group of sm_90a: PTX ISA, the sections of these
-names.
+"""wgmma.mma_async, dense and .sp, .fence, .commit_group and .wait_group of sm_90a: PTX ISA, the
+sections of these names.
 
 The registers of D are late in the sense of `Lower.settle`: a move passes them on, and what else
 reads them before the wait finds poison, or whatever the schedule has brought by then.
@@ -18,6 +18,7 @@ from ptxemu.codegen.values import Late, Value, constant
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import AsyncView
+from ptxemu.machine.sparsity import selectors
 from ptxemu.machine.tmem import POISON
 from ptxemu.machine.warp import ALL, Warp
 from ptxemu.machine.warpgroup import WARPS, Fragment, Multiplication, Part, warpgroup_of
@@ -26,8 +27,10 @@ from ptxemu.machine.wgmma import (
     M,
     a_of_fragments,
     product,
-    read_operand,
+    read_a,
+    read_b,
     smem_desc,
+    with_zeros,
 )
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Imm, Instr, Vec
@@ -37,8 +40,8 @@ _FP8 = "e4m3 e5m2"
 _INT8 = "s8 u8"
 _ANY_N = range(8, 257, 8)
 _INTEGER_N = (8, 24, *range(16, 257, 16))
-# trailing types and what follows them; K; N; how many immediates follow scale-d where A is in
-# shared memory, the last of which A in registers does not have
+# trailing types and what follows them; K of a dense A; N; how many immediates follow scale-d where
+# A is in shared memory, the last of which A in registers does not have
 _VARIANTS: tuple[tuple[tuple[str, ...], int, Any, int], ...] = (
     (("f16 f32", "f16", "f16"), 16, _ANY_N, 4),
     (("f32", "bf16", "bf16"), 16, _ANY_N, 4),
@@ -50,18 +53,23 @@ _VARIANTS: tuple[tuple[tuple[str, ...], int, Any, int], ...] = (
 )
 _IMMEDIATES = {"f16": 4, "bf16": 4, "tf32": 2, "e4m3": 2, "e5m2": 2}
 _ALIGNED = "sync aligned"
+_DENSE, _SPARSE = "wgmma.mma_async", "wgmma.mma_async.sp"
 
 
 def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
-    """d, a-desc | a, b-desc, scale-d {, imm-scale-a, imm-scale-b {, imm-trans-a, imm-trans-b}}."""
-    d, a, b, scale, *rest = i.operands
-    form = _form(i, f, isinstance(a, Vec), [int(each.value) for each in rest])
+    """d, a-desc | a, b-desc, {metadata, selector,} scale-d {, imm-scale-a, imm-scale-b
+    {, imm-trans-a, imm-trans-b}}."""
+    d, a, b, *rest = i.operands
+    sparse = f.form.name == _SPARSE
+    metadata, selector = (rest.pop(0), rest.pop(0)) if sparse and len(rest) > 2 else (None, None)
+    scale, *rest = rest
+    form = _form(i, f, isinstance(a, Vec), selector, [int(each.value) for each in rest])
     held = c.each(d)
     of_a = c.each(a) if form.a_in_registers else ()
     if len(held) != form.d_count or len(of_a) not in (0, 4):
         raise UnsupportedPtx(f"{i.opcode} with fragments of {len(held)} and {len(of_a)} registers")
     before = [_passed_on(c, each) for each in held]
-    fragment = c.srcs(of_a, "u32")
+    fragment = c.srcs((*of_a, *([metadata] if sparse else ())), "u32")
     others = [
         *([] if of_a else [c.src(a, "u64")]),
         c.src(b, "u64"),
@@ -86,15 +94,20 @@ def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
 
 
 for _types, _k, _sizes, _ in _VARIANTS:
-    _shapes = " ".join(f"m{M}n{n}k{_k}" for n in _sizes)
-    op(
-        "wgmma.mma_async",
-        types=_types,
-        flags=f"{_ALIGNED} {_shapes}{' satfinite' * (_types == _VARIANTS[4][0])}",
-    )(multiply)
+    for _name, _depth in ((_DENSE, _k), (_SPARSE, 2 * _k)):
+        if _types[1] == "b1" and _name == _SPARSE:
+            continue
+        _shapes = " ".join(f"m{M}n{n}k{_depth}" for n in _sizes)
+        op(
+            _name,
+            types=_types,
+            flags=f"{_ALIGNED} {_shapes}{' satfinite' * (_types == _VARIANTS[4][0])}",
+        )(multiply)
 
 
-def _form(i: Instr, f: Match, a_in_registers: bool, immediates: list[int]) -> Form:
+def _form(
+    i: Instr, f: Match, a_in_registers: bool, selector: object, immediates: list[int]
+) -> Form:
     """The form, of one shape and with the immediates that its types have."""
     shapes = [flag for flag in f.flags if flag.startswith(f"m{M}n")]
     d, a, b = f.types[:3]
@@ -104,7 +117,7 @@ def _form(i: Instr, f: Match, a_in_registers: bool, immediates: list[int]) -> Fo
     scales, transposes = immediates[:2], immediates[2:]
     right = (
         len(shapes) == 1
-        and i.opcode.startswith(f"wgmma.mma_async.sync.aligned.m{M}n")
+        and i.opcode.startswith(f"{f.form.name}.sync.aligned.m{M}n")
         and len(immediates) == expected
         and set(scales) <= {-1, 1}
         and set(transposes) <= {0, 1}
@@ -112,7 +125,7 @@ def _form(i: Instr, f: Match, a_in_registers: bool, immediates: list[int]) -> Fo
     if not right:
         raise UnsupportedPtx(f"unsupported form of wgmma {i.opcode!r} with {immediates}")
     n, k = (int(part) for part in shapes[0].removeprefix(f"m{M}n").split("k"))
-    return Form(
+    form = Form(
         n=n,
         k=k,
         d=d,
@@ -124,6 +137,17 @@ def _form(i: Instr, f: Match, a_in_registers: bool, immediates: list[int]) -> Fo
         negate=len(set(scales)) == 2,
         saturate="satfinite" in i.parts,
     )
+    return form if f.form.name == _DENSE else _sparse(i, form, selector)
+
+
+def _sparse(i: Instr, form: Form, selector: object) -> Form:
+    """The form with a selector that its shape has; the manual leaves all others undefined."""
+    allowed = selectors(form.row_bits)
+    if not isinstance(selector, Imm) or selector.value not in allowed:
+        raise UnsupportedPtx(
+            f"{i.opcode} with a sparsity selector other than an immediate of {[*allowed]}"
+        )
+    return form._replace(selector=int(selector.value))
 
 
 def _passed_on(c: Lower, operand: object) -> Value:
@@ -178,8 +202,8 @@ def wgmma_issue(
     b: PerLane,
     accumulate: PerLane,
 ) -> np.ndarray:
-    """fragment: A in registers; a: its descriptor otherwise. Returns [register, lane] of D, which
-    is written when the operation runs."""
+    """fragment: A in registers, and metadata; a: its descriptor otherwise. Returns [register, lane]
+    of D, which is written when the operation runs."""
     group, known = wgmma_group(w), _form_of(form)
     descriptor = None if a is None else _agreed(w, a, "descriptor of A")
     operands = (
@@ -192,7 +216,9 @@ def wgmma_issue(
     for value in operands[2:4]:
         if value is not None:
             smem_desc(value)  # refuses a bad one when the instruction is executed
-    part = Part(w, fragment, d, np.full((known.d_count, 32), POISON, np.uint32))
+    of_a = 4 if known.a_in_registers else 0
+    out = np.full((known.d_count, 32), POISON, np.uint32)
+    part = Part(w, fragment[:of_a], d, out, fragment[of_a:])
     whole = group.add(part, operands)
     for each in w.listeners:
         each.warpgroup_joined(w, group, group.of(w).issued)
@@ -220,7 +246,7 @@ def _issue(w: Warp, what: Multiplication) -> None:
             each.warpgroup_multiply(what)
         _run(what)
 
-    flops = 2 * M * form.n * form.k
+    flops = 2 * M * form.n * form.a_k
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
     what.work = Work("tensor core", form.label, run, size=flops)
@@ -238,12 +264,14 @@ def _run(what: Multiplication) -> None:
     if a is None:
         of_a = a_of_fragments(_stacked([part.a for part in parts]), form.a)
     else:
-        of_a = read_operand(smem, smem_desc(a), M, form.k, form.a, form.a_mn_major)
-    of_b = read_operand(smem, smem_desc(b), form.n, form.k, form.b, form.b_mn_major)
+        of_a = read_a(smem, smem_desc(a), form)
+    if form.selector is not None:
+        of_a = with_zeros(form, of_a, _stacked([part.metadata for part in parts])[:, 0])
+    of_b = read_b(smem, smem_desc(b), form)
     before = _stacked([part.d for part in parts]) if accumulate else None
     for part, bits in zip(parts, product(form, of_a, of_b, before), strict=True):
         part.out[:] = bits
-        part.a = part.d = ()
+        part.a = part.d = part.metadata = ()
 
 
 def _stacked(fragments: list[Fragment]) -> np.ndarray:

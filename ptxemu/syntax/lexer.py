@@ -1,5 +1,8 @@
 """PTX text -> tokens. A token is a tuple (kind, text, line); comments and white space are
 dropped.
+
+So is `.loc` within inline assembly. Compilers bracket it with comments, give its place in front of
+it, and count on from there for each line of its text: such lines are none of the source file.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ Token = tuple[str, str, int]
 # The order matters: hexadecimal floats before numbers, dotted words before punctuation.
 _TOKEN = re.compile(
     r"""
-      (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/)
+      (?P<asm>//[ ](?:begin|end)[ ]inline[ ]asm\b[^\n]*)
+    | (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/)
     | (?P<newline>\n)
     | (?P<string>"[^"]*")
     | (?P<hexfloat>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})
@@ -30,7 +34,7 @@ def tokenize(text: str) -> list[Token]:
     """All tokens of `text`, with 1-based line numbers."""
     tokens: list[Token] = []
     position, line, end = 0, 1, len(text)
-    match = _TOKEN.match
+    match, inline = _TOKEN.match, False
     while position < end:
         found = match(text, position)
         if found is None:
@@ -41,6 +45,12 @@ def tokenize(text: str) -> list[Token]:
             line += 1
         elif kind == "skip":
             line += found.group().count("\n")
+        elif kind == "asm":
+            inline = found.group().startswith("// begin")
+        elif inline and found.group() == ".loc":
+            newline = text.find("\n", position)
+            position = end if newline < 0 else newline
+            continue
         else:
             tokens.append((str(kind), found.group(), line))
         position = found.end()

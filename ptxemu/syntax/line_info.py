@@ -49,7 +49,9 @@ class LineInfo:
         """`.loc file line column[, function_name label[, inlined_at file line column]]`.
 
         The place of a call names its own caller where it was a location before. Line 0 is code
-        that the compiler made up; it counts as belonging to the place before.
+        that the compiler made up; it counts as belonging to the place before. So does column 0,
+        where no statement of a function is: the DSL gives it, with the line of the function or the
+        one behind it, to stores whose own place it has lost.
         """
         caller = None
         if "inlined_at" in words:
@@ -57,7 +59,8 @@ class LineInfo:
             place = _place(words[at : at + 3])
             caller = self._known.get(place) or Location(place, self._files)
         place = _place(words[1:4])
-        if place[1]:
+        lost = len(place) > 2 and not place[2] and self.here is not None
+        if place[1] and not (lost and caller is None):
             self.here = self._known[place] = Location(place, self._files, caller)
 
 

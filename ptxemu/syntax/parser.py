@@ -31,10 +31,8 @@ from ptxemu.syntax.tree import (
     Vec,
 )
 
-_DECLARED = (  # types that a variable may have
-    "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 f16x2 bf16x2 b64 u64 s64 f64 b128"
-)
-TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}
+_DECLARED = "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 f16x2 bf16x2 b64 u64 s64 f64 b128"
+TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}  # of variables
 _TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
@@ -389,11 +387,7 @@ class Parser:
 
     def instruction(self) -> Instr:
         line = self.line
-        guard = None
-        if self.accept("@"):
-            negated = self.accept("!")
-            register = Reg(self.scopes.resolve(self.next()))
-            guard = Not(register) if negated else register
+        guard = self.predicate() if self.accept("@") else None
         if self.kind() != "word":
             self.fail(f"expected an instruction, found {self.peek()!r}")
         opcode = self.next()
@@ -406,6 +400,14 @@ class Parser:
         text = self.lines[line - 1].strip()
         return Instr(opcode, tuple(operands), guard, line, text, self.line_info.here)
 
+    def predicate(self) -> Reg | Not:
+        """With an exclamation mark or without."""
+        negated, word = self.accept("!"), self.next()
+        name = self.scopes.resolve(word)
+        if self.entry is None or self.entry.registers.get(name) != "pred":
+            self.fail(f"{word!r} is no register of type .pred")
+        return Not(Reg(name)) if negated else Reg(name)
+
     def operand(self) -> object:
         kind, text = self.kind(), self.peek()
         if text == "[":
@@ -414,8 +416,8 @@ class Parser:
             return Vec(self.item_list("}"))
         if text == "(":
             return Args(self.item_list(")"))
-        if self.accept("!"):
-            return Not(Reg(self.scopes.resolve(self.next())))
+        if text == "!":
+            return self.predicate()
         if kind == "word":
             return self.word_operand()
         return self.immediate()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.common import refuse
+
 
 @dataclass(frozen=True)
 class Command:
@@ -42,8 +44,19 @@ class Command:
         return made
 
     def perform(self, options: argparse.Namespace) -> int:
-        """What the flags ask for; returns the exit code."""
-        return importlib.import_module(self.module).perform(options)
+        """What the flags ask for; returns the exit code, REFUSED where memory is not enough or a
+        file cannot be read or written."""
+        try:
+            return importlib.import_module(self.module).perform(options)
+        except OSError as error:
+            return refuse(error)
+        except MemoryError as error:
+            return refuse(f"not enough memory: {error or 'of this machine'}")
+        except RuntimeError as error:  # of torch, on the CPU and on a GPU
+            words = str(error).partition("\n")[0]
+            if "allocate memory" not in words and "out of memory" not in words:
+                raise
+            return refuse(f"not enough memory: {words}")
 
     def main(self, program: str, argv: Sequence[str] | None = None) -> int:
         """Flags of the command line, or of `argv`, and what they ask for."""

@@ -46,7 +46,7 @@ REFUSED = attentions.REFUSED | {
         ValueError, "is empty",
     ),
     "offset of a number": (
-        (torch.tensor(0.0), *tensors()[1:]), {"q_offset": 3}, TypeError, "0-d tensor",
+        (torch.tensor(0.0), *tensors()[1:]), {"q_offset": 3}, ValueError, "rank 0",
     ),
     "offset shape": (tensors(), {"q_offset": torch.zeros(3, dtype=INT)}, ValueError, "(3,)"),
     "starts dtype": (

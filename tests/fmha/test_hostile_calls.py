@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fmha import AttentionConfig, attention, attention_plan, merge, reference
+from fmha import AttentionConfig, attention, attention_plan, merge, reference, warmup
 from gqa_lowlatency import DecodeConfig
-from tests.hostile_calls import hostile, refused
+from tests.hostile_calls import freed, hostile, refused, sharing
 
 INT = torch.int32
 Q, KV = torch.zeros(2, 8, 4, 64).bfloat16(), torch.zeros(2, 32, 2, 64).bfloat16()
@@ -19,6 +19,7 @@ PACKED = Q.flatten(0, 1)[:8]
 COS = torch.ones(32, 8)
 O, LSE = torch.zeros(1, 3, 2, 64).bfloat16(), torch.zeros(1, 2, 3)  # noqa: E741
 PART = (O, LSE)
+WIDE, QKV = torch.zeros(2, 9, 4, 64).bfloat16(), torch.zeros(2, 32, 2, 128).bfloat16()
 
 
 def call(q=Q, k=KV, v=KV, **options):
@@ -31,6 +32,14 @@ def packed(**options):
 
 def merged(parts, **options):
     return lambda: merge(parts, **options)
+
+
+def warming(**options):
+    return lambda: warmup(Q, KV, KV, **{"batches": [1], "lengths": [8]} | options)
+
+
+def in_dual_numbers():
+    return torch.func.jvp(lambda q: attention(q, KV, KV), (Q,), (Q,))
 
 
 CALLS = [
@@ -96,6 +105,28 @@ CALLS = [
     hostile(call(config=AttentionConfig(schedule="fast")), "schedule 'fast'"),
     hostile(call(config=AttentionConfig(rescale_log2=math.nan)), "rescale_log2 nan"),
     hostile(call(dropout_p=0.1), "no argument dropout_p"),
+    hostile(call(q=Q.to_sparse()), "q is a sparse_coo tensor"),
+    hostile(call(v=KV[..., :0]), "v_head_dim 0"),
+    hostile(call(k=freed(KV)), "k reaches to byte 16384 of its storage, which has 0"),
+    hostile(call(kv_lens=freed(STARTS[:2])), "kv_lens reaches to byte 8"),
+    hostile(call(q=None, q_offset=3), "q is NoneType", name="no q with an offset"),
+    hostile(call(q_offset=3, cu_seqlens_q=5), "cu_seqlens_q is int"),
+    hostile(call(rope=(None, None)), "rope is two times None"),
+    hostile(call(scale=10**400), "scale is an int of 1329 bits"),
+    hostile(call(out=sharing(Q)), "elements that share memory"),
+    hostile(call(q=WIDE[:, :8], out=WIDE[:, 1:]), "out shares memory with q"),
+    hostile(call(k=QKV[..., :64], v=QKV[..., 64:], out=QKV.view(2, 32, 4, 64)[:, :8]),
+            "out shares memory with k", name="out between rows of k"),
+    hostile(call(kv_lens=WIDE.view(INT).view(-1)[:2], out=WIDE[:, :8]), "shares .* with kv_lens"),
+    hostile(in_dual_numbers, "q has a tangent"),
+    hostile(lambda: attention_plan(Q, KV.to_sparse(), KV), "k is a sparse_coo tensor"),
+    hostile(lambda: attention_plan(Q, KV, torch._neg_view(KV)), "v is a lazily negated"),
+    hostile(warming(batches="12"), "batches is str"),
+    hostile(warming(batches=[1, True]), r"batches\[1\] is True"),
+    hostile(warming(batches=3), "batches is int"),
+    hostile(warming(lengths=[-1]), r"lengths\[0\] -1"),
+    hostile(warming(lengths=[1 << 40]), r"lengths\[0\] 1099511627776"),
+    hostile(warming(progress="yes"), "progress is str"),
     hostile(lambda: attention_plan(Q, KV, KV, out=Q), "takes no out"),
     hostile(merged(None), "parts is NoneType"),
     hostile(merged([]), "0 parts"),
@@ -105,6 +136,8 @@ CALLS = [
     hostile(merged([PART, (O.to("meta"), LSE)]), "different devices", name="a part elsewhere"),
     hostile(merged([PART, (O[:, :2], LSE)]), r"parts\[1\]|shape"),
     hostile(merged([PART], sinks=torch.zeros(3)), "sinks is"),
+    hostile(merged([PART], sinks=torch.tensor([0.0, math.nan])), "sinks nan of head 1"),
+    hostile(merged([PART, (freed(O), LSE)]), r"o\[1\] reaches to byte"),
     hostile(merged([PART], out_dtype=torch.int8), "out_dtype torch.int8"),
     hostile(merged([PART], return_lse=1), "return_lse is 1"),
 ]  # fmt: skip

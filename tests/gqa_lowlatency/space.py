@@ -128,7 +128,12 @@ GROUPS = (
 )
 _BORDER = Case((1,), (4, 1), head_dim=64, causal=True, keys="lens", cluster=4)
 BORDERS = tuple(
-    replace(_BORDER, lens=tuple(max(border + step, 0) for step in (-1, 0, 1)))
+    replace(
+        _BORDER,
+        lens=tuple(max(border + step, 0) for step in (-1, 0, 1)),
+        # Weights under another number than their maximum are no numbers.
+        amplitude=64.0 if border == 128 else 1.0,
+    )
     for border in (0, 16, 64, 128, 256, 512, 1024)
 )
 # One kernel with every mask: where windows, sink tokens, lengths and positions meet and do not.

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
-from tests.hostile_calls import hostile, refused
+from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference, warmup
+from tests.hostile_calls import freed, hostile, refused, sharing
 
 INT = torch.int32
 Q, KV = torch.zeros(2, 1, 8, 64).bfloat16(), torch.zeros(2, 64, 2, 64).bfloat16()
 FP8 = KV.to(torch.float8_e4m3fn)
 LENGTHS, TABLE = torch.tensor([10, 64], dtype=INT), torch.tensor([[0, 1], [1, 0]], dtype=INT)
-ONES = torch.ones(8)
+ONES, WIDE = torch.ones(8), torch.zeros(2, 2, 8, 64).bfloat16()
 
 
 def with_sink(sink: float) -> torch.Tensor:
@@ -94,6 +94,15 @@ CALLS = [
     hostile(call(config=DecodeConfig(warps=5), arch="sm_100a"), "warps 5", name="warps 5 sm_100a"),
     hostile(call(config=DecodeConfig(warps=8), arch="sm_100a"), "warps 8 on sm_100a"),
     hostile(call(config=DecodeConfig(cluster=3)), "cluster 3"),
+    hostile(call(k=FP8, v=FP8, k_scale=1e39), "k_scale 1e.39"),
+    hostile(call(k=None, k_scale=1.0), "k is NoneType"),
+    hostile(call(kv_lens=freed(LENGTHS)), "kv_lens reaches to byte 8"),
+    hostile(call(k=FP8, v=FP8, k_scale=freed(ONES[:2])), "k_scale reaches to byte 8"),
+    hostile(call(sinks=ONES.to_sparse()), "sinks is a sparse_coo tensor"),
+    hostile(call(out=sharing(Q)), "elements that share memory"),
+    hostile(call(kv_lens=WIDE.view(INT).view(-1)[:2], out=WIDE[:, :1]), "shares .* with kv_lens"),
+    hostile(lambda: warmup(Q, KV, KV, batches=[1.5], lengths=[8]), r"batches\[0\] is 1.5"),
+    hostile(lambda: warmup(Q, KV, KV, batches=[1], lengths=None), "lengths is NoneType"),
     hostile(call(seqlens=LENGTHS), "no argument seqlens"),
     hostile(lambda: decode_plan(Q, KV, KV, return_lse=True), "takes no return_lse"),
     hostile(lambda: decode_plan(Q, KV, KV, kv_len=LENGTHS), "no argument kv_len"),

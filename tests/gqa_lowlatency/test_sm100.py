@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gqa_lowlatency import DecodeConfig, decode, reference
+from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
 from gqa_lowlatency.launch import compile_for
 from gqa_lowlatency.sm100 import kernel
 from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
@@ -38,13 +38,22 @@ QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
 SHAPES = (
     LONG,
     replace(LONG, pdl="ready"),  # the ring of three pieces
-    Case((130, 0, 200), (5, 1), head_dim=64, cluster=2),
+    # Two tiles to a CTA, and parts that wait for each other: launches take turns at the counters.
+    Case((390, 0, 200), (5, 1), head_dim=64, cluster=1, parts=2, amplitude=4.0),
 )
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_no_schedule_shows(case):
     cases.check(case, ARCH, *SCHEDULES)
+
+
+def test_a_plan_with_parts_leaves_its_counters_at_zero():
+    case = SHAPES[2]
+    given = case.options() | case.launch_options(ARCH)
+    plan, lengths = decode_plan(*case.inputs(), **given), given["kv_lens"]
+    first = [each.clone() for each in plan(*case.inputs(), kv_lens=lengths)]
+    assert cases.same_bits(first, plan(*case.inputs(), kv_lens=lengths))
 
 
 WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of three pieces

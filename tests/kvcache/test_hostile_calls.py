@@ -36,7 +36,8 @@ from kvcache import (
 )
 from kvcache.checks import MAX_SLOTS
 from kvcache.layouts.records import BF16_512, plain
-from tests.hostile_calls import hostile, refused
+from kvcache.movement.api import cut_segments
+from tests.hostile_calls import freed, hostile, refused, sharing
 
 HUGE = 1 << 70
 MEMORY = torch.zeros(9, 4096, dtype=torch.uint8)
@@ -106,6 +107,13 @@ CALLS = [
     hostile(appended(rows=replace(ROWS, data_offset=True)), "data_offset is True"),
     hostile(appended(x=X.T.contiguous().T), "a token's elements in one piece"),
     hostile(appended(x=X[:1].expand(3, 64)), "in one piece", name="broadcast"),
+    hostile(appended(rows=replace(ROWS, pool=freed(POOL))), "pool reaches to byte"),
+    hostile(gathered(rows=replace(ROWS, record=None)), "record.* is missing"),
+    hostile(gathered(rows=replace(ROWS, record=3)), "rows has a int without name"),
+    hostile(gathered(out=sharing(X)), "elements that share memory"),
+    hostile(lambda: replace(ROWS, rows=None).data(), "rows is None"),
+    hostile(lambda: replace(ROWS, data_offset=1 << 40).data(), "data of k at 1099511627776"),
+    hostile(lambda: Rows(POOL.view(torch.int16), 0, 0, 8, RECORD).data(), "pool is torch.int16"),
     hostile(gathered(rows=None), "rows is NoneType"),
     hostile(gathered(out=None), "out is NoneType"),
     hostile(gathered(out=X[:2]), "indices is torch.int64"),
@@ -121,6 +129,12 @@ CALLS = [
     hostile(copied(target=MEMORY[4:8].to("meta")), "different devices", name="target elsewhere"),
     hostile(copied(segments=torch.tensor([[0, 0, -16]])), "segment"),
     hostile(copied(segments=torch.tensor([[8, 0, 16]])), r"segment \(8, 0, 16\)"),
+    hostile(copied(source=None), "source is NoneType"),
+    hostile(copied(segments=torch.tensor([[0, 0, 32], [64, 16, 32]])), "overlap in the target"),
+    hostile(copied(target=POOL, pairs=PAIRS[:1] * 0, segments=torch.tensor([[0, 16, 32]])),
+            "overlap in a slot that is read"),
+    hostile(lambda: cut_segments([(0, 0)]), r"segments\[0\] has 2 numbers"),
+    hostile(lambda: cut_segments(None), "segments is None"),
     hostile(summed(begin=-16), "bytes -16 to 64"),
     hostile(summed(begin=8), "bytes 8 to 64"),
     hostile(summed(end=HUGE), "end 1180591620717411303424"),
@@ -185,6 +199,20 @@ CALLS = [
     hostile(lambda: plan(PLAIN, 1 << 30, 100), "mix is 100"),
     hostile(lambda: plan(PLAIN, 1 << 30, Mix((9,)), checkpoint_share=math.nan), "share nan"),
     hostile(lambda: plan(PLAIN, 1 << 30, Mix((9,)), checkpoint_share="1"), "share is '1'"),
+    hostile(laid_out(streams=(replace(STREAM, copies=1 << 31),)), "copies 2147483648: at most"),
+    hostile(laid_out(rings=(Ring("r", RECORD, 1 << 31, 1),)), "window 2147483648: at most"),
+    hostile(laid_out(model_layers=1 << 31), "model_layers 2147483648: at most"),
+    hostile(lambda: Record("r", 1 << 40), "data_bytes 1099511627776: at most"),
+    hostile(lambda: PLAIN.blocks("3"), "tokens is '3'"),
+    hostile(lambda: PLAIN.live(-1), "position -1"),
+    hostile(lambda: PLAIN.entries(None), "stream is None"),
+    hostile(lambda: from_config({"num_hidden_layers": 1 << 31}), "num_hidden_layers is an int"),
+    hostile(lambda: plan(PLAIN, 10**400, Mix((9,))), "memory 1000.*: at most"),
+    hostile(lambda: Mix((1 << 62,)), r"tokens\[0\] 4611686018427387904: at most"),
+    hostile(lambda: Manager(PLAIN, Sizes(4)).admit("a", range(1 << 40)), "1099511627776 tokens"),
+    hostile(lambda: kvcache.Cache(PLAIN, Sizes(4), device="cuda:99"), "cuda:99: no such GPU"),
+    hostile(lambda: kvcache.warmup(PLAIN, device="cuda:99"), "no such GPU", name="warm no GPU"),
+    hostile(lambda: kvcache.warmup(PLAIN, device="cpu", dtypes=None), "dtypes is NoneType"),
     hostile(lambda: kvcache.warmup(PLAIN, device="gpu"), "device 'gpu'"),
     hostile(lambda: kvcache.warmup(None, device="meta", arch="sm_90a"), "layout is None",
             name="warm nothing"),
@@ -224,6 +252,34 @@ def test_integers_of_numpy_are_integers():
     manager.rollback(request, np.int32(2))
     assert request.length == 1
     assert manager.room(request, np.int64(5)) == 5
+
+
+def test_buffers_of_a_step_are_plain_tensors():
+    manager = Manager(PLAIN, Sizes(4))
+    step = manager.append({manager.admit("one", [1, 2]).request: [1, 2]})
+    lengths = torch.zeros(1, dtype=torch.int32)
+    for buffer, words in (
+        (lengths.to(torch.uint32), "torch.uint32"),
+        (lengths.to("meta"), "meta"),
+        (freed(lengths), "reaches to byte 4"),
+        (lengths.to_sparse(), "sparse_coo"),
+        (lengths.expand(3), "share memory"),
+    ):
+        refused(lambda buffer=buffer: step.fill({"lengths": buffer}), words)
+
+
+def test_a_step_that_is_abandoned_twice_takes_no_checkpoint_of_others():
+    """Its slots may have been handed out again by then."""
+    layout = Layout("ring", 4, (STREAM,), (Ring("r", RECORD, 4, 1),))
+    manager = Manager(layout, Sizes(8, 2, checkpoints=1))
+    request = manager.admit("first", [1, 2, 3, 4, 5]).request
+    step = manager.append({request: [1, 2, 3, 4]})
+    manager.abandon(step)
+    manager.append({manager.admit("second", [6, 7, 8, 9, 0]).request: [6, 7, 8, 9]})
+    assert manager.metrics.checkpoints_kept == 1
+    manager.abandon(step)
+    assert manager.metrics.checkpoints_kept == 1
+    manager.check()
 
 
 def test_memory_beside_is_no_overlap(no_launches):

@@ -27,7 +27,9 @@ from moe import (
     quantise,
     route,
     unpack,
+    warmup,
 )
+from moe.checkpoint import from_state_dict, state_dict
 from moe.quantized import laid_out
 from moe.reference import quantise as quantised_in_torch
 from tests.hostile_calls import hostile, refused
@@ -45,6 +47,7 @@ def rows(fmt: str = "nvfp4") -> Quantized:
 
 XQ = rows()
 SAME = torch.ones(1)
+STORED = state_dict(PACKED)
 FORM = Activation(PACKED.granularity)
 
 
@@ -71,6 +74,15 @@ def layer(experts=PACKED, router=Router(2), **options):  # noqa: B008
 
 def packing(**options):
     return lambda: pack(**{"w13": W13, "w2": W2} | options)
+
+
+def stored(**changes):
+    tensors = STORED | {name.replace("__", "."): value for name, value in changes.items()}
+    return lambda: from_state_dict(tensors)
+
+
+def warming(**options):
+    return lambda: warmup(X, PACKED, LOGITS, Router(2), **options)
 
 
 CALLS = [
@@ -164,6 +176,22 @@ CALLS = [
             "data is torch.float4_e2m1fn_x2, expected torch.float8_e4m3fn for mxfp8"),
     hostile(lambda: replace(XQ, fmt=None), "format is NoneType", name="Quantized fmt"),
     hostile(lambda: replace(XQ, scales=XQ.scales[:7]), "scales have shape"),
+    hostile(routed(scale=1e-320), "scale 1e-320: above 0, from 1.175e-38"),
+    hostile(lambda: combine(X, torch.ones(5, 2), IDS.view(2, 5)), "row_of_slot is|weights is"),
+    hostile(lambda: combine(X, torch.ones(5, 2), IDS[None]), "row_of_slot", name="3 dimensions"),
+    hostile(lambda: quantise(X, "mxfp8", rows=IDS[0], choices=1 << 31), "slots at most"),
+    hostile(packing(w13=W13.to_sparse()), "w13 is a sparse_coo tensor"),
+    hostile(packing(encode_scales=(1.0, None)), r"encode_scales\[0\] is 1.0|is float"),
+    hostile(packing(order=np.array([1, 2])), "order array"),
+    hostile(lambda: unpack(PACKED, torch.int8), "dtype torch.int8"),
+    hostile(lambda: state_dict(None), "packed is NoneType"),
+    hostile(lambda: from_state_dict([]), "tensors is list"),
+    hostile(stored(w2__data=None), "w2.data is NoneType"),
+    hostile(stored(w13__scales=STORED["w13.scales"].view(torch.float8_e5m2)), "e5m2, stored as"),
+    hostile(stored(layout=torch.zeros(3, dtype=torch.uint8)), "layout is no JSON text"),
+    hostile(warming(tokens="12"), "tokens is str"),
+    hostile(warming(tokens=[-1]), r"tokens\[0\] -1"),
+    hostile(warming(tokens=[1], progress=1), "progress is int"),
     hostile(layer(experts=None), "experts is NoneType"),
     hostile(layer(router=2), "router is int"),
     hostile(layer(activation=0), "activation is int"),
@@ -188,6 +216,12 @@ def test_scales_of_a_layer_are_looked_at():
     for field in ("x", "h"):
         for value in (NAN, 0.0, -1.0, INF):
             refused(layer(scales=Scales(**{field: fp32(value)})), "scale")
+
+
+def test_parameters_are_packed_without_their_gradients(no_compile):
+    """Else the global scales would ask for some at the first call."""
+    packed = pack(torch.nn.Parameter(W13.float()), W2, "nvfp4")
+    assert not packed.w13.encode_scale.requires_grad
 
 
 def test_what_is_not_recorded_is_not_compared(no_compile):

@@ -149,7 +149,7 @@ PERMUTATIONS = [
     (1, 8, 256, "any"),
     (2, 1, 1, "any"),
     (127, 2, 8, "one"),
-    (128, 2, 257, "few"),
+    (128, 16, 257, "few"),  # warps take turns
     (129, 8, 64, "any"),
 ]
 MORE_PERMUTATIONS = [

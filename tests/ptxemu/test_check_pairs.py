@@ -91,3 +91,21 @@ def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
     assert ptxemu.module.memory_before.get() is not None
     launch(scenario, _loaded("griddepcontrol.wait"), "round-robin", check=False)
     assert ptxemu.module.memory_before.get() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "why"),
+    [
+        ("cp.async.wait_group 1", "more", "`cp.async.wait_group 2` at PTX line"),
+        ("cp.async.wait_group", "commit", "it is in no group"),
+        ("wait_group of whoever issued", "here", "for operations of its own alone"),
+        ("expect_tx", "half", "128 bytes more than were announced"),
+        ("TMA load", "wait", "has not waited on"),
+        ("a wait whose answer decides", "blind", "does not use what `mbarrier.try_wait"),
+        ("global memory within a CTA", "barrier", "knows of warp 0 of cta(0,0,0)"),
+    ],
+)
+def test_what_was_done_instead_is_told(name: str, variant: str, why: str) -> None:
+    kernel = write(SCENARIOS[name], variant)
+    found = launch(SCENARIOS[name], ptxemu.load(kernel.text), "round-robin").findings
+    assert any(why in finding.why for finding in found), [finding.why for finding in found]

@@ -272,3 +272,24 @@ def test_a_warp_is_what_it_executes(opcodes, words):
 def test_a_given_role_comes_first():
     found = roles_of(launch(roles={4: "mma", 9: "idle"}))
     assert found == {0: "TMEM read, epilogue store", 4: "mma", 5: "TMA load", 9: "idle"}
+
+
+def test_what_lacks_the_same_is_told_in_short_after_the_third():
+    found = [by(RACE, source=f"kernel.py:{line}") for line in range(5)]
+    text = render(Report([launch(*found)]))
+    assert text.count("missing: fence.proxy.async behind the store") == 3
+    assert text.count("  write at kernel.py:4\n  read at PTX line 55\n  missing: as above") == 1
+    assert text.endswith("5 errors in 1 launch; rules: hardware")
+
+
+def test_what_is_known_beside_addresses_is_told():
+    found = replace(by(RACE, known_as="parameter 2 + 64 bytes"), why="nobody has waited")
+    text = render(Report([launch(found)]))
+    assert "bytes 0x400 to 0x40f (parameter 2 + 64 bytes) by warp 0" in text
+    assert "  why: nobody has waited\n  missing: fence" in text
+
+
+def test_an_overrun_is_read_first():
+    overrun = Finding("out-of-bounds", "write to 4 bytes behind", line=3)
+    text = render(Report([launch(RACE, overrun)]))
+    assert text.index("out-of-bounds") < text.index("race")

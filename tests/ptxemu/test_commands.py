@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ptxemu.commands import dump, mutate
+from ptxemu.commands import check, compare, dump, machine_code, mutate
 from ptxemu.commands.mutate import Row
 from ptxemu.mutation import rerun
 from tests.ptxemu.kernels import kernel, launch
@@ -42,6 +42,71 @@ def script(tmp_path, monkeypatch):
     return write
 
 
+# ---- compare
+
+STORE = kernel(  # thread k writes k + *v to x[k]
+    """ld.param.u64 %rd1, [x]; ld.param.u64 %rd3, [v]; ld.global.u32 %r1, [%rd3];
+    mov.u32 %r0, %tid.x; mad.wide.u32 %rd2, %r0, 4, %rd1;
+    add.u32 %r1, %r1, %r0;
+    st.global.u32 [%rd2], %r1;""",
+    ".param .u64 x, .param .u64 v",
+)
+COMPARED = """import sys
+import numpy as np
+if __name__ == "__main__":
+    x, v = np.zeros((4, 8), np.uint32), np.zeros(1, np.uint32)
+    launch(STORE, x, v)
+    v[0] = int(sys.argv[1])
+    launch(STORE, x, v)
+def right(v): return {"x": np.arange(32, dtype=np.uint32).reshape(4, 8) + v}
+def wrong(v): return {"x": np.roll(right(v)["x"], -1, 0)}
+def strange(w): return {}
+def small(x): return {"x": x[0]}
+def broken(x): return x / None
+"""
+
+
+def compared(*words):
+    """The exit code."""
+    return compare.main([*words, "8"])
+
+
+def test_two_runs_differ_in_the_launch_that_has_other_arguments(script, tmp_path, capsys):
+    path, json_path = script(COMPARED), tmp_path / "d.json"
+    assert compared("--json", str(json_path), "--against-arguments", "9", path) == 1
+    out = capsys.readouterr().out
+    assert "launch 1 (from 0), kernel test" in out
+    assert "x[0, 0] is 8 by round-robin, and 9 by round-robin 9" in out
+    assert "32 of 32 elements of x (4, 8) differ, all of them in x[0:4, 0:8]" in out
+    assert "different before this launch already: v" in out
+    found = json.loads(json_path.read_text())
+    assert (found["name"], found["index"], found["different"]) == ("x", [0, 0], 32)
+    assert all("warp 0" in writes[-1] for writes in found["writes"].values())
+    assert compared("--against", "random-3", path) == 0
+
+
+def test_a_run_differs_from_its_reference_where_a_tile_is_elsewhere(script, capsys):
+    path = script(COMPARED)
+    assert compared("--reference", f"{path}:right", path) == 0
+    assert "nothing differs between the run and the reference in 2 of 2 launches" in (
+        capsys.readouterr().out
+    )
+    assert compared("--reference", f"{path}:wrong", path) == 1
+    out = capsys.readouterr().out
+    assert "launch 0" in out
+    assert "by the reference the same values are x[3, :]" in out
+    assert "the run: last written by warp 0 of cta(0,0,0), lane 0" in out
+    wrong = {
+        "strange": "there are: x, v",
+        "small": "it gives 'x' of shape (8,), and the tensor has shape (4, 8)",
+        "broken": "broken: TypeError: unsupported operand",
+    }
+    for name, words in wrong.items():
+        with pytest.raises(SystemExit):
+            compared("--reference", f"{path}:{name}", path)
+        assert words in capsys.readouterr().err
+
+
 # ---- dump
 
 
@@ -62,13 +127,27 @@ def test_machine_code_is_made_where_the_tools_are(script, tmp_path, monkeypatch)
         path = tmp_path / tool
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-    monkeypatch.setattr(dump, "tool_of_cuda", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(machine_code, "tool_of_cuda", lambda name: str(tmp_path / name))
     assert dump.main(["--out", str(tmp_path), script("launch(NOTHING)")]) == 0
     assert (tmp_path / "00_test.cubin").read_text() == NOTHING
     assert (tmp_path / "00_test.sass").read_text() == "S\n"
-    monkeypatch.setattr(dump, "tool_of_cuda", lambda name: None)
+    monkeypatch.setattr(machine_code, "tool_of_cuda", lambda name: None)
     assert dump.main(["--out", str(tmp_path / "none"), script("launch(NOTHING)")]) == 0
     assert sorted(p.name for p in (tmp_path / "none").iterdir()) == ["00_test.ptx", "launches.json"]
+
+
+def test_what_fails_is_kept_with_its_machine_code(script, tmp_path, monkeypatch, capsys):
+    made = tmp_path / "ptxas"
+    made.write_text('#!/bin/sh\nfor last; do :; done; cp "$2" "$last"\n')
+    made.chmod(0o755)
+    tools = {"ptxas": str(made)}
+    monkeypatch.setattr(machine_code, "tool_of_cuda", tools.get)
+    monkeypatch.setenv("PTXEMU_KEEP", str(tmp_path / "kept"))
+    assert check.main([script("launch(NOTHING)\nlaunch(HANG, block=(64,))")]) == 1
+    ptx, cubin = sorted((tmp_path / "kept").iterdir(), reverse=True)
+    assert (ptx.read_text(), cubin.read_text()) == (HANG, HANG)
+    assert (ptx.suffix, cubin.name) == (".ptx", f"{ptx.stem}.cubin")
+    assert f"kept in {tmp_path / 'kept'}: {ptx.name}, .cubin" in capsys.readouterr().err
 
 
 def test_a_kernel_that_hangs_is_on_disk(script, tmp_path, capsys):

@@ -14,18 +14,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ptxemu
 from ptxemu import Options
+from ptxemu.errors import UnsupportedPtx
 from workbench.conformance import (
     bounds,
     coverage,
+    declined,
     elementwise,
     everything,
     hw_runner,
+    misc,
     patterns,
+    precision,
     values,
 )
 from workbench.conformance.campaign import Campaign, refusals
 from workbench.conformance.case import Case
+from workbench.conformance.journal import Journal
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 INPUTS = 1000  # at least, of each form
@@ -106,6 +112,21 @@ def test_approximations_are_within_the_bounds_of_the_manual() -> None:
 # -- ptxemu as it is now ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in declined.DECLINED])
+def test_what_a_gpu_has_and_ptxemu_has_not_is_refused_by_name(pattern: str) -> None:
+    for text in patterns.expand(pattern):
+        module = ptxemu.load(declined.question([text])[0].replace("sm_100a", "sm_90a"))
+        with pytest.raises(UnsupportedPtx, match=re.escape(text.split()[0])) as caught:
+            module.launch(grid=(1, 1, 1), block=(32, 1, 1), params=[])
+        assert caught.value.line
+
+
+def test_cache_policies_leave_data_alone() -> None:
+    (case,) = (case for case in misc.cases() if case.name == "cache policies")
+    (source, _) = case.program.buffers()
+    assert (case.emulated()["d"].reshape(-1, source.data.size) == source.data).all()
+
+
 def test_a_sample_still_gives_what_the_gpu_gave() -> None:
     assert not _unlike_silicon(_cases()[0][::SAMPLE])
 
@@ -127,6 +148,49 @@ def test_the_gpu_at_hand_agrees() -> None:
 
 
 # -- the tools can fail ---------------------------------------------------------------------------
+
+
+def test_a_session_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    path, setting = tmp_path / "session.jsonl", {"gpu": "some", "driver": "1"}
+    first, second = _small("add.rn.f32"), _small("mul.rn.f32")
+    said = Campaign()
+    said.judge(first, first.emulated(), first.emulated())
+    Journal(path, setting).keep(first, said)
+    path.write_text(path.read_text() + '{"case": "cut o')
+    found, journal = Campaign(), Journal(path, setting)
+    assert journal.restore(first, found)
+    assert not journal.restore(second, found)
+    assert (found.forms, found.digests) == (said.forms, said.digests)
+    first.program.params[0].data = first.program.params[0].data + 1
+    assert not journal.restore(first, found), "its inputs are others"
+    with pytest.raises(ValueError, match="other"):
+        Journal(path, setting | {"gpu": "other"})
+
+
+def _tensor_core(chosen: list[precision.Probe], bits: int, together: int) -> np.ndarray:
+    """Sums of so many products with what is there, cut off so many bits below the largest."""
+    out = []
+    for probe in chosen:
+        total = probe.c
+        for start in range(0, 16, together):
+            parts = [total]
+            for place in range(start, start + together):
+                sign, exponent = probe.products.get(place, (0, 0))
+                parts.append(sign * 2.0**exponent)
+            unit = 2.0 ** (np.frexp(max(map(abs, parts)))[1] - 1 - bits)
+            total = float(sum(np.trunc(part / unit) * unit for part in parts))
+        out.append(total)
+    return np.array(out)
+
+
+def test_probes_of_precision_tell_what_a_tensor_core_does() -> None:
+    chosen = list(precision.probes(16, narrow=False))
+    found = precision.summary(16, False, chosen, _tensor_core(chosen, 13, 16))
+    assert (found["kept"], found["C"], found["of C"]) == ("13", "13", "13")
+    assert (found["near"], found["sum"]) == ("--" + "." * 14, "0")
+    found = precision.summary(16, False, chosen, _tensor_core(chosen, 25, 8))
+    assert (found["kept"], found["3/4"], found["1/2"]) == ("25", "0.75/0.75", "0.5")
+    assert (found["near"], found["across"]) == ("--......++++++++", "-" + "." * 14 + "-")
 
 
 def _small(opcode: str) -> Case:

@@ -159,6 +159,125 @@ BUGS = {
         ring(first=0),
         ("cycle: ", "wrong parity at the start", "as above", "parity 1, which passes on a fresh"),
     ),
+    "nobody first, of one": Bug(
+        roles("", wait("empty", 0, "U") + BOTH + wait("full", 0, "V") + ARRIVE.format("empty")),
+        ("cycle: warp 0", "wrong parity at the start", "parity 1, which passes on a fresh"),
+    ),
+    "a count that is too small": Bug(
+        roles(
+            ARRIVE.format("empty") + ARRIVE.format("full"),
+            wait("full", 0, "U") + wait("empty", 0, "W"),
+            full=2,
+        ),
+        (
+            "the barrier went on without its waiters: phases 0 to 1 of mbarrier empty",
+            "its count is 1, but warp 1 and warp 2 of cta(0,0,0) arrive 2 times in a round",
+        ),
+        ("wrong parity",),
+        threads=96,
+    ),
+    "only the first CTA": Bug(
+        roles(
+            "mov.u32 %r9, %cluster_ctarank;\nsetp.ne.u32 %p5, %r9, 0;\n@%p5 bra DONE;\n"
+            + ARRIVE.format("full"),
+            wait("full", 0, "W"),
+        )
+        + "barrier.cluster.arrive;\nbarrier.cluster.wait;\n",
+        (
+            "the signal goes to another CTA: PTX line",
+            "arrives on mbarrier full (0x800) of cta(0,0,0), and never that of cta(1,0,0)",
+        ),
+        ctas=2,
+        cluster=2,
+    ),
+    "beside a ring": Bug(
+        roles(
+            "and.b32 %r4, %r1, 1;\nshl.b32 %r4, %r4, 3;\nmov.u32 %r5, full;\n"
+            "add.u32 %r5, %r5, %r4;\n" + ARRIVE.format("%r5") + wait("%r5", 0, "V"),
+            wait("empty", 0, "W"),
+        ),
+        ("no instruction of the program arrives on mbarrier empty",),
+        ("could signal it",),
+    ),
+    "roles one behind the other": Bug(
+        roles(  # the second half is of warp 2, but the first could come there
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + wait("full", 0, "V")
+            + wait("full", 1, "X")
+            + "SECOND:\n"
+            + wait("empty", 0, "U")
+            + wait("empty", 1, "Y")
+            + ARRIVE.format("full"),
+            BOTH + ARRIVE.format("empty") + wait("empty+8", 0, "W") + BOTH + ARRIVE.format("empty"),
+        ),
+        ("chain: warp 1 waits for phase 1 of mbarrier full (0x800) from warp 0",),
+        ("from warp 2",),
+        threads=96,
+    ),
+    "others wait, too": Bug(
+        roles(
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + ARRIVE.format("full")
+            + wait("empty", 0, "V")
+            + "bra DONE;\nSECOND:\n"
+            + wait("empty+8", 0, "U")
+            + ARRIVE.format("full"),
+            wait("full", 0, "W") + ARRIVE.format("empty") + ARRIVE.format("empty+8"),
+            full=2,
+        ),
+        ("cycle: ", "initialised with a count of 2, and only warp 1 of cta(0,0,0) arrived (1)"),
+        threads=96,
+    ),
+    "a signal behind a wait": Bug(
+        roles(
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + wait("full", 0, "V")
+            + "SECOND:\n"
+            + ARRIVE.format("empty"),
+            wait("empty", 0, "U") + ARRIVE.format("full"),
+            empty=2,
+        ),
+        (
+            "would first signal mbarrier full (0x800) at PTX line",
+            "behind the wait for phase 0 of mbarrier empty",
+            "a signal before that wait is missing",
+        ),
+        threads=96,
+    ),
+    "the other stage": Bug(
+        roles(  # warp 1 arrives on empty+8 in place of empty, the second time
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + ARRIVE.format("empty")
+            + wait("full", 0, "V")
+            + ARRIVE.format("empty+8")
+            + wait("full", 1, "X")
+            + "bra DONE;\nSECOND:\n"
+            + ARRIVE.format("empty")
+            + wait("full", 0, "Y")
+            + ARRIVE.format("empty"),
+            wait("empty", 0, "U") + BOTH + wait("empty", 1, "W") + BOTH + ARRIVE.format("empty"),
+            empty=2,
+        ),
+        (
+            "warp 1 of cta(0,0,0) arrived on mbarrier empty (0x810) in phases before, at PTX line",
+            "and not in phase 1, to which warp 2 of cta(0,0,0) came: an arrival was skipped, or",
+        ),
+        threads=96,
+    ),
+    "code of another role": Bug(
+        roles(  # warp 1 could come to what is behind SECOND, as the text tells
+            "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
+            + wait("full+8", 0, "V")
+            + "@!%p5 bra DONE;\nSECOND:\n"
+            + wait("full", 0, "X")
+            + wait("full+8", 0, "Y")
+            + ARRIVE.format("empty+8"),
+            BOTH + wait("empty+8", 0, "U"),
+        ),
+        ("chain: warp 0", "from warp 2, which waits for phase 0 of mbarrier full"),
+        ("can still come from warp 1",),
+        threads=96,
+    ),
     "exited": Bug(
         roles(wait("full", 0, "V") + wait("full", 1, "W"), BOTH),
         ("phase 1 of mbarrier full", "warp 0", "has exited", "exited while others still wait"),
@@ -304,3 +423,21 @@ def test_the_address_of_a_ring_is_followed_through_registers() -> None:
     body = bug.body.replace("PRODUCER:\n", f"PRODUCER:\nbra OVER;\n{aside}OVER:\n")
     text = report_of(Bug(body, ()))
     assert "no instruction of the program arrives on mbarrier empty (0x810)" in text
+
+
+def test_of_ctas_that_wait_alike_the_odd_one_is_told() -> None:
+    text = kernel(
+        """mov.u32 %r1, %ctaid.x; mov.u32 %r0, %tid.x; setp.ne.u32 %p0, %r0, 0; @%p0 bra W;
+        mbarrier.init.shared.b64 [bar], 2; setp.eq.u32 %p1, %r1, 1; @%p1 bra ODD;
+        mbarrier.arrive.shared.b64 %rd1, [bar]; bra W;
+        ODD: mbarrier.arrive.shared.b64 %rd2, [bar];
+        W: bar.sync 0;
+        L: mbarrier.try_wait.parity.shared.b64 %p2, [bar], 0; @!%p2 bra L;""",
+        before=".shared .align 8 .b8 bar[8];\n",
+    )
+    with pytest.raises(Deadlock) as caught:
+        launch(text, grid=(3,), resident=3)
+    told = str(caught.value)
+    assert "warp 0 of all 3 CTAs waits for phase 0 of mbarrier bar" in told
+    assert "in cta(1,0,0), unlike in 2 others:" in told
+    assert "%rd2, [bar]" in told.partition("made 1 arrival in this phase")[2].split("\n")[1]

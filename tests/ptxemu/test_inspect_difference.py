@@ -112,6 +112,8 @@ def test_tiles_differ_at_a_line():
     assert found.writes[1][-1].source == "kernel.py:11"
     assert "at step 0, CTA 0, warp 0" in str(found)
     assert first_tile_difference(lambda: launch(doubled(2), d), stop, {"d": d}) is None
+    with pytest.raises(ValueError, match=r"no moment at kernel\.py:99 in both runs: 0"):
+        first_tile_difference(lambda: launch(doubled(2), d), Stop("kernel.py:99"), {"d": d})
 
 
 def test_tensors_of_torch_and_views_of_numpy():

@@ -35,6 +35,7 @@ def test_program(name: str, policy: str) -> None:
     [
         ("matrix_bytes", (".trans", ""), r"stmatrix of b8 without \.trans"),
         ("shifted_a_mma", ("[%r6], [%r14]", "[%r6], %rd10"), r"\.ashift with A in shared memory"),
+        ("shifted_a_mma", ("a::discard", "a::use"), r"\.ashift with \.collector::a::fill or ::use"),
     ],
 )
 def test_what_no_assembler_takes(name: str, change: tuple[str, str], message: str) -> None:

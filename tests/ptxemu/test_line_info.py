@@ -27,6 +27,15 @@ LABEL:
     mov.u32 %r5, 5;
     .loc 2 8 1, function_name $L__info_string1, inlined_at 1 77 2
     mov.u32 %r6, 6;
+    // begin inline asm
+    {
+    .loc 1 80 2
+    mov.u32 %r8, 8;
+    }
+    // end inline asm
+    mov.u32 %r8, 8;
+    .loc 1 99 0
+    mov.u32 %r8, 8;
     .loc 9 1 1
     mov.u32 %r7, 7;
     ret;
@@ -58,6 +67,9 @@ def test_the_innermost_frame_is_the_source():
         "folder/helpers.py:7",
         "folder/helpers.py:90",
         "folder/helpers.py:90",
+        "folder/helpers.py:8",
+        "folder/helpers.py:8",  # lines of inline assembly are none of the file
+        "folder/helpers.py:8",  # nor is a statement in column 0
         "folder/helpers.py:8",
         "file 9:1",  # not in the table
         "file 9:1",

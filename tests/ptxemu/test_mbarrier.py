@@ -74,8 +74,16 @@ def test_sequences(name: str) -> None:
 
 
 def test_too_many_arrivals_in_one_are_refused() -> None:
-    with pytest.raises(HardwareRefusal, match="5 arrivals, 4 pending"):
+    with pytest.raises(HardwareRefusal, match="5 arrivals, 4 pending; its count of 4 is less"):
         MBarrier("0x400", 4).arrive(5)
+
+
+def test_an_arrival_before_the_phase_is_complete_is_explained() -> None:
+    barrier = MBarrier("0x400", 1)
+    barrier.expect(48)
+    barrier.arrive()
+    with pytest.raises(HardwareRefusal, match="phase 0 has all of its 1 and lacks 48 bytes"):
+        barrier.arrive()
 
 
 def test_waiters_are_woken_once_when_the_phase_completes() -> None:
@@ -103,6 +111,8 @@ def test_transaction_count_limits(sign: int) -> None:
     change(MAX_COUNT)
     with pytest.raises(HardwareRefusal, match="transaction count"):
         change(1)
+    with pytest.raises(HardwareRefusal, match="32 lanes announced 65536 bytes each"):
+        MBarrier("0x400", 1).expect(1 << 16, 32)
 
 
 def test_description_names_what_is_outstanding() -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from ptxemu.check import footprints
 from ptxemu.check.undefined import TensorCodes
-from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.mma import mma
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import instr_desc, smem_desc
@@ -193,7 +194,7 @@ def put_a_in_tmem(case: Case, codes: np.ndarray) -> None:
 MOVED = {0: 1, 1: 2, 30: 31, 31: 31, 32: 33, 62: 63, 63: 63, 94: 95, 95: 95, 96: 97, 126: 127}
 
 
-@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 256)])
+@pytest.mark.parametrize(("ctas", "m"), [(1, 128), (2, 128), (2, 256)])
 @pytest.mark.parametrize("fmt", ["bf16", "tf32"])
 def test_rows_of_a_move_when_they_have_been_read(ctas, m, fmt):
     case = Case(kind="tf32" if fmt == "tf32" else "f16", a_format=fmt, b_format=fmt, m=m, ctas=ctas)
@@ -209,11 +210,42 @@ def test_rows_of_a_move_when_they_have_been_read(ctas, m, fmt):
         np.testing.assert_array_equal(cta.tmem.cells[456], cells[8])
 
 
-def test_rows_that_are_twice_in_tensor_memory_do_not_move():
-    case = Case(m=128, ctas=2)
+def test_rows_of_64_do_not_move():
+    case = Case(m=64)
     put_a_in_tmem(case, case.a_codes)
-    with pytest.raises(UnsupportedPtx, match=r"\.ashift of M=128 cta_group::2"):
+    with pytest.raises(HardwareRefusal, match=r"\.ashift of M=64, must be 128 or 256"):
         case.run(a=A_TMEM, shift=True)
+
+
+@pytest.mark.parametrize("lane", [0, 16])
+@pytest.mark.parametrize(("kind", "fmt"), [("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e4m3"),
+                                           ("i8", "s8")])  # fmt: skip
+def test_64_rows_of_a_lie_where_those_of_d_do(kind, fmt, lane):
+    """16 in each quarter of the lanes; what is beside them is not read."""
+    case = Case(kind=kind, a_format=fmt, b_format=fmt, m=64, d_format="s32" if kind == "i8" else
+                "f32")  # fmt: skip
+    (cta,), columns = case.group, case.a_codes.view(np.uint32).shape[1]
+    cta.smem[A_AT:B_AT] = 0xFF
+    for row, words in enumerate(np.ascontiguousarray(case.a_codes).view(np.uint32)):
+        cta.tmem.cells[A_TMEM : A_TMEM + columns, row // 16 * 32 + row % 16 + lane] = words
+    mma(case.group, lane << 16 | D_AT, lane << 16 | A_TMEM, case.b, case.idesc, False)
+    found = cta.tmem.cells[D_AT : D_AT + case.n].reshape(case.n, 4, 32)
+    d = found[:, :, lane : lane + 16].reshape(case.n, 64).T
+    values = d.view(np.int32 if kind == "i8" else np.float32)
+    np.testing.assert_allclose(values, case.expected(), rtol=1e-5, atol=1e-5)
+    assert (found[:, :, 16 - lane : 32 - lane] == POISON).all()
+
+
+@pytest.mark.parametrize(("a", "d", "message"), [
+    (16, 0, "A of M=64 at TMEM lane 16, D at lane 0"),
+    (0, 16, "A of M=64 at TMEM lane 0, D at lane 16"),
+    (32, 0, "A of M=64 at TMEM lane 32"),
+])  # fmt: skip
+def test_64_rows_of_a_in_other_lanes(a, d, message):
+    case = Case(m=64)
+    case.group[0].tmem.cells[:] = 0
+    with pytest.raises(HardwareRefusal, match=message):
+        mma(case.group, d << 16 | D_AT, a << 16 | A_TMEM, case.b, case.idesc, False)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +257,31 @@ def test_undefined_rows_of_a_move_along(undefined, behind):
     codes.cells[4, undefined] = 7
     codes.suspects = 1 << 4 * 8 + undefined // 16
     codes.shift(0, instr, 1)
-    rows = codes.operand(0, instr, 128)
+    rows = codes.operand(0, instr, 1)
     assert ([] if rows is None else np.flatnonzero(rows).tolist()) == behind
     in_half_a_quarter = codes.read(("16x64b", 1, False, 0), 4, 0)
     assert (in_half_a_quarter is not None) == (15 in behind)
+
+
+def test_undefined_rows_of_a_quarter_move_along():
+    codes = TensorCodes()
+    codes.cells[:] = 0
+    codes.cells[4, [40, 96]] = 7
+    codes.suspects = 1 << 4 * 8 + 40 // 16 | 1 << 4 * 8 + 96 // 16
+    codes.shift_quarter(32 << 16 | 2)
+    assert np.flatnonzero(codes.cells[4]).tolist() == [39, 96]
+
+
+@pytest.mark.parametrize(("lane", "undefined"), [(0, [1, 17]), (16, [15, 16])])
+def test_only_the_lanes_of_64_rows_are_looked_at(lane, undefined):
+    codes = TensorCodes()
+    codes.cells[:] = 0
+    codes.cells[3, [1, 31, 33, 48]] = 7
+    codes.suspects = -1
+    rows = codes.operand(lane << 16, Case(m=64).idesc, 1)
+    assert np.flatnonzero(rows).tolist() == undefined
+    touched = footprints.tensor_operand_cells(lane << 16, Case(m=64).idesc, 1)
+    assert touched.tolist() == list(range(lane // 16, 64, 2))
 
 
 @pytest.mark.parametrize(("flags", "sign"), [(1 << 13, -1), (1 << 14, -1), (3 << 13, 1)])
@@ -292,7 +345,7 @@ def test_scale_input_d():
         ({}, {"disable_lanes": [0] * 8}, HardwareRefusal),
         ({}, {"a": 16 << 16}, HardwareRefusal),
         ({"a_mn": True}, {"a": 0}, HardwareRefusal),
-        ({"m": 64}, {"a": 0}, UnsupportedPtx),
+        ({"m": 64}, {"a": 8 << 16}, HardwareRefusal),
     ],
 )  # fmt: skip
 def test_refusals(changes, options, error):

@@ -1,4 +1,5 @@
-"""Every example of ptxemu's README runs: Python, files, commands with their exit codes."""
+"""Every example of ptxemu's pages runs: Python, files, commands with their exit codes. Every link
+leads somewhere."""
 
 from __future__ import annotations
 
@@ -14,19 +15,37 @@ import pytest
 from ptxemu.__main__ import COMMANDS
 from workbench.house.source import ROOT
 
-README = (ROOT / "ptxemu" / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+PAGES = [
+    *(ROOT / "ptxemu").rglob("README.md"),
+    *sorted((ROOT / "docs" / "ptxemu").glob("*.md")),
+]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
+TEXT = "\n".join(TEXTS.values())
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 FILES = {text.split("\n")[0].removeprefix("# "): text for text in PYTHON if text[:2] == "# "}
+for _path in (ROOT / "examples" / "bugs").glob("c*.py"):
+    FILES[_path.name] = _path.read_text(encoding="utf-8")
 _LINES = [line for language, text in BLOCKS for line in text.splitlines() if not language]
 LINES = [line for line in _LINES if line.startswith("python ")]
 MODULE = "python -m ptxemu"
 
 
-def test_the_page_has_what_these_tests_look_for():
-    assert {"reverse.py", "by_hand.py", "test_reverse.py"} <= FILES.keys()
-    assert all(f"{MODULE} {name} " in README for name in COMMANDS)
-    assert len(LINES) >= 9
+def test_the_pages_have_what_these_tests_look_for():
+    assert {"reverse.py", "by_hand.py", "test_reverse.py", "column_sums.py"} <= FILES.keys()
+    assert all(f"{MODULE} {name} " in TEXT for name in COMMANDS)
+    assert len(LINES) >= 18
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert link.startswith("https://") or target.exists(), link
+        if heading:
+            found = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in found]
 
 
 @pytest.mark.parametrize("text", [text for text in PYTHON if text not in FILES.values()])

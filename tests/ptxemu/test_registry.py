@@ -42,7 +42,8 @@ UNKNOWN = "frobnicate add add.wonder.s32 add.rn.s32 add.f128 mul.wide.f32 cvt.f3
 
 NOT_OF_HALF = (
     "add.relu.f16 sub.rn.relu.f16x2 mul.relu.bf16 add.ftz.bf16 mul.sat.bf16x2 fma.rn.ftz.bf16 "
-    "neg.ftz.bf16 abs.ftz.bf16x2 min.ftz.bf16 ex2.approx.ftz.f16 tanh.approx.ftz.bf16"
+    "fma.rn.sat.relu.f16 neg.ftz.bf16 abs.ftz.bf16x2 min.ftz.bf16 ex2.approx.ftz.f16 "
+    "tanh.approx.ftz.bf16"
 )
 
 

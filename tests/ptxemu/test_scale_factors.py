@@ -365,7 +365,7 @@ def test_undefined_copies_of_rows(lane, column):
         np.flatnonzero(found) if found is not None else []
         for found in (
             codes.scales(Placement(20, 80, 2)),
-            codes.operand(20, instr_desc("mxf4", 0x08940480), 64),
+            codes.operand(20, instr_desc("mxf4", 0x08940480), 2),
         )
     )
     assert (list(of_b), list(of_a)) == UNDEFINED[lane, column]

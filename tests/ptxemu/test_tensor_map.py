@@ -117,7 +117,7 @@ def test_encode_then_decode(dtype, rank, swizzle):
     assert tm.box_bytes == tm.rows * max(tm.smem_row_bytes, span)
 
 
-@pytest.mark.parametrize("bit", [0, 2, 3, 11, 12, 15, 16, 17, 18, *range(22, 32)])
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, 11, 12, 16, *range(22, 32)])
 def test_unexplained_bits_of_word_2(bit):
     with pytest.raises(UnsupportedPtx, match=r"word 2 .*0x"):
         decode(patched(2, BF16_WORDS[2] ^ 1 << bit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,3 +197,15 @@ def test_combine_refuses_what_the_instruction_lacks():
         combine("max", "f32", np.zeros(4, np.uint8), np.zeros(4, np.uint8))
     with pytest.raises(UnsupportedPtx):
         combine("and", "f16", np.zeros(4, np.uint8), np.zeros(4, np.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "outside"), [("f16", 0x7FF7), ("tf32", 0x7FF77FF7)])
+def test_what_is_out_of_bounds_can_be_nan(dtype, outside):
+    """The map's NaN is not rounded, as what is loaded as tf32 is."""
+    tm, memory = make(2, dtype)
+    image = load_tile(replace(tm, nan_fill=True), (0, tm.dims[1] - 1), memory)
+    plain = load_tile(tm, (0, tm.dims[1] - 1), memory)
+    row = tm.row_bytes
+    assert (image[:row] == plain[:row]).all()
+    assert not plain[row:].any()
+    assert (image[row:].view(f"<u{tm.element_bits // 8}") == outside).all()

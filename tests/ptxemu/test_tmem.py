@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.tmem import POISON, Tmem
 
 
@@ -199,5 +199,18 @@ def test_operand_image_packs_k_along_columns():
     assert image.shape == (128, 32)
     words = image.view(np.uint32)
     assert all(words[r, c] == r << 16 | 8 + c for r in range(128) for c in range(8))
-    with pytest.raises(UnsupportedPtx, match="A in TMEM for M=64"):
-        full_tmem().operand_image(0, 64, 1, 32)
+    half = full_tmem().operand_image(16 << 16 | 8, 64, 1, 32).view(np.uint32)
+    assert [word >> 16 for word in half[::16, 0]] == [16, 48, 80, 112]
+    with pytest.raises(HardwareRefusal, match="A of M=64 at TMEM lane 8"):
+        full_tmem().operand_image(8 << 16, 64, 1, 32)
+
+
+def test_a_shift_moves_31_rows_of_a_quarter():
+    tmem = full_tmem()
+    before = tmem.cells.copy()
+    tmem.shift_rows(64 << 16 | 20)
+    expected = before.copy()
+    expected[20:28, 64:95] = before[20:28, 65:96]
+    assert (tmem.cells == expected).all()
+    with pytest.raises(HardwareRefusal, match="not allocated"):
+        Tmem().shift_rows(0)

@@ -85,7 +85,6 @@ def test_instr_desc_of_block_scaled_kinds():
 @pytest.mark.parametrize(
     ("kind", "word", "error"),
     [
-        ("f16", F16_WORD | 1 << 2, UnsupportedPtx),  # sparse
         ("f16", F16_WORD | 1 << 30, UnsupportedPtx),  # .ws shift
         ("f16", F16_WORD | 1 << 6, HardwareRefusal),
         ("f16", F16_WORD | 1 << 23, HardwareRefusal),

@@ -16,7 +16,15 @@ from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Instr, Reg, Vec
 from tests.ptxemu.test_taint import found, launch, program
-from workbench.conformance import bounds, coverage, everything, fragments, matrices, unavailable
+from workbench.conformance import (
+    bounds,
+    coverage,
+    everything,
+    fragments,
+    lane_matrices,
+    matrices,
+    unavailable,
+)
 from workbench.conformance.campaign import Campaign
 from workbench.conformance.case import Case
 from workbench.conformance.fragments import BITS, M, N, place_a, place_b, place_d
@@ -156,9 +164,8 @@ def test_what_is_no_form_is_refused_by_name(opcode: str, counts: tuple[int, ...]
 
 
 def test_the_programs_hold_every_form_of_the_registry() -> None:
-    forms = [
-        f for case in (*CASES.values(), matrices.transposed(4)) for f in case.outputs["d"].forms
-    ]
+    programs = (*CASES.values(), matrices.transposed(4), *lane_matrices.cases())
+    forms = [form for case in programs for form in case.forms]
     refused = [text.split()[0] for text in unavailable.instructions()]
     missing = coverage.missing(forms, refused)
     assert len(forms) > 100

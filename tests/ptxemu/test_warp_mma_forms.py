@@ -290,7 +290,9 @@ def test_metadata_without_a_meaning_are_refused(word: int, sort: str, wrong: boo
         f"mma.{sort}.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {named(0, 4, 'd')},"
         f" {named(0, 2)}, {named(2, 2)}, {named(4, 4)}, %r8, 0;"
     )
-    parts = [np.zeros((8, 32)), np.full((1, 32), word)]
+    zeros_only = [np.zeros((8, 32)), np.full((1, 32), word)]
+    assert not run(text, zeros_only, 4).any(), "a group of zeros needs no metadata"
+    parts = [np.full((1, 32), 0x3C003C00), np.zeros((7, 32)), np.full((1, 32), word)]
     if not wrong:
         assert not run(text, parts, 4).any()
         return

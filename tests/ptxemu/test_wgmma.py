@@ -113,7 +113,7 @@ def test_moves_pass_accumulators_on_before_the_wait() -> None:
 # what is exchanged -> what is said to be missing
 WRONG: dict[str, tuple[Variant, tuple[str, str], str]] = {
     "no wait": (PLAIN, (WAIT, ""), "wgmma.wait_group"),
-    "no commit": (PLAIN, (COMMIT, ""), "wgmma.wait_group"),
+    "no commit": (PLAIN, (COMMIT, ""), "wgmma.commit_group"),
     "no fence": (PLAIN, (FENCE, ""), "wgmma.fence"),
     "a use before the wait": (PLAIN, (WAIT, f"add.u32 %r9, %d3, 1; {WAIT}"), "wgmma.wait_group"),
     "D written behind the fence": (PLAIN, (FENCE, f"{FENCE} add.u32 %d1, %d1, 0;"), "wgmma.fence"),

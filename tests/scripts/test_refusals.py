@@ -13,6 +13,8 @@ REFUSED = [
     ("emulate.py --head-dim 63", "head_dim 63"),
     ("emulate.py --rope-dim 3", "3 is not an even number"),
     ("run.py fmha --head-dim 63", "head_dim 63"),
+    ("run.py fmha --batch 99999999999999999999", "within +-2147483647"),
+    ("run.py gqa --tolerance nan", "nan is not a number above 0"),
     ("run.py fmha --k-stages 99", "limit 232448"),
     # decode
     ("run.py gqa --head-dim 96", "head_dim 96"),

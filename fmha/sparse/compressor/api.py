@@ -12,6 +12,8 @@ import torch
 
 from fmha.sparse.compressor.arguments import Compressor, Tables
 from fmha.sparse.compressor.launch import COMPRESS
+from kvcache.checks import require
+from kvcache.layouts.layout import Tail
 from kvcache.layouts.rows import Rows, TailRows
 
 __all__ = ["Compressor", "Tables", "compress"]
@@ -54,6 +56,8 @@ def compress(
             that require grad.
         TypeError, ValueError: for what does not fit, by value and limit.
     """
+    require("tail", tail, TailRows)
+    require("tail.tail", tail.tail, Tail)
     layer = tail.tail
     COMPRESS({
         "compressor": compressor, "tail_pool": tail.pool, "tail_offset": tail.offset,

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from fmha.sparse.compressor.config import RECORDS, EntryConfig, refused
+from kernelkit.limits import FLT_MAX
 from kernelkit.tensors import require_rank, require_table, require_tensors, require_tma
 from kvcache.books.step import ENDS_OF, ROWS_OF
+from kvcache.checks import require
 from kvcache.layouts.layout import Tail
 from kvcache.layouts.rows import Rows, TailRows, check_mapping, check_range
+from kvcache.movement.overlap import require_apart, require_once, spans_of, written_by
 from kvcache.movement.rope import check_angles
 
 
@@ -53,7 +56,13 @@ class Tables:
     def of(tensors: Mapping[str, torch.Tensor], stream: str, tail: str) -> Tables:
         """The tables in `Step.tensors` for a stream and the tail of its compressor."""
         plain = ("positions", "owners", "starts", "cu_tokens", "state_slots")
+        require("tensors", tensors, Mapping)
+        require("stream", stream, str)
+        require("tail", tail, str)
         names = (*plain, f"{ENDS_OF}{stream}", f"{ROWS_OF}{tail}", f"{ROWS_OF}{stream}")
+        missing = [name for name in names if name not in tensors]
+        if missing:
+            raise ValueError(f"no tables {missing}: there are {', '.join(map(str, tensors))}")
         return Tables(*(tensors[name] for name in names))
 
     @property
@@ -145,9 +154,24 @@ def check(job: Job) -> None:
     for name, tensor in weights.items():
         require_tma(name, tensor)
     check_angles(job.cos, job.sin)
-    if not compressor.eps >= 0:
-        raise ValueError(f"eps {compressor.eps}: at least 0")
+    if not 0 <= compressor.eps <= FLT_MAX:
+        raise ValueError(f"eps {compressor.eps}: from 0 to {FLT_MAX:.4g} (fp32)")
     _check_tables(job)
+    if out.pool.device.type == "cpu":
+        _check_apart(job)
+
+
+def _check_apart(job: Job) -> None:
+    """ValueError for memory that is read and written, and for a row or an entry written twice."""
+    tables = job.tables.named
+    read = {"values": job.values, "scores": job.scores, "cos": job.cos, "sin": job.sin} | tables
+    read |= {"ape": job.compressor.ape, "weight": job.compressor.weight}
+    written = {"the entries": written_by(job.out)}
+    if job.tail.pool.untyped_storage()._cdata != job.out.pool.untyped_storage()._cdata:
+        written["the tail"] = spans_of(job.tail.pool)
+    require_apart({name: spans_of(tensor) for name, tensor in read.items()}, written)
+    for name in ("tail_rows", "entries"):
+        require_once(name, tables[name])
 
 
 def _check_scales(out: Rows) -> None:

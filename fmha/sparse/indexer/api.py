@@ -99,6 +99,8 @@ def scores(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
+    if not isinstance(query, tuple) or len(query) != len(IndexQuery._fields):
+        raise TypeError(f"query is {type(query).__name__}, expected IndexQuery of three tensors")
     q, q_scales, weights = query
     SCORES({
         "rows": rows, "q": q, "q_scales": q_scales, "weights": weights, "owners": owners,

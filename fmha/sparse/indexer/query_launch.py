@@ -12,6 +12,7 @@ from fmha.sparse.indexer.params import HeadRows, QueryParams
 from fmha.sparse.indexer.query_config import QueryConfig
 from kernelkit.compile import compile_once
 from kernelkit.launch import choose_target, launch
+from kernelkit.limits import FLT_MAX
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kernelkit.tensors import DTYPE_NAMES, is_broadcast, require_tensors, require_tma
@@ -60,6 +61,8 @@ def run_prepare_query(given: Query) -> Prepared:
     require_tensors(q=q, weights=weights, positions=positions, cos=cos, sin=sin)
     record = index_format(given.record).record.name
     _check(q, weights)
+    if not abs(given.factor) <= FLT_MAX:
+        raise ValueError(f"factor {given.factor}: a finite number of fp32, {FLT_MAX:.4g} at most")
     check_rope(positions, cos, sin, len(q))
     target = choose_target(q.device, given.backend, given.arch, ARCHS)
     prepared, rows = query_outputs(given), q.shape[0] * q.shape[1]

@@ -15,9 +15,8 @@ from fmha.arguments import Arguments
 from fmha.choose import choose_config
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import AttentionPlan, make_plan
-from kernelkit import hw
+from kernelkit.plan_names import warps_of
 from ptxemu import LaunchReport
-from workbench.emulate.names import warps_of
 from workbench.place import Place, emulated
 from workbench.problems.attention import Case, normalised
 
@@ -87,9 +86,8 @@ def attend(
     """
     inputs = case.inputs(place.device)
     arguments = moved(case.arguments(), place.device) | place.given
-    named = {"roles": role_of_warp(case), "names": name_of_barrier(case)}
     with (
-        emulated(options, **named, **more) as launches,
+        emulated(options, **more) as launches,
         _nvtx(str(case), place.backend),
     ):
         results = attention(*inputs, **arguments)
@@ -121,14 +119,6 @@ def plan_of(case: Case) -> AttentionPlan:
 def role_of_warp(case: Case) -> dict[int, str]:
     """Warp index -> name of its role, in the order of the plan."""
     return warps_of(plan_of(case).roles)
-
-
-def name_of_barrier(case: Case) -> dict[int | str, str]:
-    """Shared address of each mbarrier -> name of its edge. A CTA's dynamic shared memory begins
-    behind what is reserved."""
-    plan = plan_of(case)
-    start = hw.SMEM_RESERVED_BYTES + plan.smem.offsets()["barriers"][0]
-    return plan.edges.barrier_names(start)
 
 
 def instructions_by_role(case: Case, launches: list[LaunchReport]) -> dict[str, int]:

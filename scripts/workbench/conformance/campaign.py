@@ -1,16 +1,17 @@
 """Every conformance case on the GPU and in ptxemu, and what came of it, form by form.
 
-The GPU runs in a process of its own, so that a program that hangs or is refused there (which
-spoils a CUDA context for good) costs one case and not the rest.
+The GPU runs in processes of its own, several so that the driver compiles on several cores. A
+program that hangs or is refused there (which spoils a CUDA context for good) costs one case and not
+the rest.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +40,16 @@ class Tally:
     examples: list[str] = field(default_factory=list)
     differs: bool = False  # somewhere where every bit counts
 
+    def add(self, other: Tally) -> None:
+        """What another case says of the form."""
+        self.inputs += other.inputs
+        self.same += other.same
+        self.bound = self.bound or other.bound
+        self.ulps = max(self.ulps, other.ulps)
+        self.errors = [max(pair) for pair in zip(self.errors, other.errors, strict=True)]
+        self.examples += other.examples
+        self.differs |= other.differs
+
     @property
     def right(self) -> bool:
         """The same bits, or both within the bound."""
@@ -53,6 +64,13 @@ class Campaign:
     digests: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+
+    def absorb(self, other: Campaign) -> None:
+        """What another one says as well."""
+        for form, tally in other.forms.items():
+            self.forms.setdefault(form, Tally()).add(tally)
+        self.digests |= other.digests
+        self.failures |= other.failures
 
     def judge(self, case: Case, gpu: Outputs, emulated: Outputs) -> None:
         sources = [b.data for b in case.program.buffers() if b.expected is None]
@@ -131,7 +149,7 @@ class Device:
             raise
 
     def _end(self) -> None:
-        for process in list(self._pool._processes.values()):
+        for process in list((self._pool._processes or {}).values()):
             process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -173,17 +191,44 @@ def emulated(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Outputs]]
         yield from zip(cases, pool.map(_emulate, cases, chunksize=4), strict=True)
 
 
-def campaign(
-    device: Device, cases: Iterable[Case], result: Campaign, jobs: int
-) -> Iterator[tuple[str, str]]:
-    """Run the cases into `result`; yields (name, "" or what failed) as they are done."""
-    with ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool:
-        started: list[tuple[Case, Future]] = [(case, pool.submit(_emulate, case)) for case in cases]
-        for case, future in started:
-            failure = ""
-            try:
-                result.judge(case, device.ask(hw_runner.run, case.program), future.result())
-            except (Exception, BrokenProcessPool) as caught:  # noqa: BLE001  any failure is a result
-                failure = f"{type(caught).__name__}: {caught}"
-                result.failures[case.name] = failure
-            yield case.name, failure
+@dataclass
+class Answer:
+    """A case that was asked about: what it says alone, and what both left in memory."""
+
+    case: Case
+    said: Campaign
+    gpu: Outputs = field(default_factory=dict)
+
+
+def campaign(devices: Sequence[Device], cases: Sequence[Case], jobs: int) -> Iterator[Answer]:
+    """The cases on the GPU and in ptxemu, in their order; a failure of either is in `said`."""
+    free: queue.SimpleQueue[Device] = queue.SimpleQueue()
+    for device in devices:
+        free.put(device)
+
+    def ask(case: Case) -> Outputs:
+        device = free.get()
+        try:
+            return device.ask(hw_runner.launch, case.program)
+        finally:
+            free.put(device)
+
+    with (
+        ThreadPoolExecutor(len(devices)) as threads,
+        ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool,
+    ):
+        started = [(case, threads.submit(ask, case), pool.submit(_emulate, case)) for case in cases]
+        try:
+            for case, asked, emulation in started:
+                answer = Answer(case, Campaign())
+                try:
+                    answer.gpu = asked.result()
+                    answer.said.judge(case, answer.gpu, emulation.result())
+                except Exception as caught:  # noqa: BLE001  any failure is a result
+                    said = f"{type(caught).__name__}: {caught}"
+                    answer.said.failures[case.name] = said
+                yield answer
+        finally:  # whoever stops early wants no more of them
+            for _, asked, emulation in started:
+                asked.cancel()
+                emulation.cancel()

@@ -155,10 +155,10 @@ def _piece(k: int) -> str:
     )
 
 
-_ALONE = "setp.eq.u32 %p0, %thread, 0; mov.u32 %r20, bar;"
+ALONE = "setp.eq.u32 %p0, %thread, 0; mov.u32 %r20, bar;"
 _INIT = "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster; bar.sync 0;"
 _FOLLOW = "WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r20], 0; @!%p1 bra WAIT;"
-_MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
+MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
 _SHARED = f".shared .align 128 .b8 slots[{4 * _WORDS}]; .shared .align 8 .b64 bar;"
 _COPIES = "cp.async.bulk mbarrier fence fence.proxy"
 
@@ -177,7 +177,7 @@ def _bulk(name: str, body: list[str], inputs: list[Buffer], *, cluster: int = 1)
 
 def _bulk_load(space: str) -> Case:
     name = f"bulk load {space}"
-    body = [_ALONE, fill(_WORDS), _INIT, "@!%p0 bra FOLLOW;", "fence.proxy.async.shared::cta;"]
+    body = [ALONE, fill(_WORDS), _INIT, "@!%p0 bra FOLLOW;", "fence.proxy.async.shared::cta;"]
     for k in range(_PIECES):
         hint, operand = hinted(k)
         body += [
@@ -196,7 +196,7 @@ def _bulk_load(space: str) -> Case:
 def _bulk_store(read: str) -> Case:
     """Source and target change places: the pieces lie apart in global memory."""
     name = f"bulk store{read}"
-    body = [_ALONE, fill(_WORDS), f"mul.wide.u32 %w5, %cta, {4 * _WORDS}; add.u64 %w5, %w5, %a;"]
+    body = [ALONE, fill(_WORDS), f"mul.wide.u32 %w5, %cta, {4 * _WORDS}; add.u64 %w5, %w5, %a;"]
     body += [brought(_WORDS, "%w5"), "fence.proxy.async.shared::cta; bar.sync 0; @!%p0 bra END;"]
     for k in range(_PIECES):
         hint, operand = hinted(k)
@@ -214,12 +214,12 @@ def _bulk_peer() -> Case:
     """From one half of shared memory to the other half of the peer's."""
     name, half = "bulk to a peer", _WORDS // 2
     body = [
-        _ALONE,
+        ALONE,
         fill(_WORDS),
         f"mul.wide.u32 %w5, %cta, {4 * half}; add.u64 %w5, %w5, %a;",
         brought(half, "%w5"),
         "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;",
-        f"fence.proxy.async; {_MEET} @!%p0 bra FOLLOW;",
+        f"fence.proxy.async; {MEET} @!%p0 bra FOLLOW;",
         "xor.b32 %r21, %rank, 1; mapa.shared::cluster.u32 %r22, %r20, %r21;",
     ]
     for k in range(_PIECES // 2):
@@ -231,7 +231,7 @@ def _bulk_peer() -> Case:
             " [%r6], [%r7], %r4, [%r22];",
         ]
     body += ["mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r22];", "FOLLOW:"]
-    body += [_FOLLOW, dump(_WORDS), _MEET]
+    body += [_FOLLOW, dump(_WORDS), MEET]
     pieces = _pieces(name, half // 4).reshape(CTAS, _PIECES, 3)
     slots = shuffled(f"{name} halves", CTAS, _PIECES // 2).reshape(CTAS, _PIECES // 2)
     pieces[:, : _PIECES // 2, 1] = slots * _LARGEST
@@ -253,10 +253,10 @@ def _bulk_multicast(size: int) -> Case:
     nbytes = (16 * pieces[:, :, 2]).reshape(CTAS // size, size * _PIECES)
     expected = np.stack([(nbytes * (clusters >> r & 1)).sum(1) for r in range(size)], axis=1)
     body = [
-        _ALONE,
+        ALONE,
         fill(_WORDS),
         "@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;",
-        f"fence.proxy.async; {_MEET} @!%p0 bra FOLLOW;",
+        f"fence.proxy.async; {MEET} @!%p0 bra FOLLOW;",
         "mul.wide.u32 %w7, %cta, 4; add.u64 %w7, %w7, %e; ld.global.b32 %r9, [%w7];",
         "mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], %r9;",
     ]
@@ -268,7 +268,7 @@ def _bulk_multicast(size: int) -> Case:
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
             f"{hint} [%r6], [%w2], %r4, [%r20], %h1{operand};",
         ]
-    body += ["FOLLOW:", _FOLLOW, dump(_WORDS), _MEET]
+    body += ["FOLLOW:", _FOLLOW, dump(_WORDS), MEET]
     inputs = [
         random_buffer("a", name, "u4", 4 * _WORDS),
         Buffer("x", pieces.reshape(-1)),
@@ -334,7 +334,7 @@ def _remote_stores(size: int) -> Case:
         if int(t[1:]) * count <= 128
     ]
     name, words = f"st.async in {size}", THREADS * 4
-    body = [INDEX, _ALONE, fill(words)]
+    body = [INDEX, ALONE, fill(words)]
     body += [f"@%p0 mbarrier.init.shared.b64 [%r20], {1}; fence.mbarrier_init.release.cluster;"]
     for k, (form, bits, count) in enumerate(forms):
         nbytes = bits // 8 * count
@@ -346,12 +346,12 @@ def _remote_stores(size: int) -> Case:
             "mapa.shared::cluster.u32 %r5, %r20, %r3;",
             f"add.u64 %w3, %a, {16 * INPUTS * k}; mad.wide.u32 %w3, %r60, 16, %w3;",
             *[f"ld.global.b{bits} {v}, [%w3+{bits // 8 * e}];" for e, v in enumerate(values)],
-            f"@%p0 mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {nbytes * THREADS}; {_MEET}",
+            f"@%p0 mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {nbytes * THREADS}; {MEET}",
             f"st.async{form} [%r4], {braced(values)}, [%r5];",
             f"WAIT{k}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r20],"
             f" {k & 1}; @!%p1 bra WAIT{k};",
             dump(words, row=4 * words * CTAS * k),
-            _MEET,
+            MEET,
         ]
     return case(
         name,

@@ -19,17 +19,16 @@ UNWITNESSED: tuple[tuple[str, str], ...] = (
     (r"isspacep (const|param|param::entry)", "constants and parameters are global memory here"),
     (r"cvta(\.to)? \S+ u32", "32-bit addresses are for modules of .address_size 32"),
     (r"(trap|brkpt).*", "ends the program"),
-    (r"call .*", "prints, and leaves no value; tests/ptxemu/test_calls.py"),
     (r"fence\.proxy async\..*", "two words of an opcode in one flag: `async` and the space are"),
     (r"prefetch const", "a hint for a tensor map in constant memory, which no host can put there"),
-    (r"st .* param(::entry)?", "an argument of a call; see call"),
-    (
-        r"mma\.sp.*",
-        "no program yet; tests/ptxemu/test_warp_mma_forms.py holds layouts and products",
-    ),
-    (r"mma\.sync f16\|f32 .*", "the four products of m8n8k4: as mma.sp"),
+    (r"st .* param::entry", "a kernel does not write its parameters; ptxas refuses it"),
+    (r"mma\.sp.* f16 e4m3\|e5m2 e4m3\|e5m2 f16 .*", "of sm_120a alone, and newer than the record"),
+    (r"mma\.sp.* .*(e2m1|e2m3|e3m2).*", "as sparse products of e4m3 to f16"),
+    (r"mma\.sync f16\|f32 f16 f16 f16\|f32 f16\.f16\.f16\.f32", "refused: no such product"),
     (r"(ldmatrix (b8|b8x16 .*)|mma\.sync f(16|32) e2m1.*) .*", "as tcgen05.cp"),
     (r"cp\.async\.bulk(\.prefetch)?\.tensor tile::(gather4|scatter4)", "as tcgen05.cp"),
+    (r"tcgen05\.(mma\.sp|mma\.ws(\.sp)?|shift) .*", "as tcgen05.cp"),
+    (r"cp\.async\.bulk(\.prefetch)?\.tensor im2col::w(::128)?", "refused: see ops/tensor_copy.py"),
     (r"(tcgen05\.cp|stmatrix b8) .*", "no instruction of sm_90a, and newer than the record"),
 )
 
@@ -53,6 +52,7 @@ def items(form: registry.Form) -> set[Item]:
 
 def items_of(opcode: str) -> set[Item]:
     """What an instruction witnesses; nothing where ptxemu does not know it."""
+    opcode = opcode.removesuffix(" of three")
     try:
         match = registry.match(Instr(opcode, (), None, 0, opcode))
     except UnsupportedPtx:

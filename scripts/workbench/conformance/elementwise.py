@@ -102,7 +102,7 @@ def case(variants: tuple[Variant, ...], uniform: bool) -> Case:
         params.append(Buffer(f"d{k}", data, data))
         label = f"{kind} {variant.opcode} {variant.detail}".rstrip()
         approximate = bool(bounds_of(variant.opcode))
-        outputs[f"d{k}"] = Output(label, (variant.opcode,), count, approximate)
+        outputs[f"d{k}"] = Output(label, (variant.key,), count, approximate)
     name = f"{kind} {first.opcode}{f' {first.detail}' if first.detail else ''}"
     launch = {"grid": (count,)} if uniform else {"grid": (count // _THREADS,), "block": (_THREADS,)}
     return Case(name, Program(name, _text(variants, uniform), params=params, **launch), outputs)

@@ -8,24 +8,45 @@ from collections.abc import Iterable, Iterator
 from workbench.conformance import (
     atomics,
     barriers,
+    calls,
     copies,
     coverage,
+    declined,
     elementwise,
+    lane_matrices,
     matrices,
     memory,
     misc,
     patterns,
+    peers,
+    pixels,
     programs,
     tensors,
     unavailable,
     warp,
     wgmma,
+    wgmma_sparse,
 )
 from workbench.conformance.campaign import Campaign, Outputs, Tally
 from workbench.conformance.case import Case
 from workbench.conformance.patterns import Variant
 
-_STRUCTURED = (memory, atomics, barriers, copies, tensors, misc, programs, matrices, wgmma)
+_STRUCTURED = (
+    memory,
+    atomics,
+    barriers,
+    copies,
+    tensors,
+    pixels,
+    misc,
+    programs,
+    matrices,
+    wgmma,
+    wgmma_sparse,
+    lane_matrices,
+    peers,
+    calls,
+)
 
 # a form -> why silicon and ptxemu differ in it
 EXPLAINED = {
@@ -40,9 +61,9 @@ def variants() -> list[Variant]:
 
 
 def cases(refused: Iterable[str]) -> Iterator[Case]:
-    """Every case for a GPU whose compiler refuses these opcodes."""
+    """Every case for a GPU whose compiler refuses these opcodes (`Variant.key`)."""
     dropped = set(refused)
-    taken = [variant for variant in variants() if variant.opcode not in dropped]
+    taken = [variant for variant in variants() if variant.key not in dropped]
     yield from elementwise.cases(taken)
     yield from itertools.chain.from_iterable(module.cases() for module in _STRUCTURED)
 
@@ -52,7 +73,7 @@ def recorded(record: dict) -> tuple[list[Case], list[str]]:
     has no results of, and names of programs that hold one or are new themselves."""
     refused = set(record["refused_for_this_gpu"])
     known = {*record["forms"], *record["approximations"]}
-    newer = {variant.opcode for variant in variants()} - known - refused
+    newer = {variant.key for variant in variants()} - known - refused
     kept = []
     for case in cases(refused | newer):
         new = case.forms - known
@@ -61,6 +82,12 @@ def recorded(record: dict) -> tuple[list[Case], list[str]]:
         elif case.recorded:
             kept.append(case)
     return kept, sorted(newer)
+
+
+def is_recorded(record: dict, case: Case) -> bool:
+    """Whether the record has results of all of its forms, and of the program where one is kept."""
+    known = case.forms <= {*record["forms"], *record["approximations"]}
+    return known and (not case.recorded or case.name in record["silicon"])
 
 
 def unlike(record: dict, results: Iterable[tuple[Case, Outputs]]) -> Iterator[str]:
@@ -121,6 +148,7 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
         "failed": result.failures,
         "refused_for_this_gpu": dict(sorted(result.refused.items())),
         "not_witnessed": {" ".join(item): why for item, why in listed.items()},
+        "declined": dict(declined.with_reasons()),
         "silicon": result.digests,
     }
 

@@ -3,17 +3,18 @@
 Every failed call of the driver raises RuntimeError with its name and error. Without a GPU, or
 without cuda-python, `run` skips the test. On a GPU before compute capability 10.0 the programs are
 retargeted, and one that needs what that GPU lacks is skipped with what the driver's compiler says.
+`launch` raises `Lacking` instead and does without pytest.
 A driver older than the programs' version of PTX gets them in the version that it takes.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 from functools import lru_cache
 
 import numpy as np
-import pytest
 
 from workbench.conformance.ptx_program import Buffer, Map, Program, Value
 
@@ -25,9 +26,12 @@ _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.MULTILINE)
 @lru_cache(maxsize=1)
 def _context() -> object:
     """The driver module with device 0's primary context current; skips where there is none."""
-    driver = pytest.importorskip("cuda.bindings.driver")
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        raise Lacking("cuda-python is not installed") from None
     if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
-        pytest.skip("no GPU")
+        raise Lacking("no GPU")
     device = _call(driver.cuDeviceGet, 0)
     _call(driver.cuCtxSetCurrent, _call(driver.cuDevicePrimaryCtxRetain, device))
     return driver
@@ -39,6 +43,10 @@ def _call(function: object, *arguments: object) -> object:
     if int(error):
         raise RuntimeError(f"{function.__name__}: {error}")
     return results[0] if len(results) == 1 else tuple(results)
+
+
+class Lacking(Exception):
+    """What there is not: a GPU, cuda-python, or what a program needs of the GPU."""
 
 
 def device() -> dict[str, str]:
@@ -56,13 +64,23 @@ def device() -> dict[str, str]:
 
 
 def run(program: Program) -> dict[str, np.ndarray]:
+    """`launch` in a test, which is skipped for what there is not."""
+    import pytest
+
+    try:
+        return launch(program)
+    except Lacking as reason:
+        pytest.skip(str(reason))
+
+
+def launch(program: Program) -> dict[str, np.ndarray]:
     """The outputs after one launch on device 0."""
     driver = _context()
     error, module, said = _load(driver, program.text)
     if error:
         capability = _capability(driver)
         if capability < NATIVE and said:
-            pytest.skip(f"not for compute capability {capability}: {said.splitlines()[0]}")
+            raise Lacking(f"not for compute capability {capability}: {said.splitlines()[0]}")
         raise RuntimeError(f"cuModuleLoadDataEx: {error}: {said}")
     addresses: dict[str, object] = {}
     try:
@@ -177,24 +195,30 @@ def _raw(driver: object, param: Buffer | Map | Value, addresses: dict[str, objec
 
 
 def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
-    """The 128 bytes that cuTensorMapEncodeTiled makes."""
+    """The 128 bytes that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col makes."""
     prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
     letters = tensor.dtype.rstrip("0123456789")
     name = prefixes[letters] + tensor.dtype.removeprefix(letters)
     kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     rank, wrapped = len(tensor.dims), driver.cuuint64_t
+    box = [driver.cuuint32_t(size) for size in tensor.box]
+    encode, sides, steps = driver.cuTensorMapEncodeTiled, [box], [1] * rank
+    if tensor.pixels is not None:
+        corners = [list(tensor.pixels.lower), list(tensor.pixels.upper)]
+        encode, sides = driver.cuTensorMapEncodeIm2col, [*corners, *box]
+        steps = [1, *tensor.pixels.strides, 1]
     encoded = _call(
-        driver.cuTensorMapEncodeTiled,
+        encode,
         getattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{name}"),
         rank,
         address,
         [wrapped(size) for size in tensor.dims],
         [wrapped(size) for size in tensor.strides() or (16,)],  # none is needed, NULL is refused
-        [driver.cuuint32_t(size) for size in tensor.box],
-        [driver.cuuint32_t(1)] * rank,
+        *sides,
+        [driver.cuuint32_t(step) for step in steps],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(modes, f"CU_TENSOR_MAP_SWIZZLE_{tensor.swizzle.upper()}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        driver.CUtensorMapFloatOOBfill(int(tensor.nan_fill)),
     )
     return np.array([int(word) for word in encoded.opaque], np.uint64)

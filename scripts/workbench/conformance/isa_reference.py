@@ -187,6 +187,20 @@ def cluster_exchange() -> np.ndarray:
     return np.stack([following, second, (rank + 1) % 4 * 1000 + 20 + 0 * lanes])
 
 
+def peer_reductions(a: np.ndarray) -> np.ndarray:
+    """What async_reduce leaves in each of two CTAs: sums of words, the larger ones, a sum of 64
+    bits."""
+    sums, largest, totals = [], [], []
+    for sent in a.reshape(2, 32)[::-1]:
+        words = np.arange(32, dtype=np.uint32)
+        words[:8] += sent.reshape(4, 8).sum(0, dtype=np.uint32)
+        total = 5 + int(sent.sum(dtype=np.uint64))
+        sums.append(words)
+        largest.append(np.maximum(sent.view(np.int32), 1000).view(np.uint32))
+        totals.append(np.resize(np.array([total & 0xFFFFFFFF, total >> 32], np.uint32), 32))
+    return np.stack([sums, largest, totals])
+
+
 def indices() -> np.ndarray:
     rows = []
     for cta, t in np.ndindex(16, 16):

@@ -22,6 +22,7 @@ from workbench.conformance.ptx_program import Buffer
 from workbench.conformance.values import below, random_words
 
 MATRICES = 1024  # of a program
+DOUBLES = 128  # of one of f64, whose inputs are the elements of D
 _WARPS = 4  # of a CTA
 _FP8 = "{e4m3|e5m2}"
 FORMS = (
@@ -106,7 +107,7 @@ def _random_buffers(opcode: str, count: int) -> list[Buffer]:
     return buffers
 
 
-def _fragment(access: str, name: str, first: int, count: int, bits: int) -> tuple[str, list[str]]:
+def fragment(access: str, name: str, first: int, count: int, bits: int) -> tuple[str, list[str]]:
     """(registers in braces, the instructions that load or store them: the warp's matrix of a
     buffer); bits: of a register."""
     names = registers(bits, count, first)
@@ -129,10 +130,10 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
     bits = 64 if d_type == "f64" else 32
     for k, buffer in enumerate(buffers):
         held = buffer.data.nbytes // (4 * bits) // count
-        listed, lines = _fragment("ld", buffer.name, 10 * k, held, bits)
+        listed, lines = fragment("ld", buffer.name, 10 * k, held, bits)
         lists.append(listed)
         body += lines
-    results, lines = _fragment("st", "d", 30, fragments.register_count(d_type, elements), bits)
+    results, lines = fragment("st", "d", 30, fragments.register_count(d_type, elements), bits)
     body += [f"{opcode} {results}, {', '.join(lists)};", *lines]
     made = output("d", f"u{fragments.BITS[d_type] // 8}", count * elements)
     return case(
@@ -140,7 +141,7 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
         "mma.sync",
         body,
         [*buffers, made],
-        inputs=count,
+        inputs=count * elements if d_type == "f64" else count,
         grid=(count // _WARPS,),
         block=(32 * _WARPS,),
     )
@@ -152,8 +153,9 @@ def _approximate(made: Case) -> Case:
     return dataclasses.replace(made, outputs=outputs, recorded=False)
 
 
-def products(count: int = MATRICES) -> Iterator[Case]:
+def products(most: int = MATRICES) -> Iterator[Case]:
     for form in FORMS:
+        count = min(most, DOUBLES) if ".f64." in form else most
         if ".s32." in form:
             yield product(form, _random_buffers(form, count), count, "integers")
             continue

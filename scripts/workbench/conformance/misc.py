@@ -92,6 +92,39 @@ def _around(name: str, subject: str, instructions: tuple[str, ...]) -> Case:
     )
 
 
+POLICIES = (
+    *expand("createpolicy.fractional.L2::{evict_last|evict_normal|evict_first}.b64 %w40"),
+    *expand("createpolicy.fractional.L2::{evict_last|evict_unchanged}.b64 %w40, 0.5"),
+    *expand("createpolicy.fractional.L2::evict_last.L2::{evict_first|evict_unchanged}.b64 %w40"),
+    *expand(
+        "createpolicy.range{|.global}.L2::{evict_last|evict_normal|evict_first|evict_unchanged}"
+        "{|.L2::evict_first|.L2::evict_unchanged}.b64 %w40, [%w61], 4096, 65536"
+    ),
+    "createpolicy.cvt.L2.b64 %w40, %w41",
+    "mov.b64 %w40, %w41; pmevent.mask 3",
+)
+
+
+def _policies() -> Case:
+    """Words that are opaque: what is read and written with them is what it is without."""
+    body = [INDEX, "add.u64 %w61, %a, %w60; add.u64 %w62, %d, %w60;"]
+    body += ["mov.b64 %w41, 0x12f0000000000000;"]
+    for k, text in enumerate(POLICIES):
+        body += [
+            f"{text}; ld.global.L2::cache_hint.b32 %r2, [%w61], %w40;",
+            f"st.global.L2::cache_hint.b32 [%w62+{4 * INPUTS * k}], %r2, %w40;",
+        ]
+    return case(
+        "cache policies",
+        "createpolicy pmevent",
+        body,
+        [
+            random_buffer("a", "policies", "u4", INPUTS),
+            output("d", "u4", INPUTS * len(POLICIES)),
+        ],
+    )
+
+
 def _constants() -> Case:
     """Parameters by value and constants, at fixed and at computed places, in every width."""
     table = random_bytes("constants", 256)
@@ -135,3 +168,4 @@ def cases() -> Iterator[Case]:
     yield _around("orders", subject, _ORDERS)
     yield _around("hints", "prefetch prefetchu applypriority discard fence", _HINTS)
     yield _constants()
+    yield _policies()

@@ -27,6 +27,13 @@ class Variant:
     code: str = PLAIN
     detail: str = ""  # what else of the instruction varies, as an immediate
 
+    @property
+    def key(self) -> str:
+        """The opcode, and that it has an operand more than others of its name: a GPU may lack that
+        form alone."""
+        third = self.opcode.split(".")[0] in ("min", "max") and len(self.sources) > 2
+        return f"{self.opcode} of three" if third else self.opcode
+
     def text(self, d: str, operands: list[str]) -> str:
         named = dict(zip("abcef", operands, strict=False))
         return self.code.format(op=self.opcode, d=d, operands=", ".join(operands), **named)
@@ -78,6 +85,9 @@ def integers() -> Iterator[Variant]:
     yield from line("{add|sub}.sat.s32 : s32 s32 s32")
     yield from line("mad.hi.sat.s32 : s32 s32 s32 s32")
     yield from line("{min|max}.relu.s32 : s32 s32 s32")
+    yield from line("{add|min|max}.T : T T T", "u16x2 s16x2")
+    yield from line("{min|max}.relu.s16x2 : s16x2 s16x2 s16x2")
+    yield from line("mad24.hi.sat.s32 : s32 s32 s32 s32")
     yield from line("mul24.{lo|hi}.T : T T T", "u32 s32")
     yield from line("mad24.{lo|hi}.T : T T T T", "u32 s32")
     yield from line("dp4a.{u32|s32}.{u32|s32} : u32 u8x4 u8x4 u32")
@@ -99,8 +109,16 @@ def integers() -> Iterator[Variant]:
     for table in range(256):
         code = f"{{op}} {{d}}, {{operands}}, {table:#04x};"
         yield from line("lop3.b32 : u32 u32 u32 u32", code=code, detail=f"{table:#04x}")
+    for table in (0x00, 0x1B, 0x80, 0xE8):
+        code = (
+            "{{ .reg .pred %x, %y; .reg .b32 %u; setp.ne.b32 %y, {e}, 0; "
+            f"{{op}} {{d}}|%x, {{a}}, {{b}}, {{c}}, {table:#04x}, %y; "
+            "selp.b32 %u, 1, 0, %x; xor.b32 {d}, {d}, %u; }}"
+        )
+        kinds = "u32 u32 u32 u32 u32<2"
+        yield from line(f"lop3.{{and|or}}.b32 : {kinds}", code=code, detail=f"{table:#04x}")
     yield from line("cvt.pack.sat.{u16|s16}.s32 : u32 s32 s32")
-    yield from line("cvt.pack.sat.{u8|s8}.s32.b32 : u32 s32 s32 u32")
+    yield from line("cvt.pack.sat.{u8|s8|u4|s4|u2|s2}.s32.b32 : u32 s32 s32 u32")
     yield from _carries()
     yield from _predicate_logic()
 
@@ -144,7 +162,7 @@ def floats() -> Iterator[Variant]:
     yield from line(f"{{add|sub|mul}}{_ROUND}{{|.ftz}}{{|.sat}}.f32 : f32 f32 f32")
     yield from line(f"{{fma|mad}}{_ROUNDED}{{|.ftz}}{{|.sat}}.f32 : f32 f32 f32 f32")
     yield from line(f"{{add|sub|mul}}{_ROUND}.f64 : f64 f64 f64")
-    yield from line(f"fma{_ROUNDED}.f64 : f64 f64 f64 f64")
+    yield from line(f"{{fma|mad}}{_ROUNDED}.f64 : f64 f64 f64 f64")
     yield from line(f"{{add|sub|mul}}{_ROUND}{{|.ftz}}.f32x2 : f32x2 f32x2 f32x2")
     yield from line(f"fma{_ROUNDED}{{|.ftz}}.f32x2 : f32x2 f32x2 f32x2 f32x2")
     yield from line("{add|sub|mul}{|.rn}{|.ftz}{|.sat}.T : T T T", "f16 f16x2")
@@ -160,7 +178,7 @@ def floats() -> Iterator[Variant]:
     yield from line("{min|max}.f64 : f64 f64 f64")
     yield from line("{abs|neg}{|.ftz}.T : T T", "f32 f16 f16x2")
     yield from line("{abs|neg}.T : T T", "f64 bf16 bf16x2")
-    yield from line("copysign.f32 : f32 f32 f32")
+    yield from line("copysign.T : T T T", "f32 f64")
     yield from line(f"div{_ROUNDED}{{|.ftz}}.f32 : f32 f32 f32")
     yield from line("div.{approx|full}{|.ftz}.f32 : f32 f32 f32")
     yield from line("{rcp|sqrt}{.approx|.rn|.rz|.rm|.rp}{|.ftz}.f32 : f32 f32")
@@ -168,10 +186,10 @@ def floats() -> Iterator[Variant]:
     yield from line("tanh.approx.T : T T", f"f32 {_HALVES}")
     yield from line("ex2.approx.T : T T", "f16 f16x2")
     yield from line("ex2.approx.ftz.T : T T", "bf16 bf16x2")
-    yield from line("div.rn.f64 : f64 f64 f64")
-    yield from line("{rcp|sqrt}.rn.f64 : f64 f64")
+    yield from line(f"div{_ROUNDED}.f64 : f64 f64 f64")
+    yield from line(f"{{rcp|sqrt}}{_ROUNDED}.f64 : f64 f64")
     properties = "{finite|infinite|number|notanumber|normal|subnormal}"
-    yield from line(f"testp.{properties}.f32 : pred f32", code=_PRED)
+    yield from line(f"testp.{properties}.T : pred T", "f32 f64", code=_PRED)
 
 
 _EQUAL = "eq|ne"
@@ -203,11 +221,28 @@ def selection() -> Iterator[Variant]:
             yield from line(f"set.{{{how}}}{ftz}.{kinds}.{t} : u32 {t} {t}")
             joined = f"set.{{{how}}}.{{and|or|xor}}{ftz}.{kinds}.{t} : u32 {t} {t} u32<2"
             yield from line(joined, code=_JOINED_VALUE)
+            yield from line(f"set.ne.{'bf16' if t == 'bf16' else '{f16|bf16}'}.{t} : u16 {t} {t}")
+            if t in ("u32", "f32"):
+                yield from line(f"set.{{{how}}}{ftz}.f16.{t} : u16 {t} {t}")
+                yield from line(f"set.{{{how}}}.bf16.{t} : u16 {t} {t}")
+                joined = f"set.ne.{{and|or|xor}}.{{f16|bf16}}.{t} : u16 {t} {t} u32<2"
+                yield from line(joined, code=_JOINED_VALUE)
+        if half or t.endswith("x2"):
+            yield from _packed_sets(t, how, ftz)
     types = f"{_BITS} {_INT} f32 f64"
     code = "{{ .reg .pred %x; setp.ne.b32 %x, {c}, 0; {op} {d}, {a}, {b}, %x; }}"
     yield from line("selp.T : T T T u32<2", types, code)
     yield from line("slct.T.s32 : T T T s32", types)
     yield from line("slct{|.ftz}.T.f32 : T T T f32", types)
+
+
+def _packed_sets(t: str, how: str, ftz: str) -> Iterator[Variant]:
+    """set on halves, to a type of their own size."""
+    unsigned, signed, word = ("u32", "s32", "u32") if t.endswith("x2") else ("u16", "s16", "u16")
+    yield from line(f"set.{{{how}}}{ftz}.{unsigned}.{t} : {word} {t} {t}")
+    yield from line(f"set.gtu{ftz}.{{{signed}|{t}}}.{t} : {word} {t} {t}")
+    joined = f"set.le.{{and|or|xor}}{ftz}.{{{unsigned}|{t}}}.{t} : {word} {t} {t} u32<2"
+    yield from line(joined, code=_JOINED_VALUE)
 
 
 def _range(t: str) -> range:

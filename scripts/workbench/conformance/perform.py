@@ -5,22 +5,41 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import itertools
 import json
 import sys
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
-from workbench.conformance import elementwise, everything, hw_runner, unavailable
+import numpy as np
+
+import ptxemu
+from workbench.conformance import (
+    declined,
+    elementwise,
+    everything,
+    hw_runner,
+    precision,
+    questions,
+    unavailable,
+)
 from workbench.conformance.campaign import (
     Campaign,
     Device,
+    Outputs,
     Tally,
     campaign,
     emulated,
     refusals,
 )
 from workbench.conformance.case import Case
+from workbench.conformance.journal import Journal
+from workbench.conformance.ptx_program import Program, emulate
 
-FAILED, REFUSED = 1, 2  # exit codes
+FAILED, REFUSED, INCOMPLETE = 1, 2, 3  # exit codes
+RECORD = Path(__file__).resolve().parents[3] / "results" / "conformance_h100.json"
+_OUTPUT_BYTES = 64 << 20  # before they are compressed
 
 
 def compact(document: dict[str, object]) -> str:
@@ -55,36 +74,97 @@ def chosen(cases: Iterable[Case], words: list[str]) -> list[Case]:
 
 
 def on_gpu(arguments: argparse.Namespace) -> int:
-    device = Device()
+    devices = [Device() for _ in range(arguments.contexts)]
     try:
-        setting = device.ask(hw_runner.device)
+        setting = devices[0].ask(hw_runner.device)
     except Exception as error:  # noqa: BLE001  whatever keeps a GPU from answering
         print(f"refused: no GPU to compare with: {error}", file=sys.stderr)
         return REFUSED
     setting |= {"programs": f".version {elementwise.VERSION}", "date": str(datetime.date.today())}
     print(", ".join(f"{key} {value}" for key, value in setting.items()))
     result = Campaign()
+    missing = _refused(devices[0], result)
+    cases = chosen(everything.cases(result.refused), arguments.only)
+    try:
+        journal = Journal(arguments.resume, setting)
+    except ValueError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    left = [case for case in cases if not journal.restore(case, result)]
+    left.sort(key=lambda case: everything.is_recorded(record, case))
+    newer = sum(not everything.is_recorded(record, case) for case in left)
+    print(f"{len(cases)} programs, {len(left)} to do, {newer} newer than {RECORD.name}", flush=True)
+    whole = _asked(devices, left, result, journal, arguments)
+    for device in devices:
+        device.close()
+    code = report(result, setting, missing, arguments)
+    return code if whole else INCOMPLETE
+
+
+def _refused(device: Device, result: Campaign) -> list[str]:
+    """What the compiler does not take goes to the result. Returns instructions that ptxemu refuses
+    and the compiler does as well, against what `declined` says."""
 
     def ask(text: str) -> str:
         return device.ask(hw_runner.refusal, text)
 
     variants = everything.variants()
     answers = refusals(ask, variants, elementwise.question)
-    result.refused |= {variants[k].opcode: why for k, why in answers.items()}
+    result.refused |= {variants[k].key: why for k, why in answers.items()}
     answers = refusals(ask, unavailable.instructions(), unavailable.question)
     result.refused |= everything.refused_instructions(answers)
-    cases = chosen(everything.cases(result.refused), arguments.only)
-    for done, (name, failure) in enumerate(campaign(device, cases, result, arguments.jobs), 1):
-        if failure:
-            print(f"{name}: {failure}")
-        elif done % 200 == 0:
-            print(f"{done} of {len(cases)} programs")
-    device.close()
-    return report(result, setting, arguments)
+    lines = declined.instructions()
+    return [lines[k] for k in refusals(ask, lines, declined.question)]
 
 
-def report(result: Campaign, setting: dict[str, str], arguments: argparse.Namespace) -> int:
+def _asked(
+    devices: list[Device],
+    cases: list[Case],
+    result: Campaign,
+    journal: Journal,
+    arguments: argparse.Namespace,
+) -> bool:
+    """Whether all cases could be asked about within the seconds."""
+    start, differing = time.monotonic(), dict[str, np.ndarray]()
+    answers = campaign(devices, cases, arguments.jobs)
+    for done, answer in enumerate(answers, 1):
+        name, said = answer.case.name, answer.said
+        result.absorb(said)
+        journal.keep(answer.case, said)
+        for failure in said.failures.values():
+            print(f"{name}: {failure}"[:500], flush=True)
+        wrong = everything.different(said)
+        if wrong:
+            print(f"{name}: DIFFERS in {', '.join(wrong)}"[:500], flush=True)
+            differing |= {f"{name}/{label}": data for label, data in answer.gpu.items()}
+        elapsed = time.monotonic() - start
+        if done % 100 == 0 or done == len(cases):
+            print(f"{done} of {len(cases)} programs, {elapsed:.0f} s", flush=True)
+        if arguments.seconds and elapsed > arguments.seconds and done < len(cases):
+            print(f"stopped after {elapsed:.0f} s; --resume goes on from here", flush=True)
+            answers.close()
+            break
+    if arguments.outputs and differing:
+        _save(arguments.outputs, differing)
+    return done == len(cases) if cases else True
+
+
+def _save(path: Path, found: dict[str, np.ndarray]) -> None:
+    """What the GPU left where it differs, as much as is wanted on one disk."""
+    kept: dict[str, np.ndarray] = {}
+    for name, data in sorted(found.items(), key=lambda item: item[1].nbytes):
+        if sum(x.nbytes for x in kept.values()) + data.nbytes <= _OUTPUT_BYTES:
+            kept[name.replace("/", "|")] = data
+    np.savez_compressed(path, **kept)
+
+
+def report(
+    result: Campaign, setting: dict[str, str], missing: list[str], arguments: argparse.Namespace
+) -> int:
     print(table(result))
+    for text in missing:
+        print(f"this GPU does not have it, though `declined` lists it: {text}")
     for form, tally in result.forms.items():
         if not tally.right:
             why = everything.EXPLAINED.get(form, "NOT EXPLAINED")
@@ -112,6 +192,37 @@ def against_record(arguments: argparse.Namespace) -> int:
     return FAILED if wrong else 0
 
 
+def asked_about(arguments: argparse.Namespace) -> int:
+    """What the manual leaves open, on the GPU at hand."""
+    device = Device()
+    try:
+        setting = device.ask(hw_runner.device)
+    except Exception as error:  # noqa: BLE001  whatever keeps a GPU from answering
+        print(f"refused: no GPU to ask: {error}", file=sys.stderr)
+        return REFUSED
+    setting |= {"date": str(datetime.date.today())}
+    print(", ".join(f"{key} {value}" for key, value in setting.items()))
+
+    def run(program: Program) -> Outputs:
+        return device.ask(hw_runner.launch, program)
+
+    def emulated_too(program: Program) -> Outputs:
+        return emulate(program, ptxemu.load(program.text), ptxemu.Options(limit=None))
+
+    found = []
+    for line in itertools.chain(precision.table(run, emulated_too), questions.answers(run)):
+        print(line, flush=True)
+        found.append(line)
+    device.close()
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        whole = {"setting": setting, "answers": found}
+        arguments.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
 def perform(arguments: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
+    if arguments.questions:
+        return asked_about(arguments)
     return against_record(arguments) if arguments.recorded else on_gpu(arguments)

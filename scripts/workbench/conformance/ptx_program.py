@@ -28,6 +28,7 @@ import numpy as np
 
 import ptxemu
 from ptxemu.machine import tensor_map
+from ptxemu.machine.im2col import PixelBox
 from workbench.conformance import isa_reference
 from workbench.conformance.values import EDGES, edges
 
@@ -58,7 +59,8 @@ class Value:
 
 @dataclass
 class Map:
-    """A tensor map parameter: a dense tensor over the buffer called `of`."""
+    """A tensor map parameter: a dense tensor over the buffer called `of`; with `pixels` in im2col
+    mode."""
 
     name: str
     of: str
@@ -66,6 +68,8 @@ class Map:
     dims: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: str = "none"
+    pixels: PixelBox | None = None
+    nan_fill: bool = False
 
     def strides(self) -> tuple[int, ...]:
         """Bytes, of dimensions 1 and up."""
@@ -205,7 +209,10 @@ def _raw(param: Buffer | Map | Value, live: dict[str, np.ndarray]) -> bytes:
     if isinstance(param, Buffer):
         return live[param.name].ctypes.data.to_bytes(8, "little")
     address, shape = live[param.of].ctypes.data, (param.dims, param.strides(), param.box)
-    return bytes(tensor_map.encode(address, *shape, param.dtype, param.swizzle))
+    how = param.dtype, param.swizzle, param.nan_fill
+    if param.pixels is not None:
+        return tensor_map.encode_im2col(address, *shape, param.pixels, *how)
+    return tensor_map.encode(address, *shape, *how)
 
 
 def aligned_copy(data: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ def _is_type(word: str) -> bool:
     return (
         word == "pred"
         or _is_float(word)
-        or re.fullmatch(r"[usb](8|16|32|64|128)", word) is not None
+        or re.fullmatch(r"[usb]([248]|16|32|64|128)|[us]16x2", word) is not None
     )
 
 
@@ -80,6 +80,10 @@ def _meaning(opcode: str) -> Meaning:
         return _conversion(form)
     if name in ("addc", "subc", "madc") or "cc" in form.flags:
         return Meaning(*with_carry(name, form), carries=True)
+    if types[0].endswith("16x2") and types[0][0] in "us":
+        return _integer_halves(name, form)
+    if name == "lop3" and form.flags:
+        return _lookup_with_predicate(form)
     if name == "mov":
         form = form._replace(types=(_raw(types[0]),))
     return _float(name, form) if _is_float(form.types[0]) else Meaning(*integer(name, form))
@@ -88,6 +92,33 @@ def _meaning(opcode: str) -> Meaning:
 def _raw(kind: str) -> str:
     """The kind whose values are the bits themselves."""
     return kind if kind == "pred" else f"b{re.sub('[^0-9]', '', kind.replace('bf', 'f'))}"
+
+
+def _integer_halves(name: str, form: Form) -> Meaning:
+    """add, min or max of the halves of words."""
+    (kind,) = form.types
+    part = kind.removesuffix("x2")
+    _, function = integer(name, form._replace(types=(part,)))
+
+    def call(*words: int) -> int:
+        halves = ([wrapped(word >> shift, part) for word in words] for shift in (0, 16))
+        low, high = (function(*half) & 0xFFFF for half in halves)
+        return high << 16 | low
+
+    return Meaning(["b32"] * 3, call)
+
+
+def _lookup_with_predicate(form: Form) -> Meaning:
+    """The word, and whether it is not zero, combined with a predicate."""
+    _, function = integer("lop3", form._replace(flags=frozenset()))
+    (join,) = form.flags
+
+    def call(*operands: int) -> tuple[int, int]:
+        *words, other = operands
+        found = function(*words)
+        return found, _JOIN[join](int(found != 0), other)
+
+    return Meaning(["b32", *["b32"] * 3, "u32", "pred"], call)
 
 
 # -- floats ---------------------------------------------------------------------------------
@@ -99,7 +130,8 @@ def _float(name: str, form: Form) -> Meaning:
     if len(form.types) == 2:  # sums of f32 and a narrower type
         kinds = [base, *[form.types[1]] * (1 + (name == "fma")), base]
     if name == "testp":
-        return Meaning(["pred", base], lambda x: _PROPERTIES[next(iter(form.flags))](x))
+        least = 2.0 ** FORMATS[base].least
+        return Meaning(["pred", base], lambda x: _PROPERTIES[next(iter(form.flags))](x, least))
     one = _extreme if name in ("min", "max") else _sign if name in _SIGNS else _arithmetic
 
     def call(*operands: Any) -> Any:
@@ -110,13 +142,13 @@ def _float(name: str, form: Form) -> Meaning:
     return Meaning(kinds, call)
 
 
-_PROPERTIES: dict[str, Callable[[float], bool]] = {
-    "finite": math.isfinite,
-    "infinite": math.isinf,
-    "number": lambda x: not math.isnan(x),
-    "notanumber": math.isnan,
-    "normal": lambda x: math.isfinite(x) and (x == 0 or abs(x) >= 2.0**-126),
-    "subnormal": lambda x: 0 < abs(x) < 2.0**-126,
+_PROPERTIES: dict[str, Callable[[float, float], bool]] = {  # of a number and the least normal one
+    "finite": lambda x, _: math.isfinite(x),
+    "infinite": lambda x, _: math.isinf(x),
+    "number": lambda x, _: not math.isnan(x),
+    "notanumber": lambda x, _: math.isnan(x),
+    "normal": lambda x, least: math.isfinite(x) and (x == 0 or abs(x) >= least),
+    "subnormal": lambda x, least: 0 < abs(x) < least,
 }
 _SIGNS: dict[str, Callable[..., float]] = {
     "neg": operator.neg,
@@ -198,10 +230,19 @@ def _comparison(name: str, form: Form) -> Meaning:
 
     if name == "setp":
         return Meaning(["pred", kind, kind, "pred"], compare)
-    true = 1.0 if form.types[0] == "f32" else -1
-    return Meaning(
-        [form.types[0], kind, kind, "pred"], lambda *x: true if compare(*x)[0] else 0 * true
-    )
+    target = form.types[0]
+    true = 1.0 if _is_float(target) else -1
+    if not kind.endswith("x2"):
+        return Meaning(
+            [target, kind, kind, "pred"], lambda *x: true if compare(*x)[0] else 0 * true
+        )
+    part = encode(target.removesuffix("x2"), [1.0])[0] if _is_float(target) else 0xFFFF
+
+    def words(*operands: Any) -> int:
+        low, high = compare(*operands)
+        return (part if low else 0) | (part if high else 0) << 16
+
+    return Meaning(["b32", kind, kind, "pred"], words)
 
 
 def _selection(name: str, form: Form) -> Meaning:
@@ -374,10 +415,11 @@ class Lanes:
         if meaning.carries:
             self.carry = [carry for _, carry in results]
             results = [result for result, _ in results]
-        if opcode.startswith("setp"):
-            both = operands[0].split("|")
-            for name, column in zip(both, zip(*results, strict=True), strict=False):
-                self._write("pred", name, column, where)
+        if isinstance(results[0], tuple) and not meaning.kinds[0].endswith("x2"):
+            first = "pred" if opcode.startswith("setp") else meaning.kinds[0]
+            columns = zip((first, "pred"), zip(*results, strict=True), strict=True)
+            for name, (kind, column) in zip(operands[0].split("|"), columns, strict=False):
+                self._write(kind, name, column, where)
         else:
             self._write(meaning.kinds[0], operands[0], results, where)
 

@@ -40,7 +40,7 @@ def below(seed: str, count: int, limit: int) -> np.ndarray:
 # -- edges ---------------------------------------------------------------------------------
 
 PACKED = {f"{base}x2": (base, 2) for base in ("f16", "bf16", "f32", "e4m3", "e5m2")}
-PACKED["u8x4"] = ("u8", 4)
+PACKED |= {"u8x4": ("u8", 4), "u16x2": ("u16", 2), "s16x2": ("s16", 2)}
 
 
 def _float_edges(name: str) -> list[int]:

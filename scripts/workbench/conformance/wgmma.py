@@ -89,6 +89,27 @@ class Variant:
         return 8 * _LINE_BYTES // self.bits
 
     @property
+    def a_k(self) -> int:
+        """What is stored of a row of A, for one operation."""
+        return self.k
+
+    @property
+    def more(self) -> str:
+        """Registers beside those of D and of A."""
+        return ""
+
+    def whole(self, a: np.ndarray) -> np.ndarray:
+        """A of what is stored of it."""
+        return a
+
+    def metadata(self) -> np.ndarray | None:
+        """uint32 (grid, steps, thread) of a sparse A."""
+        return None
+
+    def metadata_operands(self, step: int) -> str:
+        return ""
+
+    @property
     def steps(self) -> int:
         """Operations: as many as a row of the widest pattern has room for."""
         spans = [SPANS[where] for where in (self.a, self.b) if where in SPANS]
@@ -110,12 +131,14 @@ class Variant:
 
 
 def matrices(v: Variant) -> list[np.ndarray]:
-    """A (grid, 64, K), B (grid, n, K) and D before (grid, 64, n), int64."""
-    k, seed = v.k * v.steps, v.name
+    """What is stored of A (grid, 64, K), B (grid, n, K) and D before (grid, 64, n), int64."""
+    seed = v.name
     low, count = {"s8": (-128, 256), "u8": (0, 256), "b1": (0, 2)}, 2 * _MOST + 1
     out = []
-    for label, type_, rows in (("a", v.a_type, M), ("b", v.b_type, v.n)):
+    sizes = (("a", v.a_type, M, v.a_k), ("b", v.b_type, v.n, v.k))
+    for label, type_, rows, depth in sizes:
         first, limit = low.get(type_, (-_MOST, count))
+        k = depth * v.steps
         out.append(below(f"{seed} {label}", GRID * rows * k, limit).reshape(GRID, rows, k) + first)
     words = below(f"{seed} d", GRID * M * v.n, 128) - 64
     if v.d_type == "s32":  # every other one so near an end that sums go beyond it
@@ -157,14 +180,13 @@ def descriptor(lines: int, swizzle: str, mn_major: bool) -> int:
     return leading >> 4 << 16 | stride >> 4 << 32 | _CODES[swizzle] << 62
 
 
-def _advances(v: Variant, where: str, mn: bool, rows: int) -> list[int]:
+def _advances(v: Variant, where: str, mn: bool, rows: int, k: int) -> list[int]:
     """The byte offset of every operation's part: within a row of the pattern, then panels on."""
-    span = SPANS[where]
+    span, nbytes = SPANS[where], k * v.bits // 8
     if mn:
-        return [step * v.k * span for step in range(v.steps)]
+        return [step * k * span for step in range(v.steps)]
     return [
-        step * _LINE_BYTES // span * rows * span + step * _LINE_BYTES % span
-        for step in range(v.steps)
+        step * nbytes // span * rows * span + step * nbytes % span for step in range(v.steps)
     ]
 
 
@@ -216,6 +238,7 @@ def d_fragments(v: Variant, d: np.ndarray) -> np.ndarray:
 def expected(v: Variant) -> np.ndarray:
     """The fragments of D, uint32 (grid, register, thread)."""
     a, b, d = matrices(v)
+    a = v.whole(a)
     if not v.accumulate:
         d = np.zeros_like(d)
     for step in range(v.steps):
@@ -232,7 +255,7 @@ def expected(v: Variant) -> np.ndarray:
 def program(v: Variant) -> Case:
     """The program of a variant."""
     a, b, d = matrices(v)
-    image, b_start = _image(v, a, b)
+    (image, b_start), metadata = _image(v, a, b), v.metadata()
     count = v.n // 4 if v.d_type == "f16" else v.n // 2
     names = [f"%d{k}" for k in range(count)]
     thread_byte = f"mad.lo.u32 %r0, %cta, {count * 128}, %thread; mul.wide.u32 %w60, %r0, 4;"
@@ -240,7 +263,8 @@ def program(v: Variant) -> Case:
         *_copied(image.shape[1]),
         f"{thread_byte} add.u64 %w61, %w60, %d; add.u64 %w62, %w60, %out;",
         *(f"ld.global.b32 {name}, [%w61+{512 * k}];" for k, name in enumerate(names)),
-        *(_loaded(v) if v.a == "registers" else ()),
+        *(_loaded("a", 4 * v.steps) if v.a == "registers" else ()),
+        *(_loaded("e", v.steps) if metadata is not None else ()),
         f"setp.{'ne' if v.accumulate else 'eq'}.u32 %p1, %cta, 4096; wgmma.fence.sync.aligned;",
         *_operations(v, names, b_start),
         "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
@@ -249,6 +273,8 @@ def program(v: Variant) -> Case:
     params = [Buffer("image", image.reshape(-1)), Buffer("d", d_fragments(v, d).reshape(-1))]
     if v.a == "registers":
         params.append(Buffer("a", a_fragments(v, a).reshape(-1)))
+    if metadata is not None:
+        params.append(Buffer("e", metadata.reshape(-1)))
     made = case(
         v.name,
         "wgmma",
@@ -257,7 +283,7 @@ def program(v: Variant) -> Case:
         inputs=GRID * M * v.n,
         grid=(GRID,),
         declared=f".shared .align 1024 .b8 s[{image.shape[1]}];\n"
-        f".reg .b32 %d<{count}>, %a<{4 * v.steps}>;",
+        f".reg .b32 %d<{count}>, %a<{4 * v.steps}>{v.more};",
     )
     text = made.program.text.replace(".target sm_100a", ".target sm_90a")
     return dataclasses.replace(made, program=dataclasses.replace(made.program, text=text))
@@ -275,17 +301,17 @@ def _copied(nbytes: int) -> Iterator[str]:
     yield "copied: fence.proxy.async.shared::cta; bar.sync 0;"
 
 
-def _loaded(v: Variant) -> Iterator[str]:
-    count = 4 * v.steps
+def _loaded(name: str, count: int) -> Iterator[str]:
+    """Registers of a buffer, by which they are called."""
     yield f"mad.lo.u32 %r0, %cta, {count * 128}, %thread; mul.wide.u32 %w63, %r0, 4;"
-    yield "add.u64 %w63, %w63, %a;"
+    yield f"add.u64 %w63, %w63, %{name};"
     for k in range(count):
-        yield f"ld.global.b32 %a{k}, [%w63+{512 * k}];"
+        yield f"ld.global.b32 %{name}{k}, [%w63+{512 * k}];"
 
 
 def _operations(v: Variant, names: list[str], b_start: int) -> Iterator[str]:
     """The chain, whose descriptors are made of the address of the image."""
-    a_lines = v.k * v.steps if v.a_mn else M
+    a_lines = v.a_k * v.steps if v.a_mn else M
     b_lines = v.k * v.steps if v.b_mn else v.n
     yield "mov.u32 %r8, s; shr.u32 %r8, %r8, 4; cvt.u64.u32 %w10, %r8;"
     immediates = ""
@@ -296,16 +322,18 @@ def _operations(v: Variant, names: list[str], b_start: int) -> Iterator[str]:
         immediates += "".join(f", {int(each)}" for each in transposes)
     of_b = descriptor(b_lines, v.b, v.b_mn)
     for step in range(v.steps):
-        start = b_start + _advances(v, v.b, v.b_mn, v.n)[step]
+        start = b_start + _advances(v, v.b, v.b_mn, v.n, v.k)[step]
         yield f"add.u64 %w12, %w10, {of_b + (start >> 4):#x};"
         first = "%w11"
         if v.a == "registers":
             first = f"{{{', '.join(f'%a{4 * step + k}' for k in range(4))}}}"
         else:
-            word = descriptor(a_lines, v.a, v.a_mn) + (_advances(v, v.a, v.a_mn, M)[step] >> 4)
+            start = _advances(v, v.a, v.a_mn, M, v.a_k)[step]
+            word = descriptor(a_lines, v.a, v.a_mn) + (start >> 4)
             yield f"add.u64 %w11, %w10, {word:#x};"
         scale = "1" if step else "%p1"
-        yield f"{v.opcode} {{{', '.join(names)}}}, {first}, %w12, {scale}{immediates};"
+        sources = f"{first}, %w12{v.metadata_operands(step)}, {scale}{immediates}"
+        yield f"{v.opcode} {{{', '.join(names)}}}, {sources};"
 
 
 # -- all ------------------------------------------------------------------------------------------

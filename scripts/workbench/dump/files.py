@@ -14,7 +14,7 @@ PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 PTX_KINDS: Kinds = {
-    "tensor core": ("tcgen05.mma", "tcgen05.cp"),
+    "tensor core": ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift"),
     "tensor memory": ("tcgen05.",),
     "mma.sync": ("mma.",),
     "ldmatrix": ("ldmatrix",),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelkit import hw
+from kernelkit.plan_names import warps_of
 from kernelkit.warps import RolePlan
 from ptxemu.trace import Span, Trace
 
@@ -15,11 +16,6 @@ BARRIER = re.compile(r"mbarrier (0x[0-9a-f]+) of cta\(.*\)")
 LOAD = re.compile(r"load (\S+) at \(.*?\)(?: to (0x[0-9a-f]+))?")
 STORE = re.compile(r"store \S+ at \(.*?\)")
 MMA = re.compile(r"mma \S+ (\d+x\d+)x\d+(?: to column (\d+))?")
-
-
-def warps_of(roles: RolePlan) -> dict[int, str]:
-    """Warp -> name of its role, in the order of the plan."""
-    return {role.first_warp + i: role.name for role in roles.roles for i in range(role.warps)}
 
 
 def named(trace: Trace, plan: Any, roles: RolePlan) -> Trace:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
+from kernelkit.compile import in_memory
+from kernelkit.keys import KernelKey
+from kernelkit.plan_names import plan_of, warps_of
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 from workbench.commands import RUN
 from workbench.common import refuse
-from workbench.emulate.names import named, warps_of
+from workbench.emulate.names import named
 from workbench.emulate.timeline import draw
-from workbench.plans import key_of, plan_of
 
 TOP_OPCODES = 8
 
@@ -31,6 +33,12 @@ def print_counts(launch: LaunchReport, roles: dict[int, str]) -> None:
         print(f"  {role:<8} {opcodes.total():>9,}  {common}")
     for path, count in sorted((+launch.bytes).items()):
         print(f"  {path:<18} {count:>12,} bytes")
+
+
+def key_of(entry: str) -> KernelKey | None:
+    """Of the kernel with this entry point, among those that this process has compiled or found."""
+    found = [key for key, kernel in in_memory() if f".entry {entry}" in kernel.ptx]
+    return found[-1] if found else None
 
 
 def perform(options: argparse.Namespace) -> int:

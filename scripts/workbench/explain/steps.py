@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
+from kernelkit.plan_names import plan_of
 from workbench.cases.steps import Problem, problems_of
 from workbench.common import describe
 from workbench.explain.plans import lines_of, parts_of, print_plan
-from workbench.plans import plan_of
 
 
 def kernels_of(options: argparse.Namespace) -> list[tuple[Problem, list[KernelKey]]]:

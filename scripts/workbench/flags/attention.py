@@ -39,9 +39,9 @@ def shape(text: str) -> tuple[int, ...]:
 def head_dims(text: str) -> tuple[int, int]:
     """Argument type: 'D' or 'D,Dv'; 0 for a Dv that is D."""
     try:
-        first, *rest = (int(part) for part in text.split(","))
+        first, *rest = (groups.number(part) for part in text.split(","))
         (second,) = rest or [0]
-    except ValueError as error:
+    except (ValueError, argparse.ArgumentTypeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not D or D,Dv") from error
     return first, 0 if second == first else second
 
@@ -63,7 +63,7 @@ def position(text: str) -> int:
 
 def even(text: str) -> int:
     """Argument type: an even number, which pairs of columns make."""
-    value = int(text)
+    value = groups.number(text)
     if value < 0 or value % 2:
         raise argparse.ArgumentTypeError(f"{text} is not an even number from 0 on")
     return value

@@ -7,6 +7,7 @@ example, are accepted and not listed.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from kernelkit.arch import BACKENDS
 from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
+MAX_COUNT = (1 << 31) - 1
 THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
 # name -> (older spelling, what it counts)
 SIZES = {
@@ -41,7 +43,7 @@ def add(
     spellings. The help is `words`, and what it is by default: `shown`, or as it is."""
     how = {"metavar": None if "choices" in how else "N", **how}
     if "choices" not in how:
-        how.setdefault("type", int)
+        how.setdefault("type", number)
     shown = shown or ("" if default is None else str(default))
     words += f"; default: {shown}" * bool(shown)
     action = group.add_argument(f"--{name}", default=default, help=words, **how)
@@ -58,12 +60,20 @@ def switch(group: argparse._ActionsContainer, name: str, words: str) -> None:
 # -- values ---------------------------------------------------------------------------------------
 
 
+def number(text: str) -> int:
+    """Argument type: an integer, of 32 bits as everything that is counted here."""
+    value = int(text)
+    if abs(value) > MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_COUNT}")
+    return value
+
+
 def count(text: str) -> int:
     """Argument type: a number from 0 on, '8192', '8k' (8,192) or '1M' (1,048,576)."""
     found = re.fullmatch(r"(\d+)([km]?)", text.strip(), re.IGNORECASE)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, as in 8192 or 8k")
-    return int(found[1]) * THOUSANDS[found[2].lower()]
+    return number(str(int(found[1]) * THOUSANDS[found[2].lower()]))
 
 
 def positive_count(text: str) -> int:
@@ -86,15 +96,15 @@ def window(text: str) -> Window:
     sides = [part.strip() for part in text.split(",")]
     if len(sides) > 2 or not all(side.isdigit() or not side for side in sides):
         raise argparse.ArgumentTypeError(f"{text!r} is not L or L,R (nothing for unbounded: ,64)")
-    left, right = (int(side) if side else None for side in (*sides, "")[:2])
+    left, right = (number(side) if side else None for side in (*sides, "")[:2])
     return left, right
 
 
 def positive(text: str) -> float:
     """Argument type: a number above 0."""
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 

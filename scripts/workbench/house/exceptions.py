@@ -15,9 +15,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("package_readme_length", "kernelkit/README.md"): (
         "the handbook of all packages: glossary, anatomy, rules of the DSL and how to add things"
     ),
-    ("package_readme_length", "ptxemu/README.md"): (
-        "the manual of those who have nothing but ptxemu: commands, plugin, checker, every form"
-    ),
     ("markdown_line_length", "notes/log.md"): (
         "entries stay as they were written, and links of the index are as long as their headings"
     ),

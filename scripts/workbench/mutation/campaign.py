@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from ptxemu.mutation.catalogue import CLASSES
 from ptxemu.mutation.classes import Mutant
-from workbench.mutation import attention, experts
-from workbench.mutation.verdict import BROKEN, KILLERS, SCHEDULES, SURVIVED, Judge, Verdict
+from ptxemu.mutation.rerun import BROKEN, NOTICED, UNNOTICED, Verdict
+from workbench.mutation import attention, cache, decode, experts
+from workbench.mutation.subject import SCHEDULES, Judge, Subject
 
-SUBJECTS: dict[str, attention.Subject] = {**attention.SUBJECTS, **experts.SUBJECTS}
+SUBJECTS: dict[str, Subject] = {
+    **attention.SUBJECTS, **decode.SUBJECTS, **experts.SUBJECTS, **cache.SUBJECTS,
+}  # fmt: skip
 _SAVE_SECONDS = 5.0
 _AHEAD = 4  # mutants per process that wait in the queue, so that an interrupt is quick
+
+
+Key = tuple[str, str, str, int]  # subject, digest of the kernel's text, class, line of the text
+Chosen = list[tuple[Key, Mutant]]
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,11 @@ class Record:
     the strict rules tell one that is equivalent from it, all the same."""
 
     subject: str
+    ptx: str
     kind: str
     line: int
     instruction: str
     equivalent: str
-    ptx: str  # digest of the kernel's text, which the line refers to
     by: str
     how: str
     schedule: str
@@ -40,17 +48,17 @@ class Record:
     noted: bool = False
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.subject, self.kind, self.line
+    def key(self) -> Key:
+        return self.subject, self.ptx, self.kind, self.line
 
     @property
     def killed(self) -> bool:
-        return self.by in KILLERS
+        return self.by in NOTICED
 
     @property
     def survived(self) -> bool:
         """Nothing tells it from its kernel, and no reason why."""
-        return self.by == SURVIVED and not self.equivalent
+        return self.by == UNNOTICED and not self.equivalent
 
 
 class Records:
@@ -58,7 +66,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.by_key: dict[tuple, Record] = {}
+        self.by_key: dict[Key, Record] = {}
         self.saved = time.monotonic()
         if path.is_file():
             for row in json.loads(path.read_text(encoding="utf-8"))["mutants"]:
@@ -70,6 +78,16 @@ class Records:
         if time.monotonic() - self.saved > _SAVE_SECONDS:
             self.save()
 
+    def forget_other_kernels(self, chosen: Chosen) -> None:
+        """Of the subjects of these mutants, records of texts that they do not launch any more."""
+        launched = {key[:2] for key, _ in chosen}
+        subjects = {subject for subject, _ in launched}
+        self.by_key = {
+            key: record
+            for key, record in self.by_key.items()
+            if key[0] not in subjects or key[:2] in launched
+        }
+
     def save(self) -> None:
         """All or nothing: an interrupt leaves the file before."""
         rows = [asdict(record) for record in self.by_key.values()]
@@ -79,53 +97,40 @@ class Records:
         os.replace(draft, self.path)
         self.saved = time.monotonic()
 
-    def of(self, mutants: Iterable[tuple[str, Mutant]]) -> list[Record]:
-        """Records of those of these mutants that are judged, on the text as it is."""
-        found = (self.by_key.get(key_of(*item)) for item in mutants)
-        return [record for record in found if record is not None]
+    def of(self, chosen: Chosen) -> list[Record]:
+        """Records of those of these mutants that are judged."""
+        return [self.by_key[key] for key, _ in chosen if key in self.by_key]
 
 
-def key_of(subject: str, mutant: Mutant) -> tuple[str, str, int]:
-    return subject, mutant.kind.name, mutant.instr.line
-
-
-def digest(ptx: str) -> str:
-    return hashlib.sha256(ptx.encode()).hexdigest()[:16]
+def keyed(subject: str, kernel: str, mutant: Mutant) -> tuple[Key, Mutant]:
+    return (subject, kernel, mutant.kind.name, mutant.instr.line), mutant
 
 
 @lru_cache(maxsize=1)
-def _prepared(subject: str, schedules: int) -> tuple[Judge, dict[tuple, Mutant]]:
+def _prepared(subject: str, schedules: int) -> tuple[Judge, dict[Key, Mutant]]:
     """Of this process: mutants come subject by subject."""
     item = SUBJECTS[subject]
-    return item.judge(SCHEDULES[:schedules]), {
-        key_of(subject, mutant): mutant for mutant in item.mutants()
-    }
+    judge = item.judge(dict(islice(SCHEDULES.items(), schedules)))
+    return judge, dict(keyed(subject, *each) for each in item.mutants(CLASSES))
 
 
-def judged(key: tuple[str, str, int], schedules: int) -> Record:
+def judged(key: Key, schedules: int) -> Record:
     """The verdict on one mutant, in a process of the pool."""
-    judge, mutants = _prepared(key[0], schedules)
+    subject, kernel, *_ = key
+    judge, mutants = _prepared(subject, schedules)
     mutant = mutants[key]
     noted = False
     try:
-        verdict = judge.verdict(mutant.ptx)
-        if mutant.equivalent and not verdict.killed:
-            noted = judge.noted(mutant.ptx)
+        verdict = judge.verdict(kernel, mutant)
+        if mutant.equivalent and not verdict.noticed:
+            noted = judge.noted(kernel, mutant)
     except Exception as error:  # noqa: BLE001  (a crash is a result, too: it must not end the rest)
         verdict = Verdict(BROKEN, f"{type(error).__name__}: {error}")
-    return Record(
-        *key,
-        instruction=mutant.instruction,
-        equivalent=mutant.equivalent,
-        ptx=digest(mutant.text.ptx),
-        **asdict(verdict),
-        noted=noted,
-    )
+    found = mutant.instruction, mutant.equivalent
+    return Record(*key, *found, **asdict(verdict), noted=noted)
 
 
-def run(
-    keys: list[tuple[str, str, int]], jobs: int, schedules: int, seen: Callable[[Record], None]
-) -> None:
+def run(keys: list[Key], jobs: int, schedules: int, seen: Callable[[Record], None]) -> None:
     """Judge all under the first `schedules`, and show each record to `seen`."""
     if jobs == 1:
         for key in keys:

@@ -4,57 +4,79 @@ steps than a ring has stages, more tiles than accumulators, experts without rows
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
 
-from kernelkit.launch import emulation
 from moe.api import grouped_gemm
+from moe.quantiser.api import quantise
 from moe.quantized import Quantized
-from moe.routing import permutation
-from ptxemu import Options
-from workbench.mutation.attention import Outcome, Subject, poisoned_outputs
+from moe.routing import combine, permutation, route
+from workbench.mutation.subject import Results, Subject
 from workbench.problems.grouped_gemm import Case
 
 CTAS = 2  # of the grouped GEMM, or a pair
 
 
-@dataclass(frozen=True)
-class Launch(Subject):
-    """What launches one kernel; `case` is what it launches."""
-
-    case: Callable[[], tuple[torch.Tensor, ...]]
-
-    def run(self, options: Options) -> Outcome:
-        """Results and reports; outputs are poisoned before."""
-        with poisoned_outputs(), emulation(options) as active:
-            results = self.case()
-        return results, [launch for report in active.reports for launch in report.launches]
-
-
-def product(case: Case, only: str = "") -> Launch:
+def product(case: Case) -> Subject:
     """A grouped GEMM, all of its results as bytes or numbers."""
     inputs = functools.cache(case.inputs)  # not yet
 
-    def launched() -> tuple[torch.Tensor, ...]:
+    def launched() -> Results:
         (x, w), given = inputs(), case.options()
         with mock.patch("moe.launch.sms_of", return_value=CTAS):
             result = grouped_gemm(x, w, case.offsets, **given)
-        tensors = (result,)
-        if isinstance(result, Quantized):
-            tensors = result.data.view(torch.uint8), result.scales.view(torch.uint8)
+        tensors = _bytes(result) if isinstance(result, Quantized) else (result,)
         return tensors if given["amax"] is None else (*tensors, given["amax"])
 
-    return Launch(launched, only=only)
+    return Subject(launched)
 
 
-def _permutation() -> tuple[torch.Tensor, ...]:
+def _dependent() -> Results:
+    """The launch before writes the offsets."""
+    case = Case((9, 0, 5), 320, 64, pdl=True)
+    experts = torch.arange(3).repeat_interleave(torch.tensor(case.counts))
+    offsets = permutation(experts[:, None].int(), 3, arch="sm_100a").offsets
+    return (grouped_gemm(*case.inputs(), offsets, **case.options()),)
+
+
+def _bytes(result: Quantized) -> Results:
+    return result.data.view(torch.uint8), result.scales.view(torch.uint8)
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _ids(tokens: int, choices: int, experts: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, experts, (tokens, choices), generator=generator).int()
+
+
+def _permutation(tokens: int) -> Results:
     """More slots than there are threads: warps take turns."""
-    ids = torch.randint(0, 40, (700, 4), generator=torch.Generator().manual_seed(0))
-    found = permutation(ids.int(), 40, arch="sm_100a")
+    found = permutation(_ids(tokens, 4, 40), 40, arch="sm_100a")
     return found.offsets, found.slot_of_row, found.row_of_slot
+
+
+def _route(scoring: str, **options: Any) -> Results:
+    """The first token has the same logit for all experts."""
+    logits = _normal(9, 256)
+    logits[0] = 1.0
+    return route(logits, 8, scoring=scoring, arch="sm_90a", **options)
+
+
+def _quantise(fmt: str, **options: Any) -> Results:
+    offsets = torch.tensor([0, 65, 65, 130]).int()
+    given = {"rows": _ids(130, 1, 70)[:, 0], "offsets": offsets, "arch": "sm_100a"}
+    return _bytes(quantise(_normal(70, 320).bfloat16(), fmt, **given, **options))
+
+
+def _combine() -> Results:
+    order = torch.randperm(10 * 4, generator=torch.Generator().manual_seed(0))
+    rows, weights = order.view(10, 4).int(), _normal(10, 4)
+    return (combine(_normal(40, 512).bfloat16(), weights, rows, arch="sm_90a"),)
 
 
 QUANTISED = {"out": "nvfp4", "amax": True}
@@ -62,9 +84,21 @@ SUBJECTS: dict[str, Subject] = {
     "moe 128": product(Case((130, 0, 129, 5), 320, 192, tile_rows=128)),
     "moe 128 quantised": product(Case((130, 0, 129, 5), 320, 192, tile_rows=128, **QUANTISED)),
     "moe 128 x 256": product(Case((130, 0, 129, 5), 320, 384, tile_rows=128, tile_n=256)),
+    "moe 128 mxfp8": product(
+        Case((130, 0, 129, 5), 320, 192, fmt="mxfp8", tile_rows=128, out="mxfp8")
+    ),
+    "moe 128 mxfp4 plain": product(
+        Case((130, 0, 129, 5), 320, 192, fmt="mxfp4", form=None, tile_rows=128)
+    ),
     "moe pair": product(Case((260, 0, 129, 5), 320, 256, tile_rows=256, **QUANTISED)),
     "moe pair x 256": product(Case((260, 0, 129, 5), 320, 512, tile_rows=256, tile_n=256)),
     "moe swapped": product(Case((65, 0, 64, 5), 320, 192, tile_rows=64, **QUANTISED)),
-    "moe dependent launch": product(Case((9, 0, 5), 320, 64, pdl=True), only="depend"),
-    "moe permutation": Launch(_permutation),
+    "moe dependent launch": Subject(_dependent, "depend"),
+    "moe permutation": Subject(lambda: _permutation(700)),
+    "moe permutation in two": Subject(lambda: _permutation(1100)),
+    "moe route softmax": Subject(lambda: _route("softmax")),
+    "moe route sigmoid": Subject(lambda: _route("sigmoid", n_group=8, topk_group=4)),
+    "moe quantise nvfp4": Subject(lambda: _quantise("nvfp4", global_scale="tensor")),
+    "moe quantise mxfp8": Subject(lambda: _quantise("mxfp8")),
+    "moe combine": Subject(_combine),
 }

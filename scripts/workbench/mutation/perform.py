@@ -10,54 +10,48 @@ from collections import Counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ptxemu.mutation.catalogue import CLASSES
-from ptxemu.mutation.classes import Mutant, sampled
+from ptxemu.mutation.catalogue import CLASSES, SYNCHRONISATION
+from ptxemu.mutation.classes import sampled
 from workbench.common import refuse
 from workbench.mutation import campaign
-from workbench.mutation.campaign import SUBJECTS, Record, Records, digest, key_of
+from workbench.mutation.campaign import SUBJECTS, Chosen, Key, Record, Records, keyed
+from workbench.mutation.subject import SCHEDULES
 from workbench.mutation.table import show, within_contract
-from workbench.mutation.verdict import SCHEDULES
-
-Chosen = list[tuple[str, Mutant]]
 
 
 def chosen_mutants(options: argparse.Namespace) -> Chosen:
-    """Kernel by kernel; each is compiled for it."""
+    """Subject by subject; the kernels are compiled and launched for it."""
     found: Chosen = []
+    kinds = [kind for kind in CLASSES if any(part in kind.name for part in options.kind or ())]
     for name, subject in SUBJECTS.items():
         if options.subject and not any(part in name for part in options.subject):
             continue
-        mutants = [
-            mutant
-            for mutant in subject.mutants()
-            if not options.kind or any(part in mutant.kind.name for part in options.kind)
-        ]
+        mutants = subject.mutants(kinds if options.kind else SYNCHRONISATION)
         if options.sample:
             mutants = sampled(mutants, options.sample, options.seed)
-        found += [(name, mutant) for mutant in mutants]
+        found += [keyed(name, *mutant) for mutant in mutants]
     return found
 
 
 def print_list(chosen: Chosen) -> None:
-    for name, mutant in chosen:
+    for (name, *_), mutant in chosen:
         print(f"{name}: {mutant.name}  {mutant.instruction}")
-    for name, count in Counter(name for name, _ in chosen).items():
-        same = sum(bool(mutant.equivalent) for subject, mutant in chosen if subject == name)
+    for name, count in Counter(name for (name, *_), _ in chosen).items():
+        same = sum(bool(mutant.equivalent) for key, mutant in chosen if key[0] == name)
         print(f"{name}: {count} mutants, {same} of them equivalent by rule")
 
 
-def still_to_judge(chosen: Chosen, records: Records, again: str | None) -> list:
+def still_to_judge(chosen: Chosen, records: Records, again: str | None) -> list[Key]:
     """Mutants without a verdict on the text as it is, and those that are wanted again."""
     keys = []
-    for name, mutant in chosen:
-        record = records.by_key.get(key_of(name, mutant))
-        known = record is not None and record.ptx == digest(mutant.text.ptx)
-        if not known or again == "all" or (again == "survivors" and not record.killed):
-            keys.append(key_of(name, mutant))
+    for key, _ in chosen:
+        record = records.by_key.get(key)
+        if not record or again == "all" or (again == "survivors" and not record.killed):
+            keys.append(key)
     return keys
 
 
-def judge(keys: list, records: Records, options: argparse.Namespace, console: Console) -> None:
+def judge(keys: list[Key], records: Records, options: argparse.Namespace, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
     schedules = len(SCHEDULES) if options.schedules is None else options.schedules
@@ -100,6 +94,7 @@ def perform(options: argparse.Namespace) -> int:
         print_list(chosen)
         return 0
     records = Records(options.json)
+    records.forget_other_kernels(chosen)
     keys = still_to_judge(chosen, records, options.again)
     if keys:
         judge(keys, records, options, console)

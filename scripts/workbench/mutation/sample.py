@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ptxemu.mutation.classes import sampled
-from workbench.mutation.attention import Subject
-from workbench.mutation.verdict import BROKEN, SCHEDULES
+from ptxemu.mutation.rerun import BROKEN
+from workbench.mutation.subject import SCHEDULES, Subject
 
 SEED = 0
 UNNOTICED = 1  # in a sample; of all, one in thirty
@@ -12,15 +12,16 @@ UNNOTICED = 1  # in a sample; of all, one in thirty
 
 def assert_noticed(subject: Subject, count: int) -> None:
     """Nearly all of `count` mutants, and none that is excused."""
-    judge = subject.judge(SCHEDULES[:1])  # the others tell nothing that it does not
+    first = dict([*SCHEDULES.items()][:1])  # the others tell nothing that it does not
+    judge = subject.judge(first)
     assert not judge.known, "the kernel itself has findings"
     unnoticed, wrongly_excused = [], []
-    for mutant in sampled(subject.mutants(), count, SEED):
-        verdict = judge.verdict(mutant.ptx)
+    for kernel, mutant in sampled(subject.mutants(), count, SEED):
+        verdict = judge.verdict(kernel, mutant)
         assert verdict.by != BROKEN, (mutant.name, verdict.how)
-        if mutant.equivalent and verdict.killed:
+        if mutant.equivalent and verdict.noticed:
             wrongly_excused.append((mutant.name, verdict.how))
-        elif not mutant.equivalent and not verdict.killed:
+        elif not mutant.equivalent and not verdict.noticed:
             unnoticed.append(mutant.name)
     assert len(unnoticed) <= UNNOTICED, unnoticed
     assert not wrongly_excused

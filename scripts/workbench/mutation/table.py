@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from ptxemu.mutation.rerun import BROKEN, NOTICED
 from workbench import tables
 from workbench.mutation.campaign import Record
-from workbench.mutation.verdict import BROKEN, KILLERS
+from workbench.mutation.reasons import CATEGORIES, UNEXPLAINED, reason_of
 
 _TITLE = "mutants, and what tells them from their kernel; noted: equivalent, but for strict rules"
-MAX_EQUIVALENT, MIN_KILLED = 0.15, 0.95
-_COLUMNS = ("mutants", *KILLERS, "equivalent", "noted", "survived")
+MAX_EQUIVALENT, MIN_KILLED = 0.15, 0.97
+_COLUMNS = ("mutants", *NOTICED, "equivalent", "noted", "survived")
 
 
 def counts(records: Sequence[Record]) -> Counter:
@@ -31,7 +32,7 @@ def shares(records: Sequence[Record]) -> tuple[float, float]:
     """(equivalent among all, killed among the rest)."""
     found = counts(records)
     rest = found["mutants"] - found["equivalent"]
-    killed = sum(found[by] for by in KILLERS)
+    killed = sum(found[by] for by in NOTICED)
     return found["equivalent"] / max(found["mutants"], 1), killed / max(rest, 1)
 
 
@@ -70,14 +71,30 @@ def show(records: Sequence[Record], console: Console) -> None:
         console.print(f"  {kind}: {reason}", highlight=False, markup=False, soft_wrap=True)
     for title, chosen in (
         ("Killed though called equivalent", [r for r in records if r.equivalent and r.killed]),
-        ("Survivors", [r for r in records if r.survived]),
+        *survivors(records).items(),
         ("No PTX", [r for r in records if r.by == BROKEN]),
     ):
         if chosen:
             console.print(f"\n{title}:")
         for r in chosen:
-            how = f": {r.how}" if r.how else ""
-            console.print(
-                f"  {r.subject}: {r.kind} @{r.line}  {r.instruction}{how}",
-                highlight=False, markup=False, soft_wrap=True,
-            )  # fmt: skip
+            _show_one(r, console)
+
+
+def survivors(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """By the category of their reason; those that have none come last."""
+    found: dict[str, list[Record]] = {
+        f"Survivors, {name}": [] for name in (*CATEGORIES, UNEXPLAINED)
+    }
+    for record in records:
+        if record.survived:
+            reason = reason_of(record.subject, record.kind, record.instruction)
+            found[f"Survivors, {reason.category if reason else UNEXPLAINED}"].append(record)
+    return found
+
+
+def _show_one(record: Record, console: Console) -> None:
+    reason = reason_of(record.subject, record.kind, record.instruction)
+    words = f"  {record.subject}: {record.kind} @{record.line}  {record.instruction}"
+    words += f": {record.how}" * bool(record.how)
+    words += f"\n      {reason.argument}" if record.survived and reason else ""
+    console.print(words, highlight=False, markup=False, soft_wrap=True)

@@ -28,7 +28,7 @@ def run(case: Case, place: Place, options: argparse.Namespace) -> dict[str, Any]
     """Results of one case, the seconds until they were there, and GPU times where there is one."""
     tensors = [tensor.to(place.device) for tensor in case.tensors]
     given = {name: table.to(place.device) for name, table in case.tables.items()}
-    config = DecodeConfig(**case.tuning) if case.tuning else None
+    config = DecodeConfig(**({"cluster": 0} | case.tuning)) if case.tuning else None
     moving = {name: given[name] for name in ("kv_lens", "page_table") if name in given}
     given |= {**case.options, **place.given, "config": config}
     start = time.perf_counter()

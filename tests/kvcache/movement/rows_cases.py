@@ -180,6 +180,8 @@ class Gather(Case):
     def check(self, device: str = "cpu", **place: str) -> None:
         """Every byte of the result, and of what lies beside it, is the reference's."""
         rows, indices = self.build_rows(device), self.mapping(device, repeats=True)
+        if self.record.scale_bytes:
+            rows.scales()[..., 0] = 0  # the smallest of codes
         latent = LATENTS.get(self.record.name)
         whole = latent.elements if latent else self.record.data_bytes // 2
         wide = torch.full((self.tokens, whole + 48), math.nan, dtype=torch.bfloat16, device=device)

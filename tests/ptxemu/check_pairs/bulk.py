@@ -13,6 +13,8 @@ def _ask(barrier: str) -> str:
  [slot], [{barrier}];"""
 
 
+_SAME_STAGE = parts.TMA_LOAD.replace("full", "other")
+
 SCENARIOS = {
     # Whoever reads the tile has waited for its bytes.
     "TMA load": handed_over(
@@ -70,20 +72,31 @@ SCENARIOS = {
             wait full, 0;
             ld.shared.b32 %r1, [%mine+1024]; //:use
         """,
-        Lacks("half", "mbarrier.try_wait", "load", "use"),
+        Lacks("half", "expect_tx", "load", "use"),
+    ),
+    "a wait whose answer decides": Scenario(
+        f"""// mbarrier.try_wait may fail at any time: whoever does not look knows nothing.
+        all:
+            {parts.tma_load()}
+            wait full, 0; //~blind: mbarrier.try_wait.parity.shared.b64 %p1, [full], 0;
+            ld.shared.b32 %r1, [%mine]; //:use
+            wait full, 0;
+        """,
+        Lacks("blind", "mbarrier.try_wait", "load", "use"),
     ),
     "two stages": Scenario(
         f"""// Each stage has its own mbarrier: a wait for one tells nothing of the other.
         warp 0:
             {parts.expect()}
-            {parts.TMA_LOAD}
-            {parts.tma_load("spare", "other")}
+            {parts.TMA_LOAD} //:first
+            {parts.tma_load("spare", "other")} //~same: {_SAME_STAGE} //:second
         warp 1:
             wait full, 0;
             wait other, 0; //-wait
             ld.shared.b32 %r1, [%mine+1024]; //:use
         """,
         Lacks("wait", "mbarrier.try_wait", "load", "use"),
+        Lacks("same", "an index of the stage", "first", "second"),
     ),
     "TMA store": Scenario(
         f"""// The writers fence, then the barrier, then one lane issues.
@@ -134,7 +147,8 @@ SCENARIOS = {
             st.shared.b32 [%mine], %lane; //:fill
             {parts.DRAIN}
         """,
-        Lacks("wait commit", "cp.async.bulk.wait_group.read", "store", "fill"),
+        Lacks("wait", "cp.async.bulk.wait_group.read", "store", "fill"),
+        Lacks("commit", "cp.async.bulk.commit_group", "store", "fill"),
     ),
     "wait_group of two stages": Scenario(
         f"""// With two stages in turn the newest store may be under way, not the one before.

@@ -7,6 +7,9 @@ from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
 
 _STORE_ASYNC = """mapa.shared::cluster.u32 %r2, full, %peer;
     st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%theirs], %lane, [%r2];"""
+_REDUCE = "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32"
+_REDUCE_ASYNC = f"""mapa.shared::cluster.u32 %r2, full, %peer; and.b32 %r4, %theirs, -5;
+    {_REDUCE} [%r4], %lane, [%r2];"""
 
 SCENARIOS = {
     "barrier.cluster": Scenario(
@@ -88,6 +91,16 @@ SCENARIOS = {
         f"""// CTA 1 stores into CTA 0, whose mbarrier counts the bytes.
         cta 0: {parts.expect()}
         cta 1: {_STORE_ASYNC} //:fill
+        cta 0:
+            wait.cluster full, 0; //-wait
+            ld.shared.b32 %r3, [%mine]; //:use
+        """,
+        Lacks("wait", "mbarrier.try_wait", "fill", "use"),
+    ),
+    "red.async of two lanes into one word": Scenario(
+        f"""// They meet in any order; whoever reads waits for their bytes.
+        cta 0: {parts.expect()}
+        cta 1: {_REDUCE_ASYNC} //:fill
         cta 0:
             wait.cluster full, 0; //-wait
             ld.shared.b32 %r3, [%mine]; //:use

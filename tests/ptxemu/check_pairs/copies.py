@@ -17,7 +17,8 @@ SCENARIOS = {
             cp.async.wait_group 0; //-wait
             ld.shared.b32 %r2, [%mine]; //:use
         """,
-        Lacks("wait commit", "cp.async.wait_group", "copy", "use"),
+        Lacks("wait", "cp.async.wait_group", "copy", "use"),
+        Lacks("commit", "cp.async.commit_group", "copy", "use"),
     ),
     "cp.async.wait_group 1": Scenario(
         f"""// The newest group may be under way; of older ones the data is there.
@@ -32,7 +33,28 @@ SCENARIOS = {
         """,
         Lacks("more", "cp.async.wait_group", "copy", "use"),
     ),
-    # Another lane, and another warp, need a barrier behind the wait.
+    "cp.async for another lane": Scenario(
+        f"""// Waiting for groups tells a lane of its own copies alone.
+        all:
+            {_COPY}
+            cp.async.wait_all;
+            bar.warp.sync -1; //-meet
+            ld.shared.b32 %r2, [%next]; //:use
+        """,
+        Lacks("meet", "bar.warp.sync", "copy", "use"),
+    ),
+    "cp.async over cp.async": Scenario(
+        f"""// Copies of one thread are in no order but that of its waits.
+        all:
+            cp.async.ca.shared.global [%mine], [%in], 4; //:before
+            cp.async.wait_all; //-wait
+            {_COPY}
+            cp.async.wait_all;
+            ld.shared.b32 %r2, [%mine];
+        """,
+        Lacks("wait", "cp.async.wait_group", "before", "copy"),
+    ),
+    # Another warp needs a barrier behind the wait.
     "cp.async.wait_all": handed_over(
         Lacks("wait", "cp.async.wait_group", "copy", "use"),
         Lacks("barrier", "barrier", "copy", "use"),

@@ -22,6 +22,17 @@ _INSTEAD = " ".join(f"//~{name}: {text}" for name, text in _NO_FENCE.items())
 _OTHERS = " ".join(_NO_FENCE)
 
 SCENARIOS = {
+    "the mask of a shuffle": Scenario(
+        f"""// Who executes it is in its mask.
+        warp 0:
+            {_NO_FENCE["shuffle"]} //~half: shfl.sync.idx.b32 %r3, %lane, 0, 31, 0xffff; //:one
+            {_NO_FENCE["ballot"]} //~less: vote.sync.ballot.b32 %r3, %first, 0xfffffffe; //:two
+            setp.lt.u32 %p2, %lane, 16;
+            @%p2 redux.sync.add.u32 %r3, %lane, 0xffff;
+        """,
+        Lacks("half", "a mask of all lanes", later="one", check="lanes"),
+        Lacks("less", "a mask of all lanes", later="two", check="lanes"),
+    ),
     "a word of one lane": Scenario(
         f"""// One lane stores, all load.
         warp 0:

@@ -124,6 +124,16 @@ SCENARIOS = {
             @!%p1 bra POLL;
             fence.acq_rel.cta; //-fence""",
     ),
+    "what lies beside an mbarrier": Scenario(
+        """// Nothing but its own instructions may touch it.
+        warp 0:
+            @%first mbarrier.init.shared.b64 [slot], 1; //:init
+            @%first st.shared.b32 [slot+8], 7; //~over: @%first st.shared.b32 [slot+4], 7; //:fill
+            @%first mbarrier.inval.shared.b64 [slot];
+            @%first st.shared.b32 [slot], 7;
+        """,
+        Lacks("over", "an index within the array", "init", "fill", "mbarrier"),
+    ),
     "mbarrier.init": Scenario(
         """// Another warp arrives only after it knows that the barrier is initialised.
         warp 0: @%first mbarrier.init.shared.b64 [slot], 32; //:init

@@ -37,6 +37,27 @@ SCENARIOS = {
         """,
         Lacks("barrier", "barrier", "use", "refill"),
     ),
+    "what two atomics add to": Scenario(
+        """// They are no race with one another; each is one with what they add to.
+        warp 0: @%first st.shared.b32 [slot], 7; //:fill
+        all: bar.sync 1, 64; //-barrier
+        warp 0: @%first red.shared.add.u32 [slot], 1;
+        warp 1: @%first red.shared.add.u32 [slot], 1; //:add
+        """,
+        Lacks("barrier", "barrier", "fill", "add"),
+    ),
+    "what two CTAs add to": Scenario(
+        f"""// The same in global memory.
+        cta 0:
+            @%first st.global.b32 [%output], 7; //:fill
+            {_set()}
+            @%first red.global.add.u32 [%output], 1;
+        cta 1:
+            {_poll()} //-poll
+            @%first red.global.add.u32 [%output], 1; //:add
+        """,
+        Lacks("poll", "release by the other", "fill", "add"),
+    ),
     "global memory within a CTA": handed_over(
         Lacks("barrier", "barrier", "fill", "use"),
         signal="bar.sync 1, 64; //-barrier",

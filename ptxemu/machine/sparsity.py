@@ -1,0 +1,123 @@
+"""Structured sparsity of A: half of the elements of a row are kept, and metadata say which.
+
+Of every four neighbouring elements two are kept, of packed 4-bit types of every four pairs two, of
+tf32 one of two. Each such group has four bits of metadata, two indices of two bits, the first in
+the low bits; a group of tf32 has those of the halves of the element that is kept, 0b0100 or 0b1110.
+Zeros of A take part in the product like other numbers.
+
+Which metadata the manual gives a meaning, and where they lie, depends on the instruction. A group
+of zeros means zeros whatever its metadata say: CUTLASS's compressors for sm_90 and sm_100
+(transform/kernel/sm90_sparse_gemm_compressor.hpp) write 0b0000 for it.
+Sources: PTX ISA, "Sparse matrix storage" of mma.sp and wgmma.mma_async.sp, "Sparse Matrices" of
+tcgen05. Where metadata lie among lanes the manual shows in the same figures for mma.sp and wgmma;
+CUTLASS's reorder_meta (tools/util/host_reorder.h) and ELayout (cute/atom/
+mma_traits_sm90_gmma_sparse.hpp) say the same, and a Triton fork's dot_sparse, right on sm_86, sm_89
+and sm_120, has those of f16 with K = 32 and of 8 bits with K = 64 so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.errors import HardwareRefusal
+
+_DIFFERENT = frozenset(code for code in range(16) if code & 3 != code >> 2)
+# names of what groups of four may say: indices that differ, that rise, and those of tcgen05, whose
+# list has one that falls, too
+DIFFERENT, RISING, LISTED = "different", "rising", "listed"
+_LEGAL: dict[str, frozenset[int]] = {
+    DIFFERENT: _DIFFERENT,
+    RISING: frozenset(code for code in _DIFFERENT if code & 3 < code >> 2),
+    LISTED: frozenset((0x4, 0x8, 0xC, 0x9, 0xD, 0x6, 0xE)),
+}
+_HALVES = frozenset((0x4, 0xE))  # of tf32
+
+
+def nibbles(image: np.ndarray) -> np.ndarray:
+    """uint8 (rows, 2 n) of bytes (rows, n): the lower one first."""
+    return np.stack([image & 0xF, image >> 4], axis=-1).reshape(len(image), -1)
+
+
+def expanded(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:
+    """A with its zeros, (rows, k). kept: (rows, k / 2); codes: metadata, uint8 (rows, groups);
+    legal: what groups of four may say.
+
+    Raises HardwareRefusal for metadata with which the manual leaves the result undefined.
+    """
+    rows, groups = codes.shape
+    halves = kept.shape[1] == groups
+    _require_legal(kept.reshape(rows, groups, -1), codes, _HALVES if halves else _LEGAL[legal])
+    if halves:
+        dense = np.zeros((rows, groups, 2), kept.dtype)
+        where = (codes[..., None] & 3) // 2
+        np.put_along_axis(dense, where.astype(np.intp), kept[..., None], axis=2)
+        return dense.reshape(rows, -1)
+    values = kept.reshape(rows, groups, 2, -1)
+    dense = np.zeros((rows, groups, 4, values.shape[3]), kept.dtype)
+    indices = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
+    np.put_along_axis(dense, np.broadcast_to(indices[..., None], values.shape), values, axis=2)
+    return dense.reshape(rows, -1)
+
+
+def expanded_parts(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:
+    """The same of one A, or of several (parts, rows, k / 2) with equal metadata."""
+    if kept.ndim == 2:
+        return expanded(kept, codes, legal)
+    return np.stack([expanded(part, codes, legal) for part in kept])
+
+
+def _require_legal(kept: np.ndarray, codes: np.ndarray, legal: frozenset[int]) -> None:
+    """kept: (rows, groups, elements)."""
+    table = np.array([code not in legal for code in range(16)])
+    wrong = table[codes]
+    if wrong.any():
+        wrong &= kept.any(axis=2)
+    if wrong.any():
+        row, group = (int(x[0]) for x in np.nonzero(wrong))
+        told = ", ".join(f"0b{code:04b}" for code in sorted(legal))
+        raise HardwareRefusal(
+            f"sparsity metadata 0b{codes[row, group]:04b} of row {row}, group {group} of A, which"
+            f" has an element other than 0; must be of {told}"
+        )
+
+
+# -- metadata in registers ----------------------------------------------------------------------
+
+
+def row_bits(element_bits: int, k: int) -> int:
+    """Bits of metadata of a row of A with k columns: four for each four elements, or pairs."""
+    return {4: k // 2, 32: 2 * k}.get(element_bits, k)
+
+
+def selectors(bits: int) -> range:
+    """Sparsity selectors of a shape whose rows have so many bits."""
+    return range(64 // bits)
+
+
+def contributing(bits: int, selector: int) -> int:
+    """A bit for each lane of a warp that brings metadata."""
+    lanes = {16: 1 << selector, 32: 3 << 2 * selector}.get(bits, 0xF)
+    return lanes * 0x11111111
+
+
+def codes_of_lanes(words: np.ndarray, selector: int, bits: int, wide: bool) -> np.ndarray:
+    """Metadata (rows, groups) of the registers of one or four warps, uint32 (..., 32), with 16 rows
+    each. bits: of a row. wide: elements have 16 bits or 32.
+
+    Lanes 4 g ... 4 g + 3 have those of rows g and g + 8. By the bits of a row: 16: one lane, which
+    the selector names, has row g in its low half and row g + 8 in the other. 32: a pair, which the
+    selector names: of wide elements each lane has half of both rows, of others the first lane has
+    row g. 64: lanes 0 and 1 have the first half of the two rows, 2 and 3 the second.
+    """
+    if selector not in selectors(bits):
+        raise HardwareRefusal(f"sparsity selector {selector}; this shape has {selectors(bits)}")
+    halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 4, 2)
+    if bits == 16:  # [warp, g, lane, half] -> [warp, which row, g, half of it]
+        rows = halves[:, :, selector].transpose(0, 2, 1)
+    elif bits == 32:
+        pair = halves[:, :, 2 * selector : 2 * selector + 2]
+        rows = pair.transpose(0, 3, 1, 2) if wide else pair.transpose(0, 2, 1, 3)
+    else:
+        rows = halves.reshape(-1, 8, 2, 2, 2).transpose(0, 3, 1, 2, 4)
+    count = 16 * len(halves)
+    return nibbles(np.ascontiguousarray(rows).reshape(count, -1).view(np.uint8))
