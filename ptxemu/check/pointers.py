@@ -19,11 +19,11 @@ class Pointers:
         self, memory: GlobalMemory, params: np.ndarray, places: Sequence[tuple[int, int]]
     ) -> None:
         self._memory = memory
-        self._words = [
-            (int.from_bytes(params[at : at + _WORD].tobytes(), "little"), number)
-            for number, (offset, nbytes) in enumerate(places)
-            for at in range(offset, offset + nbytes - _WORD + 1, _WORD)
-        ]
+        self._words: dict[int, int] = {}  # the first parameter with this word: others are its maps
+        for number, (offset, nbytes) in enumerate(places):
+            for at in range(offset, offset + nbytes - _WORD + 1, _WORD):
+                word = int.from_bytes(params[at : at + _WORD].tobytes(), "little")
+                self._words.setdefault(word, number)
 
     def name(self, address: int) -> str:
         """Such as "parameter 2 + 1,024 bytes"; "" where no parameter points to this allocation."""
@@ -39,11 +39,10 @@ class Pointers:
         return self._from(block.start, block).partition(" +")[0].partition(" -")[0]
 
     def _from(self, address: int, block: Block) -> str:
-        inside = sorted((word, k) for word, k in self._words if block.start <= word < block.end)
+        inside = sorted(word for word in self._words if block.start <= word < block.end)
         if not inside:
             return ""
-        place = bisect.bisect_right(inside, (address, len(self._words)))
-        pointer, number = inside[max(place - 1, 0)]
-        gap = address - pointer
+        pointer = inside[max(bisect.bisect_right(inside, address) - 1, 0)]
+        number, gap = self._words[pointer], address - pointer
         far = f" {'-' if gap < 0 else '+'} {abs(gap):,} bytes" if gap else ""
         return f"parameter {number}{far}"
