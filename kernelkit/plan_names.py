@@ -20,13 +20,17 @@ def plan_of(key: KernelKey | None) -> tuple[Any, RolePlan] | None:
     `make_plan(config)`, and ROLES where plans do not hold theirs.
 
     Returns:
-        (plan with edges, smem and tmem; its roles); None for a kernel without.
+        (plan with edges, smem and tmem; its roles); None for a kernel without, and for a config
+        that its plan refuses: a report about such a kernel is not to end in that refusal.
     """
     package = key.module.rpartition(".")[0] if key else ""
     for name in filter(None, (package, package.rpartition(".")[0])):
         module = _plan_module(name)
         if key and hasattr(module, "make_plan"):
-            plan = module.make_plan(key.config)
+            try:
+                plan = module.make_plan(key.config)
+            except (ValueError, NotImplementedError):
+                return None
             return plan, getattr(module, "ROLES", None) or plan.roles
     return None
 
