@@ -19,7 +19,7 @@ import torch
 
 from kernelkit.tensors import device_of, require_memory
 from moe.formats import format_of
-from moe.packing import PackedExperts
+from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes
 
 VERSION = 1
@@ -30,8 +30,8 @@ FIELDS = ("data", "scales", "encode_scale", "decode_scale")
 
 def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tensor]:
     """Tensors by name, which share memory with `packed`."""
-    _require("packed", packed, PackedExperts)
-    _require("prefix", prefix, str)
+    require_kind("packed", packed, PackedExperts)
+    require_kind("prefix", prefix, str)
     layout = {"version": VERSION, "fmt": packed.fmt, "granularity": packed.granularity}
     text = json.dumps(layout).encode()
     tensors = {prefix + LAYOUT: torch.tensor(list(text), dtype=torch.uint8)}
@@ -45,8 +45,8 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
 
 def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> PackedExperts:
     """The inverse of `state_dict`; shares memory with the tensors. Other names are ignored."""
-    _require("tensors", tensors, Mapping)
-    _require("prefix", prefix, str)
+    require_kind("tensors", tensors, Mapping)
+    require_kind("prefix", prefix, str)
     layout = _layout(prefix + LAYOUT, _tensor(tensors, prefix + LAYOUT))
     w13, w2 = (_weight(tensors, f"{prefix}{name}.", layout["fmt"]) for name in WEIGHTS)
     return PackedExperts(w13, w2, layout["granularity"])
@@ -54,7 +54,7 @@ def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Pa
 
 def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None:
     """Write a safetensors file of layers by name, e.g. 'model.layers.3.mlp'."""
-    _require("layers", layers, Mapping)
+    require_kind("layers", layers, Mapping)
     tensors: dict[str, torch.Tensor] = {}
     for name, packed in layers.items():
         tensors |= state_dict(packed, f"{name}.")
@@ -90,17 +90,12 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in tensors:
         raise ValueError(f"no tensor {name!r}: packed experts have one")
     tensor = tensors[name]
-    _require(name, tensor, torch.Tensor)
+    require_kind(name, tensor, torch.Tensor)
     require_memory(**{name: tensor})
     wanted = torch.float32 if name.endswith("_scale") else torch.uint8
     if tensor.dtype != wanted:
         raise ValueError(f"{name} is {tensor.dtype}, stored as {wanted}")
     return tensor
-
-
-def _require(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
 
 def _safetensors() -> ModuleType:

@@ -47,7 +47,7 @@ class PackedExperts:
 
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
-            _require(name, w, Quantized)
+            require_kind(name, w, Quantized)
             require_rank(f"{name}.data", w.data, "[E, rows, K]")
             if w.encode_scale is not None and len(w.encode_scale) != len(w.data):
                 raise ValueError(
@@ -166,7 +166,7 @@ def pack_quantised(
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():
-        _require(name, w, CheckpointWeight)
+        require_kind(name, w, CheckpointWeight)
         _check_checkpoint(name, w, form)
     shape13, shape2 = ((*w.data.shape[:2], w.data.shape[2] * form.per_byte) for w in (w13, w2))
     _check_sizes(shape13, shape2, form)
@@ -178,7 +178,8 @@ def pack_quantised(
     )
 
 
-def _require(name: str, value: object, kind: type) -> None:
+def require_kind(name: str, value: object, kind: type) -> None:
+    """TypeError for what is of another type; the value, which may be large, is not shown."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
@@ -201,7 +202,7 @@ def unpack(
     packed: PackedExperts, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
-    _require("packed", packed, PackedExperts)
+    require_kind("packed", packed, PackedExperts)
     require_type("dtype", dtype, torch.dtype)
     if not dtype.is_floating_point:
         raise ValueError(f"dtype {dtype}: one of floating-point numbers")

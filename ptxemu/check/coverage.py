@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ptxemu.check.clocks import SITE_MASK
-from ptxemu.check.findings import Side
+from ptxemu.check.findings import Side, line_of
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.pointers import Pointers
 from ptxemu.machine.memory import Block, GlobalMemory
@@ -67,8 +67,7 @@ class Coverage:
         return lines
 
     def _place(self, site: int) -> str:
-        instr = self.sites[site]
-        return instr.source.rpartition("/")[2] or f"PTX line {instr.line}"
+        return line_of(self.sites[site])
 
     def _written(self, block: Block) -> tuple[int, list[int]]:
         """How many bytes, and the instructions that wrote there last."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ptxemu.check import explain
 from ptxemu.check.agents import Agent, PhaseClock, WarpClock
 from ptxemu.check.clocks import EXECUTED
-from ptxemu.check.findings import Side, short
+from ptxemu.check.findings import Side, line_of, short
 from ptxemu.check.state import States
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.syntax.tree import Instr
@@ -67,7 +67,7 @@ class Evidence:
         instr = self._sites[site]
         text = " ".join(instr.text.split()).rstrip(" ;")
         text = short(instr.opcode) if len(text) > _LONGEST else text
-        return f"`{text}` at {_file(instr.source) or f'PTX line {instr.line}'}"
+        return f"`{text}` at {line_of(instr)}"
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -166,11 +166,6 @@ class Evidence:
         if not signals:
             return f"{_name(by)} knows of nothing that {agent} has done"
         return f"the last that {_name(by)} knows of {agent} is {self.words(signals[-1])}"
-
-
-def _file(source: str) -> str:
-    """Without folders."""
-    return source.rsplit("/", 1)[-1]
 
 
 def _warp_of(by: Agent) -> WarpClock:

@@ -121,6 +121,11 @@ class Conflicts:
 _WORDS = {"cp": 4, "tcgen05": 2, "mbarrier": 2, "barrier": 3, "ld": 2, "st": 2, "atom": 2, "red": 2}
 
 
+def line_of(instr: Instr) -> str:
+    """The line of Python without folders, such as "gemm.py:81"; without one, that of PTX."""
+    return instr.source.rpartition("/")[2] or f"PTX line {instr.line}"
+
+
 def short(opcode: str) -> str:
     """The opcode without most of its qualifiers; the whole instruction stands beside it."""
     parts = opcode.split(".")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.clocks import SITE_MASK
-from ptxemu.check.findings import Findings, short
+from ptxemu.check.findings import Findings, line_of, short
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.pointers import Pointers
 from ptxemu.check.shadow import Shadow, Where
@@ -172,8 +172,7 @@ class Unused:
 
     def _place(self, site: int) -> str:
         instr = self._sites[site]
-        where = instr.source.rpartition("/")[2] or f"PTX line {instr.line}"
-        return f"{short(instr.opcode)} at {where}"
+        return f"{short(instr.opcode)} at {line_of(instr)}"
 
 
 def _part(count: int, whole: int) -> str:

@@ -17,6 +17,7 @@ from workbench.conformance.case import Case
 from workbench.conformance.copies import brought, dump, fill
 from workbench.conformance.kernel import THREADS, case, hinted, output, random_buffer
 from workbench.conformance.ptx_program import Buffer, Map
+from workbench.conformance.tensors import MEET, START, declared, wait
 from workbench.conformance.values import below, operands
 
 BOXES = 8  # of a program
@@ -99,19 +100,6 @@ def _images(seed: str, rank: int, dtype: str, swizzle: str, write: bool, **how: 
     return Images(dtype, swizzle, dims, (channels, pixels), box, **how)
 
 
-_START = """setp.eq.u32 %p0, %thread, 0; mov.u32 %r20, bar; mov.u32 %r21, slots;
-@%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster; bar.sync 0;"""
-_MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
-
-
-def _wait(k: int) -> str:
-    return f"WAIT{k}: mbarrier.try_wait.parity.shared.b64 %p1, [%r20], {k & 1}; @!%p1 bra WAIT{k};"
-
-
-def _declared(nbytes: int) -> str:
-    return f".shared .align 1024 .b8 slots[{nbytes}]; .shared .align 8 .b64 bar;"
-
-
 def _named(k: int, images: Images, *, offsets: bool = True) -> str:
     """Coordinates into %r1 .., offsets into %h1 ..."""
     lines = [f"ld.global.b32 %r{1 + i}, [%x+{20 * k + 4 * i}];" for i in range(images.rank)]
@@ -136,7 +124,7 @@ def _drawn_offsets(name: str, count: int) -> Buffer:
 
 def _load(name: str, images: Images, space: str) -> Case:
     """Boxes one after the other into the same place, each dumped as it lies there."""
-    words, body = images.place // 4, [_START]
+    words, body = images.place // 4, [START]
     for k in range(BOXES):
         hint, policy = hinted(k)
         copy = f"cp.async.bulk.tensor.{images.rank}d.{space}.global.im2col"
@@ -150,7 +138,7 @@ def _load(name: str, images: Images, space: str) -> Case:
             f"{copy}.mbarrier::complete_tx::bytes{hint} [%r21], {_place(images)}, [%r20],"
             f" {_offsets(images)}{policy};",
             f"FOLLOW{k}:",
-            _wait(k),
+            wait(k),
             dump(words, row=images.place * k),
             "bar.sync 0;",
         ]
@@ -166,14 +154,14 @@ def _load(name: str, images: Images, space: str) -> Case:
             output("d", "u4", BOXES * words),
         ],
         inputs=BOXES * images.box[0] * images.box[1],
-        declared=_declared(images.place),
+        declared=declared(images.place),
         grid=(1,),
     )
 
 
 def _store(name: str, images: Images, reduction: str = "") -> Case:
     """Boxes of random values into the batch, one after the other."""
-    words, body = images.place // 4, [_START]
+    words, body = images.place // 4, [START]
     for k in range(BOXES):
         hint, policy = hinted(k)
         copy = f"cp{'.reduce' if reduction else ''}.async.bulk.tensor.{images.rank}d"
@@ -202,7 +190,7 @@ def _store(name: str, images: Images, reduction: str = "") -> Case:
         body,
         [data, batch, images.map("d"), Buffer("x", images.positions(name, BOXES, write=True))],
         inputs=BOXES * images.box[0] * images.box[1],
-        declared=_declared(images.place),
+        declared=declared(images.place),
         grid=(1,),
     )
 
@@ -219,18 +207,18 @@ def _multicast(name: str, images: Images) -> Case:
     words = images.place // 4
     copy = f"cp.async.bulk.tensor.{images.rank}d.shared::cluster.global.im2col"
     body = [
-        _START,
+        START,
         fill(words),
-        f"fence.proxy.async; {_MEET} @!%p0 bra FOLLOW;",
+        f"fence.proxy.async; {MEET} @!%p0 bra FOLLOW;",
         f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {images.bytes};",
         "setp.ne.u32 %p2, %rank, 1; @%p2 bra FOLLOW;",
         f"{_named(0, images)} mov.b16 %h9, 3;",
         f"{copy}.mbarrier::complete_tx::bytes.multicast::cluster [%r21], {_place(images)}, [%r20],"
         f" {_offsets(images)}, %h9;",
         "FOLLOW:",
-        _wait(0),
+        wait(0),
         dump(words),
-        _MEET,
+        MEET,
     ]
     return case(
         name,
@@ -244,7 +232,7 @@ def _multicast(name: str, images: Images) -> Case:
             output("d", "u4", 2 * words),
         ],
         inputs=2 * images.box[0] * images.box[1],
-        declared=_declared(images.place),
+        declared=declared(images.place),
         grid=(2,),
         cluster=(2,),
     )

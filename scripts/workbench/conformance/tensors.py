@@ -93,16 +93,16 @@ def _operand(rank: int, name: str = "map") -> str:
     return f"[%{name}, {{{', '.join(f'%r{1 + i}' for i in range(rank))}}}]"
 
 
-_START = """setp.eq.u32 %p0, %thread, 0; mov.u32 %r20, bar; mov.u32 %r21, slots;
+START = """setp.eq.u32 %p0, %thread, 0; mov.u32 %r20, bar; mov.u32 %r21, slots;
 @%p0 mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster; bar.sync 0;"""
-_MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
+MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
 
 
-def _declared(nbytes: int) -> str:
+def declared(nbytes: int) -> str:
     return f".shared .align 1024 .b8 slots[{nbytes}]; .shared .align 8 .b64 bar;"
 
 
-def _wait(k: int) -> str:
+def wait(k: int) -> str:
     return f"WAIT{k}: mbarrier.try_wait.parity.shared.b64 %p1, [%r20], {k & 1}; @!%p1 bra WAIT{k};"
 
 
@@ -122,7 +122,7 @@ def _brought_box(k: int, shape: Shape, copy: str, before: str = "") -> list[str]
         f"mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], {shape.bytes};",
         copy,
         f"FOLLOW{k}:",
-        _wait(k),
+        wait(k),
         dump(words, row=4 * words * k),
         "bar.sync 0;",
     ]
@@ -131,7 +131,7 @@ def _brought_box(k: int, shape: Shape, copy: str, before: str = "") -> list[str]
 def _load(name: str, shape: Shape, space: str) -> Case:
     """Boxes one after the other into the same place, each dumped as it lies there."""
     rank, words = len(shape.dims), _words(shape.footprint)
-    body = [_START]
+    body = [START]
     for k in range(BOXES):
         hint, policy = hinted(k)
         tile = (".tile", "")[k // 2 % 2]
@@ -155,7 +155,7 @@ def _load(name: str, shape: Shape, space: str) -> Case:
             output("d", "u4", BOXES * words),
         ],
         inputs=BOXES * shape.bytes // shape.size,
-        declared=_declared(4 * words),
+        declared=declared(4 * words),
         grid=(1,),
     )
 
@@ -179,7 +179,7 @@ def _store(name: str, shape: Shape, reduction: str = "") -> Case:
     elements = shape.bytes // shape.size
     boxes = max(BOXES, -(-1000 // elements)) if reduction else BOXES
     waits = ("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;")
-    body = [_START]
+    body = [START]
     for k in range(boxes):
         hint, policy = hinted(k)
         tile = (".tile", "")[k // 2 % 2]
@@ -207,7 +207,7 @@ def _store(name: str, shape: Shape, reduction: str = "") -> Case:
         body,
         [data, tensor, shape.map("map", "d"), Buffer("x", _positions(name, shape, True, boxes))],
         inputs=boxes * elements,
-        declared=_declared(4 * words),
+        declared=declared(4 * words),
         grid=(1,),
     )
 
@@ -221,9 +221,9 @@ def _multicast(size: int, shape: Shape) -> Case:
     arrivals = masks.reshape(2, boxes)
     expected = np.stack([(arrivals >> r & 1).sum(1) for r in range(size)], axis=1) * shape.bytes
     body = [
-        _START,
+        START,
         fill(words),
-        f"fence.proxy.async; {_MEET} @!%p0 bra FOLLOW;",
+        f"fence.proxy.async; {MEET} @!%p0 bra FOLLOW;",
         "mul.wide.u32 %w7, %cta, 4; add.u64 %w7, %w7, %e; ld.global.b32 %r9, [%w7];",
         "mbarrier.arrive.expect_tx.shared.b64 %w9, [%r20], %r9;",
         f"mad.lo.u32 %r10, %cta, {BOXES}, 0; mul.wide.u32 %w8, %r10, 20; add.u64 %x, %x, %w8;",
@@ -239,7 +239,7 @@ def _multicast(size: int, shape: Shape) -> Case:
             f".multicast::cluster{hint} [%r21], {_operand(rank)}, [%r20], %h1{policy};",
             f"add.u32 %r21, %r21, {place};",
         ]
-    body += ["FOLLOW:", _wait(0), dump(words), _MEET]
+    body += ["FOLLOW:", wait(0), dump(words), MEET]
     positions = np.concatenate([_positions(f"{name} {k}", shape, False) for k in range(2 * size)])
     return case(
         name,
@@ -254,7 +254,7 @@ def _multicast(size: int, shape: Shape) -> Case:
             output("d", "u4", 2 * size * words),
         ],
         inputs=2 * boxes * shape.bytes // shape.size,
-        declared=_declared(16),
+        declared=declared(16),
         grid=(2 * size,),
         cluster=(size,),
         smem=4 * words,
@@ -280,7 +280,7 @@ def _edited(space: str, scope: str) -> Case:
         edits.append(f"{replace}.global_stride.{state}.b1024.b64 {where}, {k}, %w9;")
     publish = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release"
     body = [
-        _START,
+        START,
         "mov.u32 %r22, edited; setp.lt.u32 %p2, %thread, 32; mul.wide.u32 %w5, %thread, 4;",
         "add.u64 %w6, %map, %w5; add.u64 %w7, %t, %w5; mad.lo.u32 %r8, %thread, 4, %r22;",
         "@!%p2 bra READY; ld.b32 %r7, [%w6]; st.shared.b32 [%r8], %r7; st.global.b32 [%w7], %r7;",
@@ -307,7 +307,7 @@ def _edited(space: str, scope: str) -> Case:
             output("d", "u4", BOXES * words),
         ],
         inputs=BOXES * shape.bytes // shape.size,
-        declared=f"{_declared(4 * words)} .shared .align 128 .b8 edited[128];",
+        declared=f"{declared(4 * words)} .shared .align 128 .b8 edited[128];",
         grid=(1,),
     )
 
