@@ -22,10 +22,18 @@ from typing import Any
 
 import torch
 from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs compare with
+from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
 
 from kernelkit.schema import Schema
 from kernelkit.tape import ADDRESS_UNIT, Results, Tape, Taping
-from kernelkit.tensors import require_apart, require_memory, require_type
+from kernelkit.tensors import (
+    require_apart,
+    require_memory,
+    require_no_grad,
+    require_no_tangents,
+    require_type,
+)
 
 NAMESPACE = "blackwell_kernels"
 TAPES = 64  # of an operator and a thread
@@ -91,9 +99,11 @@ class Operator:
             try:
                 with torch._C._AutoDispatchBelowAutograd():
                     results = operator(*needed, **flat)
-            except RuntimeError:
-                _require_int64(flat)  # torch says of a larger one that it is no int
-                _require_memory(dict(zip(self._needed, needed, strict=True)) | flat)
+            except (RuntimeError, AssertionError):  # what torch says of them names no argument
+                tensors = dict(zip(self._needed, needed, strict=True)) | flat
+                _require_int64(flat)
+                _require_no_fake_beside_others(tensors)
+                _require_memory(tensors)
                 raise
         if out is None:
             return results
@@ -262,13 +272,14 @@ class Plan:
         if len(inputs) != self._count or (named and [*named] != self._results):  # seldom
             slots = self._in_order(tensors, named)
             inputs, results = slots[: self._count], slots[self._count :]
-        on_host = self._tape.gpu is None
-        if (on_host and _are_odd(inputs)) or not self._guards.check(*inputs):
+        if forward_ad._current_level >= 0:
+            require_no_tangents(dict(zip(self._moves, inputs, strict=True)))
+        if _are_odd(inputs) or not self._guards.check(*inputs):
             self._check_inputs(inputs)
         if results:
-            if (on_host and _are_odd(results)) or not self._guards_of_results.check(*results):
+            if _are_odd(results) or not self._guards_of_results.check(*results):
                 self._check_results(results)
-            if on_host:
+            if self._tape.gpu is None:
                 self._check_apart(inputs, results)
         repeated = self._tape.repeat(inputs, zip(self._places_of_results, results, strict=False))
         if repeated is None:
@@ -303,7 +314,9 @@ class Plan:
             require_type(name, tensor, torch.Tensor, optional=True)
         if len(here) != self._count:
             raise ValueError(self._wrong_tensors(here))
-        _require_memory(dict(zip(self._moves, inputs, strict=True)))
+        named = dict(zip(self._moves, here, strict=True))
+        _require_memory(named)
+        require_no_grad(**named)
         self._compare(self._moves, inputs, self._layouts)
         self._guards = _guards(here)  # know the next ones like these sooner
         # A tensor that is given twice, as keys and values, is none that guards take.
@@ -323,7 +336,9 @@ class Plan:
     def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
         for name, tensor in zip(self._results, results, strict=True):
             require_type(name, tensor, torch.Tensor, optional=True)
-        _require_memory(dict(zip(self._results, results, strict=True)))
+        named = _by_name(self._results, results)
+        _require_memory(named)
+        require_no_grad(**named)
         self._compare(self._results, results, self._made)
         for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
             if tensor is not None and not own:
@@ -362,23 +377,35 @@ class Plan:
 
 def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any]) -> None:
     """ValueError for tensors without memory beside others: torch would ask for shapes alone."""
-    given: dict[str, torch.Tensor] = {}
-    for name, value in _by_name(names, tensors).items():
-        several = value if isinstance(value, list | tuple) else [value]
-        given |= {f"{name}[{n}]" if n else name: t for n, t in enumerate(several) if t is not None}
+    given = _one_by_one(_by_name(names, tensors))
     meta = [name for name, tensor in given.items() if tensor.device.type == "meta"]
     if meta and len(meta) < len(given):
         devices = {name: str(tensor.device) for name, tensor in given.items()}
         raise ValueError(f"tensors are on different devices: {devices}")
 
 
+def _require_no_fake_beside_others(given: Mapping[str, Any]) -> None:
+    """TypeError for tensors of a tracer's fake mode beside others, which have memory."""
+    tensors = _one_by_one(given)
+    fake = [name for name, tensor in tensors.items() if isinstance(tensor, FakeTensor)]
+    if fake and len(fake) < len(tensors):
+        raise TypeError(f"{fake[0]} is a FakeTensor: either all tensors are, or none is")
+
+
 def _require_memory(given: Mapping[str, Any]) -> None:
     """What `require_memory` raises, also for tensors of sequences."""
+    require_memory(**_one_by_one(given))
+
+
+def _one_by_one(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among the arguments, those of sequences by their number."""
+    tensors = {}
     for name, value in given.items():
-        several = value if isinstance(value, list | tuple) else [value]
-        for number, item in enumerate(several):
+        several = isinstance(value, list | tuple)
+        for number, item in enumerate(value if several else [value]):
             if isinstance(item, torch.Tensor):
-                require_memory(**{name if item is value else f"{name}[{number}]": item})
+                tensors[f"{name}[{number}]" if several else name] = item
+    return tensors
 
 
 def _require_int64(flat: Mapping[str, Any]) -> None:
@@ -448,9 +475,7 @@ def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:
     return around
 
 
-def require_names(
-    function: Callable, options: Mapping[str, Any], hints: Mapping[str, str]
-) -> None:
+def require_names(function: Callable, options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
     """TypeError for an option that is no argument of a function; hints: as for `named`."""
     known = inspect.signature(function).parameters
     for wrong in options:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from kernelkit import hw
@@ -53,13 +54,20 @@ def require_tensors(**tensors: Any) -> None:
         raise ValueError(f"tensors are on different devices: {devices}")
 
 
-def require_memory(**tensors: torch.Tensor) -> None:
-    """TypeError or ValueError for a tensor that is not its elements by strides in memory of its
-    own: sparse, quantised, nested, lazily negated, a wrapper of others, or freed."""
+def require_strided(**tensors: torch.Tensor) -> None:
+    """TypeError for a tensor that is not its elements by strides: sparse, quantised, nested,
+    lazily negated, or a tracer's."""
     for name, tensor in tensors.items():
         kind = _kind_without_strides(tensor)
         if kind:
             raise TypeError(f"{name} is a {kind} tensor, expected a plain one, by strides")
+
+
+def require_memory(**tensors: torch.Tensor) -> None:
+    """TypeError or ValueError for a tensor that is not its elements by strides in memory of its
+    own: what `require_strided` refuses, a wrapper of others, or freed."""
+    require_strided(**tensors)
+    for name, tensor in tensors.items():
         if tensor.device.type == "meta" or not tensor.numel():
             continue
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -69,7 +77,7 @@ def require_memory(**tensors: torch.Tensor) -> None:
             raise ValueError(
                 f"{name} reaches to byte {needed} of its storage, which has {there}: it was freed"
             )
-        if not tensor.data_ptr():
+        if isinstance(tensor, FakeTensor) or not tensor.data_ptr():
             raise TypeError(f"{name} is {type(tensor).__name__} without memory of its own")
 
 
@@ -83,6 +91,10 @@ def _kind_without_strides(tensor: torch.Tensor) -> str:
         return "quantised"
     if tensor._is_zerotensor():
         return "zero"
+    if torch._is_functional_tensor(tensor):
+        return "functional"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "torch.func"
     return "lazily negated or conjugated" if tensor.is_neg() or tensor.is_conj() else ""
 
 

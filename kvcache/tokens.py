@@ -14,6 +14,7 @@ Tokens = Sequence[int] | np.ndarray
 
 MAX_TOKEN = (1 << 63) - 1  # digests are of int64
 MAX_TOKENS = 1 << 26  # far beyond any model's context
+TRUTHS = frozenset({bool, np.bool_})  # which numpy takes for integers where they stand among such
 
 
 def token_ids(name: str, tokens: Any) -> np.ndarray:
@@ -27,6 +28,9 @@ def token_ids(name: str, tokens: Any) -> np.ndarray:
         raise TypeError(f"{name}: {what}") from error
     if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
         _check_odd(name, tokens, ids)
+    if isinstance(tokens, Sequence) and not TRUTHS.isdisjoint(map(type, tokens)):
+        place = next(n for n, token in enumerate(tokens) if type(token) in TRUTHS)
+        raise TypeError(f"{name}: token {place} is {tokens[place]!r}, expected an integer")
     return ids.astype(np.int64, copy=False)
 
 

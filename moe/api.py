@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from kernelkit.operator import Plan
-from kernelkit.tensors import is_broadcast
+from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
 from moe.config import DEFAULT_GRANULARITY
 from moe.fused import FUSED, Layer
@@ -180,6 +180,7 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
         return
     if not isinstance(offsets, torch.Tensor) or offsets.ndim != 1 or offsets.device.type != "cpu":
         return
+    require_memory(offsets=offsets)
     if made != (given := tuple(offsets.tolist())):
         raise ValueError(f"offsets {[*given]}, but x was quantised with offsets {[*made]}")
 

@@ -15,6 +15,7 @@ from kernelkit.tensors import (
     DTYPE_NAMES,
     require_table,
     require_tensors,
+    require_tma,
     require_type,
     share_bytes,
 )
@@ -171,6 +172,11 @@ class Arguments:
                 raise ValueError(
                     f"{name}.data has strides {tensor.stride()}: it has to be contiguous"
                 )
+            require_tma(f"{name}.data", tensor)
+        for name, operand in (("x", x), ("w", w)):
+            require_tma(f"{name}.scales", operand.scales)
+            if operand.decode_scale is not None:
+                require_table(f"{name}.decode_scale", operand.decode_scale, torch.float32, (None,))
         wanted = scale_bytes(self.blocks, x.format.columns(x.k))
         if x.rows and x.scales.numel() != wanted:
             raise ValueError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_tensors, require_types
+from kernelkit.tensors import require_strided, require_tensors, require_types
 from moe.formats import BlockFormat, format_of, row_blocks, scale_bytes
 
 ELEMENT_DTYPES = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn}
@@ -58,6 +58,7 @@ class Quantized:
             _require_dtype(name, scale, torch.float32)
             encode = global_scales["encode_scale"]
             if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(encode):
+                require_strided(**{name: scale})
                 raise ValueError(
                     f"{name} has shape {tuple(scale.shape)}, expected [1] or "
                     f"[{self.data.shape[0]}], like encode_scale {tuple(encode.shape)}"

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ class Module:
         reachable = self._reachable(memory, allocated, block_of_params)
         findings = watch.Told(program.entry.name)
         before = _take_memory_before(dependent, freed)
-        checker = timeline = inspection = None
+        checker = inspection = None
         if options.inspect:
             inspection = Inspection(
                 options.inspect, program, reachable, block_of_params, options.names
@@ -155,8 +156,8 @@ class Module:
                 program, reachable, block_of_params, findings, strict=options.strict, before=before
             )
             reachable.tell(checker.outside)
-        if options.trace:
-            timeline = Timeline()
+            findings.named = partial(checker.named, options.names)
+        timeline = Timeline() if options.trace else None
         own = (checker, timeline, *(inspection.listeners if inspection else ()))
         listeners = tuple(each for each in own if each is not None)
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ptxemu.inspect.request import Inspect
 
 POLICIES = ("round-robin", "random", "adversarial")
+FAST, ALIGNED = ACCUMULATIONS = ("fast", "aligned")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Options:
                 initialises them does, or by their symbol.
     inspect     what to look at: dumps at a line, watchpoints, the last events (`ptxemu.inspect`).
     name_printf what a kernel prints begins with its CTA, warp and lane.
+    accumulation
+                how MMAs sum floating-point products. 'fast': in fp32, rounded to nearest, in the
+                order of a BLAS. 'aligned': bit for bit as the tensor core (`numerics.accumulation`
+                says of which GPU that is measured, and of which it is claimed); several times
+                slower, and UnsupportedPtx for an MMA of which nobody has said how it sums.
     """
 
     policy: str = "round-robin"
@@ -52,10 +58,14 @@ class Options:
     names: Mapping[int | str, str] | None = None
     inspect: Inspect | None = None
     name_printf: bool = False
+    accumulation: str = FAST
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy={self.policy!r}; must be one of {', '.join(POLICIES)}")
+        if self.accumulation not in ACCUMULATIONS:
+            choices = ", ".join(ACCUMULATIONS)
+            raise ValueError(f"accumulation={self.accumulation!r}; must be one of {choices}")
         if self.resident < 1:
             raise ValueError(f"resident={self.resident}; must be >= 1")
         if self.limit is not None and self.limit <= 0:

@@ -222,6 +222,15 @@ def _text(report: Report) -> str:
     return render(report)
 
 
+def _clues(report: Report) -> str:
+    """Of checked launches: where a wrong index shows when no rule is broken."""
+    if not any(launch.partly or launch.unused for launch in report.launches):
+        return ""
+    from ptxemu.check.unused import clues
+
+    return clues(report.launches)
+
+
 def _cut(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback down to the last frame that is not ours, nor the DSL's above ours."""
     frames = []
@@ -243,15 +252,17 @@ def _is_inner(frame: TracebackType) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
-    """What was found and what stopped stands beside the failure, whatever that is;
-    notes beside a test that passes, see `-rP`."""
+    """What was found and what stopped stands beside the failure, whatever that is, and what the
+    launches left unused; notes beside a test that passes, see `-rP`."""
     outcome: Any = yield
     emulation = item.stash.get(_EMULATION, None)
     ended = call.when == "call" or (call.when == "setup" and outcome.failed)
     if ended and emulation is not None:
         launches = _said_once(emulation.untold(), call.excinfo)
-        if any(launch.findings or launch.stopped for launch in launches.launches):
-            outcome.sections.append((NAME, _text(launches)))
+        told = any(launch.findings or launch.stopped for launch in launches.launches)
+        texts = [_text(launches)] * told + [_clues(launches)] * outcome.failed
+        if any(texts):
+            outcome.sections.append((NAME, "\n\n".join(filter(None, texts))))
     return outcome
 
 

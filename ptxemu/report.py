@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ptxemu.inspect.inspection import Inspection
 
 ERROR, NOTE = "error", "note"
+MANUAL = "manual"  # the check of what the manual alone asks for
 
 
 def place_of(instr: Instr) -> dict[str, Any]:

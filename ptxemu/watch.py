@@ -76,13 +76,15 @@ def heard(hear: Hearer) -> Iterator[None]:
 
 
 class Told(list[Finding]):
-    """The findings of a launch; who hears is told of each as it is added."""
+    """The findings of a launch; who hears is told of each as it is added, `named` as far as that
+    is possible by then."""
 
     def __init__(self, entry: str) -> None:
         super().__init__()
         self._entry = entry
+        self.named: Callable[[Finding], Finding] = lambda finding: finding
 
     def append(self, finding: Finding) -> None:
         super().append(finding)
         for hear in _hearers.get():
-            hear(self._entry, finding)
+            hear(self._entry, self.named(finding))

@@ -1,8 +1,9 @@
 """Every form that ptxemu knows, run on the GPU at hand and in ptxemu on the same inputs.
 
 python scripts/conformance.py                           the table
-python scripts/conformance.py --json results/conformance_h100.json
+python scripts/conformance.py --accumulation aligned --json results/conformance_h100.json
 python scripts/conformance.py --resume session.jsonl --seconds 300   part of it; again, the rest
+python scripts/conformance.py --accumulation aligned    every product bit for bit, too
 python scripts/conformance.py --questions               what the manual leaves open, on a GPU
 python scripts/conformance.py --recorded results/conformance_h100.json   without a GPU: ptxemu
                                                         against what was recorded of a GPU
@@ -28,6 +29,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help=words)
     words = "how tensor cores sum, and in which order things are seen"
     parser.add_argument("--questions", action="store_true", help=words)
+    words = "how ptxemu sums products: fast, or aligned as the tensor core does; default: fast"
+    parser.add_argument("--accumulation", choices=("fast", "aligned"), default="fast", help=words)
     words = "what was learnt so far, kept and gone on from"
     parser.add_argument("--resume", type=Path, metavar="FILE", help=words)
     words = "stop after so long; 0, the default: when all is done"

@@ -37,7 +37,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     counted = {"type": int, "metavar": "N"}
     words = "compare everything behind so many operations; default: 8"
     parser.add_argument("--every", default=8, help=words, **counted)
-    parser.add_argument("--jobs", default=2, help="processes; default: 2", **counted)
+    words = "processes; default: 2"
+    parser.add_argument("--jobs", type=groups.number, default=2, metavar="N", help=words)
     groups.add_json(parser, "the figures")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run a stored failure again")
 

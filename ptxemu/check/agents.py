@@ -316,7 +316,7 @@ class Ticket:
         for row in (EXECUTED, INITIALISED):
             rows[row] = self.rows[row]
         rows[ORDERED] = self.rows[ORDERED]
-        rows[ASYNC_SHARED] = self._fenced("shared")
+        rows[ASYNC_SHARED] = self.rows[ASYNC_SHARED]
         if self.component:
             if self.component >= rows.shape[1]:
                 rows = join(rows, fresh(self.agent.components))

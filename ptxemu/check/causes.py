@@ -129,6 +129,21 @@ def _overdrawn(words: Words) -> Iterator[str]:
         )
 
 
+def _unannounced(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
+    """Copies of the CTA itself have come, and nobody has told the barrier to expect them; those of
+    a peer may come first."""
+    announced, landed = bytes_of(barrier)
+    now = [s for s in barrier.signals if s.now_times and s.kind == "land"]
+    _, cta, _ = barrier.key
+    if barrier.pending and landed and not announced and all(cta in s.agent for s in now):
+        copies = lines_of([s.instr for s in now if s.instr])
+        yield (
+            f"the acquire is missing: {landed} bytes have come to {_name(words, group)} in phase "
+            f"{barrier.phase}, by {copies}, and nobody has announced them there with "
+            "arrive.expect_tx (a pipeline does that in producer_acquire, before the copies)"
+        )
+
+
 def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     """All arrivals, but not the bytes that were announced, and nobody is left to bring them."""
     announced, landed = bytes_of(barrier)
@@ -154,7 +169,21 @@ def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         yield (
             f"wrong transaction bytes: expect_tx announces {announced} bytes, the copies brought "
             f"{landed}; announce the sum of all boxes, or issue the missing copy"
+            + _multicast(barrier)
         )
+
+
+def _multicast(barrier: Barrier) -> str:
+    """Copies of several CTAs are to meet here: a mask may leave this one out."""
+    instrs = [s.instr for s in barrier.signals if s.kind == "land" and s.now_times and s.instr]
+    cast = [instr for instr in instrs if "multicast" in instr.opcode]
+    if not cast:
+        return ""
+    came = {s.agent.rpartition(" of ")[2] for s in barrier.signals if s.instr in cast}
+    return (
+        f"; the multicast copies at {lines_of(cast)} came from {' and '.join(sorted(came))} alone: "
+        "does the mask of each other CTA name this one?"
+    )
 
 
 def _nobody(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
@@ -287,6 +316,7 @@ def _skipped(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 _MBARRIER = (
     _overtaken,
+    _unannounced,
     _parity,
     _bytes,
     _absent,
@@ -329,13 +359,19 @@ def _named(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         for other in words.groups
         if other is not group and other.first.kind == "barrier" and other.first.on != barrier.key
     ]
-    gone = [w for w in words.stall.exited if w.cta == cta]
     text = f"barrier {ident} counts {barrier.expected} threads and only {came} come"
     if elsewhere:
+        if any(words.groups.index(other) < words.groups.index(group) for other in elsewhere):
+            return  # told with the first of them
         others = ", ".join(f"{words.who(g.warps)} at {words.what(g)}" for g in elsewhere)
-        text += f"; others wait at another barrier: {others}"
-    if gone:
-        text += f"; {words.who(gone)} exited without it"
+        yield (
+            f"{text}; others wait at another barrier: {others}; either a count is not that of the "
+            "warps which come, or a barrier.arrive for those who wait, before one's own wait, was "
+            "left out"
+        )
+        return
+    gone = [w for w in words.stall.exited if w.cta == cta]
+    text += f"; {words.who(gone)} exited without it" * bool(gone)
     yield f"{text}; the count has to be that of the warps which execute it"
 
 
@@ -380,6 +416,7 @@ def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
         and group.barrier.phase == 0
         and group.first.parity == 0
         and not any(s.now_times for s in _signals(group, group.barrier))
+        and not bytes_of(group.barrier)[1]
         and not any(w.name in group.barrier.seen for w in group.warps)
     ]
     if len(fresh) < len(circle):

@@ -40,7 +40,7 @@ from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.listener import How, Lanes, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.memory import GlobalMemory, Stray
+from ptxemu.machine.memory import GlobalMemory, Stray, as_addresses
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import box_rows, inside
@@ -79,8 +79,9 @@ class Checker(Forwarding):
         pointers = Pointers(memory, params, program.layout.params)
         self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
+        self.races.reads = self.manual.read
         self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
-        self.warpgroups = Warpgroups(program, self.states, self.findings, self.races, strict)
+        self.warpgroups = Warpgroups(program, self.states, self.findings, self.races)
         self.taint = Taint(self.states, self.findings, program.flows)
         self.bounds = Bounds(program, self.findings, self.states.tickets, pointers)
         self.unused = Unused(self.states, self.findings)
@@ -101,14 +102,21 @@ class Checker(Forwarding):
         launch. given: `Options.names`."""
         if not any("mbarrier" in str(each) for each in (*self._found, error)):
             return
+        names = self._names(given)
+        self._found[:] = map(names.within, self._found)
+        if error is not None:
+            error.message = names.text(error.message)
+
+    def named(self, given: Given | None, finding: Finding) -> Finding:
+        """The same of one finding, when it arises."""
+        return self._names(given).within(finding) if "mbarrier" in str(finding) else finding
+
+    def _names(self, given: Given | None) -> BarrierNames:
         inits = {
             int(barrier.where.partition(" ")[0], 16): self.program.sites[phases.init_site]
             for barrier, phases in self.states.phases.items()
         }
-        names = BarrierNames(given, self.program.layout, inits)
-        self._found[:] = map(names.within, self._found)
-        if error is not None:
-            error.message = names.text(error.message)
+        return BarrierNames(given, self.program.layout, inits)
 
     # -- beginnings and ends ------------------------------------------------------------------
 
@@ -221,7 +229,7 @@ class Checker(Forwarding):
         self, w: Warp, address: int, image: np.ndarray, copied: Place | None = None
     ) -> None:
         """Several warps may write the same: those of CUTLASS's dense_gemm_ptr_array.py do so."""
-        starts = np.array([address], np.int64)
+        starts = as_addresses([address])
 
         def unchanged() -> bool:
             return np.array_equal(self.memory.read_rows(starts, len(image))[0], image)
@@ -314,7 +322,7 @@ class Checker(Forwarding):
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
         ticket = self.states.tickets[work]
-        self.unused.copied(ticket.site, source[0])
+        self.unused.copied(ticket.site, ticket.agent.cta, source[0])
         for cta, low in places:
             self.unused.lands(ticket.site, cta, self.races.bytes(low, nbytes))
         step = self._land(ticket, places, nbytes, signals)
@@ -419,10 +427,12 @@ class Checker(Forwarding):
     def tensor_load(self, w: Warp, load: PendingLoad) -> None:
         self.taint.load(w, load.address, load.move)
         self.manual.tensor_used(w)
-        self.states.loads[load] = self.races.move(w, load.address, load.move, False)
+        self.states.loads[load] = self.races.move(w, load.address, load.move, False), w.at
 
     def tensor_loaded(self, w: Warp, load: PendingLoad) -> None:
-        self.states.clocks[w].complete("tcgen05.ld", self.states.loads.pop(load))
+        step, site = self.states.loads.pop(load)
+        self.manual.loaded(w, site, step)
+        self.states.clocks[w].complete("tcgen05.ld", step)
 
     def tensor_loads_waited(self, w: Warp) -> None:
         clock = self.states.clocks[w]

@@ -130,9 +130,13 @@ class Evidence:
             missing = "expect_tx of all bytes that the copies of a phase bring"
             return Reason(missing, "mbarrier, expect-tx operation", why)
         if wait is None:
-            why = f"{waiter.agent} has not waited on {phases.agent}"
             if self._unheeded(waiter, phases):
                 why = f"{waiter.agent} does not use what {self._unheeded(waiter, phases)} returns"
+                return usual._replace(why=why)
+            why = f"{waiter.agent} has not waited on {phases.agent}"
+            other = self._same_ring(waiter, phases)
+            if other is not None:
+                why = f"{why}, but on {other.agent}, of the same ring: is it the right stage?"
             return usual._replace(why=why)
         site, parity, known = wait
         why = (
@@ -146,6 +150,16 @@ class Evidence:
             same = phases.component == before.stamp.component
             if same and phases.components is by.components:
                 return barrier, phases
+        return None
+
+    def _same_ring(self, waiter: WarpClock, phases: PhaseClock) -> PhaseClock | None:
+        """The barrier of those from the same line of Python for which the warp waited last."""
+        ring = self._sites[phases.init_site].source
+        for component in reversed(waiter.phase_waits):
+            for other in self._states.phases.values():
+                same = other.component == component and other.components is phases.components
+                if same and ring and self._sites[other.init_site].source == ring:
+                    return other
         return None
 
     def _unheeded(self, waiter: WarpClock, phases: PhaseClock) -> str:

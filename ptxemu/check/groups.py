@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ptxemu.report import ERROR, Access, Finding, LaunchReport
+from ptxemu.report import ERROR, MANUAL, Access, Finding, LaunchReport
 
 # Checks in the order in which their findings are read: what explains others comes first.
 _ORDER = ("out-of-bounds", "race", "store-source", "uninitialised", "exited", "mbarrier", "barrier")
@@ -49,14 +49,24 @@ def grouped(launches: Iterable[LaunchReport]) -> list[Group]:
     groups: dict[tuple[Any, ...], Group] = {}
     for launch in launches:
         for finding in launch.findings:
-            key = (launch.entry, *finding.place)
+            key = (launch.entry, *_kind(finding, launch))
             groups.setdefault(key, Group(finding)).add(finding, launch)
     return sorted(groups.values(), key=lambda group: _rank(group.first))
 
 
-def _rank(finding: Finding) -> tuple[bool, int]:
+def _kind(finding: Finding, launch: LaunchReport) -> tuple[Any, ...]:
+    """Equal for what is told together: what has one cause; without `strict` also what the manual
+    alone asks for, however many lines lack it."""
+    alone = finding.check == MANUAL and not finding.accesses
+    return (MANUAL, finding.missing) if alone and not launch.options.strict else finding.place
+
+
+def _rank(finding: Finding) -> tuple[bool, int, bool]:
+    """What is read too early explains what is overwritten too early, rather than the reverse."""
     known = finding.check in _ORDER
-    return finding.severity != ERROR, _ORDER.index(finding.check) if known else len(_ORDER)
+    place = _ORDER.index(finding.check) if known else len(_ORDER)
+    early = finding.accesses and finding.check == "race" and finding.accesses[0].what == "read"
+    return finding.severity != ERROR, place, bool(early)
 
 
 def schedule(launch: LaunchReport) -> str:

@@ -94,7 +94,8 @@ class Lifetime:
                 f"{arrivals} arrivals of one instruction, {barrier.pending} of {barrier.expected} "
                 "pending: some count in the next phase",
                 w.at,
-                missing="a count of mbarrier.init that all arrivals of a phase add up to",
+                missing="one lane that arrives (elect_one), or a count of mbarrier.init that all "
+                "arrivals of a phase add up to",
                 rule="mbarrier.init, phase of the mbarrier object",
             )
 
@@ -180,7 +181,7 @@ class Lifetime:
         of = self._states.components(cta).known[component]
         message, missing = (
             f"a CTA may exit before an operation that reaches it has completed ({of.kind})",
-            "a wait for it, or a cluster barrier before the exit",
+            "a wait for it (producer_tail of a pipeline), or a cluster barrier before the exit",
         )
         if of.kind == "mbarrier":
             message, missing = (

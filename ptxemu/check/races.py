@@ -20,7 +20,7 @@ from ptxemu.check.agents import Agent, Ticket, WarpClock
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, LANE_SHIFT, ORDERED, Mark, Stamp, stamp
 from ptxemu.check.coverage import Coverage
 from ptxemu.check.evidence import Evidence, Reason
-from ptxemu.check.findings import Conflicts, Findings, Side
+from ptxemu.check.findings import Conflicts, Findings, Side, line_of
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow, Where
@@ -37,6 +37,11 @@ from ptxemu.report import Finding
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[], bool]  # whether a write stores what is there already
+
+_ACQUIRE = (
+    "a wait, before the second copy, until those who read the first have released its place"
+    " (producer_acquire of a pipeline); else an index of the stage"
+)
 
 
 class Races:
@@ -59,6 +64,8 @@ class Races:
         self._evidence = Evidence(states, findings.sites)
         self._lifetime = lifetime
         self.memory = memory
+        # Who else hears of an asynchronous read of shared memory: with the last writes, and where.
+        self.reads: Callable[[Ticket, np.ndarray, Where], None] = lambda ticket, last, where: None
 
     # -- ordinary accesses --------------------------------------------------------------------
 
@@ -149,6 +156,7 @@ class Races:
         mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
         if cta is not ticket.agent.cta:
             self._lifetime.reached(cta, *step, ticket.site)
+        self.reads(ticket, self._shadow(cta).last, where)
         self._compare(self._shadow(cta), cta, where, ticket, mark, False)
 
     def copy(self, ticket: Ticket, cta: Cta, where: np.ndarray, lanes: np.ndarray) -> None:
@@ -253,7 +261,7 @@ class Races:
             if before.wrote and unchanged and unchanged():
                 return
             now = Side(*place, Stamp.of(mark.first), write)
-            found = _of_copies(before, now, self._evidence.reason(before, by))
+            found = self._of_copies(before, now, by, self._evidence.reason(before, by))
             asked = (found.missing, found.rule)
             report = partial(self._conflicts.report, before, now, asked, found.why)
             if not self._load_given_up(before, now, report):
@@ -263,6 +271,22 @@ class Races:
             agent = by.agent if isinstance(by, WarpClock) else by.agent.agent
             self._lifetime.written(cta, where, agent, Stamp.of(mark.first).site)
         (shadow.write if write else shadow.read)(where, by, mark, on_race)
+
+    def _of_copies(self, before: Side, now: Side, by: Agent, usual: Reason) -> Reason:
+        """Two copies into one place that complete on different mbarriers are of different stages;
+        if one line issues both and its warp never waits, the place may not be free."""
+        kinds = before.component.kind, now.component.kind
+        if not (before.wrote and now.wrote) or kinds != ("mbarrier", "mbarrier"):
+            return usual
+        if before.component is not now.component:
+            missing = f"an index of the stage that goes with its mbarrier; else {usual.missing}"
+            why = "copies of different mbarriers bring the same bytes"
+            return usual._replace(missing=missing, why=why)
+        lines = {line_of(self._sites[side.stamp.site]) for side in (before, now)}
+        waits = (by if isinstance(by, WarpClock) else by.agent).phase_waits
+        if waits or len(lines) > 1 or usual[:2] != explain.MISSING["mbarrier"]:
+            return usual
+        return usual._replace(missing=_ACQUIRE, why="two copies, one after the other, go there")
 
     def _load_given_up(self, before: Side, now: Side, report: Callable[[], None]) -> bool:
         """Columns are deallocated under a tcgen05.ld that is not complete: it matters if one of its
@@ -320,18 +344,12 @@ class Races:
             self._conflicts.with_launch_before(address, Stamp.of(piece.mark.first), write)
 
 
-def _of_copies(before: Side, now: Side, usual: Reason) -> Reason:
-    """Two copies into one place that complete on different mbarriers are of different stages."""
-    both = before.wrote and now.wrote and before.component.kind == now.component.kind == "mbarrier"
-    if not both or before.component is now.component:
-        return usual
-    missing = f"an index of the stage that goes with its mbarrier; else {usual.missing}"
-    return usual._replace(missing=missing, why="copies of different mbarriers bring the same bytes")
-
-
 def _of_global(before: Side, now: Side, usual: Reason, whose: str) -> Reason:
     """Two warps or CTAs that store to one element of global memory are seldom meant to."""
-    if usual[:2] not in (explain.FLAG, explain.MISSING["warp"]) or not (before.wrote and now.wrote):
+    stores = before.component.kind == now.component.kind == "bulk write"
+    unordered = stores or usual[:2] in (explain.FLAG, explain.MISSING["warp"])
+    if not (unordered and before.wrote and now.wrote):
         return usual
+    whose = "store" if stores and whose == "warp" else whose
     missing = f"an index or a bound that gives each {whose} its own elements; else {usual.missing}"
     return usual._replace(missing=missing, why=f"two {whose}s write the same element")

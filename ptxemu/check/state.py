@@ -85,7 +85,7 @@ class States:
         self.tickets: dict[Work, Ticket] = {}  # of outstanding work
         # by index of the cluster and component
         self.warpgroups: dict[tuple[int, int], Warpgroup] = {}
-        self.loads: dict[PendingLoad, int] = {}  # and its step among those of its warp
+        self.loads: dict[PendingLoad, tuple[int, int]] = {}  # step among those of its warp, site
 
     def cluster_started(self, cluster: Cluster) -> None:
         components = Components()

@@ -15,6 +15,7 @@ from ptxemu.check.roles import roles_of
 from ptxemu.report import Access, Finding, LaunchReport, Report
 
 _IN_FULL = 3  # findings that lack the same; others are told in short
+_LISTED = 4  # lines of Python that lack the same
 _COUNTED = {"by_warp", "bytes", "counts"}
 _LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python
 
@@ -41,7 +42,9 @@ def render(report: Report) -> str:
 def single(finding: Finding) -> str:
     """A finding in one line, as it arises."""
     where = _short(finding.source) if finding.source else f"PTX line {finding.line}"
-    place = f" [{where}]" * bool(finding.source or finding.line)
+    names = dict.fromkeys(access.known_as for access in finding.accesses if access.known_as)
+    told = [*names, *[where] * bool(finding.source or finding.line)]
+    place = f" [{'; '.join(told)}]" * bool(told)
     return f"ptxemu found: {finding.severity}: {finding.check}: {finding.message}{place}"
 
 
@@ -125,6 +128,7 @@ def _group(group: Group, launches: list[LaunchReport]) -> Iterator[str]:
         yield from _side(group.side(index), group.launches[0])
     if not any(access.line == finding.line for access in finding.accesses):
         yield from (f"  {line}" for line in _place(group.findings))
+        yield from _elsewhere(group.findings)
     yield from (f"  why: {finding.why}",) * bool(finding.why)
     yield from (f"  missing: {finding.missing}",) * bool(finding.missing)
     yield from (f"  rule: {finding.rule}",) * bool(finding.rule)
@@ -210,6 +214,14 @@ def _place(items: Sequence[Access | Finding]) -> Iterator[str]:
         yield f"PTX line {first.line}{more}: {cut(' '.join(first.text.split()))}"
     if first.source:
         yield at_source(first.source)
+
+
+def _elsewhere(findings: list[Finding]) -> Iterator[str]:
+    """The lines of Python of all but the first, where they differ."""
+    others = list(dict.fromkeys(finding.source for finding in findings))[1:]
+    if others:
+        more = f" and {count(len(others) - _LISTED, 'other')}" * (len(others) > _LISTED)
+        yield f"  also at {', '.join(map(_short, others[:_LISTED]))}{more}"
 
 
 def at_source(source: str) -> str:

@@ -56,6 +56,9 @@ class Unused:
         self._seen: set[tuple[int, SmemDesc]] = set()
         self._copies: Counter[int] = Counter()
         self._outside: Counter[int] = Counter()  # copies whose box is wholly outside
+        self._lines: dict[str | int, int] = {}  # the first site of each line of Python
+        self._boxes: set[tuple[int, Cta, bytes]] = set()  # of each line: what its copies bring
+        self._again: Counter[int] = Counter()  # copies of what the same line has brought before
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -65,10 +68,13 @@ class Unused:
             found = decode(w.machine.read_bytes(w, address, MAP_BYTES))
             self._swizzles[w.at] = found.swizzle
 
-    def copied(self, site: int, rows: np.ndarray) -> None:
-        """A copy from global memory: `rows` of its box lie inside of the tensor."""
+    def copied(self, site: int, cta: Cta, rows: np.ndarray) -> None:
+        """A copy from global memory by a CTA: `rows` of its box lie inside of the tensor."""
         self._copies[site] += 1
         self._outside[site] += not len(rows)
+        box = (self._line(site), cta, rows.tobytes())
+        self._again[site] += box in self._boxes
+        self._boxes.add(box)
 
     def lands(self, site: int, cta: Cta, where: Where) -> None:
         """Cells of shared memory are about to be written."""
@@ -145,8 +151,8 @@ class Unused:
     ) -> Iterator[str]:
         """In words, one for each line of Python."""
         yield from _unread(memory, shadow, pointers, self._place)
-        made, outside, copies = (
-            self._by_place(each) for each in (self._made, self._outside, self._copies)
+        made, outside, copies, again = (
+            self._by_place(each) for each in (self._made, self._outside, self._copies, self._again)
         )
         lost: dict[str, Counter[int]] = {}
         for (site, by), count in self._lost.items():
@@ -162,6 +168,16 @@ class Unused:
         for place, count in outside.items():
             if count:
                 yield f"{place}: {count} of {copies[place]} boxes lie wholly outside of the tensor"
+        for place, count in again.items():
+            if 2 * count >= copies[place]:
+                yield (
+                    f"{place}: {count} of its {copies[place]} copies bring what the CTA had fetched"
+                    " there before: is the index of the tile right?"
+                )
+
+    def _line(self, site: int) -> int:
+        """Equal for the instructions of one line of Python: an unrolled loop is one."""
+        return self._lines.setdefault(self._sites[site].source or site, site)
 
     def _by_place(self, counts: Counter[int]) -> Counter[str]:
         """Of instructions, by the line of Python: an unrolled loop is one."""

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from ptxemu.check.text import cut, render
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import keeping
 from ptxemu.commands.progress import Progress
-from ptxemu.host.command_line import told_at_once, write_json
+from ptxemu.host.command_line import output_file, told_at_once, write_json
 from ptxemu.inspect.command_line import add_inspect_arguments, source_lines
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule, add_schedule_arguments, schedules
@@ -86,7 +85,9 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
         "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
     )
     subjects.add_limit(parser, 600.0, ", unchecked")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the findings there, too"
+    )
     add_inspect_arguments(parser)
     return parser
 

@@ -9,7 +9,13 @@ from pathlib import Path
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import keeping
 from ptxemu.commands.progress import Progress
-from ptxemu.host.command_line import add_check_arguments, checking, wanted, write_json
+from ptxemu.host.command_line import (
+    add_check_arguments,
+    checking,
+    output_file,
+    wanted,
+    write_json,
+)
 from ptxemu.host.stopping import report_alone
 from ptxemu.inspect.command_line import add_inspect_arguments
 from ptxemu.options import POLICIES, Options
@@ -72,7 +78,7 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
     subjects.add_limit(parser, 60.0)
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write counts and findings as JSON"
+        "--report", type=output_file, metavar="FILE", help="write counts and findings as JSON"
     )
     add_check_arguments(parser)
     add_inspect_arguments(parser)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ptxemu.check.text import document, render, single
 from ptxemu.inspect.command_line import source_lines
-from ptxemu.report import Finding, Report
+from ptxemu.report import MANUAL, Finding, Report
 from ptxemu.watch import Hearer, heard, watched
 
 
@@ -29,10 +29,22 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--check-json",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write the findings there as well; until the end each goes to FILE.partial at once",
     )
+
+
+def output_file(text: str) -> Path:
+    """Argument type: a file that can be written to; the folders on the way may have to be made."""
+    path = Path(text)
+    try:
+        missing = path.is_dir() or not path.name
+    except (OSError, ValueError) as error:  # too long a name, or one with a null byte
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if missing:
+        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+    return path
 
 
 def wanted(arguments: argparse.Namespace) -> bool:
@@ -112,11 +124,16 @@ def _lines_to(out: TextIO) -> Hearer:
     known: set[object] = set()
 
     def hear(_: str, what: Finding | str) -> None:
-        if isinstance(what, Finding) and what.place not in known:
-            known.add(what.place)
+        if isinstance(what, Finding) and (key := _told_as(what)) not in known:
+            known.add(key)
             print(single(what), file=out, flush=True)
 
     return hear
+
+
+def _told_as(finding: Finding) -> object:
+    """Of what only the manual asks for, one line tells of all; the report at the end lists them."""
+    return (MANUAL, finding.missing) if finding.check == MANUAL else finding.place
 
 
 def write_json(path: Path, report: Report, *, counts: bool = False) -> None:

@@ -2,7 +2,8 @@
 
 A (M x K) and B (N x K) come as float32 from their descriptors; D stays in tensor memory as
 [column, lane], that is transposed, so one product B A^T lands where D lies. The order of the fp32
-accumulation is free on hardware and here is the BLAS's; integers are exact.
+accumulation is free by the manual, and here is the BLAS's unless the launch wants what MMA-Sim
+claims of the tensor core; integers are exact.
 With .ws each part of N has lanes of its own, and A in tensor memory is read in these lanes: for
 M = 32 and 64 there are as many copies as parts, which need not be equal (FlashMLA, kerutils'
 SM100_MMA_F16BF16_WS_TS_NOELECT, makes two products of one instruction by that).
@@ -24,6 +25,7 @@ from ptxemu.machine.tmem import UPPER_POISON, Tmem
 from ptxemu.machine.tmem_metadata import metadata_at, read_metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, read_operand, require_shape
 from ptxemu.numerics import formats
+from ptxemu.numerics.accumulation import Rule, Types, accumulate
 
 _MAX_SCALE = 15
 
@@ -63,6 +65,7 @@ def mma(
     scales: Scales | None = None,
     shift: bool = False,
     metadata: int | None = None,
+    sums: Rule | None = None,
 ) -> None:
     """Execute one MMA at once.
 
@@ -73,6 +76,7 @@ def mma(
     it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32). scales:
     where the scale factors of a block-scaled kind are. shift: .ashift, the rows of A, which is in
     tensor memory, move when they have been read. metadata: TMEM address of those of a sparse A.
+    sums: how sums are made, None where their order is free.
     Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
     for placements of A and of scale factors in tensor memory that are not known.
     """
@@ -99,7 +103,10 @@ def mma(
             if own_a.ndim > 2:
                 own_b = own_b.reshape(len(own_a), -1, own_b.shape[-1])
             a_t = own_a.swapaxes(-1, -2)
-            _UPDATES[instr.d_format](cells, own_b, a_t, scale, instr.saturate)
+            if sums is not None:
+                _update_aligned(cells, own_b, own_a, instr, scale is not None, sums)
+            else:
+                _UPDATES[instr.d_format](cells, own_b, a_t, scale, instr.saturate)
         if saved is not None:
             cta.tmem.cells[:, kept] = saved
         if shift and isinstance(a, int):
@@ -161,6 +168,26 @@ def require_sparse(what: Mma) -> None:
             raise HardwareRefusal(
                 f"A is sparse: {name} at TMEM lane {address >> 16}, D at lane {what.d >> 16}"
             )
+
+
+def _update_aligned(
+    d: np.ndarray,
+    b: np.ndarray,
+    a: np.ndarray,
+    instr: InstrDesc,
+    accumulated: bool,
+    sums: Rule,
+) -> None:
+    """D = B A^T (+ D) in place, as a tensor core sums; exact but for what `sums` says."""
+    types = Types(instr.d_format, instr.b_format, instr.a_format)
+    narrow = instr.d_format == "f16"
+    before = None
+    if accumulated:
+        halves = (d & 0xFFFF).astype(np.uint16)
+        values = formats.f16_to_f32(halves) if narrow else d.view(np.float32)
+        before = values.reshape(len(b), len(a))
+    total = accumulate(b, a, before, types, sums).reshape(d.shape)
+    d[...] = formats.f32_to_f16(total) | UPPER_POISON if narrow else total.view(np.uint32)
 
 
 def _update_f32(

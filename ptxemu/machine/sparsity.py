@@ -3,7 +3,9 @@
 Of every four neighbouring elements two are kept, of packed 4-bit types of every four pairs two, of
 tf32 one of two. Each such group has four bits of metadata, two indices of two bits, the first in
 the low bits; a group of tf32 has those of the halves of the element that is kept, 0b0100 or 0b1110.
-Zeros of A take part in the product like other numbers.
+Zeros that a dense A would hold take no part in products of wgmma: on an H100 a NaN in B reaches
+those rows of D alone that store an element for it (conformance/questions.py). mma.sp is taken to
+do the same, tcgen05.mma.sp, of which nobody could be asked, to multiply them.
 
 Which metadata the manual gives a meaning, and where they lie, depends on the instruction. A group
 of zeros means zeros whatever its metadata say: CUTLASS's compressors for sm_90 and sm_100
@@ -57,6 +59,19 @@ def expanded(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:
     indices = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.intp)
     np.put_along_axis(dense, np.broadcast_to(indices[..., None], values.shape), values, axis=2)
     return dense.reshape(rows, -1)
+
+
+def product(a: np.ndarray, b: np.ndarray, stored: np.ndarray | None) -> np.ndarray:
+    """A B^T. stored: which elements of A (m, k) there are, None for all of them or where B has
+    nothing but numbers; what is not stored multiplies nothing."""
+    if stored is None:
+        return a @ b.T
+    number = np.isfinite(b)
+    total = a @ np.where(number, b, np.float32(0)).T
+    for k in np.flatnonzero(~number.all(axis=0)):
+        meets = stored[:, k, None] & ~number[:, k]
+        total += np.where(meets, a[:, k, None] * b[:, k], np.float32(0))
+    return total
 
 
 def expanded_parts(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:

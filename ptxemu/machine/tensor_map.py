@@ -395,9 +395,11 @@ def _w2_of(tm: TensorMap) -> int:
 def replace_field(raw: bytearray | np.ndarray, field: str, ordinal: int, value: int) -> None:
     """tensormap.replace.tile.<field>: rewrite one field of the 128 bytes `raw` in place.
 
-    field: global_address, global_dim (ordinal 0..4) or global_stride (ordinal 0 is dimension 1).
-    value: address; size in elements; stride in bytes. Raises UnsupportedPtx for the other fields,
-    HardwareRefusal for a value that the field cannot hold, and for a map in im2col mode.
+    field: as in the opcode. ordinal: of a dimension; global_stride's 0 is dimension 1. value:
+    address, size in elements, stride in bytes, rank - 1, or a code of the tables in PTX ISA,
+    "tensormap.replace". What a lower rank leaves behind is cleared. Raises UnsupportedPtx for
+    interleaved layouts, a swizzle of 96 bytes and types that flush subnormals, HardwareRefusal for
+    a value that the field cannot hold, and for a map in im2col mode.
     """
     words = np.frombuffer(raw, dtype="<u4")
     if words[2] & _IM2COL:
@@ -416,8 +418,75 @@ def replace_field(raw: bytearray | np.ndarray, field: str, ordinal: int, value: 
         words[3 + ordinal] = value >> 4 & 0xFFFFFFFF
         keep = int(words[7]) & ~(0xF << 4 * ordinal)
         words[7] = keep | value >> 36 << 4 * ordinal
+    elif field == "box_dim":
+        _require_ordinal(field, ordinal, MAX_RANK)
+        _require_value(field, value, range(1, MAX_BOX + 1))
+        _put(words, *((14, 8 * (ordinal - 1)) if ordinal else (13, 24)), 8, value - 1)
+    elif field == "element_stride":
+        _require_ordinal(field, ordinal, MAX_RANK)
+        _require_value(field, value, range(1, (1 << _TRAVERSAL_BITS) + 1))
+        _put(words, 13, _TRAVERSAL_BITS * ordinal, _TRAVERSAL_BITS, value - 1)
+    elif field == "rank":
+        _require_value(field, value, range(MAX_RANK))
+        _put(words, 2, 4, 3, value)
+        _clear_beyond(words, value + 1)
     else:
+        _replace_code(words, field, value)
+
+
+# tensormap.replace.tile.elemtype: those that the table of types has. s32 and s64 are as u32 and
+# u64; 8 and 12 flush subnormals.
+_ELEMTYPES = {
+    0: "u8", 1: "u16", 2: "u32", 3: "u32", 4: "u64", 5: "u64", 6: "f16", 7: "f32", 9: "f64",
+    10: "bf16", 11: "tf32", 13: "16u4_align8b", 14: "16u4_align16b", 15: "16u6_align16b",
+}  # fmt: skip
+# field: (lowest bit in w2, bits, values that it may have, those that are known here)
+_CODES = {
+    "swizzle_mode": (13, 2, 5, 4),
+    "swizzle_atomicity": (19, 2, 4, 4),
+    "fill_mode": (15, 1, 2, 2),
+    "interleave_layout": (11, 0, 3, 1),
+}
+
+
+def _replace_code(words: np.ndarray, field: str, value: int) -> None:
+    """A field of w2."""
+    if field == "elemtype":
+        _require_value(field, value, range(16))
+        if value not in _ELEMTYPES:
+            raise UnsupportedPtx(f"tensormap.replace.tile.elemtype {value}: flushes subnormals")
+        name = _ELEMTYPES[value]
+        _put(words, 2, 7, 4, DTYPES[name][0])
+        _put(words, 2, 16, 1, name == "tf32")
+        return
+    if field not in _CODES:
         raise UnsupportedPtx(f"tensormap.replace.tile.{field}")
+    low, bits, count, known = _CODES[field]
+    _require_value(field, value, range(count))
+    if value >= known:
+        raise UnsupportedPtx(f"tensormap.replace.tile.{field} {value}")
+    _put(words, 2, low, bits, value)
+
+
+def _put(words: np.ndarray, index: int, low: int, bits: int, value: int) -> None:
+    mask = (1 << bits) - 1 << low
+    words[index] = int(words[index]) & ~mask | value << low & mask
+
+
+def _clear_beyond(words: np.ndarray, rank: int) -> None:
+    """Nothing of the dimensions that are gone."""
+    for dim in range(rank, MAX_RANK):
+        words[8 + dim] = words[2 + dim] = 0
+        _put(words, 7, 4 * (dim - 1), 4, 0)
+        _put(words, 14, 8 * (dim - 1), 8, 0)
+        _put(words, 13, _TRAVERSAL_BITS * dim, _TRAVERSAL_BITS, 0)
+
+
+def _require_value(field: str, value: int, allowed: range) -> None:
+    if value not in allowed:
+        raise HardwareRefusal(
+            f"tensormap.replace {field} {value}, must be {allowed[0]} to {allowed[-1]}"
+        )
 
 
 def _require_ordinal(field: str, ordinal: int, count: int) -> None:

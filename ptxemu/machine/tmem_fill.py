@@ -76,16 +76,20 @@ def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
     return (widened(shape.narrow, image) if shape.narrow else image).view(np.uint32)
 
 
+def require_room(tmem: Tmem, address: int, shape: Fill) -> None:
+    """Raise HardwareRefusal for columns that are not allocated, and past the last lane."""
+    first = address >> 16
+    if first + shape.lanes().max() >= LANES:
+        raise HardwareRefusal(f"tcgen05.cp of {shape.rows} rows to TMEM lane {first}")
+    tmem.check(address & 0xFFFF, shape.nbytes // 4)
+
+
 def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
     """words, uint32 (rows, nbytes / 4), to the columns from the address on.
 
-    Raises HardwareRefusal for columns that are not allocated, and past the last lane.
+    Raises: as `require_room`.
     """
-    column, first = address & 0xFFFF, address >> 16
-    columns = shape.nbytes // 4
-    lanes = first + shape.lanes()
-    if lanes.max() >= LANES:
-        raise HardwareRefusal(f"tcgen05.cp of {shape.rows} rows to TMEM lane {first}")
-    tmem.check(column, columns)
-    for copy in lanes:
+    require_room(tmem, address, shape)
+    column, columns = address & 0xFFFF, shape.nbytes // 4
+    for copy in (address >> 16) + shape.lanes():
         tmem.cells[column : column + columns, copy] = words.T

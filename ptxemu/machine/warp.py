@@ -278,6 +278,15 @@ class Warp:
             return [value] * len(lanes)
         return [value[i].item() for i in lanes]
 
+    def agreed(self, value: PerLane, what: str) -> Any:
+        """An operand that all active lanes must have alike."""
+        if np.ndim(value) == 0:
+            return value
+        first, *rest = set(self.lane_values(value))
+        if rest:
+            raise HardwareRefusal(f"{what} differs between the lanes of {self.name()}")
+        return first
+
     def each_lane(self, *values: PerLane) -> Iterator[tuple[Any, ...]]:
         """The operands of every active lane together: each lane issues its own operation."""
         return zip(*(self.lane_values(value) for value in values), strict=True)

@@ -4,8 +4,9 @@ Matrices in shared memory have tcgen05's canonical layouts; their descriptor dif
 half. Fragments are uint32 [warp, register, lane]; warp w of the four has rows 16 w and up. Lane
 4 g + t holds neighbouring elements of rows g and g + 8: of D columns 2 t and 2 t + 1 of every
 eight, of A a register's worth, 32 bits, at t of each half of K. Sums of floating-point numbers have
-a free order on hardware and here that of the BLAS; integers are exact. Of a sparse A half of each
-row is stored, and the other matrices are as they would be with all of it.
+an order that the manual leaves free, and here that of the BLAS unless the launch wants them as the
+tensor core makes them; integers are exact. Of a sparse A half of each row is stored, and the other
+matrices are as they would be with all of it.
 Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
 
@@ -20,6 +21,7 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import operand_format, sparsity, swizzle
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 from ptxemu.numerics import formats
+from ptxemu.numerics.accumulation import Rule, Types, accumulate
 
 M = 64
 ROWS = 16  # of one warp
@@ -161,11 +163,23 @@ def fragments_of_d(d: np.ndarray, type_: str) -> np.ndarray:
     return words.reshape(4, 2, 8, -1, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, -1, 32)
 
 
-def product(form: Form, a: np.ndarray, b: np.ndarray, d: np.ndarray | None) -> np.ndarray:
+def product(
+    form: Form,
+    a: np.ndarray,
+    b: np.ndarray,
+    d: np.ndarray | None,
+    sums: Rule | None = None,
+    stored: np.ndarray | None = None,
+) -> np.ndarray:
     """The fragments of A B^T + D. a (64, k), b (n, k), float32; d: fragments, None where D is not
-    read."""
+    read; sums: how they are made, None where it is free; stored: see `sparsity.product`."""
     with np.errstate(all="ignore"):
-        total = a @ (-b if form.negate else b).T
+        if sums is not None:
+            before = None if d is None else d_of_fragments(d, form.d)
+            types = Types(form.d, form.a, form.b)
+            signed = -b if form.negate else b
+            return fragments_of_d(accumulate(a, signed, before, types, sums), form.d)
+        total = sparsity.product(a, -b if form.negate else b, stored)
         if form.d != "s32":
             return fragments_of_d(total if d is None else total + d_of_fragments(d, form.d), form.d)
     exact = total.astype(np.int64)  # sums of 32 products of 8 bits, or of 256 bits: below 2**24

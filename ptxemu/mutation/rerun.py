@@ -6,12 +6,13 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from ptxemu.module import Module
+from ptxemu.mutation.carried import Carried, witnessed
 from ptxemu.mutation.launches import Launch, launching
 from ptxemu.mutation.observe import observe
 from ptxemu.mutation.text import Observed, changed, spread
@@ -106,6 +107,19 @@ def verdict(
     return found
 
 
+def carried(run: Run, kernel: str, lines: Mapping[int, str]) -> Carried:
+    """What orders the accesses of the kernel of that digest, with other text on some lines: of a
+    run of the script under the checker."""
+    with watched(check=True), _mutated(kernel, lines, witnessed) as launched:
+        run()
+    found = Carried(abroad=not launched)
+    for each in launched:
+        found.abroad |= each.abroad
+        for pair, told in each.pairs.items():
+            found.pairs[pair] |= told
+    return found
+
+
 def _judged(report: Report, failure: str, known: set[tuple[Any, ...]]) -> Verdict:
     found = [f for launch in report.launches for f in _counted(launch) if f.place not in known]
     if found:
@@ -163,18 +177,24 @@ def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _mutated(kernel: str, lines: Mapping[int, str]) -> Iterator[list[str]]:
-    """Within the block the kernel of that digest has other lines; gives its launches' names."""
-    launched: list[str] = []
+def _mutated(
+    kernel: str,
+    lines: Mapping[int, str],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[list[Any]]:
+    """Within the block the kernel of that digest has other lines; gives what `around` has given of
+    each of its launches."""
+    launched: list[Any] = []
 
     def through(launch: Launch, module: Module) -> Launch:
         if digest(module.text) != kernel:
             return lambda *args, **kwargs: launch(module, *args, **kwargs)
 
         def run(entry: str | None = None, **kwargs: Any) -> LaunchReport:
-            launched.append(entry or "")
             text = changed(spread(module.text), lines)
-            return launch(_other(module, text), entry, **kwargs)
+            with around() as given:
+                launched.append(given)
+                return launch(_other(module, text), entry, **kwargs)
 
         return run
 

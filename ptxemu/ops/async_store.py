@@ -18,6 +18,7 @@ from ptxemu.machine.tma_tile import combine
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, Reduction, reduction
+from ptxemu.ops.load_store import elements
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
@@ -42,7 +43,7 @@ def emit_reduction(c: Lower, i: Instr, f: Match) -> None:
 
 def _emit(c: Lower, i: Instr, f: Match, how: Reduction) -> None:
     width = TYPE_BITS[f.type]
-    values = c.srcs(c.each(i.operands[1]), f"u{width}")
+    values = c.srcs(elements(c, i, f, i.operands[1]), f"u{width}")
     c.effect(
         f"store_async(w, {how}, {{0}}, {{1}}, {width // 8}, ({fields(values, 2)},))",
         c.address(i.operands[0], 32),

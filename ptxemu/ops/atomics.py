@@ -18,7 +18,7 @@ from ptxemu.machine import access
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics import arith, half
 from ptxemu.numerics.lanes import PerLane
-from ptxemu.ops.load_store import address_value, space_of
+from ptxemu.ops.load_store import address_value, elements, space_of
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
 _TYPES = "u32 s32 u64 s64 b32 b64 f32 f64 f16x2 bf16x2 b16 f16 bf16"
@@ -39,8 +39,8 @@ def emit_atomic(c: Lower, i: Instr, f: Match) -> None:
     if name == "cas":
         _one(c, f, target, address, c.srcs(sources[:2], kind))
         return
-    items = c.each(sources[0])  # .v2 to .v8 are that many atomics, at consecutive elements
-    targets = (None,) * len(items) if target is None else c.each(target)
+    items = elements(c, i, f, sources[0])  # each is an atomic, at consecutive addresses
+    targets = (None,) * len(items) if target is None else elements(c, i, f, target)
     for k, (item, part) in enumerate(zip(items, targets, strict=True)):
         place = address
         if k:

@@ -8,7 +8,7 @@ from typing import Any
 from ptxemu.codegen.lower import NATURAL, Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
-from ptxemu.errors import UnsupportedPtx
+from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.ops.convert import SIGN_8
 from ptxemu.syntax.tree import TYPE_BITS, Addr, Instr, Reg, Vec
@@ -57,12 +57,22 @@ def _element(ptx_type: str) -> tuple[int, str]:
     return width // 8, f"{'s' if ptx_type[0] == 's' else 'u'}{width}"
 
 
+def elements(c: Lower, i: Instr, f: Match, operand: object) -> tuple[Any, ...]:
+    """The data of an access, one item for each element that the opcode moves; `.v2`: two."""
+    items, count = c.each(operand), int(f.pick("v2", "v4", "v8", default="v1")[1:])
+    if len(items) != count:
+        plural = "s" * (count > 1)
+        what = f"{i.opcode} moves {count} element{plural}; its operand has {len(items)}"
+        raise PtxSyntaxError(what, line=i.line, text=i.text)
+    return items
+
+
 @op("ld ldu", types=_TYPES, flags=f"{_SPACE_FLAGS} {_ORDER} v2 v4 v8", section="ld")
 def load(c: Lower, i: Instr, f: Match) -> list[Any]:
     space = space_of(f)
     size, type_ = _element(f.type)
     wide = f.type == "b128"
-    count = len(c.each(i.operands[0])) * (1 + wide)
+    count = len(elements(c, i, f, i.operands[0])) * (1 + wide)
     address = address_value(c, i.operands[1], space)
     strong = f.pick("volatile", "acquire", "relaxed", "mmio")
     if strong:
@@ -100,7 +110,7 @@ def store(c: Lower, i: Instr, f: Match) -> None:
     size, _ = _element(f.type)
     address = address_value(c, i.operands[0], space)
     values: list[Value] = []
-    for item in c.each(i.operands[1]):
+    for item in elements(c, i, f, i.operands[1]):
         if f.type == "b128":
             values += c.halves(item)
         else:

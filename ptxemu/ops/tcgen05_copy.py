@@ -108,8 +108,10 @@ def fence(c: Lower, i: Instr, f: Match) -> None:
 
 
 @runtime
-def tmem_alloc(w: Warp, target: int, columns: int, pair: bool) -> bool | None:
+def tmem_alloc(w: Warp, target: PerLane, columns: PerLane, pair: bool) -> bool | None:
     """Waits while there is no room; the address is written to shared memory."""
+    target = w.agreed(target, "the shared address of tcgen05.alloc")
+    columns = w.agreed(columns, "the number of columns of tcgen05.alloc")
     base = w.cta.tmem.try_alloc(columns)
     if base is None:
         w.cta.tmem_waiters.append((w, w.frag))
@@ -124,7 +126,9 @@ def tmem_alloc(w: Warp, target: int, columns: int, pair: bool) -> bool | None:
 
 
 @runtime
-def tmem_dealloc(w: Warp, address: int, columns: int, pair: bool) -> None:
+def tmem_dealloc(w: Warp, address: PerLane, columns: PerLane, pair: bool) -> None:
+    address = w.agreed(address, "the address of tcgen05.dealloc")
+    columns = w.agreed(columns, "the number of columns of tcgen05.dealloc")
     settle_loads(w)
     w.cta.tmem.dealloc(address, columns)
     for each in w.listeners:
@@ -201,13 +205,15 @@ def settle_value(w: Warp, value: PerLane) -> None:
 @runtime
 def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
+    where = one_address(address)
+    if w.machine.late or w.listeners:
+        _read(w, where, move)  # refuses a bad address when the access is issued
     for each in w.listeners:
-        each.tensor_store(w, one_address(address), move)
+        each.tensor_store(w, where, move)
     if w.machine.late:
-        _read(w, one_address(address), move)
-        w.pending_stores.append((one_address(address), move, rows.copy()))
+        w.pending_stores.append((where, move, rows.copy()))
     else:
-        _write(w, one_address(address), move, rows)
+        _write(w, where, move, rows)
 
 
 def _write(w: Warp, address: int, move: Move, rows: np.ndarray) -> None:

@@ -16,9 +16,17 @@ from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, mma, require_sparse
 from ptxemu.machine.scale_factors import Scales
-from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, shape_of
-from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc, stationary_desc
+from ptxemu.machine.sums import Launch, require_free_order, sums_of
+from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, require_room, shape_of
+from ptxemu.machine.umma_desc import (
+    InstrDesc,
+    instr_desc,
+    require_shape,
+    smem_desc,
+    stationary_desc,
+)
 from ptxemu.machine.warp import Warp
+from ptxemu.numerics.accumulation import Rule
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
@@ -191,6 +199,7 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         metadata=metadata,
     )
     require_sparse(what)
+    sums = _sums(w.machine, form, instr)
 
     def run(work: Work) -> None:
         for cta in ctas:
@@ -198,7 +207,7 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         for each in w.listeners:
             each.multiply(work, ctas, what)
         seen = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
-        mma(seen, **what._asdict())
+        mma(seen, **what._asdict(), sums=sums)
 
     flops = 2 * instr.m * instr.n * instr.a_k
     w.machine.counts["mma"] += 1
@@ -207,6 +216,17 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
     label = f"{name} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
+
+
+def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
+    """How they are made, None where their order is free. Nobody has said how D that is scaled
+    first, weight-stationary, sparse and block-scaled MMAs sum."""
+    if form.scale_d or form.stationary or form.sparse or form.blocks:
+        name = f"tcgen05.mma{'.ws' * form.stationary}{'.sp' * form.sparse} kind::{form.kind}"
+        scaled = " with scale-input-d" if form.scale_d else ""
+        require_free_order(launch, f"{name}{scaled}", instr.d_format)
+        return None
+    return sums_of(launch, "tcgen05.mma", instr.d_format, instr.a_format, instr.b_format)
 
 
 @runtime
@@ -271,11 +291,13 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
     def run(work: Work) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
-        for each in w.listeners:
+            require_room(cta.tmem, address, shape)
+        views = (AsyncView(cta) if cta.any_unfenced else cta for cta in ctas)
+        matrices = [read_matrix(view.smem, desc, shape) for view in views]
+        for each in w.listeners:  # of what lies inside both memories
             each.fill(work, ctas, address, desc, shape)
-        for cta in ctas:
-            view = AsyncView(cta) if cta.any_unfenced else cta
-            fill(cta.tmem, address, shape, read_matrix(view.smem, desc, shape))
+        for cta, words in zip(ctas, matrices, strict=True):
+            fill(cta.tmem, address, shape, words)
 
     nbytes = shape.rows * shape.nbytes * group
     w.machine.bytes["tmem.cp"] += nbytes

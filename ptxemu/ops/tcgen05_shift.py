@@ -48,6 +48,7 @@ def _issue_one(w: Warp, group: int, address: int) -> None:
     def run(work: Work) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
+            cta.tmem.check(address & 0xFFFF, SHIFTED_COLUMNS)
         for each in w.listeners:
             each.shift(work, ctas, address)
         for cta in ctas:

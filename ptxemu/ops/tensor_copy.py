@@ -301,7 +301,10 @@ def _issue_store(w: Warp, how: str, tm: TensorMap, position: tuple[Any, ...], of
 # -- tensor maps -----------------------------------------------------------------------------
 
 
-_FIELDS = "global_address global_dim global_stride"
+_FIELDS = (
+    "global_address global_dim global_stride rank box_dim element_stride elemtype swizzle_mode "
+    "swizzle_atomicity fill_mode interleave_layout"
+)
 
 
 @op(

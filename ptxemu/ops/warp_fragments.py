@@ -127,6 +127,12 @@ def accumulator(c: np.ndarray, type_: str) -> np.ndarray:
     return c.view(kind).reshape(-1, 2, *LANES)
 
 
+def matrix_of(c: np.ndarray, type_: str) -> np.ndarray:
+    """[row, column] of C's registers: the inverse of `by_lane`."""
+    parts = accumulator(c, type_).transpose(0, 2, 3, 1)
+    return parts.reshape(-1, COLUMNS)
+
+
 def _sum_f32(product: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
     return (product + c).astype(np.float32, copy=False).reshape(-1, 32)
 
@@ -153,3 +159,8 @@ def accumulated(
     """[register, lane] of D = product + C. product: [row, column]; c: its registers; types: of D
     and C, the first and the last."""
     return _SUMS[types[0]](by_lane(product), accumulator(c, types[-1]), saturate)
+
+
+def registers_of(d: np.ndarray, type_: str) -> np.ndarray:
+    """[register, lane] of D [row, column], which has its type's values."""
+    return _SUMS[type_](by_lane(d), np.zeros(1, np.float32), False)

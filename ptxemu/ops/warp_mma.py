@@ -13,6 +13,9 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine.sums import sums_of
+from ptxemu.machine.warp import Warp
+from ptxemu.numerics.accumulation import Types, accumulate
 from ptxemu.numerics.arith import fma_f64
 from ptxemu.ops.warp_fragments import (
     COLUMNS,
@@ -20,7 +23,9 @@ from ptxemu.ops.warp_fragments import (
     accumulator,
     by_lane,
     columns_of_b,
+    matrix_of,
     registers,
+    registers_of,
     rows_of_a,
 )
 from ptxemu.syntax.tree import Instr
@@ -57,7 +62,7 @@ def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
     how = f.types[4] if len(f.types) > 4 else how
     name = "fragments_multiply_f64" if held == "f64" else "fragments_multiply"
     return c.effect(
-        f"{name}({{rows}}, {(len(a), len(b), halves)}, {f.types[:4]!r}, {how!r})",
+        f"{name}(w, {{rows}}, {(len(a), len(b), halves)}, {f.types[:4]!r}, {how!r})",
         results=[("u32" if held == "f16" else held, False)] * len(d),
         matrix=True,
         rows=rows,
@@ -102,11 +107,15 @@ def require_fragments(i: Instr, f: Match, given: list[int]) -> int:
 
 @runtime
 def fragments_multiply(
-    words: np.ndarray, counts: tuple[int, int, int], types: tuple[str, ...], how: str
+    w: Warp,
+    words: np.ndarray,
+    counts: tuple[int, int, int],
+    types: tuple[str, ...],
+    how: str,
 ) -> np.ndarray:
     """[register, lane] of D = A B + C. counts: registers of A and of B, halves of A's rows; how:
-    satfinite, or the operation on bits. The order of the sums is free on hardware and here is the
-    BLAS's; integers are exact."""
+    satfinite, or the operation on bits. The order of the sums is free by the manual, and here is
+    the BLAS's unless the launch wants them aligned; integers are exact."""
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count, halves = counts
     end = a_count + b_count
@@ -116,7 +125,11 @@ def fragments_multiply(
         words[end:],
     )  # np.split takes longer than the rest
     left, right = rows_of_a(a, types[1], halves), columns_of_b(b, types[2])
+    sums = sums_of(w.machine, "mma.sync", *types[:3])
     with np.errstate(all="ignore"):
+        if sums is not None:
+            before, kinds = matrix_of(c, types[3]), Types(*types[:3])
+            return registers_of(accumulate(left, right, before, kinds, sums), types[0])
         product = left @ right.T
         if how == "xor":  # bits that are set in one of the two
             product = left.sum(1)[:, None] + right.sum(1) - 2 * product
@@ -125,7 +138,11 @@ def fragments_multiply(
 
 @runtime
 def fragments_multiply_f64(
-    words: np.ndarray, counts: tuple[int, int, int], types: tuple[str, ...], how: str
+    w: Warp,
+    words: np.ndarray,
+    counts: tuple[int, int, int],
+    types: tuple[str, ...],
+    how: str,
 ) -> np.ndarray:
     """The same on f64: each product is added with one rounding, in the order of K, which is our
     choice. how: the rounding."""

@@ -13,6 +13,8 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
+from ptxemu.machine.sums import require_free_order
+from ptxemu.machine.warp import Warp
 from ptxemu.numerics import formats
 from ptxemu.ops.warp_mma import refused
 from ptxemu.syntax.tree import Instr
@@ -40,7 +42,7 @@ def multiply_quads(c: Lower, i: Instr, f: Match) -> list[Value]:
         raise refused(i)
     rows = tuple(c.srcs((item for part in sources for item in part), "u32"))
     return c.effect(
-        f"quads_multiply({{rows}}, {orders!r}, {(d_type, c_type)!r})",
+        f"quads_multiply(w, {{rows}}, {orders!r}, {(d_type, c_type)!r})",
         results=[("u32" if d_type == "f16" else "f32", False)] * len(d),
         matrix=True,
         rows=rows,
@@ -49,9 +51,10 @@ def multiply_quads(c: Lower, i: Instr, f: Match) -> list[Value]:
 
 @runtime
 def quads_multiply(
-    words: np.ndarray, orders: tuple[str, str], types: tuple[str, str]
+    w: Warp, words: np.ndarray, orders: tuple[str, str], types: tuple[str, str]
 ) -> np.ndarray:
     """[register, lane] of D = A B + C, four times. orders: of A and B; types: of D and C."""
+    require_free_order(w.machine, "mma.sync.m8n8k4", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a = _matrix(words[:2], outer=orders[0] == "row")
     b = _matrix(words[2:4], outer=orders[1] == "col")

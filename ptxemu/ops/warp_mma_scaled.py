@@ -15,6 +15,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.sums import require_free_order
+from ptxemu.machine.warp import Warp
 from ptxemu.numerics import formats
 from ptxemu.ops.warp_fragments import COLUMNS, accumulated, columns_of_b, registers, rows_of_a
 from ptxemu.ops.warp_mma import refused, shape_of
@@ -41,7 +43,7 @@ def multiply_scaled(c: Lower, i: Instr, f: Match) -> list[Value]:
     kind, count = _require(i, f, sparse, [len(part) for part in (d, a, b, addend)])
     factors = i.operands[-4:]
     metadata, selector = i.operands[4:6] if sparse else (None, None)
-    words = [*a, *b, *addend, factors[0], factors[2]]
+    words = [*a, *b, *addend, *_word(c, i, factors[0]), *_word(c, i, factors[2])]
     if metadata is not None:
         words.append(metadata)
     rows = tuple(c.srcs(words, "u32"))
@@ -52,12 +54,20 @@ def multiply_scaled(c: Lower, i: Instr, f: Match) -> list[Value]:
     packed = kind != "mxf8f6f4"
     types = tuple("packed e2m1" if packed and t == "e2m1" else t for t in f.types)
     return c.effect(
-        f"scaled_multiply({{rows}}, {(len(a), len(b))}, {types!r}, {count}, ({chosen}))",
+        f"scaled_multiply(w, {{rows}}, {(len(a), len(b))}, {types!r}, {count}, ({chosen}))",
         *ids,
         results=[("f32", False)] * 4,
         matrix=True,
         rows=rows,
     )
+
+
+def _word(c: Lower, i: Instr, operand: object) -> tuple[object, ...]:
+    """The register with scale factors, which compilers also write as a vector of one."""
+    words = c.each(operand)
+    if len(words) != 1:
+        raise refused(i)
+    return words
 
 
 for _kind, _types, _factor, _dense, _sparse in (
@@ -92,6 +102,7 @@ def _require(i: Instr, f: Match, sparse: bool, given: list[int]) -> tuple[str, i
 
 @runtime
 def scaled_multiply(
+    w: Warp,
     words: np.ndarray,
     counts: tuple[int, int],
     types: tuple[str, ...],
@@ -100,6 +111,7 @@ def scaled_multiply(
 ) -> np.ndarray:
     """[register, lane] of D = (A times its factors) (B times its factors) + C. counts: registers of
     A and B; factors: of a row; ids: byte and thread of A, of B, and the sparsity selector."""
+    require_free_order(w.machine, "mma.sync with block scales", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts
     a, b, c, scale_a, scale_b, metadata = np.split(words, np.cumsum((a_count, b_count, 4, 1, 1)))

@@ -20,9 +20,12 @@ from ptxemu.machine.sparsity import (
     codes_of_lanes,
     contributing,
     expanded,
+    product,
     row_bits,
     selectors,
 )
+from ptxemu.machine.sums import require_free_order
+from ptxemu.machine.warp import Warp
 from ptxemu.ops.warp_fragments import (
     BITS,
     COLUMNS,
@@ -64,7 +67,7 @@ def multiply_sparse(c: Lower, i: Instr, f: Match) -> list[Value]:
     rows = tuple(c.srcs((*a, *b, *addend, metadata), "u32"))
     how = (int(selector.value), ordered, "satfinite" in f.flags)
     return c.effect(
-        f"sparse_multiply({{rows}}, {(len(a), len(b))}, {f.types!r}, {how})",
+        f"sparse_multiply(w, {{rows}}, {(len(a), len(b))}, {f.types!r}, {how})",
         results=[("u32" if f.types[0] == "f16" else f.types[0], False)] * len(d),
         matrix=True,
         rows=rows,
@@ -123,6 +126,7 @@ def with_zeros(
 
 @runtime
 def sparse_multiply(
+    w: Warp,
     words: np.ndarray,
     counts: tuple[int, int],
     types: tuple[str, ...],
@@ -130,11 +134,16 @@ def sparse_multiply(
 ) -> np.ndarray:
     """[register, lane] of D = A B + C. counts: registers of A and B; how: the sparsity selector,
     whether the metadata are ordered, whether sums saturate."""
+    require_free_order(w.machine, "mma.sp", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts
     a, b, rest = np.split(words, (a_count, a_count + b_count))
     selector, ordered, saturate = how
     right = columns_of_b(b, types[2])
-    left = with_zeros(rows_of_a(a, types[1], 2), rest[-1], selector, types[1], ordered)
+    kept, stored = rows_of_a(a, types[1], 2), None
+    left = with_zeros(kept, rest[-1], selector, types[1], ordered)
+    if not np.isfinite(right).all():
+        ones = with_zeros(np.ones_like(kept), rest[-1], selector, types[1], ordered)
+        stored = ones != 0
     with np.errstate(all="ignore"):
-        return accumulated(left @ right.T, rest[:-1], types, saturate)
+        return accumulated(product(left, right, stored), rest[:-1], types, saturate)

@@ -19,6 +19,7 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import AsyncView
 from ptxemu.machine.sparsity import selectors
+from ptxemu.machine.sums import Launch, require_free_order, sums_of
 from ptxemu.machine.tmem import POISON
 from ptxemu.machine.warp import ALL, Warp
 from ptxemu.machine.warpgroup import WARPS, Fragment, Multiplication, Part, warpgroup_of
@@ -32,6 +33,7 @@ from ptxemu.machine.wgmma import (
     smem_desc,
     with_zeros,
 )
+from ptxemu.numerics.accumulation import Rule
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Imm, Instr, Vec
 
@@ -205,6 +207,7 @@ def wgmma_issue(
     """fragment: A in registers, and metadata; a: its descriptor otherwise. Returns [register, lane]
     of D, which is written when the operation runs."""
     group, known = wgmma_group(w), _form_of(form)
+    _sums(w.machine, known)  # refuses what is not known when the instruction is executed
     descriptor = None if a is None else _agreed(w, a, "descriptor of A")
     operands = (
         known,
@@ -228,13 +231,7 @@ def wgmma_issue(
 
 
 def _agreed(w: Warp, value: PerLane, what: str) -> Any:
-    """An operand that all lanes have alike."""
-    if np.ndim(value) == 0:
-        return value
-    first, *rest = set(w.lane_values(value))
-    if rest:
-        raise HardwareRefusal(f"the {what} of a wgmma differs between the lanes of {w.name()}")
-    return first
+    return w.agreed(value, f"the {what} of a wgmma")
 
 
 def _issue(w: Warp, what: Multiplication) -> None:
@@ -242,9 +239,10 @@ def _issue(w: Warp, what: Multiplication) -> None:
     form = what.operands[0]
 
     def run(work: Work) -> None:
-        for each in w.listeners:
+        of_a, of_b = _operands(what)
+        for each in w.listeners:  # of what lies inside shared memory
             each.warpgroup_multiply(what)
-        _run(what)
+        _run(what, of_a, of_b)
 
     flops = 2 * M * form.n * form.a_k
     w.machine.counts["mma"] += 1
@@ -256,20 +254,38 @@ def _issue(w: Warp, what: Multiplication) -> None:
         warp.wake(fragment)
 
 
-def _run(what: Multiplication) -> None:
-    form, _, a, b, accumulate = what.operands
+def _sums(launch: Launch, form: Form) -> Rule | None:
+    """How they are made, None where their order is free."""
+    if form.selector is not None:
+        require_free_order(launch, _SPARSE, form.d)
+        return None
+    return sums_of(launch, _DENSE, form.d, form.a, form.b)
+
+
+def _operands(what: Multiplication) -> tuple[np.ndarray, np.ndarray]:
+    """A and B, as `read_a` and `read_b` give them."""
+    form, _, a, b, _ = what.operands
     cta = what.group.cta
     smem = AsyncView(cta).smem if cta.any_unfenced else cta.smem
-    parts = [part for part in what.parts if part is not None]
     if a is None:
-        of_a = a_of_fragments(_stacked([part.a for part in parts]), form.a)
+        parts = [part.a for part in what.parts if part is not None]
+        of_a = a_of_fragments(_stacked(parts), form.a)
     else:
         of_a = read_a(smem, smem_desc(a), form)
+    return of_a, read_b(smem, smem_desc(b), form)
+
+
+def _run(what: Multiplication, of_a: np.ndarray, of_b: np.ndarray) -> None:
+    form, _, _, _, accumulate = what.operands
+    parts, stored = [part for part in what.parts if part is not None], None
     if form.selector is not None:
-        of_a = with_zeros(form, of_a, _stacked([part.metadata for part in parts])[:, 0])
-    of_b = read_b(smem, smem_desc(b), form)
+        metadata, kept = _stacked([part.metadata for part in parts])[:, 0], of_a
+        of_a = with_zeros(form, kept, metadata)
+        if not np.isfinite(of_b).all():
+            stored = with_zeros(form, np.ones_like(kept), metadata) != 0
     before = _stacked([part.d for part in parts]) if accumulate else None
-    for part, bits in zip(parts, product(form, of_a, of_b, before), strict=True):
+    sums = _sums(what.group.cta.machine, form)
+    for part, bits in zip(parts, product(form, of_a, of_b, before, sums, stored), strict=True):
         part.out[:] = bits
         part.a = part.d = part.metadata = ()
 

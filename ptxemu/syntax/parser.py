@@ -46,7 +46,7 @@ _SPECIAL = re.compile(
     r"|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo"
     r"|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|cluster_ctarank|cluster_nctarank"
     r"|is_explicit_cluster|dynamic_smem_size|total_smem_size|aggr_smem_size"
-    r"|reserved_smem_offset_\w+|envreg\d+|pm\d+)$"
+    r"|reserved_smem_offset_\w+|envreg\d+|pm\d+)$|%[\w$]+\.(?:b[0-3]{1,4}|h[0-3]{1,2})$"
 )
 
 

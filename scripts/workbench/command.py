@@ -60,7 +60,13 @@ class Command:
 
     def main(self, program: str, argv: Sequence[str] | None = None) -> int:
         """Flags of the command line, or of `argv`, and what they ask for."""
-        return self.perform(self.parser(program).parse_args(argv))
+        parser = self.parser(program)
+        options = parser.parse_args(argv)
+        for action in parser._actions:  # argparse makes no value of `--flag=--`
+            value = getattr(options, action.dest, None)
+            if action.nargs is None and value == [] != action.default:
+                parser.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+        return self.perform(options)
 
 
 def main_of(

@@ -306,6 +306,43 @@ def test_a_plan_refuses_what_it_was_not_made_for(mode):
             plan(matrix(), matrix())
 
 
+NOT_PLAIN = {
+    "nested": (lambda x: torch.nested.nested_tensor([x, x]), "a nested tensor"),
+    "jagged": (lambda x: torch.nested.nested_tensor([x], layout=torch.jagged), "a nested tensor"),
+    "sparse": (torch.Tensor.to_sparse, "a sparse_coo tensor"),
+    "negated": (torch._neg_view, "lazily negated"),
+    "fake": (lambda x: FakeTensorMode().from_tensor(x), "FakeTensor without memory"),
+    "functional": (torch._to_functional_tensor, "a functional tensor"),
+    "grad": (lambda x: x.requires_grad_(), "requires grad"),
+}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
+    """Before torch's guards look at it, which end the process for a nested tensor; also where
+    values stand on a GPU."""
+    plan = plan_of(x=matrix(), factors=matrix())
+    plan._tape.gpu = 0 if gpu else None
+    make, words = NOT_PLAIN[kind]
+    for inputs, given, name in (
+        ((make(matrix()), matrix()), {}, "x"),
+        ((matrix(), make(matrix())), {}, "factors"),
+        ((matrix(), matrix()), {"out": make(matrix())}, "out"),
+    ):
+        with pytest.raises((TypeError, NotImplementedError), match=f"{name} .*{words}"):
+            plan(*inputs, **given)
+
+
+def test_a_plan_refuses_what_torch_func_makes_of_tensors():
+    plan = plan_of(x=matrix(), factors=matrix())
+    x = matrix()
+    with pytest.raises(TypeError, match=r"x is a torch\.func tensor"):
+        torch.func.vmap(lambda row: plan(row, x)[0])(x[None])
+    with pytest.raises(NotImplementedError, match="factors has a tangent"):
+        torch.func.jvp(lambda factors: plan(x, factors)[0], (x,), (x,))
+
+
 def test_a_plan_refuses_tensors_that_were_one():
     x = matrix()
     plan = plan_of(x=x, factors=x)
@@ -374,6 +411,13 @@ def test_fake_tensors_know_shapes():
             assert [t.dtype for t in results] == [torch.float32, torch.int32, torch.float32]
             assert [tuple(t.shape) for t in results] == [(3, 8), (3, 8), (0, 8)]
         assert results[0] is out
+
+
+def test_fake_tensors_go_with_fake_ones():
+    fake = FakeTensorMode().from_tensor(matrix())
+    for given in ({"x": fake, "factors": matrix()}, {"x": matrix(), "out": fake}):
+        with pytest.raises(TypeError, match="is a FakeTensor: either all tensors are, or none is"):
+            SCALED(given)
 
 
 def test_compiled_code_calls_the_kernel():

@@ -32,7 +32,7 @@ from moe import (
 from moe.checkpoint import from_state_dict, state_dict
 from moe.quantized import laid_out
 from moe.reference import quantise as quantised_in_torch
-from tests.hostile_calls import hostile, refused
+from tests.hostile_calls import freed, hostile, refused
 
 INT, INF, NAN = torch.int32, math.inf, math.nan
 X, LOGITS, IDS = torch.ones(5, 128).bfloat16(), torch.zeros(5, 3), torch.zeros(5, 2, dtype=INT)
@@ -70,6 +70,26 @@ def product(**options):
 def layer(experts=PACKED, router=Router(2), **options):  # noqa: B008
     given = {"x": X, "router_logits": LOGITS} | options
     return lambda: fused_moe(experts=experts, router=router, **given)
+
+
+def changed(matrix: Quantized, field: str, change) -> Quantized:
+    return laid_out(replace(matrix, **{field: change(getattr(matrix, field))}), offsets=OFFSETS)
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values a byte behind a multiple of 16."""
+    memory = torch.zeros(tensor.nbytes + 1, dtype=torch.uint8)[1:]
+    memory.copy_(tensor.reshape(-1).view(torch.uint8))
+    return memory.view(tensor.dtype).view(tensor.shape)
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in every other element."""
+    return tensor.repeat_interleave(2)[::2]
+
+
+def nested(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([tensor])
 
 
 def packing(**options):
@@ -141,6 +161,13 @@ CALLS = [
     hostile(product(x=rows("mxfp4")), "x is mxfp4 .*, w is nvfp4 .*: one format"),
     hostile(product(offsets=OTHERS), r"offsets \[0, 1, 4, 5\], but x was quantised with .*0, 2, 2"),
     hostile(product(offsets=OFFSETS[0]), "offsets is torch.int32"),
+    hostile(product(offsets=OFFSETS.to_sparse()), "offsets is a sparse_coo tensor"),
+    hostile(product(offsets=freed(OFFSETS)), "offsets reaches to byte 16"),
+    hostile(product(x=changed(XQ, "data", shifted)), "x.data starts at address"),
+    hostile(product(x=changed(XQ, "scales", shifted)), "x.scales starts at address"),
+    hostile(product(w=changed(PACKED.w13, "scales", spread)), "w.scales has last stride 2"),
+    hostile(product(w=changed(PACKED.w13, "decode_scale", spread)), "w.decode_scale has last str"),
+    hostile(lambda: changed(XQ, "decode_scale", nested), "decode_scale is a nested tensor"),
     hostile(product(offsets=[0, 5]), "offsets is list"),
     hostile(product(offsets=OFFSETS.to("meta")), "different devices", name="offsets elsewhere"),
     hostile(product(activation=replace(FORM, granularity=8)), "granularity 8, but .* by 32"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
 import ptxemu
+from ptxemu.mutation.carried import UNREACHED, Carried, instead
 from ptxemu.mutation.observe import observe
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Scenario, write
@@ -42,3 +45,15 @@ def test_what_a_run_shows():
     assert observed.unheard == {KERNEL.names["unheard"]}
     assert observed.last == {KERNEL.names["commit"], KERNEL.names["wait"]}
     assert out.tolist() == list(range(32))
+
+
+def test_what_else_orders_a_pair_is_told_by_line():
+    wait = SimpleNamespace(opcode="bar.sync", line=7)
+    kernel, none, other = Carried(), Carried(), Carried()
+    kernel.pairs[3, 9].add(7)
+    none.pairs[3, 9].add(0)
+    other.pairs[3, 9].add(8)
+    assert instead(kernel, other, wait) == "lines 3 before 9 by 8"
+    assert instead(kernel, none, wait) == ""
+    assert instead(other, other, wait) == UNREACHED
+    assert instead(kernel, other, SimpleNamespace(opcode="fence.proxy.async", line=7)) == ""

@@ -1,5 +1,5 @@
-"""Notes by the manual's text: said in strict mode where an instruction is missing that hardware
-does without, never as an error, and not said otherwise."""
+"""Notes by the manual's text: said where an instruction is missing that hardware does without, not
+as an error; those that right kernels leave out on purpose in strict mode only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 import ptxemu
 from ptxemu import Options
-from ptxemu.report import Finding
+from ptxemu.check.text import render, single
+from ptxemu.report import Finding, Report
+from ptxemu.watch import heard
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Scenario, write
@@ -30,14 +32,14 @@ NOTES = {
         """,
         barriers={"full": 1},
     ),
-    "tcgen05.wait::ld": Scenario(
+    "tcgen05.wait::ld between the two": Scenario(
         f"""
         warp 0:
             {_STORE}
             {parts.READ}
+            //~manual: tcgen05.wait::ld.sync.aligned;
             add.u32 %r5, %r1, %r2;
             add.u32 %r5, %r3, %r4;
-            //~manual: tcgen05.wait::ld.sync.aligned;
             tcgen05.fence::before_thread_sync;
             {_SIGNAL}
         """,
@@ -97,6 +99,28 @@ NOTES = {
             //~manual: cp.async.bulk.wait_group.read 0;
         """,
     ),
+    "fence.proxy.async behind the wait for the copies": Scenario(
+        f"""
+        warp 0:
+            mad.wide.u32 %d0, %lane, 16, %input;
+            mov.u32 %r2, a;
+            mad.lo.u32 %r2, %lane, 16, %r2;
+            cp.async.cg.shared.global [%r2], [%d0], 16;
+            cp.async.mbarrier.arrive.noinc.shared.b64 [full];
+        warp 1:
+            wait full, 0;
+            //~manual: fence.proxy.async.shared::cta;
+            tcgen05.fence::after_thread_sync;
+            {parts.MULTIPLY}
+        """,
+    ),
+}
+
+
+ALWAYS = {  # said without strict, too
+    "tcgen05.wait::ld between the two",
+    "bar.warp.sync before the arrival",
+    "cp.async.bulk.wait_group.read",
 }
 
 
@@ -174,9 +198,21 @@ def test_what_is_there_is_not_noted(missing):
 
 
 @pytest.mark.parametrize("missing", NOTES)
-def test_notes_are_for_strict_mode(missing):
-    always = {"cp.async.bulk.wait_group.read"} & {missing}
-    assert {found.missing for found in findings(missing, strict=False)} == always
+def test_most_notes_are_for_strict_mode(missing):
+    assert {found.missing for found in findings(missing, strict=False)} == {missing} & ALWAYS
+
+
+def test_without_strict_a_note_lists_all_lines_that_lack_the_same():
+    load = f"{parts.READ}\nadd.u32 %r5, %r1, %r2;"
+    scenario = Scenario(f"warp 0: {_STORE}\n{load}\n{load}")
+    program = ptxemu.load(write(scenario).text)
+    for strict, blocks in ((False, 1), (True, 2)):
+        report = Report([launch(scenario, program, strict=strict)])
+        text = render(report)
+        assert text.count("note: manual: registers of tcgen05.ld") == blocks
+        assert ("PTX line" in text and "(and 1 other): tcgen05.ld" in text) is not strict
+        assert "why: the first use is add.u32" in text
+        assert not report.errors
 
 
 def test_a_store_behind_an_allocation_is_found():
@@ -195,7 +231,10 @@ def test_a_store_behind_an_allocation_is_found():
         assert [finding.check for finding in report.errors] == found
 
 
-def _two_ctas_store(place: str, words: int = 64) -> ptxemu.LaunchReport:
+HALF = "mov.u32 %r2, %r0;"  # both to the same place
+
+
+def two_ctas_store(place: str, words: int = 64) -> ptxemu.LaunchReport:
     """Each lane of two CTAs stores its number at `place`, of lane and %r1, the CTA."""
     out = np.zeros(words, np.uint32)
     body = f"{POINTER}mov.u32 %r1, %ctaid.x;\n{place}\nmad.wide.u32 %rd2, %r2, 4, %rd1;"
@@ -204,25 +243,37 @@ def _two_ctas_store(place: str, words: int = 64) -> ptxemu.LaunchReport:
 
 
 def test_an_index_that_two_ctas_share_is_noted_where_others_get_nothing():
-    report = _two_ctas_store("mov.u32 %r2, %r0;")
+    report = two_ctas_store(HALF)
     (found,) = report.findings
     assert (found.check, found.severity) == ("index", "note")
     assert "128 of the 256 bytes" in found.message
     assert found.accesses[0].known_as == "parameter 0"
     assert report.partly[0].startswith("parameter 0: 128 of 256 bytes, at PTX line")
-    whole = _two_ctas_store("mov.u32 %r2, %r0;", words=32)  # nobody's part is missing
-    right = _two_ctas_store("mad.lo.u32 %r2, %r1, 32, %r0;")
+    whole = two_ctas_store(HALF, words=32)  # nobody's part is missing
+    right = two_ctas_store("mad.lo.u32 %r2, %r1, 32, %r0;")
     assert [whole.findings, whole.partly, right.findings, right.partly] == [[], [], [], []]
 
 
 def test_an_overrun_is_told_by_its_parameter():
-    report = _two_ctas_store("mad.lo.u32 %r2, %r1, 33, %r0;")
+    lines: list[str] = []
+    with heard(lambda _, what: lines.append(single(what))):
+        report = two_ctas_store("mad.lo.u32 %r2, %r1, 33, %r0;")
     (found,) = report.errors
     assert (found.check, found.accesses[0].known_as) == ("out-of-bounds", "parameter 0 + 256 bytes")
+    assert "[parameter 0 + 256 bytes; PTX line" in lines[0]
+
+
+def test_what_is_told_at_once_names_barriers():
+    body = f"warp 0:\n{parts.bulk_load()}\nld.shared.b32 %r1, [%mine];"
+    scenario = Scenario(body, barriers={"full": 1})
+    told: list[Finding] = []
+    with heard(lambda _, what: told.append(what)):
+        launch(scenario, ptxemu.load(write(scenario).text))
+    assert told[0].accesses[0].agent.startswith("mbarrier full (0x")
 
 
 def test_two_ctas_that_store_what_differs_need_an_index_of_their_own():
-    report = _two_ctas_store("mov.u32 %r2, %r0; add.u32 %r0, %r0, %r1;")
+    report = two_ctas_store("mov.u32 %r2, %r0; add.u32 %r0, %r0, %r1;")
     (found,) = report.errors
     assert found.why == "two CTAs write the same element"
     assert found.missing.startswith("an index or a bound that gives each CTA its own elements")

@@ -114,6 +114,14 @@ BUGS = {
         roles(wait("full", 0, "W"), ANNOUNCE.format("full", 128)),
         ("no copy completes on it: 128 bytes were announced", "128 were announced", "none came"),
     ),
+    "no acquire": Bug(
+        roles(wait("full", 0, "V") + ARRIVE.format("empty"), COPY.format("full")),
+        (
+            "likely cause: the acquire is missing: 128 bytes have come to mbarrier full (0x800)",
+            "nobody has announced them there with arrive.expect_tx",
+        ),
+        ("wrong parity", "the signal is missing"),
+    ),
     "release missing": Bug(
         ring(release=""),
         (
@@ -289,7 +297,11 @@ BUGS = {
     ),
     "two named barriers": Bug(
         roles("bar.sync 2, 128;\n", "bar.sync 1, 128;\n"),
-        ("others wait at another barrier", "barrier 1", "barrier 2"),
+        (
+            "likely cause: barrier 2 counts 128 threads and only 96 come; others wait at another",
+            "barrier.arrive for those who wait, before one's own wait, was left out",
+        ),
+        ("likely cause: barrier 1",),  # said once
         threads=128,
     ),
     "cluster barrier": Bug(

@@ -62,8 +62,7 @@ BEYOND = {
     "uniform": "mov.u32 %r1, fixed;\nld.shared.b32 %r2, [%r1+64];",
     "lanes": "mov.u32 %r1, fixed;\nmad.lo.u32 %r1, %r0, 4, %r1;\nst.shared.b32 [%r1], %r0;",
     "vector": "mov.u32 %r1, fixed;\nld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1+0x100000];",
-    "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\n"
-    "ld.shared::cluster.b32 %r2, [%r1];",
+    "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\nld.shared::cluster.b32 %r2, [%r1];",
     "atomic": "mov.u32 %r1, fixed;\natom.shared.add.u32 %r2, [%r1+64], 1;",
     "local": "add.u32 %r3, %r0, 40;\nmul.wide.u32 %rd1, %r3, 4;\nst.local.b32 [%rd1], %r3;",
 }
@@ -93,6 +92,15 @@ UNITS = {
     "another warp's lanes": (
         "lane",
         f"{ALLOCATED}add.u32 %r1, %r1, 0x200000;\n{LOAD_TMEM}\ntcgen05.wait::ld.sync.aligned;",
+    ),
+    "address by lane": (
+        "shared address .* differs",
+        "mov.u32 %r1, fixed;\nmad.lo.u32 %r1, %r0, 4, %r1;\n"
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
+    ),
+    "freed by lane": (
+        "address of tcgen05.dealloc differs",
+        f"{ALLOCATED}add.u32 %r1, %r1, %r0;\n{DEALLOC}",
     ),
     "freed twice": ("dealloc", f"{ALLOCATED}{DEALLOC}\n{DEALLOC}"),
     "no mbarrier": ("no mbarrier", "mbarrier.arrive.shared.b64 _, [fixed];"),
@@ -125,6 +133,50 @@ def test_what_is_refused(kind: type[PtxEmuError], message: str, body: str, polic
     refused(kind, message, text, policy=policy, params=pointers(_ARRAY))
 
 
+# the checker looks at what an operation reaches before it is done: the bounds come first
+OUTSIDE = {
+    "cp": (
+        "SMEM offset 0x40ff0, limit is 0x800",
+        f"{ALLOCATED}mov.u64 %rd1, 0x0000400800803fff;\n"
+        "tcgen05.cp.cta_group::1.128x256b [%r1], %rd1; //!",
+    ),
+    "cp columns": (
+        "column 0xfff0; columns that are: 32 at 0",
+        f"{ALLOCATED}mov.u64 %rd1, 0x0000400800800000;\n"
+        "tcgen05.cp.cta_group::1.4x256b [%r1+0xfff0], %rd1; //!",
+    ),
+    "shift": (
+        "column 0x2000; columns that are: 32 at 0",
+        f"{ALLOCATED}tcgen05.shift.cta_group::1.down [%r1+0x2000]; //!",
+    ),
+    "store": (
+        "column 0x2000; columns that are: 32 at 0",
+        f"{ALLOCATED}tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+0x2000], {{%r0}}; //!",
+    ),
+    "map": (
+        "write to 128 bytes at",
+        "mov.u64 %rd1, 0xFFFFFFFFFFFFFC00;\ntensormap.cp_fenceproxy.global.shared::cta"
+        ".tensormap::generic.release.gpu.sync.aligned [%rd1], [fixed], 128; //!",
+    ),
+}
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_the_checker_changes_no_bounds(case: str, check: bool) -> None:
+    message, body = OUTSIDE[case]
+    shared = SHARED.replace("64", "128") if case == "map" else SHARED
+    text = kernel(body, before=shared)
+    if case == "map" and check:
+        found = launch(text, check=check, allocated=[]).findings
+        line, _ = marked(text)
+        (stray,) = (finding for finding in found if finding.check == "out-of-bounds")
+        assert stray.line == line
+        assert message in str(stray)
+    else:
+        refused(HardwareRefusal, message, text, check=check, allocated=[])
+
+
 # -- the text -------------------------------------------------------------------------------
 
 
@@ -153,6 +205,10 @@ def test_syntax_errors_of_the_module(text: str) -> None:
         "mov.u32 %r1, %pm0;",
         "call.uni (%r1), f, (%r2);",
         "brx.idx %r1, list;",
+        "brx.idx.uni %r1, list;",
+        "vadd.s32.s32.s32 %r1, %r1.b0, %r2.h1;",
+        "vadd2.s32.s32.s32 %r1.h10, %r1, %r2.h32, %r1;",
+        "add.s32 %r1, %r1.b0, 1;",
     ],
 )
 def test_unsupported_only_when_executed(line: str) -> None:
@@ -170,6 +226,7 @@ def test_what_comes_before_an_unsupported_instruction_happens() -> None:
 
 
 # -- memory ---------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("memory", [None, [_ARRAY]])
 @pytest.mark.parametrize(

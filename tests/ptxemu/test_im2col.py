@@ -354,7 +354,10 @@ def test_without_a_wait_the_load_is_a_race():
 def test_pixels_behind_the_memory_are_a_finding():
     """The map says more images than there are; nothing behind them is read."""
     case = CASES[0]
-    batch, out = batch_of(case), aligned_copy(np.zeros(BYTES, np.uint8))
+    data = batch_of(case)
+    room = aligned_copy(np.zeros(BYTES + data.nbytes, np.uint8))  # `out` must not lie behind it
+    out, batch = room[:BYTES], room[BYTES:].view(data.dtype).reshape(data.shape)
+    batch[...] = data
     params = case._replace(sizes=(3, 5, 24), pixels=22)
     report = launch(load(params), params, batch, out)
     (finding,) = {each.check for each in report.findings}

@@ -39,6 +39,29 @@ def test_the_line_is_named(line: str) -> None:
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ("st.shared.v2.b32 [fixed], {%r1};", "2 elements; its operand has 1"),
+        ("st.shared.v2.b32 [fixed], {%r1, %r2, %r3};", "2 elements; its operand has 3"),
+        ("st.shared.b32 [fixed], {%r1, %r2};", "1 element; its operand has 2"),
+        ("ld.shared.v4.b32 {%r1, %r2}, [fixed];", "4 elements; its operand has 2"),
+        ("ld.global.nc.v2.b32 %r1, [%rd1];", "2 elements; its operand has 1"),
+        ("ldu.global.b32 {%r1, %r2}, [%rd1];", "1 element; its operand has 2"),
+        ("red.global.add.v4.f32 [%rd1], {%f1, %f2};", "4 elements; its operand has 2"),
+        ("atom.global.add.v2.f32 {%f1}, [%rd1], {%f1, %f2};", "2 elements; its operand has 1"),
+        (
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [fixed], {%r1}, [fixed];",
+            "2 elements; its operand has 1",
+        ),
+    ],
+)
+def test_vectors_have_as_many_items_as_the_opcode_says(line: str, counts: str) -> None:
+    with pytest.raises(ptxemu.PtxSyntaxError) as caught:
+        launch(kernel(line, before=SHARED))
+    assert f"{line.split()[0]} moves {counts}" in str(caught.value)
+
+
 OPCODES = """mov.u32 mov.b64 mov.pred add.s32 add.f32 mad.lo.s32 fma.rn.f32 setp.lt.u32 selp.b32
 ld.shared.b32 st.shared.v2.b32 ld.global.b64 st.global.b16 atom.shared.add.u32 red.global.add.f32
 cvt.u32.u64 cvt.rn.f32.s32 shl.b32 prmt.b32 bfe.u32 lop3.b32 vote.sync.ballot.b32 shfl.sync.idx.b32

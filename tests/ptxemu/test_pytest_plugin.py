@@ -131,6 +131,22 @@ def test():
     done.stdout.fnmatch_lines(["*assert 1 == 2*", "*- ptxemu -*", "*error: race: *"])
 
 
+def test_what_a_failed_test_left_unwritten_stands_beside_it(tests):
+    done = tests("""
+from tests.ptxemu.test_check_manual import HALF, two_ctas_store
+
+@pytest.mark.ptxemu
+@pytest.mark.parametrize("right", [False, True])
+def test(right):
+    two_ctas_store(HALF)
+    assert right
+""")
+    done.assert_outcomes(failed=1, passed=1)
+    clue = "  written in part: parameter 0: 128 of 256 bytes*"
+    done.stdout.fnmatch_lines(["*assert False*", "*- ptxemu -*", clue])
+    assert sum("written in part" in line for line in done.outlines) == 1
+
+
 def test_expected_findings_can_be_taken(tests):
     tests("""
 @pytest.mark.ptxemu

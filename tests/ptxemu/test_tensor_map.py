@@ -17,6 +17,7 @@ from ptxemu.machine.tensor_map import (
     replace_field,
     transaction_bytes,
 )
+from tests.ptxemu.kernels import kernel, launch, pointers
 
 # bf16 [300, 512] row-major at 0x7f0012345600, box 128 x 64, swizzle 128B:
 # w2 = 2 | (2 - 1) << 4 | 10 << 7 | 3 << 13 | 1 << 18 | 1 << 21 (307200 bytes >= 128 KiB)
@@ -186,15 +187,95 @@ def test_replace_field(buffer):
     )
 
 
+FIELDS = [
+    ("rank", 0, 2, {}),
+    ("rank", 0, 1, {"dims": (64, 8), "strides": (128,), "box": (64, 4)}),
+    ("box_dim", 0, 32, {"box": (32, 4, 1)}),
+    ("box_dim", 1, 256, {"box": (64, 256, 1)}),
+    ("box_dim", 2, 2, {"box": (64, 4, 2)}),
+    ("element_stride", 1, 1, {}),
+    ("interleave_layout", 0, 0, {}),
+    ("fill_mode", 0, 1, {"nan_fill": True}),
+    ("elemtype", 0, 1, {"dtype": "u16"}),
+    ("elemtype", 0, 6, {"dtype": "f16"}),
+    ("swizzle_atomicity", 0, 1, {"swizzle": "128B_ATOM_32B"}),
+    ("swizzle_mode", 0, 3, {}),
+]
+
+
+@pytest.mark.parametrize(("field", "ordinal", "value", "changes"), FIELDS)
+def test_a_replaced_field_is_as_if_encoded(field, ordinal, value, changes):
+    given = {"dims": (64, 8, 2), "strides": (128, 1024), "box": (64, 4, 1), "dtype": "bf16"}
+    raw = bytearray(encode(0, **given))
+    replace_field(raw, field, ordinal, value)
+    assert decode(bytes(raw)) == decode(encode(0, **{**given, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(2, "u32"), (3, "u32"), (7, "f32"), (11, "tf32"), (5, "u64"), (9, "f64")]
+)
+def test_types_of_replaced_maps(value, dtype):
+    given = {"dims": (16, 8), "strides": (128,), "box": (4, 4)}
+    raw = bytearray(encode(0, **given, dtype="tf32", swizzle="32B"))
+    replace_field(raw, "elemtype", 0, value)
+    assert decode(bytes(raw)) == decode(encode(0, **given, dtype=dtype, swizzle="32B"))
+
+
+@pytest.mark.parametrize(("value", "swizzle"), [(0, "none"), (1, "32B"), (2, "64B")])
+def test_swizzles_of_replaced_maps(value, swizzle):
+    given = {"dims": (16, 8), "strides": (128,), "box": (4, 4), "dtype": "u32"}
+    raw = bytearray(encode(0, **given, swizzle="32B"))
+    replace_field(raw, "swizzle_mode", 0, value)
+    assert decode(bytes(raw)) == decode(encode(0, **given, swizzle=swizzle))
+
+
 @pytest.mark.parametrize(
     ("field", "ordinal", "value", "error"),
     [
         ("global_stride", 0, 24, HardwareRefusal),
         ("global_stride", 4, 32, HardwareRefusal),
         ("global_dim", 5, 1, HardwareRefusal),
-        ("swizzle_mode", 0, 1, UnsupportedPtx),
+        ("swizzle_mode", 0, 4, UnsupportedPtx),
+        ("interleave_layout", 0, 1, UnsupportedPtx),
+        ("elemtype", 0, 8, UnsupportedPtx),
+        ("elemtype", 0, 16, HardwareRefusal),
+        ("rank", 0, 5, HardwareRefusal),
+        ("box_dim", 0, 257, HardwareRefusal),
+        ("box_dim", 5, 1, HardwareRefusal),
+        ("element_stride", 1, 9, HardwareRefusal),
+        ("fill_mode", 0, 2, HardwareRefusal),
     ],
 )
 def test_replace_field_refusals(field, ordinal, value, error):
     with pytest.raises(error):
         replace_field(bytearray(128), field, ordinal, value)
+
+
+def test_a_copy_obeys_replaced_fields():
+    """A box that grows over the end of the tensor, with NaN there."""
+    memory, out = np.zeros(256 + 128, np.uint8), np.zeros(8, np.float32)
+    start = -memory.ctypes.data % 128
+    source = memory[start + 128 : start + 144].view(np.float32)
+    source[:] = range(1, 5)
+    raw = memory[start : start + 128]
+    raw[:] = np.frombuffer(
+        encode(source.ctypes.data, (4,), (), (4,), "f32", swizzle="none"), np.uint8
+    )
+    edit = "tensormap.replace.tile.{}.global.b1024.b32 [%rd1], {};\n".format
+    body = f"""ld.param.u64 %rd1, [d]; ld.param.u64 %rd2, [o]; mov.u32 %r2, 8; mov.u32 %r3, 0;
+    {edit("rank", 0)} {edit("box_dim", "0, %r2")} {edit("fill_mode", 1)} {edit("elemtype", 7)}
+    {edit("interleave_layout", 0)} {edit("swizzle_mode", 0)} {edit("element_stride", "0, 1")}
+    fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;
+    mbarrier.init.shared.b64 [bar], 1; fence.mbarrier_init.release.cluster;
+    mbarrier.arrive.expect_tx.shared.b64 _, [bar], 32;
+    cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+      [box], [%rd1, {{%r3}}], [bar];
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [bar], 0; @!%p1 bra WAIT;
+    ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [box]; st.v4.b32 [%rd2], {{%r4, %r5, %r6, %r7}};
+    ld.shared.v4.b32 {{%r4, %r5, %r6, %r7}}, [box+16];
+    st.v4.b32 [%rd2+16], {{%r4, %r5, %r6, %r7}};"""
+    shared = ".shared .align 128 .b8 box[32];\n.shared .align 8 .b64 bar;\n"
+    program = kernel(body, ".param .u64 d, .param .u64 o", before=shared)
+    launch(program, params=pointers(raw, out), memory=[memory, out], block=(1,))
+    assert out[:4].tolist() == [1, 2, 3, 4]
+    assert np.isnan(out[4:]).all()

@@ -49,6 +49,24 @@ def test_a_result_that_the_next_mma_overwrites() -> None:
     assert "overwritten" not in clues([report_of(TWO_MMAS.replace("{}", "1"))])
 
 
+def test_a_tile_that_is_fetched_again() -> None:
+    """Of two copies in one loop, the second has another address or the same."""
+    for step, told in ((0, True), (128, False)):
+        loads = f"""warp 0:
+            {parts.expect(256)}
+            mov.u32 %r5, 0;
+            AGAIN:
+            {parts.BULK_LOAD}
+            add.u64 %input, %input, {step};
+            add.u32 %r5, %r5, 1;
+            setp.lt.u32 %p3, %r5, 2;
+            @%p3 bra AGAIN;
+            wait full, 0;
+            {USE}"""
+        again = "1 of its 2 copies bring what the CTA had fetched there before"
+        assert (again in clues([report_of(loads)])) is told
+
+
 def test_parts_of_inputs_and_outputs() -> None:
     """What is loaded is no more than 256 bytes of a buffer."""
     lines = clues([report_of(TWO_LOADS.format(use=USE))]).splitlines()

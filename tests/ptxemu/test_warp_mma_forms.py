@@ -147,9 +147,7 @@ PLACED = [(c, ids) for c in SCALED for ids in IDS if not any(byte % c[1] for byt
 
 
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize(
-    ("case", "ids"), PLACED, ids=lambda value: "-".join(map(str, value))
-)
+@pytest.mark.parametrize(("case", "ids"), PLACED, ids=lambda value: "-".join(map(str, value)))
 def test_scale_factors_come_from_the_lanes_and_bytes_that_are_named(
     case: tuple[str, int, str, str, int], ids: tuple[int, ...], constant: bool
 ) -> None:
@@ -171,10 +169,12 @@ def test_scale_factors_come_from_the_lanes_and_bytes_that_are_named(
     vector = "" if kind == "mxf8f6f4" else f".scale_vec::{factors}X"
     chosen = [str(x) for x in ids] if constant else ["%h0", "%h1", "%h2", "%h3"]
     moves = "".join(f"mov.b16 %h{n}, {x};\n" for n, x in enumerate(ids))
+    left, right = ("%r10", "%r11") if constant else ("{%r10}", "{%r11}")  # both are written
     text = (
         f"{moves} mma.sync.aligned.kind::{kind}.block_scale{vector}.m16n8k{k}.row.col"
         f".f32.{name}.{name}.f32.{factor_type} {named(0, 4, 'd')}, {named(0, 4)}, {named(4, 2)},"
-        f" {named(6, 4)}, %r10, {{{chosen[0]}, {chosen[1]}}}, %r11, {{{chosen[2]}, {chosen[3]}}};"
+        f" {named(6, 4)}, {left},"
+        f" {{{chosen[0]}, {chosen[1]}}}, {right}, {{{chosen[2]}, {chosen[3]}}};"
     )
     fragments = [packed(a, type_, M), packed(b, type_, N), zeros("f32"), words.view("u4")[..., 0]]
     exact = (numbers(type_, a) * scale_a) @ (numbers(type_, b) * scale_b).T

@@ -151,8 +151,7 @@ def test_a_right_program_is_not_reported(variant: Variant, policy: str) -> None:
 def test_accumulators_that_were_only_read_are_a_note() -> None:
     """CUTLASS's dense_gemm_fp8_2xacc.py has no fence there."""
     change = (FENCE, f"{FENCE} st.global.b32 [%w62], %d0;")
-    assert not run(PLAIN, change, check=True)[1]
-    (note,) = run(PLAIN, change, check=True, strict=True)[1]
+    (note,) = run(PLAIN, change, check=True)[1]
     assert (note.check, note.severity, note.rule) == ("manual", NOTE, "wgmma.fence")
 
 

@@ -87,13 +87,12 @@ def test_b_is_read_to_its_end() -> None:
 
 
 def test_zeros_that_are_not_stored() -> None:
-    """As the manual's formula has them, they are multiplied, too; `conformance.questions` asks a
-    GPU. A group of zeros needs no metadata."""
+    """An H100 says that they multiply nothing: a NaN in B reaches 66 of 128 rows of D, those that
+    store an element for it. A group of zeros needs no metadata."""
     made, stored = wgmma_sparse.with_a_nan(PLAIN)
     out = emulate(made, ptxemu.load(made.text), ptxemu.Options())["out"].view(np.float32)
     rows = np.isnan(out.reshape(wgmma.GRID, -1, 128)[:, [0, 2], ::4])
-    assert stored < rows.size
-    assert rows.all()
+    assert rows.sum() == stored < rows.size
     made = wgmma_sparse.without_metadata(PLAIN)
     assert not emulate(made, ptxemu.load(made.text), ptxemu.Options())["out"].any()
 

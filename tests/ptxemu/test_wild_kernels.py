@@ -111,3 +111,43 @@ def test_a_process_of_its_own(ending: str, tmp_path) -> None:
     else:
         found = [json.loads(line) for line in partial.read_text().splitlines()]
     assert sum(f.get("check") == "out-of-bounds" for f in found) == astray
+
+
+MIDDLE = """
+import os, signal, sys
+from argparse import Namespace
+from pathlib import Path
+import ptxemu
+from ptxemu.host.command_line import checking
+from tests.ptxemu.kernels import kernel, launch
+ending, path = sys.argv[1], Path(sys.argv[2])
+acts = {
+    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL),
+    "exit": lambda *_: os._exit(3),
+    "interrupt": signal.default_int_handler,
+}
+limit = 1.0 if ending == "limit" else None
+if limit is None:
+    signal.signal(signal.SIGALRM, acts[ending])
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+text = kernel("mov.u64 %rd1, 64;\\nst.global.b64 [%rd1], %rd1;\\nAGAIN:\\nbra AGAIN;")
+with checking(Namespace(check=True, strict=False, check_json=path)):
+    launch(text, check=True, limit=limit, allocated=[])
+"""
+
+
+@pytest.mark.parametrize("ending", ["kill", "exit", "interrupt", "limit"])
+def test_the_middle_of_a_launch(ending: str, tmp_path) -> None:
+    """What was found is kept by a process that dies, or is stopped, while a kernel runs."""
+    path = tmp_path / "findings.json"
+    words = [sys.executable, "-c", MIDDLE, ending, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == {"kill": -9, "exit": 3, "interrupt": -2, "limit": 1}[ending], done
+    if ending in ("kill", "exit"):
+        kept = path.with_name("findings.json.partial").read_text().splitlines()
+        found = [json.loads(line) for line in kept]
+    else:
+        assert {"interrupt": "KeyboardInterrupt", "limit": "LimitExceeded"}[ending] in done.stderr
+        launches = json.loads(path.read_text())["launches"]
+        found = [finding for launch in launches for finding in launch["findings"]]
+    assert [one["line"] for one in found if one.get("check") == "out-of-bounds"] == [13]

@@ -135,6 +135,8 @@ def case_of(arguments: argparse.Namespace) -> Case:
         options=options,
         tuning={name: value for name, value in tuning.items() if value is not None},
     )
+    if case.kv_dtype not in ("", case.dtype, "e4m3"):
+        raise ValueError(f"--kv-dtype {case.kv_dtype} with --dtype {case.dtype}: the same, or e4m3")
     if len(case.lengths) != case.batch:
         raise ValueError(
             f"--kv-len {case.kv_len} for --batch {case.batch} entries: one length, or as many"

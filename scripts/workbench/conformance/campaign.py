@@ -7,18 +7,23 @@ the rest.
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import queue
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+import ptxemu
+from ptxemu.options import FAST
 from workbench.conformance import hw_runner
 from workbench.conformance.bounds import bounds_of, excess, ulps_apart
 from workbench.conformance.case import Case, Output
+from workbench.conformance.ptx_program import aimed_at
 
 _SECONDS = 60  # of one case on the GPU
 _SHOWN = 3  # examples of a difference
@@ -64,6 +69,8 @@ class Campaign:
     digests: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    programs: int = 0
+    sums: dict[str, str] = field(default_factory=dict)  # digests of cases of which `sums` holds
 
     def absorb(self, other: Campaign) -> None:
         """What another one says as well."""
@@ -71,9 +78,14 @@ class Campaign:
             self.forms.setdefault(form, Tally()).add(tally)
         self.digests |= other.digests
         self.failures |= other.failures
+        self.programs += other.programs
+        self.sums |= other.sums
 
     def judge(self, case: Case, gpu: Outputs, emulated: Outputs) -> None:
         sources = [b.data for b in case.program.buffers() if b.expected is None]
+        self.programs += 1
+        if case.sums:
+            self.sums[case.name] = case.digest_of_sums(gpu)
         if case.recorded:
             self.digests[case.name] = case.digest(gpu)
         for name, output in case.outputs.items():
@@ -181,14 +193,22 @@ def refusals(
             return out
 
 
-def _emulate(case: Case) -> Outputs:
-    return case.emulated()
+def _emulate(case: Case, accumulation: str, target: str) -> Outputs:
+    """target: of the GPU that it is compared with, which sums as its generation does. Only
+    programs of any numbers are summed otherwise; in the others every sum is exact."""
+    if accumulation == FAST or not case.sums:
+        return case.emulated()
+    aimed = dataclasses.replace(case, program=aimed_at(case.program, target))
+    return aimed.emulated(ptxemu.Options(limit=None, accumulation=accumulation))
 
 
-def emulated(cases: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Outputs]]:
-    """The cases with what ptxemu makes of them, several at a time."""
+def emulated(
+    cases: Sequence[Case], jobs: int, how: tuple[str, str]
+) -> Iterator[tuple[Case, Outputs]]:
+    """The cases with what ptxemu makes of them, several at a time. how: accumulation, target."""
+    work = partial(_emulate, accumulation=how[0], target=how[1])
     with ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool:
-        yield from zip(cases, pool.map(_emulate, cases, chunksize=4), strict=True)
+        yield from zip(cases, pool.map(work, cases, chunksize=4), strict=True)
 
 
 @dataclass
@@ -200,8 +220,11 @@ class Answer:
     gpu: Outputs = field(default_factory=dict)
 
 
-def campaign(devices: Sequence[Device], cases: Sequence[Case], jobs: int) -> Iterator[Answer]:
-    """The cases on the GPU and in ptxemu, in their order; a failure of either is in `said`."""
+def campaign(
+    devices: Sequence[Device], cases: Sequence[Case], jobs: int, how: tuple[str, str]
+) -> Iterator[Answer]:
+    """The cases on the GPU and in ptxemu, in their order; a failure of either is in `said`. how:
+    accumulation and target of the emulation."""
     free: queue.SimpleQueue[Device] = queue.SimpleQueue()
     for device in devices:
         free.put(device)
@@ -217,7 +240,9 @@ def campaign(devices: Sequence[Device], cases: Sequence[Case], jobs: int) -> Ite
         ThreadPoolExecutor(len(devices)) as threads,
         ProcessPoolExecutor(jobs, mp_context=_SPAWN) as pool,
     ):
-        started = [(case, threads.submit(ask, case), pool.submit(_emulate, case)) for case in cases]
+        started = [
+            (case, threads.submit(ask, case), pool.submit(_emulate, case, *how)) for case in cases
+        ]
         try:
             for case, asked, emulation in started:
                 answer = Answer(case, Campaign())

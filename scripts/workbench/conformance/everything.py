@@ -60,12 +60,15 @@ def variants() -> list[Variant]:
     return [*patterns.variants(), *warp.variants()]
 
 
-def cases(refused: Iterable[str]) -> Iterator[Case]:
-    """Every case for a GPU whose compiler refuses these opcodes (`Variant.key`)."""
+def cases(refused: Iterable[str], *, aligned: bool = False) -> Iterator[Case]:
+    """Every case for a GPU whose compiler refuses these opcodes (`Variant.key`). aligned: also
+    those whose bits are right with `accumulation="aligned"` alone."""
     dropped = set(refused)
     taken = [variant for variant in variants() if variant.key not in dropped]
     yield from elementwise.cases(taken)
     yield from itertools.chain.from_iterable(module.cases() for module in _STRUCTURED)
+    if aligned:
+        yield from wgmma.sums()
 
 
 def recorded(record: dict) -> tuple[list[Case], list[str]]:
@@ -84,6 +87,13 @@ def recorded(record: dict) -> tuple[list[Case], list[str]]:
     return kept, sorted(newer)
 
 
+def recorded_sums(record: dict) -> list[Case]:
+    """The cases that a record has sums of."""
+    known = record.get("sums", {})
+    found = cases(record["refused_for_this_gpu"], aligned=True)
+    return [case for case in found if case.sums and case.name in known]
+
+
 def is_recorded(record: dict, case: Case) -> bool:
     """Whether the record has results of all of its forms, and of the program where one is kept."""
     known = case.forms <= {*record["forms"], *record["approximations"]}
@@ -94,7 +104,10 @@ def unlike(record: dict, results: Iterable[tuple[Case, Outputs]]) -> Iterator[st
     """The cases whose outputs are others than the recorded ones, but for explained forms."""
     explained = set(record["explained"])
     for case, found in results:
-        if case.digest(found) != record["silicon"][case.name] and not case.forms & explained:
+        if case.sums:
+            if case.digest_of_sums(found) != record["sums"][case.name]:
+                yield case.name
+        elif case.digest(found) != record["silicon"][case.name] and not case.forms & explained:
             yield case.name
 
 
@@ -108,7 +121,15 @@ def different(result: Campaign) -> dict[str, Tally]:
 
 
 def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
-    """What is kept of a campaign."""
+    """What is kept of a campaign.
+
+    programs: all that ran. A digest is kept of those whose inputs are the same with any numpy and
+    in which every bit counts: not of the programs of `tests/ptxemu/ptx`, which draw from numpy's
+    generator, nor of products that are judged by a bound. refused_for_this_gpu: instructions that
+    the driver's compiler does not take for this GPU. not_witnessed: items of ptxemu's registry that
+    no program can show, each with the reason, nearly all of other GPUs. sums: digests of products
+    of any numbers, whose bits ptxemu has with `accumulation="aligned"`.
+    """
     forms = dict(sorted(result.forms.items()))
     near = {form: tally for form, tally in forms.items() if tally.bound}
     listed = coverage.missing(forms, result.refused)
@@ -117,7 +138,8 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
         "how": "python scripts/conformance.py --json FILE",
         "setting": setting,
         "summary": {
-            "programs": len(result.digests),
+            "programs": result.programs,
+            "with_digests": len(result.digests),
             "forms": len(forms),
             "inputs": sum(tally.inputs for tally in forms.values()),
             "same_bits": sum(tally.same == tally.inputs for tally in forms.values()),
@@ -127,7 +149,8 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
             ),
             "different": len(different(result)),
             "failed": len(result.failures),
-            "not_witnessed": len(result.refused) + len(listed),
+            "refused_for_this_gpu": len(result.refused),
+            "not_witnessed": len(listed),
         },
         "forms": {form: [t.inputs, t.same] for form, t in forms.items() if not t.bound},
         "approximations": {
@@ -135,7 +158,7 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
                 "inputs": tally.inputs,
                 "same": tally.same,
                 "bound": tally.bound,
-                "gpu_error": round(tally.errors[0], 4),
+                "gpu_error": float(f"{tally.errors[0]:.12g}"),
                 "ptxemu_error": round(tally.errors[1], 4),
                 "most_ulps_apart": tally.ulps,
             }
@@ -150,6 +173,7 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
         "not_witnessed": {" ".join(item): why for item, why in listed.items()},
         "declined": dict(declined.with_reasons()),
         "silicon": result.digests,
+        "sums": result.sums,
     }
 
 

@@ -29,9 +29,9 @@ class Journal:
     """The file behind `--resume`; without a path nothing is kept."""
 
     def __init__(self, path: Path | None, setting: dict[str, str]) -> None:
-        """Raises ValueError for a journal of another GPU or driver."""
+        """Raises ValueError for a journal of another GPU, driver, or accumulation."""
         self.path, self._known = path, dict[str, dict]()
-        same = {key: setting[key] for key in ("gpu", "driver")}
+        same = {k: setting[k] for k in ("gpu", "driver", "accumulation") if k in setting}
         if path is None:
             return
         if path.exists():
@@ -51,7 +51,7 @@ class Journal:
         if entry is None or entry["program"] != fingerprint(case):
             return False
         forms = {form: Tally(**tally) for form, tally in entry["forms"].items()}
-        result.absorb(Campaign(forms, entry["digests"]))
+        result.absorb(Campaign(forms, entry["digests"], programs=1, sums=entry.get("sums", {})))
         return True
 
     def keep(self, case: Case, found: Campaign) -> None:
@@ -63,6 +63,7 @@ class Journal:
             "program": fingerprint(case),
             "forms": {form: dataclasses.asdict(tally) for form, tally in found.forms.items()},
             "digests": found.digests,
+            "sums": found.sums,
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

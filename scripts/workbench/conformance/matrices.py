@@ -150,7 +150,7 @@ def product(form: str, buffers: list[Buffer], count: int, name: str) -> Case:
 def _approximate(made: Case) -> Case:
     """The case, judged by the bound of its form."""
     outputs = {k: dataclasses.replace(v, approximate=True) for k, v in made.outputs.items()}
-    return dataclasses.replace(made, outputs=outputs, recorded=False)
+    return dataclasses.replace(made, outputs=outputs, recorded=False, sums=True)
 
 
 def products(most: int = MATRICES) -> Iterator[Case]:

@@ -35,7 +35,7 @@ from workbench.conformance.campaign import (
 )
 from workbench.conformance.case import Case
 from workbench.conformance.journal import Journal
-from workbench.conformance.ptx_program import Program, emulate
+from workbench.conformance.ptx_program import Program, aimed_at, emulate
 
 FAILED, REFUSED, INCOMPLETE = 1, 2, 3  # exit codes
 RECORD = Path(__file__).resolve().parents[3] / "results" / "conformance_h100.json"
@@ -81,10 +81,12 @@ def on_gpu(arguments: argparse.Namespace) -> int:
         print(f"refused: no GPU to compare with: {error}", file=sys.stderr)
         return REFUSED
     setting |= {"programs": f".version {elementwise.VERSION}", "date": str(datetime.date.today())}
+    setting |= {"accumulation": arguments.accumulation}
     print(", ".join(f"{key} {value}" for key, value in setting.items()))
     result = Campaign()
     missing = _refused(devices[0], result)
-    cases = chosen(everything.cases(result.refused), arguments.only)
+    aligned = arguments.accumulation == "aligned"
+    cases = chosen(everything.cases(result.refused, aligned=aligned), arguments.only)
     try:
         journal = Journal(arguments.resume, setting)
     except ValueError as error:
@@ -95,7 +97,7 @@ def on_gpu(arguments: argparse.Namespace) -> int:
     left.sort(key=lambda case: everything.is_recorded(record, case))
     newer = sum(not everything.is_recorded(record, case) for case in left)
     print(f"{len(cases)} programs, {len(left)} to do, {newer} newer than {RECORD.name}", flush=True)
-    whole = _asked(devices, left, result, journal, arguments)
+    whole = _asked(devices, left, result, journal, arguments, setting["target"])
     for device in devices:
         device.close()
     code = report(result, setting, missing, arguments)
@@ -124,10 +126,12 @@ def _asked(
     result: Campaign,
     journal: Journal,
     arguments: argparse.Namespace,
+    target: str,
 ) -> bool:
     """Whether all cases could be asked about within the seconds."""
+    how = arguments.accumulation, target
     start, differing = time.monotonic(), dict[str, np.ndarray]()
-    answers = campaign(devices, cases, arguments.jobs)
+    answers = campaign(devices, cases, arguments.jobs, how)
     for done, answer in enumerate(answers, 1):
         name, said = answer.case.name, answer.said
         result.absorb(said)
@@ -182,8 +186,12 @@ def against_record(arguments: argparse.Namespace) -> int:
     """ptxemu alone: the digest of every case's outputs must be the recorded one."""
     record = json.loads(arguments.recorded.read_text(encoding="utf-8"))
     kept, newer = everything.recorded(record)
+    if arguments.accumulation == "aligned":
+        kept += everything.recorded_sums(record)
     cases, gpu, wrong = chosen(kept, arguments.only), record["setting"]["gpu"], 0
-    for name in everything.unlike(record, emulated(cases, arguments.jobs)):
+    how = arguments.accumulation, record["setting"]["target"]
+    found = emulated(cases, arguments.jobs, how)
+    for name in everything.unlike(record, found):
         wrong += 1
         print(f"{name}: not what {gpu} left in memory")
     print(f"{len(cases) - wrong} of {len(cases)} programs as on {gpu}")
@@ -207,7 +215,9 @@ def asked_about(arguments: argparse.Namespace) -> int:
         return device.ask(hw_runner.launch, program)
 
     def emulated_too(program: Program) -> Outputs:
-        return emulate(program, ptxemu.load(program.text), ptxemu.Options(limit=None))
+        options = ptxemu.Options(limit=None, accumulation=arguments.accumulation)
+        aimed = aimed_at(program, setting["target"])
+        return emulate(aimed, ptxemu.load(aimed.text), options)
 
     found = []
     for line in itertools.chain(precision.table(run, emulated_too), questions.answers(run)):

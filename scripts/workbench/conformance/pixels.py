@@ -26,7 +26,10 @@ _NAN_TYPES = ("f16", "bf16", "f32", "f64", "tf32")
 _SPANS = {"none": 128, "32B": 32, "64B": 64, "128B": 128}
 _BOX_BYTES = 4096
 _COPIES = "cp.async.bulk cp.reduce.async.bulk"
-_REDUCTIONS = (("u32", "add"), ("f16", "add"), ("u64", "max"), ("bf16", "min"), ("u32", "xor"))
+_REDUCTIONS = (
+    *(("u32", "add"), ("f16", "add"), ("u64", "max"), ("bf16", "min"), ("u32", "xor")),
+    ("u32", "max"),
+)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ Generators: see `generate`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -182,6 +183,11 @@ def _header_line(program: Program, line: str, expressions: dict[str, str], seed:
 
 
 # -- running and checking -------------------------------------------------------------------
+
+
+def aimed_at(program: Program, target: str) -> Program:
+    """The program for another GPU than it is written for."""
+    return dataclasses.replace(program, text=program.text.replace("sm_100a", target))
 
 
 def emulate(

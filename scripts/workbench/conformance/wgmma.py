@@ -185,9 +185,7 @@ def _advances(v: Variant, where: str, mn: bool, rows: int, k: int) -> list[int]:
     span, nbytes = SPANS[where], k * v.bits // 8
     if mn:
         return [step * k * span for step in range(v.steps)]
-    return [
-        step * nbytes // span * rows * span + step * nbytes % span for step in range(v.steps)
-    ]
+    return [step * nbytes // span * rows * span + step * nbytes % span for step in range(v.steps)]
 
 
 def _image(v: Variant, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, int]:
@@ -365,6 +363,46 @@ def _variant(types: str, n: int, number: int) -> Variant:
         signs,
         accumulate=turn[5] % 4 != 0,
     )
+
+
+# -- products of any numbers ----------------------------------------------------------------------
+
+_SUMS = ("f32.f16.f16", "f16.f16.f16", "f32.bf16.bf16", "f32.tf32.tf32",
+         *(f"{d}.{a}.{a}" for a in ("e4m3", "e5m2") for d in ("f32", "f16")))  # fmt: skip
+
+
+def _any(seed: str, type_: str, count: int) -> np.ndarray:
+    """Bit patterns of numbers of all bits within a few powers of two, whatever place they take."""
+    words = random_words(seed, count)
+    fraction = 1 + (words >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    power = below(f"{seed} power", count, 9) - 4
+    sign = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
+    return fragments.codes_of(sign * fraction * np.exp2(power), type_)
+
+
+def _of_any_numbers(v: Variant) -> Case:
+    """The variant's program; its bits say how a tensor core sums."""
+    made, name = program(v), f"any {v.name}"
+    image, d = (b.data for b in made.program.buffers() if b.name in ("image", "d"))
+    count = d.nbytes * 8 // fragments.BITS[v.d_type]
+    contents = {
+        "image": packed(_any(name, v.a_type, image.nbytes * 8 // v.bits), v.bits),
+        "d": packed(_any(f"{name} d", v.d_type, count), fragments.BITS[v.d_type]),
+    }
+    params = [
+        dataclasses.replace(param, data=contents[param.name].view(param.data.dtype))
+        if isinstance(param, Buffer) and param.name in contents
+        else param
+        for param in made.program.params
+    ]
+    changed = dataclasses.replace(made.program, params=params)
+    return dataclasses.replace(made, name=name, program=changed, recorded=False, sums=True)
+
+
+def sums() -> Iterator[Case]:
+    """A program of each kind of numbers."""
+    for types in _SUMS:
+        yield _of_any_numbers(Variant(types, 64))
 
 
 def cases() -> Iterator[Case]:

@@ -6,7 +6,7 @@ import argparse
 
 from gqa_lowlatency.config import HEAD_DIMS, IO_DTYPES, KV_DTYPES, OUT_DTYPES, TUNABLE
 from workbench.flags import groups
-from workbench.flags.groups import add, switch
+from workbench.flags.groups import add, count, positive_count, switch
 
 SIZES = {"batch": 1, "q_len": 1, "kv_len": 1024, "q_heads": 16, "kv_heads": 2}
 
@@ -15,11 +15,11 @@ def add_case(parser: argparse.ArgumentParser) -> None:
     """All flags of a case, without --arch."""
     group = parser.add_argument_group("problem")
     groups.add_sizes(group, **SIZES)
-    add(group, "head-dim", f"one of {HEAD_DIMS}", 128, old=["D", "dH"])
+    add(group, "head-dim", f"one of {HEAD_DIMS}", 128, old=["D", "dH"], type=positive_count)
     groups.add_dtypes(group, IO_DTYPES, OUT_DTYPES, "q, k and v")
     add(group, "kv-dtype", "of k and v alone", "", shown="as --dtype", choices=KV_DTYPES)
     switch(group, "scales", "of e4m3 k and v, one per KV head")
-    add(group, "page-size", "keys in pages of so many rows; 0: no pages", 0)
+    add(group, "page-size", "keys in pages of so many rows; 0: no pages", 0, type=count)
     group = parser.add_argument_group("what a token sees")
     groups.add_visibility(group, causal=True)
     group.add_argument("--full", dest="causal", action="store_false", help=argparse.SUPPRESS)

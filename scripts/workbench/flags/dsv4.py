@@ -7,7 +7,7 @@ import argparse
 from kvcache.layouts.models import V4_RECORDS
 from workbench.dsv4.shape import MUTATIONS, RATIOS, Shape
 from workbench.flags import groups
-from workbench.flags.groups import add, switch
+from workbench.flags.groups import add, positive_count, switch
 
 ARCHS = ("sm_100a",)  # the compressors run on sm_90a as well; attention and the experts do not
 SIZES = {
@@ -38,7 +38,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add(group, "kind", "window alone, or beside compressed entries", shape.kind, choices=RATIOS)
     for name, words in SIZES.items():
         field, old = FIELDS.get(name, (name.replace("-", "_"), []))
-        add(group, name, words, getattr(shape, field), old=old, dest=field)
+        add(group, name, words, getattr(shape, field), old=old, dest=field, type=positive_count)
     add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
     switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
     seed, json = "weights and tokens", "every number of every step"

@@ -26,6 +26,7 @@ SIZES = {
     "q-heads": ("qH", "query heads, a multiple of the KV heads"),
     "kv-heads": ("kvH", "KV heads"),
 }
+PICTURES = (".png", ".svg", ".pdf")
 Window = tuple[int | None, int | None]
 
 
@@ -119,7 +120,8 @@ def add_sizes(group: argparse._ArgumentGroup, **defaults: int) -> None:
             of_each = {"type": lengths, "metavar": "N[,N...]", "shown": str(value)}
             add(group, name, words, (value,), old=[old], **of_each)
         else:
-            add(group, name, words, value, old=[old], type=count)
+            kind = positive_count if name.endswith("heads") else count
+            add(group, name, words, value, old=[old], type=kind)
 
 
 def add_dtypes(
@@ -198,9 +200,18 @@ def add_json(group: argparse._ActionsContainer, what: str = "every figure") -> N
     add_file(group, "json", f"write {what} there as well")
 
 
+def picture(text: str) -> Path:
+    """Argument type: a file that matplotlib knows how to write."""
+    path = Path(text)
+    if path.suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: the name ends in {' or '.join(PICTURES)}")
+    return path
+
+
 def add_plot(group: argparse._ActionsContainer, what: str) -> None:
     """--plot; what: that it draws."""
-    add_file(group, "plot", f"draw {what}, with matplotlib")
+    words = f"draw {what}, with matplotlib"
+    group.add_argument("--plot", type=picture, metavar="FILE", help=words)
 
 
 def add_out(group: argparse._ActionsContainer, default: str, what: str) -> None:

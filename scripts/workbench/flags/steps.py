@@ -32,9 +32,10 @@ def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: 
     shown = " ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in rows)
     many = {"type": groups.positive_count, "nargs": "+", "shown": shown}
     add(group, "rows", "rows, also as 8k", rows, old=["tokens"], **many)
-    add(group, "hidden", "hidden size, of the tokens of a MoE layer", hidden)
-    words = {"type": str, "nargs": "+", "metavar": "WORD", "shown": "all"}
-    add(group, "names", "problems whose name has one of these words", (), **words)
+    words = "hidden size, of the tokens of a MoE layer"
+    add(group, "hidden", words, hidden, type=groups.positive_count)
+    some = {"type": str, "nargs": "+", "metavar": "WORD", "shown": "all"}
+    add(group, "names", "problems whose name has one of these words", (), **some)
 
 
 def add_case(step: str, parser: argparse.ArgumentParser) -> None:

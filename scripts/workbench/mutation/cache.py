@@ -20,7 +20,8 @@ from kvcache.movement.api import append_rows, append_swa, checksum, copy_slots, 
 from workbench.mutation.subject import Results, Subject
 
 SLOTS, ROWS, TOKENS = 5, 8, 9
-HEADS, KEYS, BLOCK = 64, 2400, 32  # of the indexer
+# Of the indexer; one CTA comes round the ring of 8 stages and waits for each of them to be free.
+HEADS, KEYS, BLOCK = 64, 17 * 128 + 90, 32
 POSITIONS = 256
 
 
@@ -78,8 +79,9 @@ def _copy() -> Results:
 
 
 def _checksum() -> Results:
-    """More pieces than CTAs have warps, so that they take turns."""
-    return (checksum(_pool(12288), torch.tensor([3, 0, 1]), 16, 8240, arch="sm_90a"),)
+    """More pieces than CTAs, so that they take turns."""
+    with mock.patch("kvcache.movement.config.CTAS", 2):
+        return (checksum(_pool(12288), torch.tensor([3, 0, 1]), 16, 8240, arch="sm_90a"),)
 
 
 def _queries() -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +105,7 @@ def _scores(record: Record, arch: str) -> Results:
     tables = torch.randperm(2 * blocks, generator=_random()).view(2, blocks).int()
     out = torch.full((3, KEYS + 2), 7.0)
     owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, KEYS]).int()
-    with mock.patch("fmha.sparse.indexer.scores_launch.sms_of", return_value=1):
+    with mock.patch("fmha.sparse.indexer.scores_launch.grid_for", return_value=(1, len(q))):
         scores(rows, query, owners, counts, tables, out, arch=arch)
     return (out,)
 
@@ -114,8 +116,11 @@ def _select(k: int, candidates: int) -> Results:
     return select(found, torch.tensor([candidates, k, 0]).int(), k, arch="sm_90a")
 
 
-def _compress(kind: str, counts: tuple[int, ...], online: bool = False) -> Results:
-    """Two steps that complete windows; the second one reads tails."""
+def _compress(
+    kind: str, counts: tuple[int, ...], more: tuple[int, ...] = (5,), online: bool = False
+) -> Results:
+    """Steps that complete windows: one of so many tokens of each request, then `more` of all. They
+    read tails, and write what they have read there."""
     layout = deepseek_v4("v4", [HCA, CSA, 0], 128, Options(record="bf16", online_hca=online))
     cache = Cache(layout, Sizes(blocks=24, states=6, checkpoints=8))
     tail = cache.tail(f"{kind}_tail", 0)
@@ -124,10 +129,10 @@ def _compress(kind: str, counts: tuple[int, ...], online: bool = False) -> Resul
     weights = Compressor(ape, torch.ones(tail.tail.width), 1e-6)
     requests = [cache.admit(str(index), [index] * count).request
                 for index, count in enumerate(counts)]  # fmt: skip
-    for more in (None, 5):
+    for step_counts in (counts, *((count,) * len(counts) for count in more)):
         batch = {
-            request: [index] * (more or count)
-            for index, (request, count) in enumerate(zip(requests, counts, strict=True))
+            request: [index] * count
+            for index, (request, count) in enumerate(zip(requests, step_counts, strict=True))
         }
         cos, sin = _angles()
         with cache.step(batch) as step:
@@ -150,6 +155,7 @@ SUBJECTS: dict[str, Subject] = {
     "index scores tcgen05": Subject(lambda: _scores(INDEXER_FP4, "sm_100a")),
     "index select": Subject(lambda: _select(40, 600)),
     "compressor csa": Subject(lambda: _compress("csa", (11, 6))),
-    "compressor hca": Subject(lambda: _compress("hca", (130, 125))),
+    # More tokens in front of a step's window, and behind it, than a thread has rows.
+    "compressor hca": Subject(lambda: _compress("hca", (130, 125), (14, 130))),
     "compressor online": Subject(lambda: _compress("hca", (130, 125), online=True)),
 }

@@ -13,6 +13,7 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from ptxemu.mutation.carried import UNREACHED
 from ptxemu.mutation.catalogue import CLASSES
 from ptxemu.mutation.classes import Mutant
 from ptxemu.mutation.rerun import BROKEN, NOTICED, UNNOTICED, Verdict
@@ -22,6 +23,11 @@ from workbench.mutation.subject import SCHEDULES, Judge, Subject
 SUBJECTS: dict[str, Subject] = {
     **attention.SUBJECTS, **decode.SUBJECTS, **experts.SUBJECTS, **cache.SUBJECTS,
 }  # fmt: skip
+ELSEWHERE = "ordered by another edge"
+MANUAL_ALONE = (
+    "the strict rules note it: the manual's text asks for what kernels known right on hardware do "
+    "without (ptxemu/check/manual.py)"
+)
 _SAVE_SECONDS = 5.0
 _AHEAD = 4  # mutants per process that wait in the queue, so that an interrupt is quick
 
@@ -33,7 +39,8 @@ Chosen = list[tuple[Key, Mutant]]
 @dataclass(frozen=True)
 class Record:
     """One judged mutant. equivalent: the reason by which it means the same as its kernel; noted:
-    the strict rules tell one that is equivalent from it, all the same."""
+    the strict rules tell the two apart, all the same; instead: what orders what the changed
+    instruction ordered, or UNREACHED."""
 
     subject: str
     ptx: str
@@ -46,6 +53,7 @@ class Record:
     schedule: str
     seconds: float
     noted: bool = False
+    instead: str = ""
 
     @property
     def key(self) -> Key:
@@ -57,8 +65,19 @@ class Record:
 
     @property
     def survived(self) -> bool:
-        """Nothing tells it from its kernel, and no reason why."""
-        return self.by == UNNOTICED and not self.equivalent
+        """Nothing tells it from its kernel, and nothing shows that it means the same."""
+        return self.by == UNNOTICED and not (self.equivalent or self.instead)
+
+    @property
+    def same(self) -> str:
+        """Why it means the same as its kernel, by a rule or by what a run has shown; else ''."""
+        shown = f"{ELSEWHERE}: {self.instead}" if self.instead and not self.unreached else ""
+        return "" if self.killed else self.equivalent or shown
+
+    @property
+    def unreached(self) -> bool:
+        """The problem has nothing that the changed instruction is for."""
+        return self.instead == UNREACHED and not self.equivalent and not self.killed
 
 
 class Records:
@@ -119,15 +138,21 @@ def judged(key: Key, schedules: int) -> Record:
     subject, kernel, *_ = key
     judge, mutants = _prepared(subject, schedules)
     mutant = mutants[key]
-    noted = False
+    equivalent, noted, instead = mutant.equivalent, False, ""
     try:
         verdict = judge.verdict(kernel, mutant)
-        if mutant.equivalent and not verdict.noticed:
+        if verdict.by == UNNOTICED:
             noted = judge.noted(kernel, mutant)
+            takes_away = mutant.kind.name.startswith(("remove", "weaken", "move"))
+            equivalent = equivalent or MANUAL_ALONE * (noted and takes_away)
+        if verdict.by == UNNOTICED and not equivalent:
+            instead = judge.instead(kernel, mutant)
+            rest = judge.rest.verdict(kernel, mutant) if instead else verdict
+            verdict = rest if rest.noticed else verdict
     except Exception as error:  # noqa: BLE001  (a crash is a result, too: it must not end the rest)
         verdict = Verdict(BROKEN, f"{type(error).__name__}: {error}")
-    found = mutant.instruction, mutant.equivalent
-    return Record(*key, *found, **asdict(verdict), noted=noted)
+    found = mutant.instruction, equivalent
+    return Record(*key, *found, **asdict(verdict), noted=noted, instead=instead)
 
 
 def run(keys: list[Key], jobs: int, schedules: int, seen: Callable[[Record], None]) -> None:

@@ -55,8 +55,9 @@ def _ids(tokens: int, choices: int, experts: int) -> torch.Tensor:
 
 
 def _permutation(tokens: int) -> Results:
-    """More slots than there are threads: warps take turns."""
-    found = permutation(_ids(tokens, 4, 40), 40, arch="sm_100a")
+    """More slots than there are threads, also of two CTAs: warps take turns."""
+    with mock.patch("moe.routing.config.MAX_CHUNKS", 2):
+        found = permutation(_ids(tokens, 4, 40), 40, arch="sm_100a")
     return found.offsets, found.slot_of_row, found.row_of_slot
 
 

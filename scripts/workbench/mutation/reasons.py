@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 EDGE = "ordered by another edge"
 NAME = "a name and nothing else"
+UNREAD = "nobody reads what it writes"
 HARDWARE = "shows in the timing of hardware alone"
 NOT_REACHED = "not reached by this problem"
 UNEXPLAINED = "unexplained"
-CATEGORIES = (EDGE, NAME, HARDWARE, NOT_REACHED)
+CATEGORIES = (EDGE, NAME, UNREAD, HARDWARE, NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,31 @@ REASONS: tuple[Reason, ...] = (
         subject="decode",
     ),
     Reason(
-        NOT_REACHED,
-        "every warp has one turn, and nothing of another turn follows",
-        "remove warp barrier",
-        subject="permutation in two",
-    ),
-    Reason(
         HARDWARE,
         "it keeps ptxas from moving loads behind it; lanes read what they brought themselves",
         "remove warp barrier",
         subject="compressor",
     ),
     Reason(
-        NOT_REACHED,
-        "no CTA has a second piece, whose sums take the place of the first",
-        "remove named barrier",
-        subject="checksum",
+        UNREAD,
+        "the copy is of the last row of a window, which no later token replaces: no bytes of it",
+        "cp.async behind commit_group",
+        subject="compressor csa",
+    ),
+    Reason(
+        EDGE,
+        "fence.proxy.async of the thread that initialises, behind it and before the same barrier, "
+        "for the scale factors: it makes the inits visible to the async proxy, too",
+        "init",
+        "fence.mbarrier_init",
+        subject="index scores",
+    ),
+    Reason(
+        EDGE,
+        "fence.proxy.async of the thread that initialises, behind it and before the same barrier, "
+        "for the scale factors: it makes the inits visible to the async proxy, too",
+        "init fence behind barrier",
+        subject="index scores",
     ),
     Reason(
         NAME,
@@ -81,12 +91,6 @@ REASONS: tuple[Reason, ...] = (
         NOT_REACHED,
         "the ring does not come round to this stage, so nobody waits for it to be free",
         "misdirect commit",
-    ),
-    Reason(
-        NOT_REACHED,
-        "the ring does not come to this stage",
-        "remove mbarrier.init",
-        subject="index scores",
     ),
     Reason(
         EDGE,

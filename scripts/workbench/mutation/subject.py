@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from kernelkit.launch import emulation
+from ptxemu.mutation.carried import Carried, instead
 from ptxemu.mutation.catalogue import SYNCHRONISATION
 from ptxemu.mutation.classes import Mutant, MutationClass, mutants
-from ptxemu.mutation.rerun import Baseline, Verdict, baseline, verdict
+from ptxemu.mutation.rerun import Baseline, Verdict, baseline, carried, verdict
 from ptxemu.mutation.text import Text
 from workbench.problems.attention import same_bits
 
@@ -86,6 +87,7 @@ class Judge:
         self.subject, self.schedules = subject, schedules
         self.known = subject.ground(*schedules.values()).known
         self._notes: set[tuple[Any, ...]] | None = None
+        self._carried: dict[str, Carried] = {}
 
     def verdict(self, kernel: str, mutant: Mutant) -> Verdict:
         """Of the first schedule that tells."""
@@ -99,6 +101,22 @@ class Judge:
             self._notes = self.subject.ground(*STRICT.values()).known
         lines = mutant.change.lines
         return verdict(self.subject.run, kernel, lines, STRICT, self._notes).noticed
+
+    @cached_property
+    def rest(self) -> Judge:
+        """By the schedules that this judge has not."""
+        left = {name: each for name, each in SCHEDULES.items() if name not in self.schedules}
+        return Judge(self.subject, left)
+
+    def instead(self, kernel: str, mutant: Mutant) -> str:
+        """As `ptxemu.mutation.carried.instead`, of a mutant that nothing notices."""
+        line = mutant.change.lines.get(mutant.instr.line, "")
+        if str(mutant.text.statement(mutant.instr)) in line:  # what changes is another instruction
+            return ""
+        if kernel not in self._carried:
+            self._carried[kernel] = carried(self.subject.run, kernel, {})
+        changed = carried(self.subject.run, kernel, mutant.change.lines)
+        return instead(self._carried[kernel], changed, mutant.instr)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from ptxemu.mutation.carried import UNREACHED
 from ptxemu.mutation.rerun import BROKEN, NOTICED
 from workbench import tables
 from workbench.mutation.campaign import Record
@@ -14,14 +15,15 @@ from workbench.mutation.reasons import CATEGORIES, UNEXPLAINED, reason_of
 
 _TITLE = "mutants, and what tells them from their kernel; noted: equivalent, but for strict rules"
 MAX_EQUIVALENT, MIN_KILLED = 0.15, 0.97
-_COLUMNS = ("mutants", *NOTICED, "equivalent", "noted", "survived")
+_COLUMNS = ("mutants", *NOTICED, "equivalent", "noted", "unreached", "survived")
 
 
 def counts(records: Sequence[Record]) -> Counter:
     """By the columns of the table. A mutant that is killed is not equivalent, whatever was said."""
     found = Counter(record.by for record in records if record.killed)
     found["mutants"] = len(records)
-    found["equivalent"] = sum(bool(r.equivalent) and not r.killed for r in records)
+    found["equivalent"] = sum(bool(r.same) for r in records)
+    found["unreached"] = sum(r.unreached for r in records)
     found["noted"] = sum(r.noted for r in records)
     found["survived"] = sum(r.survived for r in records)
     found[BROKEN] = sum(r.by == BROKEN for r in records)
@@ -29,9 +31,9 @@ def counts(records: Sequence[Record]) -> Counter:
 
 
 def shares(records: Sequence[Record]) -> tuple[float, float]:
-    """(equivalent among all, killed among the rest)."""
+    """(equivalent among all, killed among the rest that the problem reaches)."""
     found = counts(records)
-    rest = found["mutants"] - found["equivalent"]
+    rest = found["mutants"] - found["equivalent"] - found["unreached"]
     killed = sum(found[by] for by in NOTICED)
     return found["equivalent"] / max(found["mutants"], 1), killed / max(rest, 1)
 
@@ -69,8 +71,13 @@ def show(records: Sequence[Record], console: Console) -> None:
         (r.kind, r.equivalent) for r in records if r.equivalent and not r.killed
     ):
         console.print(f"  {kind}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for r in records:
+        if r.instead and r.same:
+            words = f"  {r.subject}: {r.kind} @{r.line}: {r.same}"
+            console.print(words, highlight=False, markup=False, soft_wrap=True)
     for title, chosen in (
         ("Killed though called equivalent", [r for r in records if r.equivalent and r.killed]),
+        (f"Not reached: {UNREACHED}", [r for r in records if r.unreached]),
         *survivors(records).items(),
         ("No PTX", [r for r in records if r.by == BROKEN]),
     ):

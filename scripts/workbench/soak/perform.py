@@ -115,10 +115,16 @@ def report(console: Console, failed: Run) -> int:
 
 def replay(console: Console, path: Path) -> int:
     """Run the operations of a stored failure."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    log = [(operation, tuple(numbers)) for operation, numbers in stored["log"]]
-    kind = fails(stored["case"], stored["seed"], log)
-    console.print(f"{len(log)} operations on {stored['case']}: {kind or 'nothing fails'}")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        log = [(operation, tuple(numbers)) for operation, numbers in stored["log"]]
+        case, seed = stored["case"], int(stored["seed"])
+    except (ValueError, TypeError, KeyError) as error:
+        return refuse(f"--replay {path}: no failure that soak.py stored ({error!r})")
+    if case not in CASES:
+        return refuse(f"--replay {path}: no case {case!r}; there are {', '.join(CASES)}")
+    kind = fails(case, seed, log)
+    console.print(f"{len(log)} operations on {case}: {kind or 'nothing fails'}")
     return FAILED if kind else 0
 
 

@@ -26,7 +26,8 @@ NO_TRUTHS = (None, 1, 0, "yes", 1.0, [], np.bool_(True))
 NO_NUMBERS = (None, 1.5, math.nan, math.inf, "1", b"1", True, [1], (), {}, 1j, np.float32(1))
 NO_TOKENS = (
     *(None, 1, 1.5, "abc", b"abc", [], (), {}, {1: 2}, {1, 2}, [1.5], [None], ["a"], [[1]]),
-    *([1, [2]], [True], [HUGE], [1, -HUGE], [1 << 63], np.ones(3), np.zeros((1, 3), np.int64)),
+    *([1, [2]], [True], [1, True], (2, np.bool_(False)), [HUGE], [1, -HUGE], [1 << 63]),
+    *(np.ones(3), np.zeros((1, 3), np.int64)),
     *(np.array(["1"]), np.array([1 << 63], np.uint64), object(), iter([1])),
 )
 NO_REQUESTS = (None, 0, -1, True, "name", b"name", 1.5, [], (), {}, object(), Request)

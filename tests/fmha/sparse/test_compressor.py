@@ -37,7 +37,7 @@ from tests.fmha.sparse.compressor_cases import (
     [
         ("csa", 9, []),
         ("online", 128, []),
-        ("csa", 15, [[1, 3, 4, 9]]),
+        ("csa", 15, [[1, 3, 4, 9], [11]]),  # 11: a window ends with the first token of a step
         ("hca", 130, []),
         ("online", 131, [[60]]),
     ],
