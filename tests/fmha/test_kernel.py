@@ -79,7 +79,15 @@ MOVING = tuple(  # row maxima move from tile to tile, so that O is rescaled
 )
 
 
-@pytest.mark.parametrize("case", by_group((*QUICK, *MOVING)))
+EXACT = tuple(  # no page lies behind the table, and a tile goes on behind the last one
+    dataclasses.replace(
+        case, skv=96, kv_lens=(96,) * case.batch, q_offset=(95,) * case.batch, amplitude=1.0
+    )
+    for case in MOVING
+)
+
+
+@pytest.mark.parametrize("case", by_group((*QUICK, *MOVING, *EXACT)))
 def test_every_value_of_every_factor(case):
     check(case, ADVERSARIAL)
 

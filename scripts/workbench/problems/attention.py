@@ -168,11 +168,12 @@ class Case:
         return pool
 
     def page_table(self) -> torch.Tensor:
-        """int32 [batch, pages of the longest entry and one more]."""
+        """int32 [batch, pages of the longest entry], with one column more unless the last entry is
+        as long: then nothing lies behind the table."""
         counts = [-(-length // self.page_size) for length in self.keys]
         pages = list(range(sum(counts) + SPARE_PAGES))
         random.Random(self._seed()).shuffle(pages)
-        width = max(counts) + 1
+        width = max(counts) + (counts[-1] < max(counts))
         rows = [
             [pages.pop() for _ in range(count)]
             + [NO_PAGES[index % len(NO_PAGES)] for index in range(width - count)]
