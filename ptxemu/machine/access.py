@@ -241,6 +241,15 @@ def _local(w: Warp, where: tuple[np.ndarray, np.ndarray], size: int, write: bool
     if w.local is None:
         nbytes = -(-w.program.layout.local_bytes // 16) * 16
         w.local = np.full((32, nbytes), POISON_BYTE, np.uint8)
+    room = w.local.shape[1]
+    beyond = (where[1] < 0) | (where[1] >= room // size)
+    if beyond.any():
+        what = "write to" if write else "read of"
+        first = int(where[1][beyond][0]) * size & (1 << 64) - 1
+        raise OutOfBounds(
+            f"{what} {len(where[1]) * size} bytes of local memory, offset {first:#x}; a thread has"
+            f" {room} bytes"
+        )
     for each in w.listeners:
         each.local_access(w, *where, size, write)
     return w.local.view(f"u{size}")
