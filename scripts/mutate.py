@@ -16,6 +16,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from ptxemu.host.command_line import output_file
 from workbench.command import Command
 
 
@@ -35,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     words = "judge again what the file holds, or what survived in it"
     parser.add_argument("--again", choices=("survivors", "all"), help=words)
     words = "where the verdicts are kept; default: out/mutants.json"
-    parser.add_argument("--json", type=Path, default=Path("out/mutants.json"), help=words)
+    parser.add_argument("--json", type=output_file, default=Path("out/mutants.json"), help=words)
 
 
 COMMAND = Command("workbench.mutation.perform", add_flags, __doc__)

@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, redirect_stdout, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.progress import Progress
+from ptxemu.host.command_line import output_file
 from ptxemu.inspect.command_line import add_place_arguments, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule, schedule
@@ -309,6 +309,8 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
         "0 (equal bits) of a run",
     )
     subjects.add_limit(parser, 600.0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the difference, too")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the difference, too"
+    )
     add_place_arguments(parser.add_argument_group("tiles in place of tensors"))
     return parser

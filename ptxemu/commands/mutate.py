@@ -23,6 +23,7 @@ from ptxemu.commands.subject import (
     parse,
     parser_of,
 )
+from ptxemu.host.command_line import output_file
 from ptxemu.schedules import add_schedule_arguments, schedules
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     parser.add_argument(
         "--json",
-        type=Path,
+        type=output_file,
         default=Path("ptxemu-mutants.json"),
         metavar="FILE",
         help="where verdicts are kept (default ptxemu-mutants.json)",

@@ -65,7 +65,7 @@ BEYOND = {
     "rank": "mov.u32 %r1, fixed;\nadd.u32 %r1, %r1, 0x3000000;\nld.shared::cluster.b32 %r2, [%r1];",
     "atomic": "mov.u32 %r1, fixed;\natom.shared.add.u32 %r2, [%r1+64], 1;",
     "local": "add.u32 %r3, %r0, 40;\nmul.wide.u32 %rd1, %r3, 4;\nst.local.b32 [%rd1], %r3;",
-    "local before": "mul.wide.u32 %rd1, %r0, 4;\nadd.u64 %rd1, %rd1, -8;\nst.local.b32 [%rd1], %r0;",
+    "local before": "mul.wide.u32 %rd1, %r0, 4;\nst.local.b32 [%rd1-8], %r0;",
 }
 MISALIGNED = {
     "uniform": "ld.global.b32 %r1, [%rd1+2];",

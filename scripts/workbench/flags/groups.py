@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from kernelkit.arch import BACKENDS
+from ptxemu.host.command_line import output_file
 from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
@@ -192,7 +193,7 @@ def add_tolerance(group: argparse._ArgumentGroup) -> None:
 
 def add_file(group: argparse._ActionsContainer, name: str, words: str) -> None:
     """`--name FILE`."""
-    group.add_argument(f"--{name}", type=Path, metavar="FILE", help=words)
+    group.add_argument(f"--{name}", type=output_file, metavar="FILE", help=words)
 
 
 def add_json(group: argparse._ActionsContainer, what: str = "every figure") -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
+from ptxemu.host.command_line import output_file
 from workbench.command import Command
 
 
 def _flags(parser: argparse.ArgumentParser, *, what: str, picture: bool = False) -> None:
     parser.set_defaults(what=what)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the same as JSON")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="the same as JSON")
     if picture:
-        parser.add_argument("--png", type=Path, metavar="FILE", help="packages as a picture")
+        parser.add_argument("--png", type=output_file, metavar="FILE", help="packages as a picture")
 
 
 def _command(what: str, about: str, **options: bool) -> Command:
