@@ -211,22 +211,24 @@ def test_a_replaced_field_is_as_if_encoded(field, ordinal, value, changes):
     assert decode(bytes(raw)) == decode(encode(0, **{**given, **changes}))
 
 
+CODES = {  # of a field, by what it stands for in `encode`
+    "elemtype": (
+        "dtype", "tf32", [(2, "u32"), (3, "u32"), (7, "f32"), (11, "tf32"), (5, "u64"), (9, "f64")]
+    ),
+    "swizzle_mode": ("swizzle", "32B", [(0, "none"), (1, "32B"), (2, "64B")]),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(2, "u32"), (3, "u32"), (7, "f32"), (11, "tf32"), (5, "u64"), (9, "f64")]
+    ("field", "value", "name"),
+    [(field, *code) for field, (_, _, codes) in CODES.items() for code in codes],
 )
-def test_types_of_replaced_maps(value, dtype):
-    given = {"dims": (16, 8), "strides": (128,), "box": (4, 4)}
-    raw = bytearray(encode(0, **given, dtype="tf32", swizzle="32B"))
-    replace_field(raw, "elemtype", 0, value)
-    assert decode(bytes(raw)) == decode(encode(0, **given, dtype=dtype, swizzle="32B"))
-
-
-@pytest.mark.parametrize(("value", "swizzle"), [(0, "none"), (1, "32B"), (2, "64B")])
-def test_swizzles_of_replaced_maps(value, swizzle):
-    given = {"dims": (16, 8), "strides": (128,), "box": (4, 4), "dtype": "u32"}
-    raw = bytearray(encode(0, **given, swizzle="32B"))
-    replace_field(raw, "swizzle_mode", 0, value)
-    assert decode(bytes(raw)) == decode(encode(0, **given, swizzle=swizzle))
+def test_codes_of_replaced_maps(field, value, name):
+    argument, before, _ = CODES[field]
+    given = {"dims": (16, 8), "strides": (128,), "box": (4, 4), "dtype": "u32", "swizzle": "32B"}
+    raw = bytearray(encode(0, **given | {argument: before}))
+    replace_field(raw, field, 0, value)
+    assert decode(bytes(raw)) == decode(encode(0, **given | {argument: name}))
 
 
 @pytest.mark.parametrize(
