@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, literal
 
 _MIN_GATHER = 4  # below this many rows, gathering operands costs more than it saves
@@ -33,6 +34,7 @@ class BlockWriter:
     step_of: list[int] = field(default_factory=list)  # the step of each line, -1 for none
     instr: object = None
     count: int = 0
+    filed: dict[int, int] = field(default_factory=dict)  # registers in the warp's file
     home: dict[Value, tuple[str, int]] = field(default_factory=dict)  # value -> (matrix, row)
     by_depth: dict[tuple[Any, ...], list[Node]] = field(default_factory=lambda: defaultdict(list))
     depth: dict[Node, int] = field(default_factory=dict)
@@ -74,7 +76,11 @@ class BlockWriter:
             value.expr = self._assign(f"{matrix}[{row}]")
         assert value.expr is not None, "the value is available"
         if value.expr.startswith("R["):
-            value.expr = self._assign(value.expr)
+            slot = int(value.expr[2:-1])
+            text = value.expr
+            if slot in self.filed:
+                text = f"get(w.file_bytes, {self.filed[slot]}, {DTYPE[value.type]})"
+            value.expr = self._assign(text)
         return value.expr
 
     def typed(self, value: Value) -> str:
@@ -94,6 +100,21 @@ class BlockWriter:
 
     def _available(self, value: Value) -> bool:
         return value.const is not None or value.expr is not None or value in self.home
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def condition(self, guard: Value) -> str:
+        """The terminator's predicate: a bool, or the bits of the lanes where it holds."""
+        return self.expr(guard) if guard.uniform else f"mask_bits({self.expr(guard)})"
+
+    def stored(self, stores: Sequence[Store], partial: int) -> list[tuple[Store, str]]:
+        """Live-out registers that lines of Python are to store, with their values, all read before
+        the first is written."""
+        return [(store, self.expr(store[2])) for store in stores]
+
+    def bound(self) -> dict[str, Any]:
+        """Names of the source beside those that every block knows."""
+        return {}
 
     # -- emission ---------------------------------------------------------------------------
 

@@ -47,12 +47,14 @@ class Lower:
     late: bool = False
     observed: bool = False
     analysis: bool = False
+    pending: frozenset[str] = frozenset()  # roots of registers whose data may be yet to come
     env: dict[str, Value | tuple[Value, Value]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     uses: set[str] = field(default_factory=set)
     defs: set[str] = field(default_factory=set)
     instr: Instr | None = None
     open_loads: list[Late] = field(default_factory=list)  # tcgen05.ld issued in this block
+    waits: bool = False  # the block completes all tcgen05.ld from before it
     arguments: dict[str, Value] = field(default_factory=dict)  # of a call, by .param variable
     _specials: dict[str, Value] = field(default_factory=dict)
 
@@ -149,7 +151,7 @@ class Lower:
             Value(type_, self._uniform_in(name), deps=frozenset((name,)), expr=f"R[{slot}]")
             for slot, type_ in self.registers.slots(name)
         ]
-        if self.late and self.registers.may_be_late(name):
+        if self.late and self.registers.root(name) in self.pending:
             for value in loaded:
                 if not value.uniform:
                     value.late = Late(value)
@@ -312,6 +314,18 @@ class Lower:
             if late is not None and not late.settled:
                 late.settled = True
                 self.nodes.append(Node("settle_value(w, {0})", (late.value,), (), instr=self.instr))
+
+    def wait_for_loads(self) -> None:
+        """Every tcgen05.ld so far has happened."""
+        self.waits = True
+        for late in self.open_loads:
+            late.settled = True
+
+    def unsettled(self) -> set[str]:
+        """Roots of the registers that are written here and whose data may come after the block."""
+        values = [(name, self.env[name]) for name in self.defs]
+        parts = [(n, p) for n, v in values for p in (v if isinstance(v, tuple) else (v,))]
+        return {self.registers.root(n) for n, p in parts if p.late and not p.late.settled}
 
     # -- binding destinations ---------------------------------------------------------------
 

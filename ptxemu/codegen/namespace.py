@@ -94,6 +94,19 @@ def stack(values: tuple[Any, ...], dtype: type) -> np.ndarray:
     return out
 
 
+def get(file: np.ndarray, offset: int, dtype: type) -> np.ndarray:
+    """A register of a warp's file."""
+    size = 32 * np.dtype(dtype).itemsize
+    return file[offset : offset + size].view(dtype).copy()
+
+
+def put(
+    file: np.ndarray, offset: int, value: PerLane, dtype: type, mask: np.ndarray | None = None
+) -> None:
+    size = 32 * np.dtype(dtype).itemsize
+    np.copyto(file[offset : offset + size].view(dtype), exact(value, dtype), where=True if mask is None else mask)
+
+
 def mask_bits(mask: np.ndarray) -> int:
     """A 32-lane bool array -> int."""
     return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
@@ -149,6 +162,8 @@ GLOBALS = {
             one_f32,
             item_f32,
             full,
+            get,
+            put,
             choose,
             stack,
             mask_bits,

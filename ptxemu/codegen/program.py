@@ -19,9 +19,12 @@ from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.lower import Lower, Store
+from ptxemu.codegen.native_writer import NativeWriter
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
+from ptxemu.native.frame import Frame, NoRoom
+from ptxemu.native.library import library
 from ptxemu.syntax.tree import TYPE_BITS, Entry, Instr
 
 PARKED = -1  # the block could not go on; run it again when woken
@@ -98,6 +101,8 @@ class Program:
         self.blocks: list[Block] = build_blocks(entry)
         self.registers = RegisterFile(entry.registers)
         self._analyse()
+        found = library()
+        self.frame = found and Frame(found, self._arrays())
         self.sites = [step.instr for block in self.blocks for step in block.steps]
         self.site_of = {id(instr): number for number, instr in enumerate(self.sites)}
         self.lengths = [len(block.steps) for block in self.blocks]
@@ -132,7 +137,7 @@ class Program:
     # -- analysis ---------------------------------------------------------------------------
 
     def _analyse(self) -> None:
-        uses, defs = [], []
+        uses, defs, lowered = [], [], []
         for block in self.blocks:
             lower = Lower(block, self.registers, self.layout.symbols, analysis=True, late=False)
             try:
@@ -143,13 +148,30 @@ class Program:
                 pass  # raised again, with its line, if the block is ever executed
             uses.append(lower.uses)
             defs.append(lower.defs)
+            lowered.append(lower)
         self.registers.settle()
         liveness(self.blocks, uses, defs)
+        self.pending = self._pending(lowered)
         self.defs = defs
         self.live_scalars = [
             frozenset(n for n in block.live_in if not self.registers.always_varying(n))
             for block in self.blocks
         ]
+
+    def _pending(self, lowered: list[Lower]) -> list[frozenset[str]]:
+        """For each block the roots of registers whose tcgen05.ld or wgmma may still be on its way
+        when the block begins."""
+        made = [frozenset(lower.unsettled()) for lower in lowered]
+        before: list[frozenset[str]] = [frozenset()] * len(self.blocks)
+        ahead = [k for k, names in enumerate(made) if names]
+        while ahead:
+            index = ahead.pop()
+            after = made[index] if lowered[index].waits else made[index] | before[index]
+            for successor in self.blocks[index].successors:
+                if not after <= before[successor]:
+                    before[successor] |= after
+                    ahead.append(successor)
+        return before
 
     def _lower_steps(self, lower: Lower, narrator: tainted.Narrator | None = None) -> None:
         probes = None if lower.analysis else self.probes
@@ -172,6 +194,18 @@ class Program:
                     line=step.instr.line,
                     text=step.instr.text,
                 ) from error
+
+    def _arrays(self) -> dict[int, str]:
+        """Slots of registers that are always arrays, with numpy's types; without those whose arrays
+        may be filled later."""
+        pending = frozenset[str]().union(*self.pending) if self.late else frozenset[str]()
+        return {
+            slot: DTYPE[type_]
+            for name in self.entry.registers
+            if self.registers.always_varying(name)
+            and self.registers.root(name) not in pending
+            for slot, type_ in self.registers.slots(name)
+        }
 
     def _initial_registers(self) -> list[Any]:
         """Registers start undefined, which is legal: zero, or zeros where always an array."""
@@ -211,6 +245,22 @@ class Program:
         return self._tainted[key]
 
     def _compile(self, key: tuple[Any, ...], *, follows: bool = False) -> Callable[..., Any]:
+        try:
+            return self._generated(key, self._writer(follows), follows)
+        except NoRoom:
+            return self._generated(key, self._writer(follows, native=False), follows)
+
+    def _writer(self, follows: bool, *, native: bool = True) -> BlockWriter:
+        sites = self.site_of if self.checked else None
+        if self.frame is None:
+            return BlockWriter(sites, resumes=follows)
+        if follows or not native:
+            return BlockWriter(sites, resumes=follows, filed=self.frame.offsets)
+        return NativeWriter(sites, frame=self.frame, tells=self.checked)
+
+    def _generated(
+        self, key: tuple[Any, ...], writer: BlockWriter, follows: bool
+    ) -> Callable[..., Any]:
         index, partial, nonuniform = key
         block = self.blocks[index]
         lower = Lower(
@@ -220,6 +270,7 @@ class Program:
             partial=partial,
             nonuniform=nonuniform,
             late=self.late,
+            pending=self.pending[index],
             observed=self.checked,
         )
         failure = None
@@ -231,7 +282,6 @@ class Program:
         except PtxEmuError as error:
             failure = error
         stores, guard = ([], None) if failure else lower.finish()
-        writer = BlockWriter(self.site_of if self.checked else None, resumes=follows)
         writer.load(lower.nodes)
         writer.run(lower.nodes)
         if failure:
@@ -249,7 +299,7 @@ class Program:
         self.lines[name] = writer.instrs
         self.steps[name] = writer.step_of
         scope: dict[str, Any] = {**namespace.GLOBALS, **registry.RUNTIME}
-        scope.update(FAILURE=failure, PARKED=PARKED)
+        scope.update(writer.bound(), FAILURE=failure, PARKED=PARKED)
         exec(compile(source, name, "exec"), scope)
         function: Callable[..., int] = scope[f"block_{index}"]
         return function
@@ -260,9 +310,8 @@ class Program:
         """Live-out registers back to their slots, then the terminator."""
         values = [value for _, _, value in stores]
         writer.require((*values, *([] if guard is None else [guard])))
-        condition = None if guard is None else writer.expr(guard)
-        texts = [writer.expr(value) for value in values]  # read all before any is written
-        for store, text in zip(stores, texts, strict=True):
+        condition = None if guard is None else writer.condition(guard)
+        for store, text in writer.stored(stores, lower.partial):
             writer.line(self._store(lower, text, *store))
         writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 
@@ -298,6 +347,9 @@ class Program:
     def _store(self, lower: Lower, text: str, name: str, slot: int, value: Value) -> str:
         dtype = DTYPE[value.type]
         always = self.registers.always_varying(name)
+        if self.frame is not None and slot in self.frame.offsets:
+            mask = ", m" if lower.partial == 2 else ""
+            return f"put(w.file_bytes, {self.frame.offsets[slot]}, {text}, {dtype}{mask})"
         if lower.partial == 2:
             line = f"R[{slot}] = choose(m, {text}, R[{slot}], {dtype})"
             return line if always else f"{line}; w.nonuniform.add({name!r})"

@@ -29,7 +29,6 @@ class RegisterFile:
         self._pair_votes: dict[str, int] = defaultdict(int)
         self._alias: dict[str, str] = {}
         self._deps: dict[str, set[str]] = defaultdict(set)
-        self._late: set[str] = set()
         self._varying: set[str] = set()
         self._slots: dict[str, tuple[tuple[int, str], ...]] = {}
         self.slot_count = 0
@@ -62,17 +61,16 @@ class RegisterFile:
             self._deps[name] |= part.deps
             if part.type in ("f32", "f64"):
                 self._float_votes[name] += 1
-            if part.late is not None:
-                self._late.add(name)
 
     def alias(self, target: str, source: str) -> None:
         """A move: both registers should be kept alike."""
         if not self.frozen and self._width[target] == self._width[source]:
-            a, b = self._root(target), self._root(source)
+            a, b = self.root(target), self.root(source)
             if a != b:
                 self._alias[a] = b
 
-    def _root(self, name: str) -> str:
+    def root(self, name: str) -> str:
+        """One name for all registers that moves connect with it."""
         while name in self._alias:
             name = self._alias[name]
         return name
@@ -85,13 +83,12 @@ class RegisterFile:
         floats: dict[str, int] = defaultdict(int)
         pairs: dict[str, int] = defaultdict(int)
         for name in self._width:
-            floats[self._root(name)] += self._float_votes[name]
-            pairs[self._root(name)] += self._pair_votes[name]
+            floats[self.root(name)] += self._float_votes[name]
+            pairs[self.root(name)] += self._pair_votes[name]
         for name, width in self._width.items():
-            root = self._root(name)
+            root = self.root(name)
             self._slots[name] = self._layout(name, width, floats[root], pairs[root])
         self._spread_varying()
-        self._spread_late()
 
     def _layout(
         self, name: str, width: int, floats: int, pairs: int
@@ -124,10 +121,6 @@ class RegisterFile:
                     self._varying.add(user)
                     pending.append(user)
 
-    def _spread_late(self) -> None:
-        roots = {self._root(name) for name in self._late}
-        self._late |= {name for name in self._width if self._root(name) in roots}
-
     def slots(self, name: str) -> tuple[tuple[int, str], ...]:
         if not self.frozen:
             width = self._width.get(name)
@@ -140,6 +133,3 @@ class RegisterFile:
 
     def always_varying(self, name: str) -> bool:
         return name in self._varying
-
-    def may_be_late(self, name: str) -> bool:
-        return name in self._late

@@ -223,6 +223,8 @@ class Machine:
             known = self._block_counts.get(warp.index)
             self._block_counts[warp.index] = counts if known is None else known + counts
             warp.R = []
+            if self.program.frame is not None:
+                self.program.frame.free_file(warp.file_bytes)
         self.scheduler.warp_exited(warp)
 
     def _opcode_counts(self) -> dict[int, Counter[str]]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from ptxemu.codegen.namespace import bits_mask, mask_bits
+from ptxemu.codegen.namespace import bits_mask, get
 from ptxemu.codegen.program import EXITED, PARKED, Program
 from ptxemu.codegen.tainted import Follower
 from ptxemu.errors import HardwareRefusal
@@ -27,12 +29,19 @@ from ptxemu.syntax.tree import Imm, Reg
 ALL = 0xFFFFFFFF
 SPLIT = -3  # the fragment branched both ways
 _FAIRNESS = 128
+_PLACE = attrgetter("pc")
 
 
 def unravelled(index: Any, dims: tuple[int, int, int]) -> tuple[Any, Any, Any]:
     """A place, or an array of places, in a grid of so many, x fastest."""
     x, y, _ = dims
     return index % x, index // x % y, index // (x * y)
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(mask: int) -> tuple[int, ...]:
+    """The lanes in a mask, in order."""
+    return tuple(lane for lane in range(32) if mask >> lane & 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +79,9 @@ class Warp:
         self.label = f"warp {index} of {cta.name()}"
         self.program = program
         self.R = list(program.initial)
+        if program.frame is not None:
+            self.file_bytes = program.frame.new_file()
+            self.file = self.file_bytes.ctypes.data
         self.counts = [0] * len(program.blocks)
         self.live = ALL if threads >= 32 else (1 << threads) - 1
         self.nonuniform: set[str] = set()
@@ -135,8 +147,11 @@ class Warp:
         """One block of one fragment; False when no fragment can go on."""
         self._merge()
         self.steps += 1
-        # now and then the last goes first, so that a polling loop does not starve its siblings
-        for frag in sorted(self.frags, key=lambda f: f.pc, reverse=self.steps % _FAIRNESS == 0):
+        frags = self.frags
+        if len(frags) > 1:
+            # now and then the last goes first, so that a polling loop does not starve its siblings
+            frags = sorted(frags, key=_PLACE, reverse=self.steps % _FAIRNESS == 0)
+        for frag in frags:
             if frag.wait is None and self.together(frag):
                 self._execute(frag)
                 return True
@@ -172,7 +187,7 @@ class Warp:
 
     def _merge(self) -> None:
         """Join fragments that are at the same block and wait for nothing."""
-        if len(self.frags) == 1:
+        if len({frag.pc for frag in self.frags}) == len(self.frags):
             return
         free: dict[int, Fragment] = {}
         rest = []
@@ -200,16 +215,21 @@ class Warp:
             return ALL
         if not isinstance(member, Reg):
             return int(member.value) & ALL
-        value = self.R[self.program.registers.slots(member.name)[0][0]]
+        slot, _ = self.program.registers.slots(member.name)[0]
+        frame = self.program.frame
+        if frame is not None and slot in frame.offsets:
+            value = get(self.file_bytes, frame.offsets[slot], np.uint32)
+        else:
+            value = self.R[slot]
         if np.ndim(value) == 0:
             return int(value)
         return int(np.bitwise_or.reduce(value[bits_mask(frag.mask)]))
 
     # -- what generated code and instructions call --------------------------------------------
 
-    def branch(self, condition: np.ndarray, taken: int, after: int, mask: int) -> int:
-        """A branch whose predicate is an array."""
-        yes = mask_bits(condition) & mask
+    def branch(self, condition: int, taken: int, after: int, mask: int) -> int:
+        """A branch whose predicate holds in the lanes of `condition`."""
+        yes = condition & mask
         if yes == mask:
             return taken if taken >= 0 else self.exit(mask)
         if yes == 0:
@@ -269,14 +289,16 @@ class Warp:
 
     def lanes(self) -> list[int]:
         """The active lanes, in order."""
-        return [lane for lane in range(32) if self.frag.mask >> lane & 1]
+        return list(lanes_of(self.frag.mask))
 
     def lane_values(self, value: PerLane) -> list[Any]:
         """The value in each active lane, as Python scalars, in lane order."""
-        lanes = self.lanes()
-        if np.ndim(value) == 0:
+        lanes = lanes_of(self.frag.mask)
+        if not isinstance(value, np.ndarray):
             return [value] * len(lanes)
-        return [value[i].item() for i in lanes]
+        if len(lanes) == 1:
+            return [value.item(lanes[0])]
+        return value[list(lanes)].tolist()
 
     def agreed(self, value: PerLane, what: str) -> Any:
         """An operand that all active lanes must have alike."""

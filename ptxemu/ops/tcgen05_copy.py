@@ -71,8 +71,7 @@ def load(c: Lower, i: Instr, f: Match) -> list[Value]:
         late = Late(values[0])
         for value in values:
             value.late = late
-        if c.late:
-            c.open_loads.append(late)
+        c.open_loads.append(late)
     return values
 
 
@@ -85,9 +84,8 @@ def store(c: Lower, i: Instr, f: Match) -> None:
 
 @op("tcgen05.wait::ld", flags="sync aligned", section="tcgen05.wait")
 def wait_load(c: Lower, i: Instr, f: Match) -> None:
+    c.wait_for_loads()
     if c.late:
-        for late in c.open_loads:
-            late.settled = True
         c.effect("settle_loads(w)")
 
 

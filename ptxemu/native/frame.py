@@ -1,0 +1,119 @@
+"""Where the 32-lane values of a program lie: registers in a file of each warp, all else in one
+scratch.
+
+The scratch belongs to the program, whose blocks run one at a time. It holds cells of 8 bytes, which
+bring scalars to lanes and masks back; constants, which stay; and the values of the running block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ptxemu.native.library import Library, aligned
+from ptxemu.native.primitives import BITS, LANES, NUMPY, WORD, Key
+
+SCRATCH = -(2**31)  # places there have this bit; those in a file have not
+_CELLS = 512
+_CONSTANTS = 1024
+_ROOM = 1 << 19  # bytes for the values of a block
+_FIRST_CONSTANT = 8 * _CELLS
+_FIRST_VALUE = _FIRST_CONSTANT + 256 * _CONSTANTS
+
+
+def row_bytes(dtype: str) -> int:
+    """What 32 lanes take: a multiple of the alignment that the primitives rely on."""
+    return max(LANES * BITS[dtype] // 8, 64)
+
+
+class NoRoom(Exception):
+    """A block needs more than the scratch has; numpy executes it."""
+
+
+class Frame:
+    """The scratch of one program, and the places of its registers in the files of its warps."""
+
+    def __init__(self, library: Library, slots: dict[int, str]) -> None:
+        """slots: of the registers that are always arrays, with their types."""
+        self.library = library
+        self.offsets: dict[int, int] = {}
+        self.file_bytes = 0
+        for slot, dtype in slots.items():
+            self.offsets[slot] = self.file_bytes
+            self.file_bytes += row_bytes(dtype)
+        self._files: list[np.ndarray] = []  # of warps that are done
+        self._constants: dict[tuple[int, int], int] = {}
+        self._scratch = aligned(_FIRST_VALUE + _ROOM)
+        cells = memoryview(self._scratch[:_FIRST_CONSTANT])  # type: ignore[arg-type]
+        self.cells = {code: cells.cast(code) for code in "Qqd"}
+
+    def new_file(self) -> np.ndarray:
+        """Registers of a warp, bytes, all zero."""
+        if not self._files:
+            return aligned(self.file_bytes)
+        file = self._files.pop()
+        file[:] = 0
+        return file
+
+    def free_file(self, file: np.ndarray) -> None:
+        self._files.append(file)
+
+    # -- places -----------------------------------------------------------------------------
+
+    def constant(self, bits: int, dtype: str) -> int:
+        """The place of 32 copies of it."""
+        key = bits, BITS[dtype]
+        if key not in self._constants:
+            if len(self._constants) == _CONSTANTS:
+                raise NoRoom
+            start = _FIRST_CONSTANT + 256 * len(self._constants)
+            size = LANES * BITS[dtype] // 8
+            self._scratch[start : start + size].view(f"u{BITS[dtype] // 8}")[:] = bits
+            self._constants[key] = start
+        return SCRATCH + self._constants[key]
+
+    @staticmethod
+    def cell(number: int) -> int:
+        """The place of a cell."""
+        if number >= _CELLS:
+            raise NoRoom
+        return SCRATCH + 8 * number
+
+    @staticmethod
+    def room(offset: int, nbytes: int) -> int:
+        """The place of a value of the block, `offset` bytes from the first."""
+        if offset + nbytes > _ROOM:
+            raise NoRoom
+        return SCRATCH + _FIRST_VALUE + offset
+
+    def view(self, place: int, dtype: str, rows: int = 0) -> np.ndarray:
+        """A value in the scratch as [32], or [rows, 32]."""
+        start, step = place - SCRATCH, row_bytes(dtype)
+        size = LANES * BITS[dtype] // 8
+        if not rows:
+            return self._scratch[start : start + size].view(NUMPY[dtype])
+        table = self._scratch[start : start + rows * step].reshape(rows, step)[:, :size]
+        return table.view(NUMPY[dtype])
+
+    # -- programs ---------------------------------------------------------------------------
+
+    def function(
+        self, operations: Sequence[tuple[Key, Sequence[int]]]
+    ) -> Callable[[int], object]:
+        """What executes them, each with the places of its result and operands, on the file at an
+        address."""
+        words = np.zeros((len(operations) + 1, WORD), np.uint8)
+        codes, places = words.view(np.uint64), words.view(np.int32)
+        addresses = self.library.addresses
+        for row, (key, operands) in enumerate(operations):
+            codes[row, 0] = addresses[key]
+            places[row, 2 : 2 + len(operands)] = operands
+        codes[-1, 0] = addresses["end", ()]
+        first = self.library.function(int(codes[0, 0]))
+        program, scratch = words.ctypes.data, self._scratch.ctypes.data
+
+        def execute(file: int, words: np.ndarray = words) -> object:  # which keeps them alive
+            return first(program, file, scratch, None)
+
+        return execute
