@@ -103,8 +103,9 @@ def get(file: np.ndarray, offset: int, dtype: type) -> np.ndarray:
 def put(
     file: np.ndarray, offset: int, value: PerLane, dtype: type, mask: np.ndarray | None = None
 ) -> None:
-    size = 32 * np.dtype(dtype).itemsize
-    np.copyto(file[offset : offset + size].view(dtype), exact(value, dtype), where=True if mask is None else mask)
+    """Its lanes, or those of the mask, get a value."""
+    register: np.ndarray = file[offset : offset + 32 * np.dtype(dtype).itemsize].view(dtype)
+    np.copyto(register, exact(value, dtype), where=True if mask is None else mask)
 
 
 def mask_bits(mask: np.ndarray) -> int:

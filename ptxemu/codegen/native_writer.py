@@ -16,7 +16,7 @@ from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, bits_of_double, bits_of_float
 from ptxemu.native.frame import Frame, row_bytes
-from ptxemu.native.primitives import BITS, TABLE, Key
+from ptxemu.native.ir import BITS, TABLE, Key
 from ptxemu.native.recipes import Recipe, Ref, recipe
 
 _CELL_OF = {"f": "d", "s": "q", "u": "Q", "p": "Q"}  # the type of a scalar's cell
@@ -253,7 +253,8 @@ class NativeWriter(BlockWriter):
 
     def _by_numpy(self, node: Node) -> Home:
         before, self.borrows = self.borrows, True
-        typed = {f"t{j}": self.typed(v) for j, v in enumerate(node.srcs) if f"{{t{j}}}" in node.text}
+        named = [(j, v) for j, v in enumerate(node.srcs) if f"{{t{j}}}" in node.text]
+        typed = {f"t{j}": self.typed(value) for j, value in named}
         text = node.text.format(*(self.expr(value) for value in node.srcs), **typed)
         self.borrows = before
         dtype = DTYPE[node.outs[0].type]

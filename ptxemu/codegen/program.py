@@ -102,7 +102,7 @@ class Program:
         self.registers = RegisterFile(entry.registers)
         self._analyse()
         found = library()
-        self.frame = found and Frame(found, self._arrays())
+        self.frame = Frame(found, self._arrays()) if found else None
         self.sites = [step.instr for block in self.blocks for step in block.steps]
         self.site_of = {id(instr): number for number, instr in enumerate(self.sites)}
         self.lengths = [len(block.steps) for block in self.blocks]

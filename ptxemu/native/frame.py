@@ -8,11 +8,12 @@ bring scalars to lanes and masks back; constants, which stay; and the values of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from ptxemu.native.ir import BITS, LANES, NUMPY, WORD, Key
 from ptxemu.native.library import Library, aligned
-from ptxemu.native.primitives import BITS, LANES, NUMPY, WORD, Key
 
 SCRATCH = -(2**31)  # places there have this bit; those in a file have not
 _CELLS = 512
@@ -45,7 +46,7 @@ class Frame:
         self._files: list[np.ndarray] = []  # of warps that are done
         self._constants: dict[tuple[int, int], int] = {}
         self._scratch = aligned(_FIRST_VALUE + _ROOM)
-        cells = memoryview(self._scratch[:_FIRST_CONSTANT])  # type: ignore[arg-type]
+        cells: Any = self._scratch[:_FIRST_CONSTANT].data
         self.cells = {code: cells.cast(code) for code in "Qqd"}
 
     def new_file(self) -> np.ndarray:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.native.primitives import Key, module
+from ptxemu.native.ir import Key
+from ptxemu.native.primitives import module
 
 _FUNCTION = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 4)  # keeps Python's lock
 

@@ -1,6 +1,6 @@
 """Templates of pure nodes -> primitives, by numpy's own rules of types.
 
-A recipe is a list of steps, each a primitive with its operands: a source of the node, a constant, or
+A recipe is a list of steps, each a primitive with its operands: a source of the node, a constant or
 the result of an earlier step. `.view` is no step: the same place in another type. A template that
 has anything else has no recipe, and numpy executes it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from ptxemu.native.primitives import BITS, TABLE, Key
+from ptxemu.native.ir import BITS, TABLE, Key
 
 _BINARY = {
     ast.Add: "+",
@@ -49,7 +49,9 @@ class _Unknown(Exception):
 
 
 @cache
-def recipe(text: str, types: tuple[str, ...], uniform: tuple[bool, ...], result: str) -> Recipe | None:
+def recipe(
+    text: str, types: tuple[str, ...], uniform: tuple[bool, ...], result: str
+) -> Recipe | None:
     """text: the template; types: numpy types of its operands; uniform: which of them are scalars.
     None where numpy has to execute it."""
     try:

@@ -1,0 +1,157 @@
+"""What the primitives are written with: types, literals, and the instructions of LLVM IR."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LANES = 32
+BITS = {
+    "BOOL": 8,
+    "U16": 16,
+    "I16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+}
+NUMPY = {
+    "BOOL": np.bool_,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "F32": np.float32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F64": np.float64,
+}
+INTEGERS = ("U16", "I16", "U32", "I32", "U64", "I64")
+WORD = 32  # bytes of an instruction
+SIGNATURE = "i64 (ptr, ptr, ptr, ptr)"
+ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
+NAN = 0x7FFFFFFF
+
+
+def element(dtype: str) -> str:
+    return {"F32": "float", "F64": "double", "BOOL": "i1"}.get(dtype) or ELEMENT[BITS[dtype]]
+
+
+def vector(dtype: str) -> str:
+    return f"<{LANES} x {element(dtype)}>"
+
+
+def f32_literal(bits: int) -> str:
+    """LLVM writes a float as the hex of the double with its value; a NaN keeps its payload."""
+    value = struct.unpack("<f", struct.pack("<I", bits))[0]
+    if value != value:
+        return f"0x{bits >> 31 << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29:016X}"
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def f32(value: float) -> str:
+    return f32_literal(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def f64(value: float) -> str:
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+@dataclass
+class Body:
+    """Instructions of one function, in static single assignment."""
+
+    lines: list[str] = field(default_factory=list)
+    declared: set[str] = field(default_factory=set)
+    count: int = 0
+
+    def do(self, text: str) -> str:
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {text}")
+        return f"%v{self.count}"
+
+    def field(self, offset: int, type_: str = "i32") -> str:
+        """A field of the instruction."""
+        where = self.do(f"getelementptr i8, ptr %ip, i64 {offset}")
+        return self.do(f"load {type_}, ptr {where}")
+
+    def place(self, number: int) -> str:
+        """The address of the result (0) or of an operand (1, 2, 3)."""
+        offset = self.field(8 + 4 * number)
+        shared = self.do(f"icmp slt i32 {offset}, 0")
+        base = self.do(f"select i1 {shared}, ptr %scratch, ptr %file")
+        low = self.do(f"and i32 {offset}, 2147483647")
+        return self.do(f"getelementptr i8, ptr {base}, i32 {low}")
+
+    def load(self, pointer: str, dtype: str) -> str:
+        if dtype == "BOOL":
+            raw = self.do(f"load <{LANES} x i8>, ptr {pointer}, align 32")
+            return self.do(f"icmp ne <{LANES} x i8> {raw}, zeroinitializer")
+        return self.do(f"load {vector(dtype)}, ptr {pointer}, align 64")
+
+    def store(self, value: str, pointer: str, dtype: str) -> None:
+        type_, align = vector(dtype), 64
+        if dtype == "BOOL":
+            value, type_ = self.do(f"zext {type_} {value} to <{LANES} x i8>"), f"<{LANES} x i8>"
+            align = 32
+        self.lines.append(f"  store {type_} {value}, ptr {pointer}, align {align}")
+
+    def call(self, name: str, type_: str, *values: str) -> str:
+        self.declared.add(f"declare {type_} @{name}({', '.join([type_] * len(values))})")
+        arguments = ", ".join(f"{type_} {value}" for value in values)
+        return self.do(f"call {type_} @{name}({arguments})")
+
+    def splat(self, literal: str, dtype: str) -> str:
+        if literal == "0":
+            return "zeroinitializer"
+        return "<" + ", ".join([f"{element(dtype)} {literal}"] * LANES) + ">"
+
+    def cast(self, value: str, source: str, target: str) -> str:
+        """The same bits."""
+        if element(source) == element(target):
+            return value
+        return self.do(f"bitcast {vector(source)} {value} to {vector(target)}")
+
+    def select(self, mask: str, yes: str, no: str, dtype: str) -> str:
+        wide = f"<{LANES} x i1>"
+        return self.do(f"select {wide} {mask}, {vector(dtype)} {yes}, {vector(dtype)} {no}")
+
+    def unordered(self, value: str, dtype: str = "F32") -> str:
+        return self.do(f"fcmp uno {vector(dtype)} {value}, {value}")
+
+    def canonical(self, value: str) -> str:
+        """numerics.rounding.canonical_nan_f32"""
+        nan = self.splat(f32_literal(NAN), "F32")
+        return self.select(self.unordered(value), nan, value, "F32")
+
+    def flush(self, value: str) -> str:
+        """numerics.rounding.flush_f32"""
+        size = self.call("llvm.fabs.v32f32", vector("F32"), value)
+        least = self.splat(f32(2.0**-126), "F32")
+        small = self.do(f"fcmp olt {vector('F32')} {size}, {least}")
+        zero = self.call("llvm.copysign.v32f32", vector("F32"), "zeroinitializer", value)
+        return self.select(small, zero, value, "F32")
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """What it computes from the types of its operands; `build` takes and gives values."""
+
+    name: str
+    types: tuple[str, ...]
+    result: str
+    build: Callable[..., str]
+
+
+Key = tuple[str, tuple[str, ...]]  # a name and the types of the operands
+TABLE: dict[Key, Primitive] = {}
+
+
+def add(name: str, types: tuple[str, ...], result: str, build: Callable[..., str]) -> None:
+    TABLE[name, types] = Primitive(name, types, result, build)
+TABLES: dict[str, np.ndarray] = {}  # constants that primitives read
