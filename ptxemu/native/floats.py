@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from ptxemu.native.ir import (
-    BITS,
-    LANES,
-    NAN,
-    TABLES,
-    Body,
-    add,
-    element,
-    f32,
-    f32_literal,
-    vector,
-)
+from ptxemu.native.ir import NAN, Body, add, f32, f32_literal, lookup, vector
 from ptxemu.numerics import approx
 
 # -- floats ---------------------------------------------------------------------------------------
 
 
 def _rounded(operation: str, ftz: bool) -> Callable[..., str]:
-    """arith.add_f32, sub_f32 and mul_f32 to nearest"""
+    """arith.add_f32, sub_f32, mul_f32 and div_f32 to nearest"""
 
     def build(b: Body, x: str, y: str) -> str:
         if ftz:
@@ -69,19 +56,6 @@ def _extreme(which: str, nan: bool, ftz: bool) -> Callable[..., str]:
     return build
 
 
-def _table(b: Body, values: np.ndarray, name: str, index: str) -> str:
-    """Elements of a constant table."""
-    dtype = {"float32": "F32", "float64": "F64"}[str(values.dtype)]
-    where = b.do(f"getelementptr {element(dtype)}, ptr @{name}, <{LANES} x i32> {index}")
-    TABLES[name] = values
-    type_, short = vector(dtype), "f32" if dtype == "F32" else "f64"
-    mask = b.splat("true", "BOOL")
-    intrinsic = f"llvm.masked.gather.v32{short}.v32p0"
-    b.declared.add(f"declare {type_} @{intrinsic}(<32 x ptr>, i32, <32 x i1>, {type_})")
-    operands = f"<32 x ptr> {where}, i32 {BITS[dtype] // 8}, <32 x i1> {mask}, {type_} poison"
-    return b.do(f"call {type_} @{intrinsic}({operands})")
-
-
 def _ex2(ftz: bool) -> Callable[..., str]:
     """approx.ex2_approx, operation by operation"""
     table, type_ = (approx._EXP.normal if ftz else approx._EXP.full), vector("F32")
@@ -97,7 +71,7 @@ def _ex2(ftz: bool) -> Callable[..., str]:
         whole = b.do(f"fsub {type_} {whole}, {b.splat(f32(-151.0 * 64), 'F32')}")
         b.declared.add("declare <32 x i32> @llvm.fptosi.sat.v32i32.v32f32(<32 x float>)")
         index = b.do(f"call <32 x i32> @llvm.fptosi.sat.v32i32.v32f32({type_} {whole})")
-        value = _table(b, table, "exp_normal" if ftz else "exp_full", index)
+        value = lookup(b, table, "exp_normal" if ftz else "exp_full", index)
         q = b.do(f"fmul {type_} {s}, {b.splat(f32(float(approx._EXP.c2)), 'F32')}")
         q = b.do(f"fadd {type_} {q}, {b.splat(f32(float(approx._EXP.c1)), 'F32')}")
         q = b.do(f"fmul {type_} {q}, {s}")
@@ -148,6 +122,7 @@ for _flag, _ftz in (("", False), (" ftz=True", True)):
                     _extreme(_name, bool(_nan), _ftz),
                 )
     add(f"approx.ex2_approx{_flag}", ("F32",), "F32", _ex2(_ftz))
+add("arith.div_f32", ("F32", "F32"), "F32", _rounded("fdiv", False))
 add("arith.mul_f32", ("F32", "F32"), "F32", _rounded("fmul", False))
 add("arith.fma_f32", ("F32", "F32", "F32"), "F32", _fma)
 add("approx.rcp_approx ftz=True", ("F32",), "F32", _rcp)

@@ -83,7 +83,7 @@ for _type in INTEGERS:
         add(f"np.{_symbol}imum", (_type, _type), _type, _pick(_symbol, _type))
     add("~", (_type,), _type, _inverted(_type, "-1"))
     add("neg", (_type,), _type, _negated(_type))
-    for _other in (*INTEGERS, "BOOL"):
+    for _other in (*INTEGERS, "BOOL", "U8"):
         add(f"astype {_type}", (_other,), _type, _resize(_other, _type))
 for _type in (*INTEGERS, "F32", "F64"):
     for _symbol, _relation in _COMPARES.items():
@@ -120,24 +120,56 @@ def _pack(b: Body, low: str, high: str) -> str:
     return b.do(f"or {vector('U32')} {low}, {high}")
 
 
-def _to_bf16(b: Body, x: str) -> str:
-    """formats.f32_to_bf16 to nearest even"""
-    type_ = vector("U32")
-    bits = b.cast(x, "F32", "U32")
-    odd = b.do(f"lshr {type_} {bits}, {b.splat('16', 'U32')}")
-    odd = b.do(f"and {type_} {odd}, {b.splat('1', 'U32')}")
-    code = b.do(f"add {type_} {b.do(f'add {type_} {odd}, {bits}')}, {b.splat('32767', 'U32')}")
-    code = b.do(f"lshr {type_} {code}, {b.splat('16', 'U32')}")
-    code = b.select(b.unordered(x), b.splat(str(0x7FFF), "U32"), code, "U32")
-    return b.do(f"trunc {type_} {code} to {vector('U16')}")
-
-
-def _from_bf16(b: Body, x: str) -> str:
-    wide = b.do(f"zext {vector('U16')} {x} to {vector('U32')}")
-    return b.cast(b.do(f"shl {vector('U32')} {wide}, {b.splat('16', 'U32')}"), "U32", "F32")
-
-
 add("join64", ("U32", "U32"), "U64", _join)
 add("pack16", ("U16", "U16"), "U32", _pack)
-add("formats.f32_to_bf16 'rn'", ("F32",), "U16", _to_bf16)
-add("formats.bf16_to_f32", ("U16",), "F32", _from_bf16)
+
+
+# -- functions of numpy and of numerics.integers ---------------------------------------------------
+
+
+def _product(source: str, target: str) -> Callable[..., str]:
+    """np.multiply of both operands in a wider type"""
+    wider = _resize(source, target)
+    return lambda b, x, y: b.do(f"mul {vector(target)} {wider(b, x)}, {wider(b, y)}")
+
+
+def _count(b: Body, x: str) -> str:
+    many = b.call("llvm.ctpop.v32i32", vector("U32"), x)
+    return b.do(f"trunc {vector('U32')} {many} to {vector('U8')}")
+
+
+def _quotient(signed: bool, remainder: bool) -> Callable[..., str]:
+    """integers.div and rem of 32 bits: by zero all ones"""
+    type_ = vector("U32")
+
+    def negative(b: Body, x: str) -> str:
+        return b.do(f"icmp slt {type_} {x}, zeroinitializer")
+
+    def with_sign(b: Body, x: str, sign: str) -> str:
+        return b.select(sign, b.do(f"sub {type_} zeroinitializer, {x}"), x, "U32")
+
+    def build(b: Body, x: str, y: str) -> str:
+        zero = b.do(f"icmp eq {type_} {y}, zeroinitializer")
+        left, right = x, b.select(zero, b.splat("1", "U32"), y, "U32")
+        if signed:
+            left, right = (with_sign(b, v, negative(b, v)) for v in (left, right))
+        out = b.do(f"{'urem' if remainder else 'udiv'} {type_} {left}, {right}")
+        if signed:
+            sign = negative(b, x)
+            if not remainder:
+                sign = b.do(f"xor {vector('BOOL')} {sign}, {negative(b, y)}")
+            out = with_sign(b, out, sign)
+        return b.select(zero, b.splat("-1", "U32"), out, "U32")
+
+    return build
+
+
+for _source, _target in (("U16", "U32"), ("I16", "I32"), ("U32", "U64"), ("I32", "I64")):
+    add(f"np.multiply dtype={_target}", (_source, _source), _target, _product(_source, _target))
+add("np.bitwise_count", ("U32",), "U8", _count)
+for _name in ("div", "rem"):
+    for _sign in (False, True):
+        _key = f"integers.{_name} signed={_sign} width=32"
+        add(_key, ("U32", "U32"), "U32", _quotient(_sign, _name == "rem"))
+for _type in ("U16", "U32", "U64"):
+    add(f"integers.shl width={BITS[_type]}", (_type, _type), _type, _shift("<<", _type))

@@ -11,6 +11,7 @@ import numpy as np
 LANES = 32
 BITS = {
     "BOOL": 8,
+    "U8": 8,
     "U16": 16,
     "I16": 16,
     "U32": 32,
@@ -22,6 +23,7 @@ BITS = {
 }
 NUMPY = {
     "BOOL": np.bool_,
+    "U8": np.uint8,
     "U16": np.uint16,
     "I16": np.int16,
     "U32": np.uint32,
@@ -35,7 +37,8 @@ INTEGERS = ("U16", "I16", "U32", "I32", "U64", "I64")
 WORD = 32  # bytes of an instruction
 SIGNATURE = "i64 (ptr, ptr, ptr, ptr)"
 ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
-NAN = 0x7FFFFFFF
+NAN = 0x7FFFFFFF  # the canonical ones
+NAN_16 = 0x7FFF
 
 
 def element(dtype: str) -> str:
@@ -44,6 +47,10 @@ def element(dtype: str) -> str:
 
 def vector(dtype: str) -> str:
     return f"<{LANES} x {element(dtype)}>"
+
+
+def row_align(dtype: str) -> int:
+    return min(LANES * BITS[dtype] // 8, 64)
 
 
 def f32_literal(bits: int) -> str:
@@ -92,14 +99,13 @@ class Body:
         if dtype == "BOOL":
             raw = self.do(f"load <{LANES} x i8>, ptr {pointer}, align 32")
             return self.do(f"icmp ne <{LANES} x i8> {raw}, zeroinitializer")
-        return self.do(f"load {vector(dtype)}, ptr {pointer}, align 64")
+        return self.do(f"load {vector(dtype)}, ptr {pointer}, align {row_align(dtype)}")
 
     def store(self, value: str, pointer: str, dtype: str) -> None:
-        type_, align = vector(dtype), 64
+        type_ = vector(dtype)
         if dtype == "BOOL":
             value, type_ = self.do(f"zext {type_} {value} to <{LANES} x i8>"), f"<{LANES} x i8>"
-            align = 32
-        self.lines.append(f"  store {type_} {value}, ptr {pointer}, align {align}")
+        self.lines.append(f"  store {type_} {value}, ptr {pointer}, align {row_align(dtype)}")
 
     def call(self, name: str, type_: str, *values: str) -> str:
         self.declared.add(f"declare {type_} @{name}({', '.join([type_] * len(values))})")
@@ -155,3 +161,15 @@ TABLE: dict[Key, Primitive] = {}
 def add(name: str, types: tuple[str, ...], result: str, build: Callable[..., str]) -> None:
     TABLE[name, types] = Primitive(name, types, result, build)
 TABLES: dict[str, np.ndarray] = {}  # constants that primitives read
+
+
+def lookup(b: Body, values: np.ndarray, name: str, index: str) -> str:
+    """Elements of a constant table."""
+    dtype = {"float32": "F32", "float64": "F64", "uint32": "U32"}[str(values.dtype)]
+    where = b.do(f"getelementptr {element(dtype)}, ptr @{name}, <{LANES} x i32> {index}")
+    TABLES[name] = values
+    type_, mask = vector(dtype), b.splat("true", "BOOL")
+    intrinsic = f"llvm.masked.gather.v32{'i' if dtype[0] == 'U' else 'f'}{BITS[dtype]}.v32p0"
+    b.declared.add(f"declare {type_} @{intrinsic}(<32 x ptr>, i32, <32 x i1>, {type_})")
+    operands = f"<32 x ptr> {where}, i32 {BITS[dtype] // 8}, <32 x i1> {mask}, {type_} poison"
+    return b.do(f"call {type_} @{intrinsic}({operands})")

@@ -9,9 +9,7 @@ Every one computes the bits of the numpy function that it is named after; tests 
 
 from __future__ import annotations
 
-import numpy as np
-
-from ptxemu.native import floats, integers  # noqa: F401  (they fill the table)
+from ptxemu.native import floats, formats, integers  # noqa: F401  (they fill the table)
 from ptxemu.native.ir import (
     BITS,
     ELEMENT,
@@ -107,9 +105,14 @@ def module() -> tuple[str, list[Key]]:
 def _tables() -> list[str]:
     texts = []
     for name, values in TABLES.items():
-        dtype = "float" if values.dtype == np.float32 else "double"
-        literal = f32_literal if dtype == "float" else (lambda bits: f"0x{bits:016X}")
-        bits = values.view(np.uint32 if dtype == "float" else np.uint64).tolist()
-        items = ", ".join(f"{dtype} {literal(x)}" for x in bits)
+        dtype = {"float32": "float", "float64": "double", "uint32": "i32"}[str(values.dtype)]
+        bits = values.view(f"u{values.itemsize}").tolist()
+        items = ", ".join(f"{dtype} {_literal(dtype, x)}" for x in bits)
         texts.append(f"@{name} = private constant [{len(values)} x {dtype}] [{items}], align 64")
     return texts
+
+
+def _literal(dtype: str, bits: int) -> str:
+    if dtype == "float":
+        return f32_literal(bits)
+    return f"0x{bits:016X}" if dtype == "double" else str(bits)

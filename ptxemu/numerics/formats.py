@@ -213,8 +213,8 @@ f32_to_e3m2, f32_to_e2m3 = partial(_encode, E3M2), partial(_encode, E2M3)
 f32_to_e2m1 = partial(_encode, E2M1)
 
 # Codes (uint8) to f32. Bits above a format's width are ignored.
-_FORMS = {"e4m3": E4M3, "e5m2": E5M2, "e3m2": E3M2, "e2m3": E2M3, "e2m1": E2M1}
-_TO_F32 = {name: _values(form) for name, form in _FORMS.items()}
+FORMS = {"e4m3": E4M3, "e5m2": E5M2, "e3m2": E3M2, "e2m3": E2M3, "e2m1": E2M1}
+_TO_F32 = {name: _values(form) for name, form in FORMS.items()}
 _TO_F16 = {name: f32_to_f16(values) for name, values in _TO_F32.items()}  # every format fits in f16
 e4m3_to_f32, e5m2_to_f32 = _TO_F32["e4m3"].take, _TO_F32["e5m2"].take
 e3m2_to_f32, e2m3_to_f32 = _TO_F32["e3m2"].take, _TO_F32["e2m3"].take
