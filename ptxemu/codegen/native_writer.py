@@ -8,6 +8,7 @@ that needs one of their values is preceded by a call of the segment so far. All 
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,19 @@ from typing import Any
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, bits_of_double, bits_of_float
-from ptxemu.native.frame import Frame, row_bytes
-from ptxemu.native.ir import BITS, TABLE, Key
+from ptxemu.native.frame import Frame
+from ptxemu.native.ir import BITS, TABLE, Key, row_bytes
+from ptxemu.native.memory import ACCESSES, Access, TensorAccess
 from ptxemu.native.recipes import Recipe, Ref, recipe
 
 _CELL_OF = {"f": "d", "s": "q", "u": "Q", "p": "Q"}  # the type of a scalar's cell
 # steps that keep no array of their operands, and so may see the scratch itself; those of the second
 # line tell listeners of arrays, which may keep them
 _BORROWERS = ("tmem_load", "tmem_store(", "load_vector(w, 'shared'", "store_vector(w, 'shared'")
+_TENSOR = re.compile(r"tmem_(load|store)\(w, \{0\}, \('32x32b', (\d+), False, 0\)")
+_VECTOR = re.compile(
+    r"(load|store)_vector\(w, '(shared|global)', \{0\}, (\d+), (\d+|\{rows\}), <m>"
+)
 _TELLERS = ("load_vector(", "store_vector(")
 
 
@@ -54,10 +60,11 @@ Operation = tuple[Key, tuple[Home, ...]]
 
 @dataclass(eq=False)
 class NativeWriter(BlockWriter):
-    """tells: steps tell listeners of their operands."""
+    """tells: steps tell listeners of their operands. partial: as of `Lower`."""
 
     frame: Frame | None = None
     tells: bool = False
+    partial: int = 0
     homes: dict[Value, Home] = field(default_factory=dict)
     planned: dict[Value, Home] = field(default_factory=dict)  # rows of a matrix to come
     matrices: dict[Node, Spot] = field(default_factory=dict)  # operands that a step wants stacked
@@ -67,6 +74,7 @@ class NativeWriter(BlockWriter):
     views: dict[str, tuple[Home, str, int]] = field(default_factory=dict)  # name, dtype, rows
     named: dict[str, Spot] = field(default_factory=dict)  # by a line that is not written yet
     spread: dict[tuple[Value, str], Home] = field(default_factory=dict)  # scalars
+    mask: Home | None = None  # of the active lanes
     cells: int = 0
     events: int = 0
     order: dict[Node, int] = field(default_factory=dict)
@@ -79,7 +87,8 @@ class NativeWriter(BlockWriter):
     def load(self, nodes: list[Node]) -> None:
         self.order = {node: k for k, node in enumerate(nodes)}
         for node in nodes:
-            if node.rows and not all(value.uniform for value in node.rows):
+            native = not self.tells and _access(node) is not None
+            if node.rows and (native or not all(value.uniform for value in node.rows)):
                 spot = self.matrices[node] = self._spot(DTYPE[node.rows[0].type], len(node.rows))
                 for row, value in enumerate(node.rows):
                     if value.node is not None and value.node.pure and not value.uniform:
@@ -112,9 +121,13 @@ class NativeWriter(BlockWriter):
     def flush(self) -> None:
         """Call the segment before the next line."""
         if self.segment:
-            self.segments.append(self.segment)
-            self.segment = []
-            self.line(f"segment_{len(self.segments) - 1}(w.file)")
+            self.line(self._call())
+
+    def _call(self) -> str:
+        """The segment so far, to be written in a line."""
+        self.segments.append(self.segment)
+        self.segment = []
+        return f"segment_{len(self.segments) - 1}(w.file, w.context)"
 
     def line(self, text: str, step: int = -1) -> None:
         self.events += 1
@@ -190,12 +203,16 @@ class NativeWriter(BlockWriter):
             if self._register(value) is None:
                 return super().expr(value)
             self._take(value)
-        home, dtype = self.homes[value], DTYPE[value.type]
-        if home.spot is None:
-            copy = self._new(dtype)
-            self._operate("move", (dtype,), copy, home)
-            home = copy
-        return self._lent(home, dtype)
+        dtype = DTYPE[value.type]
+        return self._lent(self._in_scratch(self.homes[value], dtype), dtype)
+
+    def _in_scratch(self, home: Home, dtype: str) -> Home:
+        """Itself, or a copy of a register."""
+        if home.spot is not None:
+            return home
+        copy = self._new(dtype)
+        self._operate("move", (dtype,), copy, home)
+        return copy
 
     def _lent(self, home: Home, dtype: str, rows: int = 0) -> str:
         self.flush()
@@ -206,11 +223,15 @@ class NativeWriter(BlockWriter):
         spot = self.matrices.get(self.step) if self.step else None
         if spot is None:
             return super().stack(values)
+        self._stacked(spot, values)
+        return self._lent(Home(spot), spot.dtype, len(values))
+
+    def _stacked(self, spot: Spot, values: Sequence[Value]) -> None:
+        """Every value in its row."""
         for row, value in enumerate(values):
             source, wanted = self._home(value, spot.dtype), _row(spot, row)
             if source.spot is not spot or source.offset != wanted.offset:
                 self._operate("move", (spot.dtype,), wanted, source)
-        return self._lent(Home(spot), spot.dtype, len(values))
 
     # -- emission ---------------------------------------------------------------------------
 
@@ -261,6 +282,10 @@ class NativeWriter(BlockWriter):
         return self._written(self._new(dtype, node.outs[0]), dtype, text)
 
     def _step(self, node: Node) -> None:
+        access = None if self.tells else _access(node)
+        if access:
+            self._access(node, access)
+            return
         borrowers = _BORROWERS if self.tells else _BORROWERS + _TELLERS
         self.step, self.borrows = node, node.text.startswith(borrowers)
         super()._step(node)
@@ -271,6 +296,34 @@ class NativeWriter(BlockWriter):
             self._take_matrix(node)
         elif node.text.startswith("settle_"):
             self._settled(node)
+
+    def _access(self, node: Node, access: Access | TensorAccess) -> None:
+        """A load or store as the last operation of a segment, and its line of Python, for when that
+        one refuses."""
+        self.instr = node.instr
+        dtype = DTYPE[node.srcs[0].type]
+        address = self._in_scratch(self._home(node.srcs[0], dtype), dtype)
+        others = (self._active(),) if isinstance(access, Access) else ()
+        if isinstance(access, Access) and access.store:
+            self.line("w.stored = True")
+        if access.store:
+            spot = self.matrices[node]
+            self._stacked(spot, node.rows)
+        else:
+            spot = self._spot(access.dtype, access.count)
+            self.homes |= {out: _row(spot, row) for row, out in enumerate(node.outs)}
+        self._operate(*access.key, Home(spot), address, *others)
+        data = self._view(Home(spot), spot.dtype, access.count)
+        text = node.text.format(self._view(address, dtype), rows=data)
+        self.line(f"if {self._call()}: {text if access.store else f'{data}[...] = {text}'}")
+
+    def _active(self) -> Home:
+        """The active lanes."""
+        if not self.partial:
+            return self._constant(True, "BOOL")
+        if self.mask is None:
+            self.mask = self._written(self._new("BOOL"), "BOOL", "m")
+        return self.mask
 
     def _settled(self, node: Node) -> None:
         """A step that completes all tcgen05.ld of the block, or that behind its operand."""
@@ -323,7 +376,7 @@ class NativeWriter(BlockWriter):
                 self._operate("move", (dtype,), copy, source)
                 source = copy
             ready.append((dtype, target, source))
-        mask = self._written(self._new("BOOL"), "BOOL", "m") if partial == 2 and ready else None
+        mask = self._active() if partial == 2 and ready else None
         for dtype, target, source in ready:
             if mask is None:
                 self._operate("move", (dtype,), target, source)
@@ -363,6 +416,18 @@ class NativeWriter(BlockWriter):
 
 def _row(spot: Spot, row: int) -> Home:
     return Home(spot, row * row_bytes(spot.dtype))
+
+
+def _access(node: Node) -> Access | TensorAccess | None:
+    """What a primitive does of a step."""
+    found = _VECTOR.match(node.text)
+    if found:
+        verb, space, size, count = found.groups()
+        number = len(node.rows) if count == "{rows}" else int(count)
+        key = Access(verb == "store", space, int(size), number).key
+        return ACCESSES.get(key)
+    found = _TENSOR.match(node.text)
+    return found and ACCESSES.get(TensorAccess(found[1] == "store", int(found[2])).key)
 
 
 def _bits(value: Any, dtype: str) -> int:

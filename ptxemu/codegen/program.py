@@ -246,17 +246,17 @@ class Program:
 
     def _compile(self, key: tuple[Any, ...], *, follows: bool = False) -> Callable[..., Any]:
         try:
-            return self._generated(key, self._writer(follows), follows)
+            return self._generated(key, self._writer(key[1], follows), follows)
         except NoRoom:
-            return self._generated(key, self._writer(follows, native=False), follows)
+            return self._generated(key, self._writer(key[1], follows, native=False), follows)
 
-    def _writer(self, follows: bool, *, native: bool = True) -> BlockWriter:
+    def _writer(self, partial: int, follows: bool, *, native: bool = True) -> BlockWriter:
         sites = self.site_of if self.checked else None
         if self.frame is None:
             return BlockWriter(sites, resumes=follows)
         if follows or not native:
             return BlockWriter(sites, resumes=follows, filed=self.frame.offsets)
-        return NativeWriter(sites, frame=self.frame, tells=self.checked)
+        return NativeWriter(sites, frame=self.frame, tells=self.checked, partial=partial)
 
     def _generated(
         self, key: tuple[Any, ...], writer: BlockWriter, follows: bool

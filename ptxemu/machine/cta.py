@@ -18,6 +18,7 @@ from ptxemu.machine.listener import Waiters
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import views_of
 from ptxemu.machine.tmem import Tmem
+from ptxemu.native.memory import Context
 from ptxemu.report import NOTE, Finding
 
 if TYPE_CHECKING:
@@ -121,6 +122,18 @@ class Cta:
         self.warps: list[Warp] = []
         self.warpgroups: dict[int, Warpgroup] = {}  # by first warp, where wgmma has come
         self.live_warps = 0
+
+    def context(self, warp: int) -> Context:
+        """What primitives know when the warp of that index executes them."""
+        return Context(
+            self.smem,
+            self.smem_size,
+            self.machine.memory.table,
+            self.tmem.cells,
+            self.tmem.columns,
+            32 * (warp % 4),
+            refuses=bool(self.machine.listeners) or self.unfenced is not None,
+        )
 
     def name(self) -> str:
         return f"cta {self.ctaid}".replace(" ", "")

@@ -119,6 +119,8 @@ class Machine:
                 placed.__traceback__ = error.__traceback__
                 raise self._placed(placed) from None
         seconds = time.perf_counter() - began
+        for name, moved in self.memory.table.moved.items():
+            self.bytes[name] += moved
         counted = {"by_warp": self._opcode_counts(), "bytes": self.bytes, "counts": self.counts}
         return self.report_with(**counted, seconds=seconds)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds
+from ptxemu.native.memory import Table
 
 FIRST_ADDRESS = 1 << 16  # below: never mapped
 _LIMIT = 1 << 47  # user addresses of x86-64 and most aarch64 processes end here
@@ -184,6 +185,7 @@ class GlobalMemory:
         self._extra: list[Range] = []
         self._blocks: list[Block] = []  # sorted
         self._can_refresh = allowed is None
+        self.table = Table()
         if allowed is not None:
             given = [as_range(item) for item in allowed]
             self._blocks = sorted(Block(start, end, end) for start, end, _ in given)
@@ -203,6 +205,7 @@ class GlobalMemory:
         self._ranges = _merge(ranges + self._extra, neighbours=self._allocated is None)
         self._starts = [r[0] for r in self._ranges]
         self._last = (0, 0, False)
+        self.table.forget()
 
     def _take(self, blocks: list[Block]) -> None:
         """What is allocated. Without a checker the whole blocks, as on hardware."""
@@ -242,6 +245,7 @@ class GlobalMemory:
         if found is None:
             return False
         self._last = found
+        self.table.remember(*found)
         return True
 
     def _refresh(self) -> None:
@@ -299,6 +303,7 @@ class GlobalMemory:
         found = self._find(low, high, write)
         if found is not None:
             self._last = found
+            self.table.remember(*found)
             return None
         kept = [self.check(low, low + nbytes, write) for low in addresses.tolist()]
         return None if all(kept) else np.array(kept)

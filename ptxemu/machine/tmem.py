@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.native.library import aligned
 
 COLUMNS = 512
 LANES = 128
@@ -75,10 +76,12 @@ class Tmem:
     """
 
     def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
-        self.cells = np.full((COLUMNS, LANES), POISON, np.uint32)
+        self.cells = aligned(4 * COLUMNS * LANES).view(np.uint32).reshape(COLUMNS, LANES)
+        self.cells[:] = POISON
         self.allocations: dict[int, int] = {}
         self._find = find
         self._allocated = 0  # bit c: column c belongs to an allocation
+        self.columns = np.zeros(COLUMNS, np.bool_)  # the same
         self._freed = 0  # bit c: column c did, and has not been allocated again
         self._may_allocate = True
 
@@ -91,6 +94,7 @@ class Tmem:
             mask = _mask(base, columns)
             if not self._allocated & mask:
                 self._allocated |= mask
+                self.columns[base : base + columns] = True
                 self._freed &= ~mask
                 self.cells[base : base + columns] = POISON
                 self.allocations[base] = columns
@@ -109,6 +113,7 @@ class Tmem:
             )
         del self.allocations[address]
         self._allocated &= ~_mask(address, columns)
+        self.columns[address : address + columns] = False
         self._freed |= _mask(address, columns)
 
     def relinquish(self) -> None:

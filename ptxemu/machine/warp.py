@@ -82,6 +82,8 @@ class Warp:
         if program.frame is not None:
             self.file_bytes = program.frame.new_file()
             self.file = self.file_bytes.ctypes.data
+            self.native = cta.context(index)
+            self.context = self.native.address
         self.counts = [0] * len(program.blocks)
         self.live = ALL if threads >= 32 else (1 << threads) - 1
         self.nonuniform: set[str] = set()

@@ -8,11 +8,12 @@ bring scalars to lanes and masks back; constants, which stay; and the values of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ptxemu.native.ir import BITS, LANES, NUMPY, WORD, Key
+from ptxemu.native.ir import BITS, LANES, NUMPY, WORD, Key, row_bytes
 from ptxemu.native.library import Library, aligned
 
 SCRATCH = -(2**31)  # places there have this bit; those in a file have not
@@ -23,9 +24,7 @@ _FIRST_CONSTANT = 8 * _CELLS
 _FIRST_VALUE = _FIRST_CONSTANT + 256 * _CONSTANTS
 
 
-def row_bytes(dtype: str) -> int:
-    """What 32 lanes take: a multiple of the alignment that the primitives rely on."""
-    return max(LANES * BITS[dtype] // 8, 64)
+Segment = Callable[[int, int], int]
 
 
 class NoRoom(Exception):
@@ -44,6 +43,7 @@ class Frame:
             self.offsets[slot] = self.file_bytes
             self.file_bytes += row_bytes(dtype)
         self._files: list[np.ndarray] = []  # of warps that are done
+        self._words: list[np.ndarray] = []
         self._constants: dict[tuple[int, int], int] = {}
         self._scratch = aligned(_FIRST_VALUE + _ROOM)
         cells: Any = self._scratch[:_FIRST_CONSTANT].data
@@ -99,11 +99,9 @@ class Frame:
 
     # -- programs ---------------------------------------------------------------------------
 
-    def function(
-        self, operations: Sequence[tuple[Key, Sequence[int]]]
-    ) -> Callable[[int], object]:
-        """What executes them, each with the places of its result and operands, on the file at an
-        address."""
+    def function(self, operations: Sequence[tuple[Key, Sequence[int]]]) -> Segment:
+        """What executes them, each with the places of its result and operands, on the file and with
+        the context at two addresses; not 0 where the last one leaves its work to Python."""
         words = np.zeros((len(operations) + 1, WORD), np.uint8)
         codes, places = words.view(np.uint64), words.view(np.int32)
         addresses = self.library.addresses
@@ -111,10 +109,6 @@ class Frame:
             codes[row, 0] = addresses[key]
             places[row, 2 : 2 + len(operands)] = operands
         codes[-1, 0] = addresses["end", ()]
+        self._words.append(words)  # to keep them alive
         first = self.library.function(int(codes[0, 0]))
-        program, scratch = words.ctypes.data, self._scratch.ctypes.data
-
-        def execute(file: int, words: np.ndarray = words) -> object:  # which keeps them alive
-            return first(program, file, scratch, None)
-
-        return execute
+        return partial(first, words.ctypes.data, self._scratch.ctypes.data)

@@ -53,6 +53,11 @@ def row_align(dtype: str) -> int:
     return min(LANES * BITS[dtype] // 8, 64)
 
 
+def row_bytes(dtype: str) -> int:
+    """What 32 lanes take in a file or scratch: a multiple of the alignment of all primitives."""
+    return max(LANES * BITS[dtype] // 8, 64)
+
+
 def f32_literal(bits: int) -> str:
     """LLVM writes a float as the hex of the double with its value; a NaN keeps its payload."""
     value = struct.unpack("<f", struct.pack("<I", bits))[0]
@@ -94,6 +99,28 @@ class Body:
         base = self.do(f"select i1 {shared}, ptr %scratch, ptr %file")
         low = self.do(f"and i32 {offset}, 2147483647")
         return self.do(f"getelementptr i8, ptr {base}, i32 {low}")
+
+    def context(self, number: int) -> str:
+        """A field of 8 bytes of the context."""
+        where = self.do(f"getelementptr i8, ptr %context, i64 {8 * number}")
+        return self.do(f"load i64, ptr {where}")
+
+    def leave_if(self, condition: str) -> None:
+        """End the program here with 1."""
+        self.count += 1
+        leave, stay = f"leave{self.count}", f"stay{self.count}"
+        self.lines += [
+            f"  br i1 {condition}, label %{leave}, label %{stay}",
+            f"{leave}:",
+            "  ret i64 1",
+            f"{stay}:",
+        ]
+
+    def reduce(self, operation: str, type_: str, value: str) -> str:
+        """One element of all lanes."""
+        name, lanes = f"llvm.vector.reduce.{operation}.v32{type_}", f"<{LANES} x {type_}>"
+        self.declared.add(f"declare {type_} @{name}({lanes})")
+        return self.do(f"call {type_} @{name}({lanes} {value})")
 
     def load(self, pointer: str, dtype: str) -> str:
         if dtype == "BOOL":

@@ -22,20 +22,19 @@ from ptxemu.native.ir import (
     Primitive,
     f32_literal,
 )
-
-# -- functions ------------------------------------------------------------------------------------
+from ptxemu.native.memory import ACCESSES, Access, TensorAccess
 
 _NEXT = """\
   %next = getelementptr i8, ptr %ip, i64 32
   %follow = load ptr, ptr %next
-  %after = musttail call i64 %follow(ptr %next, ptr %file, ptr %scratch, ptr %context)
+  %after = musttail call i64 %follow(ptr %next, ptr %scratch, ptr %file, ptr %context)
   ret i64 %after
 }
 """
 
 
 def _head(number: int) -> str:
-    parameters = "ptr %ip, ptr noalias %file, ptr noalias %scratch, ptr noalias %context"
+    parameters = "ptr %ip, ptr noalias %scratch, ptr noalias %file, ptr noalias %context"
     return f"define i64 @op_{number}({parameters}) #0 {{\n"
 
 
@@ -43,6 +42,12 @@ def _function(number: int, primitive: Primitive, declared: set[str]) -> str:
     body = Body(declared=declared)
     values = [body.load(body.place(1 + k), dtype) for k, dtype in enumerate(primitive.types)]
     body.store(primitive.build(body, *values), body.place(0), primitive.result)
+    return _head(number) + "\n".join(body.lines) + "\n" + _NEXT
+
+
+def _access(number: int, access: Access | TensorAccess, declared: set[str]) -> str:
+    body = Body(declared=declared)
+    access.build(body)
     return _head(number) + "\n".join(body.lines) + "\n" + _NEXT
 
 
@@ -98,6 +103,9 @@ def module() -> tuple[str, list[Key]]:
     keys.append(("ballot", ("BOOL",)))
     for key, primitive in TABLE.items():
         parts.append(_function(len(keys), primitive, declared))
+        keys.append(key)
+    for key, access in ACCESSES.items():
+        parts.append(_access(len(keys), access, declared))
         keys.append(key)
     return "\n".join((*_tables(), *sorted(declared), *parts)), keys
 

@@ -1,0 +1,242 @@
+"""Primitives of loads and stores: to memory with one address per lane, and to tensor memory.
+
+The context of a warp (`Context`) says where its memories are and what of them may be accessed. A
+primitive does an access only if all of it is in order; else it ends the segment with 1 and has done
+nothing, and Python does the access, refuses it, or tells whoever listens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ptxemu.native.ir import BITS, LANES, Body, Key, row_bytes, vector
+
+SIZES, COUNTS = (1, 2, 4, 8), (1, 2, 4, 8)
+_OFFSET = 0xFFFFFF  # of a shared address; above it is the rank in the cluster
+_SHARED, _SIZE, _REFUSES, _TABLE, _CELLS, _ALLOCATED, _LANE = range(7)  # fields of a context
+# fields of the table: bytes moved, then the ranges
+_LOADED, _STORED, _TENSOR_LOADED, _TENSOR_STORED, _WINDOWS = range(5)
+_MOVED = ("ld.global", "st.global", "tmem.ld", "tmem.st")
+WINDOWS = 4
+_TENSOR_COLUMNS, _TENSOR_LANES = 512, 128
+_OF_WINDOW = 3  # first address, end, whether it may be written
+
+
+class Table:
+    """Of a launch: ranges of global memory that were found to be allowed of late, and the bytes
+    that primitives have moved."""
+
+    def __init__(self) -> None:
+        self._fields = np.zeros(_WINDOWS + _OF_WINDOW * WINDOWS, np.int64)
+        self.address = self._fields.ctypes.data
+        self._next = 0
+
+    def remember(self, low: int, high: int, writable: bool) -> None:
+        start = _WINDOWS + _OF_WINDOW * self._next
+        self._fields[start : start + _OF_WINDOW] = low, high, writable
+        self._next = (self._next + 1) % WINDOWS
+
+    def forget(self) -> None:
+        """All ranges."""
+        self._fields[_WINDOWS:] = 0
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes by kind, where there are any."""
+        counts = zip(_MOVED, self._fields[:_WINDOWS].tolist(), strict=True)
+        return {name: count for name, count in counts if count}
+
+
+class Context:
+    """Of one warp. smem: shared memory, of which `size` bytes are the CTA's. cells: tensor memory,
+    uint32 (512 columns, 128 lanes). allocated: which columns are, bool. lane: the first of the
+    warp. refuses: every access is left to Python."""
+
+    def __init__(
+        self,
+        smem: np.ndarray,
+        size: int,
+        table: Table,
+        cells: np.ndarray,
+        allocated: np.ndarray,
+        lane: int,
+        *,
+        refuses: bool,
+    ) -> None:
+        arrays = smem.ctypes.data, cells.ctypes.data, allocated.ctypes.data
+        fields = arrays[0], size, refuses, table.address, *arrays[1:], lane
+        self._fields = np.array(fields, np.int64)
+        self.address = self._fields.ctypes.data
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store of `count` elements of `size` bytes by each lane. Operands: the first of the
+    rows of data, the addresses, the active lanes."""
+
+    store: bool
+    space: str  # "shared" or "global"
+    size: int
+    count: int
+
+    @property
+    def key(self) -> Key:
+        name = "store" if self.store else "load"
+        return f"{name}_vector {self.space} {self.size} {self.count}", ()
+
+    @property
+    def dtype(self) -> str:
+        """Of the rows."""
+        return f"U{max(8 * self.size, 16)}"
+
+    def build(self, b: Body) -> None:
+        wide = "i32" if self.space == "shared" else "i64"
+        lanes = f"<{LANES} x {wide}>"
+        address = b.do(f"load {lanes}, ptr {b.place(1)}, align 64")
+        mask = b.load(b.place(2), "BOOL")
+        if self.space == "shared":
+            address = b.do(f"and {lanes} {address}, {_all(wide, _OFFSET)}")
+        self._leave_unless_fit(b, address, mask, wide)
+        base = f"ptr {_pointer(b, _SHARED)}" if wide == "i32" else "ptr null"
+        first = b.do(f"getelementptr i8, {base}, {lanes} {address}")
+        for row in range(self.count):
+            where = b.do(f"getelementptr i8, <{LANES} x ptr> {first}, i64 {row * self.size}")
+            self._move(b, where, mask, row)
+        if self.space == "global":
+            self._count(b, mask)
+
+    def _leave_unless_fit(self, b: Body, address: str, mask: str, wide: str) -> None:
+        """All active lanes are aligned and within bounds."""
+        lanes, nbytes = f"<{LANES} x {wide}>", self.size * self.count
+        zero = b.do(f"select <{LANES} x i1> {mask}, {lanes} {address}, {lanes} zeroinitializer")
+        all_ = b.reduce("or", wide, zero)
+        bad = b.do(f"icmp ne {wide} {b.do(f'and {wide} {all_}, {nbytes - 1}')}, 0")
+        refuses = b.do(f"icmp ne i64 {b.context(_REFUSES)}, 0")
+        bad = b.do(f"or i1 {bad}, {refuses}")
+        top = b.reduce("umax", wide, zero)
+        if wide == "i32":
+            end = b.do(f"add i64 {b.do(f'zext i32 {top} to i64')}, {nbytes}")
+            outside = b.do(f"icmp ugt i64 {end}, {b.context(_SIZE)}")
+        else:
+            ones = f"<{LANES} x i1> {mask}, {lanes} {address}, {lanes} {_all(wide, -1)}"
+            low = b.reduce("umin", wide, b.do(f"select {ones}"))
+            inside = self._in_a_window(b, low, b.do(f"add i64 {top}, {nbytes}"))
+            outside = b.do(f"xor i1 {inside}, true")
+        b.leave_if(b.do(f"or i1 {bad}, {outside}"))
+
+    def _in_a_window(self, b: Body, low: str, end: str) -> str:
+        table, found = _pointer(b, _TABLE), "false"
+        for window in range(WINDOWS):
+            start = _WINDOWS + _OF_WINDOW * window
+            first, last, writable = (_field(b, table, start + k) for k in range(_OF_WINDOW))
+            fits = b.do(f"icmp uge i64 {low}, {first}")
+            fits = b.do(f"and i1 {fits}, {b.do(f'icmp ule i64 {end}, {last}')}")
+            if self.store:
+                fits = b.do(f"and i1 {fits}, {b.do(f'icmp ne i64 {writable}, 0')}")
+            found = b.do(f"or i1 {found}, {fits}")
+        return found
+
+    def _move(self, b: Body, where: str, mask: str, row: int) -> None:
+        element, lanes = f"i{8 * self.size}", f"<{LANES} x i{8 * self.size}>"
+        rows, wide = vector(self.dtype), BITS[self.dtype] > 8 * self.size
+        place = b.do(f"getelementptr i8, ptr {b.place(0)}, i64 {row * row_bytes(self.dtype)}")
+        end = f"<{LANES} x ptr> {where}, i32 {self.size}, <{LANES} x i1> {mask}"
+        types = f"<{LANES} x ptr>, i32, <{LANES} x i1>"
+        if self.store:
+            name = f"llvm.masked.scatter.v32{element}.v32p0"
+            b.declared.add(f"declare void @{name}({lanes}, {types})")
+            value = b.load(place, self.dtype)
+            value = b.do(f"trunc {rows} {value} to {lanes}") if wide else value
+            b.lines.append(f"  call void @{name}({lanes} {value}, {end})")
+            return
+        name = f"llvm.masked.gather.v32{element}.v32p0"
+        b.declared.add(f"declare {lanes} @{name}({types}, {lanes})")
+        value = b.do(f"call {lanes} @{name}({end}, {lanes} zeroinitializer)")
+        b.store(b.do(f"zext {lanes} {value} to {rows}") if wide else value, place, self.dtype)
+
+    def _count(self, b: Body, mask: str) -> None:
+        bits = b.do(f"bitcast <{LANES} x i1> {mask} to i32")
+        b.declared.add("declare i32 @llvm.ctpop.i32(i32)")
+        active = b.do(f"zext i32 {b.do(f'call i32 @llvm.ctpop.i32(i32 {bits})')} to i64")
+        nbytes = b.do(f"mul i64 {active}, {self.size * self.count}")
+        _moved(b, _STORED if self.store else _LOADED, nbytes)
+
+
+@dataclass(frozen=True)
+class TensorAccess:
+    """tcgen05.ld or .st of `count` registers in the shape 32x32b. Operands: the first of the rows
+    of registers, the address, which is that of the first lane."""
+
+    store: bool
+    count: int
+    dtype = "U32"
+
+    @property
+    def key(self) -> Key:
+        return f"tmem_{'store' if self.store else 'load'} {self.count}", ()
+
+    def build(self, b: Body) -> None:
+        address = b.do(f"load i32, ptr {b.place(1)}")
+        column = b.do(f"zext i32 {b.do(f'and i32 {address}, 65535')} to i64")
+        self._leave_unless_fit(b, address, column)
+        cell = b.do(f"mul i64 {column}, {_TENSOR_LANES}")
+        cell = b.do(f"add i64 {cell}, {b.context(_LANE)}")
+        cells = b.do(f"getelementptr i32, ptr {_pointer(b, _CELLS)}, i64 {cell}")
+        rows = b.place(0)
+        for row in range(self.count):
+            cell = b.do(f"getelementptr i32, ptr {cells}, i64 {row * _TENSOR_LANES}")
+            register = b.do(f"getelementptr i32, ptr {rows}, i64 {row * LANES}")
+            source, target = (register, cell) if self.store else (cell, register)
+            b.store(b.load(source, "U32"), target, "U32")
+        _moved(b, _TENSOR_STORED if self.store else _TENSOR_LOADED, str(4 * LANES * self.count))
+
+    def _leave_unless_fit(self, b: Body, address: str, column: str) -> None:
+        """The lane is the warp's first one, or 0, and the columns are allocated."""
+        lane = b.do(f"zext i32 {b.do(f'lshr i32 {address}, 16')} to i64")
+        own = b.do(f"icmp eq i64 {lane}, {b.context(_LANE)}")
+        right = b.do(f"or i1 {own}, {b.do(f'icmp eq i64 {lane}, 0')}")
+        inside = b.do(f"icmp ule i64 {column}, {_TENSOR_COLUMNS - self.count}")
+        told = b.do(f"icmp eq i64 {b.context(_REFUSES)}, 0")
+        right = b.do(f"and i1 {right}, {b.do(f'and i1 {inside}, {told}')}")
+        b.leave_if(b.do(f"xor i1 {right}, true"))
+        lanes = f"<{self.count} x i8>"
+        first = b.do(f"getelementptr i8, ptr {_pointer(b, _ALLOCATED)}, i64 {column}")
+        flags = b.do(f"load {lanes}, ptr {first}, align 1")
+        name = f"llvm.vector.reduce.and.v{self.count}i8"
+        b.declared.add(f"declare i8 @{name}({lanes})")
+        all_ = b.do(f"call i8 @{name}({lanes} {flags})")
+        b.leave_if(b.do(f"icmp eq i8 {all_}, 0"))
+
+
+def _moved(b: Body, field: int, nbytes: str) -> None:
+    """Count bytes."""
+    place = b.do(f"getelementptr i8, ptr {_pointer(b, _TABLE)}, i64 {8 * field}")
+    total = b.do(f"add i64 {b.do(f'load i64, ptr {place}')}, {nbytes}")
+    b.lines.append(f"  store i64 {total}, ptr {place}")
+
+
+def _all(type_: str, value: int) -> str:
+    return "<" + ", ".join([f"{type_} {value}"] * LANES) + ">"
+
+
+def _pointer(b: Body, field: int) -> str:
+    return b.do(f"inttoptr i64 {b.context(field)} to ptr")
+
+
+def _field(b: Body, table: str, number: int) -> str:
+    return b.do(f"load i64, ptr {b.do(f'getelementptr i8, ptr {table}, i64 {8 * number}')}")
+
+
+_ALL: tuple[Access | TensorAccess, ...] = (
+    *(
+        Access(store, space, size, count)
+        for store in (False, True)
+        for space in ("shared", "global")
+        for size in SIZES
+        for count in COUNTS
+    ),
+    *(TensorAccess(store, 1 << k) for store in (False, True) for k in range(8)),
+)
+ACCESSES = {access.key: access for access in _ALL}
