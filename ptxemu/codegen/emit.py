@@ -253,7 +253,10 @@ class BlockWriter:
             self._once(f"if {text} is None: return PARKED" if node.parks else text, number)
             return
         names = [f"s{number}_{k}" for k in range(1 if node.matrix else len(node.outs))]
-        self._once(f"{', '.join(names)} = {text}", number, names)
+        if node.repeatable:
+            self.line(f"{', '.join(names)} = {text}", number)
+        else:
+            self._once(f"{', '.join(names)} = {text}", number, names)
         if node.matrix:
             for row, out in enumerate(node.outs):
                 self.home[out] = (names[0], row)

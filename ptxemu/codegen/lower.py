@@ -278,11 +278,13 @@ class Lower:
         parks: bool = False,
         deps: tuple[Value, ...] | None = None,
         settles: bool = True,
+        repeatable: bool = False,
     ) -> list[Value]:
         """A step in program order. `results` are (type, uniform); `<m>` and `<mb>` in the text are
         the active lanes as array (None: all) and as bits. `deps` limits the uniformity dependences
         of the results (default: all operands). A step that `parks` returns None when it has to
-        wait. One that does not settle only passes on operands that may be late."""
+        wait. One that does not settle only passes on operands that may be late. A `repeatable` one
+        depends on its operands alone and changes nothing."""
         if settles:
             self.settle(*srcs, *rows)
         inherited: frozenset[str] = frozenset()
@@ -294,6 +296,7 @@ class Lower:
             for type_, uniform in results
         )
         node = Node(text, srcs, outs, matrix=matrix, rows=rows, parks=parks, instr=self.instr)
+        node.repeatable = repeatable
         for index, out in enumerate(outs):
             out.node, out.index = node, index
         if not self.analysis:

@@ -8,7 +8,6 @@ that needs one of their values is preceded by a call of the segment so far. All 
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,18 +17,9 @@ from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, bits_of_double, bits_of_float
 from ptxemu.native.frame import Frame
 from ptxemu.native.ir import BITS, TABLE, Key, row_bytes
-from ptxemu.native.memory import ACCESSES, Access, TensorAccess
 from ptxemu.native.recipes import Recipe, Ref, recipe
 
 _CELL_OF = {"f": "d", "s": "q", "u": "Q", "p": "Q"}  # the type of a scalar's cell
-# steps that keep no array of their operands, and so may see the scratch itself; those of the second
-# line tell listeners of arrays, which may keep them
-_BORROWERS = ("tmem_load", "tmem_store(", "load_vector(w, 'shared'", "store_vector(w, 'shared'")
-_TENSOR = re.compile(r"tmem_(load|store)\(w, \{0\}, \('32x32b', (\d+), False, 0\)")
-_VECTOR = re.compile(
-    r"(load|store)_vector\(w, '(shared|global)', \{0\}, (\d+), (\d+|\{rows\}), <m>"
-)
-_TELLERS = ("load_vector(", "store_vector(")
 
 
 @dataclass(eq=False)
@@ -60,10 +50,9 @@ Operation = tuple[Key, tuple[Home, ...]]
 
 @dataclass(eq=False)
 class NativeWriter(BlockWriter):
-    """tells: steps tell listeners of their operands. partial: as of `Lower`."""
+    """partial: as of `Lower`."""
 
     frame: Frame | None = None
-    tells: bool = False
     partial: int = 0
     homes: dict[Value, Home] = field(default_factory=dict)
     planned: dict[Value, Home] = field(default_factory=dict)  # rows of a matrix to come
@@ -78,7 +67,6 @@ class NativeWriter(BlockWriter):
     cells: int = 0
     events: int = 0
     order: dict[Node, int] = field(default_factory=dict)
-    pending: list[Node] = field(default_factory=list)  # tcgen05.ld whose results come later
     step: Node | None = None
     borrows: bool = False
 
@@ -87,12 +75,15 @@ class NativeWriter(BlockWriter):
     def load(self, nodes: list[Node]) -> None:
         self.order = {node: k for k, node in enumerate(nodes)}
         for node in nodes:
-            native = not self.tells and _access(node) is not None
-            if node.rows and (native or not all(value.uniform for value in node.rows)):
+            if node.rows and self._wants_rows(node):
                 spot = self.matrices[node] = self._spot(DTYPE[node.rows[0].type], len(node.rows))
                 for row, value in enumerate(node.rows):
                     if value.node is not None and value.node.pure and not value.uniform:
-                        self.planned.setdefault(value, _row(spot, row))
+                        self.planned.setdefault(value, row_of(spot, row))
+
+    def _wants_rows(self, node: Node) -> bool:
+        """The operands that a step wants stacked shall lie in the scratch."""
+        return not all(value.uniform for value in node.rows)
 
     def _spot(self, dtype: str, rows: int = 0) -> Spot:
         spot = Spot(dtype, rows)
@@ -229,7 +220,7 @@ class NativeWriter(BlockWriter):
     def _stacked(self, spot: Spot, values: Sequence[Value]) -> None:
         """Every value in its row."""
         for row, value in enumerate(values):
-            source, wanted = self._home(value, spot.dtype), _row(spot, row)
+            source, wanted = self._home(value, spot.dtype), row_of(spot, row)
             if source.spot is not spot or source.offset != wanted.offset:
                 self._operate("move", (spot.dtype,), wanted, source)
 
@@ -281,42 +272,6 @@ class NativeWriter(BlockWriter):
         dtype = DTYPE[node.outs[0].type]
         return self._written(self._new(dtype, node.outs[0]), dtype, text)
 
-    def _step(self, node: Node) -> None:
-        access = None if self.tells else _access(node)
-        if access:
-            self._access(node, access)
-            return
-        borrowers = _BORROWERS if self.tells else _BORROWERS + _TELLERS
-        self.step, self.borrows = node, node.text.startswith(borrowers)
-        super()._step(node)
-        self.step, self.borrows = None, False
-        if node.matrix and node.outs[0].late is not None:
-            self.pending.append(node)
-        elif node.matrix:
-            self._take_matrix(node)
-        elif node.text.startswith("settle_"):
-            self._settled(node)
-
-    def _access(self, node: Node, access: Access | TensorAccess) -> None:
-        """A load or store as the last operation of a segment, and its line of Python, for when that
-        one refuses."""
-        self.instr = node.instr
-        dtype = DTYPE[node.srcs[0].type]
-        address = self._in_scratch(self._home(node.srcs[0], dtype), dtype)
-        others = (self._active(),) if isinstance(access, Access) else ()
-        if isinstance(access, Access) and access.store:
-            self.line("w.stored = True")
-        if access.store:
-            spot = self.matrices[node]
-            self._stacked(spot, node.rows)
-        else:
-            spot = self._spot(access.dtype, access.count)
-            self.homes |= {out: _row(spot, row) for row, out in enumerate(node.outs)}
-        self._operate(*access.key, Home(spot), address, *others)
-        data = self._view(Home(spot), spot.dtype, access.count)
-        text = node.text.format(self._view(address, dtype), rows=data)
-        self.line(f"if {self._call()}: {text if access.store else f'{data}[...] = {text}'}")
-
     def _active(self) -> Home:
         """The active lanes."""
         if not self.partial:
@@ -324,23 +279,6 @@ class NativeWriter(BlockWriter):
         if self.mask is None:
             self.mask = self._written(self._new("BOOL"), "BOOL", "m")
         return self.mask
-
-    def _settled(self, node: Node) -> None:
-        """A step that completes all tcgen05.ld of the block, or that behind its operand."""
-        lates = {value.late for value in node.srcs}
-        for load in [p for p in self.pending if not lates or p.outs[0].late in lates]:
-            self.pending.remove(load)
-            self._take_matrix(load)
-
-    def _take_matrix(self, node: Node) -> None:
-        """The results of a step that Python has as one array."""
-        matrix, _ = self.home[node.outs[0]]
-        dtype = DTYPE[node.outs[0].type]
-        spot = self._spot(dtype, len(node.outs))
-        self.line(f"{self._view(Home(spot), dtype, len(node.outs))}[...] = {matrix}")
-        for row, out in enumerate(node.outs):
-            del self.home[out]
-            self.homes[out] = _row(spot, row)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -414,20 +352,8 @@ class NativeWriter(BlockWriter):
             heapq.heappush(living, (spot.last, size, spot.place))
 
 
-def _row(spot: Spot, row: int) -> Home:
+def row_of(spot: Spot, row: int) -> Home:
     return Home(spot, row * row_bytes(spot.dtype))
-
-
-def _access(node: Node) -> Access | TensorAccess | None:
-    """What a primitive does of a step."""
-    found = _VECTOR.match(node.text)
-    if found:
-        verb, space, size, count = found.groups()
-        number = len(node.rows) if count == "{rows}" else int(count)
-        key = Access(verb == "store", space, int(size), number).key
-        return ACCESSES.get(key)
-    found = _TENSOR.match(node.text)
-    return found and ACCESSES.get(TensorAccess(found[1] == "store", int(found[2])).key)
 
 
 def _bits(value: Any, dtype: str) -> int:

@@ -19,7 +19,7 @@ from ptxemu.codegen.blocks import Block, build_blocks, liveness
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.lower import Lower, Store
-from ptxemu.codegen.native_writer import NativeWriter
+from ptxemu.codegen.native_steps import StepWriter
 from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
@@ -256,7 +256,7 @@ class Program:
             return BlockWriter(sites, resumes=follows)
         if follows or not native:
             return BlockWriter(sites, resumes=follows, filed=self.frame.offsets)
-        return NativeWriter(sites, frame=self.frame, tells=self.checked, partial=partial)
+        return StepWriter(sites, frame=self.frame, tells=self.checked, partial=partial)
 
     def _generated(
         self, key: tuple[Any, ...], writer: BlockWriter, follows: bool

@@ -78,6 +78,7 @@ class Node:
     parks: bool = False  # returns None when the warp has to wait
     instr: object = None  # where it comes from, for errors
     emitted: bool = False
+    repeatable: bool = False  # a step that depends on its operands alone and changes nothing
     flow: bool = False  # tells a checker of undefined data; no step of the block itself
 
 

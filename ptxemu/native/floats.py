@@ -28,29 +28,14 @@ def _fma(b: Body, x: str, y: str, z: str) -> str:
 
 
 def _extreme(which: str, nan: bool, ftz: bool) -> Callable[..., str]:
-    """arith.min_f32 and max_f32: -0 < +0"""
-    type_ = vector("F32")
-
-    def two(b: Body, x: str, y: str) -> str:
-        relation, merge = ("olt", "or") if which == "min" else ("ogt", "and")
-        first = b.do(f"fcmp {relation} {type_} {x}, {y}")
-        out = b.select(first, x, y, "F32")
-        left, right = b.cast(x, "F32", "U32"), b.cast(y, "F32", "U32")
-        zeros = b.do(f"{merge} {vector('U32')} {left}, {right}")
-        same = b.do(f"fcmp oeq {type_} {x}, {y}")
-        out = b.select(same, b.cast(zeros, "U32", "F32"), out, "F32")
-        if nan:
-            bad = b.do(f"fcmp uno {type_} {x}, {y}")
-            return b.select(bad, b.splat(f32_literal(NAN), "F32"), out, "F32")
-        out = b.select(b.unordered(x), y, out, "F32")
-        return b.select(b.unordered(y), x, out, "F32")
+    """arith.min_f32 and max_f32"""
 
     def build(b: Body, *values: str) -> str:
         if ftz:
             values = tuple(b.flush(x) for x in values)
         out = values[0]
         for value in values[1:]:
-            out = two(b, out, value)
+            out = b.extreme(which, out, value, nan=nan)
         return b.canonical(out)
 
     return build

@@ -128,6 +128,15 @@ class Body:
             return self.do(f"icmp ne <{LANES} x i8> {raw}, zeroinitializer")
         return self.do(f"load {vector(dtype)}, ptr {pointer}, align {row_align(dtype)}")
 
+    def gather(self, where: str, dtype: str) -> str:
+        """An element from each of 32 addresses."""
+        type_, mask = vector(dtype), self.splat("true", "BOOL")
+        short = f"{'f' if dtype[0] == 'F' else 'i'}{BITS[dtype]}"
+        name = f"llvm.masked.gather.v32{short}.v32p0"
+        self.declared.add(f"declare {type_} @{name}(<32 x ptr>, i32, <32 x i1>, {type_})")
+        operands = f"<32 x ptr> {where}, i32 {BITS[dtype] // 8}, <32 x i1> {mask}, {type_} poison"
+        return self.do(f"call {type_} @{name}({operands})")
+
     def store(self, value: str, pointer: str, dtype: str) -> None:
         type_ = vector(dtype)
         if dtype == "BOOL":
@@ -162,6 +171,22 @@ class Body:
         nan = self.splat(f32_literal(NAN), "F32")
         return self.select(self.unordered(value), nan, value, "F32")
 
+    def extreme(self, which: str, x: str, y: str, *, nan: bool) -> str:
+        """min or max with -0 < +0; of a number and a NaN the number, or the canonical NaN."""
+        type_ = vector("F32")
+        relation, merge = ("olt", "or") if which == "min" else ("ogt", "and")
+        first = self.do(f"fcmp {relation} {type_} {x}, {y}")
+        out = self.select(first, x, y, "F32")
+        left, right = self.cast(x, "F32", "U32"), self.cast(y, "F32", "U32")
+        zeros = self.do(f"{merge} {vector('U32')} {left}, {right}")
+        same = self.do(f"fcmp oeq {type_} {x}, {y}")
+        out = self.select(same, self.cast(zeros, "U32", "F32"), out, "F32")
+        if nan:
+            bad = self.do(f"fcmp uno {type_} {x}, {y}")
+            return self.select(bad, self.splat(f32_literal(NAN), "F32"), out, "F32")
+        out = self.select(self.unordered(x), y, out, "F32")
+        return self.select(self.unordered(y), x, out, "F32")
+
     def flush(self, value: str) -> str:
         """numerics.rounding.flush_f32"""
         size = self.call("llvm.fabs.v32f32", vector("F32"), value)
@@ -195,8 +220,4 @@ def lookup(b: Body, values: np.ndarray, name: str, index: str) -> str:
     dtype = {"float32": "F32", "float64": "F64", "uint32": "U32"}[str(values.dtype)]
     where = b.do(f"getelementptr {element(dtype)}, ptr @{name}, <{LANES} x i32> {index}")
     TABLES[name] = values
-    type_, mask = vector(dtype), b.splat("true", "BOOL")
-    intrinsic = f"llvm.masked.gather.v32{'i' if dtype[0] == 'U' else 'f'}{BITS[dtype]}.v32p0"
-    b.declared.add(f"declare {type_} @{intrinsic}(<32 x ptr>, i32, <32 x i1>, {type_})")
-    operands = f"<32 x ptr> {where}, i32 {BITS[dtype] // 8}, <32 x i1> {mask}, {type_} poison"
-    return b.do(f"call {type_} @{intrinsic}({operands})")
+    return b.gather(where, dtype)

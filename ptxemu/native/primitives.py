@@ -9,6 +9,8 @@ Every one computes the bits of the numpy function that it is named after; tests 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ptxemu.native import floats, formats, integers  # noqa: F401  (they fill the table)
 from ptxemu.native.ir import (
     BITS,
@@ -22,7 +24,19 @@ from ptxemu.native.ir import (
     Primitive,
     f32_literal,
 )
-from ptxemu.native.memory import ACCESSES, Access, TensorAccess
+from ptxemu.native.lanes import OPERATIONS
+from ptxemu.native.memory import ACCESSES
+
+
+class Operation(Protocol):
+    """What is more than a function of its operands' values."""
+
+    @property
+    def key(self) -> Key: ...
+
+    def build(self, b: Body) -> None:
+        """State the instructions."""
+
 
 _NEXT = """\
   %next = getelementptr i8, ptr %ip, i64 32
@@ -45,9 +59,9 @@ def _function(number: int, primitive: Primitive, declared: set[str]) -> str:
     return _head(number) + "\n".join(body.lines) + "\n" + _NEXT
 
 
-def _access(number: int, access: Access | TensorAccess, declared: set[str]) -> str:
+def _operation(number: int, operation: Operation, declared: set[str]) -> str:
     body = Body(declared=declared)
-    access.build(body)
+    operation.build(body)
     return _head(number) + "\n".join(body.lines) + "\n" + _NEXT
 
 
@@ -82,15 +96,6 @@ def _splat(number: int, dtype: str, declared: set[str]) -> str:
     return _head(number) + "\n".join(b.lines) + "\n" + _NEXT
 
 
-def _ballot(number: int, declared: set[str]) -> str:
-    """A predicate to its 32 bits, in a cell."""
-    b = Body(declared=declared)
-    mask = b.load(b.place(1), "BOOL")
-    bits = b.do(f"bitcast <32 x i1> {mask} to i32")
-    b.lines.append(f"  store i64 {b.do(f'zext i32 {bits} to i64')}, ptr {b.place(0)}")
-    return _head(number) + "\n".join(b.lines) + "\n" + _NEXT
-
-
 def module() -> tuple[str, list[Key]]:
     """(the IR of all primitives, what each is, by number)."""
     declared: set[str] = set()
@@ -99,14 +104,12 @@ def module() -> tuple[str, list[Key]]:
     for dtype in (*INTEGERS, "F32", "F64", "BOOL"):
         parts.append(_splat(len(keys), dtype, declared))
         keys.append(("splat", (dtype,)))
-    parts.append(_ballot(len(keys), declared))
-    keys.append(("ballot", ("BOOL",)))
     for key, primitive in TABLE.items():
         parts.append(_function(len(keys), primitive, declared))
         keys.append(key)
-    for key, access in ACCESSES.items():
-        parts.append(_access(len(keys), access, declared))
-        keys.append(key)
+    for operation in (*ACCESSES.values(), *OPERATIONS):
+        parts.append(_operation(len(keys), operation, declared))
+        keys.append(operation.key)
     return "\n".join((*_tables(), *sorted(declared), *parts)), keys
 
 

@@ -45,7 +45,12 @@ def shuffle(c: Lower, i: Instr, f: Match) -> None:
         return
     results = [("u32", False), ("pred", False)]
     out, found = c.effect(
-        f"shuffle_lanes({{0}}, '{mode}', {{1}}, {{2}}, <mb>)", value, lane, clamp, results=results
+        f"shuffle_lanes({{0}}, '{mode}', {{1}}, {{2}}, <mb>)",
+        value,
+        lane,
+        clamp,
+        results=results,
+        repeatable=True,
     )
     c.dst(target, out)
     c.dst(valid, found)
@@ -96,7 +101,7 @@ def vote(c: Lower, i: Instr, f: Match) -> Value:
     predicate, members = c.src(i.operands[1], "pred"), c.src(i.operands[2], "u32")
     results = [("u32" if mode == "ballot" else "pred", members.uniform)]
     text = f"vote_lanes({{0}}, '{mode}', {{1}}, <mb>)"
-    return c.effect(text, predicate, members, results=results, deps=(members,))[0]
+    return c.effect(text, predicate, members, results=results, deps=(members,), repeatable=True)[0]
 
 
 def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
@@ -176,15 +181,21 @@ def reduce(c: Lower, i: Instr, f: Match) -> Value:
     kind = f.type.replace("b", "u")
     name_lanes(c, i.operands[2])
     value, members = c.src(i.operands[1], kind), c.src(i.operands[2], "u32")
-    flags = f"{'abs' in f.flags}, {'NaN' in f.flags}"
+    flags = f"{'abs' in f.flags}, {'NaN' in f.flags}, {kind == 's32'}"
     text = f"reduce_lanes({{0}}, '{mode}', {{1}}, <mb>, {flags})"
     results = [(kind, members.uniform)]
-    return c.effect(text, value, members, results=results, deps=(members,))[0]
+    return c.effect(text, value, members, results=results, deps=(members,), repeatable=True)[0]
 
 
 @runtime
 def reduce_lanes(
-    value: PerLane, mode: str, members: PerLane, mb: int, absolute: bool, nan: bool
+    value: PerLane,
+    mode: str,
+    members: PerLane,
+    mb: int,
+    absolute: bool,
+    nan: bool,
+    signed: bool,
 ) -> PerLane:
     """The reduction over the member lanes, as a Python scalar of the operand's type."""
     values = np.broadcast_to(value, 32)
@@ -202,7 +213,7 @@ def reduce_lanes(
         if mode != "add":
             return out
         out &= ALL
-        return (out ^ 0x80000000) - 0x80000000 if dtype == np.int32 else out
+        return (out ^ 0x80000000) - 0x80000000 if signed else out
 
     found = for_members(members, mb, total, dtype)
     return found if np.ndim(found) == 0 or np.ndim(value) else found.astype(np.uint32)
@@ -225,7 +236,7 @@ def elect(c: Lower, i: Instr, f: Match) -> list[Value]:
     name_lanes(c, i.operands[1])
     members = c.src(i.operands[1], "u32")
     results = [("u32", members.uniform), ("pred", False)]
-    return c.effect("elect_lane({0}, <mb>)", members, results=results)
+    return c.effect("elect_lane({0}, <mb>)", members, results=results, repeatable=True)
 
 
 _LEADERS = [lane == LANES for lane in range(32)]

@@ -113,3 +113,8 @@ def test_registers_of_equal_lanes_stay_scalars() -> None:
     assert not registers.always_varying("%r1")
     assert not registers.always_varying("%p0")
     assert registers.always_varying("%r3")
+
+
+def test_the_sum_of_one_number_of_all_lanes_keeps_its_sign() -> None:
+    out = result("redux.sync.add.s32 %r2, -1, 0xffffffff;\nmul.lo.s32 %r1, %r2, 2;")
+    np.testing.assert_array_equal(out.view(np.int32), -64)

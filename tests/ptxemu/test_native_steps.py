@@ -1,4 +1,4 @@
-"""Loads, stores and tensor memory as primitives: the same data, bytes and errors as in numpy."""
+"""Steps that primitives do: the same data, bytes and errors as in numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ptxemu.codegen import program
 from ptxemu.errors import PtxEmuError
 from ptxemu.module import Module
 from ptxemu.native.library import library
-from tests.ptxemu.kernels import kernel, launch
+from tests.ptxemu.kernels import POINTER, kernel, launch
 
 pytestmark = pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
 
@@ -123,3 +123,40 @@ def test_tensor_memory_is_that_of_numpy(monkeypatch, address: str) -> None:
     data = np.arange(256, dtype=np.uint32)
     text = kernel(TENSOR.replace("ADDRESS", address), ".param .u64 a")
     assert alike(monkeypatch, text, [data], block=(128,))
+
+
+def together(rng: np.random.Generator) -> str:
+    """Shuffles, reductions, votes and an election, each with its result added to %r20."""
+    lines = ["mov.u32 %r20, 0;"]
+    for mode in ("up", "down", "bfly", "idx"):
+        lane = rng.choice(["%r12", str(rng.integers(32))])
+        clamp = rng.choice(["%r13", "31", "0", "0x1c1f", "0x1800"])
+        lines.append(f"shfl.sync.{mode}.b32 %r14|%p2, %r10, {lane}, {clamp}, 0xffffffff;")
+        lines.append("selp.u32 %r15, 3, 5, %p2; mad.lo.u32 %r20, %r20, %r15, %r14;")
+    for mode in ("add", "min", "max", "and", "or", "xor"):
+        type_ = "b32" if mode in ("and", "or", "xor") else rng.choice(["u32", "s32"])
+        lines.append(f"redux.sync.{mode}.{type_} %r14, %r10, 0xffffffff;")
+        lines.append("mad.lo.u32 %r20, %r20, 7, %r14;")
+    for mode in ("min", "max", "min.abs", "max.abs", "min.NaN", "max.abs.NaN"):
+        lines.append(f"redux.sync.{mode}.f32 %f2, %f1, 0xffffffff; mov.b32 %r14, %f2;")
+        lines.append("mad.lo.u32 %r20, %r20, 11, %r14;")
+    lines.append("setp.lt.u32 %p2, %r10, %r11; vote.sync.ballot.b32 %r14, %p2, 0xffffffff;")
+    for mode in ("all", "any", "uni"):
+        lines.append(f"vote.sync.{mode}.pred %p3, %p2, 0xffffffff; selp.u32 %r15, 1, 0, %p3;")
+        lines.append("mad.lo.u32 %r20, %r20, 13, %r15; add.u32 %r20, %r20, %r14;")
+    lines.append("elect.sync %r14|%p3, 0xffffffff; @%p3 add.u32 %r20, %r20, 17;")
+    return "\n".join([*lines, "mad.lo.u32 %r20, %r20, 19, %r14;"])
+
+
+@pytest.mark.parametrize("lanes", [32, 23], ids=["warp", "part"])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_lanes_do_together_is_that_of_numpy(monkeypatch, seed: int, lanes: int) -> None:
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, 2**32, (4, 32), np.uint32)
+    floats = rng.choice(np.array([0, -0.0, 1, -1, 3, np.inf, -np.inf, np.nan], np.float32), 32)
+    words[3] = (floats if seed % 2 else -np.abs(floats)).view(np.uint32)
+    words[0] >>= np.uint32(rng.integers(32))
+    text = "".join(f"ld.global.u32 %r{10 + k}, [%rd2+{128 * k}];\n" for k in range(4))
+    text += "mov.b32 %f1, %r13;\n" + together(rng) + "\nst.global.u32 [%rd2], %r20;"
+    module = kernel(POINTER + text, ".param .u64 d")
+    assert alike(monkeypatch, module, [words], block=(lanes,))
