@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -113,9 +114,12 @@ def mask_bits(mask: np.ndarray) -> int:
     return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
 
 
+@lru_cache(maxsize=4096)
 def bits_mask(bits: int) -> np.ndarray:
-    """An int -> 32-lane bool array."""
-    return (BITS & np.uint32(bits)) != 0
+    """An int -> 32-lane bool array, which is not to be written."""
+    mask: np.ndarray = (BITS & np.uint32(bits)) != 0
+    mask.setflags(write=False)
+    return mask
 
 
 def round32(value: float) -> float:

@@ -11,8 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from itertools import chain
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from ptxemu.codegen import namespace, registry, tainted
 from ptxemu.codegen.blocks import Block, build_blocks, liveness
@@ -79,6 +82,15 @@ def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
+class _OpcodeTable(NamedTuple):
+    """names: of opcodes. times: of each in one execution of a block [block, name]. by_block: those
+    of a block."""
+
+    names: tuple[str, ...]
+    times: np.ndarray
+    by_block: list[tuple[str, ...]]
+
+
 class Prober(Protocol):
     """Adds nodes of its own to blocks, for whoever looks inside."""
 
@@ -105,6 +117,7 @@ class Program:
         self.frame = Frame(found, self._arrays()) if found else None
         self.sites = [step.instr for block in self.blocks for step in block.steps]
         self.site_of = {id(instr): number for number, instr in enumerate(self.sites)}
+        self._opcodes: dict[int, Counter[str]] = {}
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable[..., Any]] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -385,4 +398,20 @@ class Program:
 
     def opcode_counts(self, index: int) -> Counter[str]:
         """How many of each opcode one execution of a block runs."""
-        return Counter(step.instr.opcode for step in self.blocks[index].steps)
+        if index not in self._opcodes:
+            self._opcodes[index] = Counter(s.instr.opcode for s in self.blocks[index].steps)
+        return self._opcodes[index]
+
+    def opcodes_of(self, counts: np.ndarray) -> Counter[str]:
+        """The same of all blocks, executed as often as `counts` says, in the order of blocks."""
+        table = self._opcode_table
+        total = dict(zip(table.names, (counts @ table.times).tolist(), strict=True))
+        executed = [table.by_block[block] for block in np.flatnonzero(counts).tolist()]
+        return Counter({name: total[name] for name in dict.fromkeys(chain.from_iterable(executed))})
+
+    @cached_property
+    def _opcode_table(self) -> _OpcodeTable:
+        counts = [self.opcode_counts(block.index) for block in self.blocks]
+        names = tuple(dict.fromkeys(chain.from_iterable(counts)))
+        times = np.array([[count[name] for name in names] for count in counts], np.int64)
+        return _OpcodeTable(names, times, [tuple(count) for count in counts])

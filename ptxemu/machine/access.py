@@ -93,7 +93,7 @@ def store_scalar(w: Warp, space: str, address: int, size: int, values: tuple[Any
     """Elements to one address: of lanes that disagree, the last active one wins."""
     w.stored = True
     last = w.frag.mask.bit_length() - 1
-    stored = [value if np.ndim(value) == 0 else value[last] for value in values]
+    stored = [value if not isinstance(value, np.ndarray) else value[last] for value in values]
     view, index = _place(w, space, address, size, len(values), stored)
     if space == "global":
         w.machine.bytes["st.global"] += size * len(values)

@@ -230,12 +230,6 @@ class Machine:
         self.scheduler.warp_exited(warp)
 
     def _opcode_counts(self) -> dict[int, Counter[str]]:
-        result = {}
-        for index, counts in sorted(self._block_counts.items()):
-            total: Counter[str] = Counter()
-            for block in np.flatnonzero(counts):
-                times = int(counts[block])
-                for opcode, number in self.program.opcode_counts(int(block)).items():
-                    total[opcode] += number * times
-            result[index] = total
-        return result
+        """By warp of a CTA."""
+        counts = sorted(self._block_counts.items())
+        return {index: self.program.opcodes_of(times) for index, times in counts}

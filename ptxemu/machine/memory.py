@@ -12,6 +12,7 @@ import bisect
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -117,16 +118,33 @@ def process_ranges() -> list[Range]:
         raise HardwareRefusal(
             "this system has no /proc/self/maps: name what the kernel may touch with memory=[...]"
         )
-    ranges = []
-    lines = [(line, *line.split(" ", 2)) for line in _MAPS.read_text().splitlines()]
-    code = {line[_NAME:] for line, _, rights, _ in lines if rights[2] == "x"} | {"[stack]"}
-    for line, where, rights, _ in lines:
-        low, _, high = where.partition("-")
-        start, name = int(low, 16), line[_NAME:]
-        if rights[0] == "r" and start < _LIMIT and not name.startswith("[v"):
-            writable = rights[1] == "w" and (not name or name not in code)
-            ranges.append((start, min(int(high, 16), _LIMIT), writable))
-    return ranges
+    mappings = [_mapping(line) for line in _MAPS.read_text().splitlines()]
+    code = {m.name for m in mappings if m.executable} | {"[stack]"}
+    return [
+        (m.start, m.end, m.writable and (not m.name or m.name not in code))
+        for m in mappings
+        if m.readable
+    ]
+
+
+class _Mapping(NamedTuple):
+    """A line of the list of mappings. readable: a kernel may have something to read there."""
+
+    start: int
+    end: int
+    readable: bool
+    writable: bool
+    executable: bool
+    name: str
+
+
+@lru_cache(maxsize=8192)  # most lines are those of the launch before
+def _mapping(line: str) -> _Mapping:
+    where, rights, _ = line.split(" ", 2)
+    low, _, high = where.partition("-")
+    start, end, name = int(low, 16), min(int(high, 16), _LIMIT), line[_NAME:]
+    readable = rights[0] == "r" and start < _LIMIT and not name.startswith("[v")
+    return _Mapping(start, end, readable, rights[1] == "w", rights[2] == "x", name)
 
 
 def as_range(item: Any) -> Range:

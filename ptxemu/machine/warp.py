@@ -44,6 +44,12 @@ def lanes_of(mask: int) -> tuple[int, ...]:
     return tuple(lane for lane in range(32) if mask >> lane & 1)
 
 
+@lru_cache(maxsize=1024)
+def _thread_numbers(warp: int, block: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """%tid of the lanes of a warp."""
+    return unravelled(np.arange(warp * 32, warp * 32 + 32, dtype=np.uint32), block)
+
+
 @dataclass(eq=False, slots=True)
 class Fragment:
     """Lanes at one block. `wait`: what it is parked on; `token`: the meaning of a wake-up; `polls`:
@@ -95,7 +101,7 @@ class Warp:
         self.stored = False  # this turn wrote memory
         self.exiting = False  # lanes exited in the block that is running
         self.steps = 0  # blocks taken one fragment at a time
-        self.tid = unravelled(np.arange(index * 32, index * 32 + 32, dtype=np.uint32), block)
+        self.tid = _thread_numbers(index, block)
         self.smem_base = cta.rank << 24
         self.local: np.ndarray | None = None
         self.bulk = BulkGroups(cta.machine.units)
@@ -138,7 +144,8 @@ class Warp:
             if after < 0:
                 if after != PARKED:
                     counts[pc] += 1
-                    self._settle_exits()
+                    if self.exiting:
+                        self._settle_exits()
                 return ran
             counts[pc] += 1
             pc = after
@@ -152,7 +159,9 @@ class Warp:
         frags = self.frags
         if len(frags) > 1:
             # now and then the last goes first, so that a polling loop does not starve its siblings
-            frags = sorted(frags, key=_PLACE, reverse=self.steps % _FAIRNESS == 0)
+            late = self.steps % _FAIRNESS == 0
+            if late or len(frags) > 2 or frags[1].pc < frags[0].pc:
+                frags = sorted(frags, key=_PLACE, reverse=late)
         for frag in frags:
             if frag.wait is None and self.together(frag):
                 self._execute(frag)
@@ -163,33 +172,31 @@ class Warp:
         self.frag = frag
         for each in self.listeners:
             each.block_began(self)
-        program, pc = self.program, frag.pc
-        partial = 0 if frag.mask == ALL else 1 if frag.mask == self.live else 2
-        promoted: frozenset[str] = frozenset()
-        if self.nonuniform:
-            promoted = program.live_scalars[pc] & self.nonuniform
-        if partial == 0 and not promoted and not self.nonuniform:
-            after = program.fast[pc](self, self.R)
+        program, pc, mask = self.program, frag.pc, frag.mask
+        promoted = program.live_scalars[pc] & self.nonuniform if self.nonuniform else _NONE
+        if mask != ALL:
+            function = program.version(pc, 1 if mask == self.live else 2, promoted)
+            after = function(self, self.R, frag.active(), mask)
+        elif self.nonuniform:
+            after = program.version(pc, 0, promoted or _SOME)(self, self.R)
         else:
-            if self.nonuniform and not promoted and partial == 0:
-                promoted = _SOME
-            function = program.version(pc, partial, promoted)
-            if partial:
-                after = function(self, self.R, frag.active(), frag.mask)
-            else:
-                after = function(self, self.R)
+            after = program.fast[pc](self, self.R)
         if after == PARKED:
             return
         self.counts[pc] += 1
         for each in self.listeners:
             each.block_ended(self, program.lengths[pc])
-        self._settle_exits()
+        if self.exiting:
+            self._settle_exits()
         if after >= 0:
             frag.pc = after
 
     def _merge(self) -> None:
         """Join fragments that are at the same block and wait for nothing."""
-        if len({frag.pc for frag in self.frags}) == len(self.frags):
+        frags = self.frags
+        if len(frags) == 1 or (len(frags) == 2 and frags[0].pc != frags[1].pc):
+            return
+        if len({frag.pc for frag in frags}) == len(frags):
             return
         free: dict[int, Fragment] = {}
         rest = []
@@ -223,7 +230,7 @@ class Warp:
             value = get(self.file_bytes, frame.offsets[slot], np.uint32)
         else:
             value = self.R[slot]
-        if np.ndim(value) == 0:
+        if not isinstance(value, np.ndarray):
             return int(value)
         return int(np.bitwise_or.reduce(value[bits_mask(frag.mask)]))
 
@@ -256,9 +263,8 @@ class Warp:
 
     def _settle_exits(self) -> None:
         """Tell the machine of lanes that exited, once the block they exited in is counted."""
-        if self.exiting:
-            self.exiting = False
-            self.machine.warp_exited(self)
+        self.exiting = False
+        self.machine.warp_exited(self)
 
     def trap(self) -> int:
         instr = self.program.blocks[self.frag.pc].steps[-1].instr
@@ -304,7 +310,7 @@ class Warp:
 
     def agreed(self, value: PerLane, what: str) -> Any:
         """An operand that all active lanes must have alike."""
-        if np.ndim(value) == 0:
+        if not isinstance(value, np.ndarray):
             return value
         first, *rest = set(self.lane_values(value))
         if rest:
@@ -316,4 +322,5 @@ class Warp:
         return zip(*(self.lane_values(value) for value in values), strict=True)
 
 
+_NONE: frozenset[str] = frozenset()
 _SOME = frozenset({""})  # forces the version that keeps the set of promoted registers up to date

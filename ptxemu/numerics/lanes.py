@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-# A Python scalar that is equal in all lanes, or an array with one element for each. `np.ndim` tells
-# them apart, which narrows no type, so that a union would be cast at every use.
+# A Python scalar that is equal in all lanes, or an array with one element for each: a union would
+# be cast at every use.
 PerLane = Any

@@ -88,7 +88,7 @@ def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
 
 def _agreed(w: Warp, operand: PerLane) -> int:
     """A barrier operand, which the lanes of a warp must agree on."""
-    if np.ndim(operand) == 0:
+    if not isinstance(operand, np.ndarray):
         return operand
     values = set(w.lane_values(operand))
     if len(values) > 1:

@@ -126,7 +126,7 @@ def _home(w: Warp, address: int) -> Cta:
 
 def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, int]]:
     """(address, value, how many lanes) over the active lanes."""
-    if np.ndim(address) == 0 and np.ndim(value) == 0:
+    if not isinstance(address, np.ndarray) and not isinstance(value, np.ndarray):
         return [(address, value, w.frag.mask.bit_count())]
     return [(a, v, 1) for a, v in w.each_lane(address, value)]
 
@@ -152,7 +152,7 @@ def mbarrier_inval(w: Warp, address: PerLane) -> None:
 
 def _states(w: Warp, states: list[int], *operands: PerLane) -> PerLane:
     """The opaque results of arrivals: one where the operands are uniform, else one per lane."""
-    if all(np.ndim(operand) == 0 for operand in operands):
+    if all(not isinstance(operand, np.ndarray) for operand in operands):
         return states[0]
     out = np.zeros(32, np.uint64)
     out[w.frag.active()] = states

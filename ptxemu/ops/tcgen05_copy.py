@@ -138,7 +138,7 @@ def tmem_dealloc(w: Warp, address: PerLane, columns: PerLane, pair: bool) -> Non
 
 def one_address(address: PerLane) -> int:
     """tcgen05 addresses are the same in all lanes."""
-    return address if np.ndim(address) == 0 else int(address[0])
+    return address if not isinstance(address, np.ndarray) else int(address[0])
 
 
 @runtime

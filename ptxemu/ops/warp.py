@@ -59,7 +59,7 @@ def shuffle(c: Lower, i: Instr, f: Match) -> None:
 @runtime
 def pick_lane(value: PerLane, lane: int) -> int:
     """shfl.idx from one lane to all."""
-    return value[lane & 31].item() if np.ndim(value) else value
+    return value[lane & 31].item() if isinstance(value, np.ndarray) else value
 
 
 _LANE_NUMBERS = np.arange(32, dtype=np.int64)
@@ -107,7 +107,7 @@ def vote(c: Lower, i: Instr, f: Match) -> Value:
 def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
     """answer(the executing lanes of a member mask): one where all lanes name the same mask, else an
     array, in which the lanes that name one mask get its answer."""
-    if np.ndim(members) == 0:
+    if not isinstance(members, np.ndarray):
         return answer(members & mb)
     active = bits_mask(mb)
     out: np.ndarray = np.zeros(32, dtype)
@@ -119,7 +119,8 @@ def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: 
 @runtime
 def vote_lanes(predicate: PerLane, mode: str, members: PerLane, mb: int) -> Any:
     """The answer for the member lanes that execute."""
-    votes = (ALL if predicate else 0) if np.ndim(predicate) == 0 else mask_bits(predicate)
+    whole = ALL if predicate is True else 0
+    votes = mask_bits(predicate) if isinstance(predicate, np.ndarray) else whole
     return for_members(
         members,
         mb,
@@ -206,7 +207,7 @@ def reduce_lanes(
         return for_members(
             members, mb, lambda named: _extreme(mode, values[bits_mask(named)], nan), np.float32
         )
-    dtype = values.dtype.type if np.ndim(value) else np.int64
+    dtype = values.dtype.type if isinstance(value, np.ndarray) else np.int64
 
     def total(named: int) -> int:
         out = int(_REDUCE[mode].reduce(values[bits_mask(named)]))
@@ -216,7 +217,8 @@ def reduce_lanes(
         return (out ^ 0x80000000) - 0x80000000 if signed else out
 
     found = for_members(members, mb, total, dtype)
-    return found if np.ndim(found) == 0 or np.ndim(value) else found.astype(np.uint32)
+    scalar = isinstance(found, np.ndarray) and not isinstance(value, np.ndarray)
+    return found.astype(np.uint32) if scalar else found
 
 
 def _extreme(mode: str, values: np.ndarray, nan: bool) -> float:
@@ -246,7 +248,7 @@ _LEADERS = [lane == LANES for lane in range(32)]
 def elect_lane(members: PerLane, mb: int) -> tuple[Any, np.ndarray]:
     """(the leader of each lane's member mask, is it this lane?)"""
     leader = for_members(members, mb, _lowest, np.uint32)
-    return leader, _LEADERS[leader] if np.ndim(leader) == 0 else leader == LANES
+    return leader, leader == LANES if isinstance(leader, np.ndarray) else _LEADERS[leader]
 
 
 def _lowest(named: int) -> int:
