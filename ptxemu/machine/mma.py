@@ -45,7 +45,7 @@ class Mma(NamedTuple):
     b: SmemDesc
     instr: InstrDesc
     accumulate: bool
-    disable_lanes: tuple[int, ...]
+    disable_lanes: Sequence[int]
     scale_input_d: int
     scales: Scales | None
     shift: bool
@@ -80,17 +80,26 @@ def mma(
     Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
     for placements of A and of scale factors in tensor memory that are not known.
     """
-    cta_group = len(ctas)
+    scaled_by = disable_lanes, scale_input_d, scales
+    what = Mma(d, a, b, instr, accumulate, *scaled_by, shift, metadata)
+    with np.errstate(all="ignore"):
+        execute(ctas, what, sums)
+
+
+def execute(ctas: Sequence[MmaCta], what: Mma, sums: Rule | None = None) -> None:
+    """The same, with floating-point errors ignored by the caller."""
+    d, a, instr, cta_group = what.d, what.a, what.instr, len(ctas)
+    scales = what.scales
     require_shape(instr, cta_group)
     require_scales(instr, scales)
-    scale = _scale(instr, accumulate, scale_input_d)
-    protected = disabled_lanes(disable_lanes, cta_group)
-    all_b = _read_operand_b(ctas, b, instr)
+    scale = _scale(instr, what.accumulate, what.scale_input_d)
+    protected = disabled_lanes(what.disable_lanes, cta_group)
     m, group = instr.data_path(cta_group)
+    all_b = _read_operand_b(ctas, what.b, instr)
     for rank, cta in enumerate(ctas):
         own_a, own_b = _read_operand_a(cta, a, instr, cta_group), all_b
-        if metadata is not None:
-            where = metadata_at(metadata, instr, cta_group)
+        if what.metadata is not None:
+            where = metadata_at(what.metadata, instr, cta_group)
             own_a = expanded_parts(own_a, read_metadata(cta.tmem, where), LISTED)
         if scales is not None:
             own_a, own_b = _scale_operands(cta.tmem, (own_a, all_b), instr, scales, cta_group)
@@ -99,17 +108,16 @@ def mma(
             raise HardwareRefusal(f"A of M={m} at TMEM lane {a >> 16}, D at lane {d >> 16}")
         kept = None if protected is None else protected[rank]
         saved = None if kept is None else cta.tmem.cells[:, kept]
-        with np.errstate(all="ignore"):
-            if own_a.ndim > 2:
-                own_b = own_b.reshape(len(own_a), -1, own_b.shape[-1])
+        if own_a.ndim > 2:
+            own_b = own_b.reshape(len(own_a), -1, own_b.shape[-1])
+        if sums is not None:
+            _update_aligned(cells, own_b, own_a, instr, scale is not None, sums)
+        else:
             a_t = own_a.swapaxes(-1, -2)
-            if sums is not None:
-                _update_aligned(cells, own_b, own_a, instr, scale is not None, sums)
-            else:
-                _UPDATES[instr.d_format](cells, own_b, a_t, scale, instr.saturate)
+            _UPDATES[instr.d_format](cells, own_b, a_t, scale, instr.saturate)
         if saved is not None:
             cta.tmem.cells[:, kept] = saved
-        if shift and isinstance(a, int):
+        if what.shift and isinstance(a, int):
             cta.tmem.shift_operand(a, m, group, line_bytes(instr.a_format, instr.a_k))
 
 

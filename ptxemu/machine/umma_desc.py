@@ -8,9 +8,9 @@ tcgen05; CUTLASS cute/arch/mma_sm100_desc.hpp states the same canonical layouts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,9 +39,19 @@ class SmemDesc:
     leading: int
     stride: int
     swizzle: Swizzle
+    # what has been read with it: where the words of a matrix are, by its form
+    images: dict[Any, Image] = field(init=False, default_factory=dict, compare=False, repr=False)
 
 
-@lru_cache(maxsize=1 << 16)
+class Image(NamedTuple):
+    """words: places of a matrix's 8-byte words in shared memory, intp [line, word]. end: one past
+    the largest."""
+
+    words: np.ndarray
+    end: int
+
+
+@lru_cache(maxsize=4096)
 def smem_desc(value: int) -> SmemDesc:
     """Decode a 64-bit shared-memory matrix descriptor.
 
@@ -112,6 +122,13 @@ class InstrDesc:
     sparse: bool = False
     selector: int = 0
     stationary: bool = False
+
+    def __hash__(self) -> int:  # asked for with every MMA
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(astuple(self))
 
     @property
     def a_k(self) -> int:
@@ -291,8 +308,11 @@ def read_operand(
     fmt: key of operand_format.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
     transpose of a C-contiguous array if MN-major. Raises HardwareRefusal past the end of smem.
     """
-    _require_layout(desc, line_bytes(fmt, 1), mn_major)
-    values = decode(fmt, matrix_bytes(smem, desc, operand_shape(rows, k, fmt, mn_major), mn_major))
+    form = rows, k, fmt, mn_major
+    if form not in desc.images:
+        _require_layout(desc, line_bytes(fmt, 1), mn_major)
+        desc.images[form] = _image(desc, operand_shape(*form), mn_major)
+    values = decode(fmt, _taken(smem, desc.images[form]))
     return values.T if mn_major else values
 
 
@@ -300,14 +320,25 @@ def matrix_bytes(
     smem: np.ndarray, desc: SmemDesc, shape: tuple[int, int], mn_major: bool = False
 ) -> np.ndarray:
     """The bytes of a matrix, uint8 `shape`: (lines, bytes of a line)."""
+    form = shape, mn_major
+    if form not in desc.images:
+        desc.images[form] = _image(desc, shape, mn_major)
+    return _taken(smem, desc.images[form])
+
+
+def _image(desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> Image:
     phase = desc.start % _WINDOW
     index, words = operand_words(replace(desc, start=phase), shape, mn_major)
     base = (desc.start - phase) // _WORD
-    if base + words > len(smem) // _WORD:
+    return Image(index + base, base + words)
+
+
+def _taken(smem: np.ndarray, image: Image) -> np.ndarray:
+    if image.end > len(smem) // _WORD:
         raise HardwareRefusal(
-            f"MMA operand ends at SMEM offset {(base + words) * _WORD:#x}, limit is {len(smem):#x}"
+            f"MMA operand ends at SMEM offset {image.end * _WORD:#x}, limit is {len(smem):#x}"
         )
-    return smem.view(np.uint64).take(index + base).view(np.uint8)
+    return smem.view(np.uint64).take(image.words).view(np.uint8)
 
 
 def operand_shape(rows: int, k: int, fmt: str, mn_major: bool) -> tuple[int, int]:

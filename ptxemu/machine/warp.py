@@ -319,7 +319,13 @@ class Warp:
 
     def each_lane(self, *values: PerLane) -> Iterator[tuple[Any, ...]]:
         """The operands of every active lane together: each lane issues its own operation."""
+        if not any(map(_differs, values)):
+            return iter((values,) * self.frag.mask.bit_count())
         return zip(*(self.lane_values(value) for value in values), strict=True)
+
+
+def _differs(value: PerLane) -> bool:
+    return isinstance(value, np.ndarray)
 
 
 _NONE: frozenset[str] = frozenset()

@@ -115,7 +115,9 @@ def _finish_16(
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
     """bf16 codes to f32: a shift. A NaN keeps its payload, which `cvt.f32.bf16` leaves open."""
-    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide = np.asarray(bits).astype(np.uint32)
+    wide <<= _HALF
+    return wide.view(np.float32)[()]
 
 
 def f32_to_bf16(

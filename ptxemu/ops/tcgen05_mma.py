@@ -5,6 +5,7 @@ MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form on
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ptxemu.codegen.lower import Lower, fields
@@ -14,7 +15,7 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.mma import Mma, mma, require_sparse
+from ptxemu.machine.mma import Mma, execute, require_sparse
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.sums import Launch, require_free_order, sums_of
 from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, require_room, shape_of
@@ -174,15 +175,27 @@ def issue_mma(
     block-scaled kinds the addresses of the scale factors, of a sparse A that of its metadata;
     lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its own.
     """
-    words = tuple(w.lane_values(word)[0] for word in lanes)
+    words = next(w.each_lane(*lanes)) if lanes else ()
     for values in w.each_lane(*operands):
-        _issue_one(w, Form(*form), values, words)
+        _issue_one(w, _described(form, values, words))
 
 
-def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, ...]) -> None:
+class Issue(NamedTuple):
+    """What is known of an MMA before it is issued. flops: of all CTAs."""
+
+    what: Mma
+    form: Form
+    flops: int
+    label: str
+
+
+@lru_cache(maxsize=4096)
+def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[int, ...]) -> Issue:
+    """fields: of the form. values: operands, as `issue_mma` has them. words: those that protect
+    lanes."""
+    form = Form(*fields)
     d, a, b, description, accumulate, *more = values
     metadata = more.pop() if form.sparse else None
-    ctas, queue = pipe(w, form.group)
     decode = stationary_desc if form.stationary else instr_desc
     instr = decode(form.kind, description)
     require_shape(instr, form.group)
@@ -199,7 +212,15 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         metadata=metadata,
     )
     require_sparse(what)
-    sums = _sums(w.machine, form, instr)
+    name = f"mma{'.ws' * form.stationary}{'.sp' * form.sparse} {form.kind}"
+    label = f"{name} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
+    return Issue(what, form, 2 * instr.m * instr.n * instr.a_k, label)
+
+
+def _issue_one(w: Warp, issue: Issue) -> None:
+    what, form, flops, label = issue
+    ctas, queue = pipe(w, form.group)
+    sums = _sums(w.machine, form, what.instr)
 
     def run(work: Work) -> None:
         for cta in ctas:
@@ -207,13 +228,10 @@ def _issue_one(w: Warp, form: Form, values: tuple[Any, ...], words: tuple[int, .
         for each in w.listeners:
             each.multiply(work, ctas, what)
         seen = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
-        mma(seen, **what._asdict(), sums=sums)
+        execute(seen, what, sums)
 
-    flops = 2 * instr.m * instr.n * instr.a_k
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
-    name = f"mma{'.ws' * form.stationary}{'.sp' * form.sparse} {form.kind}"
-    label = f"{name} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
 
