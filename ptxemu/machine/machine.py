@@ -18,7 +18,7 @@ from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.listener import Listener
-from ptxemu.machine.memory import GlobalMemory, as_addresses
+from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
@@ -171,7 +171,7 @@ class Machine:
             cta, offset = w.cluster.locate(address & (SHARED_WINDOW - 1))
             cta.check(offset, nbytes)
             return cta.smem[offset : offset + nbytes].tobytes()
-        return self.memory.read_rows(as_addresses([address]), nbytes).tobytes()
+        return self.memory.read_bytes(address, nbytes)
 
     def cancel_cluster(self) -> Dim3 | None:
         """First CTA id of a cluster that will not be launched, or None when all have been."""

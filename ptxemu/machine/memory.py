@@ -390,6 +390,13 @@ class GlobalMemory:
         kept = self._check_each(signed, size * count, write)
         return (signed - FIRST_ADDRESS) // size, kept
 
+    def read_bytes(self, address: int, nbytes: int) -> bytes:
+        """Bytes of one place."""
+        if self._find(address, address + nbytes, False) is None:
+            return self.read_rows(as_addresses([address]), nbytes).tobytes()
+        start = address - FIRST_ADDRESS
+        return self.views[1][start : start + nbytes].tobytes()
+
     def read_rows(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """n rows of `nbytes` bytes -> uint8 (n, nbytes)."""
         if len(addresses) == 0 or not nbytes:

@@ -13,6 +13,7 @@ has, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +56,16 @@ class Placement(NamedTuple):
 
     def copies(self, cells: np.ndarray) -> np.ndarray:
         """Of each row its copies, (copies, rows), in the cells [column, lane] of these columns."""
-        quarters = LANES // QUARTER // self.parts
-        lanes = cells.reshape(len(cells), self.parts, quarters, QUARTER).transpose(2, 1, 0, 3)
-        rows = lanes.reshape(quarters, self.parts, -1)[:, :, : self.rows // self.parts]
-        return rows.reshape(quarters, self.rows)
+        return cells.reshape(-1).take(_cells_of(self.rows, self.parts))
+
+
+@lru_cache(maxsize=256)
+def _cells_of(rows: int, parts: int) -> np.ndarray:
+    """Flat cells of the copies of each row, intp (copies, rows), from the first column on."""
+    quarters, columns = LANES // QUARTER // parts, -(-rows // (parts * QUARTER))
+    cells = np.arange(columns * LANES, dtype=np.intp)
+    lanes = cells.reshape(columns, parts, quarters, QUARTER).transpose(2, 1, 0, 3)
+    return lanes.reshape(quarters, parts, -1)[:, :, : rows // parts].reshape(quarters, rows)
 
 
 class Scales(NamedTuple):
@@ -111,7 +118,7 @@ def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str)
             f"scale factors in TMEM column {column:#x} differ between the quarters of the lanes"
             " that hold the same rows"
         )
-    codes = np.ascontiguousarray(copies[0]).view(np.uint8).reshape(where.rows, 4)
+    codes = copies[0].view(np.uint8).reshape(where.rows, 4)
     return _DECODE[fmt](codes[:, first : first + blocks])
 
 

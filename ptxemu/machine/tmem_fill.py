@@ -7,6 +7,7 @@ Sources: PTX ISA, tcgen05.cp and its optional decompression; CUTLASS's copy trai
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,9 +36,7 @@ class Fill(NamedTuple):
 
     def lanes(self) -> np.ndarray:
         """Of each copy and row, intp."""
-        row = np.arange(self.rows, dtype=np.intp)
-        first = row // self.run * self.stride + row % self.run
-        return np.array(self.copies, np.intp)[:, None] + first
+        return _lanes(self)
 
     def sources(self, codes: np.ndarray | None) -> np.ndarray | None:
         """Of the codes of the matrix's 32-bit words, [row, word], the largest that each word in
@@ -48,6 +47,15 @@ class Fill(NamedTuple):
         chunks = codes.reshape(self.rows, -1, 4)
         found = np.maximum(chunks[..., first], chunks[..., last]).reshape(codes.shape)
         return found if found.any() else None
+
+
+@lru_cache(maxsize=64)
+def _lanes(shape: Fill) -> np.ndarray:
+    row = np.arange(shape.rows, dtype=np.intp)
+    first = row // shape.run * shape.stride + row % shape.run
+    lanes = np.array(shape.copies, np.intp)[:, None] + first
+    lanes.flags.writeable = False
+    return lanes
 
 
 # bits of an element -> of each word of a wide chunk the words of the narrow one that it comes from
@@ -65,6 +73,7 @@ SHAPES: dict[tuple[str, str], Fill] = {
 }
 
 
+@lru_cache(maxsize=64)
 def shape_of(name: str, multicast: str, source: str = "") -> Fill:
     """source: key of NARROW, or none."""
     return SHAPES[name, multicast]._replace(narrow=NARROW.get(source, 0))
@@ -79,7 +88,7 @@ def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
 def require_room(tmem: Tmem, address: int, shape: Fill) -> None:
     """Raise HardwareRefusal for columns that are not allocated, and past the last lane."""
     first = address >> 16
-    if first + shape.lanes().max() >= LANES:
+    if first + int(shape.lanes()[-1, -1]) >= LANES:
         raise HardwareRefusal(f"tcgen05.cp of {shape.rows} rows to TMEM lane {first}")
     tmem.check(address & 0xFFFF, shape.nbytes // 4)
 
@@ -91,5 +100,5 @@ def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
     """
     require_room(tmem, address, shape)
     column, columns = address & 0xFFFF, shape.nbytes // 4
-    for copy in (address >> 16) + shape.lanes():
-        tmem.cells[column : column + columns, copy] = words.T
+    lanes = (address >> 16) + shape.lanes()
+    tmem.cells[column : column + columns, lanes] = words.T[:, None, :]
