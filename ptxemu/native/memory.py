@@ -19,7 +19,7 @@ _SHARED, _SIZE, _REFUSES, _TABLE, _CELLS, _ALLOCATED, _LANE = range(7)  # fields
 # fields of the table: bytes moved, then the ranges
 _LOADED, _STORED, _TENSOR_LOADED, _TENSOR_STORED, _WINDOWS = range(5)
 _MOVED = ("ld.global", "st.global", "tmem.ld", "tmem.st")
-WINDOWS = 4
+WINDOWS = 8
 _TENSOR_COLUMNS, _TENSOR_LANES = 512, 128
 _OF_WINDOW = 3  # first address, end, whether it may be written
 
@@ -31,15 +31,18 @@ class Table:
     def __init__(self) -> None:
         self._fields = np.zeros(_WINDOWS + _OF_WINDOW * WINDOWS, np.int64)
         self.address = self._fields.ctypes.data
-        self._next = 0
+        self._ranges: list[tuple[int, int, bool]] = []  # the oldest first
 
     def remember(self, low: int, high: int, writable: bool) -> None:
-        start = _WINDOWS + _OF_WINDOW * self._next
-        self._fields[start : start + _OF_WINDOW] = low, high, writable
-        self._next = (self._next + 1) % WINDOWS
+        found = low, high, writable
+        if found not in self._ranges:
+            self._ranges = [*self._ranges[-WINDOWS + 1 :], found]
+            flat = [field for each in self._ranges for field in each]
+            self._fields[_WINDOWS : _WINDOWS + len(flat)] = flat
 
     def forget(self) -> None:
         """All ranges."""
+        self._ranges = []
         self._fields[_WINDOWS:] = 0
 
     @property
