@@ -9,6 +9,7 @@ becomes a branch round a block of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ptxemu.codegen import registry
@@ -55,6 +56,14 @@ class Block:
     members: list[Any] = field(default_factory=list[Any])
     live_in: set[str] = field(default_factory=set)
     live_out: set[str] = field(default_factory=set)
+
+    @cached_property
+    def join(self) -> int:
+        """The next block, where this one always comes to it, and at once; else -1."""
+        forms = [step.match and step.match.form for step in self.steps]
+        at_once = all(form is not None and not form.blocking for form in forms)
+        straight = self.guard is None and self.branch is None and not self.exits
+        return self.index + 1 if straight and at_once and not self.members else -1
 
     @property
     def successors(self) -> list[int]:

@@ -29,6 +29,7 @@ from ptxemu.syntax.tree import Imm, Reg
 ALL = 0xFFFFFFFF
 SPLIT = -3  # the fragment branched both ways
 _FAIRNESS = 128
+_LONG = 50  # blocks of a turn in which one more does not count
 _PLACE = attrgetter("pc")
 
 
@@ -99,6 +100,7 @@ class Warp:
         self.woken = False  # has not had a turn since a wait ended
         self.polled = False  # this turn looked at something that another may change, in vain or not
         self.stored = False  # this turn wrote memory
+        self.long = False  # this turn may have many blocks
         self.exiting = False  # lanes exited in the block that is running
         self.steps = 0  # blocks taken one fragment at a time
         self.tid = _thread_numbers(index, block)
@@ -118,7 +120,7 @@ class Warp:
     def run(self, quantum: int) -> int:
         """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done,
         and when it ended its own wait: the others that it woke have their turn first."""
-        ran = 0
+        ran, self.long = 0, quantum >= _LONG
         while ran < quantum and self.live and not self.woken:
             frag = self.frags[0]
             whole = len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform
@@ -169,8 +171,8 @@ class Warp:
         return False
 
     def _execute(self, frag: Fragment) -> None:
-        self.frag = frag
-        for each in self.listeners:
+        self.frag, told = frag, self.listeners if self.machine.every_block else ()
+        for each in told:
             each.block_began(self)
         program, pc, mask = self.program, frag.pc, frag.mask
         promoted = program.live_scalars[pc] & self.nonuniform if self.nonuniform else _NONE
@@ -184,7 +186,7 @@ class Warp:
         if after == PARKED:
             return
         self.counts[pc] += 1
-        for each in self.listeners:
+        for each in told:
             each.block_ended(self, program.lengths[pc])
         if self.exiting:
             self._settle_exits()
@@ -249,7 +251,22 @@ class Warp:
             return SPLIT
         self.frag.pc, self.frag.mask, self.frag.lanes = after, mask & ~yes, None
         self.frags.append(Fragment(taken, yes))
+        if self.program.blocks[after].join == taken and len(self.frags) == 2:
+            return self._skirted(mask, taken)
         return SPLIT
+
+    def _skirted(self, mask: int, taken: int) -> int:
+        """Right after a branch round one block: the lanes that execute it, as they would next."""
+        if not self.long or self.machine.every_block or (self.steps + 1) % _FAIRNESS == 0:
+            return SPLIT
+        self.steps += 1
+        frag, pc = self.frag, self.frag.pc
+        promoted = self.program.live_scalars[pc] & self.nonuniform if self.nonuniform else _NONE
+        self.program.version(pc, 2, promoted)(self, self.R, frag.active(), frag.mask)
+        self.counts[pc] += 1
+        self.frags.pop()
+        frag.pc, frag.mask, frag.lanes = taken, mask, None
+        return SPLIT if self.nonuniform else taken
 
     def exit(self, mask: int) -> int:
         """The lanes of `mask` are done."""
