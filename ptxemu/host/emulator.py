@@ -29,8 +29,6 @@ class Emulator:
         """Run one launch to its end; raises what `Module.launch` raises."""
         checked = adapted(self.options).check
         known = "torch" in sys.modules and (checked or not self._whole_process)
-        if checked:
-            LIVE.look()  # now, since memory that was freed and is new says something about races
         launched = _module(request.ptx).launch(
             request.entry,
             grid=request.grid,
