@@ -11,17 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu import ops, watch  # noqa: F401  (ops fills the registry)
+from ptxemu import ops, processes, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.check.checker import Checker
 from ptxemu.check.deadlock import explain
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.timeline import Timeline
+from ptxemu.codegen.analysis import Analysis
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import Deadlock, HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.inspect.inspection import Inspection
 from ptxemu.inspect.request import Stop
+from ptxemu.kept import kept
 from ptxemu.machine.machine import Dim3, Machine, Shape, padded
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
+from ptxemu.machine.touched import WatchedMemory
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport
 from ptxemu.syntax.parser import TYPE_BYTES, parse
@@ -29,6 +32,8 @@ from ptxemu.syntax.tree import Entry, Imm, Variable
 
 # What the last launch of this context has touched, where it was checked.
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
+
+_FEW = 8  # one new version of so many is too few to write them all again
 
 
 @contextmanager
@@ -47,10 +52,13 @@ def no_collection() -> Iterator[None]:
 class Module:
     """PTX text, ready to launch. Module variables live as long as the module."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, keep: bool = False) -> None:
+        """keep: what is worked out about the text stays on disk (`ptxemu.kept`)."""
         self.text = text
+        self._kept = kept(text) if keep else None
+        self._analyses: dict[str, Analysis] = {}
         with no_collection():
-            self.tree = parse(text)
+            self.tree = self._recalled("tree") or self._noted("tree", parse(text))
         self._buffers: dict[str, np.ndarray] = {}
         self._symbols: dict[str, tuple[str, int]] = {}
         self._shared: list[Variable] = []
@@ -103,8 +111,38 @@ class Module:
         if key not in self._programs:
             layout = Layout(entry, self._symbols, self._shared)
             with no_collection():
-                self._programs[key] = Program(entry, layout, late=late, checked=checked)
+                self._programs[key] = self._program(entry, layout, late, checked)
+                if not stops and not self._buffers:  # the addresses of variables are in the code
+                    self._recall_versions(self._programs[key])
         return self._programs[key]
+
+    def _program(self, entry: Entry, layout: Layout, late: bool, checked: bool) -> Program:
+        """All programs of an entry share one analysis."""
+        part = f"analysis of {entry.name}"
+        known = self._analyses.get(entry.name) or self._recalled(part)
+        program = Program(entry, layout, late=late, checked=checked, analysis=known)
+        self._analyses[entry.name] = known or self._noted(part, program.analysis)
+        return program
+
+    def _recall_versions(self, program: Program) -> None:
+        """Blocks that another process has generated need not be generated again."""
+        program.keeps = self._kept is not None
+        program.written = self._recalled(_versions(program)) or {}
+
+    def _note_versions(self, program: Program) -> None:
+        """Blocks that this process has generated, once there are enough to be worth a file."""
+        if program.fresh * _FEW > len(program.written):
+            self._noted(_versions(program), program.written)
+            program.fresh = 0
+
+    def _recalled(self, part: str) -> Any:
+        """What another process has noted about the text; None where none has."""
+        return self._kept.get(part) if self._kept else None
+
+    def _noted(self, part: str, found: Any) -> Any:
+        if self._kept:
+            self._kept.put(part, found)
+        return found
 
     def launch(
         self,
@@ -143,7 +181,7 @@ class Module:
         )
         shape.check(program)
         block_of_params = _pack(program, params)
-        reachable = self._reachable(memory, allocated, block_of_params)
+        reachable = self._reachable(memory, allocated, block_of_params, options)
         findings = watch.Told(program.entry.name)
         before = _take_memory_before(dependent, freed)
         checker = inspection = None
@@ -172,11 +210,13 @@ class Module:
         memory: list[Any] | None,
         allocated: Sequence[Range] | Allocated | None,
         params: np.ndarray,
+        options: Options,
     ) -> GlobalMemory:
         """What a launch may touch: besides what `launch` is told, parameters and variables."""
         if isinstance(allocated, Sequence):
             allocated = Fixed(allocated)
-        reachable = GlobalMemory(memory, allocated)
+        kind = GlobalMemory if options.processes == 1 else WatchedMemory
+        reachable = kind(memory, allocated)
         reachable.allow(params.ctypes.data, len(params))
         for buffer in self._buffers.values():
             reachable.allow(buffer.ctypes.data, buffer.nbytes)
@@ -187,7 +227,7 @@ class Module:
     ) -> LaunchReport:
         """Run to the end, and tell who watches and looks inside if there is an error on the way."""
         try:
-            report = machine.run()
+            report = processes.run(machine, checker)
             if checker:
                 report.partly = checker.completed()
                 report.unused = checker.unused_data()
@@ -203,10 +243,17 @@ class Module:
             if inspection:
                 inspection.ended(failed=True)
             raise
+        self._note_versions(machine.program)
         report.inspection = inspection
         if inspection:
             inspection.ended()
         return report
+
+
+def _versions(program: Program) -> str:
+    """The name under which its generated blocks are kept."""
+    how = f"late={program.late} checked={program.checked} native={program.frame is not None}"
+    return f"blocks of {program.entry.name} {how}"
 
 
 def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow | None:
@@ -264,5 +311,6 @@ def _initial_bytes(variable: Variable) -> np.ndarray:
 
 
 def load(ptx_text: str) -> Module:
-    """Parse PTX text; raises PtxSyntaxError with the line."""
-    return Module(ptx_text)
+    """Parse PTX text; raises PtxSyntaxError with the line. What is worked out about it is kept on
+    disk for other processes; `ptxemu.kept` says where."""
+    return Module(ptx_text, keep=True)

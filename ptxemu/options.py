@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +45,12 @@ class Options:
                 order of a BLAS. 'aligned': bit for bit as the tensor core (`numerics.accumulation`
                 says of which GPU that is measured, and of which it is claimed); several times
                 slower, and UnsupportedPtx for an MMA of which nobody has said how it sums.
+    processes   run the CTAs of a launch in so many processes (Linux; at least 1), for single large
+                launches. Each takes a row of clusters; if no CTA touches what another process has
+                written, and nothing is to be told of the launch but its end, what they have written
+                is put together. Else, and where processes cannot help, the launch runs in one
+                process as ever: results, findings and errors are always those of one process.
+                `LaunchReport.processes` says how many it was, `LaunchReport.alone` why one.
     """
 
     policy: str = "round-robin"
@@ -59,6 +66,7 @@ class Options:
     inspect: Inspect | None = None
     name_printf: bool = False
     accumulation: str = FAST
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -68,5 +76,9 @@ class Options:
             raise ValueError(f"accumulation={self.accumulation!r}; must be one of {choices}")
         if self.resident < 1:
             raise ValueError(f"resident={self.resident}; must be >= 1")
+        if self.processes < 1:
+            raise ValueError(f"processes={self.processes}; must be >= 1")
+        if self.processes > 1 and sys.platform != "linux":
+            raise ValueError(f"processes={self.processes}; must be 1 on {sys.platform}, not Linux")
         if self.limit is not None and self.limit <= 0:
             raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")

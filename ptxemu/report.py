@@ -131,6 +131,8 @@ class LaunchReport:
     partly: list[str] = field(default_factory=list)
     # and what it fetched or computed and did not use, see `ptxemu.check.unused`
     unused: list[str] = field(default_factory=list)
+    processes: int = 1  # that its CTAs ran in
+    alone: str = ""  # why it was one, where `Options.processes` allows more
     inspection: Inspection | None = None  # what `Options.inspect` asked to see
 
     @property

@@ -75,6 +75,11 @@ def heard(hear: Hearer) -> Iterator[None]:
         _hearers.reset(outer)
 
 
+def heard_alone(hear: Hearer) -> None:
+    """From now on `hear` is told as by `heard`, and nobody else."""
+    _hearers.set((hear,))
+
+
 class Told(list[Finding]):
     """The findings of a launch; who hears is told of each as it is added, `named` as far as that
     is possible by then."""

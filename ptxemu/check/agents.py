@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,8 +23,10 @@ from ptxemu.check.clocks import (
 from ptxemu.check.lanes import Met
 from ptxemu.machine.warp import Warp
 
+_INT64 = np.dtype(np.int64).char
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
 _POLLED = 8  # a poll repeats what it was told: looked for among so many
+STEP_BYTES = 4  # of a clock's elements
 _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
 
@@ -45,6 +48,7 @@ class WarpClock:
     """
 
     asynchronous = False
+    in_order = 0, 0  # it is of no stream of operations
 
     def __init__(self, components: Components, warp: Warp) -> None:
         self.components = components
@@ -53,6 +57,11 @@ class WarpClock:
         self.cta = warp.cta
         self.own = components.add("warp", self.agent, asynchronous=False)
         self.rows = fresh(components)
+        # A copy of what it knows, and `words`, until that changes.
+        self._kept: Knowledge | None = None
+        self._words: memoryview | None = None
+        self._placed: np.ndarray | None = None  # the rows whose address is known
+        self._address = 0
         self.now = 0
         self.streams: dict[str, int] = {}
         self.issued: dict[str, int] = {}
@@ -88,8 +97,25 @@ class WarpClock:
     def seen(self, write: bool, space: str) -> np.ndarray:
         return self.rows[ORDERED]
 
+    def words(self, space: str) -> memoryview:
+        """What it is ordered after, as routines are told of it."""
+        if self._words is None:
+            if self._placed is not self.rows:
+                self._placed, self._address = self.rows, self.rows.ctypes.data
+            known = self.rows.shape[1]
+            ordered = self._address + ORDERED * known * STEP_BYTES
+            self._words = _words((ordered, ordered, known), self, self)
+        return self._words
+
+    def knowledge(self) -> Knowledge:
+        """What it knows now."""
+        if self._kept is None:
+            self._kept = Knowledge(self)
+        return self._kept
+
     def advance(self) -> None:
         """A new step."""
+        self._kept = self._words = None
         self.now += 1
         if self.rows.shape[1] <= self.own:
             self.rows = join(self.rows, fresh(self.components))
@@ -119,6 +145,7 @@ class WarpClock:
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
         """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
         told before. A relaxed wait tells of memory at the next fence."""
+        self._kept = self._words = None
         if relaxed:
             self.heard = other.copy() if self.heard is None else join(self.heard, other)
             other = np.zeros_like(other)
@@ -175,6 +202,7 @@ class WarpClock:
         ordered. CUTLASS's cute_ext/blackwell/dense_gemm_2sm.py waits so for its accumulators."""
         if self.heard is None:
             return
+        self._kept = self._words = None
         kinds = [each.kind in _TENSOR for each in self.components.known]
         heard = np.zeros_like(self.heard)
         of_tensor = np.flatnonzero(kinds[: heard.shape[1]])
@@ -202,6 +230,7 @@ class WarpClock:
             self.begun[kind] = []
             self.groups[kind] = []
             if kind == "cp.async":
+                self._kept = self._words = None
                 self.copied = self.streams[kind]
         return self.streams[kind]
 
@@ -247,43 +276,101 @@ class WarpClock:
 
     def know(self, component: int, step: int) -> None:
         """Everything of `component` up to `step` has happened."""
+        self._kept = self._words = None
         if component >= self.rows.shape[1]:
             self.rows = join(self.rows, fresh(self.components))
         for row in (EXECUTED, ORDERED):
             self.rows[row, component] = max(self.rows[row, component], step)
 
 
+class Knowledge:
+    """What a warp knew at a moment. It is never changed: all operations that the warp issues before
+    it learns more have it in common."""
+
+    __slots__ = (
+        *("rows", "synced", "met", "copied", "copies_met", "_of", "_asynchronous", "_address"),
+        *("_told", "_seen", "_words"),
+    )
+
+    def __init__(self, of: WarpClock) -> None:
+        self.rows = of.rows.copy()
+        self.synced = of.synced
+        self.met = of.met
+        self.copied, self.copies_met = of.copied, of.copies_met
+        self._of = of
+        self._asynchronous = of.components.asynchronous
+        self._address = self.rows.ctypes.data
+        self._told: np.ndarray | None = None
+        self._seen: dict[str, np.ndarray] = {}
+        self._words: dict[str, memoryview] = {}
+
+    def fenced(self, space: str) -> np.ndarray:
+        """What the async proxy sees of `space`."""
+        row = _PROXY.get(space)
+        if row is None:
+            return self.rows[ORDERED]
+        if space not in self._seen:
+            asynchronous = self._asynchronous[: self.rows.shape[1]]
+            self._seen[space] = np.where(asynchronous, self.rows[ORDERED], self.rows[row])
+        return self._seen[space]
+
+    def told(self) -> np.ndarray:
+        """What an operation tells of it, see `PhaseClock.arrive_with`."""
+        if self._told is None:
+            self._told = np.zeros_like(self.rows)
+            for row in (EXECUTED, ORDERED, ASYNC_SHARED, INITIALISED):
+                self._told[row] = self.rows[row]
+        return self._told
+
+    def words(self, space: str) -> memoryview:
+        """As of a `WarpClock`, of the async proxy; "": of the generic one."""
+        found = self._words.get(space)
+        if found is None:
+            known = self.rows.shape[1]
+            ordered = self._address + ORDERED * known * STEP_BYTES
+            fenced = self.fenced(space).ctypes.data if space in _PROXY else ordered
+            found = self._words[space] = _words((fenced, ordered, known), self._of, self)
+        return found
+
+
+def _words(rows: tuple[int, int, int], clock: WarpClock, now: WarpClock | Knowledge) -> memoryview:
+    """The words of `native.shadow.AGENT`. rows: where what is seen of writes and of reads begins,
+    and how long it is."""
+    masks = clock.components.lane_sets.address
+    words = (*rows, clock.own, now.synced, now.copied, now.copies_met, masks)
+    return memoryview(array(_INT64, words))
+
+
 class Ticket:
     """An asynchronous operation, with what its warp knew when it was issued. It runs in the async
     proxy if `asynchronous`: of ordinary accesses it is ordered after those that a proxy fence made
-    visible. In-order units: it is also ordered after earlier operations of its own `stream`.
+    visible. In-order units: it is also ordered after earlier operations of its own `stream`:
+    in_order is the component of that, and the step up to which it is.
     """
 
     __slots__ = (
-        "rows", "own", "synced", "met", "copied", "copies_met", "lane", "site", "component", "step",
-        "_seen", "agent", "asynchronous", "undefined", "released",
+        "known", "own", "synced", "met", "copied", "copies_met", "lane", "site", "component",
+        "step", "in_order", "_rows", "agent", "asynchronous", "undefined", "released",
     )  # fmt: skip
 
     def __init__(self, by: WarpClock, lane: int, site: int, kind: str = "") -> None:
-        self.rows = by.rows.copy()
+        known = self.known = by.knowledge()
         self.own = by.own
-        self.synced = by.synced
-        self.met = by.met
-        self.copied, self.copies_met = by.copied, by.copies_met
+        self.synced = known.synced
+        self.met = known.met
+        self.copied, self.copies_met = known.copied, known.copies_met
         self.lane = lane
         self.site = site
         self.agent = by
         self.asynchronous = kind not in _GENERIC
         self.component, self.step = by.issue(kind) if kind else (0, 0)
-        if kind:
-            if self.component >= self.rows.shape[1]:
-                self.rows = join(self.rows, fresh(by.components))
-            if kind != "cp.async":  # of which the manual orders none by itself
-                self.rows[ORDERED, self.component] = self.step - 1
+        # Of cp.async the manual orders none by itself.
+        ordered = kind and kind != "cp.async"
+        self.in_order = (self.component, self.step - 1) if ordered else (0, 0)
         self.undefined = 0  # the code of the data that it takes along, see `taint_memory`
         # What its warp released with it (cp.async.mbarrier.arrive).
         self.released: np.ndarray | None = None
-        self._seen: dict[str, np.ndarray] = {}
+        self._rows: np.ndarray | None = None
 
     @property
     def components(self) -> Components:
@@ -294,34 +381,32 @@ class Ticket:
         """Its component, and its step there."""
         return self.component, self.step
 
+    @property
+    def rows(self) -> np.ndarray:
+        """A clock: what its warp knew, and the earlier operations of its stream."""
+        component, step = self.in_order
+        if not step:
+            return self.known.rows
+        if self._rows is None:
+            self._rows = self.known.rows.copy()
+            if component >= self._rows.shape[1]:
+                self._rows = join(self._rows, fresh(self.components))
+            self._rows[ORDERED, component] = step
+        return self._rows
+
     def seen(self, write: bool, space: str) -> np.ndarray:
-        return self._fenced(space) if write and self.asynchronous else self.rows[ORDERED]
-
-    def _fenced(self, space: str) -> np.ndarray:
-        """What the async proxy sees of `space`."""
-        row = _PROXY.get(space)
-        if row is None:
+        if not (write and self.asynchronous):
             return self.rows[ORDERED]
-        if space not in self._seen:
-            known = self.rows.shape[1]
-            asynchronous = self.agent.components.asynchronous[:known]
-            self._seen[space] = np.where(asynchronous, self.rows[ORDERED], self.rows[row])
-        return self._seen[space]
+        seen, (component, step) = self.known.fenced(space), self.in_order
+        if step:
+            more = max(component + 1 - len(seen), 0)
+            seen = np.concatenate([seen, np.zeros(more, np.int32)])
+            seen[component] = step
+        return seen
 
-    def told(self) -> np.ndarray:
-        """What its completion tells: all that its warp knew when it issued it, since between two
-        ordinary accesses it does not matter through which proxy the order came ("Proxy-preserved
-        Base Causality Order"); and of an in-order unit that all up to this one are complete."""
-        rows = np.zeros_like(self.rows)
-        for row in (EXECUTED, INITIALISED):
-            rows[row] = self.rows[row]
-        rows[ORDERED] = self.rows[ORDERED]
-        rows[ASYNC_SHARED] = self.rows[ASYNC_SHARED]
-        if self.component:
-            if self.component >= rows.shape[1]:
-                rows = join(rows, fresh(self.agent.components))
-            rows[EXECUTED, self.component] = rows[ORDERED, self.component] = self.step
-        return rows
+    def words(self, space: str) -> memoryview:
+        """As of a `WarpClock`, but for its own stream."""
+        return self.known.words(space if self.asynchronous else "")
 
 
 # Whoever accesses memory: up to which step of each component it is ordered after writes and reads
@@ -356,52 +441,3 @@ def foreign_told(by: WarpClock) -> dict[int, np.ndarray]:
                     rows[ASYNC_GLOBAL] = rows[ORDERED]
                 told[cluster] = join(told[cluster], rows) if cluster in told else rows
     return told
-
-
-class PhaseClock:
-    """What the phases of an mbarrier tell. Phase n of it is step n + 1 of its component."""
-
-    def __init__(self, components: Components, agent: str) -> None:
-        self.components = components
-        self.agent = agent
-        self.component = components.add("mbarrier", agent)
-        self.gathered = fresh(components)
-        self.phases: list[np.ndarray] = []
-        self.landing = False  # bytes are part of the current phase, and of which others they were
-        self.with_bytes: list[bool] = []
-        self.from_peers = False  # some arrival was of another CTA
-        self.initialised = (0, 0)  # component and step of its mbarrier.init
-        self.init_site = 0
-
-    def arrive(self, told: np.ndarray) -> None:
-        self.gathered = join(self.gathered, told)
-
-    def completed(self) -> None:
-        told = self.gathered
-        if self.component >= told.shape[1]:
-            told = self.gathered = join(told, fresh(self.components))
-        told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
-        self.phases.append(told.copy())
-        self.with_bytes.append(self.landing)
-        self.landing = False
-
-    def told(self, by: WarpClock, parity: int) -> np.ndarray | None:
-        """What a successful wait is sure to tell, in any schedule: a phase of this parity behind
-        those that `by` already knows of, none if one that it knows is of this parity."""
-        known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
-        while known < len(self.phases) and self._made_by_known(known, by):
-            known += 1
-        phase = known if (known & 1) != parity else known + 1
-        return self.phases[min(phase, len(self.phases)) - 1] if phase else None
-
-    def _made_by_known(self, phase: int, by: WarpClock) -> bool:
-        """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's
-        tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
-        if self.with_bytes[phase]:
-            return False
-        told, known = self.phases[phase][EXECUTED], by.rows[EXECUTED]
-        both = min(len(told), len(known))
-        lacks = told[:both] > known[:both]
-        if self.component < both:
-            lacks[self.component] = False
-        return not lacks.any() and not told[both:].any()

@@ -8,6 +8,8 @@ stop a block (`UndefinedRead`), so it comes first: the block will be executed ag
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
 from ptxemu.check.barrier_names import BarrierNames, Given
 from ptxemu.check.bounds import Bounds
+from ptxemu.check.cells import Cells, Scattered, Span
 from ptxemu.check.clocks import ALL_LANES
 from ptxemu.check.coverage import Coverage
 from ptxemu.check.edges import Edges
@@ -28,7 +31,6 @@ from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.pointers import Pointers
 from ptxemu.check.races import Races, Unchanged
-from ptxemu.check.shadow import Where
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
 from ptxemu.check.tensor_maps import MAP_BYTES, TensorMaps
@@ -72,10 +74,12 @@ class Checker(Forwarding):
         self.states = States(program.shared_grain)
         self._found = found
         self.findings = Findings(program.sites, found)
-        check_text(self.findings)
+        text_findings, unheeded_waits = _of_text(program)
+        for finding in text_findings:
+            self.findings.report(finding)
         self.lifetime = Lifetime(self.states, self.findings, strict)
         self.manual = Manual(self.states, self.findings, strict)
-        self.edges = Edges(self.states, self.lifetime, self.manual, unheeded(program.sites))
+        self.edges = Edges(self.states, self.lifetime, self.manual, unheeded_waits)
         pointers = Pointers(memory, params, program.layout.params)
         self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
@@ -85,7 +89,7 @@ class Checker(Forwarding):
         self.taint = Taint(self.states, self.findings, program.flows)
         self.bounds = Bounds(program, self.findings, self.states.tickets, pointers)
         self.unused = Unused(self.states, self.findings)
-        self.shadow.inside = memory.inside
+        self.shadow.inside, self.shadow.holds = memory.inside, memory.holds
 
     def completed(self) -> list[str]:
         """The launch has ended by itself. Returns `LaunchReport.partly`."""
@@ -96,6 +100,15 @@ class Checker(Forwarding):
     def unused_data(self) -> list[str]:
         """`LaunchReport.unused`."""
         return list(self.unused.lines(self.memory, self.shadow, self.coverage.pointers))
+
+    def told(self) -> tuple[Any, ...]:
+        """Of clusters about which nothing was found, for `add` in another process."""
+        return self.shadow.told(), self.unused.told()
+
+    def add(self, told: tuple[Any, ...]) -> None:
+        """What other clusters did, whose accesses meet none of those that are known here."""
+        self.shadow.add(told[0])
+        self.unused.add(told[1])
 
     def name_barriers(self, given: Given | None, error: PtxEmuError | None = None) -> None:
         """What was found tells mbarriers by name from now on, and so does the error that ended the
@@ -142,14 +155,17 @@ class Checker(Forwarding):
         self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
     ) -> None:
         grain = self.states.grain
-        where: Where
+        cells: Cells
         if isinstance(starts, np.ndarray):
-            where = footprints.bytes_of(starts.astype(np.int64), nbytes, grain)
+            cells = Scattered(starts, nbytes, grain)
         else:
-            where = slice(starts // grain, starts // grain + max(nbytes // grain, 1))
+            cells = Span(starts // grain, max(nbytes // grain, 1))
         self.manual.accessed(w, write)
-        self.taint.shared(w, cta, where, lanes, write)
-        self.races.shared(w, cta, where, lanes, write)
+        if not w.how and self.taint.simple(w, cta, write):
+            if self.races.shared_surely(w, cta, cells, lanes, write):
+                return
+        self.taint.shared(w, cta, cells, lanes, write)
+        self.races.shared(w, cta, cells, lanes, write)
         if w.how:
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
@@ -279,9 +295,9 @@ class Checker(Forwarding):
         self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
     ) -> None:
         ticket = self.states.tickets[work]
-        where = footprints.bytes_of(offsets, nbytes, self.states.grain)
-        self.taint.land(ticket, cta, where)
-        self.races.copy(ticket, cta, where, lanes)
+        cells = Scattered(offsets, nbytes, self.states.grain)
+        self.taint.land(ticket, cta, cells)
+        self.races.copy(ticket, cta, cells, lanes)
 
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         self.edges.arrival_of(self.states.tickets[work], cta, barrier)
@@ -312,8 +328,9 @@ class Checker(Forwarding):
         for number, place in enumerate(places):
             phases = self.states.phases[signals[min(number, len(signals) - 1)]]
             step = (phases.component, len(phases.phases) + 1)
-            self.taint.land(ticket, place[0], self.races.bytes(place[1], nbytes))
-            self.races.land(ticket, place, nbytes, step, unchanged, atomic=atomic)
+            cells = self.races.bytes(place[1], nbytes)
+            self.taint.land(ticket, place[0], cells)
+            self.races.land(ticket, place[0], cells, step, unchanged, atomic=atomic)
         for barrier in signals:
             self.edges.signalled(ticket, barrier)
         return step
@@ -395,8 +412,8 @@ class Checker(Forwarding):
     def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
         ticket = self.states.tickets[work]
         self.unused.multiplies(ticket.site, ctas, mma)
-        self.races.multiply(ticket, ctas, mma)
-        self.taint.multiply(ticket, ctas, mma)
+        written = self.races.multiply(ticket, ctas, mma)
+        self.taint.multiply(ticket, ctas, mma, written=written)
 
     def fill(
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
@@ -445,3 +462,12 @@ class Checker(Forwarding):
 
     def tensor_stores_waited(self, w: Warp) -> None:
         self.states.clocks[w].complete("tcgen05.st")
+
+
+@lru_cache(maxsize=32)
+def _of_text(program: Program) -> tuple[list[Finding], frozenset[int]]:
+    """What the text of a kernel shows before anything runs: findings, and waits, by their sites,
+    whose answer decides nothing."""
+    found: list[Finding] = []
+    check_text(Findings(program.sites, found))
+    return found, unheeded(program.sites)

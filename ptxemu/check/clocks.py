@@ -99,10 +99,18 @@ def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Mark(NamedTuple):
-    """Of an access: its stamp and its lane, or one of each for every cell."""
+    """Of an access: its lane, or one for each start of its cells; its stamp, where there are such
+    lanes without any."""
 
-    packed: int | np.ndarray
+    stamp: int
     lane: int | np.ndarray
+
+    @property
+    def packed(self) -> int | np.ndarray:
+        """The stamp, or one for each start."""
+        if isinstance(self.lane, int):
+            return self.stamp
+        return self.stamp | self.lane.astype(np.int64) << LANE_SHIFT
 
     @property
     def first(self) -> int:

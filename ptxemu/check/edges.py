@@ -90,7 +90,7 @@ class Edges:
             seen = ticket.rows[(INITIALISED, visible), :]
             if component >= seen.shape[1] or seen[:, component].max() < step:
                 self._lifetime.unseen_init(ticket.agent.agent, ticket.site, phases)
-        phases.arrive(ticket.told())
+        phases.arrive_with(ticket)
         phases.landing |= not ticket.component
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:

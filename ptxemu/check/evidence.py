@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ptxemu.check import explain
-from ptxemu.check.agents import Agent, PhaseClock, WarpClock
+from ptxemu.check.agents import Agent, WarpClock
 from ptxemu.check.clocks import EXECUTED
 from ptxemu.check.findings import Side, line_of, short
+from ptxemu.check.phases import PhaseClock
 from ptxemu.check.state import States
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.syntax.tree import Instr

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.check.cells import Cells, Pattern, Span
+from ptxemu.machine.mma import Mma
 from ptxemu.machine.operand_format import line_bytes
 from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, SHIFTED_COLUMNS, register_map
@@ -23,111 +25,141 @@ GROUPS = LANES // 16  # of lanes in a column
 TENSOR_CELLS = COLUMNS * GROUPS
 _WORD = 8  # bytes of what `operand_words` counts
 _WINDOW = 1024  # swizzles repeat with it
+_PRODUCTS = 4096  # that are kept
 
 
 @lru_cache(maxsize=1024)
-def _moved(shape: str, num: int, packed: bool, half_split: int) -> np.ndarray:
+def _moved(shape: str, num: int, packed: bool, half_split: int) -> Pattern:
     """Cells relative to (column 0, the first lane reached) of a tcgen05.ld or .st."""
     index, _ = register_map(shape, num, packed, half_split)
     both = np.concatenate([index.ravel(), index.ravel() + LANES]) if packed else index.ravel()
-    cells = np.unique(both // LANES * GROUPS + both % LANES // 16)
-    cells.flags.writeable = False
-    return cells
+    return Pattern(np.unique(both // LANES * GROUPS + both % LANES // 16))
 
 
-def moved_cells(move: tuple[Any, ...], address: int, warp_in_group: int) -> np.ndarray:
+def moved_cells(move: tuple[Any, ...], address: int, warp_in_group: int) -> Cells:
     """move: (shape, repeat count, 16-bit packing, columns between halves)."""
     shape, num, packed, half_split = move
     lane, column = address >> 16 & 16, address & 0xFFFF
     first = 2 * warp_in_group + (lane // 16 if SHAPES[shape].lanes == 16 else 0)
-    return _moved(shape, num, packed, half_split) + (column * GROUPS + first)
+    return Cells(_moved(shape, num, packed, half_split), column * GROUPS + first)
 
 
-def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice | np.ndarray:
+def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> Cells:
     """D of one CTA."""
     m, cta_group = idesc.data_path(cta_group)
     column, rows = address & 0xFFFF, m // cta_group
     columns = idesc.n if rows == LANES or cta_group == 1 else idesc.n // cta_group
     if rows == LANES or cta_group > 1:
-        return slice(column * GROUPS, (column + columns) * GROUPS)
-    upper = address >> 16 & 16
-    cells = np.arange(column * GROUPS, (column + columns) * GROUPS).reshape(-1, GROUPS)
-    return cells[:, upper // 16 :: 2].ravel()
+        return column_cells(column, columns)
+    return Cells(_half(columns, address >> 16 & 16), column * GROUPS)
 
 
-def tensor_operand_cells(address: int, idesc: InstrDesc, cta_group: int) -> slice | np.ndarray:
+@lru_cache(maxsize=256)
+def _half(columns: int, upper: int) -> Pattern:
+    """Every other group of 16 lanes of so many columns."""
+    cells = np.arange(columns * GROUPS).reshape(-1, GROUPS)
+    return Pattern(cells[:, upper // 16 :: 2].ravel())
+
+
+def tensor_operand_cells(address: int, idesc: InstrDesc, cta_group: int) -> Cells:
     """A of one CTA in tensor memory: all lanes, or half of them."""
     m, _ = idesc.data_path(cta_group)
     column = address & 0xFFFF
     columns = line_bytes(idesc.a_format, idesc.a_k) // 4
-    cells = slice(column * GROUPS, (column + columns) * GROUPS)
     if m >= LANES:
-        return cells
-    every = np.arange(cells.start, cells.stop).reshape(-1, GROUPS)
-    return every[:, address >> 20 & 1 :: 2].ravel()
+        return column_cells(column, columns)
+    return Cells(_half(columns, 16 * (address >> 20 & 1)), column * GROUPS)
 
 
-def scale_cells(where: Placement) -> slice:
+def scale_cells(where: Placement) -> Cells:
     """Scale factors of A or B: all lanes."""
     return column_cells(*where.columns())
 
 
-def metadata_cells(where: Metadata) -> np.ndarray:
+def metadata_cells(where: Metadata) -> Cells:
     """Metadata of a sparse A: the lanes of its rows."""
     groups = np.unique(where.lanes() // 16)
     columns = np.arange(where.column, where.column + where.columns)
-    return (columns[:, None] * GROUPS + groups).ravel()
+    return Cells(Pattern((columns[:, None] * GROUPS + groups).ravel()))
 
 
-def shifted_cells(address: int) -> np.ndarray:
+def shifted_cells(address: int) -> Cells:
     """What tcgen05.shift reads and writes: a quarter of the lanes."""
     column, first = address & 0xFFFF, address >> 20
     columns = np.arange(column, column + SHIFTED_COLUMNS)
-    return (columns[:, None] * GROUPS + (first, first + 1)).ravel()
+    return Cells(Pattern((columns[:, None] * GROUPS + (first, first + 1)).ravel()))
 
 
-def filled_cells(address: int, shape: Fill) -> np.ndarray:
+@lru_cache(maxsize=1024)
+def filled_cells(address: int, shape: Fill) -> Cells:
     """What tcgen05.cp writes."""
     column, first = address & 0xFFFF, address >> 16
     groups = np.unique((first + shape.lanes()) // 16)
     columns = np.arange(column, column + shape.nbytes // 4)
-    return (columns[:, None] * GROUPS + groups).ravel()
+    return Cells(Pattern((columns[:, None] * GROUPS + groups).ravel()))
 
 
-def column_cells(column: int, columns: int) -> slice:
-    return slice(column * GROUPS, (column + columns) * GROUPS)
+def column_cells(column: int, columns: int) -> Span:
+    return Span(column * GROUPS, columns * GROUPS)
 
 
 @lru_cache(maxsize=4096)
-def _operand(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, grain: int) -> np.ndarray:
+def _operand(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, grain: int) -> Pattern:
     words, _ = operand_words(desc, shape, mn_major)
     cells = words.reshape(-1, 1) * (_WORD // grain) + np.arange(_WORD // grain)
-    cells = np.sort(cells.ravel())
-    cells.flags.writeable = False
-    return cells
+    return Pattern(np.sort(cells.ravel()))
 
 
-def operand_cells(
-    desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool, grain: int
-) -> np.ndarray:
+def operand_cells(desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool, grain: int) -> Cells:
     """An operand of an MMA in shared memory."""
     return matrix_cells(desc, operand_shape(rows, k, fmt, mn_major), grain, mn_major=mn_major)
 
 
+@lru_cache(maxsize=4096)
 def matrix_cells(
     desc: SmemDesc, shape: tuple[int, int], grain: int, *, mn_major: bool = False
-) -> np.ndarray:
+) -> Cells:
     """A matrix of (lines, bytes of a line) in shared memory."""
     phase = desc.start % _WINDOW
     base = (desc.start - phase) // grain
-    return _operand(replace(desc, start=phase), shape, mn_major, grain) + base
+    return Cells(_operand(replace(desc, start=phase), shape, mn_major, grain), base)
 
 
-def byte_cells(low: int, nbytes: int, grain: int) -> slice:
-    return slice(low // grain, -(-(low + nbytes) // grain))
+class Product:
+    """What an MMA by `group` CTAs touches in each of them: B and, if it is in shared memory, A;
+    else A in tensor memory; D. tensor: bits of what is in tensor memory."""
+
+    def __init__(self, mma: Mma, group: int, grain: int) -> None:
+        self._of = mma.a, mma.b, mma.instr  # it is known by their identities
+        instr = mma.instr
+        self.b = operand_cells(mma.b, *instr.shape_of_b(group), grain)
+        self.a: Cells | None = None
+        self.tensor_a: Cells | None = None
+        if isinstance(mma.a, int):
+            self.tensor_a = tensor_operand_cells(mma.a, instr, group)
+        else:
+            self.a = operand_cells(mma.a, *instr.shape_of_a(group), grain)
+        self.d = accumulator_cells(mma.d, instr, group)
+        self.tensor = bits(self.d) | (bits(self.tensor_a) if self.tensor_a is not None else 0)
 
 
-def bytes_of(starts: np.ndarray, nbytes: int, grain: int) -> np.ndarray:
-    """Cells [cell, start] of `nbytes` at each of `starts`."""
-    cells = max(nbytes // grain, 1)
-    return starts // grain + np.arange(cells, dtype=np.int64)[:, None]
+_products: dict[tuple[int, ...], Product] = {}
+
+
+def product(mma: Mma, group: int, grain: int) -> Product:
+    """Kept by the identities of the descriptors: to compare them costs more than all else."""
+    a = mma.a if isinstance(mma.a, int) else id(mma.a)
+    key = isinstance(mma.a, int), a, id(mma.b), id(mma.instr), mma.d, group, grain
+    found = _products.get(key)
+    if found is None:
+        if len(_products) >= _PRODUCTS:
+            _products.clear()
+        found = _products[key] = Product(mma, group, grain)
+    return found
+
+
+def bits(cells: Cells) -> int:
+    """A bit for each cell of tensor memory that is one of `cells`."""
+    flags = np.zeros(TENSOR_CELLS, np.bool_)
+    flags[cells.index()] = True
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")

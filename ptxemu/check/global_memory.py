@@ -9,34 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ptxemu.check import frame
 from ptxemu.check.agents import Agent, foreign_seen
+from ptxemu.check.cells import Scattered, blank
 from ptxemu.check.clocks import ATOMIC, Mark, join
+from ptxemu.check.frame import WORDS
 from ptxemu.check.shadow import is_atomic, unordered
+from ptxemu.native.shadow import BELOW, CELLS, CLUSTER, KIND, OWNERS, TABLE, WRITES
 
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
+_FEW = 64  # numbers that Python compares as quickly as numpy
 
 
-@dataclass(frozen=True, eq=False)
 class Piece:
-    """`nbytes` at each of `starts`, touched by one instruction of a cluster."""
+    """`nbytes` at each of `starts`, int64 addresses, touched by one instruction of a cluster: all
+    of it lies in [low, high)."""
 
-    starts: np.ndarray  # int64 addresses
-    nbytes: int
-    cluster: int
-    mark: Mark
+    __slots__ = ("starts", "nbytes", "cluster", "mark", "low", "high")
 
-    @cached_property
-    def low(self) -> int:
-        return int(self.starts.min())
-
-    @cached_property
-    def high(self) -> int:
-        return int(self.starts.max()) + self.nbytes
+    def __init__(self, starts: np.ndarray, nbytes: int, cluster: int, mark: Mark) -> None:
+        self.starts, self.nbytes = starts, nbytes
+        self.cluster, self.mark = cluster, mark
+        self.low = self.high = 0
+        if 0 < starts.size <= _FEW:
+            each = starts.ravel().tolist()
+            self.low, self.high = min(each), max(each) + nbytes
+        elif starts.size:
+            self.low, self.high = int(starts.min()), int(starts.max()) + nbytes
 
     def meets(self, other: Piece | GlobalShadow | _Chunk) -> bool:
         """What lies between the ends of either is in part the same."""
@@ -46,11 +49,10 @@ class Piece:
         """Of those of `starts`."""
         if kept is None:
             return self
-        packed, lane = (
-            part if np.ndim(part) == 0 else np.broadcast_to(part, kept.shape)[kept]
-            for part in self.mark
-        )
-        return Piece(self.starts[kept], self.nbytes, self.cluster, Mark(packed, lane))
+        stamp, lane = self.mark
+        if isinstance(lane, np.ndarray):
+            lane = np.broadcast_to(lane, kept.shape)[kept]
+        return Piece(self.starts[kept], self.nbytes, self.cluster, Mark(stamp, lane))
 
     def chunks(self) -> Iterable[int]:
         """That it lies in. What one instruction reads may be of allocations terabytes apart."""
@@ -78,6 +80,10 @@ class _Chunk:
     below_owner: np.ndarray | None = None
     low: int = 1 << 62  # what has been written lies in [low, high)
     high: int = 0
+
+    def __post_init__(self) -> None:
+        self.table = np.array([self.last.ctypes.data])
+        self.places = self.table.ctypes.data, self.owner.ctypes.data
 
     def writes(self, index: Any, atomic: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(stamps, owners) of what an access is to be ordered after; `atomic`: it is one."""
@@ -108,25 +114,31 @@ class GlobalShadow:
     before: GlobalShadow | None = None
     chunks: dict[int, _Chunk] = field(default_factory=dict)
     reads: dict[int, list[Piece]] = field(default_factory=dict)
+    read_in: dict[int, tuple[int, int]] = field(default_factory=dict)  # [low, high) of `reads`
     earlier: dict[int, list[Piece]] = field(default_factory=dict)
     low: int = 1 << 62
     high: int = 0
     # (addresses, bytes at each) -> which of them are there, None where all are: the others have
     # been refused, and wild addresses would need shadows without end
     inside: Callable[[np.ndarray, int], np.ndarray | None] = lambda *_: None
+    holds: Callable[[int, int], bool] = lambda *_: False  # whether all of [low, high) is
 
     def read(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
-        piece = piece.only(self.inside(piece.starts, piece.nbytes))
+        piece = self._inside(piece)
         if not piece.starts.size:
             return
-        if piece.meets(self):
+        if piece.meets(self) and not self._surely(piece, by, False):
             self._against_writes(piece, by, on_race)
         for chunk in piece.chunks():
             self.reads.setdefault(chunk, []).append(piece)
+            low, high = self.read_in.get(chunk, (piece.low, piece.high))
+            self.read_in[chunk] = min(low, piece.low), max(high, piece.high)
 
     def write(self, piece: Piece, by: Agent, on_race: OnRace) -> None:
-        piece = piece.only(self.inside(piece.starts, piece.nbytes))
+        piece = self._inside(piece)
         if not piece.starts.size:
+            return
+        if self._surely(piece, by, True):
             return
         low, high = piece.low, piece.high
         excused = piece.meets(self) and self._against_writes(piece, by, on_race)
@@ -135,15 +147,57 @@ class GlobalShadow:
         cells = self._cells(piece)
         marks = np.broadcast_to(piece.mark.packed, cells.shape)
         for chunk, chosen, index in self._parts(cells):
-            found = self.chunks.get(chunk)
-            if found is None:
-                count = (1 << _CHUNK_BITS) // self.grain
-                found = _Chunk(np.zeros(count, np.int64), np.zeros(count, np.int32))
-                self.chunks[chunk] = found
+            found = self._chunk(chunk)
             found.keep_below(index, _atomic(piece))
             found.last[index] = marks[chosen]
             found.owner[index] = piece.cluster + 1
             found.low, found.high = min(found.low, low), max(found.high, high)
+
+    def _chunk(self, number: int) -> _Chunk:
+        """Made on first use."""
+        found = self.chunks.get(number)
+        if found is None:
+            count = (1 << _CHUNK_BITS) // self.grain
+            found = _Chunk(blank(count), blank(count // 2).view(np.int32))
+            self.chunks[number] = found
+        return found
+
+    def _surely(self, piece: Piece, by: Agent, write: bool) -> bool:
+        """As `Shadow.surely`, of what lies in one chunk; a read is not noted."""
+        routines, number = frame.routines(), piece.low >> _CHUNK_BITS
+        if routines is None or _atomic(piece) or piece.high - 1 >> _CHUNK_BITS != number:
+            return False
+        if write and self._may_be_read(number, piece):
+            return False
+        chunk = self._chunk(number) if write else self.chunks.get(number)
+        if chunk is None or not (write or piece.meets(chunk)):
+            return True
+        base = -(number << _CHUNK_BITS) // self.grain
+        frame.place(Scattered(piece.starts, piece.nbytes, self.grain, base))
+        frame.access(by, "global", piece.mark)
+        WORDS[TABLE], WORDS[OWNERS] = chunk.places
+        WORDS[CELLS], WORDS[KIND] = len(chunk.last), WRITES if write else 0
+        WORDS[BELOW] = 0 if chunk.below is None else chunk.below.ctypes.data
+        WORDS[CLUSTER] = piece.cluster + 1
+        if routines.visit_global(frame.ADDRESS):
+            return False
+        if write:
+            chunk.low, chunk.high = min(chunk.low, piece.low), max(chunk.high, piece.high)
+            self.low, self.high = min(self.low, piece.low), max(self.high, piece.high)
+        return True
+
+    def _may_be_read(self, number: int, piece: Piece) -> bool:
+        """Whether something has been read between the ends of `piece`."""
+        low, high = self.read_in.get(number, (0, 0))
+        if piece.low >= high or piece.high <= low:
+            return False
+        return any(map(piece.meets, self.reads.get(number, ())))
+
+    def _inside(self, piece: Piece) -> Piece:
+        """What of it is there."""
+        if self.holds(piece.low, piece.high):
+            return piece
+        return piece.only(self.inside(piece.starts, piece.nbytes))
 
     def touches(self, piece: Piece, write: bool) -> int | None:
         """An address of `piece` that was written here, or read where `write`; else None."""
@@ -172,12 +226,37 @@ class GlobalShadow:
                 found.update(zip(last[some].tolist(), (owner[some] - 1).tolist(), strict=True))
         return found
 
+    def told(self) -> tuple[Any, ...]:
+        """What `add` takes in another process: who wrote which cells last, and what was read."""
+        written = {}
+        for number, chunk in self.chunks.items():
+            cells = np.flatnonzero(chunk.last)
+            ends = chunk.low, chunk.high
+            written[number] = cells, chunk.last[cells], chunk.owner[cells], ends
+        return written, self.reads, self.read_in, self.earlier
+
+    def add(self, told: tuple[Any, ...]) -> None:
+        """What other clusters have touched, which have written none of what is known here."""
+        written, reads, read_in, earlier = told
+        for number, (cells, last, owner, (low, high)) in written.items():
+            chunk = self._chunk(number)
+            chunk.last[cells], chunk.owner[cells] = last, owner
+            chunk.low, chunk.high = min(chunk.low, low), max(chunk.high, high)
+            self.low, self.high = min(self.low, low), max(self.high, high)
+        for mine, more in ((self.reads, reads), (self.earlier, earlier)):
+            for number, pieces in more.items():
+                mine.setdefault(number, []).extend(pieces)
+        for number, (low, high) in read_in.items():
+            known = self.read_in.get(number, (low, high))
+            self.read_in[number] = min(low, known[0]), max(high, known[1])
+
     def stamps(self, low: int, high: int) -> Iterator[np.ndarray]:
         """Of the last writes to [low, high), where there were any nearby."""
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
             found, start = self.chunks.get(chunk), chunk << _CHUNK_BITS
             if found is not None:
-                first, last = max(low - start, 0), min(high - start, 1 << _CHUNK_BITS)
+                first = max(max(low, found.low) - start, 0)
+                last = max(min(min(high, found.high) - start, 1 << _CHUNK_BITS), first)
                 yield found.last[first // self.grain : -(-last // self.grain)]
 
     def forget(self, low: int, high: int) -> None:

@@ -28,6 +28,7 @@ class LaneSets:
     def __init__(self) -> None:
         self.masks = np.zeros(NOBODY + 1, np.int64)
         self.masks[:LANES] = 1 << np.arange(LANES, dtype=np.int64)
+        self.address = self.masks.ctypes.data  # they are changed in place
         self._codes: dict[int, int] = {}
 
     def code(self, mask: int) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.check.agents import PhaseClock
+from ptxemu.check.cells import Where
 from ptxemu.check.clocks import EXECUTED, join
 from ptxemu.check.findings import Findings
-from ptxemu.check.shadow import Where
+from ptxemu.check.phases import PhaseClock
 from ptxemu.check.state import MBARRIER_BYTES, States
 from ptxemu.machine.cta import Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier
@@ -59,7 +59,7 @@ class Lifetime:
 
     def written(self, cta: Cta, where: Where, agent: str, site: int) -> None:
         """Something else than an mbarrier instruction writes cells of shared memory."""
-        barriers = self._states.ctas[cta].barriers
+        barriers = self._states.ctas[cta].shared.barriers
         if barriers is None or not barriers[where].any():
             return
         cells = np.arange(where.start, where.stop) if isinstance(where, slice) else where

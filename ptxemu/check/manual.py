@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.check.agents import Ticket
+from ptxemu.check.cells import Cells
 from ptxemu.check.clocks import ASYNC_SHARED, COMPONENT_SHIFT, EXECUTED, STEP_MASK, STEP_SHIFT
 from ptxemu.check.findings import Findings, line_of
-from ptxemu.check.shadow import Where
 from ptxemu.check.state import States
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import MBarrier
@@ -177,10 +177,10 @@ class Manual:
             if not any(own < rows.shape[1] and rows[EXECUTED, own] for own in owns):
                 self._note("pair", w.at)
 
-    def read(self, ticket: Ticket, last: np.ndarray, where: Where) -> None:
+    def read(self, ticket: Ticket, last: np.ndarray, cells: Cells) -> None:
         """An asynchronous operation reads cells of shared memory; `last`: writes of all of it."""
         if self._strict and ticket.asynchronous:
-            seen, last = ticket.rows[ASYNC_SHARED], last[where]
+            seen, last = ticket.rows[ASYNC_SHARED], last[cells.index()]
             for number, component in enumerate(ticket.components.known[: len(seen)]):
                 if component.kind == "cp.async":
                     steps = np.where(last >> COMPONENT_SHIFT == number, last >> STEP_SHIFT, 0)

@@ -11,22 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ptxemu.check import explain, footprints
 from ptxemu.check.agents import Agent, Ticket, WarpClock
-from ptxemu.check.clocks import ALL_LANES, ATOMIC, LANE_SHIFT, ORDERED, Mark, Stamp, stamp
+from ptxemu.check.cells import Cells, byte_cells
+from ptxemu.check.clocks import ALL_LANES, ATOMIC, ORDERED, Mark, Stamp, stamp
 from ptxemu.check.coverage import Coverage
 from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Conflicts, Findings, Side, line_of
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
-from ptxemu.check.shadow import Shadow, Where
+from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.machine.cta import Cta
-from ptxemu.machine.listener import Place
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
@@ -65,30 +64,36 @@ class Races:
         self._lifetime = lifetime
         self.memory = memory
         # Who else hears of an asynchronous read of shared memory: with the last writes, and where.
-        self.reads: Callable[[Ticket, np.ndarray, Where], None] = lambda ticket, last, where: None
+        self.reads: Callable[[Ticket, np.ndarray, Cells], None] = lambda ticket, last, cells: None
 
     # -- ordinary accesses --------------------------------------------------------------------
 
     def shared(
-        self, w: Warp, cta: Cta, where: Where, lanes: np.ndarray | None, write: bool
+        self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
     ) -> None:
-        """Cells that all lanes share, or [cell, one of the lanes]."""
+        """Cells that all lanes share, or those of each of the lanes."""
         clock = self._states.clocks[w]
         if cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
-        shape = where.shape if isinstance(where, np.ndarray) else ()
-        self._compare(self._shadow(cta), cta, where, clock, self._mark(w, lanes, shape), write)
+        self._look(self._shadow(cta), cta, cells, clock, self.mark(w, lanes), write)
 
-    def _mark(self, w: Warp, lanes: np.ndarray | None, shape: tuple[int, ...]) -> Mark:
+    def shared_surely(
+        self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
+    ) -> bool:
+        """The same, if it is ordered and reads what is defined. False: nothing has happened."""
+        clock, shadow = self._states.clocks[w], self._shadow(cta)
+        done = shadow.surely(cells, clock, self.mark(w, lanes), write, defined=not write)
+        if done and cta is not w.cta:
+            self._lifetime.reached(cta, clock.own, clock.now, w.at)
+        return done
+
+    def mark(self, w: Warp, lanes: np.ndarray | None) -> Mark:
         """Of an ordinary access of `lanes`, None: of all that execute it, to one address."""
         clock = self._states.clocks[w]
-        lane: Any = ATOMIC
         if not w.how and lanes is not None:
-            lane = np.broadcast_to(lanes.astype(np.int64), shape)
-        elif not w.how:
-            lane = clock.components.lane_sets.code(w.frag.mask)
-        packed = stamp(clock.own, clock.now, 0, w.at) + (lane << LANE_SHIFT)
-        return Mark(packed, lane)
+            return Mark(stamp(clock.own, clock.now, 0, w.at), lanes)
+        lane = ATOMIC if w.how else clock.components.lane_sets.code(w.frag.mask)
+        return Mark(stamp(clock.own, clock.now, lane, w.at), lane)
 
     def global_(
         self,
@@ -101,7 +106,7 @@ class Races:
         unchanged: Unchanged | None = None,
     ) -> None:
         """`nbytes` at each of `places`, int64 addresses."""
-        piece = Piece(places, nbytes, w.cluster.index, self._mark(w, lanes, places.shape))
+        piece = Piece(places, nbytes, w.cluster.index, self.mark(w, lanes))
         self._compare_global(piece, self._states.clocks[w], write, unchanged)
 
     def global_rows(
@@ -136,54 +141,51 @@ class Races:
     def land(
         self,
         ticket: Ticket,
-        place: Place,
-        nbytes: int,
+        cta: Cta,
+        cells: Cells,
         step: Step,
         unchanged: Unchanged | None = None,
         *,
         atomic: bool = False,
     ) -> None:
         """Bytes arrive in shared memory: known to whoever waits for the phase `step`."""
-        cta, offset = place
         self._lifetime.reached(cta, *step, ticket.site)
         lane = ATOMIC if atomic else ticket.lane
         mark = Mark(stamp(*step, ATOMIC if atomic else ALL_LANES, ticket.site), lane)
-        cells = self.bytes(offset, nbytes)
         self._compare(self._shadow(cta), cta, cells, ticket, mark, True, unchanged)
 
-    def read_shared(self, ticket: Ticket, cta: Cta, where: Where, step: Step) -> None:
-        """Cells of shared memory."""
+    def read_shared(self, ticket: Ticket, cta: Cta, cells: Cells, step: Step) -> bool:
+        """Cells of shared memory. Returns whether all of them are known to have been written."""
         mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
         if cta is not ticket.agent.cta:
             self._lifetime.reached(cta, *step, ticket.site)
-        self.reads(ticket, self._shadow(cta).last, where)
-        self._compare(self._shadow(cta), cta, where, ticket, mark, False)
+        self.reads(ticket, self._shadow(cta).last, cells)
+        return self._compare(self._shadow(cta), cta, cells, ticket, mark, False)
 
-    def copy(self, ticket: Ticket, cta: Cta, where: np.ndarray, lanes: np.ndarray) -> None:
-        """cp.async writes shared memory: cells [cell, one of the lanes]."""
-        lanes = np.broadcast_to(lanes, where.shape)
-        packed = stamp(ticket.component, ticket.step, 0, ticket.site) | lanes << LANE_SHIFT
-        self._compare(self._shadow(cta), cta, where, ticket, Mark(packed, lanes), True)
+    def copy(self, ticket: Ticket, cta: Cta, cells: Cells, lanes: np.ndarray) -> None:
+        """cp.async writes shared memory: cells of each of the lanes."""
+        mark = Mark(stamp(ticket.component, ticket.step, 0, ticket.site), lanes)
+        self._compare(self._shadow(cta), cta, cells, ticket, mark, True)
 
-    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
-        """tcgen05.mma. D is written, and what a write needs is all that reading it would need."""
+    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> bool:
+        """tcgen05.mma. D is written, and what a write needs is all that reading it would need.
+        Returns whether the operands in shared memory are known to have been written."""
         instr, group, step = mma.instr, len(ctas), ticket.position
+        cells = footprints.product(mma, group, self._grain)
+        written = True
         for cta in ctas:
-            b_cells = footprints.operand_cells(mma.b, *instr.shape_of_b(group), self._grain)
-            self.read_shared(ticket, cta, b_cells, step)
-            if isinstance(mma.a, int):
-                cells = footprints.tensor_operand_cells(mma.a, instr, group)
-                self._tensor(ticket, cta, cells, step, mma.shift)
-            else:
-                a_cells = footprints.operand_cells(mma.a, *instr.shape_of_a(group), self._grain)
-                self.read_shared(ticket, cta, a_cells, step)
+            written &= self.read_shared(ticket, cta, cells.b, step)
+            if cells.a is not None:
+                written &= self.read_shared(ticket, cta, cells.a, step)
+            elif cells.tensor_a is not None:
+                self._tensor(ticket, cta, cells.tensor_a, step, mma.shift)
             if mma.metadata is not None:
                 kept = metadata_at(mma.metadata, instr, group)
                 self._tensor(ticket, cta, footprints.metadata_cells(kept), step, False)
             for where in mma.scales.placements(instr, group) if mma.scales else ():
                 self._tensor(ticket, cta, footprints.scale_cells(where), step, False)
-            d_cells = footprints.accumulator_cells(mma.d, instr, group)
-            self._tensor(ticket, cta, d_cells, step, True)
+            self._tensor(ticket, cta, cells.d, step, True)
+        return written
 
     def fill(
         self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
@@ -202,19 +204,19 @@ class Races:
 
     # -- tensor memory ------------------------------------------------------------------------
 
-    def _tensor(self, ticket: Ticket, cta: Cta, where: Where, step: Step, write: bool) -> None:
+    def _tensor(self, ticket: Ticket, cta: Cta, cells: Cells, step: Step, write: bool) -> None:
         if cta is not ticket.agent.cta:
             self._lifetime.reached(cta, *step, ticket.site)
         shadow, mark = self._states.ctas[cta].tensor, self._unit_mark(*step, ticket.site)
-        self._compare(shadow, cta, where, ticket, mark, write)
+        self._compare(shadow, cta, cells, ticket, mark, write)
 
     def move(self, w: Warp, address: int, move: Move, write: bool) -> int:
         """tcgen05.ld or .st; returns its step among those of the warp."""
         clock = self._states.clocks[w]
         component, step = clock.issue("tcgen05.st" if write else "tcgen05.ld")
-        where = footprints.moved_cells(move, address, w.index % 4)
+        cells = footprints.moved_cells(move, address, w.index % 4)
         mark = self._unit_mark(component, step, w.at)
-        self._compare(self._states.ctas[w.cta].tensor, w.cta, where, clock, mark, write)
+        self._compare(self._states.ctas[w.cta].tensor, w.cta, cells, clock, mark, write)
         return step
 
     def columns(self, w: Warp, column: int, count: int, pair: bool, told: int | None) -> None:
@@ -230,8 +232,8 @@ class Races:
         state.allocated += 1
         clock.know(holder.allocations, state.allocated)
         mark = self._unit_mark(holder.allocations, state.allocated, w.at)
-        where = footprints.column_cells(column, count)
-        self._compare(state.tensor, w.cta, where, clock, mark, True)
+        cells = footprints.column_cells(column, count)
+        self._compare(state.tensor, w.cta, cells, clock, mark, True)
         if told is not None:
             self._compare(state.shared, w.cta, self.bytes(told, 4), clock, mark, True)
 
@@ -241,15 +243,26 @@ class Races:
 
     # -- comparisons --------------------------------------------------------------------------
 
-    def bytes(self, low: int, nbytes: int) -> slice:
+    def bytes(self, low: int, nbytes: int) -> Cells:
         """Cells of shared memory."""
-        return footprints.byte_cells(low, nbytes, self._grain)
+        return byte_cells(low, nbytes, self._grain)
 
     def _shadow(self, cta: Cta) -> Shadow:
         return self._states.ctas[cta].shared
 
-    def _compare(self, shadow: Shadow, cta: Cta, where: Where, by: Agent, mark: Mark,
-                 write: bool, unchanged: Unchanged | None = None) -> None:  # fmt: skip
+    def _compare(self, shadow: Shadow, cta: Cta, cells: Cells, by: Agent, mark: Mark,
+                 write: bool, unchanged: Unchanged | None = None) -> bool:  # fmt: skip
+        """Returns whether all cells are known to have been written before."""
+        if shadow.surely(cells, by, mark, write):
+            return shadow.all_written
+        self._look(shadow, cta, cells, by, mark, write, unchanged)
+        return False
+
+    def _look(self, shadow: Shadow, cta: Cta, cells: Cells, by: Agent, mark: Mark,
+              write: bool, unchanged: Unchanged | None = None) -> None:  # fmt: skip
+        """Compare an access that may be a race."""
+        where = cells.index()
+
         def on_race(old: int, cell: int) -> None:
             if shadow.space == "tensor":
                 bounds = (cell // footprints.GROUPS,) * 2

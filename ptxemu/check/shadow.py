@@ -2,30 +2,49 @@
 
 A read needs the last write to be ordered before it; a write needs that and every read since. What
 came before the last write is forgotten: whoever is ordered after that is ordered after all of it.
+
+Most accesses are ordered, and machine code sees that at a glance (`Shadow.surely`); of the others,
+and where there is no machine code, `read` and `write` find out what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from itertools import takewhile
 
 import numpy as np
 
+from ptxemu.check import frame
 from ptxemu.check.agents import Agent
+from ptxemu.check.cells import Cells, Where, blank
 from ptxemu.check.clocks import (
     ALL_LANES,
     ATOMIC,
     COMPONENT_SHIFT,
     LANE_MASK,
     LANE_SHIFT,
+    SITE_MASK,
     STEP_MASK,
     STEP_SHIFT,
     Mark,
     Stamp,
 )
+from ptxemu.check.frame import WORDS
+from ptxemu.native.shadow import (
+    BARRIERS,
+    CELLS,
+    DEFINED,
+    KIND,
+    NEVER,
+    PLANE,
+    PLANES,
+    TABLE,
+    WRITES,
+)
 
-Where = slice | np.ndarray  # of cells
-
+_FIRST_PLANES = 7
 
 OnRace = Callable[[int, int], None]  # (packed stamp of the earlier access, a cell)
 
@@ -36,35 +55,145 @@ class Shadow:
     def __init__(self, cells: int, space: str) -> None:
         self.space = space
         self.last = np.zeros(cells, np.int64)
-        self.readers: dict[int, np.ndarray] = {}  # component -> stamps
+        # Stamps of reads: those of a cell, of one component each, lie in the first planes.
+        self._reads: list[np.ndarray] = []
+        self._readers: dict[int, None] = {}  # components, in the order of their first reads
         # Below atomics, of which none waits for another: the last write that was none.
         self.below: np.ndarray | None = None
+        self.barriers: np.ndarray | None = None  # cells that mbarriers have, or have had
+        # Where it all lies: `last`, and then the planes.
+        self._table = np.zeros(_FIRST_PLANES + 1, np.int64)
+        self._table[0] = self.last.ctypes.data
+        self._table_at = self._table.ctypes.data
+        self._barriers_at = 0
+        self._routines = frame.routines()
 
     def wrote(self, stamp: int, cell: int) -> bool:
         """Whether this was a write, not a read."""
         below = self.below is not None and int(self.below[cell]) == stamp
         return below or int(self.last[cell]) == stamp
 
+    def with_barriers(self) -> np.ndarray:
+        """`barriers`, of a memory that has some."""
+        if self.barriers is None:
+            self.barriers = np.zeros(len(self.last), np.bool_)
+            self._barriers_at = self.barriers.ctypes.data
+        return self.barriers
+
+    def surely(
+        self, cells: Cells, by: Agent, mark: Mark, write: bool, *, defined: bool = False
+    ) -> bool:
+        """An access that is ordered after all that it has to be: it is noted, and that is all there
+        is to be said of it. False where somebody has to look, and nothing has happened.
+
+        defined: it reads what has been written before.
+        """
+        routines = self._routines
+        if routines is None or (isinstance(mark.lane, int) and mark.lane == ATOMIC):
+            return False
+        self._place(cells)
+        frame.access(by, self.space, mark)
+        WORDS[KIND] = (WRITES if write else 0) | (DEFINED if defined else 0)
+        answer = routines.visit(frame.ADDRESS)
+        if answer == PLANE:
+            self._add_plane()
+            return self.surely(cells, by, mark, write, defined=defined)
+        if answer:
+            return False
+        if not write:
+            self._readers[mark.stamp >> COMPONENT_SHIFT] = None
+        elif self.below is not None:
+            self.below[cells.index()] = 0
+        return True
+
+    def _place(self, cells: Cells) -> None:
+        """Tell machine code where cells are."""
+        WORDS[TABLE], WORDS[PLANES] = self._table_at, len(self._reads)
+        WORDS[BARRIERS], WORDS[CELLS] = self._barriers_at, len(self.last)
+        frame.place(cells)
+
+    @property
+    def all_written(self) -> bool:
+        """Whether `surely` has seen, this last time, that all cells have been written before."""
+        return not WORDS[NEVER]
+
+    def writers(self, cells: Cells) -> list[int]:
+        """The sites of the last writes, 0 where there are none; in ascending order."""
+        if self._routines is not None and len(cells) <= len(frame.FOUND):
+            self._place(cells)
+            count = self._routines.writers(frame.ADDRESS)
+            if count >= 0:
+                return sorted(set((frame.FOUND[:count] & SITE_MASK).tolist()))
+        found: list[int] = np.unique(self.last[cells.index()] & SITE_MASK).tolist()
+        return found
+
+    def unread(self, cells: Cells) -> np.ndarray:
+        """The stamps of those cells whose last write nobody has read."""
+        if self._routines is not None and len(cells) <= len(frame.FOUND):
+            self._place(cells)
+            count = self._routines.unread(frame.ADDRESS)
+            if count >= 0:
+                return frame.FOUND[:count]
+        where = cells.index()
+        last = self.last[where]
+        fresh = last != 0
+        if self._reads:
+            fresh &= self._reads[0][where] == 0
+        return np.asarray(last[fresh])
+
+    def _add_plane(self) -> None:
+        count = len(self._reads) + 1
+        self._reads.append(np.zeros_like(self.last) if count == 1 else blank(len(self.last)))
+        if count >= len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._table_at = self._table.ctypes.data
+        self._table[count] = self._reads[-1].ctypes.data
+
     def read(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
         check(self.last[where])
-        component = mark.first >> COMPONENT_SHIFT
-        row = self.readers.get(component)
-        if row is None:
-            row = self.readers[component] = np.zeros(len(self.last), np.int64)
-        row[where] = mark.packed
+        component = mark.stamp >> COMPONENT_SHIFT
+        self._readers[component] = None
+        number, rest = 0, np.True_
+        while True:
+            if number == len(self._reads):
+                self._add_plane()
+            plane = self._reads[number]
+            old = plane[where]
+            free = (old == 0) | (old >> COMPONENT_SHIFT == component)
+            plane[where] = np.where(free & rest, mark.packed, old)
+            rest = rest & ~free
+            if not rest.any():
+                break
+            number += 1
 
     def write(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
         check(self.last[where])
         self._below_atomics(where, mark, check)
         check.seen = by.seen(False, self.space)
-        for row in self.readers.values():
-            old = row[where]
-            if old.any():
-                check(old)
-                row[where] = 0
+        for old in self.reads(where):
+            check(old)
+        for plane in self._reads:
+            if not plane[where].any():
+                break
+            plane[where] = 0
         self.last[where] = mark.packed
+
+    def reads(self, where: Where) -> Iterator[np.ndarray]:
+        """Stamps of the reads since the last writes, of one component after the other."""
+        planes = list(takewhile(np.any, (plane[where] for plane in self._reads)))
+        if not planes:
+            return
+        components = [old >> COMPONENT_SHIFT for old in planes]
+        if len(planes) == 1 and (components[0] == components[0].flat[0]).all():
+            yield planes[0]
+            return
+        met = set[int]().union(*(each.ravel().tolist() for each in components))
+        for component in self._readers:
+            if component in met:
+                own = (old * (of == component) for old, of in zip(planes, components, strict=True))
+                yield reduce(np.add, own)
 
     def _below_atomics(self, where: Where, mark: Mark, check: _Check) -> None:
         """An atomic is no race with the one before; it may be one with what that was done to."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptxemu.check.agents import PhaseClock, Ticket, WarpClock
+from ptxemu.check.agents import Ticket, WarpClock
 from ptxemu.check.clocks import Components, join
 from ptxemu.check.footprints import TENSOR_CELLS
+from ptxemu.check.phases import PhaseClock
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
@@ -63,13 +64,6 @@ class CtaState:
         self.reached_until: dict[int, tuple[int, int]] = {}
         self.known_at_end: np.ndarray | None = None
         self.ended = False
-        self.barriers: np.ndarray | None = None  # cells that mbarriers have, or have had
-
-    def with_barriers(self) -> np.ndarray:
-        """`barriers`, of a CTA that has some."""
-        if self.barriers is None:
-            self.barriers = np.zeros(len(self.shared.last), np.bool_)
-        return self.barriers
 
 
 class States:
@@ -105,7 +99,7 @@ class States:
         phases.init_site = w.at
         self.phases[barrier] = phases
         first = int(barrier.where.partition(" ")[0], 16) // self.grain
-        self.ctas[cta].with_barriers()[first : first + MBARRIER_BYTES // self.grain] = True
+        self.ctas[cta].shared.with_barriers()[first : first + MBARRIER_BYTES // self.grain] = True
 
     def barrier(self, barrier: NamedBarrier) -> BarrierState:
         return self.barriers.setdefault(barrier, BarrierState())

@@ -8,8 +8,8 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
+from ptxemu.check.cells import Cells, Where, byte_cells
 from ptxemu.check.findings import Findings
-from ptxemu.check.shadow import Where
 from ptxemu.check.state import CtaState, States
 from ptxemu.check.taint import Extent, Origins, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale
@@ -49,10 +49,22 @@ class Taint:
 
     # -- shared and local memory, by ordinary instructions ------------------------------------
 
+    def simple(self, w: Warp, cta: Cta, write: bool) -> bool:
+        """Whether an access of shared memory has nothing to do with undefined data, but where it
+        reads what was never written."""
+        registers = self._of[w].registers
+        if self._cta(cta).shared_codes.stored is not None or (
+            write and registers.stored is not None
+        ):
+            return False
+        registers.landed |= write
+        return True
+
     def shared(
-        self, w: Warp, cta: Cta, where: Where, lanes: np.ndarray | None, write: bool
+        self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
     ) -> None:
         """Cells of one address for all lanes, or [cell, lane]."""
+        where = cells.index()
         if write:
             self._write(w, cta, where, lanes)
         elif self._sites[w.at].root not in _ATOMICS:
@@ -144,10 +156,15 @@ class Taint:
         self._cta(w.cta).tensor_codes.forget(column, count)
         self._write(w, w.cta, self._bytes(told, 4), None)
 
-    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
+    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma, *, written: bool) -> None:
         """tcgen05.mma. A row of D is undefined where one of A or of its scale factors is, a column
-        where a row of B is. Metadata of a sparse A must not be."""
+        where a row of B is. Metadata of a sparse A must not be. written: all of the operands in
+        shared memory is known to have been."""
         instr, group = mma.instr, len(ctas)
+        if written and not (mma.scales or mma.shift or mma.metadata is not None):
+            cells = footprints.product(mma, group, self._grain)
+            if not any(self._suspected(cta, cells) for cta in ctas):
+                return
         n, m = instr.n // group, instr.m // group
         b_codes = [self._operand(ticket, cta, mma.b, instr.shape_of_b(group)) for cta in ctas]
         a_codes = [self._operand_a(ticket, cta, mma.a, instr, group) for cta in ctas]
@@ -178,6 +195,12 @@ class Taint:
                 codes = np.maximum(codes, part[:, None])
             memory.accumulate(mma.d, instr, group, codes, kept[rank])
 
+    def _suspected(self, cta: Cta, cells: footprints.Product) -> bool:
+        """Whether undefined data may have been stored where an MMA reads or writes."""
+        state = self._cta(cta)
+        stored = state.shared_codes.stored is not None
+        return stored or state.tensor_codes.suspects & cells.tensor != 0
+
     def fill(
         self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
@@ -187,7 +210,7 @@ class Taint:
             codes = shape.sources(state.shared_codes.words(desc, shape.matrix))
             if codes is not None:
                 cells = footprints.matrix_cells(desc, shape.matrix, self._grain)
-                codes = self._named(ticket, codes, self._extent(cta, cells))
+                codes = self._named(ticket, codes, self._extent(cta, cells.index()))
             state.tensor_codes.fill(address, shape, codes)
 
     def shift(self, ctas: Sequence[Cta], address: int) -> None:
@@ -225,7 +248,7 @@ class Taint:
         if codes is None:
             return None
         cells = footprints.operand_cells(desc, *shape, self._grain)
-        return self._named(ticket, codes, self._extent(cta, cells))
+        return self._named(ticket, codes, self._extent(cta, cells.index()))
 
     # -- asynchronous copies ------------------------------------------------------------------
 
@@ -236,9 +259,11 @@ class Taint:
             ticket.undefined = int(registers.stored.max())
             registers.landed = True
 
-    def land(self, ticket: Ticket, cta: Cta, where: Where) -> None:
+    def land(self, ticket: Ticket, cta: Cta, cells: Cells) -> None:
         """An asynchronous operation writes shared memory."""
-        self._cta(cta).shared_codes.write(where, ticket.undefined or None)
+        codes = self._cta(cta).shared_codes
+        if ticket.undefined or codes.stored is not None:
+            codes.write(cells.index(), ticket.undefined or None)
 
     def tile_read(
         self, ticket: Ticket, cta: Cta, tm: TensorMap, position: tuple[int, ...], low: int
@@ -282,7 +307,7 @@ class Taint:
         return self._states.ctas[cta]
 
     def _bytes(self, low: int, nbytes: int) -> slice:
-        return footprints.byte_cells(low, nbytes, self._grain)
+        return byte_cells(low, nbytes, self._grain).index()
 
 
 def _joined(parts: list[np.ndarray | None], rows: int) -> np.ndarray | None:

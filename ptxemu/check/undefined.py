@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import footprints
-from ptxemu.check.footprints import GROUPS, TENSOR_CELLS
-from ptxemu.check.shadow import Where
+from ptxemu.check.cells import Where
+from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, bits
 from ptxemu.machine.operand_format import CHUNK, data_bytes, line_bytes
 from ptxemu.machine.scale_factors import Placement
-from ptxemu.machine.tmem import Tmem, operand_lanes
+from ptxemu.machine.tmem import LANES, Tmem, operand_lanes
 from ptxemu.machine.tmem_fill import Fill, fill
 from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
@@ -62,7 +62,8 @@ class SharedCodes:
         key = (desc, rows, k, fmt, mn_major)
         if self.stored is None and key in self._defined:
             return None
-        if self.read(footprints.operand_cells(desc, rows, k, fmt, mn_major, self.grain)) is None:
+        cells = footprints.operand_cells(desc, rows, k, fmt, mn_major, self.grain)
+        if self.read(cells.index()) is None:
             self._defined.add(key)
             return None
         codes = self._matrix(desc, operand_shape(rows, k, fmt, mn_major), mn_major)
@@ -73,7 +74,7 @@ class SharedCodes:
 
     def words(self, desc: SmemDesc, shape: tuple[int, int]) -> np.ndarray | None:
         """The code of each 32-bit word of a matrix of (rows, bytes of a row)."""
-        if self.read(footprints.matrix_cells(desc, shape, self.grain)) is None:
+        if self.read(footprints.matrix_cells(desc, shape, self.grain).index()) is None:
             return None
         return rescale(self._matrix(desc, shape, False).T, shape[1] // 4).T
 
@@ -105,7 +106,7 @@ class TensorCodes(Tmem):
     def forget(self, column: int, count: int) -> None:
         """Columns begin or end."""
         self.cells[column : column + count] = NEVER
-        self.suspects |= _bits(slice(column * GROUPS, (column + count) * GROUPS))
+        self.suspects |= bits(footprints.column_cells(column, count))
 
     def read(self, move: tuple[Any, ...], address: int, warp_in_group: int) -> np.ndarray | None:
         """tcgen05.ld: codes [register, thread]; None where all are defined."""
@@ -139,7 +140,7 @@ class TensorCodes(Tmem):
     def scales(self, where: Placement) -> np.ndarray | None:
         """Scale factors of an MMA: the code of each row, over all of its copies."""
         column, columns = where.columns()
-        if not self.suspects & _bits(footprints.column_cells(column, columns)):
+        if not self.suspects & bits(footprints.column_cells(column, columns)):
             return None
         return _some(where.copies(self.cells[column : column + columns] & NEVER).max(0))
 
@@ -152,12 +153,15 @@ class TensorCodes(Tmem):
 
     def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
         """tcgen05.cp; codes [row, word], None: defined data."""
-        touched = _to_bits(footprints.filled_cells(address, shape))
+        touched, whole = _filled(address, shape)
         if codes is None and not self.suspects & touched:
             return
         words = np.zeros((shape.rows, shape.nbytes // 4), np.uint32) if codes is None else codes
         fill(self, address, shape, words)
-        self._look_at(touched)
+        if codes is None and whole:
+            self.suspects &= ~touched
+        else:
+            self._look_at(touched)
 
     def shift(self, address: int, instr: InstrDesc, group: int) -> None:
         """A of an MMA with .ashift."""
@@ -169,7 +173,7 @@ class TensorCodes(Tmem):
 
     def shift_quarter(self, address: int) -> None:
         """tcgen05.shift."""
-        touched = _to_bits(footprints.shifted_cells(address))
+        touched = bits(footprints.shifted_cells(address))
         if self.suspects & touched:
             self.shift_rows(address)
             self._look_at(touched)
@@ -209,31 +213,33 @@ def rescale(codes: np.ndarray, rows: int) -> np.ndarray:
     return codes.reshape(rows, have // rows, -1).max(1)
 
 
-def _to_bits(cells: np.ndarray | slice) -> int:
-    flags = np.zeros(TENSOR_CELLS, np.bool_)
-    flags[cells] = True
+def _to_bits(flags: np.ndarray) -> int:
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
-
-
-def _bits(cells: slice) -> int:
-    return (1 << cells.stop) - (1 << cells.start)
 
 
 @lru_cache(maxsize=4096)
 def _moved(move: tuple[Any, ...], address: int, warp_in_group: int) -> int:
-    return _to_bits(footprints.moved_cells(move, address, warp_in_group))
+    return bits(footprints.moved_cells(move, address, warp_in_group))
+
+
+@lru_cache(maxsize=4096)
+def _filled(address: int, shape: Fill) -> tuple[int, bool]:
+    """The bits of what a tcgen05.cp writes, and whether it writes all of each cell."""
+    lanes = np.unique((address >> 16) + shape.lanes())
+    whole = len(lanes) == LANES // GROUPS * len(np.unique(lanes // (LANES // GROUPS)))
+    return bits(footprints.filled_cells(address, shape)), whole
 
 
 @lru_cache(maxsize=4096)
 def _metadata(where: Metadata) -> int:
-    return _to_bits(footprints.metadata_cells(where))
+    return bits(footprints.metadata_cells(where))
 
 
 @lru_cache(maxsize=4096)
 def _operand(address: int, instr: InstrDesc, group: int) -> int:
-    return _to_bits(footprints.tensor_operand_cells(address, instr, group))
+    return bits(footprints.tensor_operand_cells(address, instr, group))
 
 
 @lru_cache(maxsize=4096)
 def _accumulator(address: int, instr: InstrDesc, group: int) -> int:
-    return _to_bits(footprints.accumulator_cells(address, instr, group))
+    return bits(footprints.accumulator_cells(address, instr, group))

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ptxemu.check import footprints
+from ptxemu.check.cells import Cells, Span
 from ptxemu.check.clocks import SITE_MASK
 from ptxemu.check.findings import Findings, line_of, short
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.pointers import Pointers
-from ptxemu.check.shadow import Shadow, Where
+from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.check.tensor_maps import MAP_BYTES
 from ptxemu.check.text import cut
@@ -33,9 +35,7 @@ from ptxemu.machine.warp import Warp
 from ptxemu.report import NOTE, Access, LaunchReport, place_of
 
 _ASYNCHRONOUS = ("cp.async.bulk", "tcgen05.cp", "tcgen05.mma")
-_ALL = slice(None)
 _AT_MOST = 2  # places that are listed
-_FEW = 4  # rows that are quicker one by one
 
 
 class Unused:
@@ -45,15 +45,13 @@ class Unused:
         self._states = states
         self._findings = findings
         self._sites = findings.sites
-        self._is_asynchronous = np.array(
-            [instr.opcode.startswith(_ASYNCHRONOUS) for instr in self._sites]
-        )
         self._made: Counter[int] = Counter()  # cells that an instruction has written
         # of these, by what has written them and what has written over them (0: the end), unread
         self._lost: Counter[tuple[int, int]] = Counter()
         self._swizzles: dict[int, Swizzle] = {}  # by the copy whose tensor map has it
         self._maps: set[tuple[int, int]] = set()
         self._seen: set[tuple[int, SmemDesc]] = set()
+        self._products: set[tuple[int, footprints.Product]] = set()  # whose operands are among them
         self._copies: Counter[int] = Counter()
         self._outside: Counter[int] = Counter()  # copies whose box is wholly outside
         self._lines: dict[str | int, int] = {}  # the first site of each line of Python
@@ -76,20 +74,24 @@ class Unused:
         self._again[site] += box in self._boxes
         self._boxes.add(box)
 
-    def lands(self, site: int, cta: Cta, where: Where) -> None:
+    def lands(self, site: int, cta: Cta, cells: Cells) -> None:
         """Cells of shared memory are about to be written."""
-        self._write(site, self._states.ctas[cta].shared, where)
+        self._write(site, self._states.ctas[cta].shared, cells)
 
-    def fills(self, site: int, cta: Cta, where: Where) -> None:
+    def fills(self, site: int, cta: Cta, cells: Cells) -> None:
         """Cells of tensor memory are about to be written."""
-        self._write(site, self._states.ctas[cta].tensor, where)
+        self._write(site, self._states.ctas[cta].tensor, cells)
 
     def multiplies(self, site: int, ctas: Sequence[Cta], mma: Mma) -> None:
         """Before an MMA."""
         instr, group = mma.instr, len(ctas)
+        product = footprints.product(mma, group, self._states.grain)
         for cta in ctas:
             if not mma.accumulate:
-                self.fills(site, cta, footprints.accumulator_cells(mma.d, instr, group))
+                self.fills(site, cta, product.d)
+            if (site, product) in self._products:
+                continue
+            self._products.add((site, product))
             self._look(site, cta, mma.b, instr.shape_of_b(group))
             if isinstance(mma.a, SmemDesc):
                 self._look(site, cta, mma.a, instr.shape_of_a(group))
@@ -98,20 +100,20 @@ class Unused:
         self._give_up(self._states.ctas[cta].tensor, footprints.column_cells(column, count))
 
     def ended(self, cta: Cta) -> None:
-        self._give_up(self._states.ctas[cta].shared, _ALL)
+        shadow = self._states.ctas[cta].shared
+        self._give_up(shadow, Span(0, len(shadow.last)))
 
-    def _write(self, site: int, shadow: Shadow, where: Where) -> None:
-        self._give_up(shadow, where, site)
-        self._made[site] += shadow.last[where].size
+    def _write(self, site: int, shadow: Shadow, cells: Cells) -> None:
+        self._give_up(shadow, cells, site)
+        self._made[site] += len(cells)
 
-    def _give_up(self, shadow: Shadow, where: Where, by: int = 0) -> None:
+    def _give_up(self, shadow: Shadow, cells: Cells, by: int = 0) -> None:
         """What the cells hold is gone, `by` another write: count what nobody has read."""
-        last = shadow.last[where]
-        fresh = last != 0
-        for row in shadow.readers.values():
-            fresh &= row[where] == 0
-        if fresh.any():
-            sites, counts = np.unique(last[fresh] & SITE_MASK, return_counts=True)
+        unread = shadow.unread(cells)
+        if len(unread) and (unread == unread[0]).all():
+            self._lost[int(unread[0]) & SITE_MASK, by] += len(unread)
+        elif len(unread):
+            sites, counts = np.unique(unread & SITE_MASK, return_counts=True)
             for site, count in zip(sites.tolist(), counts.tolist(), strict=True):
                 self._lost[site, by] += count
 
@@ -122,7 +124,7 @@ class Unused:
         self._seen.add((site, desc))
         shadow = self._states.ctas[cta].shared
         cells = footprints.operand_cells(desc, *shape, self._states.grain)
-        for copy in np.unique(shadow.last[cells] & SITE_MASK).tolist():
+        for copy in shadow.writers(cells):
             swizzle = self._swizzles.get(copy)
             if swizzle is not None and swizzle != desc.swizzle:
                 self._other_swizzle((copy, swizzle), (site, desc.swizzle), cta)
@@ -144,6 +146,16 @@ class Unused:
             rule="tcgen05, matrix descriptor; tensor, swizzling modes",
         )
 
+    def told(self) -> tuple[Counter[Any], ...]:
+        """What `add` takes in another process."""
+        return self._made, self._lost, self._copies, self._outside, self._again
+
+    def add(self, told: tuple[Counter[Any], ...]) -> None:
+        """What other CTAs did."""
+        for mine, more in zip(Unused.told(self), told, strict=True):
+            for key, count in more.items():  # zeros, too
+                mine[key] += count
+
     # -- what is left -------------------------------------------------------------------------
 
     def lines(
@@ -156,7 +168,7 @@ class Unused:
         )
         lost: dict[str, Counter[int]] = {}
         for (site, by), count in self._lost.items():
-            if self._is_asynchronous[site]:
+            if self._sites[site].opcode.startswith(_ASYNCHRONOUS):
                 lost.setdefault(self._place(site), Counter())[by] += count
         for place, by_whom in lost.items():
             told = self._by_place(by_whom)
@@ -221,37 +233,37 @@ def _unread(
         pieces = [p for p in near if p.low < block.end and p.high > block.start]
         if not pieces or any((last != 0).any() for last in shadow.stamps(block.start, block.end)):
             continue
-        unread = np.ones(size, np.bool_)
-        for piece in pieces:
-            _cross_out(unread, piece, block.start)
-        if unread.any() and not unread.all():
+        starts, ends = _gaps(pieces, block.start, size)
+        count = int((ends - starts).sum())
+        if 0 < count < size:
             name = pointers.of_block(block) or f"{block.start:#x}"
-            some = f"{int(unread.sum()):,} of its {size:,} bytes"
-            sites = dict.fromkeys(place(p.mark.first & SITE_MASK) for p in pieces)
-            where = " and ".join(list(sites)[:_AT_MOST])
-            yield f"{name}: nothing reads {some}, {_which(unread)} ({where} read others)"
+            some = f"{count:,} of its {size:,} bytes"
+            sites = dict.fromkeys(p.mark.stamp & SITE_MASK for p in pieces)
+            where = " and ".join(list(dict.fromkeys(map(place, sites)))[:_AT_MOST])
+            which = _which(starts, ends, size)
+            yield f"{name}: nothing reads {some}, {which} ({where} read others)"
 
 
-def _cross_out(unread: np.ndarray, piece: Piece, start: int) -> None:
-    first = piece.starts.ravel() - start
-    first = first[(first > -piece.nbytes) & (first < len(unread))]
-    if len(first) > _FEW:
-        cells = (first[:, None] + np.arange(piece.nbytes)).ravel()
-        unread[cells[(cells >= 0) & (cells < len(unread))]] = False
-        return
-    for low in first.tolist():
-        unread[max(low, 0) : low + piece.nbytes] = False
+def _gaps(pieces: list[Piece], start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Beginnings and ends of what none of the pieces has of `size` bytes from `start` on."""
+    lows = np.concatenate([piece.starts.ravel() - start for piece in pieces])
+    counts = [piece.starts.size for piece in pieces]
+    highs = lows + np.repeat([piece.nbytes for piece in pieces], counts)
+    order = np.argsort(lows, kind="stable")
+    lows, highs = (np.clip(each[order], 0, size) for each in (lows, highs))
+    begins = np.append(0, np.maximum.accumulate(highs))
+    ends = np.append(lows, size)
+    gaps = begins < ends
+    return begins[gaps], ends[gaps]
 
 
-def _which(unread: np.ndarray) -> str:
+def _which(starts: np.ndarray, ends: np.ndarray, size: int) -> str:
     """Such as "bytes 128 to 1,023 of every 1,024"."""
-    edges = np.flatnonzero(np.diff(unread.astype(np.int8), prepend=0, append=0))
-    starts, ends = edges[::2], edges[1::2]
     first, last = int(starts[0]), int(ends[0]) - 1
     if len(starts) > 1:
         period = int(starts[1] - starts[0])
         same = (np.diff(starts) == period).all() and (ends - starts == ends[0] - starts[0]).all()
-        if same and period * (len(starts) + 1) > len(unread) - period:
+        if same and period * (len(starts) + 1) > size - period:
             return f"bytes {first % period:,} to {last % period:,} of every {period:,}"
     more = f" and {len(starts) - 1} other ranges" * (len(starts) > 1)
     return f"bytes {first:,} to {last:,}{more}"

@@ -60,8 +60,7 @@ class Block:
     @cached_property
     def join(self) -> int:
         """The next block, where this one always comes to it, and at once; else -1."""
-        forms = [step.match and step.match.form for step in self.steps]
-        at_once = all(form is not None and not form.blocking for form in forms)
+        at_once = all(step.match and not step.match.form.blocking for step in self.steps)
         straight = self.guard is None and self.branch is None and not self.exits
         return self.index + 1 if straight and at_once and not self.members else -1
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, literal
+from ptxemu.native.frame import Plan
 
 _MIN_GATHER = 4  # below this many rows, gathering operands costs more than it saves
 
@@ -112,9 +113,9 @@ class BlockWriter:
         the first is written."""
         return [(store, self.expr(store[2])) for store in stores]
 
-    def bound(self) -> dict[str, Any]:
-        """Names of the source beside those that every block knows."""
-        return {}
+    def plan(self) -> Plan | None:
+        """What the source refers to beside the names that every block knows."""
+        return None
 
     # -- emission ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.lower import Store
 from ptxemu.codegen.values import DTYPE, Node, Value, bits_of_double, bits_of_float
-from ptxemu.native.frame import Frame
+from ptxemu.native.frame import Frame, Plan
 from ptxemu.native.ir import BITS, TABLE, Key, row_bytes
 from ptxemu.native.recipes import Recipe, Ref, recipe
 
@@ -322,18 +322,17 @@ class NativeWriter(BlockWriter):
                 types = ("BOOL", dtype, dtype)
                 self._operate("choose", types, target, mask, source, target)
 
-    def bound(self) -> dict[str, Any]:
-        """The names that the source refers to, when everything has its place."""
+    def plan(self) -> Plan | None:
+        """Everything has its place then."""
         if self.frame is None:
-            return {}
+            return None
         self._allocate(self.frame)
-        names: dict[str, Any] = {f"{c}_cells": cells for c, cells in self.frame.cells.items()}
-        for number, segment in enumerate(self.segments):
-            operations = [(key, [home.place for home in homes]) for key, homes in segment]
-            names[f"segment_{number}"] = self.frame.function(operations)
-        for name, (home, dtype, rows) in self.views.items():
-            names[name] = self.frame.view(home.place, dtype, rows)
-        return names
+        segments = [
+            [(key, [home.place for home in homes]) for key, homes in segment]
+            for segment in self.segments
+        ]
+        views = {name: (home.place, dtype, n) for name, (home, dtype, n) in self.views.items()}
+        return self.frame.plan(segments, views)
 
     def _allocate(self, frame: Frame) -> None:
         """Places for all spots; those that no longer live leave theirs to others of their size."""

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ptxemu.codegen import namespace, registry, tainted
-from ptxemu.codegen.blocks import Block, build_blocks, liveness
+from ptxemu.codegen.analysis import Analysis, analysed, lower_steps
+from ptxemu.codegen.blocks import Block, build_blocks
 from ptxemu.codegen.emit import BlockWriter
 from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.lower import Lower, Store
 from ptxemu.codegen.native_steps import StepWriter
-from ptxemu.codegen.registers import RegisterFile
 from ptxemu.codegen.values import DTYPE, Value
-from ptxemu.errors import PtxEmuError, PtxSyntaxError
+from ptxemu.codegen.written import Key, Written, compiled, file_of
+from ptxemu.errors import PtxEmuError
 from ptxemu.native.frame import Frame, NoRoom
 from ptxemu.native.library import library
 from ptxemu.syntax.tree import TYPE_BITS, Entry, Instr
@@ -74,10 +75,6 @@ class Layout:
         return shared, local
 
 
-def _reason(error: Exception) -> str:
-    return f"no place for {error}" if isinstance(error, KeyError) else str(error)
-
-
 def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
@@ -103,16 +100,30 @@ class Program:
     `checked`: it tells its warp at every step where it is (`Warp.at`, an index of `sites`)."""
 
     def __init__(
-        self, entry: Entry, layout: Layout, *, late: bool = False, checked: bool = False
+        self,
+        entry: Entry,
+        layout: Layout,
+        *,
+        late: bool = False,
+        checked: bool = False,
+        analysis: Analysis | None = None,
     ) -> None:
+        """analysis: where it is known already, of another program of the entry."""
         self.entry = entry
         self.layout = layout
         # results of wgmma arrive when all warps of the warpgroup have come to it
         self.late = late or any(getattr(item, "root", "") == "wgmma" for item in entry.body)
         self.checked = checked
         self.blocks: list[Block] = build_blocks(entry)
-        self.registers = RegisterFile(entry.registers)
-        self._analyse()
+        if analysis is None:
+            analysis = analysed(entry, self.blocks, layout.symbols)
+        self.analysis = analysis
+        self.registers, self.defs = analysis.registers, analysis.defs
+        self.pending, self.live_scalars = analysis.pending, analysis.live_scalars
+        for block, live_in, live_out in zip(
+            self.blocks, analysis.live_in, analysis.live_out, strict=True
+        ):
+            block.live_in, block.live_out = live_in, live_out
         found = library()
         self.frame = Frame(found, self._arrays()) if found else None
         self.sites = [step.instr for block in self.blocks for step in block.steps]
@@ -127,6 +138,10 @@ class Program:
         self.sources: dict[tuple[Any, ...], str] = {}  # what was generated, for whoever looks
         self.lines: dict[str, list[Any]] = {}  # generated file name -> instruction of each line
         self.steps: dict[str, list[int]] = {}  # and the step of its block
+        # all versions as data, those of another process, too, if they are to be kept
+        self.keeps = False
+        self.written: dict[Key, Written] = {}
+        self.fresh = 0  # how many of them are of this process
         self.probes: Prober | None = None  # set before any block is compiled
         self.initial = self._initial_registers()
 
@@ -147,66 +162,7 @@ class Program:
                 sizes += [TYPE_BITS[part] // 8 for part in instr.parts[-1:] if part in TYPE_BITS]
         return max(min(sizes), 1)
 
-    # -- analysis ---------------------------------------------------------------------------
-
-    def _analyse(self) -> None:
-        uses, defs, lowered = [], [], []
-        for block in self.blocks:
-            lower = Lower(block, self.registers, self.layout.symbols, analysis=True, late=False)
-            try:
-                self._lower_steps(lower)
-                if block.guard is not None:
-                    lower.src(block.guard, "pred")
-            except PtxEmuError:
-                pass  # raised again, with its line, if the block is ever executed
-            uses.append(lower.uses)
-            defs.append(lower.defs)
-            lowered.append(lower)
-        self.registers.settle()
-        liveness(self.blocks, uses, defs)
-        self.pending = self._pending(lowered)
-        self.defs = defs
-        self.live_scalars = [
-            frozenset(n for n in block.live_in if not self.registers.always_varying(n))
-            for block in self.blocks
-        ]
-
-    def _pending(self, lowered: list[Lower]) -> list[frozenset[str]]:
-        """For each block the roots of registers whose tcgen05.ld or wgmma may still be on its way
-        when the block begins."""
-        made = [frozenset(lower.unsettled()) for lower in lowered]
-        before: list[frozenset[str]] = [frozenset()] * len(self.blocks)
-        ahead = [k for k, names in enumerate(made) if names]
-        while ahead:
-            index = ahead.pop()
-            after = made[index] if lowered[index].waits else made[index] | before[index]
-            for successor in self.blocks[index].successors:
-                if not after <= before[successor]:
-                    before[successor] |= after
-                    ahead.append(successor)
-        return before
-
-    def _lower_steps(self, lower: Lower, narrator: tainted.Narrator | None = None) -> None:
-        probes = None if lower.analysis else self.probes
-        for position, step in enumerate(lower.block.steps):
-            if step.error is not None:
-                raise step.error
-            if probes is not None:
-                probes.place(lower, position)
-            lower.instr = step.instr
-            try:
-                if narrator:
-                    narrator.tell(step)
-                else:
-                    step.emit(lower)
-            except PtxEmuError as error:
-                raise error.at(line=step.instr.line, text=step.instr.text) from None
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise PtxSyntaxError(
-                    f"the operands do not fit {step.instr.opcode!r} ({_reason(error)})",
-                    line=step.instr.line,
-                    text=step.instr.text,
-                ) from error
+    # -- registers --------------------------------------------------------------------------
 
     def _arrays(self) -> dict[int, str]:
         """Slots of registers that are always arrays, with numpy's types; without those whose arrays
@@ -215,8 +171,7 @@ class Program:
         return {
             slot: DTYPE[type_]
             for name in self.entry.registers
-            if self.registers.always_varying(name)
-            and self.registers.root(name) not in pending
+            if self.registers.always_varying(name) and self.registers.root(name) not in pending
             for slot, type_ in self.registers.slots(name)
         }
 
@@ -259,6 +214,9 @@ class Program:
 
     def _compile(self, key: tuple[Any, ...], *, follows: bool = False) -> Callable[..., Any]:
         try:
+            known = self.written.get((*key, follows))
+            if known is not None:
+                return self._made((*key, follows), known)
             return self._generated(key, self._writer(key[1], follows), follows)
         except NoRoom:
             return self._generated(key, self._writer(key[1], follows, native=False), follows)
@@ -287,9 +245,13 @@ class Program:
             observed=self.checked,
         )
         failure = None
+        narrator = tainted.Narrator(lower, self.site_of, self.flows) if follows else None
         try:
-            narrator = tainted.Narrator(lower, self.site_of, self.flows) if follows else None
-            self._lower_steps(lower, narrator)
+            lower_steps(
+                lower,
+                narrator.tell if narrator else None,
+                self.probes.place if self.probes else None,
+            )
             if narrator:
                 narrator.finish(self.blocks[min(index + 1, len(self.blocks) - 1)])
         except PtxEmuError as error:
@@ -307,15 +269,31 @@ class Program:
         parameters = "w, R, m, mb" if partial else "w, R"
         parameters += ", saved, start" * follows
         source = f"def block_{index}({parameters}):\n    {body}\n"
-        name = f"<ptxemu {id(self):x} {index} {partial} {len(self.sources)}>"
-        self.sources[(*key, follows)] = source
-        self.lines[name] = writer.instrs
-        self.steps[name] = writer.step_of
+        file = file_of((*key, follows))
+        sites = [self.site_of.get(id(instr), -1) for instr in writer.instrs]
+        written = Written(
+            source, file, compiled(source, file), sites, writer.step_of, writer.plan()
+        )
+        if narrator:
+            written.add_flows(self.flows, [self.site_of[id(step.instr)] for step in block.steps])
+        if self.keeps and failure is None:
+            self.written[(*key, follows)] = written
+            self.fresh += 1
+        return self._made((*key, follows), written, failure)
+
+    def _made(
+        self, key: Key, written: Written, failure: PtxEmuError | None = None
+    ) -> Callable[..., Any]:
+        """The function, and what is to be known of it."""
         scope: dict[str, Any] = {**namespace.GLOBALS, **registry.RUNTIME}
-        scope.update(writer.bound(), FAILURE=failure, PARKED=PARKED)
-        exec(compile(source, name, "exec"), scope)
-        function: Callable[..., int] = scope[f"block_{index}"]
-        return function
+        scope.update(FAILURE=failure, PARKED=PARKED)
+        if self.frame is not None and written.plan is not None:
+            scope.update(self.frame.bound(written.plan))
+        self.sources[key] = written.source
+        self.lines[written.file] = written.lines(self.sites)
+        self.steps[written.file] = written.steps
+        self.flows.update(written.flows_of(self.sites))
+        return written.function(scope)
 
     def _finish(
         self, writer: BlockWriter, lower: Lower, stores: list[Store], guard: Value | None

@@ -57,6 +57,8 @@ class RegisterFile:
             self._pair_votes[name] -= count
 
     def define(self, name: str, value: Value | tuple[Value, Value]) -> None:
+        if self.frozen:
+            return
         for part in value if isinstance(value, tuple) else (value,):
             self._deps[name] |= part.deps
             if part.type in ("f32", "f64"):
@@ -89,6 +91,8 @@ class RegisterFile:
             root = self.root(name)
             self._slots[name] = self._layout(name, width, floats[root], pairs[root])
         self._spread_varying()
+        for record in (self._float_votes, self._pair_votes, self._deps):
+            record.clear()  # they have said what they had to
 
     def _layout(
         self, name: str, width: int, floats: int, pairs: int

@@ -46,6 +46,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
         except subjects.Refused as error:
             parser.error(str(error))
         print(render(report))
+        subjects.tell_alone(report)
         for failure in failures:
             print(f"failed: {cut(failure)}")
         told = failures and clues(report.launches)
@@ -70,6 +71,7 @@ def _checked(
     changes = {
         "strict": options.strict,
         "limit": subjects.limit_of(options),
+        "processes": options.processes,
         "progress": Progress(),
     }
     told = told_at_once(options.json, sys.stderr)
@@ -85,6 +87,7 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
         "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
     )
     subjects.add_limit(parser, 600.0, ", unchecked")
+    subjects.add_processes(parser)
     parser.add_argument(
         "--json", type=output_file, metavar="FILE", help="write the findings there, too"
     )

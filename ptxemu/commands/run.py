@@ -50,6 +50,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
             policy=options.policy,
             seed=options.seed,
             limit=subjects.limit_of(options),
+            processes=options.processes,
             progress=Progress(),
         )
     )
@@ -62,6 +63,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
             if ending.code:
                 raise
         finally:
+            subjects.tell_alone(emulator.report)
             if options.report:
                 write_json(options.report, emulator.report, counts=True)
     return subjects.WRONG if report.errors or hang.code else subjects.RIGHT
@@ -77,6 +79,7 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
     parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
     subjects.add_limit(parser, 60.0)
+    subjects.add_processes(parser)
     parser.add_argument(
         "--report", type=output_file, metavar="FILE", help="write counts and findings as JSON"
     )

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from ptxemu.check.text import cut
 from ptxemu.errors import PtxEmuError
 from ptxemu.inspect.command_line import inspecting
+from ptxemu.options import Options
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule
 
@@ -72,6 +74,32 @@ def add_limit(parser: argparse.ArgumentParser, seconds: float, what: str = "") -
         metavar="SECONDS",
         help=f"refuse a launch estimated above this{what} (default {seconds:g}; 0: no limit)",
     )
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """--processes N."""
+    parser.add_argument(
+        "--processes",
+        type=_processes,
+        default=1,
+        metavar="N",
+        help="that share the CTAs of a launch, where these do not talk to each other (default 1)",
+    )
+
+
+def _processes(text: str) -> int:
+    """Argument type: what `Options` takes."""
+    try:
+        return Options(processes=int(text)).processes
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def tell_alone(report: Report) -> None:
+    """On stderr: which launches ran in one process, where more were asked for, and why."""
+    for entry, why in dict.fromkeys((each.entry, each.alone) for each in report.launches):
+        if why:
+            print(f"one process ran kernel {cut(entry)}: {why}", file=sys.stderr)
 
 
 def limit_of(options: argparse.Namespace) -> float | None:

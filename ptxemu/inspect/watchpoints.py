@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu.check.cells import Cells
 from ptxemu.check.footprints import (
     GROUPS,
     accumulator_cells,
+    column_cells,
     filled_cells,
     moved_cells,
     shifted_cells,
@@ -329,7 +331,7 @@ class Watchpoints(Listener):
     # -- columns ----------------------------------------------------------------------------
 
     def _columns(
-        self, cta: Cta, cells: Callable[[], Any], who: Callable[[], tuple[str, Instr | None]]
+        self, cta: Cta, cells: Callable[[], Cells], who: Callable[[], tuple[str, Instr | None]]
     ) -> None:
         """cells: as `check.footprints` counts them."""
         for history in self._of.get(("tensor", cta), ()):
@@ -357,7 +359,7 @@ class Watchpoints(Listener):
             self._columns(cta, lambda: shifted_cells(address), lambda: self._unit(work))
 
     def tensor_store(self, w: Warp, address: int, move: Move) -> None:
-        def cells() -> np.ndarray:
+        def cells() -> Cells:
             return moved_cells(move, address, w.index % 4)
 
         self._columns(w.cta, cells, lambda: self._warp(w))
@@ -365,8 +367,8 @@ class Watchpoints(Listener):
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
         agent = f"{w.name()} (allocated, contents undefined)"
 
-        def cells() -> slice:
-            return slice(column * GROUPS, (column + count) * GROUPS)
+        def cells() -> Cells:
+            return column_cells(column, count)
 
         self._columns(w.cta, cells, lambda: (agent, self._program.running_instruction()))
         self._bytes(self._shared(w.cta), told, 4, lambda: self._warp(w))
@@ -376,10 +378,11 @@ class Watchpoints(Listener):
             self._settle(history)
 
 
-def _columns_of(cells: Any) -> np.ndarray:
-    if isinstance(cells, slice):
-        return np.arange(cells.start // GROUPS, -(-cells.stop // GROUPS))
-    return np.unique(np.asarray(cells) // GROUPS)
+def _columns_of(cells: Cells) -> np.ndarray:
+    where = cells.index()
+    if isinstance(where, slice):
+        return np.arange(where.start // GROUPS, -(-where.stop // GROUPS))
+    return np.unique(where // GROUPS)
 
 
 def _ranges(lanes: Iterable[int]) -> str:

@@ -66,7 +66,7 @@ def _place(
             raise OutOfBounds(
                 f"parameter access at {address:#x}; the parameters have {len(block)} bytes"
             )
-        return block.view(f"u{size}"), address // size
+        return w.machine.param_views[size], address // size
     if space == "local":
         raise UnsupportedPtx("a uniform access to local memory")
     cta = _cta_of(w, space, address)
@@ -183,7 +183,7 @@ def _gather_cta(
 ) -> np.ndarray:
     index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
     if cta is None:
-        return w.machine.params.view(f"u{size}")[index + _STEP[count]]
+        return w.machine.param_views[size][index + _STEP[count]]
     _check_shared(cta, index, size, count)
     for each in w.listeners:
         each.shared_access(w, cta, index * size, size * count, lanes, False)

@@ -105,6 +105,7 @@ class Cta:
         self.machine = machine
         self.cluster = cluster
         self.ctaid = ctaid
+        self._name = f"cta {ctaid}".replace(" ", "")
         self.rank = rank
         self.smem_size = smem_bytes
         room = -(-smem_bytes // 1024) * 1024
@@ -136,7 +137,7 @@ class Cta:
         )
 
     def name(self) -> str:
-        return f"cta {self.ctaid}".replace(" ", "")
+        return self._name
 
     def mbarrier(self, offset: int) -> MBarrier:
         found = self.mbarriers.get(offset)
@@ -160,7 +161,9 @@ class Cta:
     def barrier(self, ident: int) -> NamedBarrier:
         if not 0 <= ident < MAX_NAMED_BARRIERS:
             raise HardwareRefusal(f"barrier {ident}; must be 0..{MAX_NAMED_BARRIERS - 1}")
-        return self.barriers.setdefault(ident, NamedBarrier(self, ident))
+        if ident not in self.barriers:
+            self.barriers[ident] = NamedBarrier(self, ident)
+        return self.barriers[ident]
 
     def check(self, offset: int, nbytes: int) -> None:
         """[offset, offset + nbytes) must lie in this CTA's shared memory."""

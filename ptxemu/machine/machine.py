@@ -18,7 +18,7 @@ from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
 from ptxemu.machine.listener import Listener
-from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
@@ -90,6 +90,7 @@ class Machine:
         self.shape = shape
         self.params = params
         self.param_base = params.ctypes.data
+        self.param_views = views_of(params)
         self.memory = memory
         self.options = options
         self.late = options.policy == "adversarial"
@@ -121,6 +122,10 @@ class Machine:
         seconds = time.perf_counter() - began
         for name, moved in self.memory.table.moved.items():
             self.bytes[name] += moved
+        return self.ended(seconds)
+
+    def ended(self, seconds: float) -> LaunchReport:
+        """Of a launch that has taken so long."""
         counted = {"by_warp": self._opcode_counts(), "bytes": self.bytes, "counts": self.counts}
         return self.report_with(**counted, seconds=seconds)
 
@@ -228,6 +233,19 @@ class Machine:
             if self.program.frame is not None:
                 self.program.frame.free_file(warp.file_bytes)
         self.scheduler.warp_exited(warp)
+
+    def counted(self) -> tuple[Counter[str], Counter[str], dict[int, np.ndarray]]:
+        """Bytes, operations, and blocks by warp, for `add_counts` in another process."""
+        return self.bytes, self.counts, self._block_counts
+
+    def add_counts(
+        self, nbytes: Counter[str], counts: Counter[str], blocks: dict[int, np.ndarray]
+    ) -> None:
+        self.bytes.update(nbytes)
+        self.counts.update(counts)
+        for index, more in blocks.items():
+            known = self._block_counts.get(index)
+            self._block_counts[index] = more if known is None else known + more
 
     def _opcode_counts(self) -> dict[int, Counter[str]]:
         """By warp of a CTA."""

@@ -36,12 +36,12 @@ class Signal:
         self.kind, self.agent, self.site = kind, agent, site
         self.times = self.amount = self.phase = self.now_times = self.now_amount = 0
 
-    def add(self, amount: int, phase: int) -> None:
+    def add(self, amount: int, phase: int, times: int = 1) -> None:
         if self.phase != phase:
             self.phase, self.now_times, self.now_amount = phase, 0, 0
-        self.times += 1
+        self.times += times
         self.amount += amount
-        self.now_times += 1
+        self.now_times += times
         self.now_amount += amount
 
 
@@ -85,7 +85,7 @@ class MBarrier:
         self.seen: dict[str, int] = {}  # warp -> phases completed when it last waited with success
         self._note("init", "", count)
 
-    def _note(self, kind: str, agent: str, amount: int) -> None:
+    def _note(self, kind: str, agent: str, amount: int, times: int = 1) -> None:
         """Keep who signals, the instruction that issued it where that is asynchronous."""
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
@@ -99,7 +99,7 @@ class MBarrier:
         signal = self.signals.get(key)
         if signal is None:
             signal = self.signals[key] = Signal(kind, agent, site)
-        signal.add(amount, self.phase)
+        signal.add(amount, self.phase, times)
 
     def done(self, parity: int) -> bool:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
@@ -146,15 +146,15 @@ class MBarrier:
         each = f": {lanes} lanes announced {nbytes} bytes each; elect one if one is to"
         self._check_tx(each * (lanes > 1))
 
-    def complete(self, nbytes: int, *, by: str = "TMA") -> None:
-        """complete_tx: bytes have landed."""
-        self._signalled("land", by, nbytes)
-        self.tx -= nbytes
+    def complete(self, nbytes: int, *, by: str = "TMA", times: int = 1) -> None:
+        """complete_tx: bytes have landed, so many times."""
+        self._signalled("land", by, nbytes * times, times)
+        self.tx -= nbytes * times
         self._check_tx()
         self._complete_if_done()
 
-    def _signalled(self, kind: str, by: str, amount: int) -> None:
-        self._note(kind, by, amount)
+    def _signalled(self, kind: str, by: str, amount: int, times: int = 1) -> None:
+        self._note(kind, by, amount, times)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)

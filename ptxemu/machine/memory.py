@@ -326,6 +326,10 @@ class GlobalMemory:
         kept = [self.check(low, low + nbytes, write) for low in addresses.tolist()]
         return None if all(kept) else np.array(kept)
 
+    def holds(self, low: int, high: int) -> bool:
+        """Whether all of [low, high) can be read."""
+        return self._find(low, high, False) is not None
+
     def inside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray | None:
         """Which of [address, address + nbytes) can be read, telling nobody; None is all of them."""
         low, high = int(addresses.min()), int(addresses.max()) + nbytes

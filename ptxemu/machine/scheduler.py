@@ -54,6 +54,7 @@ class Scheduler:
         self.released_at = -1
         self.idle_turns = 0  # turns since the last progress
         self.poll_turns = 0  # turns since a warp last did anything but poll
+        self.patience = _SPIN_TURNS
         self.clock = time.perf_counter()
         self.began = self.clock
 
@@ -71,6 +72,16 @@ class Scheduler:
         """Whether a try_wait that would wait returns false instead, or a try_cancel cancels
         nothing, as hardware may at any time."""
         return self.options.policy != "round-robin" and self.random.random() < _GIVE_UP
+
+    def elsewhere(self, finished: int) -> None:
+        """Other processes run the clusters, and so many are done."""
+        self.finished = finished
+        self._tell_time()
+
+    def restart(self) -> None:
+        """Nothing that was done elsewhere counts."""
+        self.finished = 0
+        self.clock = self.began = time.perf_counter()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -133,9 +144,12 @@ class Scheduler:
         if self.idle_turns > 2 * len(self.queue) + 2:
             if self.units.open:
                 self.units.run_one()
-            elif not self._launch_more() and self.poll_turns > _SPIN_TURNS:
+            elif not self._launch_more() and self.poll_turns > self.patience:
                 if not self._time_out():
                     raise self._deadlock()
+        self._tell_time()
+
+    def _tell_time(self) -> None:
         now = time.perf_counter()
         if now - self.clock > _CHECK_SECONDS:
             self.clock = now

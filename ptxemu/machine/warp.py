@@ -143,16 +143,42 @@ class Warp:
             frag.pc = pc
             after = fast[pc](self, registers)
             ran += 1
-            if after < 0:
+            if after < 0 and after != SPLIT:
                 if after != PARKED:
                     counts[pc] += 1
                     if self.exiting:
                         self._settle_exits()
                 return ran
             counts[pc] += 1
+            if after == SPLIT:
+                if not self._skirted(frag):
+                    return ran
+                after = frag.pc
             pc = after
         frag.pc = pc
         return ran
+
+    def _skirted(self, frag: Fragment) -> bool:
+        """Right after a branch of a whole warp: where it goes round one block, the lanes that
+        execute it do so now, as they would next, and the warp is whole again."""
+        frags, pc = self.frags, frag.pc
+        last = (self.steps + 1) % _FAIRNESS == 0  # it is the turn of the others
+        if last or not self.long or self.exiting or len(frags) != 2:
+            return self._parted()
+        if self.program.blocks[pc].join != frags[1].pc:
+            return False
+        self.steps += 1
+        self.program.version(pc, 2, _NONE)(self, self.R, frag.active(), frag.mask)
+        self.counts[pc] += 1
+        self.frags, frag.pc = frags[:1], frags[1].pc
+        frag.mask, frag.lanes = ALL, None
+        return not self.nonuniform
+
+    def _parted(self) -> bool:
+        """The block that parted the lanes may have ended some of them."""
+        if self.exiting:
+            self._settle_exits()
+        return False
 
     def _step(self) -> bool:
         """One block of one fragment; False when no fragment can go on."""
@@ -251,22 +277,7 @@ class Warp:
             return SPLIT
         self.frag.pc, self.frag.mask, self.frag.lanes = after, mask & ~yes, None
         self.frags.append(Fragment(taken, yes))
-        if self.program.blocks[after].join == taken and len(self.frags) == 2:
-            return self._skirted(mask, taken)
         return SPLIT
-
-    def _skirted(self, mask: int, taken: int) -> int:
-        """Right after a branch round one block: the lanes that execute it, as they would next."""
-        if not self.long or self.machine.every_block or (self.steps + 1) % _FAIRNESS == 0:
-            return SPLIT
-        self.steps += 1
-        frag, pc = self.frag, self.frag.pc
-        promoted = self.program.live_scalars[pc] & self.nonuniform if self.nonuniform else _NONE
-        self.program.version(pc, 2, promoted)(self, self.R, frag.active(), frag.mask)
-        self.counts[pc] += 1
-        self.frags.pop()
-        frag.pc, frag.mask, frag.lanes = taken, mask, None
-        return SPLIT if self.nonuniform else taken
 
     def exit(self, mask: int) -> int:
         """The lanes of `mask` are done."""

@@ -8,9 +8,10 @@ from typing import Any
 from unittest import mock
 
 from ptxemu import Options
-from ptxemu.check.agents import PhaseClock, WarpClock
+from ptxemu.check.agents import WarpClock
 from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import fresh, join
+from ptxemu.check.phases import PhaseClock
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import MBarrier

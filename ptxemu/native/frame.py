@@ -8,6 +8,7 @@ bring scalars to lanes and masks back; constants, which stay; and the values of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,19 @@ class NoRoom(Exception):
     """A block needs more than the scratch has; numpy executes it."""
 
 
+@dataclass
+class Plan:
+    """What the source of a block refers to in a frame, as data: another frame can take it.
+
+    segments: operations, each with the places of its result and operands. views: place, type and
+    rows, by name. constants: bits and width of those in segments, by the place that they had.
+    """
+
+    segments: list[list[tuple[Key, list[int]]]]
+    views: dict[str, tuple[int, str, int]]
+    constants: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
 class Frame:
     """The scratch of one program, and the places of its registers in the files of its warps."""
 
@@ -45,6 +59,7 @@ class Frame:
         self._files: list[np.ndarray] = []  # of warps that are done
         self._words: list[np.ndarray] = []
         self._constants: dict[tuple[int, int], int] = {}
+        self._constant_at: dict[int, tuple[int, int]] = {}  # place -> bits, width
         self._scratch = aligned(_FIRST_VALUE + _ROOM)
         cells: Any = self._scratch[:_FIRST_CONSTANT].data
         self.cells = {code: cells.cast(code) for code in "Qqd"}
@@ -64,14 +79,18 @@ class Frame:
 
     def constant(self, bits: int, dtype: str) -> int:
         """The place of 32 copies of it."""
-        key = bits, BITS[dtype]
+        return self._constant(bits, BITS[dtype])
+
+    def _constant(self, bits: int, width: int) -> int:
+        key = bits, width
         if key not in self._constants:
             if len(self._constants) == _CONSTANTS:
                 raise NoRoom
             start = _FIRST_CONSTANT + 256 * len(self._constants)
-            size = LANES * BITS[dtype] // 8
-            self._scratch[start : start + size].view(f"u{BITS[dtype] // 8}")[:] = bits
+            size = LANES * width // 8
+            self._scratch[start : start + size].view(f"u{width // 8}")[:] = bits
             self._constants[key] = start
+            self._constant_at[SCRATCH + start] = key
         return SCRATCH + self._constants[key]
 
     @staticmethod
@@ -99,6 +118,26 @@ class Frame:
 
     # -- programs ---------------------------------------------------------------------------
 
+    def plan(
+        self, segments: list[list[tuple[Key, list[int]]]], views: dict[str, tuple[int, str, int]]
+    ) -> Plan:
+        """With the constants of this frame."""
+        places = {place for segment in segments for _, places in segment for place in places}
+        used = sorted(places & self._constant_at.keys())  # as they came
+        return Plan(segments, views, {place: self._constant_at[place] for place in used})
+
+    def bound(self, plan: Plan) -> dict[str, Any]:
+        """The names that the source of a block refers to; NoRoom for too many constants."""
+        moved = {old: self._constant(*key) for old, key in plan.constants.items()}
+        names: dict[str, Any] = {f"{code}_cells": cells for code, cells in self.cells.items()}
+        for number, segment in enumerate(plan.segments):
+            if any(old != new for old, new in moved.items()):
+                segment = [(key, [moved.get(p, p) for p in places]) for key, places in segment]
+            names[f"segment_{number}"] = self.function(segment)
+        for name, view in plan.views.items():
+            names[name] = self.view(*view)
+        return names
+
     def function(self, operations: Sequence[tuple[Key, Sequence[int]]]) -> Segment:
         """What executes them, each with the places of its result and operands, on the file and with
         the context at two addresses; not 0 where the last one leaves its work to Python."""
@@ -110,5 +149,4 @@ class Frame:
             places[row, 2 : 2 + len(operands)] = operands
         codes[-1, 0] = addresses["end", ()]
         self._words.append(words)  # to keep them alive
-        first = self.library.function(int(codes[0, 0]))
-        return partial(first, words.ctypes.data, self._scratch.ctypes.data)
+        return partial(self.library.segment, words.ctypes.data, self._scratch.ctypes.data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,6 +82,7 @@ class Body:
     lines: list[str] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
     count: int = 0
+    block: str = "entry"  # the one that is written to
 
     def do(self, text: str) -> str:
         self.count += 1
@@ -115,6 +117,41 @@ class Body:
             "  ret i64 1",
             f"{stay}:",
         ]
+        self.block = stay
+
+    @contextmanager
+    def loop(self, times: int) -> Iterator[str]:
+        """Its body, with the number of the pass."""
+        self.count += 1
+        body, again, after = (f"{name}{self.count}" for name in ("body", "again", "after"))
+        passed, following = f"%k{self.count}", f"%n{self.count}"
+        start, self.block = self.block, body
+        self.lines += [
+            f"  br label %{body}",
+            f"{body}:",
+            f"  {passed} = phi i64 [ 0, %{start} ], [ {following}, %{again} ]",
+        ]
+        yield passed
+        more = f"%m{passed[2:]}"
+        self.lines += [
+            f"  br label %{again}",
+            f"{again}:",
+            f"  {following} = add nuw i64 {passed}, 1",
+            f"  {more} = icmp ult i64 {following}, {times}",
+            f"  br i1 {more}, label %{body}, label %{after}",
+            f"{after}:",
+        ]
+        self.block = after
+
+    @contextmanager
+    def only_if(self, condition: str) -> Iterator[None]:
+        """What is done where it holds."""
+        self.count += 1
+        yes, after = f"yes{self.count}", f"after{self.count}"
+        self.lines += [f"  br i1 {condition}, label %{yes}, label %{after}", f"{yes}:"]
+        yield
+        self.lines += [f"  br label %{after}", f"{after}:"]
+        self.block = after
 
     def reduce(self, operation: str, type_: str, value: str) -> str:
         """One element of all lanes."""

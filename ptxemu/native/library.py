@@ -1,30 +1,60 @@
-"""The primitives as machine code: compiled by llvmlite once per machine, kept on disk, loaded."""
+"""Primitives and routines as machine code: compiled by llvmlite once per machine, kept on disk,
+loaded.
+
+A file of the cache is named by what its code depends on: the sources of this package and of the
+numerics that it follows, LLVM, and the processor. It begins with a line of JSON, which has the keys
+of the primitives and a checksum, so that a start of Python translates nothing; a file that is not
+whole is compiled anew.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ptxemu.native import primitives, shadow  # noqa: F401
+from ptxemu.native.builtin import builtin, interface
 from ptxemu.native.ir import Key
-from ptxemu.native.primitives import module
+from ptxemu.native.routines import symbol
 
-_FUNCTION = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 4)  # keeps Python's lock
+_KEPT = 8  # files; others are of sources that have changed since
 
 
 class Library:
-    """addresses: of the function of each primitive."""
+    """addresses: of the function of each primitive. segment: runs a table of them."""
 
     def __init__(self, engine: Any, keys: list[Key]) -> None:
         self._engine = engine  # owns the code
         self.addresses = {key: engine.get_function_address(f"op_{k}") for k, key in enumerate(keys)}
-        self.function: Callable[[int], Callable[..., int]] = cache(_FUNCTION)
+        self.segment = builtin("segment", engine.get_function_address("python.segment"))
+        self.routine = cache(self._routine)
+
+    def _routine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A routine as machine code: its numbers are Python's, its pointers are addresses."""
+        name = symbol(function)
+        address = self._engine.get_function_address(f"python.{name}")
+        if not address:
+            raise KeyError(f"{name} is not a routine of this library")
+        return builtin(function.__name__, address)
+
+
+class _Code(NamedTuple):
+    keys: list[Key]
+    code: bytes
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A routine as machine code, or None where there is none."""
+    found = library()
+    return None if found is None else found.routine(function)
 
 
 @cache
@@ -36,42 +66,99 @@ def library() -> Library | None:
         import llvmlite.binding as llvm
     except ImportError:
         return None
+    return load(llvm, _folder())
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """As if llvmlite were not installed; programs that are made in between stay so."""
+    was = os.environ.get("PTXEMU_NATIVE")
+    os.environ["PTXEMU_NATIVE"] = "0"
+    library.cache_clear()
+    try:
+        yield
+    finally:
+        library.cache_clear()
+        os.environ.pop("PTXEMU_NATIVE")
+        if was is not None:
+            os.environ["PTXEMU_NATIVE"] = was
+
+
+def load(llvm: Any, folder: Path) -> Library:
+    """From a file of the folder, or compiled and put there."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
         cpu=cpu, features=features, opt=2, jit=True
     )
-    text, keys = module()
-    key = f"{llvm.llvm_version_info} {cpu} {features}\n{text}"
-    path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.o"
-    try:
-        code = path.read_bytes()
-    except OSError:
-        code = _compiled(llvm, machine, text)
-        _keep(path, code)
+    key = hashlib.sha256(f"{llvm.llvm_version_info} {cpu} {features}".encode())
+    key.update(_sources())
+    path = folder / f"{key.hexdigest()[:24]}.o"
+    found = _read(path)
+    if found is None:
+        found = _compiled(llvm, machine)
+        _keep(path, found)
+    for name, address in interface().items():
+        llvm.add_symbol(name, address)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(found.code))
     engine.finalize_object()
-    return Library(engine, keys)
+    return Library(engine, found.keys)
 
 
-def _compiled(llvm: Any, machine: Any, text: str) -> bytes:
+def _sources() -> bytes:
+    """A digest of the files that say what is compiled."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for folder in (here, here.parent / "numerics"):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    return digest.digest()
+
+
+def _compiled(llvm: Any, machine: Any) -> _Code:
+    from ptxemu.native import translate  # only here: most starts of Python find a file
+
+    text, keys = primitives.module()
     code = llvm.parse_assembly(text)
+    code.link_in(llvm.parse_assembly(translate.module()))
     options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(code, passes)
-    found: bytes = machine.emit_object(code)
-    return found
+    return _Code(keys, machine.emit_object(code))
 
 
-def _keep(path: Path, code: bytes) -> None:
-    """For the next process; a folder that cannot be written costs half a second each time."""
+def _read(path: Path) -> _Code | None:
+    """None where it is missing or broken."""
+    try:
+        head, _, code = path.read_bytes().partition(b"\n")
+        told = json.loads(head)
+        keys = [(name, tuple(types)) for name, types in told["keys"]]
+        if told["checksum"] != _checksum(keys, code):
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return _Code(keys, code)
+
+
+def _checksum(keys: list[Key], code: bytes) -> str:
+    return hashlib.sha256(repr(keys).encode() + code).hexdigest()
+
+
+def _keep(path: Path, found: _Code) -> None:
+    """For the next process; a folder that cannot be written costs the time of compiling each
+    time."""
+    head = json.dumps({"checksum": _checksum(*found), "keys": found.keys})
     draft = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(code)
+        draft.write_bytes(head.encode() + b"\n" + found.code)
         draft.replace(path)
+        by_age = sorted(path.parent.glob("*.o"), key=lambda file: file.stat().st_mtime)
+        for old in by_age[:-_KEPT]:
+            old.unlink()
     except OSError:
         draft.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxemu.native.ir import BITS, LANES, Body, Key, row_bytes, vector
+from ptxemu.native.ir import BITS, LANES, Body, Key, row_bytes
 
 SIZES, COUNTS = (1, 2, 4, 8), (1, 2, 4, 8)
 _OFFSET = 0xFFFFFF  # of a shared address; above it is the rank in the cluster
@@ -102,13 +102,16 @@ class Access:
         if self.space == "shared":
             address = b.do(f"and {lanes} {address}, {_all(wide, _OFFSET)}")
         self._leave_unless_fit(b, address, mask, wide)
+        if self.space == "global":
+            self._count(b, mask)
+        if self.size < 4:  # no instruction gathers or scatters such
+            self._by_lane(b)
+            return
         base = f"ptr {_pointer(b, _SHARED)}" if wide == "i32" else "ptr null"
         first = b.do(f"getelementptr i8, {base}, {lanes} {address}")
         for row in range(self.count):
             where = b.do(f"getelementptr i8, <{LANES} x ptr> {first}, i64 {row * self.size}")
             self._move(b, where, mask, row)
-        if self.space == "global":
-            self._count(b, mask)
 
     def _leave_unless_fit(self, b: Body, address: str, mask: str, wide: str) -> None:
         """All active lanes are aligned and within bounds."""
@@ -141,9 +144,42 @@ class Access:
             found = b.do(f"or i1 {found}, {fits}")
         return found
 
+    def _by_lane(self, b: Body) -> None:
+        rows, element = b.place(0), f"i{8 * self.size}"
+        step, wide = row_bytes(self.dtype), f"i{BITS[self.dtype]}"
+        with b.loop(LANES) as lane:
+            places = [
+                b.do(f"getelementptr i8, ptr {rows}, i64 {step * row}") for row in range(self.count)
+            ]
+            places = [b.do(f"getelementptr {wide}, ptr {p}, i64 {lane}") for p in places]
+            if not self.store:
+                b.lines += [f"  store {wide} 0, ptr {place}" for place in places]
+            active = b.do(f"load i8, ptr {b.do(f'getelementptr i8, ptr {b.place(2)}, i64 {lane}')}")
+            with b.only_if(b.do(f"icmp ne i8 {active}, 0")):
+                first = self._of_lane(b, lane)
+                for row, place in enumerate(places):
+                    where = b.do(f"getelementptr i8, ptr {first}, i64 {row * self.size}")
+                    self._move_one(b, where, place, element, wide)
+
+    def _of_lane(self, b: Body, lane: str) -> str:
+        """Where the elements of a lane begin."""
+        if self.space == "global":
+            place = b.do(f"getelementptr i64, ptr {b.place(1)}, i64 {lane}")
+            return b.do(f"inttoptr i64 {b.do(f'load i64, ptr {place}')} to ptr")
+        address = b.do(f"load i32, ptr {b.do(f'getelementptr i32, ptr {b.place(1)}, i64 {lane}')}")
+        offset = b.do(f"and i32 {address}, {_OFFSET}")
+        return b.do(f"getelementptr i8, ptr {_pointer(b, _SHARED)}, i32 {offset}")
+
+    def _move_one(self, b: Body, where: str, place: str, element: str, wide: str) -> None:
+        source, target = (place, where) if self.store else (where, place)
+        types = (wide, element) if self.store else (element, wide)
+        value = b.do(f"load {types[0]}, ptr {source}")
+        if types[0] != types[1]:
+            value = b.do(f"{'trunc' if self.store else 'zext'} {types[0]} {value} to {types[1]}")
+        b.lines.append(f"  store {types[1]} {value}, ptr {target}")
+
     def _move(self, b: Body, where: str, mask: str, row: int) -> None:
         element, lanes = f"i{8 * self.size}", f"<{LANES} x i{8 * self.size}>"
-        rows, wide = vector(self.dtype), BITS[self.dtype] > 8 * self.size
         place = b.do(f"getelementptr i8, ptr {b.place(0)}, i64 {row * row_bytes(self.dtype)}")
         end = f"<{LANES} x ptr> {where}, i32 {self.size}, <{LANES} x i1> {mask}"
         types = f"<{LANES} x ptr>, i32, <{LANES} x i1>"
@@ -151,13 +187,12 @@ class Access:
             name = f"llvm.masked.scatter.v32{element}.v32p0"
             b.declared.add(f"declare void @{name}({lanes}, {types})")
             value = b.load(place, self.dtype)
-            value = b.do(f"trunc {rows} {value} to {lanes}") if wide else value
             b.lines.append(f"  call void @{name}({lanes} {value}, {end})")
             return
         name = f"llvm.masked.gather.v32{element}.v32p0"
         b.declared.add(f"declare {lanes} @{name}({types}, {lanes})")
         value = b.do(f"call {lanes} @{name}({end}, {lanes} zeroinitializer)")
-        b.store(b.do(f"zext {lanes} {value} to {rows}") if wide else value, place, self.dtype)
+        b.store(value, place, self.dtype)
 
     def _count(self, b: Body, mask: str) -> None:
         bits = b.do(f"bitcast <{LANES} x i1> {mask} to i32")
@@ -188,9 +223,10 @@ class TensorAccess:
         cell = b.do(f"add i64 {cell}, {b.context(_LANE)}")
         cells = b.do(f"getelementptr i32, ptr {_pointer(b, _CELLS)}, i64 {cell}")
         rows = b.place(0)
-        for row in range(self.count):
-            cell = b.do(f"getelementptr i32, ptr {cells}, i64 {row * _TENSOR_LANES}")
-            register = b.do(f"getelementptr i32, ptr {rows}, i64 {row * LANES}")
+        with b.loop(self.count) as row:
+            cell = b.do(f"mul i64 {row}, {_TENSOR_LANES}")
+            cell = b.do(f"getelementptr i32, ptr {cells}, i64 {cell}")
+            register = b.do(f"getelementptr <{LANES} x i32>, ptr {rows}, i64 {row}")
             source, target = (register, cell) if self.store else (cell, register)
             b.store(b.load(source, "U32"), target, "U32")
         _moved(b, _TENSOR_STORED if self.store else _TENSOR_LOADED, str(4 * LANES * self.count))

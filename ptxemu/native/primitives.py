@@ -27,6 +27,28 @@ from ptxemu.native.ir import (
 from ptxemu.native.lanes import OPERATIONS
 from ptxemu.native.memory import ACCESSES
 
+# What Python calls, with four addresses: of the words, the scratch, the file and the context.
+_CALL = """\
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyLong_FromLongLong(i64)
+define ptr @"python.segment"(ptr %self, ptr %arguments, i64 %count) {
+LOADS
+  %first = load ptr, ptr %n0
+  %value = call i64 %first(ptr %n0, ptr %n1, ptr %n2, ptr %n3)
+  %object = call ptr @PyLong_FromLongLong(i64 %value)
+  ret ptr %object
+}
+""".replace(
+    "LOADS",
+    "\n".join(
+        f"""  %p{k} = getelementptr ptr, ptr %arguments, i64 {k}
+  %o{k} = load ptr, ptr %p{k}
+  %i{k} = call i64 @PyLong_AsLongLong(ptr %o{k})
+  %n{k} = inttoptr i64 %i{k} to ptr"""
+        for k in range(4)
+    ),
+)
+
 
 class Operation(Protocol):
     """What is more than a function of its operands' values."""
@@ -49,7 +71,7 @@ _NEXT = """\
 
 def _head(number: int) -> str:
     parameters = "ptr %ip, ptr noalias %scratch, ptr noalias %file, ptr noalias %context"
-    return f"define i64 @op_{number}({parameters}) #0 {{\n"
+    return f"define i64 @op_{number}({parameters}) #0 {{\nentry:\n"
 
 
 def _function(number: int, primitive: Primitive, declared: set[str]) -> str:
@@ -110,7 +132,7 @@ def module() -> tuple[str, list[Key]]:
     for operation in (*ACCESSES.values(), *OPERATIONS):
         parts.append(_operation(len(keys), operation, declared))
         keys.append(operation.key)
-    return "\n".join((*_tables(), *sorted(declared), *parts)), keys
+    return "\n".join((_CALL, *_tables(), *sorted(declared), *parts)), keys
 
 
 def _tables() -> list[str]:

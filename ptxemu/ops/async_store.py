@@ -4,6 +4,7 @@ complete on an mbarrier there. PTX ISA, the sections of these names.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.listener import Place
-from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.mbarrier import MAX_COUNT, MBarrier
 from ptxemu.machine.tma_tile import combine
 from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
@@ -62,11 +64,65 @@ def store_async(
     values: tuple[Any, ...],
 ) -> None:
     """One store per active lane; the barrier is in the CTA that is stored to."""
-    nbytes = size * len(values)
-    columns = w.each_lane(*values)
-    for where, signal, row in zip(
-        w.lane_values(target), w.lane_values(barrier), columns, strict=True
-    ):
+    targets, signals = w.lane_values(target), w.lane_values(barrier)
+    if how is None and len(targets) > 1 and set(signals) == {signals[0]}:
+        stores = _Stores(targets, size, len(values))
+        if stores.at_once(w, signals[0]):
+            stores.issue(w, signals[0], _data(w, values, size))
+            return
+    _one_by_one(w, how, zip(targets, signals, w.each_lane(*values), strict=True), size)
+
+
+def _data(w: Warp, values: tuple[Any, ...], size: int) -> np.ndarray:
+    """Elements of `size` bytes, [active lane, value]."""
+    lanes = w.lanes()
+    data = np.empty((len(lanes), len(values)), f"u{size}")
+    for column, value in enumerate(values):
+        data[:, column] = value[lanes] if isinstance(value, np.ndarray) else value
+    return data
+
+
+class _Stores:
+    """Those of several lanes, as one operation."""
+
+    def __init__(self, targets: list[int], size: int, count: int) -> None:
+        self.first = targets[0]
+        self.offsets = np.array(targets) - (self.first & ~OFFSET_MASK)
+        self.size, self.count = size, count
+        self.nbytes = size * count
+
+    def at_once(self, w: Warp, signal: int) -> bool:
+        """Whether it is the same as one after the other: they all are in order and in one CTA,
+        complete no phase midway, and are told nobody who looks at each."""
+        machine, nbytes = w.machine, self.nbytes
+        if not machine.units.eager or machine.every_block or (w.follower and w.follower.masks):
+            return False
+        cta, _ = w.cluster.locate(self.first)
+        low, high = int(self.offsets.min()), int(self.offsets.max())
+        together = int(np.bitwise_or.reduce(self.offsets))
+        if low < 0 or high + nbytes > cta.smem_size or together & (nbytes - 1):
+            return False
+        found, total = find(w, signal), nbytes * len(self.offsets)
+        midway = 0 < found.tx < total and found.tx % nbytes == 0
+        return not midway and found.tx - total >= -MAX_COUNT
+
+    def issue(self, w: Warp, address: int, data: np.ndarray) -> None:
+        cta, signal = w.cluster.cta(self.first >> RANK_SHIFT), find(w, address)
+        places = [(cta, offset) for offset in self.offsets.tolist()]
+        index = self.offsets[:, None] // self.size + np.arange(self.count)
+
+        def run(work: Work) -> None:
+            for each in w.listeners:
+                each.land(work, places, self.nbytes, [signal])
+            cta.views[self.size][index] = data
+            signal.complete(self.nbytes, times=len(places))
+
+        _put(w, "st.async", self.nbytes, run, len(places))
+
+
+def _one_by_one(w: Warp, how: Reduction, stores: Iterable[Any], size: int) -> None:
+    for where, signal, row in stores:
+        nbytes = size * len(row)
         cta, offset = w.cluster.locate(where)
         if offset % nbytes:
             name = "st.async" if how is None else "red.async"
@@ -88,6 +144,10 @@ def _issue(w: Warp, how: Reduction, place: Place, data: np.ndarray, signal: MBar
         cta.mark_generic(slice(offset, offset + nbytes))
         signal.complete(nbytes)
 
-    w.machine.bytes[name] += nbytes
-    label = f"{name} {nbytes} B"
-    w.machine.issue(w, Work("st.async", label, run, size=nbytes, stream="st.async"))
+    _put(w, name, nbytes, run, 1)
+
+
+def _put(w: Warp, name: str, nbytes: int, run: Callable[[Work], None], times: int) -> None:
+    w.machine.bytes[name] += nbytes * times
+    work = Work("st.async", f"{name} {nbytes} B", run, size=nbytes * times, stream="st.async")
+    w.machine.issue(w, work)

@@ -3,6 +3,8 @@ dropped.
 
 So is `.loc` within inline assembly. Compilers bracket it with comments, give its place in front of
 it, and count on from there for each line of its text: such lines are none of the source file.
+
+Words repeat, so they are cut off first, all at once, and each is looked at only once.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from ptxemu.errors import PtxSyntaxError
 Token = tuple[str, str, int]
 
 # The order matters: hexadecimal floats before numbers, dotted words before punctuation.
-_TOKEN = re.compile(
-    r"""
-      (?P<asm>//[ ](?:begin|end)[ ]inline[ ]asm\b[^\n]*)
-    | (?P<skip>[ \t\r]+|//[^\n]*|/\*.*?\*/)
+_KINDS = r"""
+      (?P<begin>//[ ]begin[ ]inline[ ]asm\b[^\n]*)
+    | (?P<end>//[ ]end[ ]inline[ ]asm\b[^\n]*)
+    | (?P<skip>//[^\n]*|/\*.*?\*/)
     | (?P<newline>\n)
     | (?P<string>"[^"]*")
     | (?P<hexfloat>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16})
@@ -25,33 +27,42 @@ _TOKEN = re.compile(
     | (?P<word>[%$A-Za-z_][\w$]*(?:(?:\.|::)[A-Za-z_0-9][\w$]*)*)
     | (?P<directive>\.[A-Za-z_][\w]*(?:(?:\.|::)\w+)*)
     | (?P<punct>[][{}()<>,;:@!|+\-=*~])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    | (?P<unknown>[^ \t\r])
+"""
+_KIND = re.compile(_KINDS, re.VERBOSE | re.DOTALL)
+_WORD = re.compile(f"[ \\t\\r]*({re.sub('[?]P<[a-z]+>', '?:', _KINDS)})", re.VERBOSE | re.DOTALL)
 
 
 def tokenize(text: str) -> list[Token]:
     """All tokens of `text`, with 1-based line numbers."""
     tokens: list[Token] = []
-    position, line, end = 0, 1, len(text)
-    match, inline = _TOKEN.match, False
-    while position < end:
-        found = match(text, position)
-        if found is None:
-            quoted = text.split("\n")[line - 1].strip()
-            raise PtxSyntaxError(f"unexpected character {text[position]!r}", line=line, text=quoted)
-        kind = found.lastgroup
+    line = 1
+    inline = ignored = False  # within inline assembly; behind a .loc in it
+    kinds: dict[str, str] = {}
+    for word in _WORD.findall(text):
+        kind = kinds.get(word)
+        if kind is None:
+            kind = kinds[word] = _kind(word)
         if kind == "newline":
             line += 1
-        elif kind == "skip":
-            line += found.group().count("\n")
-        elif kind == "asm":
-            inline = found.group().startswith("// begin")
-        elif inline and found.group() == ".loc":
-            newline = text.find("\n", position)
-            position = end if newline < 0 else newline
+            ignored = False
+        elif ignored:
             continue
+        elif kind == "skip":
+            line += word.count("\n")
+        elif kind in ("begin", "end"):
+            inline = kind == "begin"
+        elif kind == "unknown":
+            quoted = text.split("\n")[line - 1].strip()
+            raise PtxSyntaxError(f"unexpected character {word!r}", line=line, text=quoted)
+        elif inline and word == ".loc":
+            ignored = True
         else:
-            tokens.append((str(kind), found.group(), line))
-        position = found.end()
+            tokens.append((kind, word, line))
     return tokens
+
+
+def _kind(word: str) -> str:
+    found = _KIND.match(word)
+    assert found is not None, "a word was cut off by the same pattern"
+    return str(found.lastgroup)

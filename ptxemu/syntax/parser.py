@@ -64,6 +64,7 @@ class Parser:
         self.entry: Entry | None = None
         self.target = ""
         self.definitions: dict[str, Function] = {}
+        self.registers: dict[str, Reg] = {}  # one object for all uses
 
     # -- token helpers ----------------------------------------------------------------------
 
@@ -95,8 +96,7 @@ class Parser:
             self.fail(f"expected {text!r}, found {self.peek()!r}")
 
     def fail(self, message: str, error: type[PtxEmuError] = PtxSyntaxError) -> NoReturn:
-        line = self.line
-        raise error(message, line=line, text=self.lines[line - 1].strip())
+        raise error(message, line=self.line, text=self.lines[self.line - 1].strip())
 
     def skip_line(self) -> list[str]:
         """The words of a directive that is one source line without a semicolon."""
@@ -437,7 +437,7 @@ class Parser:
             return Imm(32)
         name = self.scopes.resolve(word)
         if self.entry is not None and name in self.entry.registers:
-            return Reg(name)
+            return self.registers.get(name) or self.registers.setdefault(name, Reg(name))
         if name in self.scopes.vectors:
             return Vec(tuple(Reg(part) for part in self.scopes.vectors[name]))
         if word.startswith("%"):

@@ -6,8 +6,10 @@ dots, so that an emitter can look at modifiers without a second grammar.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any
 
 from ptxemu.syntax.line_info import Location
@@ -28,22 +30,41 @@ TYPE_BITS = {
 }
 
 
+class Operand:
+    """What all operands are: copied and kept by their fields."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind: Any = type(self)
+        return kind, _values_of(kind)(self)
+
+
+@cache
+def _values_of(kind: Any) -> Callable[[Operand], tuple[Any, ...]]:
+    """Gives the fields of an operand of that kind."""
+    if len(kind.__slots__) > 1:
+        return attrgetter(*kind.__slots__)
+    only = attrgetter(*kind.__slots__)
+    return lambda operand: (only(operand),)
+
+
 @dataclass(frozen=True, slots=True)
-class Reg:
+class Reg(Operand):
     """A virtual register, by its scope-resolved name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
+class Special(Operand):
     """A special register such as `%tid.x`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Imm:
+class Imm(Operand):
     """An immediate. `value` is an int (two's complement not applied yet) or, for decimals, a float.
 
     `float_bits` is the width of a `0f`/`0d` literal, whose `value` then holds the raw bits.
@@ -54,7 +75,7 @@ class Imm:
 
 
 @dataclass(frozen=True, slots=True)
-class Sym:
+class Sym(Operand):
     """The address of a module, shared or parameter symbol, or a label, plus a constant."""
 
     name: str
@@ -62,21 +83,21 @@ class Sym:
 
 
 @dataclass(frozen=True, slots=True)
-class Not:
+class Not(Operand):
     """A negated predicate operand `!%p`."""
 
     reg: Reg
 
 
 @dataclass(frozen=True, slots=True)
-class Vec:
+class Vec(Operand):
     """A brace list `{a, b, ...}`; `None` stands for the sink `_`."""
 
     items: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Operand):
     """Two destinations written `a|b`; `None` stands for the sink `_`."""
 
     first: object
@@ -84,7 +105,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Addr:
+class Addr(Operand):
     """A bracketed address `[base + offset]`, or `[map, {coordinates}]` of a tensor instruction."""
 
     base: object  # Reg | Sym | Imm
@@ -93,7 +114,7 @@ class Addr:
 
 
 @dataclass(frozen=True, slots=True)
-class Args:
+class Args(Operand):
     """A parenthesised list in a call."""
 
     items: tuple[Any, ...]

@@ -289,11 +289,14 @@ measured.""",
     "emulator": Command(
         "workbench.bench.emulator",
         bench.add_emulator,
-        """How many warp-instructions per second ptxemu executes on the attention kernel.
+        """How many warp-instructions per second ptxemu executes, and on what it spends its time.
 
-The first launch of a module also generates its code, so it stands apart from the best of the
-rest.""",
-        "--head-dim 128 --check",
+A small problem of each family, plain and under the checker: the CPU time of the quickest launch
+behind one that generates code, and the wall's. Shares are of the CPU time, from samples of the
+stack: `arithmetic` is generated code and compiled blocks, `memory` loads, stores and copies of
+every kind, `MMA` with its operands, `scheduling` warps and barriers, `host` the rest: the host
+function, what the launch may touch, garbage collection.""",
+        "--kernel decode append --json results/emulator_speed.json",
     ),
     "eager": Command(
         "workbench.bench.eager",

@@ -26,6 +26,8 @@ PEERS = (
 BATCHES, KV_LENS = (1, 8, 64), (1024, 8192, 65536)
 # of workbench.bench.first_call
 OPERATORS = ("attention", "decode", "merge", "moe", "append")
+# of workbench.bench.emulator_problems
+EMULATED = ("fmha", "decode", "grouped", "append")
 POOL_BATCHES, REQUESTS = (1, 10, 100, 1000, 10000), (1, 32, 256)
 CTAS = (4224, 132, 32, 8)
 
@@ -101,12 +103,18 @@ def add_tier(parser: argparse.ArgumentParser) -> None:
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:
-    """Flags of `bench.py emulator`."""
+    """Flags of `bench.py emulator`; those of a case are of fmha's."""
     attention.add_case(parser, attention.PLAIN | {"q_len": 512, "kv_len": 512})
     group = parser.add_argument_group("run")
+    some = {"nargs": "+", "choices": EMULATED, "shown": "all"}
+    add(group, "kernel", "whose launches", EMULATED, **some)
     groups.add_schedule(group)
-    add(group, "repeat", "launches behind the first one", 3)
-    switch(group, "check", "the same under the checker")
+    add(group, "repeat", "launches behind the first one, of which the quickest counts", 20)
+    add(group, "processes", "that share the CTAs of a grid", 1)
+    group = parser.add_argument_group("output")
+    groups.add_file(group, "show", "the table of an earlier run's file, nothing is measured")
+    switch(group, "markdown", "with --show: the table for a page")
+    groups.add_file(group, "json", "every figure with its machine, a line per row")
 
 
 def add_first_call(parser: argparse.ArgumentParser) -> None:

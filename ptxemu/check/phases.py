@@ -1,0 +1,73 @@
+"""What the phases of an mbarrier tell whoever waits for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.check.agents import Ticket, WarpClock
+from ptxemu.check.clocks import EXECUTED, ORDERED, Components, fresh, join
+
+
+class PhaseClock:
+    """What the phases of an mbarrier tell. Phase n of it is step n + 1 of its component."""
+
+    def __init__(self, components: Components, agent: str) -> None:
+        self.components = components
+        self.agent = agent
+        self.component = components.add("mbarrier", agent)
+        self.gathered = fresh(components)
+        self._latest: np.ndarray | None = None  # what was told last,
+        self._reached: dict[int, int] = {}  # and besides steps, by component
+        self.phases: list[np.ndarray] = []
+        self.landing = False  # bytes are part of the current phase, and of which others they were
+        self.with_bytes: list[bool] = []
+        self.from_peers = False  # some arrival was of another CTA
+        self.initialised = (0, 0)  # component and step of its mbarrier.init
+        self.init_site = 0
+
+    def arrive(self, told: np.ndarray) -> None:
+        if told is not self._latest:
+            self.gathered, self._latest = join(self.gathered, told), told
+
+    def arrive_with(self, ticket: Ticket) -> None:
+        """What the completion of an operation tells: all that its warp knew when it issued it,
+        since between two ordinary accesses it does not matter through which proxy the order came
+        ("Proxy-preserved Base Causality Order"); and of an in-order unit that all up to this one
+        are complete."""
+        self.arrive(ticket.known.told())
+        if ticket.component and self._reached.get(ticket.component, 0) < ticket.step:
+            self._reached[ticket.component] = ticket.step
+
+    def completed(self) -> None:
+        told = self.gathered
+        if max(self.component, 0, *self._reached) >= told.shape[1]:
+            told = self.gathered = join(told, fresh(self.components))
+        for component, step in self._reached.items():
+            for row in (EXECUTED, ORDERED):
+                told[row, component] = max(told[row, component], step)
+        self._reached.clear()
+        told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
+        self.phases.append(told.copy())
+        self.with_bytes.append(self.landing)
+        self.landing = False
+
+    def told(self, by: WarpClock, parity: int) -> np.ndarray | None:
+        """What a successful wait is sure to tell, in any schedule: a phase of this parity behind
+        those that `by` already knows of, none if one that it knows is of this parity."""
+        known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
+        while known < len(self.phases) and self._made_by_known(known, by):
+            known += 1
+        phase = known if (known & 1) != parity else known + 1
+        return self.phases[min(phase, len(self.phases)) - 1] if phase else None
+
+    def _made_by_known(self, phase: int, by: WarpClock) -> bool:
+        """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's
+        tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
+        if self.with_bytes[phase]:
+            return False
+        told, known = self.phases[phase][EXECUTED], by.rows[EXECUTED]
+        both = min(len(told), len(known))
+        lacks = told[:both] > known[:both]
+        if self.component < both:
+            lacks[self.component] = False
+        return not np.count_nonzero(lacks) and not np.count_nonzero(told[both:])

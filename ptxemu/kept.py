@@ -1,0 +1,169 @@
+"""What was worked out about a PTX text, in a folder for the next process: tree, analysis, blocks.
+
+    <first two digits>/<digest of the text, what it is, and what decides it>
+
+The digest covers all sources of the emulator and the versions of Python and numpy, so that nothing
+stale is found. A file appears whole, by renaming, and begins with the digest of its content: a
+damaged one counts as missing. What is read can run code, as a compiled module of Python can. So a
+folder or a file that others may write is not read. What was used least recently goes when there is
+too much.
+
+The folder is `ptxemu/programs` in the user's cache folder, elsewhere where `PTXEMU_CACHE` names a
+folder, and nowhere where that is `off`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import pickle
+import sys
+import threading
+import time
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = "PTXEMU_CACHE"  # environment variable: where to
+OFF = ("off", "0", "no")
+LIMIT = 256 << 20  # bytes of the folder
+_SHORT = 4096  # letters: less is read anew in the time that a file takes
+_SELDOM = 3600  # seconds after which a use is noted anew
+_BETWEEN_LOOKS = 32  # files written between two looks at the size of the folder
+_FILES = "[0-9a-f]" * 2 + "/" + "[0-9a-f]" * 62
+_DRAFTS = "[0-9a-f]" * 2 + "/.new-*-" + "[0-9a-f]" * 62
+_DIGEST = hashlib.sha256().digest_size
+_UNREADABLE = (
+    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
+    *(LookupError, TypeError, ValueError),
+)
+_STARTED = time.time()
+_writes = itertools.count()
+
+
+class Kept:
+    """What is kept about one text."""
+
+    def __init__(self, folder: Path, text: str, sources: bytes) -> None:
+        self._folder = folder
+        self._base = hashlib.sha256(sources + text.encode("utf-8", "surrogatepass"))
+
+    def _path(self, part: str) -> Path:
+        base = self._base.copy()
+        base.update(b"\0" + part.encode("utf-8", "surrogatepass"))
+        name = base.hexdigest()
+        return self._folder / name[:2] / name[2:]
+
+    def get(self, part: str) -> Any:
+        """What `put` was given under that name, in any process; None where there is nothing of
+        use."""
+        try:
+            data = _trusted(self._path(part))
+            if data[:_DIGEST] != hashlib.sha256(data[_DIGEST:]).digest():
+                return None
+            return pickle.loads(zlib.decompress(data[_DIGEST:]))
+        except (OSError, zlib.error, *_UNREADABLE):
+            return None
+
+    def put(self, part: str, value: Any) -> None:
+        """Keep it; without a word where the folder cannot be written, or the value not be kept."""
+        path = self._path(part)
+        draft = path.with_name(f".new-{os.getpid()}-{threading.get_ident()}-{path.name}")
+        try:
+            content = zlib.compress(pickle.dumps(value, 5), 1)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _own(self._folder)
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            try:
+                draft.write_bytes(hashlib.sha256(content).digest() + content)
+                draft.chmod(0o600)
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+            if next(_writes) % _BETWEEN_LOOKS == 0:
+                evict(self._folder, LIMIT)
+        except (OSError, RecursionError, pickle.PicklingError):
+            return
+
+
+def kept(text: str) -> Kept | None:
+    """None where nothing is to be kept: the text is short, the folder is switched off, or sources
+    have changed since this process has read them."""
+    named = os.environ.get(FOLDER, "")
+    if len(text) < _SHORT or named.lower() in OFF:
+        return None
+    sources, folder = _sources(), _folder(named)
+    return Kept(folder, text, sources) if sources and folder else None
+
+
+def _folder(named: str) -> Path | None:
+    """None for a user without a home."""
+    try:
+        if named:
+            return Path(named).expanduser()
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(home) / "ptxemu" / "programs"
+
+
+@cache
+def _sources() -> bytes:
+    """Digest of everything but the text that decides what is kept; empty where that is not known:
+    a source is newer than this process, or cannot be read."""
+    found = hashlib.sha256(f"{sys.version} {np.__version__}".encode())
+    root = Path(__file__).parent
+    try:
+        for path in sorted(root.rglob("*.py")):
+            if path.stat().st_mtime > _STARTED:
+                return b""
+            content = path.read_bytes()
+            found.update(f"\0{path.relative_to(root)} {len(content)}\0".encode() + content)
+    except OSError:
+        return b""
+    return found.digest()
+
+
+def _own(path: Path) -> os.stat_result:
+    """The status of what nobody else can write; PermissionError where somebody can."""
+    status = path.stat()
+    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+        raise PermissionError(f"others may write {path}")
+    return status
+
+
+def _trusted(path: Path) -> bytes:
+    """The bytes of a file that nobody else can have written, OSError where that is not so."""
+    _own(path.parent.parent)
+    _own(path.parent)
+    used = _own(path).st_mtime
+    if time.time() - used > _SELDOM:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+    return path.read_bytes()
+
+
+def evict(folder: Path, limit: int) -> None:
+    """Remove what was used least recently until there are at most `limit` bytes, and drafts of
+    processes that have died."""
+    found = []
+    for path in folder.glob(_FILES):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    for path in folder.glob(_DRAFTS):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _SELDOM:
+                path.unlink()
+    excess = sum(size for _, size, _ in found) - limit
+    for _, size, path in sorted(found):
+        if excess <= 0:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            excess -= size

@@ -1,0 +1,271 @@
+"""What is kept on disk about a PTX text is what working it out again gives, or is not used."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ptxemu
+from ptxemu import kept as on_disk
+from ptxemu.codegen.program import Program
+from ptxemu.module import Module, load
+from ptxemu.syntax import parser
+from tests.ptxemu.kernels import HEAD
+
+BODY = """
+.visible .entry kernel(.param .u64 out) {
+    .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .f32 %f<3>;
+    .shared .align 16 .b8 tile[256];
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    setp.lt.u32 %p1, %r1, 7;
+    mov.b32 %r2, 1;
+    @%p1 bra FEW;
+    shl.b32 %r2, %r1, 2;
+    mov.u32 %r3, tile;
+    st.shared.b32 [%r3+4], %r2;
+FEW:
+    {
+        .reg .b32 %r<2>;
+        cvt.rn.f32.u32 %f1, %r1;
+        mul.f32 %f2, %f1, 0f3F000000;
+        mov.b32 %r1, %f2;
+    }
+    @!%p1 add.u32 %r2, %r2, 1;
+    st.global.u32 [%rd3], %r2;
+    unknown.thing %r2;
+    ret;
+}
+"""
+PTX = HEAD + "// what makes the text long\n" * 200 + BODY
+RUNS = PTX.replace("    unknown.thing %r2;\n", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "kept"
+    monkeypatch.setenv(on_disk.FOLDER, str(found))
+    monkeypatch.setattr(on_disk, "_sources", lambda: b"these sources")
+    return found
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were parsed."""
+    texts: list[str] = []
+
+    def parse(text: str) -> object:
+        texts.append(text)
+        return parser.parse(text)
+
+    monkeypatch.setattr("ptxemu.module.parse", parse)
+    return texts
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*"))
+
+
+def launched(module: Module, check: bool = False) -> list[int]:
+    out = np.zeros(32, np.uint32)
+    address = out.ctypes.data.to_bytes(8, "little")
+    options = ptxemu.Options(check=check)
+    module.launch(grid=(1,), block=(32,), params=[address], memory=[out], options=options)
+    return out.tolist()
+
+
+def everything(module: Module) -> dict[str, Any]:
+    program = module.program(None, late=True, checked=True)
+    with pytest.raises(ptxemu.UnsupportedPtx) as raised:
+        launched(module)
+    program.version(0, 0, frozenset())
+    analysis = vars(program.analysis) | {"registers": vars(program.registers)}
+    return {
+        "tree": module.tree,
+        "analysis": analysis,
+        "blocks": [replace(block, steps=[]) for block in program.blocks],
+        "sites": [(instr, instr.parts, program.site_of[id(instr)]) for instr in program.sites],
+        "initial": [repr(value) for value in program.initial],
+        "sources": program.sources,
+        "error": str(raised.value),
+    }
+
+
+def test_a_second_module_is_equal_to_the_first(folder: Path, parsed: list[str]) -> None:
+    first, second = everything(load(PTX)), everything(load(PTX))
+    assert parsed == [PTX]
+    assert "line 2" in first["error"]
+    for name, found in first.items():
+        assert found == second[name], name
+
+
+def test_all_programs_of_an_entry_share_an_analysis(folder: Path) -> None:
+    module = load(RUNS)
+    assert module.program(None).analysis is module.program(None, checked=True).analysis
+    assert load(RUNS).program(None).analysis is not module.program(None).analysis
+
+
+def generated(program: Program) -> list[object]:
+    """All that is known of generated code, but that of the lines of no instruction."""
+    codes = {key: found.__code__ for key, found in program.versions.items()}
+    sites = {file: [i and program.site_of[id(i)] for i in of] for file, of in program.lines.items()}
+    words = sorted(words.tobytes() for words in program.frame._words) if program.frame else None
+    lines = {key: (code.co_code, list(code.co_lines())) for key, code in codes.items()}
+    return [program.sources, sites, program.steps, lines, program.flows, words]
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_results_and_generated_code_are_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    module = load(RUNS)
+    assert launched(module, check) == [1] * 7 + [4 * n + 1 for n in range(7, 32)]
+    monkeypatch.setattr(Program, "_generated", lambda *_: pytest.fail("generated anew"))
+    again = load(RUNS)
+    assert launched(again, check) == launched(module, check)
+    programs = [m.program(None, late=check, checked=check) for m in (module, again)]
+    if not check:  # where the functions are those of another module
+        assert generated(programs[0]) == generated(programs[1])
+    assert programs[0].sources == programs[1].sources
+
+
+def test_blocks_in_another_order_have_their_own_constants(folder: Path) -> None:
+    order = list(range(len(load(RUNS).program(None).blocks)))
+    results = []
+    for blocks in (order, order[::-1], order[::-1]):
+        module = load(RUNS)
+        program = module.program(None)
+        for block in blocks:
+            program.version(block, 0, frozenset())
+        results.append(launched(module))
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_second_form_of_a_block_is_kept(folder: Path) -> None:
+    flows = []
+    for _ in range(2):
+        module = load(RUNS)
+        program = module.program(None, late=True, checked=True)
+        program.tainted((0, 0, frozenset()))
+        module._note_versions(program)
+        flows.append(program.flows)
+        assert all(flow.instr is program.sites[site] for site, flow in program.flows.items())
+    assert flows[0] == flows[1]
+    assert flows[0]
+    assert program.fresh == 0
+
+
+def test_an_error_names_its_line(folder: Path) -> None:
+    errors = []
+    for _ in range(2):
+        module = load(RUNS)
+        launched(module)
+        with pytest.raises(ptxemu.OutOfBounds) as raised:
+            module.launch(grid=(1,), block=(32,), params=[bytes(8)], memory=[])
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+    assert "st.global.u32 [%rd3], %r2;" in errors[0]
+
+
+def test_addresses_of_this_process_are_not_kept(folder: Path) -> None:
+    text = RUNS.replace(".visible", ".global .b32 word = 5;\n.visible", 1)
+    text = text.replace("mov.b32 %r2, 1;", "ld.global.b32 %r2, [word];")
+    modules = [load(text) for _ in range(2)]
+    assert [launched(module)[0] for module in modules] == [5, 5]
+    assert not any(module.program(None).keeps for module in modules)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"x", bytes(64), b"longer" * 9, bytes(32) + zlib.compress(pickle.dumps("PTX"))]
+)
+def test_a_damaged_file_is_made_anew(folder: Path, parsed: list[str], damage: bytes) -> None:
+    whole = launched(load(RUNS))
+    for path in files(folder):
+        path.write_bytes(damage)
+    assert launched(load(RUNS)) == whole
+    assert launched(load(RUNS)) == whole
+    assert len(parsed) == 2
+
+
+def test_a_file_cut_short_is_made_anew(folder: Path, parsed: list[str]) -> None:
+    load(RUNS)
+    (path,) = files(folder)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert launched(load(RUNS))
+    assert len(parsed) == 2
+
+
+def test_other_sources_find_nothing(
+    folder: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(RUNS)
+    monkeypatch.setattr(on_disk, "_sources", lambda: b"other sources")
+    load(RUNS)
+    monkeypatch.setattr(on_disk, "_sources", lambda: b"")  # newer than the process
+    load(RUNS)
+    assert len(parsed) == 3
+    assert len(files(folder)) == 2
+
+
+def test_sources_newer_than_the_process_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = on_disk._sources.__wrapped__
+    monkeypatch.setattr(on_disk, "_STARTED", float("inf"))
+    assert len(digest()) == 32
+    assert digest() == digest()
+    monkeypatch.setattr(on_disk, "_STARTED", 0.0)
+    assert digest() == b""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners of files")
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_what_others_may_write_is_not_read(folder: Path, parsed: list[str], which: str) -> None:
+    load(RUNS)
+    (path,) = files(folder)
+    (folder if which == "folder" else path).chmod(0o777)
+    load(RUNS)
+    assert len(parsed) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(
+    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(on_disk.FOLDER, str(tmp_path / "file" / "kept"))
+    assert launched(load(RUNS)) == launched(load(RUNS))
+    assert len(parsed) == 2
+
+
+@pytest.mark.parametrize("how", ["off", "short", "module"])
+def test_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "off":
+        monkeypatch.setenv(on_disk.FOLDER, "off")
+    text = HEAD + BODY if how == "short" else PTX
+    Module(text) if how == "module" else load(text)
+    assert not folder.exists()
+
+
+def test_what_was_used_least_recently_goes(folder: Path) -> None:
+    for number in range(4):
+        on_disk.Kept(folder, "text", b"").put(str(number), "x" * number)
+    paths = {n: on_disk.Kept(folder, "text", b"")._path(str(n)) for n in range(4)}
+    for n, age in ((0, 40), (1, 10), (2, 30), (3, 20)):
+        os.utime(paths[n], (1e9 - age, 1e9 - age))
+    foreign = [folder / "aa" / "a file of somebody", folder / "photos" / ("0" * 62)]
+    draft = folder / "aa" / f".new-1-2-{'0' * 62}"
+    for path in (*foreign, draft):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x" * 1000)
+        os.utime(path, (1e9, 1e9))
+    room = paths[1].stat().st_size + paths[3].stat().st_size
+    on_disk.evict(folder, room)
+    assert {n for n in range(4) if paths[n].exists()} == {1, 3}
+    assert [path.exists() for path in (*foreign, draft)] == [True, True, False]
