@@ -103,6 +103,10 @@ def test_rules_of_a_file(rule, bad, good):
     (imports.emulator_is_alone, "ptxemu/machine/a.py", "def f():\n    import torch",
      "import numpy as np\nimport struct"),
     (imports.emulator_is_alone, "ptxemu/host/a.py", "import torch", "def f():\n    import torch"),
+    (imports.emulator_is_alone, "ptxemu/native/a.py", "import llvmlite",
+     "def f():\n    import llvmlite"),
+    (imports.emulator_is_alone, "ptxemu/codegen/a.py", "def f():\n    import llvmlite",
+     "import numpy"),
 ])  # fmt: skip
 def test_rules_of_a_place(rule, path, bad, good):
     assert probe(rule, bad, path)

@@ -8,7 +8,7 @@ from ptxemu.native.ir import BITS, INTEGERS, Body, add, vector
 
 # -- integers -------------------------------------------------------------------------------------
 
-_PLAIN = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
+_PLAIN = {"+": "add", "-": "sub", "*": "mul", "|": "or", "^": "xor"}
 _COMPARES = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
 
 
@@ -58,11 +58,6 @@ def _chosen(dtype: str) -> Callable[..., str]:
     return lambda b, mask, x, y: b.select(mask, x, y, dtype)
 
 
-def _to_float(source: str, target: str) -> Callable[..., str]:
-    operation = "sitofp" if source[0] == "I" else "uitofp"
-    return lambda b, x: b.do(f"{operation} {vector(source)} {x} to {vector(target)}")
-
-
 def _resize(source: str, target: str) -> Callable[..., str]:
     """astype between integers and from predicates."""
     wide, narrow = BITS[target] > BITS[source], BITS[target] < BITS[source]
@@ -74,34 +69,39 @@ def _resize(source: str, target: str) -> Callable[..., str]:
     return lambda b, x: b.do(f"{operation} {vector(source)} {x} to {vector(target)}")
 
 
+_UNSIGNED = ("U16", "U32", "U64")
+_SIGNED = ("I16", "I32", "I64")
 for _type in INTEGERS:
-    for _symbol, _operation in _PLAIN.items():
-        add(_symbol, (_type, _type), _type, _plain(_operation, _type))
-    for _symbol in ("<<", ">>"):
-        add(_symbol, (_type, _type), _type, _shift(_symbol, _type))
+    add("&", (_type, _type), _type, _plain("and", _type))
     for _symbol in ("min", "max"):
         add(f"np.{_symbol}imum", (_type, _type), _type, _pick(_symbol, _type))
+    for _other in INTEGERS:
+        if _other != _type:
+            add(f"astype {_type}", (_other,), _type, _resize(_other, _type))
+for _type in _UNSIGNED:
+    for _symbol, _operation in _PLAIN.items():
+        add(_symbol, (_type, _type), _type, _plain(_operation, _type))
+    add("<<", (_type, _type), _type, _shift("<<", _type))
     add("~", (_type,), _type, _inverted(_type, "-1"))
+    add(f"astype {_type}", ("BOOL",), _type, _resize("BOOL", _type))
+for _type in (*_UNSIGNED, "I32", "I64"):
+    add(">>", (_type, _type), _type, _shift(">>", _type))
+for _type in _SIGNED:
     add("neg", (_type,), _type, _negated(_type))
-    for _other in (*INTEGERS, "BOOL", "U8"):
-        add(f"astype {_type}", (_other,), _type, _resize(_other, _type))
+for _type in ("U16", "U32"):
+    add(f"astype {_type}", ("U8",), _type, _resize("U8", _type))
 for _type in (*INTEGERS, "F32", "F64"):
     for _symbol, _relation in _COMPARES.items():
         add(_symbol, (_type, _type), "BOOL", _compare(_relation, _type))
 for _symbol in "&|^":
-    add(_symbol, ("BOOL", "BOOL"), "BOOL", _plain(_PLAIN[_symbol], "BOOL"))
+    add(_symbol, ("BOOL", "BOOL"), "BOOL", _plain(_PLAIN.get(_symbol, "and"), "BOOL"))
 add("~", ("BOOL",), "BOOL", _inverted("BOOL", "true"))
-for _symbol, _relation in (("==", "eq"), ("!=", "ne")):
-    add(_symbol, ("BOOL", "BOOL"), "BOOL", _compare(_relation, "BOOL"))
-for _type in (*INTEGERS, "F32", "F64", "BOOL"):
+for _type in (*_UNSIGNED, "F32", "F64", "BOOL"):  # of registers
     add("choose", ("BOOL", _type, _type), _type, _chosen(_type))
+for _type in (*INTEGERS, "F32", "F64", "BOOL"):
     add("move", (_type,), _type, lambda b, x: x)
 
 # -- conversions ----------------------------------------------------------------------------------
-
-for _type in INTEGERS:
-    for _target in ("F32", "F64"):
-        add(f"astype {_target}", (_type,), _target, _to_float(_type, _target))
 
 
 def _join(b: Body, low: str, high: str) -> str:
@@ -171,5 +171,4 @@ for _name in ("div", "rem"):
     for _sign in (False, True):
         _key = f"integers.{_name} signed={_sign} width=32"
         add(_key, ("U32", "U32"), "U32", _quotient(_sign, _name == "rem"))
-for _type in ("U16", "U32", "U64"):
-    add(f"integers.shl width={BITS[_type]}", (_type, _type), _type, _shift("<<", _type))
+add("integers.shl width=32", ("U32", "U32"), "U32", _shift("<<", "U32"))

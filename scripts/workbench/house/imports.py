@@ -98,14 +98,16 @@ def direction(source: Source) -> Iterator[Finding]:
 
 
 def emulator_is_alone(source: Source) -> Iterator[Finding]:
-    """ptxemu runs anywhere numpy runs; the DSL and torch enter in ptxemu/host, inside functions."""
+    """ptxemu runs anywhere numpy runs; the DSL and torch enter in ptxemu/host, llvmlite in
+    ptxemu/native, inside functions."""
     if source.package != "ptxemu":
         return
-    in_host = source.path.parts[1] == "host"
+    folder = source.path.parts[1]
     for item in imports(source):
         known = item.top in sys.stdlib_module_names or item.top in {"numpy", "ptxemu"}
         known = known or (item.top == "pytest" and source.path == PYTEST_PLUGIN)
-        if not known and not (in_host and item.lazy):
+        allowed = folder == "host" or (folder == "native" and item.top == "llvmlite")
+        if not known and not (allowed and item.lazy):
             yield source.finding(f"ptxemu imports {item.top}", item.node)
 
 
