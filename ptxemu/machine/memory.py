@@ -396,8 +396,9 @@ class GlobalMemory:
 
     def read_bytes(self, address: int, nbytes: int) -> bytes:
         """Bytes of one place."""
-        if self._find(address, address + nbytes, False) is None:
+        if not self.holds(address, address + nbytes):
             return self.read_rows(as_addresses([address]), nbytes).tobytes()
+        self.check(address, address + nbytes, False)  # whoever follows accesses is told there
         start = address - FIRST_ADDRESS
         return self.views[1][start : start + nbytes].tobytes()
 
