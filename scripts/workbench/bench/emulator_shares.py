@@ -85,7 +85,8 @@ class _Sampler:
         if phase == "start":
             self._collecting = time.process_time()
         else:
-            took = time.process_time() - self._collecting
+            # a sample may have been taken on the way
+            took = time.process_time() - max(self._collecting, self._last)
             self.found[HOST] += took
             self._last += took
 
