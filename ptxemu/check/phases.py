@@ -15,7 +15,7 @@ class PhaseClock:
         self.components = components
         self.agent = agent
         self.component = components.add("mbarrier", agent)
-        self.gathered = fresh(components)
+        self._gathered: np.ndarray | None = None  # a clock, once something is told
         self._latest: np.ndarray | None = None  # what was told last,
         self._reached: dict[int, int] = {}  # and besides steps, by component
         self.phases: list[np.ndarray] = []
@@ -25,9 +25,16 @@ class PhaseClock:
         self.initialised = (0, 0)  # component and step of its mbarrier.init
         self.init_site = 0
 
+    @property
+    def gathered(self) -> np.ndarray:
+        """What the arrivals of all phases have told so far."""
+        if self._gathered is None:
+            self._gathered = fresh(self.components)
+        return self._gathered
+
     def arrive(self, told: np.ndarray) -> None:
         if told is not self._latest:
-            self.gathered, self._latest = join(self.gathered, told), told
+            self._gathered, self._latest = join(self.gathered, told), told
 
     def arrive_with(self, ticket: Ticket) -> None:
         """What the completion of an operation tells: all that its warp knew when it issued it,
@@ -41,7 +48,7 @@ class PhaseClock:
     def completed(self) -> None:
         told = self.gathered
         if max(self.component, 0, *self._reached) >= told.shape[1]:
-            told = self.gathered = join(told, fresh(self.components))
+            told = self._gathered = join(told, fresh(self.components))
         for component, step in self._reached.items():
             for row in (EXECUTED, ORDERED):
                 told[row, component] = max(told[row, component], step)

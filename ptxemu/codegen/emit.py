@@ -26,7 +26,8 @@ class BlockWriter:
     """The lines of one function, as its nodes are emitted. A value is a local name once it is used
     alone; until then a result of a group is known by its matrix and row (`home`)."""
 
-    sites: dict[int, int] | None = None  # id of an instruction -> its number, if steps name it
+    sites: dict[int, int]  # id of an instruction -> its number
+    names_all: bool = False  # every step names its instruction, not only those with effects
     resumes: bool = False  # steps below `start` were done before; `saved` has their results
     site: int = -1
     steps: int = 0
@@ -233,7 +234,9 @@ class BlockWriter:
 
     def _name_site(self, node: Node) -> None:
         """Tell the warp which instruction it is at, once for all steps of one."""
-        site = -1 if self.sites is None else self.sites.get(id(node.instr), -1)
+        if node.repeatable and not self.names_all:
+            return
+        site = self.sites.get(id(node.instr), -1)
         if site not in (-1, self.site):
             self.site = site
             self.line(f"w.at = {site}")

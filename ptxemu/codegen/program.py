@@ -222,12 +222,12 @@ class Program:
             return self._generated(key, self._writer(key[1], follows, native=False), follows)
 
     def _writer(self, partial: int, follows: bool, *, native: bool = True) -> BlockWriter:
-        sites = self.site_of if self.checked else None
+        sites, checked = self.site_of, self.checked
         if self.frame is None:
-            return BlockWriter(sites, resumes=follows)
+            return BlockWriter(sites, checked, resumes=follows)
         if follows or not native:
-            return BlockWriter(sites, resumes=follows, filed=self.frame.offsets)
-        return StepWriter(sites, frame=self.frame, tells=self.checked, partial=partial)
+            return BlockWriter(sites, checked, resumes=follows, filed=self.frame.offsets)
+        return StepWriter(sites, checked, frame=self.frame, tells=checked, partial=partial)
 
     def _generated(
         self, key: tuple[Any, ...], writer: BlockWriter, follows: bool

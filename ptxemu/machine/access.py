@@ -126,7 +126,7 @@ def store_vector(
     """values [count, 32] (or broadcastable) to one address per lane."""
     w.stored = True
     lanes = _LANES if mask is None else np.flatnonzero(mask)
-    rows = np.broadcast_to(values, (len(values), 32))
+    rows = values if values.shape[-1] == 32 else np.broadcast_to(values, (len(values), 32))
     if mask is not None:
         address, rows = address[lanes], rows[:, lanes]
     _scatter(w, space, address, size, rows, lanes)
@@ -181,19 +181,26 @@ def _gather(
 def _gather_cta(
     w: Warp, cta: Cta | None, address: np.ndarray, size: int, count: int, lanes: np.ndarray
 ) -> np.ndarray:
-    index = _index(address & OFFSET_MASK if cta else address, size, count, "shared")
     if cta is None:
+        index = _index(address, size, count, "shared")
         return w.machine.param_views[size][index + _STEP[count]]
-    _check_shared(cta, index, size, count)
+    index = _shared_index(cta, address, size, count)
     for each in w.listeners:
         each.shared_access(w, cta, index * size, size * count, lanes, False)
     return cta.views[size][index + _STEP[count]]
 
 
-def _check_shared(cta: Cta, index: np.ndarray, size: int, count: int) -> None:
-    top = int(index.max())
-    if (top + count) * size > cta.smem_size:
-        cta.check(top * size, count * size)
+def _shared_index(cta: Cta, address: np.ndarray, size: int, count: int) -> np.ndarray:
+    """Element indices, after the checks of alignment and bounds."""
+    offsets = address & OFFSET_MASK
+    bits = int(np.bitwise_or.reduce(offsets))
+    _require_aligned(bits, size * count, "shared")
+    index = offsets.astype(np.int64) >> size.bit_length() - 1
+    if bits + count * size > cta.smem_size:  # no offset is above the bits of all of them
+        top = int(index.max()) * size
+        if top + count * size > cta.smem_size:
+            cta.check(top, count * size)
+    return index
 
 
 def _index(address: np.ndarray, size: int, count: int, space: str) -> np.ndarray:
@@ -232,8 +239,7 @@ def _scatter_cta(
     w: Warp, cta: Cta, address: np.ndarray, size: int, rows: np.ndarray, lanes: np.ndarray
 ) -> None:
     count = len(rows)
-    index = _index(address & OFFSET_MASK, size, count, "shared")
-    _check_shared(cta, index, size, count)
+    index = _shared_index(cta, address, size, count)
     for each in w.listeners:
         each.shared_access(w, cta, index * size, size * count, lanes, True)
     cta.views[size][index + _STEP[count]] = rows

@@ -21,7 +21,10 @@ class Work:
     work itself; a store has a second one, which writes what the first one read. `stream`: the
     operations of its warp that waits count it with, "" where mbarriers tell of it."""
 
-    __slots__ = ("unit", "label", "steps", "size", "stream", "releases", "queue", "instr", "warp")
+    __slots__ = (
+        *("unit", "label", "steps", "size", "stream", "releases", "queue", "instr", "warp"),
+        "site",
+    )
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Work:
         self.queue: WorkQueue | None = None
         self.instr: Instr | None = None  # who issued it, where it can outlive the instruction
         self.warp = ""
+        self.site = -1  # the number of that instruction
 
     def advance(self) -> None:
         try:

@@ -147,7 +147,7 @@ class Cta:
             )
         return found
 
-    def init_mbarrier(self, offset: int, count: int) -> None:
+    def init_mbarrier(self, offset: int, count: int, site: int = -1) -> None:
         if offset % 8:
             raise HardwareRefusal(f"mbarrier at shared offset {offset:#x}; must be 8-byte aligned")
         self.check(offset, 8)
@@ -155,7 +155,11 @@ class Cta:
         if old is not None and old.waiters:
             raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
         self.mbarriers[offset] = MBarrier(
-            f"{offset:#x} of {self.name()}", count, self.machine.listeners, self.machine.units
+            f"{offset:#x} of {self.name()}",
+            count,
+            self.machine.listeners,
+            self.machine.units,
+            site,
         )
 
     def barrier(self, ident: int) -> NamedBarrier:
@@ -256,7 +260,8 @@ class Cluster:
                 f"shared address of rank {rank} in a cluster of {len(self.ctas)} CTAs"
             )
         found = self.ctas[rank]
-        found.reached_by(None)  # by an instruction of a CTA that is running
+        if found.live_warps == 0:
+            found.reached_by(None)  # by an instruction of a CTA that is running
         return found
 
     def locate(self, address: int) -> tuple[Cta, int]:

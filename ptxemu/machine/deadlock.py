@@ -247,10 +247,4 @@ def _signalled(program: Program, signal: Signal, barrier: MBarrier) -> Signalled
 
 
 def _site(program: Program, signal: Signal) -> Instr | None:
-    site = signal.site
-    if not isinstance(site, tuple):
-        return site
-    code, at = site
-    line = next((n for low, high, n in code.co_lines() if low <= at < high), None)
-    instrs = program.lines.get(code.co_filename, [])
-    return instrs[line - 2] if line is not None and 0 <= line - 2 < len(instrs) else None
+    return program.sites[signal.site] if signal.site >= 0 else None

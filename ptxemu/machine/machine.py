@@ -163,9 +163,9 @@ class Machine:
 
     def issue(self, w: Warp, work: Work, queue: WorkQueue | None = None) -> Work:
         """Hand asynchronous work over to its unit."""
-        work.warp = w.name()
+        work.warp, work.site = w.label, w.at
         if not self.units.eager:
-            work.instr = self.program.running_instruction()
+            work.instr = self.program.sites[w.at]
         for each in self.listeners:
             each.issued(w, work)
         return self.units.issue(work, queue)

@@ -7,8 +7,6 @@ and nowhere else. Who waits and who has signalled is kept, so that a deadlock ca
 
 from __future__ import annotations
 
-import sys
-from types import CodeType, FrameType
 from typing import TYPE_CHECKING
 
 from ptxemu.errors import HardwareRefusal
@@ -16,10 +14,8 @@ from ptxemu.machine.listener import Listener, Waiters
 
 if TYPE_CHECKING:
     from ptxemu.machine.async_ops import AsyncUnits
-    from ptxemu.syntax.tree import Instr
 
 MAX_COUNT = (1 << 20) - 1
-Site = tuple[CodeType, int]  # generated code and the offset of its bytecode that runs
 
 
 class Signal:
@@ -27,12 +23,12 @@ class Signal:
 
     kind: 'init', 'arrive' (arrivals), 'expect' (bytes announced) or 'land' (bytes that came).
     times, amount: of executions, and of arrivals or bytes in them; `now_` the same within `phase`,
-    the latest one. site: an instruction, or where to look it up: that would cost too much here.
+    the latest one. site: the number of the instruction, -1 where none did it.
     """
 
     __slots__ = ("kind", "agent", "site", "times", "amount", "phase", "now_times", "now_amount")
 
-    def __init__(self, kind: str, agent: str, site: Instr | Site | None) -> None:
+    def __init__(self, kind: str, agent: str, site: int) -> None:
         self.kind, self.agent, self.site = kind, agent, site
         self.times = self.amount = self.phase = self.now_times = self.now_amount = 0
 
@@ -43,16 +39,6 @@ class Signal:
         self.amount += amount
         self.now_times += times
         self.now_amount += amount
-
-
-def _running() -> Site | None:
-    """Where the innermost generated function is."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<ptxemu "):
-            return frame.f_code, frame.f_lasti
-        frame = frame.f_back
-    return None
 
 
 class MBarrier:
@@ -69,6 +55,7 @@ class MBarrier:
         count: int,
         listeners: tuple[Listener, ...] = (),
         units: AsyncUnits | None = None,
+        site: int = -1,
     ) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
@@ -81,21 +68,16 @@ class MBarrier:
         self.sources: set[str] = set()  # who has ever arrived or landed bytes
         self.listeners = listeners
         self.units = units
-        self.signals: dict[tuple[str, str, int, int], Signal] = {}
+        self.signals: dict[tuple[str, str, int], Signal] = {}
         self.seen: dict[str, int] = {}  # warp -> phases completed when it last waited with success
-        self._note("init", "", count)
+        self._note("init", "", count, 1, site)
 
-    def _note(self, kind: str, agent: str, amount: int, times: int = 1) -> None:
+    def _note(self, kind: str, agent: str, amount: int, times: int, site: int) -> None:
         """Keep who signals, the instruction that issued it where that is asynchronous."""
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
-            agent = work.warp
-        if work is not None and work.instr is not None:
-            site: Instr | Site | None = work.instr
-            key = kind, agent, id(site), 0
-        else:
-            place = site = _running()
-            key = kind, agent, id(place[0]) if place else 0, place[1] if place else 0
+            agent, site = work.warp, work.site
+        key = kind, agent, site
         signal = self.signals.get(key)
         if signal is None:
             signal = self.signals[key] = Signal(kind, agent, site)
@@ -105,11 +87,13 @@ class MBarrier:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
-    def arrive(self, count: int = 1, *, drop: bool = False, by: str = "") -> int:
+    def arrive(
+        self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1
+    ) -> int:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
-        the upper half what was pending before."""
+        the upper half what was pending before. site: the instruction, if `by` is a warp."""
         state = self.phase & 0xFFFFFFFF | self.pending << 32
-        self._signalled("arrive", by, count)
+        self._signalled("arrive", by, count, 1, site)
         if count > self.pending:
             raise HardwareRefusal(
                 f"mbarrier {self.where}: {count} arrivals, {self.pending} pending" + self._full()
@@ -130,31 +114,34 @@ class MBarrier:
             "arrives for the next phase before this one is complete (a wait is missing), or twice"
         )
 
-    def arrive_each(self, lanes: int, count: int = 1, *, drop: bool = False, by: str = "") -> int:
+    def arrive_each(
+        self, lanes: int, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1
+    ) -> int:
         """The arrivals of several lanes, one after the other: they may complete a phase midway."""
         if lanes * count <= self.pending:
-            return self.arrive(lanes * count, drop=drop, by=by)
-        first = self.arrive(count, drop=drop, by=by)
+            return self.arrive(lanes * count, drop=drop, by=by, site=site)
+        first = self.arrive(count, drop=drop, by=by, site=site)
         for _ in range(lanes - 1):
-            self.arrive(count, drop=drop, by=by)
+            self.arrive(count, drop=drop, by=by, site=site)
         return first
 
-    def expect(self, nbytes: int, lanes: int = 1, *, by: str = "") -> None:
+    def expect(self, nbytes: int, lanes: int = 1, *, by: str = "", site: int = -1) -> None:
         """expect_tx of so many lanes."""
-        self._note("expect", by, nbytes * lanes)
+        self._note("expect", by, nbytes * lanes, 1, site)
         self.tx += nbytes * lanes
-        each = f": {lanes} lanes announced {nbytes} bytes each; elect one if one is to"
-        self._check_tx(each * (lanes > 1))
+        if not -MAX_COUNT <= self.tx <= MAX_COUNT:
+            each = f": {lanes} lanes announced {nbytes} bytes each; elect one if one is to"
+            self._check_tx(each * (lanes > 1))
 
-    def complete(self, nbytes: int, *, by: str = "TMA", times: int = 1) -> None:
+    def complete(self, nbytes: int, *, by: str = "TMA", times: int = 1, site: int = -1) -> None:
         """complete_tx: bytes have landed, so many times."""
-        self._signalled("land", by, nbytes * times, times)
+        self._signalled("land", by, nbytes * times, times, site)
         self.tx -= nbytes * times
         self._check_tx()
         self._complete_if_done()
 
-    def _signalled(self, kind: str, by: str, amount: int, times: int = 1) -> None:
-        self._note(kind, by, amount, times)
+    def _signalled(self, kind: str, by: str, amount: int, times: int, site: int) -> None:
+        self._note(kind, by, amount, times, site)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)

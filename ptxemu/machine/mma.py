@@ -20,6 +20,7 @@ import numpy as np
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.operand_format import decode_in_tmem, line_bytes
 from ptxemu.machine.scale_factors import Scales, read_scales, require_scales, scaled
+from ptxemu.machine.scaled_operand import Factors, scaled_operand
 from ptxemu.machine.sparsity import LISTED, expanded_parts
 from ptxemu.machine.tmem import UPPER_POISON, Tmem
 from ptxemu.machine.tmem_metadata import metadata_at, read_metadata
@@ -95,14 +96,9 @@ def execute(ctas: Sequence[MmaCta], what: Mma, sums: Rule | None = None) -> None
     scale = _scale(instr, what.accumulate, what.scale_input_d)
     protected = disabled_lanes(what.disable_lanes, cta_group)
     m, group = instr.data_path(cta_group)
-    all_b = _read_operand_b(ctas, what.b, instr)
+    all_b = None if scales is not None else _read_operand_b(ctas, what.b, instr)
     for rank, cta in enumerate(ctas):
-        own_a, own_b = _read_operand_a(cta, a, instr, cta_group), all_b
-        if what.metadata is not None:
-            where = metadata_at(what.metadata, instr, cta_group)
-            own_a = expanded_parts(own_a, read_metadata(cta.tmem, where), LISTED)
-        if scales is not None:
-            own_a, own_b = _scale_operands(cta.tmem, (own_a, all_b), instr, scales, cta_group)
+        own_a, own_b = _operands(ctas, cta, what, all_b)
         cells = cta.tmem.accumulator(d, m, instr.n, group)
         if isinstance(a, int) and a >> 16 != d >> 16:  # PTX ISA, Layout F
             raise HardwareRefusal(f"A of M={m} at TMEM lane {a >> 16}, D at lane {d >> 16}")
@@ -140,6 +136,51 @@ def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group:
     if idesc.stationary and group > 1:
         return decode_in_tmem(idesc.a_format, cta.tmem.operand_copies(a, m, group, nbytes))
     return decode_in_tmem(idesc.a_format, cta.tmem.operand_image(a, m, group, nbytes))
+
+
+def _operands(
+    ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, all_b: np.ndarray | None
+) -> Sequence[np.ndarray]:
+    """A and B of a CTA of these, float32; all_b: B, if it has no scale factors."""
+    instr, cta_group = what.instr, len(ctas)
+    if what.scales is not None:
+        found = _scaled_at_once(ctas, cta, what, what.scales)
+        if found is not None:
+            return found
+    b = _read_operand_b(ctas, what.b, instr) if all_b is None else all_b
+    a = _read_operand_a(cta, what.a, instr, cta_group)
+    if what.metadata is not None:
+        where = metadata_at(what.metadata, instr, cta_group)
+        a = expanded_parts(a, read_metadata(cta.tmem, where), LISTED)
+    if what.scales is None:
+        return a, b
+    return _scale_operands(cta.tmem, (a, b), instr, what.scales, cta_group)
+
+
+def _scaled_at_once(
+    ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, scales: Scales
+) -> list[np.ndarray] | None:
+    """A and B times their scale factors; None where that takes more than one step."""
+    instr, a, cta_group = what.instr, what.a, len(ctas)
+    if not isinstance(a, SmemDesc) or instr.sparse or instr.a_negate != instr.b_negate:
+        return None
+    of_a, of_b = scales.placements(instr, cta_group)
+    fmt, blocks = instr.scale_format or "", scales.blocks
+    own_a = scaled_operand(
+        [cta.smem],
+        a,
+        instr.shape_of_a(cta_group),
+        cta.tmem,
+        Factors(of_a, blocks, instr.a_scale_id, fmt),
+    )
+    own_b = scaled_operand(
+        [each.smem for each in ctas],
+        what.b,
+        instr.shape_of_b(cta_group),
+        cta.tmem,
+        Factors(of_b, blocks, instr.b_scale_id, fmt),
+    )
+    return None if own_a is None or own_b is None else [own_a, own_b]
 
 
 def _scale_operands(

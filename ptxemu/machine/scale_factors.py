@@ -12,7 +12,6 @@ has, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,10 +24,11 @@ from ptxemu.numerics import formats
 
 QUARTER = 32  # lanes of one copy
 _ADDRESS_BITS = 0x3FFF_FFFF  # CUTLASS keeps the scale id in the two bits above them
-_LARGE = 2.0**64  # an element times a scale factor beyond this may be too large for float32
-_DECODE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "ue8m0": formats.ue8m0_to_f32,
-    "ue4m3": lambda code: formats.e4m3_to_f32(code & 0x7F),
+LARGEST = 2.0**64  # an element times a scale factor beyond this may be too large for float32
+_CODES = np.arange(256, dtype=np.uint8)
+VALUES = {  # of every code
+    "ue8m0": formats.ue8m0_to_f32(_CODES),
+    "ue4m3": formats.e4m3_to_f32(_CODES & 0x7F),
 }
 # (kind, blocks along K) -> formats of the scale factors
 _FORMATS = {
@@ -113,19 +113,19 @@ def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str)
     column, columns = where.columns()
     tmem.check(column, columns)
     copies = where.copies(tmem.cells[column : column + columns])
-    if (copies != copies[0]).any():
+    if (copies[1:] != copies[0]).any():
         raise UnsupportedPtx(
             f"scale factors in TMEM column {column:#x} differ between the quarters of the lanes"
             " that hold the same rows"
         )
     codes = copies[0].view(np.uint8).reshape(where.rows, 4)
-    return _DECODE[fmt](codes[:, first : first + blocks])
+    return VALUES[fmt].take(codes[:, first : first + blocks])
 
 
 def scaled(operand: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """(rows, k): every block of a row times its scale factor, exact. float32, or float64 where
     that may be too large: the other operand's scale factor can make up for it."""
     rows, blocks = scales.shape
-    if (scales > _LARGE).any():
+    if np.fmax.reduce(scales, axis=None) > LARGEST:
         scales = scales.astype(np.float64)
     return (operand.reshape(rows, blocks, -1) * scales[:, :, None]).reshape(operand.shape)

@@ -120,6 +120,10 @@ class Tmem:
         """tcgen05.relinquish_alloc_permit: any later alloc of this CTA is refused."""
         self._may_allocate = False
 
+    def holds(self, column: int, count: int) -> bool:
+        """Whether these columns are allocated."""
+        return not _mask(column, count) & ~self._allocated
+
     def check(self, column: int, count: int = 1) -> None:
         """Raise HardwareRefusal unless columns column .. column + count - 1 have been allocated."""
         self._check_mask(_mask(column, count))

@@ -38,6 +38,11 @@ class Fill(NamedTuple):
         """Of each copy and row, intp."""
         return _lanes(self)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the copies, one behind the other, are all lanes."""
+        return self.run == self.rows and self.copies == tuple(range(0, LANES, self.rows))
+
     def sources(self, codes: np.ndarray | None) -> np.ndarray | None:
         """Of the codes of the matrix's 32-bit words, [row, word], the largest that each word in
         tensor memory comes from; None where all are 0. Padding counts for nothing."""
@@ -100,5 +105,8 @@ def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
     """
     require_room(tmem, address, shape)
     column, columns = address & 0xFFFF, shape.nbytes // 4
-    lanes = (address >> 16) + shape.lanes()
-    tmem.cells[column : column + columns, lanes] = words.T[:, None, :]
+    cells = tmem.cells[column : column + columns]
+    if shape.whole:
+        cells.reshape(columns, -1, shape.rows)[...] = words.T[:, None, :]
+    else:
+        cells[:, (address >> 16) + shape.lanes()] = words.T[:, None, :]

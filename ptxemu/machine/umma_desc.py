@@ -308,12 +308,17 @@ def read_operand(
     fmt: key of operand_format.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
     transpose of a C-contiguous array if MN-major. Raises HardwareRefusal past the end of smem.
     """
-    form = rows, k, fmt, mn_major
+    values = decode(fmt, _taken(smem, image_of(desc, (rows, k, fmt, mn_major))))
+    return values.T if mn_major else values
+
+
+def image_of(desc: SmemDesc, form: tuple[int, int, str, bool]) -> Image:
+    """Where the operand lies; form: rows, k, format, MN-major?"""
     if form not in desc.images:
+        _, _, fmt, mn_major = form
         _require_layout(desc, line_bytes(fmt, 1), mn_major)
         desc.images[form] = _image(desc, operand_shape(*form), mn_major)
-    values = decode(fmt, _taken(smem, desc.images[form]))
-    return values.T if mn_major else values
+    return desc.images[form]
 
 
 def matrix_bytes(

@@ -80,7 +80,8 @@ class Warp:
         self.listeners = cta.machine.listeners
         self.follower: Follower | None = None  # of undefined data, where a listener set one
         self.how = ""  # semantics of the access that is running, where it is strong
-        self.at = 0  # the instruction that is running, where the program is `checked`
+        self.at = 0  # the instruction that is running; in a program that is not `checked`, the
+        # latest with effects that primitives do not have
         self.cluster = cta.cluster
         self.index = index
         self.label = f"warp {index} of {cta.name()}"
@@ -317,6 +318,9 @@ class Warp:
 
     def runnable_now(self) -> bool:
         """Some fragment can take a turn."""
+        if len(self.frags) == 1:
+            frag = self.frags[0]
+            return frag.wait is None and self.together(frag)
         self._merge()
         return any(frag.wait is None and self.together(frag) for frag in self.frags)
 
@@ -347,13 +351,10 @@ class Warp:
 
     def each_lane(self, *values: PerLane) -> Iterator[tuple[Any, ...]]:
         """The operands of every active lane together: each lane issues its own operation."""
-        if not any(map(_differs, values)):
-            return iter((values,) * self.frag.mask.bit_count())
-        return zip(*(self.lane_values(value) for value in values), strict=True)
-
-
-def _differs(value: PerLane) -> bool:
-    return isinstance(value, np.ndarray)
+        for value in values:
+            if isinstance(value, np.ndarray):
+                return zip(*(self.lane_values(value) for value in values), strict=True)
+        return iter((values,) * self.frag.mask.bit_count())
 
 
 _NONE: frozenset[str] = frozenset()

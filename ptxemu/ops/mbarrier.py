@@ -138,7 +138,7 @@ def mbarrier_init(w: Warp, address: PerLane, count: PerLane) -> None:
         for each in w.listeners:
             if offset in cta.mbarriers:
                 each.mbarrier_replaced(w, cta.mbarriers[offset])
-        cta.init_mbarrier(offset, expected)
+        cta.init_mbarrier(offset, expected, w.at)
         for each in w.listeners:
             each.mbarrier_initialised(w, cta, cta.mbarriers[offset])
 
@@ -152,7 +152,7 @@ def mbarrier_inval(w: Warp, address: PerLane) -> None:
 
 def _states(w: Warp, states: list[int], *operands: PerLane) -> PerLane:
     """The opaque results of arrivals: one where the operands are uniform, else one per lane."""
-    if all(not isinstance(operand, np.ndarray) for operand in operands):
+    if len(states) == 1 and np.ndarray not in map(type, operands):
         return states[0]
     out = np.zeros(32, np.uint64)
     out[w.frag.active()] = states
@@ -169,7 +169,7 @@ def mbarrier_arrive(
         barrier = find(w, where)
         for each in w.listeners:
             each.mbarrier_arrival(w, _home(w, where), barrier, how, (lanes, lanes * number))
-        states.append(barrier.arrive_each(lanes, number, drop=drop, by=w.label))
+        states.append(barrier.arrive_each(lanes, number, drop=drop, by=w.label, site=w.at))
     return _states(w, states, address, count)
 
 
@@ -181,24 +181,24 @@ def mbarrier_arrive_expect(
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
-        barrier.expect(number, lanes, by=w.label)
+        barrier.expect(number, lanes, by=w.label, site=w.at)
         for each in w.listeners:
             each.mbarrier_arrival(w, _home(w, where), barrier, how)
-        states.append(barrier.arrive_each(lanes, drop=drop, by=w.label))
+        states.append(barrier.arrive_each(lanes, drop=drop, by=w.label, site=w.at))
     return _states(w, states, address, nbytes)
 
 
 @runtime
 def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).expect(number, lanes, by=w.label)
+        find(w, where).expect(number, lanes, by=w.label, site=w.at)
 
 
 @runtime
 def mbarrier_complete_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     w.machine.note_progress()
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).complete(number * lanes, by=w.label)
+        find(w, where).complete(number * lanes, by=w.label, site=w.at)
 
 
 @runtime
