@@ -136,6 +136,8 @@ class Checker(Forwarding):
     def warp_started(self, w: Warp) -> None:
         self.states.start_warp(w)
         self.taint.start_warp(w)
+        if len(w.listeners) == 1 and w.cta.unfenced is None:
+            w.told = self.told_shared
 
     def cta_ended(self, cta: Cta) -> None:
         self.unused.ended(cta)
@@ -169,6 +171,17 @@ class Checker(Forwarding):
         if w.how:
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
+
+    def told_shared(
+        self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
+    ) -> bool:
+        """See `Warp.told`: the same as `shared_access`, where there is nothing to find out."""
+        if w.how or not self.taint.simple(w, w.cta, write):
+            return False
+        if not self.races.shared_by_lanes(w, starts, mb, nbytes, write):
+            return False
+        self.manual.accessed(w, write)
+        return True
 
     def global_read(self, w: Warp, starts: Starts, nbytes: int, lanes: Lanes) -> None:
         places = np.atleast_1d(np.asarray(starts)).astype(np.int64)

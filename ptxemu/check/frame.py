@@ -15,12 +15,15 @@ from ptxemu.check.clocks import Mark
 from ptxemu.native import shadow as native
 from ptxemu.native.library import Library, library
 from ptxemu.native.shadow import (
+    ACTIVE,
     AGENT,
     BASE,
     BEFORE,
     COUNT,
     LANE,
     LANES,
+    NBYTES,
+    ROOM,
     RUN,
     SHIFT,
     STAMP,
@@ -38,12 +41,15 @@ FOUND = np.zeros(_MOST_FOUND, np.int64)  # what `unread` and `writers` give
 _words[native.OUT] = FOUND.ctypes.data
 _lanes = np.zeros(_LANES, np.int64)
 _LANES_AT = _lanes.ctypes.data
+_starts = np.zeros(_LANES, np.int64)
+_STARTS_AT = _starts.ctypes.data
 
 
 class Routines(NamedTuple):
     """Those of `native.shadow` that are called with the address of the frame."""
 
     visit: Callable[[int], int]
+    visit_lanes: Callable[[int], int]
     visit_global: Callable[[int], int]
     unread: Callable[[int], int]
     writers: Callable[[int], int]
@@ -67,12 +73,28 @@ def place(cells: Cells) -> None:
     words[SHIFT], words[BASE] = cells.shift, cells.base
 
 
-def access(by: Agent, space: str, mark: Mark) -> None:
-    """Who accesses the cells that have been placed."""
+def lanes(starts: np.ndarray, mb: int, nbytes: int, room: int, grain: int) -> None:
+    """Which cells, for `visit_lanes`: `nbytes` at each of `starts`, uint32 [32], for the lanes of
+    `mb`, in a memory of `room` bytes."""
+    words = WORDS
+    _starts[:] = starts
+    words[STARTS], words[LANES], words[ACTIVE] = _STARTS_AT, _LANES_AT, mb
+    words[NBYTES], words[ROOM] = nbytes, room
+    words[RUN], words[SHIFT], words[BASE] = nbytes // grain or 1, grain.bit_length() - 1, 0
+
+
+def agent(by: Agent, space: str, stamp: int) -> None:
+    """Who accesses them, and when."""
     words = WORDS
     words[AGENT] = by.words(space)
     words[STREAM], words[BEFORE] = by.in_order
-    words[STAMP] = mark.stamp
+    words[STAMP] = stamp
+
+
+def access(by: Agent, space: str, mark: Mark) -> None:
+    """Who accesses the cells that have been placed."""
+    words = WORDS
+    agent(by, space, mark.stamp)
     if isinstance(mark.lane, int):
         words[LANE], words[LANES] = mark.lane, 0
     else:

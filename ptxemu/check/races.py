@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from ptxemu.check import explain, footprints
+from ptxemu.check import explain, footprints, frame
 from ptxemu.check.agents import Agent, Ticket, WarpClock
 from ptxemu.check.cells import Cells, byte_cells
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, ORDERED, Mark, Stamp, stamp
@@ -86,6 +86,16 @@ class Races:
         if done and cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
         return done
+
+    def shared_by_lanes(
+        self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
+    ) -> bool:
+        """The same of `nbytes` at each of `starts`, uint32 [32], by the lanes of `mb`; no part of
+        it is out of bounds, or misaligned."""
+        clock = self._states.clocks[w]
+        step = stamp(clock.own, clock.now, 0, w.at)
+        frame.lanes(starts, mb, nbytes, w.cta.smem_size, self._states.grain)
+        return self._shadow(w.cta).surely_by_lanes(clock, step, write)
 
     def mark(self, w: Warp, lanes: np.ndarray | None) -> Mark:
         """Of an ordinary access of `lanes`, None: of all that execute it, to one address."""

@@ -106,11 +106,29 @@ class Shadow:
             self.below[cells.index()] = 0
         return True
 
+    def surely_by_lanes(self, by: Agent, stamp: int, write: bool) -> bool:
+        """The same of an access of lanes that the frame has (`frame.lanes`), which reads what is
+        defined; stamp: without a lane. One that needs more planes is left to somebody else."""
+        routines = self._routines
+        if routines is None or self.below is not None:
+            return False
+        self._place_memory()
+        frame.agent(by, self.space, stamp)
+        WORDS[KIND] = WRITES if write else DEFINED
+        if routines.visit_lanes(frame.ADDRESS):
+            return False
+        if not write:
+            self._readers[stamp >> COMPONENT_SHIFT] = None
+        return True
+
     def _place(self, cells: Cells) -> None:
         """Tell machine code where cells are."""
+        self._place_memory()
+        frame.place(cells)
+
+    def _place_memory(self) -> None:
         WORDS[TABLE], WORDS[PLANES] = self._table_at, len(self._reads)
         WORDS[BARRIERS], WORDS[CELLS] = self._barriers_at, len(self.last)
-        frame.place(cells)
 
     @property
     def all_written(self) -> bool:

@@ -35,16 +35,22 @@ _VOTES = {
 
 @dataclass(eq=False)
 class StepWriter(NativeWriter):
-    """tells: steps tell listeners of their operands, so that none of memory is a primitive's."""
+    """tells: steps tell listeners of their operands. Of memory only accesses of shared memory are a
+    primitive's then, where `Warp.told` says that nobody else has to hear of them."""
 
     tells: bool = False
     pending: list[Node] = field(default_factory=list)  # tcgen05.ld whose results come later
 
     def _wants_rows(self, node: Node) -> bool:
-        return super()._wants_rows(node) or (not self.tells and access_of(node) is not None)
+        return super()._wants_rows(node) or self._access_of(node) is not None
+
+    def _access_of(self, node: Node) -> Access | TensorAccess | None:
+        access = access_of(node)
+        quiet = not self.tells or (isinstance(access, Access) and access.space == "shared")
+        return access if quiet else None
 
     def _step(self, node: Node) -> None:
-        access = None if self.tells else access_of(node)
+        access = self._access_of(node)
         if access:
             self._access(node, access)
         elif not (node.repeatable and self._together(node)):
@@ -85,6 +91,8 @@ class StepWriter(NativeWriter):
         """A load or store as the last operation of a segment, and its line of Python, for when that
         one refuses."""
         self.instr = node.instr
+        if self.tells:
+            self._name_site(node)
         dtype = DTYPE[node.srcs[0].type]
         address = self._in_scratch(self._home(node.srcs[0], dtype), dtype)
         others = (self._active(),) if isinstance(access, Access) else ()
@@ -96,10 +104,19 @@ class StepWriter(NativeWriter):
         else:
             spot = self._spot(access.dtype, access.count)
             self.homes |= {out: row_of(spot, row) for row, out in enumerate(node.outs)}
+        told, number = "", -1
+        if isinstance(access, Access) and self.tells:
+            self.flush()
+            what = f"{access.size * access.count}, {access.store}"
+            told = f"not w.told(w, {self._view(address, dtype)}, <mb>, {what}) or "
+            number, self.steps = self.steps, self.steps + 1
         self._operate(*access.key, Home(spot), address, *others)
         data = self._view(Home(spot), spot.dtype, access.count)
         text = node.text.format(self._view(address, dtype), rows=data)
-        self.line(f"if {self._call()}: {text if access.store else f'{data}[...] = {text}'}")
+        text = text if access.store else f"{data}[...] = {text}"
+        self.line(f"if {told}{self._call()}: {text}", number)
+        if told and not access.store:  # the second form may go on behind it
+            self.line(f"s{number}_0 = {data}.copy()")
 
     # -- what lanes do together -------------------------------------------------------------
 

@@ -133,7 +133,8 @@ class Cta:
             self.tmem.cells,
             self.tmem.columns,
             32 * (warp % 4),
-            refuses=bool(self.machine.listeners) or self.unfenced is not None,
+            refuses=self.unfenced is not None
+            or bool(self.machine.listeners) is not self.machine.program.checked,
         )
 
     def name(self) -> str:

@@ -8,7 +8,7 @@ fragment lets its siblings run, as on hardware since Volta.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -79,6 +79,7 @@ class Warp:
         self.machine = cta.machine
         self.listeners = cta.machine.listeners
         self.follower: Follower | None = None  # of undefined data, where a listener set one
+        self.told: Callable[..., bool] = _not_told
         self.how = ""  # semantics of the access that is running, where it is strong
         self.at = 0  # the instruction that is running; in a program that is not `checked`, the
         # latest with effects that primitives do not have
@@ -355,6 +356,13 @@ class Warp:
             if isinstance(value, np.ndarray):
                 return zip(*(self.lane_values(value) for value in values), strict=True)
         return iter((values,) * self.frag.mask.bit_count())
+
+
+def _not_told(w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
+    """Whether all listeners have heard of an ordinary access of the CTA's shared memory by the
+    lanes of `mb`, `nbytes` at each of `starts`, uint32 [32], and there is nothing more to it: then
+    it is in bounds, and a primitive does it. Where a listener knows that, it replaces this."""
+    return False
 
 
 _NONE: frozenset[str] = frozenset()

@@ -30,7 +30,9 @@ BELOW = 25  # and stamps below atomics, or 0
 NEVER = 26  # the answer to a read: some cell has never been written
 OUT = 27  # where stamps go that are asked for
 DEEPEST = 28  # between the parts of `visit`: the last plane that will change
+ACTIVE, NBYTES, ROOM = range(29, 32)  # for `visit_lanes`: lanes, bytes of each, those of the memory
 
+OFFSET = 0xFFFFFF  # of a shared address; above it is the rank in the cluster
 WRITES, DEFINED = 1, 2  # of a read: all has been written before
 DONE, UNSURE, UNWRITTEN, PLANE = range(4)  # answers; PLANE: one more is needed
 
@@ -120,6 +122,24 @@ def visit(address: int) -> int:
                     old = p_i64(table[plane])[cell]
             p_i64(table[plane])[cell] = mark
     return DONE
+
+
+@routine
+def visit_lanes(address: int) -> int:
+    """An access of shared memory by lanes of a warp, whose addresses come as STARTS; surely only
+    where they are aligned and in bounds."""
+    frame = p_i64(address)
+    starts, lanes, nbytes, count = p_i64(frame[STARTS]), p_i64(frame[LANES]), frame[NBYTES], 0
+    for lane in range(32):
+        if (frame[ACTIVE] >> lane) & 1 != 0:
+            offset = starts[lane] & OFFSET
+            if offset & (nbytes - 1) != 0 or offset + nbytes > frame[ROOM]:
+                return UNSURE
+            starts[count] = offset
+            lanes[count] = lane
+            count += 1
+    frame[COUNT] = count
+    return visit(address)
 
 
 @routine
