@@ -172,9 +172,7 @@ class Checker(Forwarding):
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
 
-    def told_shared(
-        self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
-    ) -> bool:
+    def told_shared(self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
         """See `Warp.told`: the same as `shared_access`, where there is nothing to find out."""
         if w.how or not self.taint.simple(w, w.cta, write):
             return False

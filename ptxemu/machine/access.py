@@ -82,6 +82,10 @@ def _place(
 def load_scalar(w: Warp, space: str, address: int, size: int, count: int) -> Any:
     """`count` elements of `size` bytes at one address for the whole warp."""
     nbytes, offset = size * count, address & OFFSET_MASK
+    if space == "param" and count == 1 and not address & (size - 1):
+        view = w.machine.param_views[size]
+        if address < len(view) * size:
+            return view.item(address // size)
     quiet = space == "shared" and not w.listeners and not address & (nbytes - 1)
     if quiet and offset + nbytes <= w.cta.smem_size:  # what kernels do all the time
         view, index = w.cta.views[size], offset // size

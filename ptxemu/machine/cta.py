@@ -123,15 +123,17 @@ class Cta:
         self.warps: list[Warp] = []
         self.warpgroups: dict[int, Warpgroup] = {}  # by first warp, where wgmma has come
         self.live_warps = 0
+        self._places: tuple[int, int, int] | None = None  # addresses of its memories
 
     def context(self, warp: int) -> Context:
         """What primitives know when the warp of that index executes them."""
+        if self._places is None:
+            cells, columns = self.tmem.cells.ctypes.data, self.tmem.columns.ctypes.data
+            self._places = self.smem.ctypes.data, cells, columns
         return Context(
-            self.smem,
+            *self._places,
             self.smem_size,
             self.machine.memory.table,
-            self.tmem.cells,
-            self.tmem.columns,
             32 * (warp % 4),
             refuses=self.unfenced is not None
             or bool(self.machine.listeners) is not self.machine.program.checked,

@@ -87,9 +87,7 @@ class MBarrier:
         """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
-    def arrive(
-        self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1
-    ) -> int:
+    def arrive(self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1) -> int:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
         the upper half what was pending before. site: the instruction, if `by` is a warp."""
         state = self.phase & 0xFFFFFFFF | self.pending << 32

@@ -30,6 +30,7 @@ _WORD = 8  # bytes moved per index: divides every swizzle atom
 # The manual's OOB-NaN, two bytes of it, in elements of any size. By another emulator of PTX (among
 # the public repositories), which says that it was seen on GPUs; the manual does not name the bits.
 _OOB_NAN = 0x7FF7
+_HALF = 1 << 63  # of the addresses; those of the upper half are negative, and nothing lies there
 
 
 class RowMemory(Protocol):
@@ -181,14 +182,15 @@ def _clip(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:
         return _named_pixels(tm, tm.pixels, coords)
     origin = tm.address + coords[0] * tm.element_bits // 8
     origin += sum(c * stride for c, stride in zip(coords[1:], tm.strides, strict=True))
-    addresses = as_addresses([origin]) + _row_offsets(tm.strides, tm.box)  # modulo 2^64
     columns = _columns(tm, coords[0])
+    origin = (origin + columns.start + _HALF) % (2 * _HALF) - _HALF
+    addresses = _row_offsets(tm.strides, tm.box) + origin  # modulo 2^64
     outer = list(zip(coords[1:], tm.box[1:], tm.dims[1:], strict=True))
     rows: np.ndarray | slice = slice(None)
     if any(c < 0 or c + side > size for c, side, size in outer):
         rows = np.flatnonzero(_rows_in_bounds(outer))
         addresses = addresses[rows]
-    return _Clip(addresses + columns.start, rows, columns)
+    return _Clip(addresses, rows, columns)
 
 
 def _named_rows(tm: TensorMap, coords: tuple[int, ...]) -> _Clip:

@@ -7,8 +7,8 @@ Sources: PTX ISA, tcgen05.cp and its optional decompression; CUTLASS's copy trai
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from ptxemu.machine.tmem import LANES, Tmem
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 
 
-class Fill(NamedTuple):
+@dataclass(frozen=True)
+class Fill:
     """rows of nbytes each; row r goes to lane r // run * stride + r % run and, for each of copies,
     so many lanes behind. narrow: bits of the elements that get a byte each; 0: bytes are copied."""
 
@@ -29,16 +30,29 @@ class Fill(NamedTuple):
     copies: tuple[int, ...] = (0,)
     narrow: int = 0
 
-    @property
+    @cached_property
     def matrix(self) -> tuple[int, int]:
         """In shared memory: (lines, bytes of a line)."""
         return self.rows, self.nbytes
 
     def lanes(self) -> np.ndarray:
         """Of each copy and row, intp."""
-        return _lanes(self)
+        return self._lanes
 
-    @property
+    @cached_property
+    def _lanes(self) -> np.ndarray:
+        row = np.arange(self.rows, dtype=np.intp)
+        first = row // self.run * self.stride + row % self.run
+        lanes = np.array(self.copies, np.intp)[:, None] + first
+        lanes.flags.writeable = False
+        return lanes
+
+    @cached_property
+    def last(self) -> int:
+        """The largest lane."""
+        return int(self._lanes[-1, -1])
+
+    @cached_property
     def whole(self) -> bool:
         """Whether the copies, one behind the other, are all lanes."""
         return self.run == self.rows and self.copies == tuple(range(0, LANES, self.rows))
@@ -52,15 +66,6 @@ class Fill(NamedTuple):
         chunks = codes.reshape(self.rows, -1, 4)
         found = np.maximum(chunks[..., first], chunks[..., last]).reshape(codes.shape)
         return found if found.any() else None
-
-
-@lru_cache(maxsize=64)
-def _lanes(shape: Fill) -> np.ndarray:
-    row = np.arange(shape.rows, dtype=np.intp)
-    first = row // shape.run * shape.stride + row % shape.run
-    lanes = np.array(shape.copies, np.intp)[:, None] + first
-    lanes.flags.writeable = False
-    return lanes
 
 
 # bits of an element -> of each word of a wide chunk the words of the narrow one that it comes from
@@ -81,7 +86,7 @@ SHAPES: dict[tuple[str, str], Fill] = {
 @lru_cache(maxsize=64)
 def shape_of(name: str, multicast: str, source: str = "") -> Fill:
     """source: key of NARROW, or none."""
-    return SHAPES[name, multicast]._replace(narrow=NARROW.get(source, 0))
+    return replace(SHAPES[name, multicast], narrow=NARROW.get(source, 0))
 
 
 def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
@@ -93,7 +98,7 @@ def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
 def require_room(tmem: Tmem, address: int, shape: Fill) -> None:
     """Raise HardwareRefusal for columns that are not allocated, and past the last lane."""
     first = address >> 16
-    if first + int(shape.lanes()[-1, -1]) >= LANES:
+    if first + shape.last >= LANES:
         raise HardwareRefusal(f"tcgen05.cp of {shape.rows} rows to TMEM lane {first}")
     tmem.check(address & 0xFFFF, shape.nbytes // 4)
 
@@ -104,6 +109,11 @@ def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
     Raises: as `require_room`.
     """
     require_room(tmem, address, shape)
+    put(tmem, address, shape, words)
+
+
+def put(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
+    """The same where it is known that there is room."""
     column, columns = address & 0xFFFF, shape.nbytes // 4
     cells = tmem.cells[column : column + columns]
     if shape.whole:

@@ -249,6 +249,8 @@ TABLE: dict[Key, Primitive] = {}
 
 def add(name: str, types: tuple[str, ...], result: str, build: Callable[..., str]) -> None:
     TABLE[name, types] = Primitive(name, types, result, build)
+
+
 TABLES: dict[str, np.ndarray] = {}  # constants that primitives read
 
 

@@ -53,23 +53,22 @@ class Table:
 
 
 class Context:
-    """Of one warp. smem: shared memory, of which `size` bytes are the CTA's. cells: tensor memory,
-    uint32 (512 columns, 128 lanes). allocated: which columns are, bool. lane: the first of the
-    warp. refuses: every access is left to Python."""
+    """Of one warp. smem: address of shared memory, of which `size` bytes are the CTA's. cells: of
+    tensor memory, uint32 (512 columns, 128 lanes). allocated: of which columns are, bool. lane: the
+    first of the warp. refuses: every access is left to Python."""
 
     def __init__(
         self,
-        smem: np.ndarray,
+        smem: int,
+        cells: int,
+        allocated: int,
         size: int,
         table: Table,
-        cells: np.ndarray,
-        allocated: np.ndarray,
         lane: int,
         *,
         refuses: bool,
     ) -> None:
-        arrays = smem.ctypes.data, cells.ctypes.data, allocated.ctypes.data
-        fields = arrays[0], size, refuses, table.address, *arrays[1:], lane
+        fields = smem, size, refuses, table.address, cells, allocated, lane
         self._fields = np.array(fields, np.int64)
         self.address = self._fields.ctypes.data
 

@@ -18,7 +18,7 @@ from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, execute, require_sparse
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.sums import Launch, require_free_order, sums_of
-from ptxemu.machine.tmem_fill import NARROW, SHAPES, fill, read_matrix, require_room, shape_of
+from ptxemu.machine.tmem_fill import NARROW, SHAPES, put, read_matrix, require_room, shape_of
 from ptxemu.machine.umma_desc import (
     InstrDesc,
     instr_desc,
@@ -315,7 +315,7 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
         for each in w.listeners:  # of what lies inside both memories
             each.fill(work, ctas, address, desc, shape)
         for cta, words in zip(ctas, matrices, strict=True):
-            fill(cta.tmem, address, shape, words)
+            put(cta.tmem, address, shape, words)
 
     nbytes = shape.rows * shape.nbytes * group
     w.machine.bytes["tmem.cp"] += nbytes

@@ -311,9 +311,7 @@ def check_latents(shadow: Shadow, name: str, spy: Spy) -> None:
             lens = torch.from_numpy(step.entries(name))
         for copy in (0, array.copies - 1):
             pages = shadow.cache.pages(name, copy, BF16, LATENT)
-            found = fmha.attention(
-                q, pages, pages, kv_lens=lens, page_table=table, return_lse=True
-            )
+            found = fmha.attention(q, pages, pages, kv_lens=lens, page_table=table, return_lse=True)
             assert spy.saw(pages, table)
             assert lie_in(pool, pages)
             judge_each(shadow, copy, (name, name), q, found, fmha)

@@ -42,8 +42,10 @@ def words(rng: np.random.Generator, dtype: str) -> np.ndarray:
         return (bits & 1).astype(np.bool_)
     if dtype == "F32":
         few = (rng.integers(-99, 99, LANES) / 8 * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
-        return (few, rng.choice(SPECIALS, LANES).view(np.float32))[how - 1] if how else (
-            bits.astype(np.uint32).view(np.float32)
+        return (
+            (few, rng.choice(SPECIALS, LANES).view(np.float32))[how - 1]
+            if how
+            else (bits.astype(np.uint32).view(np.float32))
         )
     if dtype == "F64":
         return rng.standard_normal(LANES) * 10.0 ** rng.integers(-300, 300)

@@ -16,6 +16,7 @@ from ptxemu.machine.mma import mma
 from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
+from ptxemu.native.library import without
 from workbench.conformance import ptx_program
 from workbench.conformance.exact_arithmetic import FORMATS, values_of
 
@@ -159,6 +160,27 @@ def test_scale_ids(kind, blocks, scale_format, a_id, b_id, group):
 @pytest.mark.parametrize(("kind", "blocks", "scale_format"), [v[:3] for v in VARIANTS])
 def test_shapes(kind, blocks, scale_format, ctas, rows, n):
     check(Case(kind, blocks, scale_format, ctas=ctas, rows=rows, n=n))
+
+
+@pytest.mark.parametrize("group", [(1, 128), (2, 64)])  # CTAs, rows of A of each
+@pytest.mark.parametrize("codes", ["all", "small"])
+@pytest.mark.parametrize(("kind", "blocks", "scale_format"), [v[:3] for v in VARIANTS])
+def test_machine_code_scales_to_the_same_bits(kind, blocks, scale_format, codes, group):
+    """Codes of NaN and of scale factors too large for float32 among them, or not."""
+    fmt = "e4m3" if kind == "mxf8f6f4" else "e2m1"
+    case = Case(kind, blocks, scale_format, 0, 0, fmt, fmt, ctas=group[0], rows=group[1])
+    rng = np.random.default_rng(9)
+    top = 256 if codes == "all" else 190
+    case.sfa = rng.integers(0, top, case.sfa.shape, dtype=np.uint8)
+    case.sfb = rng.integers(0, top, case.sfb.shape, dtype=np.uint8)
+    if fmt == "e4m3" and codes == "all":
+        case.a_codes = rng.integers(0, 256, case.a_codes.shape, dtype=np.uint8)
+    case.place()
+    case.run()
+    found = case.d()
+    with without():
+        case.run()
+    np.testing.assert_array_equal(found.view(np.uint32), case.d().view(np.uint32))
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,7 @@ class Shadow:
                 assert not wrong, f"{request!r}: {wrong} rows are not its own"
 
 
-def verdicts(
-    found: Sequence[torch.Tensor], exact: Any, rounded: Any
-) -> tuple[Report, Report]:
+def verdicts(found: Sequence[torch.Tensor], exact: Any, rounded: Any) -> tuple[Report, Report]:
     """O in bf16 and LSE beside fp64, by the tolerance of the packages."""
     o, lse = (tensor.cpu().double() for tensor in found)
     return (

@@ -201,9 +201,7 @@ MORE_SIZES = ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 4
 
 def more_cases(kind: type[Case], record: Record, dtype: str = "bf16") -> list[Case]:
     """One token and many, pools of one slot and of many, with holes and without."""
-    return [
-        kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)
-    ]
+    return [kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)]
 
 
 def any_case(kind: type[Case], records: Sequence[Record]) -> st.SearchStrategy[Case]:
