@@ -144,6 +144,8 @@ class Watchpoints(Listener):
     """Of one launch. pointers(parameter): the address that a kernel parameter begins with, or a
     ValueError. problems: watches that this kernel has no such memory for, in words."""
 
+    every_lane = True
+
     def __init__(
         self,
         program: Program,

@@ -45,7 +45,8 @@ Waiters = list[tuple["Warp", "Fragment"]]
 class Listener:
     """Hears of everything and does nothing."""
 
-    every_block = False  # it needs each block as an event of its own, which is slower
+    every_block = False  # it needs each block as an event of its own, which is slower,
+    every_lane = False  # or each lane's part of an operation that lanes issue, and what it leaves
 
     # -- beginnings and ends ------------------------------------------------------------------
 

@@ -68,9 +68,18 @@ def store_async(
     if how is None and len(targets) > 1 and set(signals) == {signals[0]}:
         stores = _Stores(targets, size, len(values))
         if stores.at_once(w, signals[0]):
-            stores.issue(w, signals[0], _data(w, values, size))
+            _issue_together(w, targets, signals[0], _data(w, values, size))
             return
     _one_by_one(w, how, zip(targets, signals, w.each_lane(*values), strict=True), size)
+
+
+def _issue_together(w: Warp, targets: list[int], signal: int, data: np.ndarray) -> None:
+    """data: [active lane, value]. Where somebody listens, the first store is one of its own: what
+    is to be said of the mbarrier is said with it, before what is to be said of the others."""
+    parts = (slice(0, 1), slice(1, None)) if w.listeners else (slice(None),)
+    for part in parts:
+        stores = _Stores(targets[part], data.itemsize, data.shape[1])
+        stores.issue(w, signal, data[part])
 
 
 def _data(w: Warp, values: tuple[Any, ...], size: int) -> np.ndarray:
@@ -95,7 +104,9 @@ class _Stores:
         """Whether it is the same as one after the other: they all are in order and in one CTA,
         complete no phase midway, and are told nobody who looks at each."""
         machine, nbytes = w.machine, self.nbytes
-        if not machine.units.eager or machine.every_block or (w.follower and w.follower.masks):
+        if not machine.units.eager or machine.every_lane or (w.follower and w.follower.masks):
+            return False
+        if w.listeners and len(np.unique(self.offsets)) < len(self.offsets):
             return False
         cta, _ = w.cluster.locate(self.first)
         low, high = int(self.offsets.min()), int(self.offsets.max())
