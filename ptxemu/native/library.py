@@ -121,12 +121,12 @@ def _compiled(llvm: Any, machine: Any) -> _Code:
     from ptxemu.native import translate  # only here: most starts of Python find a file
 
     text, keys = primitives.module()
-    code = llvm.parse_assembly(text)
-    code.link_in(llvm.parse_assembly(translate.module()))
+    code = llvm.parse_assembly(translate.module())  # loops, which it pays to optimise
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = options.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(code, passes)
+    code.link_in(llvm.parse_assembly(text))  # written as they are to be: vectors, nothing to spare
     return _Code(keys, machine.emit_object(code))
 
 
