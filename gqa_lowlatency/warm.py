@@ -98,9 +98,7 @@ def _configs(
             yield config_for(wished, arch, load, limit)
 
 
-def _limits(
-    arguments: Arguments, target: Target, config: DecodeConfig
-) -> list[CoScheduled | None]:
+def _limits(arguments: Arguments, target: Target, config: DecodeConfig) -> list[CoScheduled | None]:
     """How many clusters run at once: what the device says, or for one that is not here, all that it
     could say."""
     if target.backend != "none":

@@ -77,8 +77,10 @@ class _Comparison:
     def _generated(self, function: FunctionType) -> bool:
         """A method that no one wrote: of a dataclass, a NamedTuple, an Enum."""
         origin = function.__code__.co_filename
-        return origin in (_GENERATED, self.path) or not origin.endswith(".py") or (
-            Path(origin).is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in origin
+        return (
+            origin in (_GENERATED, self.path)
+            or not origin.endswith(".py")
+            or (Path(origin).is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in origin)
         )
 
     def _same_function(self, value: Any, name: str) -> bool:

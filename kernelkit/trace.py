@@ -146,9 +146,7 @@ def _host_object(compiled: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "host.o")
         engine = compiled.export_provider.mlirExecutionEngine
-        engine.dump_object_file_pic(
-            compiled.ir_module, str(path), compiled.function_name, **_HOST
-        )
+        engine.dump_object_file_pic(compiled.ir_module, str(path), compiled.function_name, **_HOST)
         return path.read_bytes()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from ptxemu.machine.machine import Dim3, Machine, Shape, padded
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
 from ptxemu.machine.touched import WatchedMemory
 from ptxemu.options import Options
+from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
@@ -196,12 +197,14 @@ class Module:
             reachable.tell(checker.outside)
             findings.named = partial(checker.named, options.names)
         timeline = Timeline() if options.trace else None
-        own = (checker, timeline, *(inspection.listeners if inspection else ()))
+        recorder = Recorder(program, shape) if options.record else None
+        own = (checker, timeline, recorder, *(inspection.listeners if inspection else ()))
         listeners = tuple(each for each in own if each is not None)
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
         report = self._executed(machine, inspection, checker)
         memory_before.set(checker.shadow if checker else None)
         report.trace = timeline.trace if timeline else None
+        report.recording = recorder.recording if recorder else None
         watch.note(report)
         return report
 
@@ -227,7 +230,8 @@ class Module:
     ) -> LaunchReport:
         """Run to the end, and tell who watches and looks inside if there is an error on the way."""
         try:
-            report = processes.run(machine, checker)
+            with no_collection() if machine.options.record else nullcontext():
+                report = processes.run(machine, checker)
             if checker:
                 report.partly = checker.completed()
                 report.unused = checker.unused_data()

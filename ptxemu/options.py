@@ -27,6 +27,7 @@ class Options:
                 seed and the tensor core most with an odd one.
     limit       seconds: a launch estimated above it raises LimitExceeded; None: no limit.
     trace       record a timeline (`LaunchReport.trace`).
+    record      what each warp does, for a model of time (`LaunchReport.recording`).
     resident    clusters resident at first; more join when all resident ones are stuck.
     progress    called as progress(done_clusters, all_clusters) now and then.
     check       look for races (happens-before), data never written, leaks and misused barriers;
@@ -57,6 +58,7 @@ class Options:
     seed: int = 0
     limit: float | None = 60.0
     trace: bool = False
+    record: bool = False
     resident: int = 2
     progress: Callable[[int, int], None] | None = None
     check: bool = False

@@ -13,6 +13,7 @@ from ptxemu.trace import Trace
 
 if TYPE_CHECKING:
     from ptxemu.inspect.inspection import Inspection
+    from ptxemu.record.recording import Recording
 
 ERROR, NOTE = "error", "note"
 MANUAL = "manual"  # the check of what the manual alone asks for
@@ -125,6 +126,7 @@ class LaunchReport:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     trace: Trace | None = None
+    recording: Recording | None = None
     options: Options = field(default_factory=Options)
     stopped: str = ""  # the error that ended the launch early
     # of a checked launch: allocations that it wrote in part, such as "parameter 2: 64 of 128 bytes"

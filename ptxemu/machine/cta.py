@@ -136,7 +136,7 @@ class Cta:
             self.machine.memory.table,
             32 * (warp % 4),
             refuses=self.unfenced is not None
-            or bool(self.machine.listeners) is not self.machine.program.checked,
+            or self.machine.every_access is not self.machine.program.checked,
         )
 
     def name(self) -> str:

@@ -46,6 +46,7 @@ class Listener:
     """Hears of everything and does nothing."""
 
     every_block = False  # it needs each block as an event of its own, which is slower,
+    every_access = True  # each access by a warp, also those that primitives could do,
     every_lane = False  # or each lane's part of an operation that lanes issue, and what it leaves
 
     # -- beginnings and ends ------------------------------------------------------------------
@@ -99,6 +100,9 @@ class Listener:
         self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
         """count: of lanes, and of their arrivals."""
+
+    def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
+        """Bytes, by all lanes."""
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """try_wait was successful."""

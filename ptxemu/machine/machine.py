@@ -96,6 +96,7 @@ class Machine:
         self.late = options.policy == "adversarial"
         self.listeners = listeners
         self.every_block = any(each.every_block for each in listeners)
+        self.every_access = any(each.every_access for each in listeners)
         self.every_lane = self.every_block or any(each.every_lane for each in listeners)
         self.bytes: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()

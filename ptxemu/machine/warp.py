@@ -94,6 +94,7 @@ class Warp:
             self.native = cta.context(index)
             self.context = self.native.address
         self.counts = [0] * len(program.blocks)
+        self.path: list[int] | None = None  # the blocks in order, where somebody records them
         self.live = ALL if threads >= 32 else (1 << threads) - 1
         self.nonuniform: set[str] = set()
         self.frags = [Fragment(0, self.live)]
@@ -138,7 +139,7 @@ class Warp:
 
     def _run_whole(self, frag: Fragment, quantum: int) -> int:
         """The common case: all 32 lanes together and no scalar promoted."""
-        fast, registers, counts = self.program.fast, self.R, self.counts
+        fast, registers, counts, path = self.program.fast, self.R, self.counts, self.path
         self.frag = frag
         pc, ran = frag.pc, 0
         while ran < quantum:
@@ -147,11 +148,13 @@ class Warp:
             ran += 1
             if after < 0 and after != SPLIT:
                 if after != PARKED:
-                    counts[pc] += 1
+                    self._ran(pc)
                     if self.exiting:
                         self._settle_exits()
                 return ran
             counts[pc] += 1
+            if path is not None:
+                path.append(pc)
             if after == SPLIT:
                 if not self._skirted(frag):
                     return ran
@@ -159,6 +162,12 @@ class Warp:
             pc = after
         frag.pc = pc
         return ran
+
+    def _ran(self, pc: int) -> None:
+        """A block has come to its end."""
+        self.counts[pc] += 1
+        if self.path is not None:
+            self.path.append(pc)
 
     def _skirted(self, frag: Fragment) -> bool:
         """Right after a branch of a whole warp: where it goes round one block, the lanes that
@@ -171,7 +180,7 @@ class Warp:
             return False
         self.steps += 1
         self.program.version(pc, 2, _NONE)(self, self.R, frag.active(), frag.mask)
-        self.counts[pc] += 1
+        self._ran(pc)
         self.frags, frag.pc = frags[:1], frags[1].pc
         frag.mask, frag.lanes = ALL, None
         return not self.nonuniform
@@ -213,7 +222,7 @@ class Warp:
             after = program.fast[pc](self, self.R)
         if after == PARKED:
             return
-        self.counts[pc] += 1
+        self._ran(pc)
         for each in told:
             each.block_ended(self, program.lengths[pc])
         if self.exiting:
@@ -263,6 +272,11 @@ class Warp:
         if not isinstance(value, np.ndarray):
             return int(value)
         return int(np.bitwise_or.reduce(value[bits_mask(frag.mask)]))
+
+    def note_accesses(self, where: int) -> None:
+        """Primitives note the accesses that they do, see `native.accesses`."""
+        if self.program.frame is not None:
+            self.native.note_at(where)
 
     # -- what generated code and instructions call --------------------------------------------
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ptxemu.native.accesses import kind
 from ptxemu.native.ir import BITS, LANES, Body, Key, row_bytes
 
 SIZES, COUNTS = (1, 2, 4, 8), (1, 2, 4, 8)
 _OFFSET = 0xFFFFFF  # of a shared address; above it is the rank in the cluster
-_SHARED, _SIZE, _REFUSES, _TABLE, _CELLS, _ALLOCATED, _LANE = range(7)  # fields of a context
+# fields of a context
+_SHARED, _SIZE, _REFUSES, _TABLE, _CELLS, _ALLOCATED, _LANE, _NOTES = range(8)
 # fields of the table: bytes moved, then the ranges
 _LOADED, _STORED, _TENSOR_LOADED, _TENSOR_STORED, _WINDOWS = range(5)
 _MOVED = ("ld.global", "st.global", "tmem.ld", "tmem.st")
@@ -55,7 +57,8 @@ class Table:
 class Context:
     """Of one warp. smem: address of shared memory, of which `size` bytes are the CTA's. cells: of
     tensor memory, uint32 (512 columns, 128 lanes). allocated: of which columns are, bool. lane: the
-    first of the warp. refuses: every access is left to Python."""
+    first of the warp. refuses: every access is left to Python. notes: where those of memory are
+    noted, or 0."""
 
     def __init__(
         self,
@@ -68,9 +71,12 @@ class Context:
         *,
         refuses: bool,
     ) -> None:
-        fields = smem, size, refuses, table.address, cells, allocated, lane
+        fields = smem, size, refuses, table.address, cells, allocated, lane, 0
         self._fields = np.array(fields, np.int64)
         self.address = self._fields.ctypes.data
+
+    def note_at(self, notes: int) -> None:
+        self._fields[_NOTES] = notes
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class Access:
         if self.space == "shared":
             address = b.do(f"and {lanes} {address}, {_all(wide, _OFFSET)}")
         self._leave_unless_fit(b, address, mask, wide)
+        self._note(b)
         if self.space == "global":
             self._count(b, mask)
         if self.size < 4:  # no instruction gathers or scatters such
@@ -130,6 +137,19 @@ class Access:
             inside = self._in_a_window(b, low, b.do(f"add i64 {top}, {nbytes}"))
             outside = b.do(f"xor i1 {inside}, true")
         b.leave_if(b.do(f"or i1 {bad}, {outside}"))
+
+    def _note(self, b: Body) -> None:
+        """In a launch that is recorded; left to Python where there is no room."""
+        notes = b.context(_NOTES)
+        with b.only_if(b.do(f"icmp ne i64 {notes}, 0")):
+            name = f'@"accesses.note_{self.space}"'
+            b.declared.add(f"declare i64 {name}(ptr, ptr, ptr, i64)")
+            what = kind(self.space, self.store, self.size * self.count)
+            where = (
+                f"ptr {b.do(f'inttoptr i64 {notes} to ptr')}, ptr {b.place(1)}, ptr {b.place(2)}"
+            )
+            full = b.do(f"call i64 {name}({where}, i64 {what})")
+            b.leave_if(b.do(f"icmp ne i64 {full}, 0"))
 
     def _in_a_window(self, b: Body, low: str, end: str) -> str:
         table, found = _pointer(b, _TABLE), "false"

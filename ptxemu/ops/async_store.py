@@ -74,9 +74,9 @@ def store_async(
 
 
 def _issue_together(w: Warp, targets: list[int], signal: int, data: np.ndarray) -> None:
-    """data: [active lane, value]. Where somebody listens, the first store is one of its own: what
-    is to be said of the mbarrier is said with it, before what is to be said of the others."""
-    parts = (slice(0, 1), slice(1, None)) if w.listeners else (slice(None),)
+    """data: [active lane, value]. Where somebody looks at each, the first store is one of its own:
+    what is to be said of the mbarrier is said with it, before what is to be said of the others."""
+    parts = (slice(0, 1), slice(1, None)) if w.machine.every_access else (slice(None),)
     for part in parts:
         stores = _Stores(targets[part], data.itemsize, data.shape[1])
         stores.issue(w, signal, data[part])
@@ -106,7 +106,7 @@ class _Stores:
         machine, nbytes = w.machine, self.nbytes
         if not machine.units.eager or machine.every_lane or (w.follower and w.follower.masks):
             return False
-        if w.listeners and len(np.unique(self.offsets)) < len(self.offsets):
+        if machine.every_access and len(np.unique(self.offsets)) < len(self.offsets):
             return False
         cta, _ = w.cluster.locate(self.first)
         low, high = int(self.offsets.min()), int(self.offsets.max())

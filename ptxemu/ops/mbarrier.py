@@ -181,17 +181,24 @@ def mbarrier_arrive_expect(
     states = []
     for where, number, lanes in _pairs(w, address, nbytes):
         barrier = find(w, where)
-        barrier.expect(number, lanes, by=w.label, site=w.at)
+        _expect(w, where, number, lanes)
         for each in w.listeners:
             each.mbarrier_arrival(w, _home(w, where), barrier, how)
         states.append(barrier.arrive_each(lanes, drop=drop, by=w.label, site=w.at))
     return _states(w, states, address, nbytes)
 
 
+def _expect(w: Warp, where: int, nbytes: int, lanes: int) -> None:
+    barrier = find(w, where)
+    barrier.expect(nbytes, lanes, by=w.label, site=w.at)
+    for each in w.listeners:
+        each.mbarrier_expected(w, _home(w, where), barrier, lanes * nbytes)
+
+
 @runtime
 def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).expect(number, lanes, by=w.label, site=w.at)
+        _expect(w, where, number, lanes)
 
 
 @runtime

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from fmha.config import AttentionConfig
 from fmha.launch import compile_attention
 from workbench.sass import softmax as _softmax_sass
-from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

@@ -8,12 +8,12 @@ import itertools
 
 import pytest
 
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from kernelkit import hw
 from moe.config import GRANULARITIES, OUT_BITS, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 from moe.launch import compile_for
 from moe.sm100.plan import ROLES, make_plan
-from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cycle_model.sass import tools as sass
+from cycle_model.sass.listing import parse
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm90.plan import Plan90
 from moe.config import TILE_ROWS, GroupedConfig
@@ -17,7 +19,6 @@ from workbench.commands import DUMP
 from workbench.dump import gqa, moe
 from workbench.sass import decode as decode_sass
 from workbench.sass import epilogue as epilogue_sass
-from workbench.sass import listing as sass
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not sass.tools_found(), reason=sass.HOW_TO_GET_TOOLS)
@@ -153,13 +154,13 @@ def nonzero(counts: dict[str, float]) -> dict[str, float]:
 
 
 def test_the_inner_loop_counts_per_step():
-    (function,) = sass.parse(listing(STEPS))
+    (function,) = parse(listing(STEPS))
     config = DecodeConfig(head_dim=64)  # 8 products of 16 x 8 x 16 in a step: two steps here
     assert nonzero(decode_sass.loop_of(function, config, "sm_90a")) == {
         "HMMA": 8, "LDGSTS": 2, "LDSM": 4, "spills": 0.5, "branches": 0.5,
     }  # fmt: skip
     assert decode_sass.loop_of(function, config, "sm_100a") == {}
-    (two_loops,) = sass.parse(listing(twice(STEPS)))
+    (two_loops,) = parse(listing(twice(STEPS)))
     assert decode_sass.loop_of(two_loops, config, "sm_90a") == {}
 
 
@@ -247,7 +248,7 @@ TILES = """
     (twice(TILES).replace("STL", "LDL"), 128, 10),
 ])  # fmt: skip
 def test_the_epilogue_counts_per_subtile(text, loaded, around):
-    (function,) = sass.parse(listing(text))
+    (function,) = parse(listing(text))
     columns, epilogue, beside = epilogue_sass.epilogue_of(function)
     assert (columns, beside) == (loaded, around)
     assert nonzero(epilogue) == {
@@ -257,5 +258,5 @@ def test_the_epilogue_counts_per_subtile(text, loaded, around):
 
 
 def test_no_epilogue_without_loads_of_tensor_memory():
-    (none,) = sass.parse(listing(TILES.replace("LDTM.x32", "LDS")))
+    (none,) = parse(listing(TILES.replace("LDTM.x32", "LDS")))
     assert epilogue_sass.epilogue_of(none) == (0, {}, 0)

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha import AttentionConfig
 from fmha.launch import compile_attention
 from workbench.bench.fmha import Problem
@@ -19,7 +20,6 @@ from workbench.commands import RUN
 from workbench.house.source import ROOT
 from workbench.nsight import KERNELS, SECTIONS
 from workbench.place import why_not_here
-from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
 from workbench.timing import cold_and_warm, figures, setting
 
 

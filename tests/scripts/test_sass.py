@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cycle_model.sass.flow import Function
+from cycle_model.sass.listing import parse
 from workbench.sass import softmax
-from workbench.sass.listing import Function, parse
 from workbench.sass.softmax import SoftmaxLoop
 
 

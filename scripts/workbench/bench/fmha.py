@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha import AttentionConfig, attention
 from fmha.config import HEAD_DIMS
 from fmha.plan import make_plan
@@ -25,7 +26,6 @@ from workbench.dump.kernel import Cell, rows_of
 from workbench.flags.bench import MASKS
 from workbench.place import why_not_here
 from workbench.problems.attention import DTYPES
-from workbench.sass.listing import HOW_TO_GET_TOOLS, tools_found
 from workbench.sass.softmax import SOFTMAX_KINDS, static
 from workbench.tables import Row, picture, show, table
 from workbench.timing import WHEN, Sample, cold_and_warm, measure, sets_here, setting

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.sass.listing import SPILLS, Kinds, disassemble, kind_of
+from cycle_model.sass.instruction import SPILLS, Kinds, kind_of
+from cycle_model.sass.tools import disassemble
 
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")

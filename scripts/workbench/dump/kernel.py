@@ -12,10 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
+from cycle_model.sass.listing import read
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from kernelkit.kernel import CompiledKernel
 from workbench.common import describe, progress_bar, refuse, save_rows, write_json
 from workbench.dump.files import print_ptx, print_sass, write_to
-from workbench.sass.listing import HOW_TO_GET_TOOLS, read, tools_found
 from workbench.tables import Column, show, table
 from workbench.timing import heading
 

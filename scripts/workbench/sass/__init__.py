@@ -1,1 +1,1 @@
-"""SASS of a kernel as a control-flow graph, and its loops counted by kind."""
+"""Loops in the SASS of our kernels, counted by kind."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cycle_model.sass.flow import Function
+from cycle_model.sass.instruction import BARRIERS, SELECTION, SPILLS, Kinds, kinds_of
+from cycle_model.sass.listing import read
 from gqa_lowlatency.config import DecodeConfig
-from workbench.sass.listing import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of, read
 
 # arch -> (what the loop has, what an iteration is at least)
 LOOPS = {

@@ -11,16 +11,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from workbench.sass.listing import (
-    SPILLS,
-    Function,
-    Instruction,
-    Kinds,
-    disassemble,
-    kinds_of,
-    parse,
-    resources,
-)
+from cycle_model.sass.flow import Function
+from cycle_model.sass.instruction import SPILLS, Instruction, Kinds, kinds_of
+from cycle_model.sass.listing import parse
+from cycle_model.sass.tools import disassemble, resources
 
 SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
 TILE_COLUMNS = 128

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from fmha.sparse.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
 from fmha.sparse.compressor.launch import ARCHS, WALKED, compile_compressor
 from fmha.sparse.indexer.formats import FORMATS
@@ -15,7 +16,6 @@ from fmha.sparse.indexer.scores_launch import SOURCES
 from fmha.sparse.indexer.sm100.plan import ROLES, make_plan
 from kernelkit import hw
 from kernelkit.compile import compile_once
-from workbench.sass.listing import HOW_TO_GET_TOOLS, resources, tools_found
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 

@@ -1,94 +1,22 @@
-"""What ptxas made of a kernel: resources, and SASS as a control-flow graph with its loops.
+"""The control flow of one kernel: basic blocks, dominators, and loops.
 
 Loops are natural loops of the graph, so cold blocks that ptxas moves behind the EXIT belong to
-them. One SASS instruction is one issue slot of a warp.
+them.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-TOOLS = ("cuobjdump", "nvdisasm")
-HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
-RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)")
-SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
-LABEL = re.compile(r"^(\.L_\w+|\$?[\w$]+):$")
-INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
-TARGET = re.compile(r"`\(([^)]+)\)")
+from cycle_model.sass.instruction import Instruction
+
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
-
-# What kinds of instructions begin with. Spills: to local memory and back.
-SPILLS = ("STL", "LDL")
-BARRIERS = (
-    *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
-)
-SELECTION = ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL")
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
 ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
-
-Kinds = dict[str, tuple[str, ...]]  # kind -> what its opcodes begin with; the first match counts
-
-
-def kind_of(opcode: str, kinds: Kinds) -> str:
-    """The kind of an instruction."""
-    return next(kind for kind, heads in kinds.items() if opcode.startswith(heads))
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
-
-    address: int
-    guard: str
-    opcode: str
-    operands: str
-
-    @property
-    def word(self) -> str:
-        """The opcode without its modifiers."""
-        return self.opcode.partition(".")[0]
-
-    @property
-    def target(self) -> str | None:
-        """The label it names, if any."""
-        match = TARGET.search(self.operands)
-        return match[1] if match else None
-
-    @property
-    def conditional(self) -> bool:
-        """A branch that may fall through: guarded, or with a predicate before its target."""
-        return bool(self.guard) or bool(self.operands.partition("`")[0].strip())
-
-    @property
-    def repetition(self) -> int:
-        """TMEM columns of a 32x32b LDTM or STTM: 32 for LDTM.x32."""
-        match = re.search(r"\.x(\d+)", self.opcode)
-        return int(match[1]) if match else 1
-
-
-def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
-    """Instructions by kind; every kind stands in the result."""
-    counts = dict.fromkeys(kinds, 0)
-    for item in instructions:
-        counts[kind_of(item.opcode, kinds)] += 1
-    return counts
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What a launch needs per thread: registers, and bytes of stack."""
-
-    registers: int
-    stack: int
 
 
 @dataclass
@@ -200,24 +128,6 @@ class Function:
         return regions
 
 
-def parse(listing: str) -> list[Function]:
-    """Every kernel of `nvdisasm --print-code`, in the order of the listing."""
-    functions: list[Function] = []
-    name, instructions, labels = "", [], {}
-    for line in [*listing.splitlines(), "\t.section\t.text.end,"]:
-        if section := SECTION.match(line):
-            if instructions:
-                functions.append(Function(name, instructions, labels))
-            name, instructions, labels = section[1], [], {}
-        elif label := LABEL.match(line):
-            labels[label[1]] = len(instructions)
-        elif match := INSTRUCTION.match(line):
-            address, guard, opcode, operands = match.groups()
-            operands = operands.strip()
-            instructions.append(Instruction(int(address, 16), guard or "", opcode, operands))
-    return functions
-
-
 def _blocks(instructions: list[Instruction], labels: dict[str, int]) -> list[Block]:
     """Basic blocks with their edges; a branch out of the function has none."""
     leaders = {0, *labels.values()}
@@ -263,57 +173,3 @@ def _goals(
     if last.opcode.startswith(ENDS) and not last.guard:
         return set()
     return {after}
-
-
-def find_tool(name: str) -> str | None:
-    """A CUDA binary tool: this environment's wheel before the PATH, which may be older."""
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia"
-    installed = sorted(wheels.glob(f"*/bin/{name}"))
-    return str(installed[-1]) if installed else shutil.which(name)
-
-
-def tools_found() -> bool:
-    """True when cubins can be read here."""
-    return all(find_tool(name) for name in TOOLS)
-
-
-def disassemble(cubin: Path) -> str:
-    """The listing of `nvdisasm --print-code`; raises FileNotFoundError without the tool."""
-    return _output("nvdisasm", "--print-code", cubin)
-
-
-def resources(cubin: Path) -> list[Resources]:
-    """Resources of every kernel in the file."""
-    usage = _output("cuobjdump", "--dump-resource-usage", cubin)
-    return [Resources(*map(int, match)) for match in RESOURCES.findall(usage)]
-
-
-def read(cubin: Path) -> tuple[dict[str, Any], Function]:
-    """(what can be said of every kernel, its code) of a file with one kernel.
-
-    registers and stack of a thread; spills: instructions that move registers to local memory or
-    back; instructions: all of them; ptxas: its version. Raises FileNotFoundError without the tools,
-    ValueError for more kernels than one.
-    """
-    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
-    spills = kinds_of(function.instructions, {"spills": SPILLS, "": ("",)})["spills"]
-    counts = {"spills": spills, "instructions": len(function.instructions)}
-    return vars(usage) | counts | {"ptxas": ptxas_version(cubin)}, function
-
-
-def ptxas_version(cubin: Path) -> str:
-    """Of the ptxas that wrote the file: '12.9.83', or '12.9' where it leaves no note."""
-    elf = _output("cuobjdump", "--dump-elf", cubin)
-    if note := re.search(r"Tool Version:.* V([\d.]+)", elf):
-        return note[1]
-    toolkit = re.search(r"\btoolkit=(\d\d)\.?(\d)", elf)
-    return f"{toolkit[1]}.{toolkit[2]}" if toolkit else "unknown"
-
-
-def _output(tool: str, *arguments: object) -> str:
-    command = find_tool(tool)
-    if command is None:
-        raise FileNotFoundError(HOW_TO_GET_TOOLS)
-    return subprocess.run(
-        [command, *map(str, arguments)], capture_output=True, text=True, check=True
-    ).stdout

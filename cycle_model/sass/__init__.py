@@ -1,0 +1,1 @@
+"""SASS of a kernel: instructions with their control words, control flow, loops."""

@@ -1,0 +1,65 @@
+"""Where the accesses of a warp are noted, see `native.accesses`: by primitives, and by those that
+Python does."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from ptxemu.native.accesses import BANKS, FIRST, NEXT, ROOM, SHARED, kind, note_global, note_shared
+from ptxemu.native.library import compiled
+from ptxemu.native.routines import p_i64, p_u8, p_u32
+
+_START = 1 << 12  # words
+_ONE = 1 << 16  # pass
+_ACTIVE = [
+    np.array([lane < count for lane in range(BANKS)], np.uint8) for count in range(BANKS + 1)
+]
+_kind = cache(kind)
+
+
+class Notes:
+    """The accesses of a warp. address: what primitives are told."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(FIRST + _START, np.int64)
+        self._words[NEXT], self._words[ROOM] = FIRST, len(self._words)
+        self._shared, self._global = np.zeros(BANKS, np.uint32), np.zeros(BANKS, np.int64)
+        self._full: list[np.ndarray] = []
+        self.address = self._words.ctypes.data
+
+    def add(self, memory: str, store: bool, nbytes: int, starts: int | np.ndarray) -> None:
+        """An access that no primitive did. starts: of its lanes, or one of all of them."""
+        words = self._words
+        place = int(words[NEXT])
+        if place + 2 > len(words):
+            self._make_room()
+            place = FIRST
+        what = _kind(memory, store, nbytes)
+        if isinstance(starts, int):
+            words[place], words[place + 1] = what | _ONE, starts
+            words[NEXT] = place + 2
+        else:
+            self._add_lanes(memory == SHARED, what, starts)
+
+    def _add_lanes(self, shared: bool, what: int, starts: np.ndarray) -> None:
+        note, row, pointer = note_global, self._global, p_i64
+        if shared:
+            note, row, pointer = note_shared, self._shared, p_u32
+        active, row[: len(starts)] = _ACTIVE[len(starts)], starts
+        found = compiled(note)
+        if found is None:
+            note(p_i64(self._words), pointer(row), p_u8(active), what)
+        else:
+            found(self.address, row.ctypes.data, active.ctypes.data, what)
+
+    def _make_room(self) -> None:
+        """What is noted is put aside."""
+        self._full.append(self._words[FIRST : self._words[NEXT]].copy())
+        self._words[NEXT] = FIRST
+
+    def words(self) -> np.ndarray:
+        """Two of each access."""
+        self._make_room()
+        return np.concatenate(self._full)

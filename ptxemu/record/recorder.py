@@ -1,0 +1,272 @@
+"""The listener that records a launch. It does not ask to hear of each access: primitives note those
+that they do in the same words (`native.accesses`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.codegen.program import Program
+from ptxemu.machine.async_ops import Work
+from ptxemu.machine.cta import Cta, NamedBarrier
+from ptxemu.machine.listener import (
+    How,
+    Lanes,
+    Listener,
+    Place,
+    Position,
+    Rows,
+    Signals,
+    Starts,
+    Waiters,
+)
+from ptxemu.machine.machine import Shape
+from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.mma import Mma
+from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.machine.tmem_fill import Fill
+from ptxemu.machine.umma_desc import SmemDesc
+from ptxemu.machine.warp import Warp
+from ptxemu.machine.warpgroup import Multiplication
+from ptxemu.native.accesses import GLOBAL, SHARED
+from ptxemu.record import recording as r
+from ptxemu.record.notes import Notes
+from ptxemu.record.recording import Barrier, Event, Recording, Signalled, WarpRecord
+
+
+class _Tape:
+    """Of one warp: what it has done so far."""
+
+    def __init__(self, w: Warp) -> None:
+        self.path: list[int] = []
+        self.events: list[Event | None] = []  # None: issued, and nothing is known of it
+        self.notes = Notes()
+        w.path = self.path
+        w.note_accesses(self.notes.address)
+
+    def add(self, w: Warp, what: str, signals: Signalled = (), shape: tuple[int, ...] = ()) -> None:
+        self.events.append(Event(len(self.path), w.at, what, signals, shape))
+
+
+class _Issued(NamedTuple):
+    """Where an operation is recorded."""
+
+    tape: _Tape
+    number: int  # of its event
+    block: int
+    site: int
+
+
+def _together(one: Event, other: Event) -> Event:
+    """The same instruction, executed by other lanes, or another part of what it does."""
+    total = dict(one.signals)
+    for barrier, amount in other.signals:
+        total[barrier] = total.get(barrier, 0) + amount
+    shape = one.shape
+    if shape and one.what in (r.LOAD, r.SEND, r.STORE):
+        shape = (shape[0] + other.shape[0], *shape[1:])
+    return one._replace(signals=tuple(total.items()), shape=shape)
+
+
+def _numbered(events: list[Event | None]) -> list[Event]:
+    """One per instruction, whatever its lanes do; without those that nothing was said of: the path
+    has them."""
+    kept: list[Event] = []
+    for event in events:
+        if event is None:
+            continue
+        if kept and kept[-1][:3] == event[:3]:
+            kept[-1] = _together(kept[-1], event)
+        else:
+            kept.append(event)
+    return kept
+
+
+class Recorder(Listener):
+    """Of one launch. Work is recorded where it is issued, and what it does when it does it."""
+
+    every_access = False
+
+    def __init__(self, program: Program, shape: Shape) -> None:
+        edges = accumulate(program.lengths, initial=0)
+        self.recording = Recording(
+            program.entry.name,
+            shape.grid,
+            shape.block,
+            shape.cluster,
+            shape.smem_bytes,
+            program.sites,
+            [range(*edge) for edge in pairwise(edges)],
+        )
+        self._tapes: dict[Warp, _Tape] = {}
+        self._barriers: dict[MBarrier, Barrier] = {}
+        self._open: dict[Work, _Issued] = {}
+        self._arrived: defaultdict[NamedBarrier, list[tuple[_Tape, int]]] = defaultdict(list)
+
+    # -- warps ------------------------------------------------------------------------------
+
+    def warp_started(self, w: Warp) -> None:
+        self._tapes[w] = _Tape(w)
+
+    def warp_ended(self, w: Warp) -> None:
+        tape = self._tapes[w]
+        self.recording.warps.append(
+            WarpRecord(
+                w.cluster.index,
+                w.cta.rank,
+                w.index,
+                np.array(tape.path, np.uint32),
+                _numbered(tape.events),
+                tape.notes.words(),
+            )
+        )
+
+    # -- accesses that no primitive did -----------------------------------------------------
+
+    def shared_access(
+        self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
+    ) -> None:
+        self._tapes[w].notes.add(SHARED, write, nbytes, starts)
+
+    def global_read(self, w: Warp, starts: Starts, nbytes: int, lanes: Lanes) -> None:
+        self._tapes[w].notes.add(GLOBAL, False, nbytes, starts)
+
+    def global_write(
+        self, w: Warp, starts: np.ndarray, size: int, values: np.ndarray, lanes: Lanes
+    ) -> None:
+        self._tapes[w].notes.add(GLOBAL, True, size * len(values), starts)
+
+    def atomic(self, w: Warp, space: str, name: str, address: Starts, size: int) -> None:
+        self._add(w, r.ATOMIC, shape=(w.frag.mask.bit_count(),))
+
+    # -- synchronisation --------------------------------------------------------------------
+
+    def _add(
+        self, w: Warp, what: str, signals: Signalled = (), shape: tuple[int, ...] = ()
+    ) -> None:
+        self._tapes[w].add(w, what, signals, shape)
+
+    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        offset = next(k for k, each in reversed(cta.mbarriers.items()) if each is barrier)
+        self._barriers[barrier] = cta.rank, offset
+        self._add(w, r.INIT, ((self._barriers[barrier], barrier.expected),))
+
+    def mbarrier_arrival(
+        self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
+    ) -> None:
+        self._add(w, r.ARRIVE, ((self._barriers[barrier], count[1]),))
+
+    def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
+        self._add(w, r.EXPECT, ((self._barriers[barrier], nbytes),))
+
+    def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
+        self._add(w, r.WAIT, ((self._barriers[barrier], parity),))
+
+    def mbarrier_tested(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
+        self._add(w, r.WAIT, ((self._barriers[barrier], parity),))
+
+    def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
+        self._add(w, r.BARRIER, shape=(barrier.ident, 0))
+        tape = self._tapes[w]
+        self._arrived[barrier].append((tape, len(tape.events) - 1))
+
+    def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
+        """Only the instruction says how many threads it is for."""
+        for tape, number in self._arrived.pop(barrier, ()):
+            event = tape.events[number]
+            assert event is not None, "an arrival is no work"
+            tape.events[number] = event._replace(shape=(barrier.ident, barrier.expected()))
+
+    # -- asynchronous operations ------------------------------------------------------------
+
+    def issued(self, w: Warp, work: Work) -> None:
+        if work.unit == "cp.async" and not work.releases:
+            return  # the path has it
+        tape = self._tapes[w]
+        self._open[work] = _Issued(tape, len(tape.events), len(tape.path), w.at)
+        tape.events.append(None)
+
+    def _tell(
+        self,
+        work: Work,
+        what: str,
+        signals: Signalled = (),
+        shape: tuple[int, ...] = (),
+        address: int = 0,
+    ) -> None:
+        """What a work does; it may do it in several parts."""
+        tape, number, block, site = self._open[work]
+        event = Event(block, site, what, signals, shape, address)
+        before = tape.events[number]
+        tape.events[number] = event if before is None else _together(before, event)
+
+    def step_ended(self, work: Work) -> None:
+        if not work.steps:
+            self._open.pop(work, None)
+
+    def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
+        """cp.async: see `copy`."""
+
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        self._tell(work, r.ARRIVE_AFTER, ((self._barriers[barrier], 1),))
+
+    def land(
+        self,
+        work: Work,
+        places: list[Place],
+        nbytes: int,
+        signals: Signals,
+        *,
+        atomic: bool = False,
+    ) -> None:
+        each = nbytes * len(places) // len(signals)
+        told = tuple((self._barriers[signal], each) for signal in signals)
+        self._tell(work, r.SEND, told, shape=(len(places), nbytes))
+
+    def load(
+        self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
+    ) -> None:
+        starts, of_row = source
+        each = nbytes * len(places) // len(signals)
+        told = tuple((self._barriers[signal], each) for signal in signals)
+        first = int(starts[0]) if len(starts) else 0
+        self._tell(work, r.LOAD, told, shape=(len(starts), of_row), address=first)
+
+    def send(
+        self,
+        work: Work,
+        source: Place,
+        target: Place,
+        nbytes: int,
+        signal: MBarrier,
+        *,
+        atomic: bool = False,
+    ) -> None:
+        self._tell(work, r.SEND, ((self._barriers[signal], nbytes),), shape=(1, nbytes))
+
+    def bulk_read(self, work: Work, cta: Cta, low: int, nbytes: int) -> None:
+        self._tell(work, r.STORE, shape=(1, nbytes))
+
+    def tile_read(self, work: Work, cta: Cta, tm: TensorMap, position: Position, low: int) -> None:
+        row = tm.box[0] * tm.box_bytes // int(np.prod(tm.box))
+        self._tell(work, r.STORE, shape=(tm.box_bytes // row, row))
+
+    # -- tensor core ------------------------------------------------------------------------
+
+    def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
+        self._tell(work, r.MMA, shape=(mma.instr.m, mma.instr.n, len(ctas)))
+
+    def warpgroup_multiply(self, what: Multiplication) -> None:
+        self._tell(what.work, r.MMA, shape=(64, what.operands[0].n, 1))
+
+    def fill(
+        self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
+        self._tell(work, r.FILL, shape=(work.size,))
+
+    def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+        self._tell(work, r.COMMIT, ((self._barriers[barrier], 1),))

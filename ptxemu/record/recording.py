@@ -1,0 +1,93 @@
+"""A recorded launch: the blocks that each warp executed, and what its instructions did in them.
+
+The path of a warp and the text of the kernel say which instructions it executed; events say what
+only the launch knows: which mbarrier, how many bytes, which accumulator. Instructions whose effect
+stands in their text (setmaxnreg, commit_group, a fence, tcgen05.ld) are in the path alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.native.accesses import MEMORIES, SIZE_BITS
+from ptxemu.syntax.tree import Instr
+
+Barrier = tuple[int, int]  # rank of a CTA in its cluster, offset in its shared memory
+
+Signalled = tuple[tuple[Barrier, int], ...]  # what an event does to mbarriers
+
+# What an event is, and what stands in it.
+INIT = "init"  # signals: mbarriers and the arrivals that they expect
+ARRIVE = "arrive"  # signals: arrivals
+EXPECT = "expect"  # signals: bytes
+COMPLETE = "complete"  # mbarrier.complete_tx. signals: bytes
+WAIT = "wait"  # successful, or test_wait. signals: parities
+LOAD = "load"  # TMA or bulk copy from global memory. signals: bytes; shape: rows, bytes of each
+SEND = "send"  # to the shared memory of a CTA: bulk copy, st.async. signals: bytes; shape: targets
+STORE = "store"  # TMA or bulk copy to global memory. shape: rows, bytes of each
+MMA = "mma"  # tcgen05 or wgmma. shape: m, n, CTAs that take part
+FILL = "fill"  # tcgen05.cp. shape: bytes of a CTA
+COMMIT = "commit"  # signals: an arrival each
+ARRIVE_AFTER = "arrive after copies"  # cp.async.mbarrier.arrive. signals: arrivals
+BARRIER = "barrier"  # bar.sync or bar.arrive. shape: number, threads
+ATOMIC = "atomic"  # shape: lanes
+
+
+class Event(NamedTuple):
+    """What one instruction did. block: which execution of a block, an index of `WarpRecord.path`;
+    site: the instruction, an index of `Recording.sites`."""
+
+    block: int
+    site: int
+    what: str
+    signals: Signalled = ()
+    shape: tuple[int, ...] = ()
+    address: int = 0  # where it begins in global memory, if it does
+
+
+class Access(NamedTuple):
+    """A load or store by the lanes of a warp. nbytes: of a lane. passes: times that shared memory
+    is busy with it, or sectors of 32 bytes in global memory; first: the lowest address."""
+
+    memory: str
+    store: bool
+    nbytes: int
+    passes: int
+    first: int
+
+
+@dataclass
+class WarpRecord:
+    """One warp. path: the blocks it executed, by all of its lanes or by some."""
+
+    cluster: int
+    rank: int
+    index: int
+    path: np.ndarray
+    events: list[Event]
+    words: np.ndarray  # two of each access, see `native.accesses`
+
+    def accesses(self) -> Iterator[Access]:
+        """In the order of execution."""
+        for head, first in self.words.reshape(-1, 2).tolist():
+            kind, passes = head & 0xFFFF, head >> 16
+            memory, store = MEMORIES[kind >> SIZE_BITS + 1], bool(kind >> SIZE_BITS & 1)
+            yield Access(memory, store, kind & (1 << SIZE_BITS) - 1, passes, first)
+
+
+@dataclass
+class Recording:
+    """sites: the instructions of the kernel. blocks: the numbers of those of each block."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    sites: list[Instr]
+    blocks: list[range]
+    warps: list[WarpRecord] = field(default_factory=list)
