@@ -15,8 +15,9 @@ from itertools import pairwise
 from cycle_model.sass.instruction import Instruction
 
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
+BRANCH_TARGETS = re.compile(r"BRANCH_TARGETS ([.\w,$]+)")
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
-ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
+ENDS = ("EXIT", "RET", "KILL", "JMX")
 
 
 @dataclass
@@ -39,7 +40,44 @@ class Function:
     def __init__(self, name: str, instructions: list[Instruction], labels: dict[str, int]) -> None:
         self.name = name
         self.instructions = instructions
-        self.blocks = _blocks(instructions, labels)
+        self.labels = labels
+        self._meets = _reconvergence(instructions, labels)
+        self.blocks = self._made_blocks()
+
+    def goals(self, index: int) -> set[int]:
+        """Instructions that may follow one; one behind the last if it falls out of the function. A
+        call counts as one that has come back."""
+        last, after, labels = self.instructions[index], index + 1, self.labels
+        if last.opcode.startswith("BSYNC"):
+            register = BARRIER_REGISTER.search(last.operands)
+            goals = self._meets.get(register[0], frozenset()) if register else frozenset()
+            return {after} if after in goals or not goals else set(goals)
+        if last.opcode.startswith("BRA"):
+            goals = {labels[last.target]} if last.target in labels else set()
+            return goals | {after} if last.conditional else goals
+        if last.opcode.startswith("BRX"):
+            named = BRANCH_TARGETS.search(last.operands)
+            return {labels[label] for label in named[1].split(",")} if named else set()
+        if last.opcode.startswith(ENDS) and not last.guard:
+            return set()
+        return {after}
+
+    def _made_blocks(self) -> list[Block]:
+        """Basic blocks with their edges; a branch out of the function has none."""
+        leaders = {0, *self.labels.values()}
+        for index, item in enumerate(self.instructions):
+            if item.opcode.startswith(JUMPS):
+                leaders.add(index + 1)
+        bounds = sorted(leader for leader in leaders if leader < len(self.instructions))
+        at = {begin: index for index, begin in enumerate(bounds)}
+        blocks = []
+        for index, (begin, end) in enumerate(pairwise([*bounds, len(self.instructions)])):
+            successors = sorted(at[goal] for goal in self.goals(end - 1) if goal in at)
+            blocks.append(Block(index, self.instructions[begin:end], successors))
+        for block in blocks:
+            for successor in block.successors:
+                blocks[successor].predecessors.append(block.index)
+        return blocks
 
     @cached_property
     def order(self) -> list[int]:
@@ -128,25 +166,6 @@ class Function:
         return regions
 
 
-def _blocks(instructions: list[Instruction], labels: dict[str, int]) -> list[Block]:
-    """Basic blocks with their edges; a branch out of the function has none."""
-    leaders = {0, *labels.values()}
-    leaders.update(i + 1 for i, item in enumerate(instructions) if item.opcode.startswith(JUMPS))
-    bounds = sorted(leader for leader in leaders if leader < len(instructions))
-    at = {begin: index for index, begin in enumerate(bounds)}
-    meets = _reconvergence(instructions, labels)
-    blocks = []
-    for index, (begin, end) in enumerate(pairwise([*bounds, len(instructions)])):
-        goals = _goals(instructions[end - 1], end, labels, meets)
-        blocks.append(
-            Block(index, instructions[begin:end], sorted(at[goal] for goal in goals if goal in at))
-        )
-    for block in blocks:
-        for successor in block.successors:
-            blocks[successor].predecessors.append(block.index)
-    return blocks
-
-
 def _reconvergence(
     instructions: list[Instruction], labels: dict[str, int]
 ) -> dict[str, frozenset[int]]:
@@ -157,19 +176,3 @@ def _reconvergence(
             register = BARRIER_REGISTER.search(item.operands)[0]
             meets[register] = meets.get(register, frozenset()) | {labels[item.target]}
     return meets
-
-
-def _goals(
-    last: Instruction, after: int, labels: dict[str, int], meets: dict[str, frozenset[int]]
-) -> set[int]:
-    """Instructions that may follow `last`, which ends a block before instruction `after`."""
-    if last.opcode.startswith("BSYNC"):
-        register = BARRIER_REGISTER.search(last.operands)
-        goals = meets.get(register[0], frozenset()) if register else frozenset()
-        return {after} if after in goals or not goals else set(goals)
-    if last.opcode.startswith("BRA"):
-        goals = {labels[last.target]} if last.target in labels else set()
-        return goals | {after} if last.conditional else goals
-    if last.opcode.startswith(ENDS) and not last.guard:
-        return set()
-    return {after}

@@ -12,6 +12,7 @@ import inspect
 import operator
 import textwrap
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -295,6 +296,18 @@ class Expressions:
         if isinstance(found, Pointer) and found.array is not None:
             return self._table(node.id, type(found), found.array)
         return self._fail(node, f"{node.id} is not assigned before, nor a constant of its module")
+
+    def _e_attribute(self, node: ast.Attribute) -> Value:
+        """A constant of another module."""
+        module = (
+            self.function.__globals__.get(node.value.id)
+            if isinstance(node.value, ast.Name)
+            else None
+        )
+        found = getattr(module, node.attr, None) if isinstance(module, ModuleType) else None
+        if type(found) not in (int, float, bool):
+            return self._fail(node, f"{node.attr} is no constant of a module")
+        return Value(found, "literal")
 
     def _table(self, name: str, pointer: type[Pointer], values: np.ndarray) -> Value:
         """A constant array of the module, which is only read."""

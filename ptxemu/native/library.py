@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ptxemu.native import primitives, shadow  # noqa: F401
+from ptxemu.native import accesses, operands, primitives, shadow
 from ptxemu.native.builtin import builtin, interface
 from ptxemu.native.ir import Key
-from ptxemu.native.routines import symbol
+from ptxemu.native.routines import ROUTINES, symbol
 
 _KEPT = 8  # files; others are of sources that have changed since
 
@@ -34,7 +35,8 @@ class Library:
     def __init__(self, engine: Any, keys: list[Key]) -> None:
         self._engine = engine  # owns the code
         self.addresses = {key: engine.get_function_address(f"op_{k}") for k, key in enumerate(keys)}
-        self.segment = builtin("segment", engine.get_function_address("python.segment"))
+        segment = engine.get_function_address("python.segment") if keys else 0
+        self.segment = builtin("segment", segment) if segment else None
         self.routine = cache(self._routine)
 
     def _routine(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,6 +51,15 @@ class Library:
 class _Code(NamedTuple):
     keys: list[Key]
     code: bytes
+
+
+class Source(NamedTuple):
+    """What a library is compiled from. digest: of all that it depends on; routines: the functions;
+    primitives: their IR and keys, if there are any."""
+
+    digest: bytes
+    routines: Callable[[], list[Callable[..., Any]]]
+    primitives: Callable[[], tuple[str, list[Key]]] | None = None
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -66,7 +77,32 @@ def library() -> Library | None:
         import llvmlite.binding as llvm
     except ImportError:
         return None
-    return load(llvm, _folder())
+    return load(llvm, _folder(), _own())
+
+
+def library_of(*modules: ModuleType) -> Library | None:
+    """The routines of another package, which stand in these modules beside constants that they
+    use; None as `library` is."""
+    if library() is None:
+        return None
+    import llvmlite.binding as llvm
+
+    digest = hashlib.sha256(_sources())
+    for module in modules:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return load(llvm, _folder(), Source(digest.digest(), lambda: routines_of(*modules)))
+
+
+def _own() -> Source:
+    """What is in this package."""
+
+    return Source(_sources(), lambda: routines_of(accesses, operands, shadow), primitives.module)
+
+
+def routines_of(*modules: ModuleType) -> list[Callable[..., Any]]:
+    """Those that stand in them."""
+    names = {module.__name__ for module in modules}
+    return [each for each in ROUTINES.values() if each.__module__ in names]
 
 
 @contextmanager
@@ -84,7 +120,7 @@ def without() -> Iterator[None]:
             os.environ["PTXEMU_NATIVE"] = was
 
 
-def load(llvm: Any, folder: Path) -> Library:
+def load(llvm: Any, folder: Path, source: Source) -> Library:
     """From a file of the folder, or compiled and put there."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -93,11 +129,11 @@ def load(llvm: Any, folder: Path) -> Library:
         cpu=cpu, features=features, opt=2, jit=True
     )
     key = hashlib.sha256(f"{llvm.llvm_version_info} {cpu} {features}".encode())
-    key.update(_sources())
+    key.update(source.digest)
     path = folder / f"{key.hexdigest()[:24]}.o"
     found = _read(path)
     if found is None:
-        found = _compiled(llvm, machine)
+        found = _compiled(llvm, machine, source)
         _keep(path, found)
     for name, address in interface().items():
         llvm.add_symbol(name, address)
@@ -117,11 +153,11 @@ def _sources() -> bytes:
     return digest.digest()
 
 
-def _compiled(llvm: Any, machine: Any) -> _Code:
+def _compiled(llvm: Any, machine: Any, source: Source) -> _Code:
     from ptxemu.native import translate  # only here: most starts of Python find a file
 
-    text, keys = primitives.module()
-    code = llvm.parse_assembly(translate.module())  # loops, which it pays to optimise
+    text, keys = source.primitives() if source.primitives else ("", [])
+    code = llvm.parse_assembly(translate.module(source.routines()))  # loops: it pays to optimise
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = options.slp_vectorization = True
     passes = llvm.create_pass_builder(machine, options)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ptxemu.native.expressions import Expressions, Signature, Value, is_pointer, llvm_type
-from ptxemu.native.routines import ROUTINES, symbol
+from ptxemu.native.routines import symbol
 
 _DECLARATIONS = """\
 declare i64 @llvm.smin.i64(i64, i64)
@@ -28,12 +28,11 @@ declare i32 @PyErr_BadArgument()
 """
 
 
-def module(functions: Iterable[Callable[..., Any]] | None = None) -> str:
-    """The IR of all routines, or of some, and of what Python calls."""
-    chosen = list(ROUTINES.values() if functions is None else functions)
+def module(functions: Iterable[Callable[..., Any]]) -> str:
+    """The IR of routines, which call no others, and of what Python calls."""
     parts = [_DECLARATIONS]
     tables: dict[str, str] = {}
-    for function in chosen:
+    for function in functions:
         parts += [_Routine(function, tables).translated(), _entry(Signature(function))]
     return "\n".join((*parts, *tables.values()))
 

@@ -233,8 +233,9 @@ class Recorder(Listener):
         starts, of_row = source
         each = nbytes * len(places) // len(signals)
         told = tuple((self._barriers[signal], each) for signal in signals)
-        first = int(starts[0]) if len(starts) else 0
-        self._tell(work, r.LOAD, told, shape=(len(starts), of_row), address=first)
+        first, second = (int(starts[k]) if len(starts) > k else 0 for k in (0, 1))
+        apart = second - first if second else 0
+        self._tell(work, r.LOAD, told, (len(starts), of_row, apart), first)
 
     def send(
         self,

@@ -26,7 +26,8 @@ ARRIVE = "arrive"  # signals: arrivals
 EXPECT = "expect"  # signals: bytes
 COMPLETE = "complete"  # mbarrier.complete_tx. signals: bytes
 WAIT = "wait"  # successful, or test_wait. signals: parities
-LOAD = "load"  # TMA or bulk copy from global memory. signals: bytes; shape: rows, bytes of each
+LOAD = "load"  # TMA or bulk copy from global memory. signals: bytes; shape: rows, bytes of
+# each, bytes from one to the next
 SEND = "send"  # to the shared memory of a CTA: bulk copy, st.async. signals: bytes; shape: targets
 STORE = "store"  # TMA or bulk copy to global memory. shape: rows, bytes of each
 MMA = "mma"  # tcgen05 or wgmma. shape: m, n, CTAs that take part

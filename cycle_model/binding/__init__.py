@@ -1,0 +1,1 @@
+"""Which SASS instructions a recorded warp executed."""

@@ -1,0 +1,78 @@
+"""A recorded launch whose warps have paths through the machine code of its kernel."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cycle_model.binding.search import Search, Unbound, Way
+from cycle_model.binding.target import Landmark, Targets
+from cycle_model.sass.flow import Function
+from ptxemu.record.recording import Recording, WarpRecord
+
+
+@dataclass(frozen=True)
+class BoundWarp:
+    """path: numbers of instructions of the function. at: where in it the landmarks are. cost: how
+    far the work on it is from what was recorded, in units of `symbols`; work: all that was."""
+
+    record: WarpRecord
+    path: np.ndarray
+    at: np.ndarray
+    landmarks: tuple[Landmark, ...]
+    cost: float
+    work: int
+
+
+class BoundLaunch:
+    """Raises `Unbound` where a warp has no path, with the warp and the first landmark that
+    differs."""
+
+    def __init__(self, function: Function, recording: Recording) -> None:
+        self.function, self.recording = function, recording
+        self._targets, self._search = Targets(recording), Search(function)
+        self._paths: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
+        self._records: defaultdict[int, list[WarpRecord]] = defaultdict(list)
+        for warp in recording.warps:
+            self._records[warp.cluster].append(warp)
+        self._bound: dict[int, list[BoundWarp]] = {}
+
+    @property
+    def clusters(self) -> list[int]:
+        """Those that were recorded."""
+        return sorted(self._records)
+
+    @cached_property
+    def ctas_of_cluster(self) -> int:
+        return int(np.prod(self.recording.cluster))
+
+    def cluster(self, number: int) -> list[BoundWarp]:
+        """Its warps, by rank and index."""
+        if number not in self._bound:
+            warps = sorted(self._records[number], key=lambda each: (each.rank, each.index))
+            self._bound[number] = [self._bind(each) for each in warps]
+        return self._bound[number]
+
+    def _bind(self, warp: WarpRecord) -> BoundWarp:
+        target = self._targets.of(warp)
+        try:
+            ways = self._search.path(target)
+        except Unbound as error:
+            where = f"warp {warp.index} of CTA {warp.rank} of cluster {warp.cluster}"
+            raise Unbound(f"{self.recording.entry}, {where}: {error}", error.reached) from None
+        path, at, cost = self._joined(ways)
+        work = sum(sum(each.before) for each in target.landmarks) + sum(target.rest)
+        return BoundWarp(warp, path, at, target.landmarks, cost, work)
+
+    def _joined(self, ways: list[Way]) -> tuple[np.ndarray, np.ndarray, float]:
+        """`Search.path` gives the same list to all warps that take the same path."""
+        if id(ways) not in self._paths:
+            steps = [step for way in ways for step in way.steps]
+            path = np.concatenate([np.arange(*step, dtype=np.int32) for step in steps])
+            lengths = [sum(end - begin for begin, end in way.steps) for way in ways]
+            at = np.cumsum(lengths)[:-1] - 1
+            self._paths[id(ways)] = path, at, sum(way.cost for way in ways)
+        return self._paths[id(ways)]

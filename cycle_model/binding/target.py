@@ -1,0 +1,84 @@
+"""What the path of a warp has to come by: landmarks in order, and the work between them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+from cycle_model.binding.symbols import (
+    BARRIER,
+    CLUSTER_ARRIVE,
+    CLUSTER_WAIT,
+    DYNAMIC,
+    KINDS,
+    Symbol,
+    Vector,
+    of_ptx,
+)
+from ptxemu.record.recording import Event, Recording, WarpRecord
+
+
+class Landmark(NamedTuple):
+    """name: of `symbols`. events: what it did, none where its text says all. site: its instruction
+    in the recording. before: work since the landmark before it."""
+
+    name: str
+    events: tuple[Event, ...]
+    site: int
+    before: Vector
+
+
+class Target(NamedTuple):
+    """rest: work behind the last landmark."""
+
+    landmarks: tuple[Landmark, ...]
+    rest: Vector
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for warps that take the same path."""
+        return tuple((each.name, each.before) for each in self.landmarks), self.rest
+
+
+class Targets:
+    """Of the warps of one recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.clustered = max(recording.cluster) > 1
+
+    @cached_property
+    def _blocks(self) -> list[list[tuple[int, Symbol]]]:
+        """The instructions of each block that leave something in the machine code."""
+        symbols = [of_ptx(site) for site in self.recording.sites]
+        return [
+            [(site, symbols[site]) for site in block if symbols[site] != Symbol()]
+            for block in self.recording.blocks
+        ]
+
+    def of(self, warp: WarpRecord) -> Target:
+        """Dynamic landmarks are there where something was recorded."""
+        events: dict[tuple[int, int], tuple[Event, ...]] = {}
+        for event in warp.events:
+            where = event.block, event.site
+            events[where] = (*events.get(where, ()), event)
+        landmarks: list[Landmark] = []
+        work = [0] * len(KINDS)
+        for position, block in enumerate(warp.path.tolist()):
+            for site, symbol in self._blocks[block]:
+                if not symbol.landmark:
+                    work[symbol.kind] += symbol.amount
+                    continue
+                told = events.get((position, site), ())
+                name = self._name(symbol.landmark)
+                if not name or (not told and symbol.landmark in DYNAMIC):
+                    continue
+                landmarks.append(Landmark(name, told, site, tuple(work)))
+                work = [0] * len(KINDS)
+        return Target(tuple(landmarks), tuple(work))
+
+    def _name(self, landmark: str) -> str:
+        """Machine code asks the launch whether it has clusters; without them, no arrival."""
+        if not self.clustered and landmark == CLUSTER_ARRIVE:
+            return ""
+        return BARRIER if not self.clustered and landmark == CLUSTER_WAIT else landmark

@@ -1,0 +1,119 @@
+"""One simulation: warps on SMs, from their first instruction to the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from cycle_model.engine import effects, heap, layout, run, settings, sync
+from cycle_model.engine import layout as L
+from cycle_model.engine.tables import Tables, code_of, settings_of
+from ptxemu.native.library import Library, library_of
+from ptxemu.native.routines import p_i32, p_i64
+
+_HEAP = 1 << 16
+_LIMIT = 1 << 40  # cycles
+
+
+class StuckError(RuntimeError):
+    """Nobody can go on: the model does not know something that the kernel relies on."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """cycles: until the last warp is done; ends: of each warp. state: of the engine at the end.
+    log: of every issued instruction, see `layout`, where it was asked for."""
+
+    cycles: int
+    issued: int
+    tables: Tables
+    state: np.ndarray
+    log: np.ndarray | None
+
+
+@cache
+def _library() -> Library | None:
+    return library_of(heap, sync, effects, run, layout, settings)
+
+
+def simulate(tables: Tables, *, active_sms: int, log: bool = False) -> Result:
+    """active_sms: of the whole GPU, which share the memory. Raises `StuckError`."""
+    state = np.zeros(L.STATE_WORDS, np.int64)
+    _place(state, tables)
+    queue = np.zeros(_HEAP * L.HEAP_WORDS, np.int64)
+    state[L.HEAP_SIZE] = _HEAP
+    told = np.zeros((len(tables.path) if log else 1, L.LOG_WORDS), np.int64)
+    arrays = (
+        *(state, queue, settings_of(tables.gpu, active_sms)),
+        *(code_of(tables.function, tables.gpu), tables.path, tables.numbers),
+        *(tables.events, tables.signals, told),
+    )
+    room = len(told) if log else 0
+    found = _library()
+    if found is not None:
+        addresses = [array.ctypes.data for array in arrays]
+        answer = found.routine(run.run)(*addresses, room, _LIMIT)
+    else:
+        kinds = {np.dtype(np.int32): p_i32}
+        pointers = [kinds.get(array.dtype, p_i64)(array) for array in arrays]
+        answer = run.run(*pointers, room, _LIMIT)
+    if answer:
+        raise StuckError(_explained(state, tables, int(answer)))
+    return Result(int(state[L.NOW]), int(state[L.ISSUED]), tables, state, told if log else None)
+
+
+def _place(state: np.ndarray, tables: Tables) -> None:
+    """Warps to schedulers by their index, as the GPU does it."""
+    warps = tables.placed
+    if len(warps) > L.MOST_WARPS:
+        raise ValueError(f"{len(warps)} warps at a time; at most {L.MOST_WARPS}")
+    sms = max(each.sm for each in warps) + 1
+    if sms > L.MOST_SMS:
+        raise ValueError(f"{sms} SMs at a time; at most {L.MOST_SMS}")
+    state[L.LIVE] = state[L.WARPS_IN_ALL] = len(warps)
+    state[L.SMS] = sms
+    lists: list[list[int]] = [[] for _ in range(sms * L.SCHEDULERS)]
+    begin = 0
+    for number, (each, end) in enumerate(zip(warps, tables.ends.tolist(), strict=True)):
+        warp = L.WARP + number * L.WARP_WORDS
+        scheduler = each.sm * L.SCHEDULERS + each.warp.record.index % L.SCHEDULERS
+        lists[scheduler].append(number)
+        state[warp + L.PATH_BEGIN] = state[warp + L.POSITION] = begin
+        state[warp + L.PATH_END] = end
+        state[warp + L.WARP_CTA], state[warp + L.WARP_SM] = each.cta, each.sm
+        state[warp + L.WARP_SCHEDULER] = scheduler
+        state[warp + L.CAUSE] = -1
+        cta = L.CTA + each.cta * L.CTA_WORDS
+        state[cta + L.CTA_LIVE] += 1
+        state[cta + L.CTA_CLUSTER] = each.cluster
+        state[L.CLUSTER + each.cluster * L.CLUSTER_WORDS + L.CL_LIVE] += 1
+        begin = end
+    first = 0
+    for number, mine in enumerate(lists):
+        scheduler = L.SCHEDULER + number * L.SCHEDULER_WORDS
+        state[scheduler + L.FIRST_WARP], state[scheduler + L.WARP_COUNT] = first, len(mine)
+        state[L.STATE_WARP_LIST + first : L.STATE_WARP_LIST + first + len(mine)] = mine
+        first += len(mine)
+
+
+def _explained(state: np.ndarray, tables: Tables, answer: int) -> str:
+    """Who waits for what."""
+    if answer == 2:
+        return f"more than {_HEAP} events at a time"
+    names = {number: where for where, number in tables.barriers.items()}
+    lines = []
+    for number, each in enumerate(tables.placed):
+        warp = L.WARP + number * L.WARP_WORDS
+        if state[warp + L.DONE]:
+            continue
+        why, on = int(state[warp + L.BLOCKED]), int(state[warp + L.WAITS_FOR])
+        at = tables.path[min(state[warp + L.POSITION], tables.ends[number] - 1)]
+        address = tables.function.instructions[at].address
+        what = {L.ON_MBARRIER: f"mbarrier {names.get(on)}", L.ON_BARRIER: f"barrier {on % 16}",
+                L.ON_CLUSTER: "the cluster", L.RUNS: "nothing"}[why]  # fmt: skip
+        lines.append(
+            f"warp {each.warp.record.index} of CTA {each.cta} at {address:#x} waits for {what}"
+        )
+    return f"after {state[L.NOW]} cycles nobody can go on: " + "; ".join(lines[:8])

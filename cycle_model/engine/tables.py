@@ -1,0 +1,322 @@
+"""What the engine works on, from bound warps and the parameters of a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cycle_model.binding import symbols as y
+from cycle_model.binding.bound import BoundWarp
+from cycle_model.binding.target import Landmark
+from cycle_model.engine import layout as L
+from cycle_model.engine import settings
+from cycle_model.opcodes import cost_of
+from cycle_model.parameters.parameter import Gpu
+from cycle_model.sass.flow import Function
+from cycle_model.sass.instruction import Instruction
+from ptxemu.record import recording as r
+from ptxemu.record.recording import Access, Barrier, Event, Recording
+
+_RATES = {"tma_row", "tma_store_row", "tmem_load_rate", "tmem_store_rate", "dsmem_rate"}
+_RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "smem_bytes_per_cycle"}
+LINE = 128
+
+
+def settings_of(gpu: Gpu, active_sms: int) -> np.ndarray:
+    """The vector that routines read; rates are those of one of so many SMs."""
+    values = []
+    for name in settings.NAMES:
+        value = gpu.value(name)
+        if name == "hbm_bytes_per_cycle":
+            value /= max(min(active_sms, gpu.sms), 1)
+        values.append(round(value * L.PART) if name in _RATES else round(value))
+    return np.array(values, np.int64)
+
+
+def code_of(function: Function, gpu: Gpu) -> np.ndarray:
+    """The table of instructions."""
+    table = np.zeros((len(function.instructions), L.CODE_WORDS), np.int64)
+    for row, item in zip(table, function.instructions, strict=True):
+        cost, control = cost_of(item), item.control
+        row[L.KIND] = _kind(item)
+        row[L.PIPE] = cost.pipe
+        row[L.OCCUPANCY] = round(gpu.value(cost.issue)) if cost.issue else 0
+        row[L.LATENCY] = round(gpu.value(cost.latency)) if cost.latency else 1
+        row[L.STALL] = control.stall
+        row[L.WRITES], row[L.READS], row[L.WAITS] = control.writes, control.reads, control.waits
+        row[L.REGISTERS] = item.repetition
+    return table
+
+
+def _kind(item: Instruction) -> int:
+    if item.word == "LDTM":
+        return L.TMEM_LOAD
+    if item.word == "STTM":
+        return L.TMEM_STORE
+    return L.TMEM_STORE_WAIT if item.opcode.startswith("FENCE.VIEW.ASYNC.T") else L.PLAIN
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A warp that is to run. sm: in the simulation; cta, cluster: numbers there, from 0 on."""
+
+    warp: BoundWarp
+    sm: int
+    cta: int
+    cluster: int
+
+
+class Tables:
+    """Of warps that run together. far: whether an address comes from the memory behind L2."""
+
+    def __init__(
+        self, recording: Recording, function: Function, warps: Sequence[Placed],
+        far: Callable[[int], bool], gpu: Gpu,
+    ) -> None:  # fmt: skip
+        self.recording, self.function, self.gpu = recording, function, gpu
+        self.placed = warps
+        self._far = far
+        self._barriers: dict[tuple[int, Barrier], int] = {}
+        self._events: list[tuple[int, ...]] = []
+        self._signals: list[tuple[int, int, int, int]] = []
+        self._words = [item.word for item in function.instructions]
+        self._kinds = np.array([_access_kind(item) for item in function.instructions], np.int8)
+        self.path = np.concatenate([each.warp.path for each in warps]).astype(np.int32)
+        self.numbers = np.full(len(self.path) + 1, -1, np.int32)
+        self.ends = np.cumsum([len(each.warp.path) for each in warps])
+        for each, end in zip(warps, self.ends.tolist(), strict=True):
+            begin = end - len(each.warp.path)
+            self._add_landmarks(each, begin)
+            self._add_accesses(each, begin)
+        self.events = np.array(self._events or [(0,) * L.EVENT_WORDS], np.int64)
+        self.signals = np.array(self._signals or [(0, 0, 0, 0)], np.int64)
+
+    @property
+    def barriers(self) -> dict[tuple[int, Barrier], int]:
+        """(cluster, rank and offset) -> number."""
+        return self._barriers
+
+    # -- landmarks --------------------------------------------------------------------------
+
+    def _add_landmarks(self, each: Placed, begin: int) -> None:
+        for landmark, at in zip(each.warp.landmarks, each.warp.at.tolist(), strict=True):
+            row = self._event_of(each, landmark, int(each.warp.path[at]))
+            if row is not None:
+                self.numbers[begin + at] = len(self._events)
+                self._events.append(row)
+
+    def _event_of(self, each: Placed, landmark: Landmark, item: int) -> tuple[int, ...] | None:
+        name = landmark.name
+        if name.startswith("tmem"):
+            return None
+        site = self.recording.sites[landmark.site]
+        make = _MAKERS.get(name)
+        if make is None:
+            return None
+        return make(self, each, landmark, site, self.function.instructions[item])
+
+    def _row(
+        self, what: int, *values: int, signals: Sequence[tuple[int, int, int, int]] = ()
+    ) -> tuple[int, ...]:
+        first = len(self._signals)
+        self._signals.extend(signals)
+        a, b, c = (*values, 0, 0, 0)[:3]
+        return what, first, len(signals), a, b, c, 0, 0
+
+    def _told(self, each: Placed, event: Event, *, tx: bool) -> list[tuple[int, int, int, int]]:
+        """Signals of an event: of arrivals, or of bytes."""
+        told = []
+        for barrier, amount in event.signals:
+            number = self._barriers.setdefault((each.cluster, barrier), len(self._barriers))
+            if number >= L.MOST_BARRIERS:
+                raise ValueError(f"more than {L.MOST_BARRIERS} mbarriers at a time")
+            remote = int(barrier[0] != each.warp.record.rank)
+            told.append((number, 0 if tx else amount, amount if tx else 0, remote))
+        return told
+
+    # -- accesses ---------------------------------------------------------------------------
+
+    def _add_accesses(self, each: Placed, begin: int) -> None:
+        """Those of a kind in the path are those of the recording in their order; where the compiler
+        has joined or split some, by their share."""
+        path = each.warp.path
+        kinds = self._kinds[path]
+        if not kinds.any():
+            return
+        recorded: dict[int, list[Access]] = {}
+        for access in each.warp.record.accesses():
+            kind = _ACCESS_KINDS[access.memory, access.store]
+            recorded.setdefault(kind, []).append(access)
+        for kind, found in recorded.items():
+            places = np.flatnonzero(kinds == kind)
+            for number, at in enumerate(places.tolist()):
+                access = found[number * len(found) // len(places)]
+                row = self._access_row(access, self._words[path[at]])
+                if row is not None and self.numbers[begin + at] < 0:
+                    self.numbers[begin + at] = len(self._events)
+                    self._events.append(row)
+
+    def _access_row(self, access: Access, word: str) -> tuple[int, ...] | None:
+        if access.memory == "shared":
+            extra = access.passes - 1
+            return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
+        if word == "LDGSTS":
+            return self._row(L.E_COPY, 32 * access.passes, int(self._far(access.first)))
+        if access.store:
+            return self._row(L.E_GLOBAL_STORE, 32 * access.passes)
+        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(self._far(access.first)))
+
+    # -- costs ------------------------------------------------------------------------------
+
+    def mma_parts(self, m: int, n: int, ctas: int, in_tmem: bool) -> int:
+        """Parts of cycles that an MMA of 32 bytes along K takes: the tensor core's law, or the
+        operands that each SM reads from shared memory."""
+        rows = m // ctas
+        compute = n / 2 if ctas == 1 or rows == 128 else n / 4
+        nbytes = (0 if in_tmem else 32 * rows) + 32 * n // ctas
+        cycles = max(compute, nbytes / self.gpu.value("mma_smem_rate"))
+        return round((cycles + self.gpu.value("mma_overhead")) * L.PART)
+
+
+_ACCESS_KINDS = {
+    ("global", False): 1,
+    ("global", True): 2,
+    ("shared", False): 3,
+    ("shared", True): 4,
+}
+_BY_WORD = {"LDG": 1, "LD": 1, "STG": 2, "ST": 2, "LDS": 3, "LDSM": 3, "STS": 4, "STSM": 4}
+
+
+def _access_kind(item: Instruction) -> int:
+    return _BY_WORD.get(item.word, 0)
+
+
+# -- what each landmark becomes -----------------------------------------------------------------
+
+Maker = Callable[[Tables, Placed, Landmark, Any, Instruction], "tuple[int, ...] | None"]
+_MAKERS: dict[str, Maker] = {}
+
+
+def _makes(*names: str) -> Callable[[Maker], Maker]:
+    def keep(make: Maker) -> Maker:
+        _MAKERS.update(dict.fromkeys(names, make))
+        return make
+
+    return keep
+
+
+@_makes(y.INIT)
+def _init(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_INIT, signals=t._told(each, landmark.events[0], tx=False))
+
+
+@_makes(y.ARRIVE, y.EXPECT, y.COMPLETE)
+def _arrive(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    """Bytes that are expected, and arrivals."""
+    signals: dict[int, list[int]] = {}
+    for event in landmark.events:
+        for number, count, nbytes, remote in t._told(each, event, tx=event.what != r.ARRIVE):
+            kept = signals.setdefault(number, [0, 0, remote])
+            kept[0] += count
+            kept[1] += -nbytes if event.what == r.COMPLETE else nbytes
+    rows = [(number, *kept) for number, kept in signals.items()]
+    return t._row(L.E_ARRIVE, signals=rows)  # type: ignore[arg-type]
+
+
+@_makes(y.WAIT, y.TEST)
+def _wait(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_WAIT, signals=t._told(each, landmark.events[0], tx=False)[:1])
+
+
+@_makes(y.LOAD)
+def _load(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    event = landmark.events[0]
+    rows, nbytes, _ = event.shape
+    lines = rows * max(math.ceil(nbytes / LINE), 1)
+    far = int(t._far(event.address))
+    signals = t._told(each, event, tx=True)
+    return t._row(L.E_LOAD, lines, rows * nbytes, far, signals=signals)
+
+
+@_makes(y.STORE)
+def _store(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    rows, nbytes = landmark.events[0].shape
+    return t._row(L.E_STORE, rows * max(math.ceil(nbytes / LINE), 1), rows * nbytes)
+
+
+@_makes(y.SEND)
+def _send(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    event = landmark.events[0]
+    signals = t._told(each, event, tx=True)
+    return t._row(L.E_SEND, math.prod(event.shape), signals=signals)
+
+
+@_makes(y.CANCEL)
+def _cancel(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_CANCEL, signals=t._told(each, landmark.events[0], tx=True))
+
+
+@_makes(y.MMA)
+def _mma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    m, n, ctas = landmark.events[0].shape
+    in_tmem = "[" in str(site.text.split(",")[1]) if site.text.count(",") else False
+    parts = t.mma_parts(m, n, ctas, in_tmem)
+    return t._row(L.E_MMA, parts, int(in_tmem) + 2 * (ctas == 2))
+
+
+@_makes(y.FILL)
+def _fill(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    (nbytes,) = landmark.events[0].shape
+    return t._row(L.E_FILL, round(nbytes / t.gpu.value("fill_rate") * L.PART))
+
+
+@_makes(y.COMMIT)
+def _commit(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_COMMIT, signals=t._told(each, landmark.events[0], tx=False))
+
+
+@_makes(y.BULK_COMMIT)
+def _bulk_commit(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_BULK_COMMIT)
+
+
+@_makes(y.COPY_COMMIT)
+def _copy_commit(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_COPY_COMMIT)
+
+
+@_makes(y.GROUP_WAIT)
+def _group_wait(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    allowed = int(site.operands[0].value) if site.operands else 0
+    if "bulk" in site.parts:
+        return t._row(L.E_GROUP_WAIT, allowed, int("read" in site.parts))
+    return t._row(L.E_GROUP_WAIT, allowed, 2)
+
+
+@_makes(y.COPY_ARRIVE)
+def _copy_arrive(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_COPY_ARRIVE, signals=t._told(each, landmark.events[0], tx=False))
+
+
+@_makes(y.BARRIER)
+def _barrier(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    """Without an event it is a cluster barrier of a launch without clusters."""
+    ident, threads = landmark.events[0].shape if landmark.events else (0, 0)
+    what = L.E_BARRIER_ARRIVE if "ARV" in item.opcode else L.E_BARRIER
+    return t._row(what, ident, threads)
+
+
+@_makes(y.CLUSTER_ARRIVE)
+def _cluster_arrive(
+    t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction
+) -> Any:
+    return t._row(L.E_CLUSTER_ARRIVE)
+
+
+@_makes(y.CLUSTER_WAIT)
+def _cluster_wait(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_CLUSTER_WAIT)

@@ -1,0 +1,118 @@
+"""B200, GB200, GB300. Nobody here has one: published numbers, and guesses that say so.
+
+Sources: SA is github SemiAnalysisAI/microbench-blackwell @9a068d8 (B200), QRC github
+ademeure/QuickRunCUDA (B300, audited), FA4 arXiv 2603.05451, HB github hbarclay/gemm-model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cycle_model.parameters.parameter import GUESSED, PUBLISHED, Gpu, Parameter
+
+CYCLES, PER_WARP = "cycles", "cycles of a scheduler per warp instruction"
+_QRC = "QRC pipe catalogue, B300"
+
+
+def _published(value: float, low: float, high: float, unit: str, source: str) -> Parameter:
+    return Parameter(value, low, high, unit, PUBLISHED, source)
+
+
+def _guessed(value: float, low: float, high: float, unit: str, why: str) -> Parameter:
+    return Parameter(value, low, high, unit, GUESSED, why)
+
+
+PARAMETERS = {
+    # issue of one warp instruction: how long its pipe is busy
+    "issue_fma": _published(1, 1, 1, PER_WARP, _QRC),
+    "issue_fma2": _published(2, 2, 2, PER_WARP, _QRC),
+    "issue_imad": _published(2, 2, 2, PER_WARP, _QRC),
+    "issue_alu": _published(2, 2, 2, PER_WARP, _QRC),
+    "issue_pack": _published(2, 2, 4, PER_WARP, f"{_QRC}: F2FP between 1 and 2 an SM and clock"),
+    "issue_special": _published(8, 8, 8, PER_WARP, "FA4: 16 ex2 per clock and SM"),
+    "issue_convert": _guessed(8, 8, 16, PER_WARP, "as MUFU: the same pipe"),
+    "issue_uniform": _guessed(2, 1, 2, PER_WARP, "a uniform datapath of half rate"),
+    "issue_tensor": _guessed(16, 8, 32, PER_WARP, "mma.sync, which no kernel for sm_100 uses"),
+    "issue_access": _published(1, 1, 1, "cycles of the SM per warp instruction", _QRC),
+    "issue_shuffle": _published(1, 1, 2, "cycles of the SM per warp instruction", _QRC),
+    "issue_reduce": _published(2, 2, 4, "cycles of the SM per warp instruction", _QRC),
+    # results that a scoreboard tells of
+    "latency_plain": _guessed(20, 10, 30, CYCLES, "of what has a scoreboard and no other entry"),
+    "latency_fma": _published(4, 4, 5, CYCLES, _QRC),
+    "latency_alu": _published(5, 4, 6, CYCLES, _QRC),
+    "latency_special": _published(18, 14, 24, CYCLES, f"{_QRC}: 14 for ex2"),
+    "latency_uniform": _guessed(8, 6, 12, CYCLES, "as on Hopper"),
+    "latency_tensor": _guessed(33, 24, 40, CYCLES, "as on Hopper"),
+    "latency_shuffle": _published(24, 22, 26, CYCLES, _QRC),
+    "latency_constant": _guessed(30, 20, 60, CYCLES, "LDC and LDCU that hit"),
+    "latency_special_register": _guessed(20, 12, 40, CYCLES, "S2R, S2UR"),
+    "latency_vote": _published(12, 8, 16, CYCLES, _QRC),
+    "latency_tensor_allocation": _guessed(100, 50, 300, CYCLES, "UTCATOMSWS"),
+    "latency_membar": _published(267, 20, 400, CYCLES, "QRC: fence.gpu; less within a CTA"),
+    "latency_atomic_shared": _guessed(60, 40, 100, CYCLES, "ATOMS"),
+    "latency_atomic_global": _guessed(700, 400, 1000, CYCLES, "as a load from L2, and back"),
+    # the rest of the settings
+    "branch": _guessed(8, 4, 12, "cycles beyond the stall of a jump", "as on Hopper"),
+    "round_robin": _guessed(1, 0, 1, "1: turns go round; 0: the same warp first", "Accel-Sim"),
+    "operands_read": _guessed(10, 6, 14, CYCLES, "until a scoreboard of operands is free"),
+    "mbarrier_arrive": _published(27, 8, 40, CYCLES, "QRC: arrive with default semantics"),
+    "mbarrier_arrive_remote": _guessed(180, 120, 260, "cycles beyond a local one", "DSMEM of QRC"),
+    "mbarrier_wake": _guessed(60, 20, 96, CYCLES, "QRC: 123 from arrive to test_wait and back"),
+    "mbarrier_ready": _guessed(60, 20, 96, "cycles of a wait that is satisfied", "the same"),
+    "named_barrier": _published(26, 20, 40, CYCLES, "QRC: 22 + 2 W for __syncthreads"),
+    "cluster_barrier": _published(170, 120, 336, CYCLES, "QRC: 336 for both ways"),
+    "tma_issue": _published(48, 48, 65, "cycles of the SM per instruction", _QRC),
+    "tma_row": _published(1.53, 1.5, 1.6, "cycles per row of up to 128 bytes", "fit of 592 SA runs"),
+    "tma_latency_l2": _published(774, 650, 900, CYCLES, "fit of SA's GEMM main loops"),
+    "tma_latency_hbm": _published(1399, 1038, 1500, CYCLES, "the same"),
+    "tma_remote": _guessed(100, 0, 300, "cycles more to another CTA", "no source"),
+    "tma_store_row": _guessed(1.53, 1, 2, "cycles per row of up to 128 bytes", "as loads"),
+    "tma_store_read": _guessed(200, 100, 400, CYCLES, "until the source has been read"),
+    "tma_store_latency": _guessed(500, 300, 900, CYCLES, "until it is written"),
+    "mma_issue": _guessed(8, 4, 16, "cycles from issue to the queue", "no source"),
+    "mma_switch": _guessed(0, 0, 32, "cycles between A in shared and in tensor memory", "no source"),
+    "mma_overhead": _published(0.6, 0.4, 1.7, "cycles per instruction beyond its law", "SA"),
+    "mma_smem_rate": _published(128, 120, 128, "bytes of shared memory per clock", "SA"),
+    "commit_latency_smem_1": _published(136, 120, 150, CYCLES, "SA latencies, A in shared memory"),
+    "commit_latency_tmem_1": _published(104, 90, 120, CYCLES, "SA latencies, A in tensor memory"),
+    "commit_latency_smem_2": _published(170, 150, 190, CYCLES, "SA latencies, pairs"),
+    "commit_latency_tmem_2": _published(138, 120, 160, CYCLES, "SA latencies, pairs"),
+    "fill_rate": _guessed(128, 64, 512, "bytes per clock of tcgen05.cp", "no source"),
+    "tmem_load_latency": _guessed(40, 30, 200, CYCLES, "no source"),
+    "tmem_load_rate": _guessed(1, 1, 4, "registers of a warp per clock and scheduler", "structure"),
+    "tmem_store_latency": _guessed(30, 20, 100, CYCLES, "no source"),
+    "tmem_store_rate": _guessed(1, 1, 4, "registers of a warp per clock and scheduler", "structure"),
+    "dsmem_latency": _published(207, 180, 330, CYCLES, "QRC: ld.shared::cluster"),
+    "dsmem_rate": _published(16, 8, 32, "bytes per clock and SM", "QRC: 2.4 TB/s of all SMs"),
+    "global_latency_l2": _published(301, 250, 600, CYCLES, _QRC),
+    "global_latency_hbm": _published(789, 700, 1000, CYCLES, _QRC),
+    "l2_bytes_per_cycle": _published(64, 50, 71, "bytes per clock and SM", "QRC: 71 at most"),
+    "hbm_bytes_per_cycle": _published(4100, 3700, 4200, "bytes per clock of all SMs", "SA: 7.2 TB/s"),
+    "copy_latency": _guessed(20, 0, 60, "cycles of cp.async beyond a load", "no source"),
+    "cancel_latency": _guessed(400, 200, 800, CYCLES, "try_cancel"),
+    "shared_latency": _published(29, 26, 33, CYCLES, f"{_QRC}: LDS"),
+    "smem_bytes_per_cycle": _published(128, 112, 128, "bytes per clock and SM", "QRC, FA4"),
+}  # fmt: skip
+
+_GHZ = "GHz"
+B200 = Gpu(
+    name="B200",
+    arch="sm_100a",
+    sms=148,
+    clock=_published(1.755, 1.755, 1.965, _GHZ, "flash-attention issues 2570, 2488: locked"),
+    launch=_published(3.0, 2.0, 5.0, "microseconds", "HB, QRC: 2.05 pipelined"),
+    cta_start=_guessed(800, 400, 1500, CYCLES, "no source"),
+    parameters=PARAMETERS,
+)
+GB200 = replace(B200, name="GB200", sms=152, clock=_guessed(1.9, 1.755, 2.0, _GHZ, "no source"))
+GB300 = replace(
+    B200,
+    name="GB300",
+    arch="sm_103a",
+    sms=152,
+    clock=_published(1.957, 1.92, 2.032, _GHZ, "flash-attention PR 2605: locked"),
+    parameters={
+        **PARAMETERS,
+        "issue_special": _published(4, 4, 4, PER_WARP, "QRC: 32 ex2 per clock and SM"),
+    },
+)

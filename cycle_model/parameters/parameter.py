@@ -1,0 +1,61 @@
+"""One number, and how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+MEASURED, PUBLISHED, GUESSED, FITTED = KINDS = ("measured", "published", "guessed", "fitted")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """kind: 'measured' by a micro-benchmark of ours, 'published' by others, 'guessed', or 'fitted'
+    to whole kernels. low, high: what it may be as well; source: where it is from."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    kind: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}; must be one of {', '.join(KINDS)}")
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"{self.value} is not within {self.low} .. {self.high}")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """sms: streaming multiprocessors; clock: of them in GHz; launch: microseconds of a kernel that
+    does nothing, cta_start: cycles until the first instruction of a CTA. arch: of cubins."""
+
+    name: str
+    arch: str
+    sms: int
+    clock: Parameter
+    launch: Parameter
+    cta_start: Parameter
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def value(self, name: str) -> float:
+        """Raises KeyError for a name that is no parameter."""
+        return self.parameters[name].value
+
+    def changed(self, **values: float) -> Gpu:
+        """With other values, whatever their ranges; raises ValueError for an unknown name."""
+        unknown = sorted(set(values) - set(self.parameters))
+        if unknown:
+            raise ValueError(f"no parameter {unknown[0]!r}; there are {', '.join(self.parameters)}")
+        new = {
+            name: replace(
+                self.parameters[name],
+                value=value,
+                low=min(value, self.parameters[name].low),
+                high=max(value, self.parameters[name].high),
+            )
+            for name, value in values.items()
+        }
+        return replace(self, parameters={**self.parameters, **new})
