@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ptxemu.host.allocations import LIVE
+from ptxemu.host.device_code import cubin_at
 from ptxemu.host.launch_config import LaunchRequest
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
@@ -41,6 +42,8 @@ class Emulator:
             allocated=LIVE if known else None,
             freed=LIVE.take_freed() if checked else (),
         )
+        if launched.recording is not None:
+            launched.recording.cubin = cubin_at(request.image)
         self.report.launches.append(launched)
         return launched
 

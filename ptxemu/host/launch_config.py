@@ -63,7 +63,8 @@ class LaunchRequest:
     """One kernel launch as the host code asked for it.
 
     `params` holds the raw little-endian bytes of each kernel parameter in order, copied at launch;
-    pointers in them are host addresses and a tensor map is its 128 bytes.
+    pointers in them are host addresses and a tensor map is its 128 bytes. `image`: the address of
+    the machine code that the host code has loaded, see `device_code`.
     """
 
     ptx: str
@@ -74,6 +75,7 @@ class LaunchRequest:
     smem_bytes: int
     params: tuple[bytes, ...]
     attributes: LaunchAttributes
+    image: int = 0
 
 
 def read_config(address: int) -> LaunchConfig:

@@ -134,6 +134,7 @@ class RuntimeSymbols:
 
     def __init__(self, ptx: str) -> None:
         self._ptx = ptx
+        self._image = 0  # where its machine code is
         self._entries: dict[int, str] = {}  # kernel handle -> entry name
         self._attributes: dict[str, dict[int, int]] = {}  # entry name -> cudaFuncAttribute -> value
         self._callbacks: dict[str, Any] = {}
@@ -175,7 +176,8 @@ class RuntimeSymbols:
     # ---- libraries and kernels
 
     @_symbol("_cudaLibraryLoadData", "pppppppp")
-    def _load_library(self, library: int, *_: int) -> None:
+    def _load_library(self, library: int, image: int, *_: int) -> None:
+        self._image = image
         _write_pointer(library, _LIBRARY)
 
     @_symbol("_cudaLibraryGetKernel", "ppp")
@@ -281,6 +283,7 @@ class RuntimeSymbols:
             smem_bytes=config.smem_bytes,
             params=read_params(params, parameter_sizes(self._ptx)[entry]),
             attributes=config.attributes,
+            image=self._image,
         )
         run.results.append(run.launcher(request))
 

@@ -82,7 +82,8 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """sites: the instructions of the kernel. blocks: the numbers of those of each block."""
+    """sites: the instructions of the kernel. blocks: the numbers of those of each block. cubin: its
+    machine code, where whoever launched it had one."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -92,3 +93,4 @@ class Recording:
     sites: list[Instr]
     blocks: list[range]
     warps: list[WarpRecord] = field(default_factory=list)
+    cubin: bytes = b""
