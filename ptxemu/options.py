@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ class Options:
     limit       seconds: a launch estimated above it raises LimitExceeded; None: no limit.
     trace       record a timeline (`LaunchReport.trace`).
     record      what each warp does, for a model of time (`LaunchReport.recording`).
+    clusters    numbers of those that are executed, in this order; or how many of the grid, spread
+                evenly; None: all. The others write nothing, and whoever waits for one of them waits
+                in vain. It is for launches that are recorded and too large to be executed.
     resident    clusters resident at first; more join when all resident ones are stuck.
     progress    called as progress(done_clusters, all_clusters) now and then.
     check       look for races (happens-before), data never written, leaks and misused barriers;
@@ -59,6 +62,7 @@ class Options:
     limit: float | None = 60.0
     trace: bool = False
     record: bool = False
+    clusters: int | Sequence[int] | None = None
     resident: int = 2
     progress: Callable[[int, int], None] | None = None
     check: bool = False
@@ -82,5 +86,22 @@ class Options:
             raise ValueError(f"processes={self.processes}; must be >= 1")
         if self.processes > 1 and sys.platform != "linux":
             raise ValueError(f"processes={self.processes}; must be 1 on {sys.platform}, not Linux")
+        wanted = self.clusters
+        bad = wanted < 1 if isinstance(wanted, int) else wanted is not None and not wanted
+        if bad or (isinstance(wanted, Sequence) and min(wanted) < 0):
+            raise ValueError(f"clusters={wanted}; must be at least one, or numbers of them")
+        if self.processes > 1 and self.clusters is not None:
+            raise ValueError(f"processes={self.processes}; must be 1 where clusters are chosen")
         if self.limit is not None and self.limit <= 0:
             raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")
+
+    def clusters_of(self, total: int) -> Sequence[int]:
+        """Those of a grid with so many that are to be executed; ValueError for one beyond it."""
+        if self.clusters is None:
+            return range(total)
+        if isinstance(self.clusters, int):
+            count = min(self.clusters, total)
+            return sorted({number * (total - 1) // max(count - 1, 1) for number in range(count)})
+        if max(self.clusters) >= total:
+            raise ValueError(f"clusters={self.clusters}; the grid has {total}")
+        return self.clusters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,6 +49,18 @@ class BoundLaunch:
     @cached_property
     def ctas_of_cluster(self) -> int:
         return int(np.prod(self.recording.cluster))
+
+    def with_function(self, function: Function) -> BoundLaunch:
+        """The same paths through other instructions, as many as there were."""
+        if len(function.instructions) != len(self.function.instructions):
+            raise ValueError("paths are numbers of instructions: there must be as many")
+        other = copy(self)
+        other.function = function
+        return other
+
+    def records(self, number: int) -> list[WarpRecord]:
+        """Of the warps of a cluster."""
+        return self._records[number]
 
     def cluster(self, number: int) -> list[BoundWarp]:
         """Its warps, by rank and index."""

@@ -62,28 +62,29 @@ def _kind(item: Instruction) -> int:
 
 @dataclass(frozen=True)
 class Placed:
-    """A warp that is to run. sm: in the simulation; cta, cluster: numbers there, from 0 on."""
+    """A warp that is to run. sm: in the simulation; cta, cluster: numbers there, from 0 on. far:
+    whether an address that it reads comes from the memory behind L2."""
 
     warp: BoundWarp
     sm: int
     cta: int
     cluster: int
+    far: Callable[[int], bool]
 
 
 class Tables:
-    """Of warps that run together. far: whether an address comes from the memory behind L2."""
+    """Of warps that run together."""
 
     def __init__(
-        self, recording: Recording, function: Function, warps: Sequence[Placed],
-        far: Callable[[int], bool], gpu: Gpu,
+        self, recording: Recording, function: Function, warps: Sequence[Placed], gpu: Gpu,
     ) -> None:  # fmt: skip
         self.recording, self.function, self.gpu = recording, function, gpu
         self.placed = warps
-        self._far = far
         self._barriers: dict[tuple[int, Barrier], int] = {}
         self._events: list[tuple[int, ...]] = []
         self._signals: list[tuple[int, int, int, int]] = []
         self._words = [item.word for item in function.instructions]
+        self._guarded = np.array([bool(item.guard) for item in function.instructions])
         self._kinds = np.array([_access_kind(item) for item in function.instructions], np.int8)
         self.path = np.concatenate([each.warp.path for each in warps]).astype(np.int32)
         self.numbers = np.full(len(self.path) + 1, -1, np.int32)
@@ -152,23 +153,30 @@ class Tables:
             kind = _ACCESS_KINDS[access.memory, access.store]
             recorded.setdefault(kind, []).append(access)
         for kind, found in recorded.items():
-            places = np.flatnonzero(kinds == kind)
+            places = self._executed(path, np.flatnonzero(kinds == kind), len(found))
             for number, at in enumerate(places.tolist()):
                 access = found[number * len(found) // len(places)]
-                row = self._access_row(access, self._words[path[at]])
+                row = self._access_row(each, access, self._words[path[at]])
                 if row is not None and self.numbers[begin + at] < 0:
                     self.numbers[begin + at] = len(self._events)
                     self._events.append(row)
 
-    def _access_row(self, access: Access, word: str) -> tuple[int, ...] | None:
+    def _executed(self, path: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
+        """Those of the accesses in a path that were executed. Of guarded ones the recording does
+        not say which were not: those at the end, which would reach beyond the data."""
+        guarded = np.flatnonzero(self._guarded[path[places]])
+        excess = len(places) - count
+        return np.delete(places, guarded[-excess:]) if 0 < excess <= len(guarded) else places
+
+    def _access_row(self, each: Placed, access: Access, word: str) -> tuple[int, ...] | None:
         if access.memory == "shared":
             extra = access.passes - 1
             return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
-        if word == "LDGSTS":
-            return self._row(L.E_COPY, 32 * access.passes, int(self._far(access.first)))
+        if access.memory == "copied":
+            return self._row(L.E_COPY, 32 * access.passes, int(each.far(access.first)))
         if access.store:
             return self._row(L.E_GLOBAL_STORE, 32 * access.passes)
-        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(self._far(access.first)))
+        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
 
     # -- costs ------------------------------------------------------------------------------
 
@@ -187,8 +195,10 @@ _ACCESS_KINDS = {
     ("global", True): 2,
     ("shared", False): 3,
     ("shared", True): 4,
+    ("copied", False): 5,
 }
 _BY_WORD = {"LDG": 1, "LD": 1, "STG": 2, "ST": 2, "LDS": 3, "LDSM": 3, "STS": 4, "STSM": 4}
+_BY_WORD["LDGSTS"] = 5
 
 
 def _access_kind(item: Instruction) -> int:
@@ -237,7 +247,7 @@ def _load(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruct
     event = landmark.events[0]
     rows, nbytes, _ = event.shape
     lines = rows * max(math.ceil(nbytes / LINE), 1)
-    far = int(t._far(event.address))
+    far = int(each.far(event.address))
     signals = t._told(each, event, tx=True)
     return t._row(L.E_LOAD, lines, rows * nbytes, far, signals=signals)
 

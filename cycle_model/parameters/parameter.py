@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,12 +30,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Gpu:
-    """sms: streaming multiprocessors; clock: of them in GHz; launch: microseconds of a kernel that
+    """sms: streaming multiprocessors; l2_bytes: of the cache that they share; clock: of them in GHz; launch: microseconds of a kernel that
     does nothing, cta_start: cycles until the first instruction of a CTA. arch: of cubins."""
 
     name: str
     arch: str
     sms: int
+    l2_bytes: int
     clock: Parameter
     launch: Parameter
     cta_start: Parameter
@@ -43,6 +45,15 @@ class Gpu:
     def value(self, name: str) -> float:
         """Raises KeyError for a name that is no parameter."""
         return self.parameters[name].value
+
+    def perturbed(self, seed: int) -> Gpu:
+        """All parameters anywhere within their ranges, the same for the same seed."""
+        chance = random.Random(seed)
+        drawn = {
+            name: replace(each, value=chance.uniform(each.low, each.high))
+            for name, each in self.parameters.items()
+        }
+        return replace(self, parameters=drawn)
 
     def changed(self, **values: float) -> Gpu:
         """With other values, whatever their ranges; raises ValueError for an unknown name."""

@@ -15,6 +15,7 @@ from itertools import pairwise
 from cycle_model.sass.instruction import Instruction
 
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
+REGISTER = re.compile(r"\bR(\d+)\b")
 BRANCH_TARGETS = re.compile(r"BRANCH_TARGETS ([.\w,$]+)")
 JUMPS = ("BRA", "EXIT", "RET", "KILL", "BRX", "JMX", "BSYNC")
 ENDS = ("EXIT", "RET", "KILL", "JMX")
@@ -43,6 +44,12 @@ class Function:
         self.labels = labels
         self._meets = _reconvergence(instructions, labels)
         self.blocks = self._made_blocks()
+
+    @cached_property
+    def registers(self) -> int:
+        """Of a thread, as far as instructions name them."""
+        found = (REGISTER.findall(item.operands) for item in self.instructions)
+        return max((int(number) for numbers in found for number in numbers), default=0) + 1
 
     def goals(self, index: int) -> set[int]:
         """Instructions that may follow one; one behind the last if it falls out of the function. A

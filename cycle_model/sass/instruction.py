@@ -76,6 +76,12 @@ class Instruction:
         return self.opcode.partition(".")[0]
 
     @property
+    def text(self) -> str:
+        """As nvdisasm prints it."""
+        guard = f"@{self.guard} " if self.guard else ""
+        return f"{guard}{self.opcode} {self.operands}".rstrip()
+
+    @property
     def target(self) -> str | None:
         """The label it names, if any."""
         match = TARGET.search(self.operands)

@@ -93,10 +93,13 @@ def _dsl_environment() -> dict[str, str]:
 @contextmanager
 def _dsl_settings(lines: bool) -> Iterator[None]:
     """The same for a DSL that has read its environment before, as it does when it is imported."""
-    from cutlass.cutlass_dsl import CuTeDSL, CuteExperimentalDSL
+    from cutlass import cutlass_dsl
 
     with ExitStack() as stack:
-        for prefix, dsl in zip(_PREFIXES, (CuTeDSL, CuteExperimentalDSL), strict=True):
+        for prefix, name in zip(_PREFIXES, ("CuTeDSL", "CuteExperimentalDSL"), strict=True):
+            dsl = getattr(cutlass_dsl, name, None)
+            if dsl is None:  # the second one is missing in older versions
+                continue
             settings: dict[str, Any] = {
                 "keep_ptx": True,
                 "_arch": os.environ.get(f"{prefix}_ARCH", ARCH),

@@ -104,8 +104,8 @@ class Machine:
         self._block_counts: dict[int, np.ndarray] = {}
         (gx, gy, gz), (cx, cy, cz) = shape.grid, shape.cluster
         self.cluster_grid = (gx // cx, gy // cy, gz // cz)
-        total = int(np.prod(self.cluster_grid))
-        self.scheduler = Scheduler(options, total, self._start_cluster, listeners)
+        clusters = options.clusters_of(int(np.prod(self.cluster_grid)))
+        self.scheduler = Scheduler(options, clusters, self._start_cluster, listeners)
         self.units = self.scheduler.units
         self.note_progress = self.scheduler.note_progress
         self.ready = self.scheduler.ready

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
@@ -32,17 +32,18 @@ TIMED_OUT = object()  # token of a try_wait that is to return false
 
 
 class Scheduler:
-    """Runs the clusters of one launch to completion. `start(i)` makes cluster i's warps."""
+    """Runs `clusters` of one launch to completion, in order. `start(i)` makes cluster i's warps."""
 
     def __init__(
         self,
         options: Options,
-        total: int,
+        clusters: Sequence[int],
         start: Callable[[int], Cluster],
         listeners: tuple[Listener, ...],
     ) -> None:
         self.options = options
-        self.total = total
+        self.order = clusters
+        self.total = len(clusters)
         self.start = start
         self.random = random.Random(options.seed)
         self.units = AsyncUnits(options.policy == "round-robin", self.note_progress, listeners)
@@ -103,7 +104,7 @@ class Scheduler:
             self.units.run_one()
 
     def _launch(self) -> None:
-        cluster = self.start(self.launched)
+        cluster = self.start(self.order[self.launched])
         self.launched += 1
         self.clusters.append(cluster)
         self.note_progress()
@@ -197,7 +198,7 @@ class Scheduler:
             return None
         self.launched += 1
         self.finished += 1
-        return self.launched - 1
+        return self.order[self.launched - 1]
 
     def _time_out(self) -> bool:
         """Let every waiting try_wait return false, once per state of the machine."""

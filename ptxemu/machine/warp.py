@@ -28,7 +28,7 @@ from ptxemu.syntax.tree import Imm, Reg
 
 ALL = 0xFFFFFFFF
 SPLIT = -3  # the fragment branched both ways
-_FAIRNESS = 128
+_FAIRNESS = 128  # blocks of parted lanes after which those behind have a turn
 _LONG = 50  # blocks of a turn in which one more does not count
 _PLACE = attrgetter("pc")
 
@@ -95,6 +95,7 @@ class Warp:
             self.context = self.native.address
         self.counts = [0] * len(program.blocks)
         self.path: list[int] | None = None  # the blocks in order, where somebody records them
+        self.fairness = _FAIRNESS
         self.live = ALL if threads >= 32 else (1 << threads) - 1
         self.nonuniform: set[str] = set()
         self.frags = [Fragment(0, self.live)]
@@ -173,7 +174,7 @@ class Warp:
         """Right after a branch of a whole warp: where it goes round one block, the lanes that
         execute it do so now, as they would next, and the warp is whole again."""
         frags, pc = self.frags, frag.pc
-        last = (self.steps + 1) % _FAIRNESS == 0  # it is the turn of the others
+        last = (self.steps + 1) % self.fairness == 0  # it is the turn of the others
         if last or not self.long or self.exiting or len(frags) != 2:
             return self._parted()
         if self.program.blocks[pc].join != frags[1].pc:
@@ -198,7 +199,7 @@ class Warp:
         frags = self.frags
         if len(frags) > 1:
             # now and then the last goes first, so that a polling loop does not starve its siblings
-            late = self.steps % _FAIRNESS == 0
+            late = self.steps % self.fairness == 0
             if late or len(frags) > 2 or frags[1].pc < frags[0].pc:
                 frags = sorted(frags, key=_PLACE, reverse=late)
         for frag in frags:

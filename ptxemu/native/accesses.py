@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ptxemu.native.routines import p_i64, p_u8, p_u32, routine
 
-SHARED, GLOBAL = MEMORIES = ("shared", "global")
+SHARED, GLOBAL, COPIED = MEMORIES = ("shared", "global", "copied")  # by cp.async
 SIZE_BITS = 8
 BANKS, WORD, SECTOR = 32, 4, 32
 # Words of the notes: where the next access goes, where they end, the word that each bank serves.

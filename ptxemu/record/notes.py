@@ -31,19 +31,30 @@ class Notes:
 
     def add(self, memory: str, store: bool, nbytes: int, starts: int | np.ndarray) -> None:
         """An access that no primitive did. starts: of its lanes, or one of all of them."""
-        words = self._words
-        place = int(words[NEXT])
-        if place + 2 > len(words):
-            self._make_room()
-            place = FIRST
         what = _kind(memory, store, nbytes)
         if isinstance(starts, int):
-            words[place], words[place + 1] = what | _ONE, starts
-            words[NEXT] = place + 2
+            self._put(what | _ONE, starts)
         else:
-            self._add_lanes(memory == SHARED, what, starts)
+            self._put_lanes(memory == SHARED, what, starts)
 
-    def _add_lanes(self, shared: bool, what: int, starts: np.ndarray) -> None:
+    def add_idle(self, memory: str, nbytes: int) -> None:
+        """An access that asks nothing of memory."""
+        self._put(_kind(memory, False, nbytes), 0)
+
+    def _put(self, head: int, first: int) -> None:
+        place = self._place()
+        self._words[place], self._words[place + 1] = head, first
+        self._words[NEXT] = place + 2
+
+    def _place(self) -> int:
+        """Where the next access goes."""
+        if self._words[NEXT] + 2 > len(self._words):
+            self._full.append(self._words[FIRST : self._words[NEXT]].copy())
+            self._words[NEXT] = FIRST
+        return int(self._words[NEXT])
+
+    def _put_lanes(self, shared: bool, what: int, starts: np.ndarray) -> None:
+        self._place()
         note, row, pointer = note_global, self._global, p_i64
         if shared:
             note, row, pointer = note_shared, self._shared, p_u32
@@ -54,12 +65,6 @@ class Notes:
         else:
             found(self.address, row.ctypes.data, active.ctypes.data, what)
 
-    def _make_room(self) -> None:
-        """What is noted is put aside."""
-        self._full.append(self._words[FIRST : self._words[NEXT]].copy())
-        self._words[NEXT] = FIRST
-
     def words(self) -> np.ndarray:
         """Two of each access."""
-        self._make_room()
-        return np.concatenate(self._full)
+        return np.concatenate([*self._full, self._words[FIRST : self._words[NEXT]]])

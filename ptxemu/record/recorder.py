@@ -32,10 +32,14 @@ from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
 from ptxemu.machine.warpgroup import Multiplication
-from ptxemu.native.accesses import GLOBAL, SHARED
+from ptxemu.native.accesses import COPIED, GLOBAL, SHARED
 from ptxemu.record import recording as r
 from ptxemu.record.notes import Notes
 from ptxemu.record.recording import Barrier, Event, Recording, Signalled, WarpRecord
+
+# Lanes that part meet again at the next block, as the machine code has it, unless those ahead poll
+# for what those behind do.
+_PATIENCE = 1 << 18
 
 
 class _Tape:
@@ -45,7 +49,7 @@ class _Tape:
         self.path: list[int] = []
         self.events: list[Event | None] = []  # None: issued, and nothing is known of it
         self.notes = Notes()
-        w.path = self.path
+        w.path, w.fairness = self.path, _PATIENCE
         w.note_accesses(self.notes.address)
 
     def add(self, w: Warp, what: str, signals: Signalled = (), shape: tuple[int, ...] = ()) -> None:
@@ -105,6 +109,7 @@ class Recorder(Listener):
         self._tapes: dict[Warp, _Tape] = {}
         self._barriers: dict[MBarrier, Barrier] = {}
         self._open: dict[Work, _Issued] = {}
+        self._fetched: Work | None = None
         self._arrived: defaultdict[NamedBarrier, list[tuple[_Tape, int]]] = defaultdict(list)
 
     # -- warps ------------------------------------------------------------------------------
@@ -184,8 +189,6 @@ class Recorder(Listener):
     # -- asynchronous operations ------------------------------------------------------------
 
     def issued(self, w: Warp, work: Work) -> None:
-        if work.unit == "cp.async" and not work.releases:
-            return  # the path has it
         tape = self._tapes[w]
         self._open[work] = _Issued(tape, len(tape.events), len(tape.path), w.at)
         tape.events.append(None)
@@ -209,7 +212,15 @@ class Recorder(Listener):
             self._open.pop(work, None)
 
     def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
-        """cp.async: see `copy`."""
+        self._open[work].tape.notes.add(COPIED, False, nbytes, starts)
+        self._fetched = work
+
+    def copy(
+        self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
+    ) -> None:
+        """A copy whose lanes all have no bytes to fetch is an access, too."""
+        if self._fetched is not work:
+            self._open[work].tape.notes.add_idle(COPIED, nbytes)
 
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         self._tell(work, r.ARRIVE_AFTER, ((self._barriers[barrier], 1),))

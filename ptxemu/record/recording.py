@@ -83,7 +83,8 @@ class WarpRecord:
 @dataclass
 class Recording:
     """sites: the instructions of the kernel. blocks: the numbers of those of each block. cubin: its
-    machine code, where whoever launched it had one."""
+    machine code, memory: the allocations that were there, begin and end, as far as whoever launched
+    it knows them."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -94,3 +95,4 @@ class Recording:
     blocks: list[range]
     warps: list[WarpRecord] = field(default_factory=list)
     cubin: bytes = b""
+    memory: list[tuple[int, int]] = field(default_factory=list)

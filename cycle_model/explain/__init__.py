@@ -1,0 +1,1 @@
+"""Why a kernel takes what it takes."""

@@ -1,0 +1,123 @@
+"""From clusters to a launch: which CTAs are where and when, and what that takes.
+
+The clusters of a launch that were recorded stand for those that were not: each of the others takes
+as long as the recorded one before it. Clusters that share an SM are simulated together. Whoever is
+first on a free place is the next in the order of the grid, as the hardware's scheduler has it, so
+that persistent kernels, waves and the longest first all come out of one rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cycle_model.binding.bound import BoundLaunch
+from cycle_model.engine.simulate import Result, simulate
+from cycle_model.engine.tables import Placed, Tables
+from cycle_model.parameters.parameter import Gpu
+from cycle_model.traffic import Traffic
+
+SMEM_OF_SM, SMEM_OF_CTA = 228 << 10, 1 << 10  # bytes; the system's share of each CTA
+REGISTERS_OF_SM, WARPS_OF_SM, CTAS_OF_SM = 1 << 16, 64, 32
+_REGISTER_UNIT = 256  # in which a warp gets them
+COLD, WARM = MEMORIES = ("cold", "warm")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """cycles: of the launch, without the time to launch it. durations: of the clusters that were
+    simulated, cycles. waves: clusters that a place has one after the other, at most."""
+
+    gpu: Gpu
+    cycles: int
+    durations: dict[int, int]
+    per_sm: int
+    places: int
+    clusters: int
+    waves: int
+
+    @property
+    def microseconds(self) -> float:
+        """With the launch."""
+        return self.gpu.launch.value + self.cycles / self.gpu.clock.value / 1e3
+
+
+class LaunchModel:
+    """Of one bound launch on one GPU. memory: 'cold', nothing of what it reads is in L2 before, or
+    'warm', all of it is that fits."""
+
+    def __init__(self, launch: BoundLaunch, gpu: Gpu, *, memory: str = COLD) -> None:
+        if memory not in MEMORIES:
+            raise ValueError(f"memory={memory!r}; must be one of {', '.join(MEMORIES)}")
+        self.launch, self.gpu, self.memory = launch, gpu, memory
+
+    @cached_property
+    def clusters(self) -> int:
+        """Of the grid."""
+        return int(np.prod(self.launch.recording.grid)) // self.launch.ctas_of_cluster
+
+    @cached_property
+    def per_sm(self) -> int:
+        """CTAs that fit on an SM."""
+        recording = self.launch.recording
+        warps = -(-int(np.prod(recording.block)) // 32)
+        of_warp = -(-self.launch.function.registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+        return max(
+            min(
+                SMEM_OF_SM // (recording.smem_bytes + SMEM_OF_CTA),
+                REGISTERS_OF_SM // max(of_warp * warps, 1),
+                WARPS_OF_SM // warps,
+                CTAS_OF_SM,
+            ),
+            1,
+        )
+
+    @cached_property
+    def places(self) -> int:
+        """Clusters that are there at a time."""
+        return max(self.gpu.sms * self.per_sm // self.launch.ctas_of_cluster, 1)
+
+    @cached_property
+    def together(self) -> int:
+        """CTAs that an SM has at a time, with so many clusters."""
+        ctas = min(self.clusters, self.places) * self.launch.ctas_of_cluster
+        return max(min(-(-ctas // self.gpu.sms), self.per_sm), 1)
+
+    @cached_property
+    def active_sms(self) -> int:
+        """With at least one CTA."""
+        return min(self.clusters * self.launch.ctas_of_cluster, self.gpu.sms)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What it reads, and where that comes from."""
+        return Traffic(self.launch, self.clusters, cold=self.memory == COLD, l2=self.gpu.l2_bytes)
+
+    def simulated(self, cluster: int, *, log: bool = False) -> Result:
+        """A recorded cluster, and others like it on the same SMs."""
+        placed, ctas = [], self.launch.ctas_of_cluster
+        for copy in range(self.together):
+            far = self.traffic.of(cluster)
+            for warp in self.launch.cluster(cluster):
+                rank = warp.record.rank
+                placed.append(Placed(warp, rank, copy * ctas + rank, copy, far))
+        tables = Tables(self.launch.recording, self.launch.function, placed, self.gpu)
+        return simulate(tables, active_sms=self.active_sms, log=log)
+
+    def predict(self) -> Prediction:
+        """Of the whole launch."""
+        start = round(self.gpu.cta_start.value)
+        durations = {number: self.simulated(number).cycles for number in self.launch.clusters}
+        known = sorted(durations)
+        free = [0] * min(self.places, self.clusters)
+        for number in range(self.clusters):
+            nearest = known[max(bisect_right(known, number) - 1, 0)]
+            heapq.heapreplace(free, free[0] + start + durations[nearest])
+        waves = -(-self.clusters // self.places)
+        return Prediction(
+            self.gpu, max(free), durations, self.per_sm, self.places, self.clusters, waves
+        )

@@ -1,0 +1,119 @@
+"""What a launch reads from global memory, and what of it comes from behind L2.
+
+What is read a second time is in L2. Where all clusters were recorded, the first one that reads a
+place is known. Where some were, the others read as much, but together no more than there is: of an
+allocation that all of them would read several times over, a share of each one's reads is the first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+from cycle_model.binding.bound import BoundLaunch
+from ptxemu.native.accesses import GLOBAL, SECTOR, SHARED, SIZE_BITS, kind
+from ptxemu.record import recording as r
+from ptxemu.record.recording import WarpRecord
+
+Far = Callable[[int], bool]  # whether an address that is read now comes from behind L2
+
+
+class Traffic:
+    """Of one launch with so many clusters. cold: nothing is in L2 before it; else what it reads is,
+    if it fits into so many bytes."""
+
+    def __init__(self, launch: BoundLaunch, clusters: int, *, cold: bool, l2: int) -> None:
+        self.launch, self.clusters = launch, clusters
+        self._blocks = sorted(launch.recording.memory)
+        self._starts = [start for start, _ in self._blocks]
+        self._cold, self._l2 = cold, l2
+
+    @cached_property
+    def _reads(self) -> dict[int, dict[int, int]]:
+        """Of each recorded cluster: addresses and bytes."""
+        return {
+            number: dict(read for warp in self.launch.records(number) for read in _reads_of(warp))
+            for number in self.launch.clusters
+        }
+
+    @cached_property
+    def _demand(self) -> Counter[int]:
+        """Bytes of each allocation that all clusters would read, if no two read the same."""
+        total: Counter[int] = Counter()
+        for reads in self._reads.values():
+            for address, nbytes in reads.items():
+                total[self._block(address)] += nbytes
+        recorded = len(self._reads)
+        return Counter({block: n * self.clusters // recorded for block, n in total.items()})
+
+    @cached_property
+    def nbytes(self) -> int:
+        """That are read at least once."""
+        if len(self._reads) == self.clusters:
+            return sum(
+                dict(each for reads in self._reads.values() for each in reads.items()).values()
+            )
+        return sum(min(n, self._room(block)) for block, n in self._demand.items())
+
+    def of(self, cluster: int) -> Far:
+        """For the reads of one recorded cluster, in the order in which it makes them."""
+        if not self._cold and self.nbytes <= self._l2:
+            return lambda address: False
+        if len(self._reads) == self.clusters:
+            first = self._first
+            return lambda address: first.get(address) == cluster
+        seen: set[int] = set()
+        owed: Counter[int] = Counter()
+
+        def far(address: int) -> bool:
+            if address in seen:
+                return False
+            seen.add(address)
+            block = self._block(address)
+            demand = max(self._demand[block], 1)
+            owed[block] += min(self._room(block), demand)
+            if owed[block] < demand:
+                return False
+            owed[block] -= demand
+            return True
+
+        return far
+
+    @cached_property
+    def _first(self) -> dict[int, int]:
+        """Address -> the first cluster that reads there."""
+        first: dict[int, int] = {}
+        for number in sorted(self._reads):
+            for address in self._reads[number]:
+                first.setdefault(address, number)
+        return first
+
+    def _block(self, address: int) -> int:
+        """The allocation of an address, -1 where it is in none that is known."""
+        place = bisect_right(self._starts, address) - 1
+        return place if place >= 0 and address < self._blocks[place][1] else -1
+
+    def _room(self, block: int) -> int:
+        """Bytes of an allocation; of one that is not known, as many as are asked for."""
+        if block < 0:
+            return max(self._demand[block], 1)
+        start, end = self._blocks[block]
+        return end - start
+
+
+def _reads_of(warp: WarpRecord) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of what a warp reads."""
+    words = warp.words.reshape(-1, 2)
+    head, address = words[:, 0], words[:, 1]
+    kinds = (head & 0xFFFF) >> SIZE_BITS
+    stores = (kind(memory, True, 0) >> SIZE_BITS for memory in (SHARED, GLOBAL))
+    shared = kind(SHARED, False, 0) >> SIZE_BITS
+    loads = kinds != shared
+    for each in stores:
+        loads &= kinds != each
+    yield from zip(address[loads].tolist(), (SECTOR * (head[loads] >> 16)).tolist(), strict=True)
+    for event in warp.events:
+        if event.what == r.LOAD:
+            yield event.address, event.shape[0] * event.shape[1]
