@@ -187,19 +187,17 @@ class Module:
         before = _take_memory_before(dependent, freed)
         checker = inspection = None
         if options.inspect:
-            inspection = Inspection(
-                options.inspect, program, reachable, block_of_params, options.names
-            )
+            known = program, reachable, block_of_params, options.names
+            inspection = Inspection(options.inspect, *known)
         if options.check:
             checker = Checker(
                 program, reachable, block_of_params, findings, strict=options.strict, before=before
             )
             reachable.tell(checker.outside)
             findings.named = partial(checker.named, options.names)
-        timeline = Timeline() if options.trace else None
-        recorder = Recorder(program, shape) if options.record else None
-        own = (checker, timeline, recorder, *(inspection.listeners if inspection else ()))
-        listeners = tuple(each for each in own if each is not None)
+        timeline, recorder = _watchers(program, shape, options)
+        more = inspection.listeners if inspection else ()
+        listeners = tuple(filter(None, (checker, timeline, recorder, *more)))
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
         report = self._executed(machine, inspection, checker)
         memory_before.set(checker.shadow if checker else None)
@@ -252,6 +250,14 @@ class Module:
         if inspection:
             inspection.ended()
         return report
+
+
+def _watchers(
+    program: Program, shape: Shape, options: Options
+) -> tuple[Timeline | None, Recorder | None]:
+    """Those that options ask for and that need nothing else."""
+    timeline = Timeline() if options.trace else None
+    return timeline, Recorder(program, shape) if options.record else None
 
 
 def _versions(program: Program) -> str:

@@ -9,8 +9,8 @@ met with the same work done, and gives up those that have done too much.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Vector, of_sass
 from cycle_model.binding.target import Target
@@ -26,7 +26,7 @@ _PER_INSTRUCTION = 1e-4
 class Place(NamedTuple):
     """The instruction to go on with, and where calls return to."""
 
-    index: int
+    at: int
     calls: tuple[int, ...] = ()
 
 
@@ -37,6 +37,17 @@ class Way(NamedTuple):
     place: Place
     cost: float
     steps: tuple[tuple[int, int], ...]
+
+
+class Step(NamedTuple):
+    """How a place is reached best: cost of the whole path, the last way, where that begins."""
+
+    cost: float
+    way: Way | None
+    before: Place
+
+
+Layer = dict[Place, Step]  # of one landmark
 
 
 class _Run(NamedTuple):
@@ -73,27 +84,18 @@ class Search:
 
     def _best(self, target: Target) -> list[Way]:
         wanted = [(each.name, each.before) for each in target.landmarks] + [(END, target.rest)]
-        # for each landmark: place -> (cost so far, way to it, place before)
-        layers: list[dict[Place, tuple[float, Way | None, Place | None]]]
-        layers = [{Place(0): (0.0, None, None)}]
+        layers: list[Layer] = [{Place(0): Step(0.0, None, Place(0))}]
         for number, (name, work) in enumerate(wanted):
-            found: dict[Place, tuple[float, Way | None, Place | None]] = {}
-            for place, (cost, _, _) in layers[-1].items():
+            found: Layer = {}
+            for place, step in layers[-1].items():
                 for way in self.ways(place, name, work):
-                    total = cost + way.cost
-                    if way.place not in found or total < found[way.place][0]:
-                        found[way.place] = total, way, place
+                    total = step.cost + way.cost
+                    if way.place not in found or total < found[way.place].cost:
+                        found[way.place] = Step(total, way, place)
             if not found:
                 raise self._unbound(target, number, layers[-1])
             layers.append(found)
-        place: Place | None = min(layers[-1], key=lambda each: layers[-1][each][0])
-        ways: list[Way] = []
-        for layer in reversed(layers[1:]):
-            assert place is not None
-            _, way, place = layer[place]
-            assert way is not None
-            ways.append(way)
-        return ways[::-1]
+        return _backwards(layers)
 
     def ways(self, start: Place, name: str, work: Vector) -> list[Way]:
         """All ways from a place to the next landmark, the best one for each place it leads to."""
@@ -114,12 +116,12 @@ class Search:
         queue.append((start, NO_WORK, 0.0, 0, None))
         while queue and len(seen) < _MOST_WAYS:
             place, work, cost, length, trail = queue.popleft()
-            run = self._run(place.index)
+            run = self._run(place.at)
             work = _sum(work, run.work)
             if any(map(int.__gt__, work, limit)):
                 continue
-            length += run.end - place.index + 1
-            trail = trail, (place.index, run.end + 1)
+            length += run.end - place.at + 1
+            trail = trail, (place.at, run.end + 1)
             for after, arrived, more in self._onward(run.end, place.calls, name):
                 if arrived:
                     total = cost + more + _distance(work, wanted) + _PER_INSTRUCTION * length
@@ -186,9 +188,7 @@ class Search:
                 if goal < len(self.symbols):
                     yield Place(goal, calls), False, 0.0
 
-    def _unbound(
-        self, target: Target, number: int, places: Sequence[Place] | dict[Place, object]
-    ) -> Unbound:
+    def _unbound(self, target: Target, number: int, places: Iterable[Place]) -> Unbound:
         names = [each.name for each in target.landmarks] + [END]
         before = ", ".join(names[max(number - 3, 0) : number]) or "the entry"
         where = sorted({f"{self._address(place):#x}" for place in places})[:4]
@@ -201,7 +201,7 @@ class Search:
 
     def _address(self, place: Place) -> int:
         items = self.function.instructions
-        return items[min(place.index, len(items) - 1)].address
+        return items[min(place.at, len(items) - 1)].address
 
     def _near(self, start: Place) -> set[str]:
         """Landmarks that can come next."""
@@ -209,7 +209,7 @@ class Search:
         seen, queue = {start}, [start]
         while queue and len(seen) < 10_000:
             place = queue.pop()
-            run = self._run(place.index)
+            run = self._run(place.at)
             landmark = self.symbols[run.end].landmark
             if landmark:
                 found.add(landmark)
@@ -234,9 +234,21 @@ def _distance(one: Vector, other: Vector) -> int:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def _unrolled(trail: object) -> tuple[tuple[int, int], ...]:
+def _unrolled(trail: Any) -> tuple[tuple[int, int], ...]:
+    """From a chain of pairs, the last step first."""
     steps = []
     while trail is not None:
-        trail, step = trail  # type: ignore[misc]
+        trail, step = trail
         steps.append(step)
     return tuple(steps[::-1])
+
+
+def _backwards(layers: list[Layer]) -> list[Way]:
+    """The ways of the cheapest path to the last layer."""
+    place = min(layers[-1], key=lambda each: layers[-1][each].cost)
+    ways: list[Way] = []
+    for layer in reversed(layers[1:]):
+        _, way, place = layer[place]
+        assert way is not None, "only the first layer has none"
+        ways.append(way)
+    return ways[::-1]

@@ -1,1 +1,1 @@
-"""Warps of bound kernels, cycle by cycle: routines of `ptxemu.native`, and what makes their tables."""
+"""Warps of bound kernels by the cycle: routines of `ptxemu.native`, and what makes their tables."""

@@ -1,8 +1,9 @@
-"""Words of the tables that the engine works on; all are int64.
+"""Words of the tables that the engine works on; all are int64 but path and numbers, which are int32.
 
-state: everything that changes. code: of each SASS instruction. events: of what landmarks and
-accesses do. signals: what events do to mbarriers. Times are cycles; what has a fraction is kept in
-parts of `PART`.
+state: everything that changes, and where the others are. code: of each SASS instruction. path:
+numbers of instructions, warp after warp, and numbers: of their events, -1 for none. events: of what
+landmarks and accesses do. signals: what events do to mbarriers. Times are cycles; what has a
+fraction is kept in parts of `PART`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ NEVER = 1 << 60
 
 # -- state: a head, then tables at fixed places --------------------------------------------------
 NOW, LIVE, WARPS_IN_ALL, SMS, HEAP_SIZE, HEAP_COUNT, STEPS, STUCK = range(8)
-EVENT_SEQUENCE, CLUSTER_COUNT, ISSUED = range(8, 11)
+EVENT_SEQUENCE, ISSUED = range(8, 10)
+# where the other tables are
+HEAP_AT, SETTINGS_AT, CODE_AT, PATH_AT, NUMBERS_AT, EVENTS_AT, SIGNAL_TABLE_AT = range(10, 17)
+LOG_AT = 17
 
 MOST_SMS, MOST_CTAS, MOST_WARPS, MOST_BARRIERS = 32, 64, 1024, 16384
 SCHEDULERS = 4  # of an SM
@@ -27,7 +31,7 @@ TENSOR_BUSY, TMA_BUSY, LSU_BUSY, STORE_FREE, DSMEM_FREE, TENSOR_CAUSE = range(8,
 SM_WORDS = 16
 SM = 64
 # of a scheduler: when it next has something to do, which warp is first, its pipes
-NEXT_AT, TURN, FIRST_WARP, WARP_COUNT, SLOTS = range(5)
+NEXT_AT, TURN, FIRST_WARP, WARP_COUNT, YIELDED = range(5)
 PIPE_FREE, PIPE_BUSY, TMEM_LOAD_FREE, TMEM_STORE_FREE = 8, 16, 24, 25
 PIPE_CAUSE = 26
 SCHEDULER_WORDS = 40
@@ -63,19 +67,18 @@ TMEM_QUEUE = 64  # cycles of work that a port takes in advance
 RUNS, ON_MBARRIER, ON_BARRIER, ON_CLUSTER = range(4)
 
 # -- code: of an instruction ---------------------------------------------------------------------
-KIND, PIPE, OCCUPANCY, LATENCY, STALL, WRITES, READS, WAITS, REGISTERS = range(9)
+KIND, PIPE, OCCUPANCY, LATENCY, STALL, WRITES, READS, WAITS, REGISTERS, YIELDS = range(10)
 CODE_WORDS = 12
 PLAIN, TMEM_LOAD, TMEM_STORE, EVENT, TMEM_STORE_WAIT = range(5)  # kinds
 
 # -- events --------------------------------------------------------------------------------------
 WHAT, SIGNALS, SIGNAL_COUNT, A, B, C = range(6)
 EVENT_WORDS = 8
-(
-    E_NONE, E_INIT, E_ARRIVE, E_WAIT, E_LOAD, E_STORE, E_SEND, E_MMA, E_COMMIT, E_FILL,
-    E_BULK_COMMIT, E_GROUP_WAIT, E_COPY_COMMIT, E_COPY_ARRIVE, E_BARRIER, E_CLUSTER_ARRIVE,
-    E_CLUSTER_WAIT, E_CANCEL, E_WGMMA, E_WGMMA_WAIT, E_GLOBAL_LOAD, E_GLOBAL_STORE, E_SHARED,
-    E_COPY, E_BARRIER_ARRIVE,
-) = range(25)  # fmt: skip
+E_NONE, E_INIT, E_ARRIVE, E_WAIT, E_LOAD, E_STORE, E_SEND, E_MMA, E_COMMIT, E_FILL = range(10)
+E_BULK_COMMIT, E_GROUP_WAIT, E_COPY_COMMIT, E_COPY_ARRIVE = range(10, 14)
+E_BARRIER, E_BARRIER_ARRIVE, E_CLUSTER_ARRIVE, E_CLUSTER_WAIT = range(14, 18)
+E_CANCEL, E_WGMMA, E_WGMMA_WAIT = range(18, 21)
+E_GLOBAL_LOAD, E_GLOBAL_STORE, E_SHARED, E_COPY = range(21, 25)  # of memory: the last ones
 # signals: an mbarrier, arrivals, bytes, whether it is in another CTA
 S_BARRIER, S_COUNT, S_BYTES, S_REMOTE = range(4)
 SIGNAL_WORDS = 4

@@ -1,5 +1,6 @@
-"""The loop over cycles. Each scheduler issues one instruction per cycle, of the first of its warps
-that may issue; cycles in which nothing can happen are passed over."""
+"""The loop over cycles. Each scheduler issues one instruction per cycle: of the warp that issued
+last as long as it may, else of the youngest that may, as measured on an H200 (notes/log.md,
+2026-11-24). Cycles in which nothing can happen are passed over."""
 
 from __future__ import annotations
 
@@ -12,30 +13,32 @@ from ptxemu.native.routines import p_i32, p_i64, routine
 
 
 @routine
-def happen(state: p_i64, heap: p_i64, settings: p_i64) -> None:
+def happen(state: p_i64) -> None:
     """Everything that is due."""
+    heap = p_i64(state[L.HEAP_AT])
     while state[L.HEAP_COUNT] > 0 and heap[L.H_TIME] <= state[L.NOW]:
-        what, a, b, cause = heap[L.H_WHAT], heap[L.H_A], heap[L.H_B], heap[L.H_CAUSE]
-        drop_first(state, heap)
+        what, a, b, cause = (heap[L.H_WHAT], heap[L.H_A], heap[L.H_B], heap[L.H_CAUSE])
+        drop_first(state)
         if what == L.ARRIVALS:
             state[L.MBARRIER + a * L.MB_WORDS + L.MB_PENDING] -= b
-            settle(state, settings, a, cause)
+            settle(state, a, cause)
         elif what == L.BYTES:
             state[L.MBARRIER + a * L.MB_WORDS + L.MB_BYTES] -= b
-            settle(state, settings, a, cause)
+            settle(state, a, cause)
         else:
             wake(state, a, state[L.NOW], cause)
 
 
 @routine
-def issue(
-    state: p_i64, heap: p_i64, settings: p_i64, code: p_i64, path: p_i32, numbers: p_i32,
-    events: p_i64, signals: p_i64, number: int, item: int, scheduler: int,
-) -> None:  # fmt: skip
+def issue(state: p_i64, number: int, item: int, scheduler: int) -> None:
     """The next instruction of a warp."""
+    settings = p_i64(state[L.SETTINGS_AT])
+    code = p_i64(state[L.CODE_AT])
+    path = p_i32(state[L.PATH_AT])
+    numbers = p_i32(state[L.NUMBERS_AT])
     warp = L.WARP + number * L.WARP_WORDS
     sm = L.SM + state[warp + L.WARP_SM] * L.SM_WORDS
-    now, position = state[L.NOW], state[warp + L.POSITION]
+    now, position = (state[L.NOW], state[warp + L.POSITION])
     cause = state[L.ISSUED]
     stall = max(code[item + L.STALL], 1)
     state[warp + L.POSITION] = position + 1
@@ -43,14 +46,16 @@ def issue(
     state[warp + L.CAUSE] = cause
     state[warp + L.REASON] = L.IN_ORDER
     pipe = code[item + L.PIPE]
+    start = now
     if pipe == L.MEMORY:
         state[sm + L.LSU_FREE] = max(state[sm + L.LSU_FREE], now) + code[item + L.OCCUPANCY]
         state[sm + L.LSU_BUSY] += code[item + L.OCCUPANCY]
     elif pipe != L.NO_PIPE:
-        state[scheduler + L.PIPE_FREE + pipe] = now + code[item + L.OCCUPANCY]
+        start = max(now, state[scheduler + L.PIPE_FREE + pipe])
+        state[scheduler + L.PIPE_FREE + pipe] = start + code[item + L.OCCUPANCY]
         state[scheduler + L.PIPE_BUSY + pipe] += code[item + L.OCCUPANCY]
         state[scheduler + L.PIPE_CAUSE + pipe] = cause
-    done = now + code[item + L.LATENCY]
+    done = start + code[item + L.LATENCY]
     read = now + settings[P.OPERANDS_READ]
     kind = code[item + L.KIND]
     if kind == L.TMEM_LOAD:
@@ -67,9 +72,7 @@ def issue(
         state[warp + L.LAST] = max(state[warp + L.LAST], done)
     event = numbers[position]
     if event >= 0:
-        result = perform(
-            state, heap, settings, events, signals, event * L.EVENT_WORDS, number, cause
-        )
+        result = perform(state, event * L.EVENT_WORDS, number, cause)
         if result > 0:
             done = result
     if position + 1 < state[warp + L.PATH_END] and path[position + 1] != path[position] + 1:
@@ -87,12 +90,13 @@ def issue(
 
 
 @routine
-def ready_at(state: p_i64, code: p_i64, warp: int, item: int) -> int:
+def ready_at(state: p_i64, warp: int, item: int) -> int:
     """When the scoreboards let an instruction go; remembers which one was the last."""
+    code = p_i64(state[L.CODE_AT])
     waits = code[item + L.WAITS]
     time = state[warp + L.WARP_NEXT]
     for board in range(6):
-        if (waits >> board) & 1 != 0 and state[warp + L.SB_TIME + board] > time:
+        if waits >> board & 1 != 0 and state[warp + L.SB_TIME + board] > time:
             time = state[warp + L.SB_TIME + board]
             state[warp + L.CAUSE] = state[warp + L.SB_CAUSE + board]
             state[warp + L.REASON] = L.SCOREBOARD
@@ -102,101 +106,132 @@ def ready_at(state: p_i64, code: p_i64, warp: int, item: int) -> int:
 
 
 @routine
-def run(
-    state: p_i64, heap: p_i64, settings: p_i64, code: p_i64, path: p_i32, numbers: p_i32,
-    events: p_i64, signals: p_i64, log: p_i64, room: int, last: int,
-) -> int:  # fmt: skip
+def free_at(state: p_i64, warp: int, item: int, scheduler: int) -> int:
+    """When the pipe of an instruction takes it."""
+    settings = p_i64(state[L.SETTINGS_AT])
+    code = p_i64(state[L.CODE_AT])
+    pipe, kind = (code[item + L.PIPE], code[item + L.KIND])
+    if kind == L.TMEM_LOAD:
+        return state[scheduler + L.TMEM_LOAD_FREE] - L.TMEM_QUEUE
+    if kind == L.TMEM_STORE:
+        return state[scheduler + L.TMEM_STORE_FREE] - L.TMEM_QUEUE
+    if pipe == L.MEMORY:
+        return state[L.SM + state[warp + L.WARP_SM] * L.SM_WORDS + L.LSU_FREE]
+    if pipe == L.SPECIAL:
+        return state[scheduler + L.PIPE_FREE + pipe] - settings[P.SPECIAL_QUEUE]
+    if pipe != L.NO_PIPE:
+        return state[scheduler + L.PIPE_FREE + pipe]
+    return 0
+
+
+@routine
+def in_turn(last: int, yields: int, j: int, count: int) -> int:
+    """The slot that is asked as number `j`: the one that issued last, then the youngest before the
+    older ones; where its instruction yields, it is asked at the end."""
+    if yields == 0 and j == 0:
+        return last
+    if yields != 0 and j == count - 1:
+        return last
+    slot = count - j - yields
+    if slot <= last:
+        slot -= 1
+    return slot
+
+
+@routine
+def choose(state: p_i64, scheduler: int) -> int:
+    """The slot of the first warp, in the order of turns, that may issue now; -1 where none may.
+    When one may be able to is noted."""
+    path = p_i32(state[L.PATH_AT])
+    now, count = (state[L.NOW], state[scheduler + L.WARP_COUNT])
+    following, chosen = (L.NEVER, -1)
+    for j in range(count):
+        slot = in_turn(state[scheduler + L.TURN], state[scheduler + L.YIELDED], j, count)
+        number = state[L.STATE_WARP_LIST + state[scheduler + L.FIRST_WARP] + slot]
+        warp = L.WARP + number * L.WARP_WORDS
+        if state[warp + L.DONE] != 0 or state[warp + L.BLOCKED] != L.RUNS:
+            continue
+        when = state[warp + L.WARP_NEXT]
+        if when <= now and state[warp + L.POSITION] >= state[warp + L.PATH_END]:
+            state[warp + L.DONE] = 1
+            state[L.LIVE] -= 1
+            warp_left(state, number)
+            continue
+        if when <= now and chosen >= 0:
+            following = now + 1
+            continue
+        if when <= now:
+            item = path[state[warp + L.POSITION]] * L.CODE_WORDS
+            when = ready_at(state, warp, item)
+            state[warp + L.WARP_NEXT] = when
+            if when <= now:
+                when = free_at(state, warp, item, scheduler)
+            if when <= now:
+                chosen = slot
+                continue
+        following = min(following, when)
+    state[scheduler + L.NEXT_AT] = min(state[scheduler + L.NEXT_AT], following)
+    return chosen
+
+
+@routine
+def note(state: p_i64, room: int, number: int) -> None:
+    """An issue in the log, if it has room."""
+    log = p_i64(state[L.LOG_AT])
+    if state[L.ISSUED] < room:
+        warp = L.WARP + number * L.WARP_WORDS
+        at = state[L.ISSUED] * L.LOG_WORDS
+        log[at + L.L_TIME] = state[L.NOW]
+        log[at + L.L_WARP] = number
+        log[at + L.L_POSITION] = state[warp + L.POSITION]
+        log[at + L.L_CAUSE] = state[warp + L.CAUSE]
+        log[at + L.L_REASON] = state[warp + L.REASON]
+        log[at + L.L_READY] = state[warp + L.WARP_NEXT]
+
+
+@routine
+def soonest(state: p_i64) -> int:
+    """When something happens next."""
+    heap = p_i64(state[L.HEAP_AT])
+    time = L.NEVER
+    for k in range(state[L.SMS] * L.SCHEDULERS):
+        time = min(time, state[L.SCHEDULER + k * L.SCHEDULER_WORDS + L.NEXT_AT])
+    if state[L.HEAP_COUNT] > 0:
+        time = min(time, heap[L.H_TIME])
+    return time
+
+
+@routine
+def run(state: p_i64, room: int, last: int) -> int:
     """To the end of all warps: 0; 1 when nobody can go on, 2 without room, 3 after cycle `last`.
     room: of the log, instructions."""
-    schedulers = state[L.SMS] * L.SCHEDULERS
-    while state[L.LIVE] > 0:
-        now = state[L.NOW]
-        if now > last:
+    code = p_i64(state[L.CODE_AT])
+    path = p_i32(state[L.PATH_AT])
+    while state[L.LIVE] > 0 and state[L.STUCK] == 0:
+        if state[L.NOW] > last:
             return 3
-        happen(state, heap, settings)
-        for k in range(schedulers):
+        happen(state)
+        for k in range(state[L.SMS] * L.SCHEDULERS):
             scheduler = L.SCHEDULER + k * L.SCHEDULER_WORDS
-            if state[scheduler + L.NEXT_AT] > now:
+            if state[scheduler + L.NEXT_AT] > state[L.NOW]:
                 continue
             state[scheduler + L.NEXT_AT] = L.NEVER  # whoever is woken meanwhile says when
-            count = state[scheduler + L.WARP_COUNT]
-            first = state[scheduler + L.FIRST_WARP]
-            chosen = -1
-            turn = state[scheduler + L.TURN]
-            following = L.NEVER
-            for j in range(count):
-                slot = turn + j
-                if slot >= count:
-                    slot -= count
-                number = state[L.STATE_WARP_LIST + first + slot]
-                warp = L.WARP + number * L.WARP_WORDS
-                if state[warp + L.DONE] != 0 or state[warp + L.BLOCKED] != L.RUNS:
-                    continue
-                if state[warp + L.WARP_NEXT] > now:
-                    following = min(following, state[warp + L.WARP_NEXT])
-                    continue
-                position = state[warp + L.POSITION]
-                if position >= state[warp + L.PATH_END]:
-                    state[warp + L.DONE] = 1
-                    state[L.LIVE] -= 1
-                    warp_left(state, heap, settings, number)
-                    continue
-                if chosen >= 0:
-                    following = now + 1
-                    continue
-                item = path[position] * L.CODE_WORDS
-                ready = ready_at(state, code, warp, item)
-                if ready > now:
-                    state[warp + L.WARP_NEXT] = ready
-                    following = min(following, ready)
-                    continue
-                pipe = code[item + L.PIPE]
-                free = now
-                if pipe == L.MEMORY:
-                    free = state[L.SM + state[warp + L.WARP_SM] * L.SM_WORDS + L.LSU_FREE]
-                elif pipe != L.NO_PIPE:
-                    free = state[scheduler + L.PIPE_FREE + pipe]
-                kind = code[item + L.KIND]
-                if kind == L.TMEM_LOAD:
-                    free = state[scheduler + L.TMEM_LOAD_FREE] - L.TMEM_QUEUE
-                elif kind == L.TMEM_STORE:
-                    free = state[scheduler + L.TMEM_STORE_FREE] - L.TMEM_QUEUE
-                if free > now:
-                    following = min(following, free)
-                    continue
-                chosen = slot
-                sequence = state[L.ISSUED]
-                if sequence < room:
-                    at = sequence * L.LOG_WORDS
-                    log[at + L.L_TIME] = now
-                    log[at + L.L_WARP] = number
-                    log[at + L.L_POSITION] = position
-                    log[at + L.L_CAUSE] = state[warp + L.CAUSE]
-                    log[at + L.L_REASON] = state[warp + L.REASON]
-                    log[at + L.L_READY] = state[warp + L.WARP_NEXT]
-                issue(
-                    state, heap, settings, code, path, numbers, events, signals, number, item,
-                    scheduler,
-                )  # fmt: skip
-                state[L.ISSUED] = sequence + 1
-                if state[warp + L.BLOCKED] == L.RUNS:
-                    following = min(following, state[warp + L.WARP_NEXT])
-            if chosen >= 0:
-                if settings[P.ROUND_ROBIN] != 0:
-                    chosen += 1
-                if chosen >= count:
-                    chosen = 0
-                state[scheduler + L.TURN] = chosen
-            state[scheduler + L.NEXT_AT] = min(state[scheduler + L.NEXT_AT], following)
-        if state[L.STUCK] != 0:
-            return state[L.STUCK]
-        if state[L.LIVE] > 0:
-            soonest = L.NEVER
-            for k in range(schedulers):
-                soonest = min(soonest, state[L.SCHEDULER + k * L.SCHEDULER_WORDS + L.NEXT_AT])
-            if state[L.HEAP_COUNT] > 0:
-                soonest = min(soonest, heap[L.H_TIME])
-            if soonest == L.NEVER:
-                return 1
-            state[L.NOW] = max(soonest, now + 1)
-    return 0
+            slot = choose(state, scheduler)
+            if slot < 0:
+                continue
+            number = state[L.STATE_WARP_LIST + state[scheduler + L.FIRST_WARP] + slot]
+            warp = L.WARP + number * L.WARP_WORDS
+            item = path[state[warp + L.POSITION]] * L.CODE_WORDS
+            note(state, room, number)
+            issue(state, number, item, scheduler)
+            state[L.ISSUED] += 1
+            if state[warp + L.BLOCKED] == L.RUNS:
+                when = state[warp + L.WARP_NEXT]
+                state[scheduler + L.NEXT_AT] = min(state[scheduler + L.NEXT_AT], when)
+            state[scheduler + L.TURN] = slot
+            state[scheduler + L.YIELDED] = code[item + L.YIELDS]
+        time = soonest(state)
+        if state[L.LIVE] > 0 and time == L.NEVER:
+            return 1
+        state[L.NOW] = max(time, state[L.NOW] + 1) if state[L.LIVE] > 0 else state[L.NOW]
+    return state[L.STUCK]

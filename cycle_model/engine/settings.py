@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NAMES = (
     "branch",
-    "round_robin",
+    "special_queue",
     "operands_read",
     "mbarrier_arrive",
     "mbarrier_arrive_remote",
@@ -43,7 +43,7 @@ NAMES = (
 )
 (
     BRANCH_COST,
-    ROUND_ROBIN,
+    SPECIAL_QUEUE,
     OPERANDS_READ,
     MBARRIER_ARRIVE,
     MBARRIER_ARRIVE_REMOTE,

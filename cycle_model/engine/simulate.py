@@ -11,7 +11,7 @@ from cycle_model.engine import effects, heap, layout, run, settings, sync
 from cycle_model.engine import layout as L
 from cycle_model.engine.tables import Tables, code_of, settings_of
 from ptxemu.native.library import Library, library_of
-from ptxemu.native.routines import p_i32, p_i64
+from ptxemu.native.routines import p_i64
 
 _HEAP = 1 << 16
 _LIMIT = 1 << 40  # cycles
@@ -45,20 +45,24 @@ def simulate(tables: Tables, *, active_sms: int, log: bool = False) -> Result:
     queue = np.zeros(_HEAP * L.HEAP_WORDS, np.int64)
     state[L.HEAP_SIZE] = _HEAP
     told = np.zeros((len(tables.path) if log else 1, L.LOG_WORDS), np.int64)
-    arrays = (
-        *(state, queue, settings_of(tables.gpu, active_sms)),
-        *(code_of(tables.function, tables.gpu), tables.path, tables.numbers),
-        *(tables.events, tables.signals, told),
-    )
+    arrays = {
+        L.HEAP_AT: queue,
+        L.SETTINGS_AT: settings_of(tables.gpu, active_sms),
+        L.CODE_AT: code_of(tables.function, tables.gpu),
+        L.PATH_AT: tables.path,
+        L.NUMBERS_AT: tables.numbers,
+        L.EVENTS_AT: tables.events,
+        L.SIGNAL_TABLE_AT: tables.signals,
+        L.LOG_AT: told,
+    }
+    for word, array in arrays.items():
+        state[word] = array.ctypes.data
     room = len(told) if log else 0
     found = _library()
     if found is not None:
-        addresses = [array.ctypes.data for array in arrays]
-        answer = found.routine(run.run)(*addresses, room, _LIMIT)
+        answer = found.routine(run.run)(state.ctypes.data, room, _LIMIT)
     else:
-        kinds = {np.dtype(np.int32): p_i32}
-        pointers = [kinds.get(array.dtype, p_i64)(array) for array in arrays]
-        answer = run.run(*pointers, room, _LIMIT)
+        answer = run.run(p_i64(state), room, _LIMIT)
     if answer:
         raise StuckError(_explained(state, tables, int(answer)))
     return Result(int(state[L.NOW]), int(state[L.ISSUED]), tables, state, told if log else None)

@@ -30,8 +30,9 @@ def block(state: p_i64, number: int, why: int, on: int, parity: int) -> None:
 
 
 @routine
-def settle(state: p_i64, settings: p_i64, barrier: int, cause: int) -> None:
+def settle(state: p_i64, barrier: int, cause: int) -> None:
     """An mbarrier whose phase may be complete."""
+    settings = p_i64(state[L.SETTINGS_AT])
     at = L.MBARRIER + barrier * L.MB_WORDS
     if (
         state[at + L.MB_PENDING] > 0
@@ -53,10 +54,9 @@ def settle(state: p_i64, settings: p_i64, barrier: int, cause: int) -> None:
 
 
 @routine
-def barrier_arrival(
-    state: p_i64, heap: p_i64, settings: p_i64, number: int, ident: int, threads: int, waits: int
-) -> None:
+def barrier_arrival(state: p_i64, number: int, ident: int, threads: int, waits: int) -> None:
     """bar.sync or bar.arrive of a warp."""
+    settings = p_i64(state[L.SETTINGS_AT])
     warp = L.WARP + number * L.WARP_WORDS
     cta = state[warp + L.WARP_CTA]
     at = L.CTA + cta * L.CTA_WORDS + 2 * ident
@@ -82,8 +82,9 @@ def barrier_arrival(
 
 
 @routine
-def cluster_settled(state: p_i64, heap: p_i64, settings: p_i64, cluster: int, cause: int) -> None:
+def cluster_settled(state: p_i64, cluster: int, cause: int) -> None:
     """All live warps of a cluster may have arrived."""
+    settings = p_i64(state[L.SETTINGS_AT])
     at = L.CLUSTER + cluster * L.CLUSTER_WORDS
     if state[at + L.CL_ARRIVED] < state[at + L.CL_LIVE] or state[at + L.CL_ARRIVED] == 0:
         return
@@ -93,21 +94,22 @@ def cluster_settled(state: p_i64, heap: p_i64, settings: p_i64, cluster: int, ca
         warp = L.WARP + number * L.WARP_WORDS
         if state[warp + L.BLOCKED] == L.ON_CLUSTER and state[warp + L.WAITS_FOR] == cluster:
             when = state[L.NOW] + settings[P.CLUSTER_BARRIER]
-            push(state, heap, when, L.WAKE, number, 0, cause)
+            push(state, when, L.WAKE, number, 0, cause)
 
 
 @routine
-def warp_left(state: p_i64, heap: p_i64, settings: p_i64, number: int) -> None:
+def warp_left(state: p_i64, number: int) -> None:
     """A warp is done: nobody waits for it any more."""
+    settings = p_i64(state[L.SETTINGS_AT])
     cta = L.CTA + state[L.WARP + number * L.WARP_WORDS + L.WARP_CTA] * L.CTA_WORDS
     state[cta + L.CTA_LIVE] -= 1
     cluster = state[cta + L.CTA_CLUSTER]
     state[L.CLUSTER + cluster * L.CLUSTER_WORDS + L.CL_LIVE] -= 1
-    cluster_settled(state, heap, settings, cluster, state[L.ISSUED])
+    cluster_settled(state, cluster, state[L.ISSUED])
     for ident in range(L.BARRIERS):
         at = cta + 2 * ident
-        arrived, waiting = state[at + L.NB_ARRIVED], state[at + L.NB_WAITING]
-        if waiting > 0 and ident == 0 and arrived >= 32 * state[cta + L.CTA_LIVE]:
+        arrived, waiting = (state[at + L.NB_ARRIVED], state[at + L.NB_WAITING])
+        if waiting > 0 and ident == 0 and (arrived >= 32 * state[cta + L.CTA_LIVE]):
             state[at + L.NB_ARRIVED] = 0
             state[at + L.NB_WAITING] = 0
             key = state[L.WARP + number * L.WARP_WORDS + L.WARP_CTA] * L.BARRIERS + ident

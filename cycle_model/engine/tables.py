@@ -49,6 +49,7 @@ def code_of(function: Function, gpu: Gpu) -> np.ndarray:
         row[L.STALL] = control.stall
         row[L.WRITES], row[L.READS], row[L.WAITS] = control.writes, control.reads, control.waits
         row[L.REGISTERS] = item.repetition
+        row[L.YIELDS] = control.yields
     return table
 
 

@@ -41,7 +41,7 @@ class Spent:
         return self.roles.get(index, f"warp {index}")
 
     @cached_property
-    def _next(self) -> np.ndarray:
+    def after(self) -> np.ndarray:
         """The time of the next issue of the same warp, or the end of the simulation."""
         warps, times = self.log[:, L.L_WARP], self.log[:, L.L_TIME]
         order = np.argsort(warps, kind="stable")
@@ -56,7 +56,7 @@ class Spent:
     def spots(self) -> list[Spot]:
         """All instructions of all roles, the costliest first."""
         items = self.result.tables.path[self.log[:, L.L_POSITION]]
-        cycles = self._next - self.log[:, L.L_TIME]
+        cycles = self.after - self.log[:, L.L_TIME]
         total: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
         roles = [self.role(number) for number in range(len(self.result.tables.placed))]
         for warp, item, spent in zip(
@@ -81,7 +81,7 @@ class Spent:
         numbers = tables.numbers[positions]
         for at in np.flatnonzero(numbers >= 0).tolist():
             event = tables.events[numbers[at]]
-            spent = int(self._next[at] - self.log[at, L.L_TIME])
+            spent = int(self.after[at] - self.log[at, L.L_TIME])
             role = self.role(int(self.log[at, L.L_WARP]))
             if event[L.WHAT] == L.E_WAIT:
                 barrier = tables.signals[event[L.SIGNALS], L.S_BARRIER]
@@ -99,7 +99,7 @@ class Spent:
         """Of each pipe, how much of the time it is busy, on the SM that is busiest."""
         state, cycles = self.result.state, max(self.result.cycles, 1)
         sms = int(state[L.SMS])
-        found = {}
+        found: dict[str, float] = {}
         for pipe, name in PIPES.items():
             places = [
                 L.SCHEDULER + k * L.SCHEDULER_WORDS + L.PIPE_BUSY + pipe
@@ -112,7 +112,7 @@ class Spent:
             ("TMA", L.TMA_BUSY, L.PART),
             ("LSU", L.LSU_BUSY, 1),
         ):
-            busy = [int(state[L.SM + k * L.SM_WORDS + word]) for k in range(sms)]
-            found[name] = max(busy) / unit / cycles
+            most = max(int(state[L.SM + k * L.SM_WORDS + word]) for k in range(sms))
+            found[name] = most / unit / cycles
         found["issue"] = self.result.issued / cycles / sms / L.SCHEDULERS
         return found

@@ -53,7 +53,7 @@ PARAMETERS = {
     "latency_atomic_global": guessed(700, 400, 1000, CYCLES, "as a load from L2, and back"),
     # the rest of the settings
     "branch": guessed(8, 4, 12, "cycles beyond the stall of a jump", "as on Hopper"),
-    "round_robin": guessed(1, 0, 1, "1: turns go round; 0: the same warp first", "Accel-Sim"),
+    "special_queue": guessed(16, 0, 48, "cycles of work that MUFU takes ahead", "in order on H200"),
     "operands_read": guessed(10, 6, 14, CYCLES, "until a scoreboard of operands is free"),
     "mbarrier_arrive": published(27, 8, 40, CYCLES, "QRC: arrive with default semantics"),
     "mbarrier_arrive_remote": guessed(180, 120, 260, "cycles beyond a local one", "DSMEM of QRC"),
@@ -87,7 +87,7 @@ PARAMETERS = {
     "global_latency_l2": published(301, 250, 600, CYCLES, _QRC),
     "global_latency_hbm": published(789, 700, 1000, CYCLES, _QRC),
     "l2_bytes_per_cycle": published(64, 50, 71, "bytes per clock and SM", "QRC: 71 at most"),
-    "hbm_bytes_per_cycle": published(4100, 3700, 4200, "bytes per clock of all SMs", "SA: 7.2 TB/s"),
+    "hbm_bytes_per_cycle": published(4100, 3700, 4200, "bytes per clock of all SMs", "SA: 7.2 TB"),
     "copy_latency": guessed(20, 0, 60, "cycles of cp.async beyond a load", "no source"),
     "cancel_latency": guessed(400, 200, 800, CYCLES, "try_cancel"),
     "shared_latency": published(29, 26, 33, CYCLES, f"{_QRC}: LDS"),

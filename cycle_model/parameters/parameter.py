@@ -30,8 +30,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Gpu:
-    """sms: streaming multiprocessors; l2_bytes: of the cache that they share; clock: of them in GHz; launch: microseconds of a kernel that
-    does nothing, cta_start: cycles until the first instruction of a CTA. arch: of cubins."""
+    """arch: of its cubins. sms: streaming multiprocessors. l2_bytes: of the cache that they share.
+    clock: of the SMs, GHz. launch: microseconds of a kernel that does nothing. cta_start: cycles
+    until the first instruction of a CTA."""
 
     name: str
     arch: str

@@ -57,8 +57,8 @@ class Function:
         last, after, labels = self.instructions[index], index + 1, self.labels
         if last.opcode.startswith("BSYNC"):
             register = BARRIER_REGISTER.search(last.operands)
-            goals = self._meets.get(register[0], frozenset()) if register else frozenset()
-            return {after} if after in goals or not goals else set(goals)
+            met = self._meets.get(register[0], frozenset()) if register else frozenset()
+            return {after} if after in met or not met else set(met)
         if last.opcode.startswith("BRA"):
             goals = {labels[last.target]} if last.target in labels else set()
             return goals | {after} if last.conditional else goals
@@ -180,6 +180,6 @@ def _reconvergence(
     meets: dict[str, frozenset[int]] = {}
     for item in instructions:
         if item.opcode.startswith("BSSY") and item.target in labels:
-            register = BARRIER_REGISTER.search(item.operands)[0]
-            meets[register] = meets.get(register, frozenset()) | {labels[item.target]}
+            for register in BARRIER_REGISTER.findall(item.operands):
+                meets[register] = meets.get(register, frozenset()) | {labels[item.target or ""]}
     return meets

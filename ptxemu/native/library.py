@@ -35,8 +35,8 @@ class Library:
     def __init__(self, engine: Any, keys: list[Key]) -> None:
         self._engine = engine  # owns the code
         self.addresses = {key: engine.get_function_address(f"op_{k}") for k, key in enumerate(keys)}
-        segment = engine.get_function_address("python.segment") if keys else 0
-        self.segment = builtin("segment", segment) if segment else None
+        segment = engine.get_function_address("python.segment")
+        self.segment = builtin("segment", segment) if segment else _without_primitives
         self.routine = cache(self._routine)
 
     def _routine(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,6 +46,10 @@ class Library:
         if not address:
             raise KeyError(f"{name} is not a routine of this library")
         return builtin(function.__name__, address)
+
+
+def _without_primitives(*_: int) -> int:
+    raise TypeError("a library of another package has no primitives")
 
 
 class _Code(NamedTuple):

@@ -3,13 +3,14 @@ Python does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 from ptxemu.native.accesses import BANKS, FIRST, NEXT, ROOM, SHARED, kind, note_global, note_shared
 from ptxemu.native.library import compiled
-from ptxemu.native.routines import p_i64, p_u8, p_u32
+from ptxemu.native.routines import Pointer, p_i64, p_u8, p_u32
 
 _START = 1 << 12  # words
 _ONE = 1 << 16  # pass
@@ -55,9 +56,9 @@ class Notes:
 
     def _put_lanes(self, shared: bool, what: int, starts: np.ndarray) -> None:
         self._place()
-        note, row, pointer = note_global, self._global, p_i64
-        if shared:
-            note, row, pointer = note_shared, self._shared, p_u32
+        note: Callable[..., int] = note_shared if shared else note_global
+        row: np.ndarray = self._shared if shared else self._global
+        pointer: type[Pointer] = p_u32 if shared else p_i64
         active, row[: len(starts)] = _ACTIVE[len(starts)], starts
         found = compiled(note)
         if found is None:

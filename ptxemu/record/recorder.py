@@ -105,6 +105,7 @@ class Recorder(Listener):
             shape.smem_bytes,
             program.sites,
             [range(*edge) for edge in pairwise(edges)],
+            program.entry.target,
         )
         self._tapes: dict[Warp, _Tape] = {}
         self._barriers: dict[MBarrier, Barrier] = {}
@@ -273,7 +274,8 @@ class Recorder(Listener):
         self._tell(work, r.MMA, shape=(mma.instr.m, mma.instr.n, len(ctas)))
 
     def warpgroup_multiply(self, what: Multiplication) -> None:
-        self._tell(what.work, r.MMA, shape=(64, what.operands[0].n, 1))
+        if what.work is not None:
+            self._tell(what.work, r.MMA, shape=(64, what.operands[0].n, 1))
 
     def fill(
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill

@@ -82,9 +82,9 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """sites: the instructions of the kernel. blocks: the numbers of those of each block. cubin: its
-    machine code, memory: the allocations that were there, begin and end, as far as whoever launched
-    it knows them."""
+    """arch: what the PTX is for. sites: the instructions of the kernel. blocks: the numbers of those
+    of each block. cubin: its machine code, memory: the allocations that were there, begin and end,
+    as far as whoever launched it knows them."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -93,6 +93,7 @@ class Recording:
     smem_bytes: int
     sites: list[Instr]
     blocks: list[range]
+    arch: str
     warps: list[WarpRecord] = field(default_factory=list)
     cubin: bytes = b""
     memory: list[tuple[int, int]] = field(default_factory=list)

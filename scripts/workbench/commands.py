@@ -8,7 +8,7 @@ from functools import partial
 
 from ptxemu.host.command_line import add_check_arguments
 from workbench.command import Command
-from workbench.flags import attention, bench, decode, dsv4, groups, kvcache, moe, steps
+from workbench.flags import attention, bench, cycles, decode, dsv4, groups, kvcache, moe, steps
 
 FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
 Add = Callable[[argparse.ArgumentParser], None]
@@ -191,6 +191,64 @@ EMULATE = {
     )
     for name, command in RUN.items()
 }
+
+# -- cycles ---------------------------------------------------------------------------------------
+
+
+def _modelled(subject: str, add: Add, parser: argparse.ArgumentParser) -> None:
+    add(parser)
+    cycles.add_cycles(parser)
+    parser.set_defaults(subject=subject)
+    if subject == "fmha":
+        parser.set_defaults(**attention.PLAIN | {"kv_len": (512,)})
+
+
+MODELLED = """\
+The kernel runs in the emulator, which records what each warp does; each warp is found again in the
+machine code, and that is replayed by the cycle, with the parameters of a GPU. Nothing here is
+measured: docs/cycle_model.md says how far to trust it. The range is that of the parameters'."""
+
+
+def _of_cycles(name: str, subject: str, add: Add, what: str, example: str = "") -> Command:
+    about = f"What {what} would take on a GPU, and why.\n\n{MODELLED}"
+    return Command("workbench.cycles.perform", partial(_modelled, subject, add), about, example)
+
+
+def _with_arch(add: Add, parser: argparse.ArgumentParser) -> None:
+    add(parser)
+    if "--arch" not in parser._option_string_actions:
+        groups.add(parser, "arch", "what to compile for", choices=groups.ARCHS,
+                   shown="the kernel's first")  # fmt: skip
+
+
+CYCLES = {
+    "fmha": _of_cycles(
+        "fmha", "fmha", partial(_with_arch, attention.add_case), "attention", "--head-dim 128"
+    ),
+    "gqa": _of_cycles(
+        "gqa",
+        "gqa",
+        partial(_with_arch, decode.add_case),
+        "a decode",
+        "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
+    ),
+    "moe": _of_cycles("moe", "moe", partial(_with_arch, moe.add_layer), "a layer of experts"),
+    **{
+        step: _of_cycles(step, "steps", partial(steps.add_case, step), f"`{step}`")
+        for step in OF_STEPS
+        if step not in steps.NATIVE_ONLY
+    },
+}
+
+
+def cycles_of_file(name: str) -> Command:
+    """Of FILE.py:function."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.set_defaults(file=name, arch=None)
+
+    return _of_cycles(name, "of_file", add, f"what {name} launches")
+
 
 # -- bench ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ptxemu.codegen import native_writer
 from ptxemu.codegen.namespace import GLOBALS
 from ptxemu.codegen.program import Program
 from ptxemu.module import Module
-from ptxemu.native import ir, library, primitives, translate
+from ptxemu.native import ir, library, primitives
 from ptxemu.native.frame import Frame
 from ptxemu.native.ir import BITS, LANES, NUMPY, TABLE, Key
 from ptxemu.native.recipes import recipe
@@ -130,8 +130,8 @@ def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
             patch.setattr(primitives, "TABLE", {key: one})
             patch.setattr(primitives, "ACCESSES", {})
             patch.setattr(primitives, "OPERATIONS", ())
-            patch.setattr(translate, "ROUTINES", {})
-            found = library.load(llvm, tmp_path / name)
+            source = library.Source(name.encode(), list, primitives.module)
+            found = library.load(llvm, tmp_path / name, source)
         assert bool(unlike(found, key, 3)) == (name == "wrong")
 
 

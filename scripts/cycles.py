@@ -1,0 +1,23 @@
+"""What a kernel would take on a GPU, and why: `python scripts/cycles.py gqa --kv-len 8k`.
+
+The kernel runs in the emulator, its machine code is replayed by the cycle. A name is a family, one
+of its steps, or FILE.py:function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from workbench.command import main_of
+from workbench.commands import CYCLES, cycles_of_file
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if words and ".py:" in words[0]:
+        return cycles_of_file(words[0]).main("cycles.py FILE.py:function", words[1:])
+    return main_of(CYCLES, __doc__, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

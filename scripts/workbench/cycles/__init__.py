@@ -1,0 +1,1 @@
+"""What kernels would take, by the cycle model."""

@@ -1,0 +1,183 @@
+"""What cycles.py does: record launches, model them, say what they take and why."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from cycle_model import gpus
+from cycle_model.edits import Edit, edited, rewritten
+from cycle_model.explain.chain import chain, summary
+from cycle_model.explain.spent import Spent
+from cycle_model.explain.timeline import timeline
+from cycle_model.grid import LaunchModel, Prediction
+from cycle_model.launch import bind
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
+from kernelkit.plan_names import plan_of, warps_of
+from ptxemu.errors import PtxEmuError
+from ptxemu.report import LaunchReport
+from ptxemu.watch import watched
+from workbench.common import refuse, write_json
+from workbench.cycles import subjects
+from workbench.emulate.perform import key_of
+from workbench.emulate.timeline import draw
+from workbench.tables import show, table
+
+LONGEST = 60  # characters of a kernel's name
+ROWS = 12  # of a table that explains
+COLUMNS = (
+    ("launch", "{kernel}"),
+    ("gpu", "{gpu}"),
+    ("grid", "{grid}"),
+    ("CTAs\nan SM", "{per_sm}"),
+    ("waves", "{waves}"),
+    ("cycles", "{cycles:,}"),
+    ("us", "{us:.2f}"),
+    ("range", lambda row: f"{row['low_us']:.2f} .. {row['high_us']:.2f}"),
+    ("TFLOP/s", lambda row: f"{row['tflops']:.0f}" if row["tflops"] >= 1 else "-"),
+    ("read\nTB/s", "{read_tbs:.2f}"),
+)
+
+
+@dataclass
+class Modelled:
+    """A launch, its model, and what comes out."""
+
+    report: LaunchReport
+    model: LaunchModel
+    prediction: Prediction
+    row: dict[str, Any]
+
+
+def perform(options: argparse.Namespace) -> int:
+    if find_tool("nvdisasm") is None:
+        return refuse(HOW_TO_GET_TOOLS)
+    try:
+        edits = [Edit.parsed(text) for text in options.what_if]
+        launches = recorded(options)
+        if not launches:
+            return refuse("nothing was launched")
+        found = [modelled(launch, options) for launch in launches]
+        show(*table("modelled, not measured", COLUMNS, [each.row for each in found]))
+        chosen = max(found, key=lambda each: each.prediction.cycles)
+        if options.launch is not None:
+            if options.launch >= len(found):
+                return refuse(f"--launch {options.launch}: there were {len(found)}, from 0 on")
+            chosen = found[options.launch]
+        document = {"launches": [each.row for each in found], **explained(chosen, options)}
+        document["what_if"] = what_if(chosen, edits)
+    except (ValueError, NotImplementedError, PtxEmuError) as refused:
+        return refuse(refused)
+    if options.json:
+        write_json(options.json, document)
+    return 0
+
+
+def recorded(options: argparse.Namespace) -> list[LaunchReport]:
+    """All launches of the subject that have machine code."""
+    with ExitStack() as stack:
+        if options.subject == "of_file":
+            from ptxemu.host.emulator import Emulator
+            from ptxemu.host.gpu_machine import machine_with_gpu
+
+            stack.enter_context(machine_with_gpu(Emulator()))
+            call = subjects.of_file(options.file, options)
+        else:
+            call = getattr(subjects, options.subject)(options)
+        report = stack.enter_context(watched(record=True, limit=None, clusters=options.clusters))
+        call()
+    return [launch for launch in report.launches if launch.recording and launch.recording.cubin]
+
+
+def modelled(launch: LaunchReport, options: argparse.Namespace) -> Modelled:
+    """A launch on the GPU of the options, and within the ranges of its parameters."""
+    bound = bind(launch.recording)
+    gpu = gpus.named(options.gpu) if options.gpu else gpus.for_arch(launch.recording.arch)
+    model = LaunchModel(bound, gpu, memory=options.memory)
+    prediction = model.predict()
+    others = [
+        LaunchModel(bound, gpu.perturbed(seed), memory=options.memory).predict().microseconds
+        for seed in range(options.perturbed)
+    ]
+    us = prediction.microseconds
+    share = model.clusters / max(len(bound.clusters), 1)
+    key = key_of(launch.entry)
+    row = {
+        "kernel": (key.title() if key else launch.entry)[:LONGEST],
+        "gpu": gpu.name,
+        "grid": "x".join(map(str, launch.grid)),
+        "per_sm": prediction.per_sm,
+        "waves": prediction.waves,
+        "cycles": prediction.cycles,
+        "us": us,
+        "low_us": min([us, *others]),
+        "high_us": max([us, *others]),
+        "tflops": launch.counts["mma.flops"] * share / us * 1e-6,
+        "read_tbs": model.traffic.nbytes / us * 1e-6,
+        "memory": options.memory,
+        "durations": prediction.durations,
+    }
+    return Modelled(launch, model, prediction, row)
+
+
+def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
+    """Of the longest of its clusters: pipes, waits, the critical chain, the costliest
+    instructions; printed, and as plain values."""
+    durations = found.prediction.durations
+    cluster = max(durations, key=lambda number: durations[number])
+    result = found.model.simulated(cluster, log=True)
+    key = key_of(found.report.entry)
+    plan = plan_of(key) if key else None
+    roles = warps_of(plan[1]) if plan else {}
+    spent = Spent(result, roles)
+    shares = spent.shares()
+    waits = [(role, what, n) for (role, what), n in spent.waits().most_common(ROWS)]
+    links = summary(chain(spent))[:ROWS]
+    spots = spent.spots()[:ROWS]
+    print(f"\n{found.row['kernel']}, cluster {cluster}: {result.cycles:,} cycles")
+    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
+    columns = (("role", "{role}"), ("waits for", "{what}"), ("cycles", "{cycles:,}"))
+    rows = [{"role": role, "what": what, "cycles": n} for role, what, n in waits]
+    show(*table("waits", columns, rows))
+    chained = [
+        {"role": who, "what": what, "times": times, "cycles": n, "share": n / result.cycles}
+        for who, what, times, n in links
+    ]
+    columns = (
+        *(("role", "{role}"), ("", "{what}"), ("times", "{times:,}"), ("cycles", "{cycles:,}")),
+        ("share", "{share:.0%}"),
+    )
+    show(*table("critical chain", columns, chained))
+    columns = (
+        *(("role", "{role}"), ("at", "{address:#x}"), ("instruction", "{text}")),
+        *(("times", "{times:,}"), ("cycles", "{cycles:,}")),
+    )
+    hot = [vars(spot) for spot in spots]
+    show(*table("costliest instructions", columns, hot))
+    if options.trace or options.plot:
+        trace = timeline(spent)
+        if options.trace:
+            trace.to_perfetto(options.trace)
+        if options.plot:
+            agents = {f"warp {warp}": role for warp, role in roles.items()}
+            draw(trace, options.plot, title=f"{found.row['kernel']}, modelled", roles=agents)
+    return {"shares": shares, "waits": rows, "chain": chained, "spots": hot, "cluster": cluster}
+
+
+def what_if(found: Modelled, edits: list[Edit]) -> list[dict[str, Any]]:
+    """The launch with each of the edits alone."""
+    rows = []
+    for edit in edits:
+        model = LaunchModel(
+            rewritten(found.model.launch, [edit]),
+            edited(found.model.gpu, [edit]),
+            memory=found.model.memory,
+        )
+        us = model.predict().microseconds
+        rows.append({"edit": edit.text, "us": us, "change": us / found.row["us"] - 1})
+    if rows:
+        columns = (("what if", "{edit}"), ("us", "{us:.2f}"), ("change", "{change:+.1%}"))
+        show(*table("what if", columns, rows))
+    return rows

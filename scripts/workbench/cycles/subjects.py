@@ -1,0 +1,94 @@
+"""What is launched so that it can be modelled: a call per family, without references."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Call = Callable[[], Any]
+
+
+def fmha(options: argparse.Namespace) -> Call:
+    """Of the case that the flags spell."""
+    from fmha import attention
+    from workbench.cases.attention import case_of, check, moved
+
+    case = case_of(options)
+    check(case)
+    arguments = moved(case.arguments(), "cpu")
+    return partial(attention, *case.inputs("cpu"), **arguments, **_place(options))
+
+
+def gqa(options: argparse.Namespace) -> Call:
+    """Of the case that the flags spell."""
+    from gqa_lowlatency import DecodeConfig, decode
+    from workbench.cases.decode import case_of
+
+    case = case_of(options)
+    config = DecodeConfig(**({"cluster": 0} | case.tuning)) if case.tuning else None
+    given = {**case.tables, **case.options, **_place(options), "config": config}
+    return partial(decode, *case.tensors, return_lse=True, **given)
+
+
+def moe(options: argparse.Namespace) -> Call:
+    """Of the layer that the flags spell, from router logits to its output."""
+    from moe import fused_moe, pack
+    from workbench.cases.moe import layer_of
+
+    layer = layer_of(options)
+    x, w13, w2, logits = layer.tensors
+    experts = pack(w13, w2, layer.format, granularity=layer.granularity)
+    given = {"activation": layer.form, "scales": layer.scales, "tile_rows": layer.tile_rows}
+    return partial(fused_moe, x, experts, logits, layer.router, **given, **_place(options))
+
+
+def steps(options: argparse.Namespace) -> Call:
+    """The problems of a step, one after the other."""
+    from kernelkit.launch import emulation
+    from workbench.cases.steps import problems_of
+
+    problems = problems_of(
+        options.family, options.steps, options.rows, options.hidden, options.names
+    )
+
+    def call() -> None:
+        for problem in problems:
+            arguments = problem.draw(0, "cpu")
+            with emulation():
+                problem.peers[problem.ours](*arguments)
+
+    return call
+
+
+def of_file(name: str, options: argparse.Namespace) -> Call:
+    """name: FILE.py:function, without arguments, on a machine that seems to have a GPU. ValueError
+    for what is none."""
+    path, _, function = name.rpartition(":")
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path}: no file of Python")
+    loader, module = spec.loader, importlib.util.module_from_spec(spec)
+
+    def call() -> None:
+        sys.path.insert(0, str(Path(path).parent))
+        try:
+            loader.exec_module(module)
+        finally:
+            sys.path.pop(0)
+        found = getattr(module, function, None)
+        if not callable(found):
+            raise ValueError(f"{name}: {path} has no function {function!r}")
+        found()
+
+    return call
+
+
+def _place(options: argparse.Namespace) -> dict[str, Any]:
+    return {"backend": "emulate", "arch": options.arch}

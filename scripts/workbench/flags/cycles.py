@@ -1,0 +1,52 @@
+"""The flags of `cycles.py`."""
+
+from __future__ import annotations
+
+import argparse
+
+from workbench.flags import groups
+from workbench.flags.groups import add
+
+GPUS = ("B200", "GB200", "GB300", "H100", "H200")
+MEMORY = ("cold", "warm")
+PERTURBED = 12
+
+
+def clusters(text: str) -> int | tuple[int, ...] | None:
+    """Argument type: '8', 'all', or '0,3,7'."""
+    if text == "all":
+        return None
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: a count, 'all', or numbers such as 0,3,7")
+    numbers = tuple(map(int, parts))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def edit(text: str) -> str:
+    """Argument type: checked later, by what knows the parameters."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an edit is NAME=NUMBER, 'stall OPCODE=N', 'drop OPCODE'")
+    return text
+
+
+def add_cycles(parser: argparse.ArgumentParser) -> None:
+    """What is modelled, and what is told of it."""
+    group = parser.add_argument_group("model")
+    words = "parameters of which GPU"
+    add(group, "gpu", words, choices=GPUS, shown="B200, of kernels for sm_90a H100")
+    words = "what of the inputs is in L2 before"
+    add(group, "memory", words, MEMORY[0], choices=MEMORY)
+    how = {"type": clusters, "metavar": "N", "shown": "8, spread over the grid"}
+    add(group, "clusters", "clusters to run and model; a count, numbers, or all", 8, **how)
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", PERTURBED, **how)
+    words = "also with this change: NAME=NUMBER, 'stall OPCODE=N', 'drop OPCODE'; repeatable"
+    how = {"type": edit, "action": "append", "metavar": "EDIT"}
+    group.add_argument("--what-if", default=[], help=words, **how)
+    words = "which launch is explained, from 0 on"
+    groups.add(group, "launch", words, shown="the longest", type=groups.count)
+    group = parser.add_argument_group("output")
+    groups.add_file(group, "trace", "write a Perfetto trace of one cluster")
+    groups.add_plot(group, "the timeline of one cluster")
+    groups.add_json(group)

@@ -1,0 +1,204 @@
+"""PTX text of a measuring kernel: roles of warps, each a timed loop, and what a launch needs.
+
+Bodies name registers as they like: `%r_x` and `%r7` are .b32, `%d_x` .b64, `%p_x` predicates; the
+text declares what it finds. Known to all bodies: %r_tid, %r_lane, %r_warp, %r_cta, %r_rank (of the
+CTA in its cluster), %r_ctas, %r_smem (dynamic shared memory), %d_mem (the buffer), %d_map (the
+tensor map), %r_count (rounds of the loop), %r_never (a value that no thread id has, of which the
+compiler does not know), %r_y and %r_z (opaque numbers that differ between lanes).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+RECORD = 5  # u64 of a warp: clock before and behind, nanoseconds before and behind, SM
+VERSION = "8.3"
+NEVER = 0x7FFFFFFF
+WARP = 32
+_REGISTER = re.compile(r"%([rdp])(\d+\w*|_\w+)")
+_TYPES = {"r": "b32", "d": "b64", "p": "pred"}
+
+
+@dataclass(frozen=True)
+class Role:
+    """What some warps do: `body`, `count` times over.
+
+    warps: those at `first`, `first + step`, ... below `last` (0: all). cta: the rank in the
+    cluster, -1 for every. begin, drain: text before and behind the loop, both timed. inside: the
+    body reads the clock itself and sums up %d_begin and %d_end. single: lane 0 alone. sink: registers
+    of the body that have to be computed.
+    """
+
+    body: str
+    first: int = 0
+    last: int = 0
+    step: int = 1
+    cta: int = -1
+    before: str = ""
+    begin: str = ""
+    drain: str = ""
+    inside: bool = False
+    single: bool = False
+    timed: bool = True
+    sink: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor map of bytes over the buffer: rows of `pitch` bytes, a box of (width, height).
+
+    swizzle: "none" or "128B". height 0: as many rows as the buffer has.
+    """
+
+    width: int
+    height: int
+    pitch: int
+    swizzle: str = "none"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The buffer of a kernel, zeros. cold: nothing of it is in L2 when a launch begins.
+
+    chase: a cycle of pointers through it, so many bytes apart, in an order without a pattern.
+    """
+
+    nbytes: int = 1 << 16
+    cold: bool = False
+    chase: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Roles, and the shape of the launch. grid: CTAs, times the number of SMs if `per_sm`.
+
+    setup: what all threads do first, followed by a barrier of all that take part.
+    """
+
+    roles: tuple[Role, ...]
+    setup: str = ""
+    block: int = WARP
+    grid: int = 1
+    cluster: int = 1
+    smem: int = 0
+    per_sm: bool = False
+    memory: Memory = field(default_factory=Memory)
+    map: Map | None = None
+    module: str = ""
+
+    def text(self) -> str:
+        """The module, whose kernel is called `bench`."""
+        parts = [_PROLOGUE, self.setup, _all_meet(self.cluster)]
+        for number, role in enumerate(self.roles):
+            parts.append(_role(role, number, self.block // WARP))
+        if self.cluster > 1:  # shared memory lives until nobody reads it any more
+            parts.append(_all_meet(self.cluster))
+        code = "\n".join(part for part in parts if part)
+        declared = dict.fromkeys(_REGISTER.findall(code))
+        registers = "\n".join(f".reg .{_TYPES[kind]} %{kind}{name};" for kind, name in declared)
+        tensor_map = ",\n.param .align 64 .b8 map[128]" if self.map else ""
+        address = "mov.b64 %d_map, map;\ncvta.param.u64 %d_map, %d_map;" if self.map else ""
+        declared_map = ".reg .b64 %d_map;\n" if self.map and ("d", "_map") not in declared else ""
+        cluster = f".explicitcluster\n.reqnctapercluster {self.cluster}, 1, 1\n"
+        limits = f".maxntid {self.block}, 1, 1\n" + cluster * (self.cluster > 1)
+        return (
+            f".version {VERSION}\n.target sm_90a\n.address_size 64\n{self.module}\n"
+            ".extern .shared .align 1024 .b8 smem[];\n"
+            ".visible .entry bench(.param .u64 out, .param .u64 mem, .param .u32 count,\n"
+            f".param .u32 never{tensor_map})\n{limits}"
+            f"{{\n{registers}\n{declared_map}{address}\n{code}\nret;\n}}\n"
+        )
+
+
+_PROLOGUE = """\
+ld.param.u64 %d_out, [out];
+ld.param.u64 %d_mem, [mem];
+ld.param.u32 %r_count, [count];
+ld.param.u32 %r_never, [never];
+cvta.to.global.u64 %d_out, %d_out;
+cvta.to.global.u64 %d_mem, %d_mem;
+mov.u32 %r_tid, %tid.x;
+mov.u32 %r_lane, %laneid;
+shr.u32 %r_warp, %r_tid, 5;
+mov.u32 %r_cta, %ctaid.x;
+mov.u32 %r_ctas, %nctaid.x;
+mov.u32 %r_rank, %cluster_ctarank;
+mov.u32 %r_smem, smem;
+add.u32 %r_y, %r_tid, %r_never;
+mul.lo.u32 %r_z, %r_y, %r_y;
+mov.u32 %r_warps, %ntid.x;
+shr.u32 %r_warps, %r_warps, 5;
+mad.lo.u32 %r_record, %r_cta, %r_warps, %r_warp;
+mad.wide.u32 %d_record, %r_record, 40, %d_out;
+mov.u64 %d_begin, 0;
+mov.u64 %d_end, 0;"""
+
+
+def _all_meet(cluster: int) -> str:
+    if cluster == 1:
+        return "bar.sync 0;"
+    return "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+
+
+def _condition(role: Role, number: int, warps: int) -> str:
+    """Threads of other roles jump behind this one."""
+    last, away = role.last or warps, f"bra.uni END{number};"
+    lines = []
+    if role.first or last < warps:
+        lines += [f"sub.u32 %r_w, %r_warp, {role.first};"]
+        lines += [f"setp.ge.u32 %p_not, %r_w, {last - role.first};", f"@%p_not {away}"]
+    if role.step > 1:
+        lines += [f"sub.u32 %r_w, %r_warp, {role.first};", f"and.b32 %r_w, %r_w, {role.step - 1};"]
+        lines += ["setp.ne.u32 %p_not, %r_w, 0;", f"@%p_not {away}"]
+    if role.cta >= 0:
+        lines += [f"setp.ne.u32 %p_not, %r_rank, {role.cta};", f"@%p_not {away}"]
+    if role.single:
+        lines += ["setp.ne.u32 %p_not, %r_lane, 0;", f"@%p_not bra END{number};"]
+    return "\n".join(lines)
+
+
+def _role(role: Role, number: int, warps: int) -> str:
+    clock = "mov.u64 %d_{}, %clock64;"
+    lines = [
+        _condition(role, number, warps),
+        "mov.u32 %r_i, %r_count;",
+        role.before,
+        "mov.u64 %d_ns0, %globaltimer;",
+        "" if role.inside else clock.format("begin"),
+        role.begin,
+        '.pragma "nounroll";',
+        f"LOOP{number}:",
+        role.body,
+        "sub.u32 %r_i, %r_i, 1;",
+        "setp.ne.u32 %p_more, %r_i, 0;",
+        f"@%p_more bra.uni LOOP{number};",
+        role.drain,
+        "" if role.inside else clock.format("end"),
+        "mov.u64 %d_ns1, %globaltimer;",
+        _STORE if role.timed else "",
+        _sink(role.sink),
+        f"END{number}:",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+_STORE = """\
+mov.u32 %r_sm, %smid;
+cvt.u64.u32 %d_sm, %r_sm;
+setp.eq.u32 %p_first, %r_lane, 0;
+@%p_first st.global.u64 [%d_record], %d_begin;
+@%p_first st.global.u64 [%d_record+8], %d_end;
+@%p_first st.global.u64 [%d_record+16], %d_ns0;
+@%p_first st.global.u64 [%d_record+24], %d_ns1;
+@%p_first st.global.u64 [%d_record+32], %d_sm;"""
+
+
+def _sink(registers: tuple[str, ...]) -> str:
+    """Stores that never happen, which the compiler cannot know."""
+    if not registers:
+        return ""
+    store = "@%p_sink st.global.u{} [%d_record], {};"
+    bits = {"%r": 32, "%d": 64}
+    stores = [store.format(bits[name[:2]], name) for name in registers]
+    return "\n".join(["setp.eq.u32 %p_sink, %r_tid, %r_never;", *stores])
