@@ -11,6 +11,7 @@ from cycle_model.binding.symbols import (
     CLUSTER_WAIT,
     DYNAMIC,
     KINDS,
+    TEST,
     Symbol,
     Vector,
     of_ptx,
@@ -64,6 +65,7 @@ class Targets:
             events[where] = (*events.get(where, ()), event)
         landmarks: list[Landmark] = []
         work = [0] * len(KINDS)
+        unheard: int | None = None
         for position, block in enumerate(warp.path.tolist()):
             for site, symbol in self._blocks[block]:
                 if not symbol.landmark:
@@ -71,11 +73,32 @@ class Targets:
                     continue
                 told = events.get((position, site), ())
                 name = self._name(symbol.landmark)
-                if not name or (not told and symbol.landmark in DYNAMIC):
+                if not told and symbol.landmark in DYNAMIC:
+                    unheard = self._unheard(site, symbol.landmark, unheard)
+                    continue
+                if unheard not in (None, site):
+                    raise self._incomplete(warp, unheard)
+                unheard = None
+                if not name:
                     continue
                 landmarks.append(Landmark(name, told, site, tuple(work)))
                 work = [0] * len(KINDS)
+        if unheard is not None:
+            raise self._incomplete(warp, unheard)
         return Target(tuple(landmarks), tuple(work))
+
+    def _unheard(self, site: int, landmark: str, before: int | None) -> int | None:
+        """An instruction that was executed and left no event. A guard may have stopped it, and a
+        test may have been in vain; a wait is repeated at once. Any other is missing."""
+        quiet = self.recording.sites[site].guard is not None or landmark == TEST
+        return before if quiet else site
+
+    def _incomplete(self, warp: WarpRecord, site: int) -> ValueError:
+        instr = self.recording.sites[site]
+        return ValueError(
+            f"the recording of warp {warp.index} of CTA {warp.rank} of cluster {warp.cluster} says "
+            f"that it executed line {instr.line}, {instr.text.strip()!r}, and not what that did"
+        )
 
     def _name(self, landmark: str) -> str:
         """Machine code asks the launch whether it has clusters; without them, no arrival."""

@@ -1,4 +1,4 @@
-"""Words of the tables that the engine works on; all are int64 but path and numbers, which are int32.
+"""Words of the tables that the engine works on: int64, but path and numbers, which are int32.
 
 state: everything that changes, and where the others are. code: of each SASS instruction. path:
 numbers of instructions, warp after warp, and numbers: of their events, -1 for none. events: of what

@@ -14,7 +14,7 @@ from cycle_model.binding.bound import BoundWarp
 from cycle_model.binding.target import Landmark
 from cycle_model.engine import layout as L
 from cycle_model.engine import settings
-from cycle_model.opcodes import cost_of
+from cycle_model.engine.opcodes import cost_of
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import Instruction

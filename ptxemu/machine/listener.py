@@ -102,7 +102,7 @@ class Listener:
         """count: of lanes, and of their arrivals."""
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
-        """Bytes, by all lanes."""
+        """Bytes, by all lanes; fewer than 0 where mbarrier.complete_tx says that they have come."""
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """try_wait was successful."""

@@ -205,7 +205,10 @@ def mbarrier_expect_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
 def mbarrier_complete_tx(w: Warp, address: PerLane, nbytes: PerLane) -> None:
     w.machine.note_progress()
     for where, number, lanes in _pairs(w, address, nbytes):
-        find(w, where).complete(number * lanes, by=w.label, site=w.at)
+        barrier = find(w, where)
+        for each in w.listeners:
+            each.mbarrier_expected(w, _home(w, where), barrier, -number * lanes)
+        barrier.complete(number * lanes, by=w.label, site=w.at)
 
 
 @runtime

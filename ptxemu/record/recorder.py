@@ -167,7 +167,8 @@ class Recorder(Listener):
         self._add(w, r.ARRIVE, ((self._barriers[barrier], count[1]),))
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
-        self._add(w, r.EXPECT, ((self._barriers[barrier], nbytes),))
+        what = r.EXPECT if nbytes >= 0 else r.COMPLETE
+        self._add(w, what, ((self._barriers[barrier], abs(nbytes)),))
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         self._add(w, r.WAIT, ((self._barriers[barrier], parity),))

@@ -82,8 +82,8 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """arch: what the PTX is for. sites: the instructions of the kernel. blocks: the numbers of those
-    of each block. cubin: its machine code, memory: the allocations that were there, begin and end,
+    """arch: what the PTX is for. sites: the instructions of the kernel; blocks: their numbers, by
+    block. cubin: its machine code, memory: the allocations that were there, begin and end,
     as far as whoever launched it knows them."""
 
     entry: str

@@ -9,6 +9,7 @@ from functools import partial
 from ptxemu.host.command_line import add_check_arguments
 from workbench.command import Command
 from workbench.flags import attention, bench, cycles, decode, dsv4, groups, kvcache, moe, steps
+from workbench.units.flags import add_units
 
 FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
 Add = Callable[[argparse.ArgumentParser], None]
@@ -374,5 +375,17 @@ Seconds beyond `import torch`, the making of a CUDA context and of the inputs; `
 them finds or compiles the kernels, the rest is importing this package and running, in the emulator
 mostly parsing PTX. On a GPU the call is captured in a CUDA graph and replayed behind it.""",
         "--operators decode merge --repeat 3",
+    ),
+    "units": Command(
+        "workbench.units.perform",
+        add_units,
+        """Unit costs of a Hopper GPU: what instructions, barriers, copies and launches take.
+
+Small kernels in PTX measure themselves by the clock of their SM; two of them, or two lengths of a
+loop, are subtracted from each other, so that figures are free of loops and clocks. The figures are
+what cycle_model/parameters takes. A child does the work; one that faults or hangs is replaced, and
+the row says why. Neither the DSL nor cuda-python is needed; `python -m workbench.units` with
+PYTHONPATH=scripts:. is the same command.""",
+        "--json results/units_h200.json",
     ),
 }

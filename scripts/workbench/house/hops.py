@@ -14,7 +14,7 @@ from unittest import mock
 
 from workbench.house.source import PACKAGES, ROOT
 
-_HOST = {*PACKAGES} - {"ptxemu"}
+_HOST = {*PACKAGES} - {"ptxemu", "cycle_model"}
 LIMITS = {"attention": 5, "decode": 5, "fused_moe": 10, "append_rows": 6}
 
 

@@ -20,6 +20,7 @@ from workbench.house.source import PACKAGES, ROOT, Finding, Source, inner_statem
 
 MAY_IMPORT = {
     "ptxemu": set(),
+    "cycle_model": {"ptxemu"},
     "kernelkit": set(),
     "kvcache": {"kernelkit"},
     "gqa_lowlatency": {"kernelkit", "kvcache"},

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("ptxemu", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe")
+PACKAGES = ("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe")
 
 _GENERATED = re.compile(r"\..*|out|build|__pycache__|.*\.egg-info")
 

@@ -1,0 +1,191 @@
+"""The engine on code written here: what silicon was seen to do, what may not depend on chance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from cycle_model.binding.bound import BoundWarp
+from cycle_model.edits import Edit, edited, rewritten
+from cycle_model.engine import layout as L
+from cycle_model.engine.simulate import StuckError, simulate
+from cycle_model.engine.tables import Placed, Tables
+from cycle_model.explain.chain import chain, summary
+from cycle_model.explain.spent import Spent
+from cycle_model.gpus import GPUS
+from cycle_model.grid import LaunchModel
+from cycle_model.launch import bind
+from cycle_model.parameters.parameter import Parameter
+from cycle_model.sass.flow import Function
+from cycle_model.sass.instruction import Control, Instruction
+from ptxemu.native.library import without
+from ptxemu.record.recording import Recording, WarpRecord
+
+H100 = GPUS["H100"]
+
+
+def function_of(*lines: tuple[str, Control]) -> Function:
+    """opcode and control word of each instruction, and an EXIT."""
+    items = [Instruction(16 * k, "", opcode, "", c) for k, (opcode, c) in enumerate(lines)]
+    items.append(Instruction(16 * len(items), "", "EXIT", "", Control(stall=1)))
+    return Function("kernel", items, {})
+
+
+def simulated(function: Function, warps: int = 1, **changed: float):
+    """Warps that all take the straight path, on one scheduler."""
+    recording = Recording("kernel", (1,) * 3, (32,) * 3, (1,) * 3, 0, [], [], "sm_90a")
+    path = np.arange(len(function.instructions), dtype=np.int32)
+    placed = []
+    for k in range(warps):
+        record = WarpRecord(0, 0, 4 * k, np.zeros(0, np.uint32), [], np.zeros(0, np.int64))
+        warp = BoundWarp(record, path, np.zeros(0, np.int64), (), 0.0, 0)
+        placed.append(Placed(warp, 0, 0, 0, lambda address: False))
+    tables = Tables(recording, function, placed, H100.changed(**changed))
+    return simulate(tables, active_sms=1, log=True)
+
+
+def order_of(result) -> list[int]:
+    """Which warp issued, one after the other."""
+    return result.log[: result.issued, L.L_WARP].tolist()
+
+
+def test_a_stall_is_obeyed():
+    result = simulated(function_of(*[("FFMA", Control(stall=5))] * 10))
+    times = result.log[: result.issued, L.L_TIME]
+    assert (np.diff(times) == 5).all()
+
+
+def test_a_scoreboard_is_waited_for():
+    load, use = ("MUFU.EX2", Control(1, writes=2)), ("FFMA", Control(1, waits=0b100))
+    first = simulated(function_of(load, use), latency_special=18).log[1, L.L_TIME]
+    later = simulated(function_of(load, use), latency_special=24).log[1, L.L_TIME]
+    assert (first, later) == (18, 24)
+
+
+def test_greedy_then_the_youngest():
+    """Measured on an H200: a warp keeps its scheduler as long as it can issue; then the youngest
+    of the others has it (notes/log.md, 2026-11-24)."""
+    result = simulated(function_of(*[("FFMA", Control(stall=1))] * 20), warps=3)
+    order = order_of(result)
+    turns = [order[0], *(b for a, b in pairwise(order) if a != b)]
+    assert turns == [0, 2, 1]
+
+
+def test_a_yield_lets_another_one_go():
+    result = simulated(function_of(*[("FFMA", Control(stall=1, yields=True))] * 20), warps=2)
+    assert order_of(result)[:6] == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("warps", [2, 4])
+def test_exponentials_take_turns(warps):
+    """Measured on an H200: 8.2 cycles each, whoever issues them."""
+    result = simulated(function_of(*[("MUFU.EX2", Control(stall=2))] * 50), warps=warps)
+    assert result.cycles == pytest.approx(8 * 50 * warps, rel=0.06)
+
+
+def test_two_runs_are_the_same(decoded):
+    model = LaunchModel(bind(decoded), H100)
+    one, other = (model.simulated(0, log=True) for _ in range(2))
+    assert one.cycles == other.cycles
+    assert (one.log == other.log).all()
+
+
+def test_python_and_machine_code_agree():
+    """The routines as they are written, on a short kernel."""
+    function = function_of(*[("MUFU.EX2", Control(2, writes=0)), ("FFMA", Control(4, waits=1))] * 5)
+    fast = simulated(function, warps=2)
+    with without():
+        from cycle_model.engine import simulate as module
+
+        module._library.cache_clear()
+        slow = simulated(function, warps=2)
+    module._library.cache_clear()
+    assert (fast.log == slow.log).all()
+
+
+def test_the_chain_adds_up(decoded):
+    result = LaunchModel(bind(decoded), H100).simulated(0, log=True)
+    links = chain(Spent(result))
+    assert links[0].begin == 0
+    assert all(one.end == other.begin for one, other in pairwise(links))
+    assert sum(cycles for *_, cycles in summary(links)) == links[-1].end <= result.cycles
+
+
+def test_a_barrier_that_nobody_completes_is_an_error(decoded):
+    """The path of one warp ends before its barriers."""
+    bound = bind(decoded)
+    warps = bound.cluster(0)
+    cut = replace(warps[0], path=warps[0].path[:20], at=warps[0].at[:0], landmarks=())
+    placed = [
+        Placed(warp, warp.record.rank, warp.record.rank, 0, lambda address: False)
+        for warp in (cut, *warps[1:])
+    ]
+    with pytest.raises(StuckError, match="waits for"):
+        simulate(Tables(decoded, bound.function, placed, H100), active_sms=8)
+
+
+# -- the grid and edits ---------------------------------------------------------------------------
+
+
+def test_waves(decoded):
+    """Twice as many clusters as there are places take twice as long."""
+    model = LaunchModel(bind(decoded), H100)
+    one = model.predict()
+    many = LaunchModel(bind(replace(decoded, grid=(decoded.grid[0], 2, 2 * one.places))), H100)
+    found = many.predict()
+    assert found.waves == -(-many.clusters // one.places)
+    assert found.cycles >= found.waves * min(one.durations.values())
+
+
+def test_warm_is_faster_than_cold(decoded):
+    cold, warm = (LaunchModel(bind(decoded), H100, memory=m).predict() for m in ("cold", "warm"))
+    assert warm.cycles < cold.cycles
+
+
+def test_edits(decoded):
+    bound = bind(decoded)
+    model = LaunchModel(bound, H100)
+    slower = edited(H100, [Edit.parsed("global_latency_hbm=3000")])
+    assert LaunchModel(bound, slower).predict().cycles > model.predict().cycles
+    stalled = rewritten(bound, [Edit.parsed("stall HMMA=15")])
+    assert LaunchModel(stalled, H100).predict().cycles > model.predict().cycles
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nonsense=1", "no parameter 'nonsense'"),
+        ("stall NOSUCH=1", "has no NOSUCH"),
+        ("tma_row=fast", "'fast' is no number"),
+        ("stall MUFU", "NAME=NUMBER"),
+    ],
+)
+def test_edits_that_are_none(decoded, text, words):
+
+    def apply() -> None:
+        edit = Edit.parsed(text)
+        edited(H100, [edit])
+        rewritten(bind(decoded), [edit])
+
+    with pytest.raises(ValueError, match=words):
+        apply()
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_parameter_has_a_source_and_a_range(name):
+    gpu = GPUS[name]
+    fitted = [each for each in gpu.parameters.values() if each.kind == "fitted"]
+    assert len(fitted) <= 3
+    assert all(each.source and each.unit for each in gpu.parameters.values())
+    assert gpu.perturbed(1) == gpu.perturbed(1) != gpu.perturbed(2)
+
+
+def test_a_value_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match="not within"):
+        Parameter(5, 1, 4, "cycles", "guessed", "nobody")
