@@ -72,7 +72,9 @@ def barrier_arrival(state: p_i64, number: int, ident: int, threads: int, waits: 
         return
     state[at + L.NB_ARRIVED] = 0
     state[at + L.NB_WAITING] = 0
-    after = state[L.NOW] + settings[P.NAMED_BARRIER]
+    after = (
+        state[L.NOW] + settings[P.NAMED_BARRIER] + settings[P.NAMED_BARRIER_WARP] * (expected >> 5)
+    )
     for other in range(state[L.WARPS_IN_ALL]):
         their = L.WARP + other * L.WARP_WORDS
         if state[their + L.BLOCKED] == L.ON_BARRIER and state[their + L.WAITS_FOR] == key:

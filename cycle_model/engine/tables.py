@@ -31,8 +31,11 @@ def settings_of(gpu: Gpu, active_sms: int) -> np.ndarray:
     values = []
     for name in settings.NAMES:
         value = gpu.value(name)
+        active = max(min(active_sms, gpu.sms), 1)
         if name == "hbm_bytes_per_cycle":
-            value /= max(min(active_sms, gpu.sms), 1)
+            value /= active
+        elif name == "l2_bytes_per_cycle":
+            value = min(value, gpu.value("l2_bytes_in_all") / active)
         values.append(round(value * L.PART) if name in _RATES else round(value))
     return np.array(values, np.int64)
 

@@ -1,21 +1,67 @@
-"""H100 and H200."""
+"""H100 and H200: measured on an H200 by `scripts/bench.py units` (results/units_h200.json)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, guessed, published
-from cycle_model.parameters.parameter import Gpu
+from cycle_model.parameters.parameter import FITTED, MEASURED, Gpu, Parameter
 
-_SHARED = "as on Blackwell"
+_SOURCE = "results/units_h200.json"
+_SM = "cycles of the SM per warp instruction"
+
+
+def _measured(value: float, low: float, high: float, unit: str, what: str) -> Parameter:
+    return Parameter(value, low, high, unit, MEASURED, f"{_SOURCE}: {what}")
+
+
 _CHANGED = {
-    "issue_tensor": guessed(16, 8, 32, PER_WARP, "m16n8k16 at half the rate of wgmma"),
-    "tma_row": guessed(1.6, 1.5, 2, "cycles per row of up to 128 bytes", _SHARED),
-    "tma_latency_l2": guessed(650, 500, 800, CYCLES, "no source"),
-    "tma_latency_hbm": guessed(1000, 800, 1400, CYCLES, "no source"),
-    "global_latency_l2": guessed(273, 250, 400, CYCLES, "published figures between 200 and 270"),
-    "global_latency_hbm": guessed(650, 550, 900, CYCLES, "published figures"),
+    "issue_fma": _measured(1, 1, 1, PER_WARP, "issue of FFMA"),
+    "issue_imad": _measured(2, 2, 2, PER_WARP, "issue of IMAD"),
+    "issue_alu": _measured(2, 2, 2, PER_WARP, "issue of LOP3, FMNMX, PRMT, SHF"),
+    "issue_pack": _measured(2, 2, 2, PER_WARP, "issue of F2FP"),
+    "issue_special": _measured(8, 8, 8, PER_WARP, "issue of MUFU.EX2"),
+    "issue_convert": _measured(8, 8, 8, PER_WARP, "issue of F2I, POPC, FLO"),
+    "issue_tensor": _measured(6, 6, 8, PER_WARP, "issue of HMMA.16816"),
+    "issue_access": _measured(1, 1, 1, _SM, "issue of LDS and STS of 4 bytes"),
+    "issue_shuffle": _measured(1, 1, 1, _SM, "issue of SHFL"),
+    "issue_reduce": _measured(2, 2, 2, _SM, "issue of REDUX"),
+    "latency_fma": _measured(4, 4, 5, CYCLES, "latency of FFMA"),
+    "latency_alu": _measured(4, 4, 5, CYCLES, "latency of LOP3"),
+    "latency_special": _measured(17, 17, 19, CYCLES, "latency of MUFU"),
+    "latency_shuffle": _measured(24, 24, 40, CYCLES, "latency of SHFL; of REDUX 40"),
+    "latency_constant": _measured(28, 28, 60, CYCLES, "latency of LDC"),
+    "latency_vote": _measured(13, 11, 17, CYCLES, "latency of ISETP and VOTE, 17"),
+    "latency_special_register": _measured(23, 15, 42, CYCLES, "latency of CS2R, S2R"),
+    "latency_membar": _measured(9, 8, 593, CYCLES, "fence of a CTA; of the GPU 265 to 593"),
+    "latency_atomic_shared": _measured(24, 24, 32, CYCLES, "atom.shared"),
+    "latency_atomic_global": _measured(516, 500, 534, CYCLES, "atom.global"),
+    "branch": _measured(10, 8, 12, "cycles beyond the stall of a jump", "branch, taken and not"),
+    "mbarrier_arrive": _measured(14, 8, 20, CYCLES, "mbarrier_wake, 50 with the wake-up"),
+    "mbarrier_wake": _measured(36, 30, 42, CYCLES, "mbarrier_wake, 50 with the arrival"),
+    "mbarrier_ready": _measured(
+        32, 25, 41, "cycles of a wait that is satisfied", "41 with its use"
+    ),
+    "mbarrier_arrive_remote": _measured(66, 60, 120, "cycles beyond a local one", "ping-pong, 132"),
+    "named_barrier": _measured(12, 10, 14, CYCLES, "named_barrier: 12 + 2 per warp"),
+    "named_barrier_warp": _measured(2, 2, 2, "cycles per warp", "named_barrier: 12 + 2 per warp"),
+    "cluster_barrier": _measured(64, 60, 77, CYCLES, "cluster_barrier, relaxed"),
+    "tma_row": _measured(1.19, 1.0, 1.2, "cycles per row of up to 128 bytes", "tma_row"),
+    "tma_latency_l2": _measured(270, 250, 290, CYCLES, "tma_latency_l2, less rows and wake-up"),
+    "tma_latency_hbm": _measured(830, 560, 860, CYCLES, "tma_latency_hbm, less rows and wake-up"),
+    "tma_remote": _measured(5, 0, 15, "cycles more to another CTA", "tma_multicast_latency"),
+    "tma_store_row": _measured(4, 2, 4.2, "cycles per row of up to 128 bytes", "tma_store_row"),
+    "tma_store_read": _measured(72, 60, 80, CYCLES, "tma_store_read, less rows"),
+    "tma_store_latency": _measured(73, 60, 600, CYCLES, "tma_store_latency, less rows"),
+    "dsmem_latency": _measured(180, 170, 200, CYCLES, "dsmem_async of 4 bytes, less the wake-up"),
+    "dsmem_rate": _measured(21, 20, 28, "bytes per clock and SM", "dsmem_rate"),
+    "global_latency_l2": _measured(280, 270, 290, CYCLES, "global_latency_l2"),
+    "global_latency_hbm": _measured(664, 620, 740, CYCLES, "global_latency_hbm"),
+    "copy_latency": _measured(52, 40, 75, "cycles of cp.async beyond a load", "copy_latency"),
+    "l2_bytes_per_cycle": _measured(122, 100, 128, "bytes per clock of one SM", "of one SM alone"),
+    "l2_bytes_in_all": _measured(4650, 4400, 4813, "bytes per clock of all SMs", "of all SMs"),
     "hbm_bytes_per_cycle": guessed(1552, 1450, 1650, "bytes per clock of all SMs", "3.07 TB/s"),
+    "shared_latency": _measured(28, 28, 30, CYCLES, "latency of LDS, 29"),
 }
 PARAMETERS_HOPPER = {**PARAMETERS, **_CHANGED}
 H100 = Gpu(
@@ -24,8 +70,11 @@ H100 = Gpu(
     sms=132,
     l2_bytes=50 << 20,
     clock=published(1.98, 1.755, 1.98, "GHz", "clocks.max.sm of results/gqa_h100.json"),
-    launch=guessed(1.0, 0.6, 2.0, "microseconds", "kernels of a CUDA graph"),
-    cta_start=guessed(800, 400, 1500, CYCLES, "no source"),
+    launch=Parameter(
+        *(1.3, 0.57, 1.7, "microseconds", FITTED),
+        "decode, batch 1, 1024 keys, in results/gqa_h100.json; an empty kernel of a graph: 0.57",
+    ),
+    cta_start=_measured(470, 450, 1540, CYCLES, "cta_start; with clusters 1,440"),
     parameters=PARAMETERS_HOPPER,
 )
 H200 = replace(
@@ -33,6 +82,6 @@ H200 = replace(
     name="H200",
     parameters={
         **PARAMETERS_HOPPER,
-        "hbm_bytes_per_cycle": guessed(2200, 2000, 2400, "bytes per clock of all SMs", "4.3 TB/s"),
+        "hbm_bytes_per_cycle": _measured(2300, 2100, 2345, "bytes per clock of all SMs", "all SMs"),
     },
 )

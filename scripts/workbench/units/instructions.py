@@ -179,7 +179,8 @@ INSTRUCTIONS: dict[str, Instruction] = {
         "atom.shared.add.u32 {v}, [%r_at], {v};", "ATOMS", POINTERS, issue=False, smem=SMEM
     ),
     "mma.m16n8k16": Instruction(
-        f"{_HMMA} {_ROW}, {{{{%r_y, %r_z, %r_y, %r_z}}}}, {{{{%r_z, %r_y}}}}, {_ROW};", "HMMA.16816",
+        f"{_HMMA} {_ROW}, {{{{%r_y, %r_z, %r_y, %r_z}}}}, {{{{%r_z, %r_y}}}}, {_ROW};",
+        "HMMA.16816",
         start="mov.b32 {x}, 0; mov.b32 {x}b, 0; mov.b32 {x}c, 0; mov.b32 {x}d, 0;",
     ),
 }  # fmt: skip

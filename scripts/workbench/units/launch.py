@@ -112,7 +112,9 @@ class Gpu:
         values = (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
         module, kernel = c_void_p(), c_void_p()
         try:
-            self.call("cuModuleLoadDataEx", byref(module), text.encode() + b"\0", 2, options, values)
+            self.call(
+                "cuModuleLoadDataEx", byref(module), text.encode() + b"\0", 2, options, values
+            )
         except DriverError as error:
             said = log.value.decode(errors="replace").strip().partition("\n")[0]
             raise DriverError(f"{error}: {said}") from None

@@ -149,7 +149,8 @@ def perform(options: argparse.Namespace) -> int:
                 save_rows(options.json, [{"kind": "setting", "device": device}, *rows])
     except OSError as error:
         return refuse(error)
-    clocks = {row["benchmark"]: row["ghz"] for row in rows if "ghz" in row}
+    clocks = {row["variant"]["load"]: row["value"] for row in rows
+              if row["benchmark"] == "clock" and "value" in row}  # fmt: skip
     rows = [{**heading_of(device, options.repeat), "ghz": clocks}, *rows]
     show_rows(rows)
     if options.json:

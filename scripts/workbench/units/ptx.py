@@ -16,8 +16,8 @@ RECORD = 5  # u64 of a warp: clock before and behind, nanoseconds before and beh
 VERSION = "8.3"
 NEVER = 0x7FFFFFFF
 WARP = 32
-_REGISTER = re.compile(r"%([rdp])(\d+\w*|_\w+)")
-_TYPES = {"r": "b32", "d": "b64", "p": "pred"}
+_REGISTER = re.compile(r"%([rdph])(\d+\w*|_\w+)")
+_TYPES = {"r": "b32", "d": "b64", "p": "pred", "h": "b16"}
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Role:
 
     warps: those at `first`, `first + step`, ... below `last` (0: all). cta: the rank in the
     cluster, -1 for every. begin, drain: text before and behind the loop, both timed. inside: the
-    body reads the clock itself and sums up %d_begin and %d_end. single: lane 0 alone. sink: registers
-    of the body that have to be computed.
+    body reads the clock itself and sums up %d_begin and %d_end. single: one lane alone. sink:
+    registers of the body that have to be computed.
     """
 
     body: str
@@ -154,7 +154,7 @@ def _condition(role: Role, number: int, warps: int) -> str:
     if role.cta >= 0:
         lines += [f"setp.ne.u32 %p_not, %r_rank, {role.cta};", f"@%p_not {away}"]
     if role.single:
-        lines += ["setp.ne.u32 %p_not, %r_lane, 0;", f"@%p_not bra END{number};"]
+        lines += ["elect.sync %r_w|%p_elected, -1;", f"@!%p_elected bra END{number};"]
     return "\n".join(lines)
 
 
@@ -186,12 +186,11 @@ def _role(role: Role, number: int, warps: int) -> str:
 _STORE = """\
 mov.u32 %r_sm, %smid;
 cvt.u64.u32 %d_sm, %r_sm;
-setp.eq.u32 %p_first, %r_lane, 0;
-@%p_first st.global.u64 [%d_record], %d_begin;
-@%p_first st.global.u64 [%d_record+8], %d_end;
-@%p_first st.global.u64 [%d_record+16], %d_ns0;
-@%p_first st.global.u64 [%d_record+24], %d_ns1;
-@%p_first st.global.u64 [%d_record+32], %d_sm;"""
+st.global.u64 [%d_record], %d_begin;
+st.global.u64 [%d_record+8], %d_end;
+st.global.u64 [%d_record+16], %d_ns0;
+st.global.u64 [%d_record+24], %d_ns1;
+st.global.u64 [%d_record+32], %d_sm;"""
 
 
 def _sink(registers: tuple[str, ...]) -> str:

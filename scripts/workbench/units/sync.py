@@ -57,8 +57,7 @@ _READY = (
     " selp.b32 %r_a, %r_a, %r_other, %p_s{k};"
 )
 _READY_BRANCH = (
-    "AGAIN{k}: mbarrier.{how}.parity.shared::cta.b64 %p_s{k}, [%r_smem], 1;"
-    " @!%p_s{k} bra AGAIN{k};"
+    "AGAIN{k}: mbarrier.{how}.parity.shared::cta.b64 %p_s{k}, [%r_smem], 1; @!%p_s{k} bra AGAIN{k};"
 )
 
 
