@@ -34,6 +34,10 @@ BUDGETS = (
     (SINK_TOKENS, (515, 720)),
     (SOFTCAP, (900, 1075)),
 )
+# Cycles that the compiler's stall counts ask for: of the (unmasked loop, masked loop), by softcap;
+# and from one exponential to the next, where 8 would be enough (notes/log.md, 2026-11-24).
+MOST_STALLS = {False: (1720, 2080), True: (4170, 4410)}
+MUFU_DISTANCE = 10
 LATEST_STATISTICS, LATEST_READY = 0.60, 0.90
 ROW_SUM = 60  # of its 65 packed additions, at least so many behind the arrival that signals P
 SOFTCAP_WORK = 384  # per tile: 128 exponentials, 128 reciprocals, 64 products, 64 sums
@@ -106,6 +110,7 @@ def test_softmax_loops(cubin, kernel, mask, budget):
         assert loop.total <= budget[loop.masked] // config.ctas + 20 * (config.ctas - 1)
         assert loop.opcodes()["R2P"] == (16 // config.ctas if loop.masked else 0)
         check_publishes(loop, config)
+        check_stalls(loop, config)
 
 
 def check_correction(figures: _softmax_sass.Static, config: AttentionConfig) -> None:
@@ -118,6 +123,13 @@ def check_correction(figures: _softmax_sass.Static, config: AttentionConfig) -> 
     (work,) = figures.others.values()
     chunks = 2 * config.v_dim // CORRECTION_CHUNK
     assert work == {"LDTM": chunks, "STTM": chunks}
+
+
+def check_stalls(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) -> None:
+    """A static bound of a tile: no warp can be faster than its control words say."""
+    assert loop.mufu_distance <= MUFU_DISTANCE
+    most = MOST_STALLS[config.softcap][loop.masked]
+    assert loop.stalls <= most // config.ctas + 100 * (config.ctas - 1)
 
 
 def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) -> None:

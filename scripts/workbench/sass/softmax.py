@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from cycle_model.sass.flow import Function
@@ -94,6 +95,23 @@ class SoftmaxLoop:
         """Instructions that move registers to memory or back, correction included."""
         return _count((*self.body, *self.correction), SPILLS)
 
+    @property
+    def stalls(self) -> float:
+        """Cycles of a tile that the compiler alone asks for: the sum of the stall counts."""
+        return sum(max(item.control.stall, 1) for item in self.body) / self.tiles
+
+    @property
+    def mufu_distance(self) -> int:
+        """Cycles from one MUFU.EX2 to the next, as stall counts have it, that come most often. The
+        unit takes one every 8 cycles; what is beyond that is lost."""
+        times, now = [], 0
+        for item in self.body:
+            if item.opcode.startswith("MUFU.EX2"):
+                times.append(now)
+            now += max(item.control.stall, 1)
+        apart = Counter(after - before for before, after in pairwise(times))
+        return apart.most_common(1)[0][0]
+
     def opcodes(self) -> Counter:
         """Instructions by the first word of their opcode."""
         return Counter(item.word for item in self.body)
@@ -147,7 +165,7 @@ class Static:
 
     def as_dict(self) -> dict:
         """For JSON: the fields, and of every loop what its properties say."""
-        said = ("address", "masked", "total", "tiles", "nested")
+        said = ("address", "masked", "total", "tiles", "nested", "stalls", "mufu_distance")
         loops = [
             {name: getattr(loop, name) for name in said}
             | {"kinds": loop.kinds(), "correction": len(loop.correction)}
