@@ -49,7 +49,7 @@ def _waits(item: Instruction, value: float) -> Instruction:
 
 
 def _drop(item: Instruction, value: float) -> Instruction:
-    """It is issued and costs nothing else: paths keep their length."""
+    """It is issued, and neither does nor costs anything else: paths keep their length."""
     free = Control(0, False, NO_SCOREBOARD, NO_SCOREBOARD, 0, 0)
     return replace(item, opcode="NOP", operands="", control=free)
 

@@ -17,7 +17,7 @@ _HEAP = 1 << 16
 _LIMIT = 1 << 40  # cycles
 
 
-class StuckError(RuntimeError):
+class StuckError(ValueError):
     """Nobody can go on: the model does not know something that the kernel relies on."""
 
 

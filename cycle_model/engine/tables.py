@@ -109,6 +109,8 @@ class Tables:
 
     def _add_landmarks(self, each: Placed, begin: int) -> None:
         for landmark, at in zip(each.warp.landmarks, each.warp.at.tolist(), strict=True):
+            if self._words[each.warp.path[at]] == "NOP":
+                continue  # an edit has dropped it
             row = self._event_of(each, landmark, int(each.warp.path[at]))
             if row is not None:
                 self.numbers[begin + at] = len(self._events)

@@ -154,6 +154,16 @@ def test_edits(decoded):
     assert LaunchModel(stalled, H100).predict().cycles > model.predict().cycles
 
 
+def test_what_is_dropped_does_nothing(decoded):
+    """Without waits for copies a decode is faster; without arrivals it never ends."""
+    bound = bind(decoded)
+    before = LaunchModel(bound, H100).predict().cycles
+    hasty = rewritten(bound, [Edit.parsed("drop DEPBAR")])
+    assert LaunchModel(hasty, H100).predict().cycles < before
+    with pytest.raises(StuckError, match="mbarrier"):
+        LaunchModel(rewritten(bound, [Edit.parsed("drop STAS")]), H100).predict()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
