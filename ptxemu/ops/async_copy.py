@@ -239,7 +239,7 @@ def bulk_load(
     mask: PerLane | None,
 ) -> None:
     for where, start, size, signal, chosen in w.each_lane(
-        target, source, nbytes, barrier, mask or 0
+        target, source, nbytes, barrier, 0 if mask is None else mask
     ):
         require_bulk(size, start, where & OFFSET_MASK)
         places = targets_of(w, where, None if mask is None else chosen)

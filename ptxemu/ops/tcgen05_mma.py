@@ -251,7 +251,7 @@ def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
 def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) -> None:
     """One arrival once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
-    for address, chosen in w.each_lane(barrier, mask or 0):
+    for address, chosen in w.each_lane(barrier, 0 if mask is None else mask):
         if mask is None:
             signals = [(w.cta, find(w, address))]
         else:

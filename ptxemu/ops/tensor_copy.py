@@ -223,7 +223,7 @@ def tensor_load(
     """tensor: map address and coordinates; barrier: its address and whether it is a pair's
     (.cta_group::2); mask: CTAs of a multicast, or None."""
     signal_address, pair = barrier
-    operands = (target, signal_address, mask or 0, *tensor)
+    operands = (target, signal_address, 0 if mask is None else mask, *tensor)
     for where, signal, chosen, map_address, *position in w.each_lane(*operands):
         tm = read_map(w, map_address, rank, position)
         places = targets_of(w, where, chosen if mask is not None else None)
