@@ -22,6 +22,7 @@ import torch
 
 from kernelkit import compile as kernel_compile
 from kernelkit.trace import PTXAS_VARIABLE
+from tests.bindings import Bindings
 from tests.durations import Durations
 from workbench.house import tiers
 
@@ -29,6 +30,8 @@ from workbench.house import tiers
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hw", action="store_true", help="run the tests that need a GPU, too")
     parser.addoption("--durations-json", metavar="FILE", help="seconds of each package and tier")
+    words = "bind every launched kernel to its machine code, a line of JSON for each"
+    parser.addoption("--bindings", metavar="FILE", help=words)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -118,7 +121,9 @@ def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--hw"):
+    if config.getoption("--bindings"):
+        config.pluginmanager.register(Bindings(config.getoption("--bindings")))
+    elif not config.getoption("--hw"):
         os.environ.setdefault(PTXAS_VARIABLE, "-O1")  # a tenth of a compile less
     config.pluginmanager.register(Garbage())
     config.pluginmanager.register(Durations(config.getoption("--durations-json")))

@@ -108,6 +108,7 @@ class Recorder(Listener):
             program.entry.target,
         )
         self._tapes: dict[Warp, _Tape] = {}
+        self._ended: list[tuple[WarpRecord, _Tape]] = []
         self._barriers: dict[MBarrier, Barrier] = {}
         self._open: dict[Work, _Issued] = {}
         self._fetched: Work | None = None
@@ -119,17 +120,19 @@ class Recorder(Listener):
         self._tapes[w] = _Tape(w)
 
     def warp_ended(self, w: Warp) -> None:
-        tape = self._tapes[w]
-        self.recording.warps.append(
-            WarpRecord(
-                w.cluster.index,
-                w.cta.rank,
-                w.index,
-                np.array(tape.path, np.uint32),
-                _numbered(tape.events),
-                tape.notes.words(),
-            )
+        tape = self._tapes.pop(w)
+        path = np.array(tape.path, np.uint32)
+        self._ended.append(
+            (WarpRecord(w.cluster.index, w.cta.rank, w.index, path, [], tape.notes.words()), tape)
         )
+
+    def finished(self) -> Recording:
+        """When the launch is over: work may outlive the warp that issued it."""
+        for record, tape in self._ended:
+            record.events = _numbered(tape.events)
+            self.recording.warps.append(record)
+        self._ended = []
+        return self.recording
 
     # -- accesses that no primitive did -----------------------------------------------------
 
