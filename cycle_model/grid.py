@@ -17,7 +17,7 @@ import numpy as np
 
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.engine.simulate import Result, simulate
-from cycle_model.engine.tables import Placed, Tables
+from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.traffic import Traffic
 
@@ -43,7 +43,7 @@ class Prediction:
     @property
     def microseconds(self) -> float:
         """With the launch."""
-        return self.gpu.launch.value + self.cycles / self.gpu.clock.value / 1e3
+        return self.gpu.value("launch") + self.cycles / self.gpu.value("clock") / 1e3
 
 
 class LaunchModel:
@@ -97,27 +97,42 @@ class LaunchModel:
         """What it reads, and where that comes from."""
         return Traffic(self.launch, self.clusters, cold=self.memory == COLD, l2=self.gpu.l2_bytes)
 
-    def simulated(self, cluster: int, *, log: bool = False) -> Result:
-        """A recorded cluster, and others like it on the same SMs."""
+    def simulated(self, cluster: int, *, log: bool = False, alone: bool = False) -> Result:
+        """A recorded cluster, and others like it on the same SMs, or alone."""
         placed, ctas = [], self.launch.ctas_of_cluster
-        for copy in range(self.together):
+        for copy in range(1 if alone else self.together):
             far = self.traffic.of(cluster)
             for warp in self.launch.cluster(cluster):
                 rank = warp.record.rank
                 placed.append(Placed(warp, rank, copy * ctas + rank, copy, far))
         tables = Tables(self.launch.recording, self.launch.function, placed, self.gpu)
-        return simulate(tables, active_sms=self.active_sms, log=log)
+        sharing = Sharing(self.active_sms, writes_back=self.memory == COLD)
+        return simulate(tables, sharing, log=log)
+
+    def _later(self, number: int, together: Result) -> int:
+        """Cycles of a cluster that is not of the first wave: those that share an SM no longer begin
+        at the same time, so that some wait for memory while others work."""
+        if self.together == 1 or self.clusters <= self.places:
+            return together.cycles
+        alone = self.simulated(number, alone=True)
+        return min(together.cycles, max(together.busiest, alone.cycles))
 
     def predict(self) -> Prediction:
         """Of the whole launch."""
-        start = round(self.gpu.cta_start.value)
-        durations = {number: self.simulated(number).cycles for number in self.launch.clusters}
+        ctas = self.launch.ctas_of_cluster
+        start = self.gpu.value("cluster_start" if ctas > 1 else "cta_start")
+        interval = self.gpu.value("cta_interval") * ctas
+        results = {number: self.simulated(number) for number in self.launch.clusters}
+        durations = {number: result.cycles for number, result in results.items()}
+        later = {number: self._later(number, result) for number, result in results.items()}
         known = sorted(durations)
-        free = [0] * min(self.places, self.clusters)
+        free = [-start] * min(self.places, self.clusters)  # the first start is the launch's
         for number in range(self.clusters):
             nearest = known[max(bisect_right(known, number) - 1, 0)]
-            heapq.heapreplace(free, free[0] + start + durations[nearest])
+            begin = max(free[0] + start, number * interval)
+            took = durations if number < len(free) else later
+            heapq.heapreplace(free, begin + took[nearest])
         waves = -(-self.clusters // self.places)
         return Prediction(
-            self.gpu, max(free), durations, self.per_sm, self.places, self.clusters, waves
+            self.gpu, round(max(free)), durations, self.per_sm, self.places, self.clusters, waves
         )

@@ -21,6 +21,7 @@ TMEM_ALLOC_MIN_COLUMNS = 32  # PTX ISA, tcgen05.alloc: a power of two, at least 
 TMEM_CELL_BYTES = 4
 
 SMS = 148  # of a B200, which a grid has to fill: what FA4 and cuDNN report for it
+SMS_OF = {"sm_90a": 132, "sm_100a": SMS}  # of an H100 or H200 and of a B200
 
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_THREAD = 255

@@ -37,9 +37,11 @@ class Target:
 
 @dataclass
 class Emulation:
-    """Options for emulated launches of this context, and the reports they leave, in order."""
+    """Options for emulated launches of this context, and the reports they leave, in order. arch:
+    what calls that name none compile for; None: the first that the kernel is written for."""
 
     options: Any = None
+    arch: str | None = None
     reports: list[Any] = field(default_factory=list)
 
 
@@ -47,9 +49,10 @@ _emulation: ContextVar[Emulation | None] = ContextVar("emulation", default=None)
 
 
 @contextmanager
-def emulation(options: Any = None) -> Iterator[Emulation]:
-    """Within the block emulated launches use `options` (ptxemu.Options) and append their report."""
-    active = Emulation(options)
+def emulation(options: Any = None, *, arch: str | None = None) -> Iterator[Emulation]:
+    """Within the block emulated launches use `options` (ptxemu.Options), compile for `arch` where
+    a call names none, and append their report."""
+    active = Emulation(options, arch)
     token = _emulation.set(active)
     try:
         yield active
@@ -130,6 +133,8 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
     if backend == "cuda":
         raise ValueError("backend 'cuda' needs CUDA tensors, these are on the CPU")
+    active = _emulation.get()
+    arch = arch or (active.arch if active else None)
     possible = [name for name in EMULATED if name in archs and arch in (None, name)]
     if not possible:
         raise NotImplementedError(f"the emulator runs {EMULATED}, not {arch or tuple(archs)}")
@@ -137,9 +142,10 @@ def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
 
 
 def sms_of(device: torch.device) -> int:
-    """SMs of a CUDA device; of a B200 where a launch is emulated."""
+    """SMs of a CUDA device; where a launch is emulated, of a B200, or of what it is told to be."""
     if device.type != "cuda":
-        return hw.SMS
+        active = _emulation.get()
+        return hw.SMS_OF[active.arch or "sm_100a"] if active else hw.SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

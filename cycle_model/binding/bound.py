@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from cycle_model.binding.search import Search, Unbound, Way
-from cycle_model.binding.target import Landmark, Targets
+from cycle_model.binding.symbols import without_order
+from cycle_model.binding.target import Landmark, Target, Targets
 from cycle_model.sass.flow import Function
 from ptxemu.record.recording import Recording, WarpRecord
 
@@ -34,7 +35,7 @@ class BoundLaunch:
 
     def __init__(self, function: Function, recording: Recording) -> None:
         self.function, self.recording = function, recording
-        self._targets, self._search = Targets(recording), Search(function)
+        self._tries = [(Targets(recording), Search(function))]
         self._paths: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._records: defaultdict[int, list[WarpRecord]] = defaultdict(list)
         for warp in recording.warps:
@@ -70,9 +71,8 @@ class BoundLaunch:
         return self._bound[number]
 
     def _bind(self, warp: WarpRecord) -> BoundWarp:
-        target = self._targets.of(warp)
         try:
-            ways = self._search.path(target)
+            target, ways = self._found(warp)
         except Unbound as error:
             where = f"warp {warp.index} of CTA {warp.rank} of cluster {warp.cluster}"
             raise Unbound(f"{self.recording.entry}, {where}: {error}", error.reached) from None
@@ -80,8 +80,28 @@ class BoundLaunch:
         work = sum(sum(each.before) for each in target.landmarks) + sum(target.rest)
         return BoundWarp(warp, path, at, target.landmarks, cost, work)
 
+    def _found(self, warp: WarpRecord) -> tuple[Target, list[Way]]:
+        """With all landmarks in order; failing that, tensor memory's among the others."""
+        targets, search = self._tries[0]
+        target = targets.of(warp)
+        try:
+            return target, search.path(target)
+        except Unbound as error:
+            if not any(each.name.startswith("tmem") for each in target.landmarks):
+                raise
+            strict = error
+        if len(self._tries) == 1:
+            loose = Targets(self.recording, without_order), Search(self.function, without_order)
+            self._tries.append(loose)
+        targets, search = self._tries[1]
+        target = targets.of(warp)
+        try:
+            return target, search.path(target)
+        except Unbound as error:
+            raise Unbound(f"{strict}; or {error}", strict.reached) from None
+
     def _joined(self, ways: list[Way]) -> tuple[np.ndarray, np.ndarray, float]:
-        """`Search.path` gives the same list to all warps that take the same path."""
+        """A search gives the same list to all warps that take the same path."""
         if id(ways) not in self._paths:
             steps = [step for way in ways for step in way.steps]
             path = np.concatenate([np.arange(*step, dtype=np.int32) for step in steps])

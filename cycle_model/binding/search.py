@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Vector, of_sass
+from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Change, Vector, of_sass, unchanged
 from cycle_model.binding.target import Target
 from cycle_model.sass.flow import Function
 
@@ -68,9 +68,9 @@ class Unbound(ValueError):
 class Search:
     """In one kernel; what was found is kept, as loops ask for it again and again."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, change: Change = unchanged) -> None:
         self.function = function
-        self.symbols = [of_sass(item) for item in function.instructions]
+        self.symbols = [change(of_sass(item)) for item in function.instructions]
         self._runs: dict[int, _Run] = {}
         self._ways: dict[tuple[Place, str, Vector], list[Way]] = {}
         self._paths: dict[tuple[object, ...], list[Way]] = {}

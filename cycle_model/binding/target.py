@@ -12,9 +12,11 @@ from cycle_model.binding.symbols import (
     DYNAMIC,
     KINDS,
     TEST,
+    Change,
     Symbol,
     Vector,
     of_ptx,
+    unchanged,
 )
 from ptxemu.record.recording import Event, Recording, WarpRecord
 
@@ -42,16 +44,16 @@ class Target(NamedTuple):
 
 
 class Targets:
-    """Of the warps of one recording."""
+    """Of the warps of one recording. change: what symbols are taken for."""
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+    def __init__(self, recording: Recording, change: Change = unchanged) -> None:
+        self.recording, self._change = recording, change
         self.clustered = max(recording.cluster) > 1
 
     @cached_property
     def _blocks(self) -> list[list[tuple[int, Symbol]]]:
         """The instructions of each block that leave something in the machine code."""
-        symbols = [of_ptx(site) for site in self.recording.sites]
+        symbols = [self._change(of_ptx(site)) for site in self.recording.sites]
         return [
             [(site, symbols[site]) for site in block if symbols[site] != Symbol()]
             for block in self.recording.blocks

@@ -28,6 +28,7 @@ LSU_FREE, TMA_ISSUE_FREE, TMA_FREE, TENSOR_FREE, TENSOR_LAST, L2_FREE, HBM_FREE,
     8
 )
 TENSOR_BUSY, TMA_BUSY, LSU_BUSY, STORE_FREE, DSMEM_FREE, TENSOR_CAUSE = range(8, 14)
+PARAMETERS_FREE, HBM_BUSY = 14, 15
 SM_WORDS = 16
 SM = 64
 # of a scheduler: when it next has something to do, which warp is first, its pipes
@@ -61,13 +62,18 @@ BULK_DONE, BULK_READ, COPY_DONE = 64, 64 + GROUPS, 64 + 2 * GROUPS
 WARP_WORDS = 64 + 3 * GROUPS
 WARP = MBARRIER + MOST_BARRIERS * MB_WORDS
 STATE_WARP_LIST = WARP + MOST_WARPS * WARP_WORDS  # numbers of warps, by scheduler
-STATE_WORDS = STATE_WARP_LIST + MOST_WARPS
+# of an SM: since when it has lines of code and sectors of parameters, 0 for never
+CODE_LINES, PARAMETER_SECTORS = 4096, 128
+SEEN_WORDS = CODE_LINES + PARAMETER_SECTORS
+SEEN = STATE_WARP_LIST + MOST_WARPS
+STATE_WORDS = SEEN + MOST_SMS * SEEN_WORDS
 TMEM_QUEUE = 64  # cycles of work that a port takes in advance
 # why a warp is BLOCKED
 RUNS, ON_MBARRIER, ON_BARRIER, ON_CLUSTER = range(4)
 
 # -- code: of an instruction ---------------------------------------------------------------------
 KIND, PIPE, OCCUPANCY, LATENCY, STALL, WRITES, READS, WAITS, REGISTERS, YIELDS = range(10)
+SECTOR = 10  # of parameters that it reads, from 1 on; 0: none
 CODE_WORDS = 12
 PLAIN, TMEM_LOAD, TMEM_STORE, EVENT, TMEM_STORE_WAIT = range(5)  # kinds
 

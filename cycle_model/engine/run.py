@@ -29,6 +29,36 @@ def happen(state: p_i64) -> None:
             wake(state, a, state[L.NOW], cause)
 
 
+LINE = 8  # instructions of 16 bytes
+
+
+@routine
+def first_touches(state: p_i64, warp: int, item: int) -> int:
+    """Cycles that an instruction waits for itself, where a jump has led to a line of code that the
+    SM has not had, and for its parameters."""
+    settings = p_i64(state[L.SETTINGS_AT])
+    code = p_i64(state[L.CODE_AT])
+    path = p_i32(state[L.PATH_AT])
+    position = state[warp + L.POSITION]
+    number = path[position]
+    seen = L.SEEN + state[warp + L.WARP_SM] * L.SEEN_WORDS
+    line = seen + min(number // LINE, L.CODE_LINES - 1)
+    if state[line] == 0:
+        state[line] = state[L.NOW]
+        if position > state[warp + L.PATH_BEGIN] and number != path[position - 1] + 1:
+            state[line] = state[L.NOW] + settings[P.BRANCH_COLD]
+    ready = state[line]
+    if code[item + L.SECTOR] > 0:
+        sector = seen + L.CODE_LINES + code[item + L.SECTOR] - 1
+        if state[sector] == 0:
+            sm = L.SM + state[warp + L.WARP_SM] * L.SM_WORDS
+            begin = max(state[sm + L.PARAMETERS_FREE], state[L.NOW])
+            state[sm + L.PARAMETERS_FREE] = begin + settings[P.PARAMETER_SECTOR]
+            state[sector] = state[sm + L.PARAMETERS_FREE]
+        ready = max(ready, state[sector])
+    return max(ready - state[L.NOW], 0)
+
+
 @routine
 def issue(state: p_i64, number: int, item: int, scheduler: int) -> None:
     """The next instruction of a warp."""
@@ -166,6 +196,9 @@ def choose(state: p_i64, scheduler: int) -> int:
             state[warp + L.WARP_NEXT] = when
             if when <= now:
                 when = free_at(state, warp, item, scheduler)
+            if when <= now:
+                when = now + first_touches(state, warp, item)
+                state[warp + L.WARP_NEXT] = when
             if when <= now:
                 chosen = slot
                 continue

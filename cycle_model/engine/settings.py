@@ -4,6 +4,8 @@ from __future__ import annotations
 
 NAMES = (
     "branch",
+    "branch_cold",
+    "parameter_sector",
     "special_queue",
     "operands_read",
     "mbarrier_arrive",
@@ -37,6 +39,7 @@ NAMES = (
     "global_latency_hbm",
     "l2_bytes_per_cycle",
     "hbm_bytes_per_cycle",
+    "hbm_bytes_written_per_cycle",
     "copy_latency",
     "cancel_latency",
     "shared_latency",
@@ -44,6 +47,8 @@ NAMES = (
 )
 (
     BRANCH_COST,
+    BRANCH_COLD,
+    PARAMETER_SECTOR,
     SPECIAL_QUEUE,
     OPERANDS_READ,
     MBARRIER_ARRIVE,
@@ -77,6 +82,7 @@ NAMES = (
     GLOBAL_LATENCY_HBM,
     L2_BYTES,
     HBM_BYTES,
+    HBM_BYTES_WRITTEN,
     COPY_LATENCY,
     CANCEL_LATENCY,
     SHARED_LATENCY,

@@ -9,7 +9,7 @@ import numpy as np
 
 from cycle_model.engine import effects, heap, layout, run, settings, sync
 from cycle_model.engine import layout as L
-from cycle_model.engine.tables import Tables, code_of, settings_of
+from cycle_model.engine.tables import Sharing, Tables, code_of, settings_of
 from ptxemu.native.library import Library, library_of
 from ptxemu.native.routines import p_i64
 
@@ -23,8 +23,8 @@ class StuckError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """cycles: until the last warp is done; ends: of each warp. state: of the engine at the end.
-    log: of every issued instruction, see `layout`, where it was asked for."""
+    """cycles: until the last warp is done and what it wrote is on its way. state: of the engine
+    at the end. log: of every issued instruction, see `layout`, where it was asked for."""
 
     cycles: int
     issued: int
@@ -32,14 +32,23 @@ class Result:
     state: np.ndarray
     log: np.ndarray | None
 
+    @property
+    def busiest(self) -> int:
+        """Cycles for which the unit is busy that is busy for longest, or the schedulers."""
+        sms = int(self.state[L.SMS])
+        words = self.state[L.SM : L.SM + sms * L.SM_WORDS].reshape(sms, L.SM_WORDS)
+        parts = words[:, [L.HBM_BUSY, L.TMA_BUSY, L.TENSOR_BUSY]].max() // L.PART
+        issued = -(-self.issued // (sms * L.SCHEDULERS))
+        return int(max(parts, words[:, L.LSU_BUSY].max(), issued))
+
 
 @cache
 def _library() -> Library | None:
     return library_of(heap, sync, effects, run, layout, settings)
 
 
-def simulate(tables: Tables, *, active_sms: int, log: bool = False) -> Result:
-    """active_sms: of the whole GPU, which share the memory. Raises `StuckError`."""
+def simulate(tables: Tables, sharing: Sharing, *, log: bool = False) -> Result:
+    """Raises `StuckError`."""
     state = np.zeros(L.STATE_WORDS, np.int64)
     _place(state, tables)
     queue = np.zeros(_HEAP * L.HEAP_WORDS, np.int64)
@@ -47,7 +56,7 @@ def simulate(tables: Tables, *, active_sms: int, log: bool = False) -> Result:
     told = np.zeros((len(tables.path) if log else 1, L.LOG_WORDS), np.int64)
     arrays = {
         L.HEAP_AT: queue,
-        L.SETTINGS_AT: settings_of(tables.gpu, active_sms),
+        L.SETTINGS_AT: settings_of(tables.gpu, sharing),
         L.CODE_AT: code_of(tables.function, tables.gpu),
         L.PATH_AT: tables.path,
         L.NUMBERS_AT: tables.numbers,
@@ -65,7 +74,10 @@ def simulate(tables: Tables, *, active_sms: int, log: bool = False) -> Result:
         answer = run.run(p_i64(state), room, _LIMIT)
     if answer:
         raise StuckError(_explained(state, tables, int(answer)))
-    return Result(int(state[L.NOW]), int(state[L.ISSUED]), tables, state, told if log else None)
+    ends = L.SM + np.arange(int(state[L.SMS])) * L.SM_WORDS
+    moved = max(state[ends + L.L2_FREE].max(), state[ends + L.HBM_FREE].max()) // L.PART
+    cycles = max(int(state[L.NOW]), int(moved))
+    return Result(cycles, int(state[L.ISSUED]), tables, state, told if log else None)
 
 
 def _place(state: np.ndarray, tables: Tables) -> None:

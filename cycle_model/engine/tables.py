@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +23,30 @@ from ptxemu.record import recording as r
 from ptxemu.record.recording import Access, Barrier, Event, Recording
 
 _RATES = {"tma_row", "tma_store_row", "tmem_load_rate", "tmem_store_rate", "dsmem_rate"}
-_RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "smem_bytes_per_cycle"}
+_RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
+_RATES |= {"smem_bytes_per_cycle"}
 LINE = 128
 
 
-def settings_of(gpu: Gpu, active_sms: int) -> np.ndarray:
-    """The vector that routines read; rates are those of one of so many SMs."""
+@dataclass(frozen=True)
+class Sharing:
+    """active_sms: of the whole GPU, which share the memory. writes_back: what they write goes on
+    to memory in the long run; else it stays in L2."""
+
+    active_sms: int
+    writes_back: bool = False
+
+
+def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
+    """The vector that routines read; rates are those of one of the SMs."""
     values = []
     for name in settings.NAMES:
         value = gpu.value(name)
-        active = max(min(active_sms, gpu.sms), 1)
+        active = max(min(sharing.active_sms, gpu.sms), 1)
         if name == "hbm_bytes_per_cycle":
             value /= active
+        elif name == "hbm_bytes_written_per_cycle":
+            value = value / active if sharing.writes_back else 0
         elif name == "l2_bytes_per_cycle":
             value = min(value, gpu.value("l2_bytes_in_all") / active)
         values.append(round(value * L.PART) if name in _RATES else round(value))
@@ -53,7 +66,18 @@ def code_of(function: Function, gpu: Gpu) -> np.ndarray:
         row[L.WRITES], row[L.READS], row[L.WAITS] = control.writes, control.reads, control.waits
         row[L.REGISTERS] = item.repetition
         row[L.YIELDS] = control.yields
+        row[L.SECTOR] = _sector(item)
     return table
+
+
+_PARAMETER = re.compile(r"\bc\[0x0\]\[(?:U?R\w+\+)?(0x[0-9a-f]+)\]")
+_SECTOR = 32  # bytes
+
+
+def _sector(item: Instruction) -> int:
+    """Of the parameters that an instruction reads, from 1 on; 0: of none."""
+    found = _PARAMETER.search(item.operands)
+    return min(int(found[1], 16) // _SECTOR, L.PARAMETER_SECTORS - 1) + 1 if found else 0
 
 
 def _kind(item: Instruction) -> int:

@@ -53,6 +53,9 @@ PARAMETERS = {
     "latency_atomic_global": guessed(700, 400, 1000, CYCLES, "as a load from L2, and back"),
     # the rest of the settings
     "branch": guessed(8, 4, 12, "cycles beyond the stall of a jump", "as on Hopper"),
+    "branch_cold": guessed(12, 0, 45, "cycles more to code that no warp has had", "as on Hopper"),
+    "parameter_sector": guessed(38, 20, 45, "cycles of the SM's first read of 32 bytes",
+                                "as on Hopper"),
     "special_queue": guessed(16, 0, 48, "cycles of work that MUFU takes ahead", "in order on H200"),
     "operands_read": guessed(10, 6, 14, CYCLES, "until a scoreboard of operands is free"),
     "mbarrier_arrive": published(27, 8, 40, CYCLES, "QRC: arrive with default semantics"),
@@ -94,28 +97,37 @@ PARAMETERS = {
     "cancel_latency": guessed(400, 200, 800, CYCLES, "try_cancel"),
     "shared_latency": published(29, 26, 33, CYCLES, f"{_QRC}: LDS"),
     "smem_bytes_per_cycle": published(128, 112, 128, "bytes per clock and SM", "QRC, FA4"),
+    "hbm_bytes_written_per_cycle": guessed(2700, 2400, 4100, "bytes per clock of all SMs",
+                                           "two thirds of reads, as on an H100"),
+    # of a launch
+    "clock": published(1.755, 1.755, 1.965, "GHz", "flash-attention issues 2570, 2488: locked"),
+    "launch": published(3.0, 2.0, 5.0, "microseconds", "HB, QRC: 2.05 pipelined"),
+    "cta_start": guessed(800, 400, 1500, "cycles between two CTAs in one place", "no source"),
+    "cluster_start": guessed(1440, 400, 1600, "the same of clusters", "as on Hopper"),
+    "cta_interval": guessed(2.4, 1, 4, "cycles between two CTAs of a GPU", "as on Hopper"),
 }  # fmt: skip
 
-_GHZ = "GHz"
 B200 = Gpu(
     name="B200",
     arch="sm_100a",
     sms=148,
     l2_bytes=126 << 20,
-    clock=published(1.755, 1.755, 1.965, _GHZ, "flash-attention issues 2570, 2488: locked"),
-    launch=published(3.0, 2.0, 5.0, "microseconds", "HB, QRC: 2.05 pipelined"),
-    cta_start=guessed(800, 400, 1500, CYCLES, "no source"),
     parameters=PARAMETERS,
 )
-GB200 = replace(B200, name="GB200", sms=152, clock=guessed(1.9, 1.755, 2.0, _GHZ, "no source"))
+GB200 = replace(
+    B200,
+    name="GB200",
+    sms=152,
+    parameters={**PARAMETERS, "clock": guessed(1.9, 1.755, 2.0, "GHz", "no source")},
+)
 GB300 = replace(
     B200,
     name="GB300",
     arch="sm_103a",
     sms=152,
-    clock=published(1.957, 1.92, 2.032, _GHZ, "flash-attention PR 2605: locked"),
     parameters={
         **PARAMETERS,
+        "clock": published(1.957, 1.92, 2.032, "GHz", "flash-attention PR 2605: locked"),
         "issue_special": published(4, 4, 4, PER_WARP, "QRC: 32 ex2 per clock and SM"),
     },
 )

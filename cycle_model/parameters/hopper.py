@@ -37,6 +37,12 @@ _CHANGED = {
     "latency_atomic_shared": _measured(24, 24, 32, CYCLES, "atom.shared"),
     "latency_atomic_global": _measured(516, 500, 534, CYCLES, "atom.global"),
     "branch": _measured(10, 8, 12, "cycles beyond the stall of a jump", "branch, taken and not"),
+    "branch_cold": _measured(
+        12, 9, 45, "cycles more to code that no warp has had", "launch_body, jumps over 56 and 248"
+    ),
+    "parameter_sector": _measured(
+        38, 33, 46, "cycles of the SM's first read of 32 bytes", "launch_parameters"
+    ),
     "mbarrier_arrive": _measured(14, 8, 20, CYCLES, "mbarrier_wake, 50 with the wake-up"),
     "mbarrier_wake": _measured(36, 30, 42, CYCLES, "mbarrier_wake, 50 with the arrival"),
     "mbarrier_ready": _measured(
@@ -62,6 +68,17 @@ _CHANGED = {
     "l2_bytes_in_all": _measured(4650, 4400, 4813, "bytes per clock of all SMs", "of all SMs"),
     "hbm_bytes_per_cycle": guessed(1552, 1450, 1650, "bytes per clock of all SMs", "3.07 TB/s"),
     "shared_latency": _measured(28, 28, 30, CYCLES, "latency of LDS, 29"),
+    "hbm_bytes_written_per_cycle": guessed(
+        1140, 1015, 1552, "bytes per clock of all SMs", "beside reads, as on the H200"
+    ),
+    "clock": published(1.98, 1.755, 1.98, "GHz", "clocks.max.sm of results/gqa_h100.json"),
+    "launch": Parameter(
+        *(1.07, 0.57, 1.7, "microseconds", FITTED),
+        "232 rows of five kernels on an H200; an empty kernel of a graph takes 0.57",
+    ),
+    "cta_start": _measured(470, 450, 490, "cycles between two CTAs in one place", "cta_start"),
+    "cluster_start": _measured(1440, 1420, 1560, "the same of clusters", "cta_start"),
+    "cta_interval": _measured(2.4, 2.3, 2.5, "cycles between two CTAs of a GPU", "launch, 1320"),
 }
 PARAMETERS_HOPPER = {**PARAMETERS, **_CHANGED}
 H100 = Gpu(
@@ -69,12 +86,6 @@ H100 = Gpu(
     arch="sm_90a",
     sms=132,
     l2_bytes=50 << 20,
-    clock=published(1.98, 1.755, 1.98, "GHz", "clocks.max.sm of results/gqa_h100.json"),
-    launch=Parameter(
-        *(1.3, 0.57, 1.7, "microseconds", FITTED),
-        "decode, batch 1, 1024 keys, in results/gqa_h100.json; an empty kernel of a graph: 0.57",
-    ),
-    cta_start=_measured(470, 450, 1540, CYCLES, "cta_start; with clusters 1,440"),
     parameters=PARAMETERS_HOPPER,
 )
 H200 = replace(
@@ -82,6 +93,9 @@ H200 = replace(
     name="H200",
     parameters={
         **PARAMETERS_HOPPER,
-        "hbm_bytes_per_cycle": _measured(2300, 2100, 2345, "bytes per clock of all SMs", "all SMs"),
+        "hbm_bytes_per_cycle": _measured(2240, 2100, 2345, "bytes per clock of all SMs", "all SMs"),
+        "hbm_bytes_written_per_cycle": _measured(
+            1680, 1600, 2215, "bytes per clock of all SMs", "memory_rate: beside reads; alone 2,215"
+        ),
     },
 )

@@ -30,17 +30,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Gpu:
-    """arch: of its cubins. sms: streaming multiprocessors. l2_bytes: of the cache that they share.
-    clock: of the SMs, GHz. launch: microseconds of a kernel that does nothing. cta_start: cycles
-    until the first instruction of a CTA."""
+    """arch: of its cubins. sms: streaming multiprocessors. l2_bytes: of the cache that they
+    share."""
 
     name: str
     arch: str
     sms: int
     l2_bytes: int
-    clock: Parameter
-    launch: Parameter
-    cta_start: Parameter
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def value(self, name: str) -> float:

@@ -12,7 +12,7 @@ from cycle_model.binding.bound import BoundWarp
 from cycle_model.edits import Edit, edited, rewritten
 from cycle_model.engine import layout as L
 from cycle_model.engine.simulate import StuckError, simulate
-from cycle_model.engine.tables import Placed, Tables
+from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.explain.chain import chain, summary
 from cycle_model.explain.spent import Spent
 from cycle_model.gpus import GPUS
@@ -44,7 +44,7 @@ def simulated(function: Function, warps: int = 1, **changed: float):
         warp = BoundWarp(record, path, np.zeros(0, np.int64), (), 0.0, 0)
         placed.append(Placed(warp, 0, 0, 0, lambda address: False))
     tables = Tables(recording, function, placed, H100.changed(**changed))
-    return simulate(tables, active_sms=1, log=True)
+    return simulate(tables, Sharing(1), log=True)
 
 
 def order_of(result) -> list[int]:
@@ -124,7 +124,7 @@ def test_a_barrier_that_nobody_completes_is_an_error(decoded):
         for warp in (cut, *warps[1:])
     ]
     with pytest.raises(StuckError, match="waits for"):
-        simulate(Tables(decoded, bound.function, placed, H100), active_sms=8)
+        simulate(Tables(decoded, bound.function, placed, H100), Sharing(8))
 
 
 # -- the grid and edits ---------------------------------------------------------------------------
@@ -157,9 +157,10 @@ def test_edits(decoded):
 def test_what_is_dropped_does_nothing(decoded):
     """Without waits for copies a decode is faster; without arrivals it never ends."""
     bound = bind(decoded)
-    before = LaunchModel(bound, H100).predict().cycles
+    slow = edited(H100, [Edit.parsed("copy_latency=3000")])
+    before = LaunchModel(bound, slow).predict().cycles
     hasty = rewritten(bound, [Edit.parsed("drop DEPBAR")])
-    assert LaunchModel(hasty, H100).predict().cycles < before
+    assert LaunchModel(hasty, slow).predict().cycles < before - 2000
     with pytest.raises(StuckError, match="mbarrier"):
         LaunchModel(rewritten(bound, [Edit.parsed("drop STAS")]), H100).predict()
 

@@ -36,7 +36,6 @@ LISTED_OF_WARP = 128
 # and some that have the smallest of their digits: half as many, hardly more.
 LISTED, SAMPLED_FOR = 8192, 4096  # SAMPLED_FOR: of k s
 SAMPLES = (8, 4, 2)  # s, few of them: each is another kernel
-SMS = {"sm_90a": 132, "sm_100a": hw.SMS}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def choose_select(
 ) -> SelectConfig:
     """sizes: (rows, candidates at most, k). Thresholds are measured on an H100."""
     rows, candidates, k = sizes
-    sms, room = SMS[arch], KEY_BYTES * 8 // KEY_BITS[dtype]
+    sms, room = hw.SMS_OF[arch], KEY_BYTES * 8 // KEY_BITS[dtype]
     cluster = choose_cluster(rows, candidates, sms, room)
     if cluster == 1 and dtype == "bf16" and room < candidates <= 2 * room:
         cluster = 2

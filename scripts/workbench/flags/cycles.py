@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from workbench.flags import groups
 from workbench.flags.groups import add
@@ -28,6 +29,26 @@ def edit(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("an edit is NAME=NUMBER, 'stall OPCODE=N', 'drop OPCODE'")
     return text
+
+
+def add_beside(parser: argparse.ArgumentParser) -> None:
+    """Which measured kernels are modelled, and how."""
+    words = "what bench.py has saved, on a Hopper GPU"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=words)
+    group = parser.add_argument_group("model")
+    group.add_argument("--only", nargs="+", metavar="STEP", help="these, such as decode or append")
+    how = {"type": groups.positive_count, "metavar": "N"}
+    add(group, "every", "take every so manieth row", 1, **how)
+    how = {"type": clusters, "metavar": "N", "shown": "8, spread over the grid"}
+    add(group, "clusters", "clusters to run and model; a count, numbers, or all", 8, **how)
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", PERTURBED, **how)
+    add(group, "most-bytes", "leave out problems of more", 1 << 31, **how)
+    how = {"type": groups.count, "metavar": "SECONDS"}
+    add(group, "limit", "leave out launches that would take longer to run here", 60, **how)
+    group = parser.add_argument_group("output")
+    groups.add_plot(group, "modelled over measured times")
+    groups.add_json(group)
 
 
 def add_cycles(parser: argparse.ArgumentParser) -> None:

@@ -18,23 +18,42 @@ if TYPE_CHECKING:
 
 MICROSECONDS = "microseconds"
 LAUNCHES = 1000
+MOVED = 512 << 20
 LARGE = 200 * 1024  # bytes of shared memory that leave no room for a second CTA
-EMPTY = """\
+KERNEL = """\
 .version 8.3
 .target sm_90a
 .address_size 64
-.visible .entry bench()
-{
-griddepcontrol.launch_dependents;
-griddepcontrol.wait;
+.visible .entry bench(.param .u64 buffer{more})
+{{
+.reg .b32 %r<9>;
+.reg .f32 %f<9>;
+.reg .b64 %a<4>;
+.reg .pred %p<2>;
+{body}
 ret;
-}
+}}
 """
+MORE = ", .param .align 64 .b32 words[{}]"
+NOTHING = "griddepcontrol.launch_dependents;\ngriddepcontrol.wait;"
+OF_A_THREAD = """\
+ld.param.b64 %a0, [buffer];
+mov.u32 %r0, %tid.x;
+mov.u32 %r1, %ctaid.x;
+mov.u32 %r2, %ntid.x;
+mad.lo.u32 %r0, %r1, %r2, %r0;
+mad.wide.u32 %a1, %r0, 4, %a0;
+"""
+STORE = "st.global.b32 [%a1], %r0;"
+LOAD = "ld.global.b32 %r0, [%a1];\n"
+FMAS = "".join(f"fma.rn.f32 %f{k}, %f{k}, %f{k}, %f{k};\n" for k in range(8))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Launches of an empty kernel, timed by events: microseconds of each.
+    """Launches of a kernel that does hardly anything, timed by events: microseconds of each. body:
+    its PTX; nbytes: of the buffer that it gets, at least one word of a thread;
+    words: of parameters beside it.
 
     ctas: of the grid; 0: as many as there are SMs, negative: so many times as many. how: "stream",
     "graph", or "overlapped" (a graph whose launches need not wait for the one before).
@@ -49,22 +68,32 @@ class Timed:
     cluster: int = 1
     smem: int = 0
     unit: str = MICROSECONDS
+    body: str = NOTHING
+    nbytes: int = 0
+    words: int = 0
+    launches: int = LAUNCHES
 
     def measure(self, gpu: Gpu, repeats: int) -> dict[str, Any]:
         """Its row."""
-        module, kernel = gpu.load(EMPTY, self.smem, self.cluster)
+        more = MORE.format(self.words) if self.words else ""
+        text = KERNEL.format(body=self.body, more=more)
+        module, kernel = gpu.load(text, self.smem, self.cluster)
         grid = self.ctas if self.ctas > 0 else gpu.sms * max(-self.ctas, 1)
         grid = grid // self.cluster * self.cluster
+        buffer = gpu.allocate(max(self.nbytes, 4 * grid * self.block))
+        params = [buffer.to_bytes(8, "little")]
+        params += [bytes(4 * self.words)] * bool(self.words)
 
         def work() -> None:
-            for _ in range(LAUNCHES):
-                gpu.launch(kernel, grid, self.block, [], smem=self.smem, cluster=self.cluster,
+            for _ in range(self.launches):
+                gpu.launch(kernel, grid, self.block, params, smem=self.smem, cluster=self.cluster,
                            overlapped=self.how == "overlapped")  # fmt: skip
 
         replay = work if self.how == "stream" else gpu.graph(work)
         gpu.seconds(replay)
-        values = [gpu.seconds(replay) / LAUNCHES * 1e6 for _ in range(repeats)]
+        values = [gpu.seconds(replay) / self.launches * 1e6 for _ in range(repeats)]
         gpu.unload(module)
+        gpu.free(buffer)
         return {
             "kind": "unit", "group": self.group, "benchmark": self.name, "variant": self.variant,
             "value": round(float(np.median(values)), 4), "low": round(min(values), 4),
@@ -84,6 +113,89 @@ def launches() -> Iterator[Timed]:
         for waves in (1, 2, 4, 8):
             variant = {"how": "graph", "ctas_per_sm": waves, "block": block, "smem": LARGE}
             yield Timed("launch", "launch_waves", variant, "graph", -waves, block, smem=LARGE)
+
+
+def _computed(instructions: str) -> str:
+    """Eight numbers of a thread, what is made of them, and their sum to its word."""
+    begin = "".join(f"add.u32 %r3, %r0, {k};\ncvt.rn.f32.u32 %f{k}, %r3;\n" for k in range(8))
+    end = "".join(f"add.f32 %f0, %f0, %f{k};\n" for k in range(1, 8))
+    return f"{OF_A_THREAD}{begin}{instructions}{end}cvt.rzi.u32.f32 %r0, %f0;\n{STORE}"
+
+
+def _jumps(count: int, over: int) -> str:
+    """So many jumps, each over so many instructions, with eight in between."""
+    test = "setp.ne.u64 %p0, %a0, 0;\n"
+    return test + "".join(
+        f"{FMAS}@%p0 bra NEXT{k};\n{FMAS * (over // 8)}NEXT{k}:\n" for k in range(count)
+    )
+
+
+def first_costs() -> Iterator[Timed]:
+    """What a kernel pays once in every launch: its parameters, its first load, what it stores, and
+    its code, of which no instruction is executed twice."""
+    bodies = {
+        "store": OF_A_THREAD + STORE,
+        "load and store": OF_A_THREAD + LOAD + STORE,
+        **{
+            f"{count} instructions": _computed(FMAS * (count // 8))
+            for count in (64, 512, 1024, 2048, 4096, 8192)
+        },
+        **{
+            f"{count} jumps over {over}": _computed(_jumps(count, over))
+            for count, over in ((4, 56), (8, 56), (16, 56), (32, 56), (8, 248), (16, 248), (32, 24))
+        },
+    }
+    for what, body in bodies.items():
+        for block in (32, 512):
+            variant = {"how": "graph", "ctas": 132, "block": block, "body": what}
+            yield Timed("launch", "launch_body", variant, "graph", 132, block, body=body)
+
+
+def shape_costs() -> Iterator[Timed]:
+    """A kernel that stores a word of each thread, with more shared memory, threads and clusters."""
+    for block, smem, cluster in (
+        *((256, 0, 1), (256, 48 << 10, 1), (256, 100 << 10, 1), (256, 200 << 10, 1)),
+        *((1024, 0, 1), (256, 0, 2), (256, 0, 8), (256, 100 << 10, 8), (32, 100 << 10, 8)),
+    ):
+        body = OF_A_THREAD + LOAD + STORE
+        variant = {"how": "graph", "ctas": 64, "block": block, "smem": smem, "cluster": cluster}
+        how = {"body": body, "smem": smem, "cluster": cluster}
+        yield Timed("launch", "launch_shape", variant, "graph", 64, block, **how)
+
+
+def parameter_costs() -> Iterator[Timed]:
+    """Words of parameters, which every launch has at a place of its own, one after the other."""
+    for words, apart in (
+        *((2, 64), (4, 64), (8, 64), (16, 64), (32, 64), (48, 64)),
+        *((16, 4), (16, 16), (16, 32), (8, 128), (16, 128), (8, 256)),
+    ):
+        body = OF_A_THREAD + "".join(
+            f"ld.param.b32 %r3, [words + {k * apart}];\nxor.b32 %r0, %r0, %r3;\n"
+            for k in range(words)
+        )
+        variant = {"how": "graph", "ctas": 132, "block": 32, "words": words, "apart": apart}
+        how = {"body": body + STORE, "words": 800}
+        yield Timed("launch", "launch_parameters", variant, "graph", 132, 32, **how)
+    how = {"body": OF_A_THREAD + STORE, "words": 800}
+    variant = {"how": "graph", "ctas": 132, "block": 32, "words": 0, "apart": 0}
+    yield Timed("launch", "launch_parameters", variant, "graph", 132, 32, **how)
+
+
+def memory_rates() -> Iterator[Timed]:
+    """Kernels that read, write or copy much more than L2 has: TB/s follow from the bytes."""
+    for what, accesses in {
+        "read": "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%a1];\nxor.b32 %r3, %r3, %r4;\n",
+        "write": "st.global.v4.b32 [%a1], {%r0, %r0, %r0, %r0};\n",
+        "copy": "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%a1];\n"
+        f"st.global.v4.b32 [%a1 + {MOVED}], {{%r4, %r5, %r6, %r7}};\n",
+    }.items():
+        step = 264 * 1024 * 16
+        body = OF_A_THREAD.replace("%r0, 4, %a0", "%r0, 16, %a0") + "mov.b32 %r3, 0;\n"
+        body += (accesses + f"add.u64 %a1, %a1, {step};\n") * (MOVED // step)
+        body += "setp.eq.u32 %p0, %r3, 12345;\n@%p0 st.global.b32 [%a0], %r3;"
+        variant = {"how": "graph", "what": what, "nbytes": MOVED // step * step}
+        how = {"nbytes": 2 * MOVED + step, "launches": 20, "body": body}
+        yield Timed("launch", "memory_rate", variant, "graph", 264, 1024, **how)
 
 
 def replacements() -> Iterator[Benchmark]:
@@ -128,5 +240,9 @@ def clocks() -> Iterator[Benchmark]:
 
 def benchmarks() -> Iterator[Benchmark | Timed]:
     yield from launches()
+    yield from first_costs()
+    yield from shape_costs()
+    yield from parameter_costs()
+    yield from memory_rates()
     yield from replacements()
     yield from clocks()

@@ -1,0 +1,139 @@
+"""What `cycles.py beside` does: kernels that were timed on a GPU, modelled for that GPU."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cycle_model import gpus
+from cycle_model.grid import LaunchModel
+from cycle_model.launch import bind
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
+from ptxemu.errors import PtxEmuError
+from ptxemu.watch import watched
+from workbench.common import refuse, write_json
+from workbench.cycles.measured import Measured, measured_in
+from workbench.cycles.picture import draw
+from workbench.tables import show, table
+
+FAR = 0.10  # two times that differ by more are a pair whose order counts
+COLUMNS = (
+    ("kernel", "{group}: {name}"),
+    ("L2", "{memory}"),
+    ("launches", "{launches}"),
+    ("measured\nus", "{real_us:.2f}"),
+    ("modelled\nus", "{modelled_us:.2f}"),
+    ("range", lambda row: f"{row['low_us']:.2f} .. {row['high_us']:.2f}"),
+    ("error", "{error:+.1%}"),
+)
+SUMMARY = (
+    ("kernels", "{group}"),
+    ("rows", "{rows}"),
+    ("mean of abs", "{mape:.1%}"),
+    ("bias", "{bias:+.1%}"),
+    ("worst", "{worst:+.1%}"),
+    ("pairs", "{pairs}"),
+    ("in order", "{ordered:.1%}"),
+)
+
+
+def perform(options: argparse.Namespace) -> int:
+    if find_tool("nvdisasm") is None:
+        return refuse(HOW_TO_GET_TOOLS)
+    try:
+        problems = [each for path in options.files for each in measured_in(path)]
+    except (ValueError, OSError) as refused:
+        return refuse(refused)
+    problems = [each for each in problems if not options.only or each.group in options.only]
+    rows = []
+    for problem in problems[:: options.every]:
+        rows.append(row_of(problem, options))
+        show(*table("", COLUMNS, rows[-1:]))
+    done = [row for row in rows if "refused" not in row]
+    if not done:
+        return refuse("no row could be modelled")
+    show(*table("modelled beside measured", COLUMNS, rows))
+    sums = summary(done)
+    show(*table("in all", SUMMARY, sums))
+    if options.json:
+        write_json(options.json, {"rows": rows, "summary": sums})
+    if options.plot:
+        draw(options.plot, done, "modelled beside measured")
+    return 0
+
+
+def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
+    """A problem, modelled; or why it is not."""
+    row: dict[str, Any] = {
+        "group": problem.group,
+        "name": problem.name,
+        "gpu": problem.gpu,
+        "memory": problem.memory,
+        "real_us": problem.us,
+    }
+    if problem.nbytes > options.most_bytes:
+        return {**row, "refused": f"{problem.nbytes} bytes, more than --most-bytes"}
+    began = time.perf_counter()
+    try:
+        call = problem.make()
+        with watched(record=True, limit=options.limit, clusters=options.clusters) as report:
+            call()
+        recordings = [each.recording for each in report.launches if each.recording]
+        bound = [bind(each) for each in recordings if each.cubin]
+        gpu = gpus.named(problem.gpu)
+        others = [gpu.perturbed(seed) for seed in range(options.perturbed)]
+        us, *rest = (
+            sum(
+                LaunchModel(each, one, memory=problem.memory).predict().microseconds
+                for each in bound
+            )
+            for one in (gpu, *others)
+        )
+    except (ValueError, NotImplementedError, PtxEmuError) as error:
+        return {**row, "refused": f"{type(error).__name__}: {error}"}
+    return {
+        **row,
+        "launches": len(bound),
+        "modelled_us": us,
+        "low_us": min([us, *rest]),
+        "high_us": max([us, *rest]),
+        "error": us / problem.us - 1,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per group, and one of all; pairs are those of a group and of the same memory."""
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    lines = [_of_group(group, [row for row in rows if row["group"] == group]) for group in groups]
+    pairs = sum(line["pairs"] for line in lines)
+    whole = _of_group("all", rows)
+    right = sum(line["ordered"] * line["pairs"] for line in lines)
+    return [*lines, {**whole, "pairs": pairs, "ordered": right / max(pairs, 1)}]
+
+
+def _of_group(group: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    errors = [row["error"] for row in rows]
+    pairs = [
+        (one, other)
+        for one, other in itertools.combinations(rows, 2)
+        if one["memory"] == other["memory"]
+        and abs(one["real_us"] - other["real_us"]) > FAR * min(one["real_us"], other["real_us"])
+    ]
+    right = sum(
+        (one["real_us"] < other["real_us"]) == (one["modelled_us"] < other["modelled_us"])
+        for one, other in pairs
+    )
+    return {
+        "group": group,
+        "rows": len(rows),
+        "mape": statistics.fmean(map(abs, errors)),
+        "bias": statistics.fmean(errors),
+        "worst": max(errors, key=abs),
+        "pairs": len(pairs),
+        "ordered": right / max(len(pairs), 1),
+    }

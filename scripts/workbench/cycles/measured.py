@@ -1,0 +1,134 @@
+"""Kernels of ours that were timed on a GPU, as calls that can be made again and modelled.
+
+A row of results/*.json names the problem; what drew it then draws it now. Values do not matter to
+time, sizes do: large inputs stay memory that nobody has touched, where nothing is read from them to
+decide what is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cycle_model import gpus
+from workbench.common import read_rows
+
+Call = Callable[[], Any]
+_DECODE = re.compile(r"decode( \w+=\S+)?")  # not the one with programmatic dependent launch
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem. group: the step; us: measured; memory: 'cold' or 'warm'; make: allocates its
+    inputs and gives the call; nbytes: that they have."""
+
+    group: str
+    name: str
+    gpu: str
+    memory: str
+    us: float
+    nbytes: int
+    make: Callable[[], Call]
+
+
+def measured_in(path: Path) -> Iterator[Measured]:
+    """Of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
+    saved: Any = read_rows(path)
+    rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first
+    gpu = _gpu_of(rows)
+    found = [each for row in rows[1:] for each in _measured(row, gpu, rows[0])]
+    if not found:
+        raise ValueError(f"{path}: no times of kernels that can be modelled")
+    yield from found
+
+
+def _gpu_of(rows: list[dict[str, Any]]) -> str:
+    """The name that parameters have it by."""
+    setting = rows[0].get("setting", rows[0])
+    gpu = setting.get("gpu", {})
+    name = gpu if isinstance(gpu, str) else gpu.get("name", "")
+    known = next((word for word in name.split() if word in gpus.GPUS), "")
+    if not known:
+        raise ValueError(f"the setting names no GPU that is known: {name!r}")
+    return known
+
+
+def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterator[Measured]:
+    if row.get("kind") == "latency" and _DECODE.fullmatch(row["peer"]) and "cold_us" in row:
+        tuned = row["peer"].removeprefix("decode")
+        name = f"batch {row['batch']}, {row['kv_len']} keys{',' * bool(tuned)}{tuned}"
+        for memory in ("cold", "warm"):
+            yield Measured(
+                "decode", name, gpu, memory, row[f"{memory}_us"], row["nbytes"],
+                partial(_decode, row),
+            )  # fmt: skip
+    elif "merge_us" in row:
+        step = {
+            "step": "merge",
+            "name": f"{row['parts']} parts of head_dim {row['head_dim']}, {row['form']}",
+            "tokens": row["rows"],
+        }
+        nbytes = (row["parts"] + 1) * row["rows"] * row["head_dim"] * 2
+        yield _step({**step, "us": row["merge_us"], "nbytes": nbytes, **row}, gpu, setting)
+    elif row.get("peer") in ("moe", "kvcache", "merge") and "us" in row and row["step"] != "host":
+        yield _step(row, gpu, setting)
+
+
+def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:
+    name = f"{row['name']}, {row['tokens']} rows"
+    memory = "cold" if row["cold"] else "warm"
+    make = partial(_problem, row, gpu, setting.get("hidden", 0))
+    return Measured(row["step"], name, gpu, memory, row["us"], row["nbytes"], make)
+
+
+def _decode(row: dict[str, Any]) -> Call:
+    """As it chooses, or as the name of the peer has it: 'decode cluster=8,parts=2'."""
+    import torch
+
+    from gqa_lowlatency import DecodeConfig, decode_plan
+    from workbench.flags.bench import tuning
+
+    batch, head_dim = row["batch"], row["head_dim"]
+    q = torch.randn(batch, 1, row["q_heads"], head_dim).bfloat16()
+    shape = batch, row["kv_len"], row["kv_heads"], head_dim
+    k, v = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))
+    fields = tuning(row["peer"].split()[1]) if " " in row["peer"] else {}
+    parts = fields.pop("parts", 0)
+    config = DecodeConfig(**({"cluster": 0} | fields)) if fields else None
+
+    def call() -> None:
+        plan = decode_plan(q, k, v, parts=parts, config=config, arch="sm_90a", backend="emulate")
+        plan(q, k, v)
+
+    return call
+
+
+def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
+    from kernelkit.launch import emulation
+    from workbench.cases.steps import MODULES, problems_of
+    from workbench.commands import OF_STEPS
+
+    assert row["step"] in OF_STEPS, row["step"]
+    family = _FAMILIES[row["step"]]
+    assert family in MODULES
+    found = problems_of(family, [row["step"]], [row["tokens"]], hidden, [row["name"]])
+    problem = next(each for each in found if each.name == row["name"])
+    arguments = problem.draw(0, "cpu")
+
+    def call() -> None:
+        with emulation(arch=gpus.named(gpu).arch):
+            problem.peers[problem.ours](*arguments)
+
+    return call
+
+
+_FAMILIES = {
+    "merge": "merge",
+    **dict.fromkeys(("quantise", "route", "permutation", "combine"), "moe"),
+    **dict.fromkeys(("append", "gather", "copy", "checksum"), "kvcache"),
+    **dict.fromkeys(("compress", "query", "score", "topk"), "dsv4"),
+}

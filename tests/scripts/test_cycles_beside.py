@@ -1,0 +1,67 @@
+"""Measured kernels beside the cycle model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workbench import commands
+from workbench.command import main_of
+from workbench.cycles.beside import summary
+from workbench.cycles.measured import measured_in
+
+SETTING = {"kind": "setting", "hidden": 256, "gpu": {"name": "NVIDIA H100 80GB HBM3"}}
+ROW = {
+    "step": "merge",
+    "name": "2 parts of head_dim 64, list",
+    "tokens": 1,
+    "nbytes": 384,
+    "peer": "merge",
+    "us": 1.6,
+    "cold": False,
+}
+
+
+def saved(path, *rows):
+    path.write_text(json.dumps([SETTING, *rows]), encoding="utf-8")
+    return path
+
+
+def test_a_measured_kernel_is_modelled(tmp_path, capsys, whole_ptxas):
+    file, out = saved(tmp_path / "rows.json", ROW), tmp_path / "out.json"
+    words = ["beside", str(file), "--perturbed", "2", "--json", str(out)]
+    assert main_of(commands.CYCLES, "", words) == 0
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert row["launches"] == 1
+    assert row["low_us"] <= row["modelled_us"] <= row["high_us"]
+    assert abs(row["error"]) < 0.5
+    assert "in all" in capsys.readouterr().out
+
+
+def test_of_a_file_only_our_kernels_are_taken(tmp_path):
+    others = [{**ROW, "peer": "copy"}, {**ROW, "peer": "torch"}, {**ROW, "refused": "no"}]
+    del others[2]["us"]
+    (found,) = measured_in(saved(tmp_path / "rows.json", *others, ROW))
+    assert (found.group, found.gpu, found.memory, found.us) == ("merge", "H100", "warm", 1.6)
+
+
+def test_a_file_without_times_or_with_another_gpu_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no times of kernels"):
+        list(measured_in(saved(tmp_path / "rows.json", {**ROW, "peer": "copy"})))
+    unknown = [{**SETTING, "gpu": {"name": "NVIDIA A100"}}, ROW]
+    (tmp_path / "rows.json").write_text(json.dumps(unknown), encoding="utf-8")
+    with pytest.raises(ValueError, match="A100"):
+        list(measured_in(tmp_path / "rows.json"))
+
+
+def test_pairs_are_of_one_group_and_far_enough_apart():
+    def row(group, real, modelled, memory="cold"):
+        error = modelled / real - 1
+        kept = {"group": group, "memory": memory, "error": error}
+        return {**kept, "real_us": real, "modelled_us": modelled}
+
+    rows = [row("a", 1, 1), row("a", 2, 3), row("a", 2.1, 0.5), row("b", 9, 9)]
+    first, second, whole = summary([*rows, row("a", 5, 0.1, "warm")])
+    assert (first["pairs"], second["pairs"], whole["pairs"]) == (2, 0, 2)
+    assert first["ordered"] == 0.5
