@@ -109,13 +109,17 @@ class LaunchModel:
         sharing = Sharing(self.active_sms, writes_back=self.memory == COLD)
         return simulate(tables, sharing, log=log)
 
-    def _later(self, number: int, together: Result) -> int:
-        """Cycles of a cluster that is not of the first wave: those that share an SM no longer begin
-        at the same time, so that some wait for memory while others work."""
+    def _later(self, number: int, together: Result) -> tuple[int, int]:
+        """Cycles of a cluster of a wave behind the first, and of the last: those that share an SM
+        no longer begin at the same time, so that some wait for memory while others work, and in the
+        last wave there are fewer of them."""
         if self.together == 1 or self.clusters <= self.places:
-            return together.cycles
-        alone = self.simulated(number, alone=True)
-        return min(together.cycles, max(together.busiest, alone.cycles))
+            return together.cycles, together.cycles
+        alone = self.simulated(number, alone=True).cycles
+        left = (self.clusters - 1) % self.places + 1
+        busy = together.busiest, together.busiest * left // self.places
+        steady, last = (min(together.cycles, max(alone, each)) for each in busy)
+        return steady, last
 
     def predict(self) -> Prediction:
         """Of the whole launch."""
@@ -125,13 +129,15 @@ class LaunchModel:
         results = {number: self.simulated(number) for number in self.launch.clusters}
         durations = {number: result.cycles for number, result in results.items()}
         later = {number: self._later(number, result) for number, result in results.items()}
-        known = sorted(durations)
+        known, last = sorted(durations), (self.clusters - 1) // self.places * self.places
         free = [-start] * min(self.places, self.clusters)  # the first start is the launch's
         for number in range(self.clusters):
             nearest = known[max(bisect_right(known, number) - 1, 0)]
             begin = max(free[0] + start, number * interval)
-            took = durations if number < len(free) else later
-            heapq.heapreplace(free, begin + took[nearest])
+            took = durations[nearest]
+            if number >= len(free):
+                took = later[nearest][number >= last]
+            heapq.heapreplace(free, begin + took)
         waves = -(-self.clusters // self.places)
         return Prediction(
             self.gpu, round(max(free)), durations, self.per_sm, self.places, self.clusters, waves

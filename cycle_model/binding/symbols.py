@@ -26,8 +26,9 @@ CANCEL = "cancel"
 DYNAMIC = {INIT, ARRIVE, EXPECT, COMPLETE, WAIT, LOAD, STORE, SEND, MMA, FILL, COMMIT, COPY_ARRIVE}
 DYNAMIC |= {BARRIER, CANCEL}
 
-# SASS may have more of these than PTX: a quick look before a wait, the commit of wait_all.
-OPTIONAL = {TEST, COPY_COMMIT}
+# SASS may have more of these than PTX: a quick look before a wait, the commit of wait_all, waits
+# between FP8 products whose sums are added up elsewhere.
+OPTIONAL = {TEST, COPY_COMMIT, WGMMA_WAIT}
 MOST_GROUPS = 32
 
 # Kinds of work, and how much one unit of each counts beside the others: four bytes of a lane, an

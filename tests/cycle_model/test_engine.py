@@ -16,7 +16,7 @@ from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.explain.chain import chain, summary
 from cycle_model.explain.spent import Spent
 from cycle_model.gpus import GPUS
-from cycle_model.grid import LaunchModel
+from cycle_model.grid import MEMORIES, LaunchModel
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Parameter
 from cycle_model.sass.flow import Function
@@ -63,6 +63,16 @@ def test_a_scoreboard_is_waited_for():
     first = simulated(function_of(load, use), latency_special=18).log[1, L.L_TIME]
     later = simulated(function_of(load, use), latency_special=24).log[1, L.L_TIME]
     assert (first, later) == (18, 24)
+
+
+def test_parameters_are_fetched_once_and_one_after_the_other():
+    """Of three reads two are of the same 32 bytes."""
+    function = function_of(*[("ULDC", Control())] * 3)
+    for item, place in zip(function.instructions, ("0x210", "0x240", "0x218"), strict=False):
+        object.__setattr__(item, "operands", f"UR4, c[0x0][{place}]")
+    function = Function("kernel", function.instructions, {})
+    before, after = (simulated(function, parameter_sector=n).cycles for n in (0, 100))
+    assert after - before == 200
 
 
 def test_greedy_then_the_youngest():
@@ -138,6 +148,26 @@ def test_waves(decoded):
     found = many.predict()
     assert found.waves == -(-many.clusters // one.places)
     assert found.cycles >= found.waves * min(one.durations.values())
+
+
+def test_the_last_of_several_waves_is_not_a_whole_one(decoded):
+    """More CTAs than places: those of a wave wait for memory beside others, and less in the last."""
+    model = LaunchModel(bind(decoded), H100)
+    first = model.simulated(0)
+    assert model._later(0, first) == (first.cycles, first.cycles), "one wave"
+    model = LaunchModel(bind(decoded), H100)
+    model.clusters, model.together = model.places + 1, 2
+    steady, last = model._later(0, model.simulated(0))
+    alone = model.simulated(0, alone=True).cycles
+    assert alone == last <= steady <= model.simulated(0).cycles
+
+
+def test_what_is_written_goes_on_to_memory_where_buffers_rotate(decoded):
+    bound = bind(decoded)
+    slow = edited(H100, [Edit.parsed("hbm_bytes_written_per_cycle=1")])
+    cold, warm = (LaunchModel(bound, slow, memory=each).predict().cycles for each in MEMORIES)
+    assert cold > LaunchModel(bound, H100).predict().cycles + 1000
+    assert warm == LaunchModel(bound, H100, memory="warm").predict().cycles
 
 
 def test_warm_is_faster_than_cold(decoded):
