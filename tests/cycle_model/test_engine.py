@@ -151,7 +151,7 @@ def test_waves(decoded):
 
 
 def test_the_last_of_several_waves_is_not_a_whole_one(decoded):
-    """More CTAs than places: those of a wave wait for memory beside others, and less in the last."""
+    """More CTAs than places: those of a wave wait for memory beside others, less in the last."""
     model = LaunchModel(bind(decoded), H100)
     first = model.simulated(0)
     assert model._later(0, first) == (first.cycles, first.cycles), "one wave"
