@@ -27,14 +27,15 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
 
 
 @routine
-def write_back(state: p_i64, sm: int, nbytes: int) -> None:
-    """Bytes that are written take the port to L2; in the long run L2 writes as many to memory."""
+def write_back(state: p_i64, sm: int, nbytes: int, changed: int) -> None:
+    """Sectors that are written take the port to L2; in the long run L2 writes to memory what has
+    changed in them."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(state[L.NOW] * L.PART, state[sm + L.L2_FREE])
     state[sm + L.L2_FREE] = at + nbytes * L.PART * L.PART // settings[P.L2_BYTES]
     if settings[P.HBM_BYTES_WRITTEN] > 0:
         at = max(state[L.NOW] * L.PART, state[sm + L.HBM_FREE])
-        took = nbytes * L.PART * L.PART // settings[P.HBM_BYTES_WRITTEN]
+        took = changed * L.PART * L.PART // settings[P.HBM_BYTES_WRITTEN]
         state[sm + L.HBM_FREE] = at + took
         state[sm + L.HBM_BUSY] += took
 
@@ -89,7 +90,7 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
     state[warp + L.BULK_READ_OPEN] = max(state[warp + L.BULK_READ_OPEN], read)
     done = state[sm + L.STORE_FREE] // L.PART + settings[P.TMA_STORE_LATENCY]
     state[warp + L.BULK_OPEN] = max(state[warp + L.BULK_OPEN], done)
-    write_back(state, sm, events[event + L.B])
+    write_back(state, sm, events[event + L.B], events[event + L.B])
 
 
 @routine
@@ -294,7 +295,7 @@ def by_memory(state: p_i64, event: int, warp: int) -> int:
         done = global_access(state, event, sm) + settings[P.COPY_LATENCY]
         state[warp + L.COPY_OPEN] = max(state[warp + L.COPY_OPEN], done)
     elif what == L.E_GLOBAL_STORE:
-        write_back(state, sm, amount)
+        write_back(state, sm, amount, events[event + L.B])
     elif what == L.E_SHARED:
         state[sm + L.LSU_FREE] = max(state[sm + L.LSU_FREE], state[L.NOW]) + amount
         return state[sm + L.LSU_FREE] + settings[P.SHARED_LATENCY]

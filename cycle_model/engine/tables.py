@@ -25,7 +25,7 @@ from ptxemu.record.recording import Access, Barrier, Event, Recording
 _RATES = {"tma_row", "tma_store_row", "tmem_load_rate", "tmem_store_rate", "dsmem_rate"}
 _RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
 _RATES |= {"smem_bytes_per_cycle"}
-LINE = 128
+LINE, LANES = 128, 32
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,8 @@ class Tables:
         if access.memory == "copied":
             return self._row(L.E_COPY, 32 * access.passes, int(each.far(access.first)))
         if access.store:
-            return self._row(L.E_GLOBAL_STORE, 32 * access.passes)
+            sectors = 32 * access.passes
+            return self._row(L.E_GLOBAL_STORE, sectors, min(sectors, LANES * access.nbytes))
         return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
 
     # -- costs ------------------------------------------------------------------------------
