@@ -148,9 +148,7 @@ class Epilogue:
         d = accumulator(make_mma(config), tile, scope.tmem, Int32(0))
         d = cute.make_tensor(scope.tmem, d.layout)
         parts = cute.flat_divide(d[((None, None), 0, 0)], part)  # -> (rows, columns, 1, parts)
-        atom = sm100.get_tmem_load_op(
-            tile, LayoutEnum.ROW_MAJOR, Float32, Float32, part, False
-        )
+        atom = sm100.get_tmem_load_op(tile, LayoutEnum.ROW_MAJOR, Float32, Float32, part, False)
         copy = tcgen05.make_tmem_copy(atom, parts[(None, None, 0, 0)])
         mine = copy.get_slice(thread)
         tTR_tD = mine.partition_S(parts)
