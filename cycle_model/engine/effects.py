@@ -80,6 +80,7 @@ def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
     idle = min(state[sm + L.SMEM_IDLE], writing)
     state[sm + L.SMEM_IDLE] -= idle
     state[sm + L.SMEM_FREE] += writing - idle
+    done += nbytes * settings[P.TMA_WRITE] // (128 * L.PART)
     send_signals(state, event, L.BYTES, done, settings[P.TMA_REMOTE], cause)
 
 

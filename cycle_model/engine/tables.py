@@ -22,7 +22,14 @@ from cycle_model.sass.instruction import Instruction
 from ptxemu.record import recording as r
 from ptxemu.record.recording import Access, Barrier, Event, Recording
 
-_RATES = {"tma_row", "tma_store_row", "tmem_load_rate", "tmem_store_rate", "dsmem_rate"}
+_RATES = {
+    "tma_row",
+    "tma_write",
+    "tma_store_row",
+    "tmem_load_rate",
+    "tmem_store_rate",
+    "dsmem_rate",
+}
 _RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
 _RATES |= {"smem_bytes_per_cycle"}
 LINE, LANES = 128, 32
