@@ -219,27 +219,6 @@ class Tables:
             return self._row(L.E_GLOBAL_STORE, sectors, min(sectors, LANES * access.nbytes))
         return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
 
-    # -- costs ------------------------------------------------------------------------------
-
-    def mma_parts(self, m: int, n: int, ctas: int, in_tmem: bool) -> MmaParts:
-        """Of an MMA of 32 bytes along K: the tensor core's law, or the operands that each SM reads
-        from shared memory, a pair with some cycles more. Where TMA fills shared memory at the same
-        time, main loops take N / 4 cycles an MMA more, whatever M is (SA): only while A is read TMA
-        writes, too. With A in tensor memory nobody has measured that: then B is read, no more."""
-        rows, rate = m // ctas, self.gpu.value("mma_smem_rate")
-        compute = n / 2 if ctas == 1 or rows == 128 else n / 4
-        of_a = 0 if in_tmem else 32 * rows / rate
-        reads = of_a + 32 * n / ctas / rate
-        if ctas == 2 and not in_tmem:
-            reads += rows // 32 - 1
-        cycles = max(compute, reads, _SHORTEST_MMA) + self.gpu.value("mma_overhead")
-        usual = 0 if in_tmem else 32 * 128 / rate  # in the latency of a commit
-        return MmaParts(
-            round(cycles * L.PART),
-            round((reads if in_tmem else max(compute - of_a, 0)) * L.PART),
-            round((compute + of_a - usual - cycles) * L.PART),
-        )
-
 
 class MmaParts(NamedTuple):
     """Parts of cycles. next: until another can begin; alone: in which TMA cannot write; tail: from
@@ -248,6 +227,26 @@ class MmaParts(NamedTuple):
     next: int
     alone: int
     tail: int
+
+
+def mma_parts(gpu: Gpu, m: int, n: int, ctas: int, in_tmem: bool) -> MmaParts:
+    """Of an MMA of 32 bytes along K: the tensor core's law, or the operands that each SM reads
+    from shared memory, a pair with some cycles more. Where TMA fills shared memory at the same
+    time, main loops take N / 4 cycles an MMA more, whatever M is (SA): only while A is read TMA
+    writes, too. With A in tensor memory nobody has measured that: then B is read, no more."""
+    rows, rate = m // ctas, gpu.value("mma_smem_rate")
+    compute = n / 2 if ctas == 1 or rows == 128 else n / 4
+    of_a = 0 if in_tmem else 32 * rows / rate
+    reads = of_a + 32 * n / ctas / rate
+    if ctas == 2 and not in_tmem:
+        reads += rows // 32 - 1
+    cycles = max(compute, reads, _SHORTEST_MMA) + gpu.value("mma_overhead")
+    usual = 0 if in_tmem else 32 * 128 / rate  # in the latency of a commit
+    return MmaParts(
+        round(cycles * L.PART),
+        round((reads if in_tmem else max(compute - of_a, 0)) * L.PART),
+        round((compute + of_a - usual - cycles) * L.PART),
+    )
 
 
 _ACCESS_KINDS = {
@@ -334,7 +333,7 @@ def _cancel(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instru
 def _mma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
     m, n, ctas = landmark.events[0].shape
     in_tmem = "[" in str(site.text.split(",")[1]) if site.text.count(",") else False
-    cost = t.mma_parts(m, n, ctas, in_tmem)
+    cost = mma_parts(t.gpu, m, n, ctas, in_tmem)
     how = int(in_tmem) + 2 * (ctas == 2)
     return t._row(L.E_MMA, cost.next, how, cost.alone, cost.tail)
 

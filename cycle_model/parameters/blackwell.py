@@ -73,7 +73,9 @@ PARAMETERS = {
     "tma_latency_l2": published(580, 540, 640, CYCLES,
                                 "SA: FP8 main loops with two stages of 32 bytes, 660 to the end of "
                                 "a wait, less the wake-up and instructions"),
-    "tma_latency_hbm": published(1205, 850, 1300, CYCLES, "the same, 625 more"),
+    "tma_latency_hbm": published(810, 780, 1250, CYCLES,
+                                 "SA: tma2d_tput, one stage, 900 to the end of a wait; of rows "
+                                 "256 KB apart, in main loops, 1205"),
     "tma_remote": guessed(100, 0, 300, "cycles more to another CTA", "no source"),
     "tma_store_row": guessed(1.53, 1, 2, "cycles per row of up to 128 bytes", "as loads"),
     "tma_store_read": guessed(200, 100, 400, CYCLES, "until the source has been read"),

@@ -11,7 +11,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
-from cutlass.utils import LayoutEnum
+from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit import hw, tmem
