@@ -74,6 +74,7 @@ class Search:
         self._runs: dict[int, _Run] = {}
         self._ways: dict[tuple[Place, str, Vector], list[Way]] = {}
         self._paths: dict[tuple[object, ...], list[Way]] = {}
+        self._nearby: dict[Place, set[str]] = {}
 
     def path(self, target: Target) -> list[Way]:
         """One way to each landmark, and one to the end. Raises `Unbound`."""
@@ -101,12 +102,20 @@ class Search:
         """All ways from a place to the next landmark, the best one for each place it leads to."""
         key = start, name, work
         if key not in self._ways:
-            for slack in _SLACK:
+            found: list[Way] = []
+            for slack in _SLACK if self._comes(start, name) else ():
                 found = self._explored(start, name, work, slack)
                 if found:
                     break
             self._ways[key] = found
         return self._ways[key]
+
+    def _comes(self, start: Place, name: str) -> bool:
+        """Whether any way from a place may come to that landmark, whatever its work; telling that
+        first saves the search of all ways, to the last one, where there is none."""
+        if start not in self._nearby:
+            self._nearby[start] = self._near(start)
+        return name in self._nearby[start]
 
     def _explored(self, start: Place, name: str, wanted: Vector, slack: int) -> list[Way]:
         limit = [amount + slack + amount // 2 for amount in wanted]
@@ -207,7 +216,7 @@ class Search:
         """Landmarks that can come next."""
         found: set[str] = set()
         seen, queue = {start}, [start]
-        while queue and len(seen) < 10_000:
+        while queue and len(seen) < _MOST_WAYS:
             place = queue.pop()
             run = self._run(place.at)
             landmark = self.symbols[run.end].landmark

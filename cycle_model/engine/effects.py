@@ -78,6 +78,13 @@ def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
         latency = settings[P.TMA_LATENCY_HBM]
     done = memory_done(state, sm, start, nbytes, far, latency)
     done = max(done, state[sm + L.TMA_FREE] // L.PART + latency)
+    # What has come is written, which takes the tensor core's turns at shared memory once there
+    # was no idle time to do it in.
+    writing = nbytes * L.PART * L.PART // settings[P.SMEM_BYTES]
+    idle = min(state[sm + L.SMEM_IDLE], writing)
+    state[sm + L.SMEM_IDLE] -= idle
+    state[sm + L.SMEM_FREE] += writing - idle
+    done += nbytes * settings[P.TMA_WRITE] // (128 * L.PART)
     send_signals(state, event, L.BYTES, done, settings[P.TMA_REMOTE], cause)
 
 
@@ -99,17 +106,23 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
 
 @routine
 def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: parts of cycles that it takes, B: 1 where A is in tensor memory, 2 with a pair. In order
-    behind what the queue has."""
+    """A: parts of cycles that it takes, B: 1 where A is in tensor memory, 2 with a pair, C: parts
+    in which nobody else has shared memory, D: parts by which its result comes later than the next
+    one can begin. In order behind what the queue has."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     start = max((state[L.NOW] + settings[P.MMA_ISSUE]) * L.PART, state[sm + L.TENSOR_FREE])
     took, how = (events[event + L.A], events[event + L.B])
     if state[sm + L.TENSOR_LAST] != how:
         took += settings[P.MMA_SWITCH] * L.PART
-    state[sm + L.TENSOR_FREE] = start + took
+    idle = max(start - state[sm + L.SMEM_FREE], 0)
+    most = settings[P.TMA_LATENCY_L2] * L.PART  # a copy is written about so much later
+    state[sm + L.SMEM_IDLE] = min(state[sm + L.SMEM_IDLE] + idle, most)
+    state[sm + L.SMEM_FREE] = max(state[sm + L.SMEM_FREE], start) + events[event + L.C]
+    state[sm + L.TENSOR_FREE] = max(start + took, state[sm + L.SMEM_FREE])
     state[sm + L.TENSOR_BUSY] += took
     state[sm + L.TENSOR_LAST] = how
+    state[sm + L.TENSOR_TAIL] = events[event + L.D]
     state[sm + L.TENSOR_CAUSE] = cause
 
 
@@ -124,7 +137,8 @@ def commit(state: p_i64, event: int, sm: int, cause: int) -> None:
         latency = settings[P.COMMIT_LATENCY_SMEM_2]
     if how == 3:
         latency = settings[P.COMMIT_LATENCY_TMEM_2]
-    done = max(state[L.NOW] + settings[P.MMA_ISSUE], state[sm + L.TENSOR_FREE] // L.PART) + latency
+    free = (state[sm + L.TENSOR_FREE] + state[sm + L.TENSOR_TAIL]) // L.PART
+    done = max(state[L.NOW] + settings[P.MMA_ISSUE], free) + latency
     if state[sm + L.TENSOR_FREE] // L.PART > state[L.NOW]:
         cause = max(cause, state[sm + L.TENSOR_CAUSE])
     send_signals(state, event, L.ARRIVALS, done, 0, cause)

@@ -29,6 +29,7 @@ LSU_FREE, TMA_ISSUE_FREE, TMA_FREE, TENSOR_FREE, TENSOR_LAST, L2_FREE, HBM_FREE,
 )
 TENSOR_BUSY, TMA_BUSY, LSU_BUSY, STORE_FREE, DSMEM_FREE, TENSOR_CAUSE = range(8, 14)
 PARAMETERS_FREE, HBM_BUSY, L2_WRITE_FREE, L2_WRITE_BUSY, L2_BUSY = range(14, 19)
+SMEM_IDLE, TENSOR_TAIL = 19, 20
 SM_WORDS = 24
 SM = 64
 # of a scheduler: when it next has something to do, which warp is first, its pipes
@@ -78,7 +79,7 @@ CODE_WORDS = 12
 PLAIN, TMEM_LOAD, TMEM_STORE, EVENT, TMEM_STORE_WAIT = range(5)  # kinds
 
 # -- events --------------------------------------------------------------------------------------
-WHAT, SIGNALS, SIGNAL_COUNT, A, B, C = range(6)
+WHAT, SIGNALS, SIGNAL_COUNT, A, B, C, D = range(7)
 EVENT_WORDS = 8
 E_NONE, E_INIT, E_ARRIVE, E_WAIT, E_LOAD, E_STORE, E_SEND, E_MMA, E_COMMIT, E_FILL = range(10)
 E_BULK_COMMIT, E_GROUP_WAIT, E_COPY_COMMIT, E_COPY_ARRIVE = range(10, 14)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,19 @@ from cycle_model.sass.instruction import Instruction
 from ptxemu.record import recording as r
 from ptxemu.record.recording import Access, Barrier, Event, Recording
 
-_RATES = {"tma_row", "tma_store_row", "tmem_load_rate", "tmem_store_rate", "dsmem_rate"}
+_RATES = {
+    "tma_row",
+    "tma_write",
+    "tma_store_row",
+    "tmem_load_rate",
+    "tmem_store_rate",
+    "dsmem_rate",
+}
 _RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
 _RATES |= {"smem_bytes_per_cycle", "l2_bytes_written_in_all"}
 LINE, LANES = 128, 32
 ACCESSES = 16  # that an SM typically has under way
+_SHORTEST_MMA = 18  # cycles, of what SA has measured
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
             value /= active
         elif name == "hbm_bytes_written_per_cycle":
             value = value / active if sharing.writes_back else 0
+        elif name.startswith("commit_latency"):  # published to the end of a wait
+            value = max(value - gpu.value("mma_issue") - gpu.value("mbarrier_wake"), 0)
         elif name == "l2_bytes_per_cycle":
             value = min(value, gpu.value("l2_bytes_in_all") / active)
         elif name == "l2_bytes_written_in_all":
@@ -165,8 +175,8 @@ class Tables:
     ) -> tuple[int, ...]:
         first = len(self._signals)
         self._signals.extend(signals)
-        a, b, c = (*values, 0, 0, 0)[:3]
-        return what, first, len(signals), a, b, c, 0, 0
+        a, b, c, d = (*values, 0, 0, 0, 0)[:4]
+        return what, first, len(signals), a, b, c, d, 0
 
     def _told(self, each: Placed, event: Event, *, tx: bool) -> list[tuple[int, int, int, int]]:
         """Signals of an event: of arrivals, or of bytes."""
@@ -219,16 +229,34 @@ class Tables:
             return self._row(L.E_GLOBAL_STORE, sectors, min(sectors, LANES * access.nbytes))
         return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
 
-    # -- costs ------------------------------------------------------------------------------
 
-    def mma_parts(self, m: int, n: int, ctas: int, in_tmem: bool) -> int:
-        """Parts of cycles that an MMA of 32 bytes along K takes: the tensor core's law, or the
-        operands that each SM reads from shared memory."""
-        rows = m // ctas
-        compute = n / 2 if ctas == 1 or rows == 128 else n / 4
-        nbytes = (0 if in_tmem else 32 * rows) + 32 * n // ctas
-        cycles = max(compute, nbytes / self.gpu.value("mma_smem_rate"))
-        return round((cycles + self.gpu.value("mma_overhead")) * L.PART)
+class MmaParts(NamedTuple):
+    """Parts of cycles. next: until another can begin; alone: in which TMA cannot write; tail: from
+    then until the result would be there, beyond the latency of a commit of 128 rows."""
+
+    next: int
+    alone: int
+    tail: int
+
+
+def mma_parts(gpu: Gpu, m: int, n: int, ctas: int, in_tmem: bool) -> MmaParts:
+    """Of an MMA of 32 bytes along K: the tensor core's law, or the operands that each SM reads
+    from shared memory, a pair with some cycles more. Where TMA fills shared memory at the same
+    time, main loops take N / 4 cycles an MMA more, whatever M is (SA): only while A is read TMA
+    writes, too. With A in tensor memory nobody has measured that: then B is read, no more."""
+    rows, rate = m // ctas, gpu.value("mma_smem_rate")
+    compute = n / 2 if ctas == 1 or rows == 128 else n / 4
+    of_a = 0 if in_tmem else 32 * rows / rate
+    reads = of_a + 32 * n / ctas / rate
+    if ctas == 2 and not in_tmem:
+        reads += rows // 32 - 1
+    cycles = max(compute, reads, _SHORTEST_MMA) + gpu.value("mma_overhead")
+    usual = 0 if in_tmem else 32 * 128 / rate  # in the latency of a commit
+    return MmaParts(
+        round(cycles * L.PART),
+        round((reads if in_tmem else max(compute - of_a, 0)) * L.PART),
+        round((compute + of_a - usual - cycles) * L.PART),
+    )
 
 
 _ACCESS_KINDS = {
@@ -315,8 +343,9 @@ def _cancel(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instru
 def _mma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
     m, n, ctas = landmark.events[0].shape
     in_tmem = "[" in str(site.text.split(",")[1]) if site.text.count(",") else False
-    parts = t.mma_parts(m, n, ctas, in_tmem)
-    return t._row(L.E_MMA, parts, int(in_tmem) + 2 * (ctas == 2))
+    cost = mma_parts(t.gpu, m, n, ctas, in_tmem)
+    how = int(in_tmem) + 2 * (ctas == 2)
+    return t._row(L.E_MMA, cost.next, how, cost.alone, cost.tail)
 
 
 @_makes(y.FILL)

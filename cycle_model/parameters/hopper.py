@@ -53,6 +53,13 @@ _CHANGED = {
     "named_barrier_warp": _measured(2, 2, 2, "cycles per warp", "named_barrier: 12 + 2 per warp"),
     "cluster_barrier": _measured(64, 60, 77, CYCLES, "cluster_barrier, relaxed"),
     "tma_row": _measured(1.19, 1.0, 1.2, "cycles per row of up to 128 bytes", "tma_row"),
+    "tma_write": _measured(
+        0,
+        0,
+        0.1,
+        "cycles per 128 bytes of a box, behind its last row",
+        "tma_latency_l2: 1.1 a row, which are tma_row's",
+    ),
     "tma_latency_l2": _measured(270, 250, 290, CYCLES, "tma_latency_l2, less rows and wake-up"),
     "tma_latency_hbm": _measured(830, 560, 860, CYCLES, "tma_latency_hbm, less rows and wake-up"),
     "tma_remote": _measured(5, 0, 15, "cycles more to another CTA", "tma_multicast_latency"),

@@ -247,6 +247,14 @@ CYCLES = {
         "the file.\nPairs are rows of one step whose measured times differ by more than 10 %.",
         "results/merge_h100.json results/kvcache_h100.json --only merge append --every 3",
     ),
+    "mainloops": Command(
+        "workbench.cycles.mainloops",
+        cycles.add_mainloops,
+        "Published main loops of GEMMs in one CTA beside what the cycle model says of them.\n\n"
+        "A kernel of the same structure is recorded with two short K for each row, and the whole K "
+        "is the line\nthrough both. Nothing is fitted to the rows.",
+        "results/published_mainloops_b200.csv --every 10",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from workbench.flags.groups import add
 GPUS = ("B200", "GB200", "GB300", "H100", "H200")
 MEMORY = ("cold", "warm")
 PERTURBED = 12
+BOOST = 1.965  # GHz of a B200 that is not at its limit: cycles over ns of its published latencies
 
 
 def clusters(text: str) -> int | tuple[int, ...] | None:
@@ -48,6 +49,22 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
     add(group, "limit", "leave out launches that would take longer to run here", 60, **how)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over measured times")
+    groups.add_json(group)
+
+
+def add_mainloops(parser: argparse.ArgumentParser) -> None:
+    """Which published main loops are modelled."""
+    words = "a table with K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms"
+    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+    group = parser.add_argument_group("model")
+    add(group, "gpu", "parameters of which GPU", "B200", choices=("B200", "GB200", "GB300"))
+    words = "GHz that the GPU ran at, with one SM busy"
+    add(group, "clock", words, BOOST, type=float, metavar="GHZ")
+    add(group, "every", "take every so manieth row", 1, type=groups.positive_count, metavar="N")
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", 0, **how)
+    group = parser.add_argument_group("output")
+    groups.add_plot(group, "modelled over published times")
     groups.add_json(group)
 
 
