@@ -101,11 +101,14 @@ class LaunchModel:
         return Traffic(self.launch, self.clusters, cold=self.memory == COLD, l2=self.gpu.l2_bytes)
 
     def simulated(self, cluster: int, *, log: bool = False, alone: bool = False) -> Result:
-        """A recorded cluster, and others like it on the same SMs, or alone."""
+        """A recorded cluster, and others of the launch on the same SMs, or alone."""
         placed, ctas = [], self.launch.ctas_of_cluster
+        known = self.launch.clusters
+        first = known.index(cluster)
         for copy in range(1 if alone else self.together):
-            far = self.traffic.of(cluster)
-            for warp in self.launch.cluster(cluster):
+            number = known[(first + copy) % len(known)]
+            far = self.traffic.of(number)
+            for warp in self.launch.cluster(number):
                 rank = warp.record.rank
                 placed.append(Placed(warp, rank, copy * ctas + rank, copy, far))
         tables = Tables(self.launch.recording, self.launch.function, placed, self.gpu)
@@ -116,12 +119,13 @@ class LaunchModel:
         """Cycles of a cluster of a wave behind the first, and of the last: those that share an SM
         no longer begin at the same time, so that some wait for memory while others work, and in the
         last wave there are fewer of them."""
+        cycles = together.cycles_of(0)
         if self.together == 1 or self.clusters <= self.places:
-            return together.cycles, together.cycles
+            return cycles, cycles
         alone = self.simulated(number, alone=True).cycles
         left = (self.clusters - 1) % self.places + 1
         busy = together.busiest, together.busiest * left // self.places
-        steady, last = (min(together.cycles, max(alone, each)) for each in busy)
+        steady, last = (min(cycles, max(alone, each)) for each in busy)
         return steady, last
 
     def _sent(self, ctas: int) -> float:
@@ -140,7 +144,7 @@ class LaunchModel:
         ctas = self.launch.ctas_of_cluster
         start = self.gpu.value("cluster_start" if ctas > 1 else "cta_start")
         results = {number: self.simulated(number) for number in self.launch.clusters}
-        durations = {number: result.cycles for number, result in results.items()}
+        durations = {number: result.cycles_of(0) for number, result in results.items()}
         later = {number: self._later(number, result) for number, result in results.items()}
         known, last = sorted(durations), (self.clusters - 1) // self.places * self.places
         free = [-start] * min(self.places, self.clusters)  # the first start is the launch's

@@ -29,9 +29,8 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
 
 
 @routine
-def write_back(state: p_i64, sm: int, nbytes: int, changed: int) -> None:
-    """Sectors that are written go to L2 beside what is read; in the long run L2 writes to memory
-    what has changed in them."""
+def write_back(state: p_i64, sm: int, nbytes: int) -> None:
+    """What is written goes to L2 beside what is read, and in the long run to memory."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(state[L.NOW] * L.PART, state[sm + L.L2_WRITE_FREE])
     took = nbytes * L.PART * L.PART // settings[P.L2_BYTES_WRITTEN]
@@ -39,7 +38,7 @@ def write_back(state: p_i64, sm: int, nbytes: int, changed: int) -> None:
     state[sm + L.L2_WRITE_BUSY] += took
     if settings[P.HBM_BYTES_WRITTEN] > 0:
         at = max(state[L.NOW] * L.PART, state[sm + L.HBM_FREE])
-        took = changed * L.PART * L.PART // settings[P.HBM_BYTES_WRITTEN]
+        took = nbytes * L.PART * L.PART // settings[P.HBM_BYTES_WRITTEN]
         state[sm + L.HBM_FREE] = at + took
         state[sm + L.HBM_BUSY] += took
 
@@ -101,7 +100,7 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
     state[warp + L.BULK_READ_OPEN] = max(state[warp + L.BULK_READ_OPEN], read)
     done = state[sm + L.STORE_FREE] // L.PART + settings[P.TMA_STORE_LATENCY]
     state[warp + L.BULK_OPEN] = max(state[warp + L.BULK_OPEN], done)
-    write_back(state, sm, events[event + L.B], events[event + L.B])
+    write_back(state, sm, events[event + L.B])
 
 
 @routine
@@ -124,6 +123,24 @@ def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
     state[sm + L.TENSOR_LAST] = how
     state[sm + L.TENSOR_TAIL] = events[event + L.D]
     state[sm + L.TENSOR_CAUSE] = cause
+
+
+@routine
+def wgmma(state: p_i64, event: int, warp: int, cause: int) -> None:
+    """A warp's quarter, on the tensor core of its scheduler. A: parts of cycles that it takes, B:
+    cycles until its sums are there, behind the start of the next one, C: 1 where it ends a group.
+    """
+    events = p_i64(state[L.EVENTS_AT])
+    scheduler = L.SCHEDULER + state[warp + L.WARP_SCHEDULER] * L.SCHEDULER_WORDS
+    start = max(state[L.NOW], state[scheduler + L.PIPE_FREE + L.TENSOR])
+    took = events[event + L.A] // L.PART
+    state[scheduler + L.PIPE_FREE + L.TENSOR] = start + took
+    state[scheduler + L.PIPE_BUSY + L.TENSOR] += took
+    state[scheduler + L.PIPE_CAUSE + L.TENSOR] = cause
+    state[warp + L.WG_LAST] = start + took + events[event + L.B]
+    if events[event + L.C] != 0:
+        close_group(state, warp, L.WG_DONE, state[warp + L.WG_COUNT], state[warp + L.WG_LAST])
+        state[warp + L.WG_COUNT] += 1
 
 
 @routine
@@ -163,9 +180,11 @@ def close_group(state: p_i64, warp: int, ring: int, count: int, time: int) -> No
 
 @routine
 def global_access(state: p_i64, event: int, sm: int) -> int:
-    """A: bytes, B: whether they come from the memory behind L2. When they have come."""
+    """A: bytes, B: 1 if they come from the memory behind L2, 2 from L1. When they have come."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
+    if events[event + L.B] == 2:
+        return state[L.NOW] + settings[P.GLOBAL_LATENCY_L1]
     latency = settings[P.GLOBAL_LATENCY_L2]
     if events[event + L.B] != 0:
         latency = settings[P.GLOBAL_LATENCY_HBM]
@@ -260,7 +279,7 @@ def by_mbarrier(state: p_i64, event: int, number: int, cause: int) -> None:
 @routine
 def by_group(state: p_i64, event: int, warp: int) -> None:
     """Groups of copies are closed, and waited for. A: how many may be left; B: 0 of bulk copies,
-    1 of their reads, 2 of cp.async."""
+    1 of their reads, 2 of cp.async, 3 of wgmma."""
     events = p_i64(state[L.EVENTS_AT])
     what = events[event + L.WHAT]
     bulk, copies = (state[warp + L.BULK_COUNT], state[warp + L.COPY_COUNT])
@@ -281,6 +300,8 @@ def by_group(state: p_i64, event: int, warp: int) -> None:
             done = group_time(state, warp, L.BULK_DONE, bulk, allowed)
         elif kind == 1:
             done = group_time(state, warp, L.BULK_READ, bulk, allowed)
+        elif kind == 3:
+            done = group_time(state, warp, L.WG_DONE, state[warp + L.WG_COUNT], allowed)
         else:
             done = group_time(state, warp, L.COPY_DONE, copies, allowed)
         state[warp + L.WARP_NEXT] = max(state[warp + L.WARP_NEXT], done)
@@ -309,11 +330,15 @@ def by_memory(state: p_i64, event: int, warp: int) -> int:
     what, amount = (events[event + L.WHAT], events[event + L.A])
     if what == L.E_GLOBAL_LOAD:
         return global_access(state, event, sm)
+    if what == L.E_REMOTE:
+        at = max(state[L.NOW] * L.PART, state[sm + L.DSMEM_FREE])
+        state[sm + L.DSMEM_FREE] = at + amount * L.PART * L.PART // settings[P.DSMEM_RATE]
+        return state[sm + L.DSMEM_FREE] // L.PART + settings[P.DSMEM_LOAD]
     if what == L.E_COPY:
         done = global_access(state, event, sm) + settings[P.COPY_LATENCY]
         state[warp + L.COPY_OPEN] = max(state[warp + L.COPY_OPEN], done)
     elif what == L.E_GLOBAL_STORE:
-        write_back(state, sm, amount, events[event + L.B])
+        write_back(state, sm, amount)
     elif what == L.E_SHARED:
         state[sm + L.LSU_FREE] = max(state[sm + L.LSU_FREE], state[L.NOW]) + amount
         return state[sm + L.LSU_FREE] + settings[P.SHARED_LATENCY]
@@ -332,6 +357,8 @@ def perform(state: p_i64, event: int, number: int, cause: int) -> int:
         return by_memory(state, event, warp)
     if what == L.E_MMA:
         multiply(state, event, sm, cause)
+    elif what == L.E_WGMMA:
+        wgmma(state, event, warp, cause)
     elif what == L.E_FILL:
         start = max((state[L.NOW] + settings[P.MMA_ISSUE]) * L.PART, state[sm + L.TENSOR_FREE])
         state[sm + L.TENSOR_FREE] = start + events[event + L.A]

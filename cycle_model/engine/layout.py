@@ -56,11 +56,11 @@ MBARRIER = CLUSTER + MOST_CTAS * CLUSTER_WORDS
 PATH_BEGIN, PATH_END, POSITION, WARP_NEXT, WARP_CTA, WARP_SM, WARP_SCHEDULER, BLOCKED = range(8)
 WAITS_FOR, WAIT_PARITY, BEGAN, DONE, CLUSTER_PHASE, BULK_OPEN, BULK_READ_OPEN = range(8, 15)
 BULK_COUNT, COPY_OPEN, COPY_COUNT, CAUSE, REASON, READY, LAST = range(15, 22)
-WG_LAST, WG_COUNT, GROUP_CAUSE = range(22, 25)
+WG_LAST, WG_COUNT = range(22, 24)
 SB_TIME, SB_CAUSE = 32, 40  # of six scoreboards
 GROUPS = 64  # of bulk copies and of cp.async that are remembered
-BULK_DONE, BULK_READ, COPY_DONE = 64, 64 + GROUPS, 64 + 2 * GROUPS
-WARP_WORDS = 64 + 3 * GROUPS
+BULK_DONE, BULK_READ, COPY_DONE, WG_DONE = (64 + GROUPS * k for k in range(4))
+WARP_WORDS = 64 + 4 * GROUPS
 WARP = MBARRIER + MOST_BARRIERS * MB_WORDS
 STATE_WARP_LIST = WARP + MOST_WARPS * WARP_WORDS  # numbers of warps, by scheduler
 # of an SM: since when it has lines of code and sectors of parameters, 0 for never
@@ -85,7 +85,7 @@ E_NONE, E_INIT, E_ARRIVE, E_WAIT, E_LOAD, E_STORE, E_SEND, E_MMA, E_COMMIT, E_FI
 E_BULK_COMMIT, E_GROUP_WAIT, E_COPY_COMMIT, E_COPY_ARRIVE = range(10, 14)
 E_BARRIER, E_BARRIER_ARRIVE, E_CLUSTER_ARRIVE, E_CLUSTER_WAIT = range(14, 18)
 E_CANCEL, E_WGMMA, E_WGMMA_WAIT = range(18, 21)
-E_GLOBAL_LOAD, E_GLOBAL_STORE, E_SHARED, E_COPY = range(21, 25)  # of memory: the last ones
+E_GLOBAL_LOAD, E_GLOBAL_STORE, E_SHARED, E_COPY, E_REMOTE = range(21, 26)  # of memory: the last
 # signals: an mbarrier, arrivals, bytes, whether it is in another CTA
 S_BARRIER, S_COUNT, S_BYTES, S_REMOTE = range(4)
 SIGNAL_WORDS = 4

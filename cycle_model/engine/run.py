@@ -187,7 +187,7 @@ def choose(state: p_i64, scheduler: int) -> int:
                 when = max(when, state[warp + L.SB_TIME + board])
             state[warp + L.WARP_NEXT] = when
         if when <= now and state[warp + L.POSITION] >= state[warp + L.PATH_END]:
-            state[warp + L.DONE] = 1
+            state[warp + L.DONE] = max(state[L.NOW], 1)
             state[L.LIVE] -= 1
             warp_left(state, number)
             continue

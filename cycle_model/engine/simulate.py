@@ -34,6 +34,13 @@ class Result:
     state: np.ndarray
     log: np.ndarray | None
 
+    def cycles_of(self, cluster: int) -> int:
+        """Until the last warp of one of several clusters is done, and what is on its way then."""
+        placed = self.tables.placed
+        done = [int(self.state[L.WARP + k * L.WARP_WORDS + L.DONE]) for k in range(len(placed))]
+        mine = [end for end, each in zip(done, placed, strict=True) if each.cluster == cluster]
+        return self.cycles - max(done) + max(mine)
+
     @property
     def busiest(self) -> int:
         """Cycles for which the unit is busy that is busy for longest, or the schedulers."""

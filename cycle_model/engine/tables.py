@@ -199,17 +199,24 @@ class Tables:
         if not kinds.any():
             return
         recorded: dict[int, list[Access]] = {}
+        held: set[tuple[int, int]] = set()
         for access in each.warp.record.accesses():
             kind = _ACCESS_KINDS[access.memory, access.store]
             recorded.setdefault(kind, []).append(access)
+        if len(recorded.get(1, ())) <= np.count_nonzero(self._words_are(path, "LDG")):
+            kinds = np.where(self._words_are(path, "LD"), 3, kinds)  # from other CTAs' memory
         for kind, found in recorded.items():
             places = self._executed(path, np.flatnonzero(kinds == kind), len(found))
             for number, at in enumerate(places.tolist()):
                 access = found[number * len(found) // len(places)]
-                row = self._access_row(each, access, self._words[path[at]])
+                row = self._access_row(each, access, self.function.instructions[path[at]], held)
                 if row is not None and self.numbers[begin + at] < 0:
                     self.numbers[begin + at] = len(self._events)
                     self._events.append(row)
+
+    def _words_are(self, path: np.ndarray, word: str) -> np.ndarray:
+        """Which instructions of a path have an opcode that begins with this word."""
+        return np.array([each == word for each in self._words], bool)[path]
 
     def _executed(self, path: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
         """Those of the accesses in a path that were executed. Of guarded ones the recording does
@@ -218,15 +225,24 @@ class Tables:
         excess = len(places) - count
         return np.delete(places, guarded[-excess:]) if 0 < excess <= len(guarded) else places
 
-    def _access_row(self, each: Placed, access: Access, word: str) -> tuple[int, ...] | None:
+    def _access_row(
+        self, each: Placed, access: Access, item: Instruction, held: set[tuple[int, int]]
+    ) -> tuple[int, ...] | None:
+        """held: sectors that L1 has, as far as this warp has asked for them."""
+        word = item.word
+        if access.memory == "shared" and word == "LD":
+            return self._row(L.E_REMOTE, LANES * access.nbytes)
         if access.memory == "shared":
             extra = access.passes - 1
             return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
         if access.memory == "copied":
             return self._row(L.E_COPY, 32 * access.passes, int(each.far(access.first)))
         if access.store:
-            sectors = 32 * access.passes
-            return self._row(L.E_GLOBAL_STORE, sectors, min(sectors, LANES * access.nbytes))
+            return self._row(L.E_GLOBAL_STORE, min(32 * access.passes, LANES * access.nbytes))
+        sectors = access.first // 32, access.passes
+        if sectors in held and "STRONG" not in item.opcode:
+            return self._row(L.E_GLOBAL_LOAD, 0, 2)
+        held.add(sectors)
         return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
 
 
@@ -346,6 +362,26 @@ def _mma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instructi
     cost = mma_parts(t.gpu, m, n, ctas, in_tmem)
     how = int(in_tmem) + 2 * (ctas == 2)
     return t._row(L.E_MMA, cost.next, how, cost.alone, cost.tail)
+
+
+_WGMMA = re.compile(r"GMMA\.64x(\d+)x")
+
+
+@_makes(y.WGMMA)
+def _wgmma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    """N / 2 cycles for 32 bytes along K, whatever the format. The last of a group says so."""
+    found = _WGMMA.search(item.opcode)
+    if found is None:
+        raise ValueError(f"{item.opcode}: a shape of wgmma that is not known")
+    in_registers = re.match(r"[^,]*,\s*R", item.operands) is not None
+    latency = "wgmma_latency_registers" if in_registers else "wgmma_latency_smem"
+    parts, tail = int(found[1]) * L.PART // 2, round(t.gpu.value(latency))
+    return t._row(L.E_WGMMA, parts, tail, int("gsb" in item.operands))
+
+
+@_makes(y.WGMMA_WAIT)
+def _wgmma_wait(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
+    return t._row(L.E_GROUP_WAIT, int(site.operands[0].value), 3)
 
 
 @_makes(y.FILL)

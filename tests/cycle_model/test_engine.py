@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cycle_model.binding.bound import BoundWarp
+from cycle_model.binding.target import Landmark
 from cycle_model.edits import Edit, edited, rewritten
 from cycle_model.engine import layout as L
 from cycle_model.engine.simulate import StuckError, simulate
@@ -23,6 +24,7 @@ from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import Control, Instruction
 from ptxemu.native.library import without
 from ptxemu.record.recording import Recording, WarpRecord
+from ptxemu.syntax.parser import parse
 
 H100 = GPUS["H100"]
 
@@ -135,6 +137,39 @@ def test_a_barrier_that_nobody_completes_is_an_error(decoded):
     ]
     with pytest.raises(StuckError, match="waits for"):
         simulate(Tables(decoded, bound.function, placed, H100), Sharing(8))
+
+
+# -- wgmma ----------------------------------------------------------------------------------------
+
+
+def placed_wgmma(count: int, n: int, allowed: int = 0) -> Tables:
+    """A warpgroup that issues so many products of one group, and waits for it."""
+    lines = [(f"HGMMA.64x{n}x16.F32.BF16", Control(stall=1))] * count
+    function = function_of(*lines, ("WARPGROUP.DEPBAR.LE", Control(stall=1)))
+    for k, item in enumerate(function.instructions[:count]):
+        ends = ", gsb0" if k == count - 1 else ""
+        object.__setattr__(item, "operands", f"R24, gdesc[UR4], R24{ends}")
+    text = f".target sm_90a\n.entry k() {{ wgmma.wait_group.sync.aligned {allowed}; ret; }}"
+    site = parse(".version 8.3\n" + text + "\n").entries["k"].body[0]
+    landmarks = [Landmark("wgmma", (), 0, ())] * count + [Landmark("wgmma wait", (), 0, ())]
+    recording = Recording("k", (1,) * 3, (128, 1, 1), (1,) * 3, 0, [site], [], "sm_90a")
+    path = np.arange(len(function.instructions), dtype=np.int32)
+    placed = []
+    for k in range(4):
+        record = WarpRecord(0, 0, k, np.zeros(0, np.uint32), [], np.zeros(0, np.int64))
+        warp = BoundWarp(record, path, np.arange(count + 1), tuple(landmarks), 0.0, 0)
+        placed.append(Placed(warp, 0, 0, 0, lambda address: False))
+    return Tables(recording, function, placed, H100)
+
+
+@pytest.mark.parametrize(("count", "n", "measured"), [(1, 64, 105), (4, 128, 319), (4, 256, 575)])
+def test_products_of_a_warpgroup_take_what_was_measured(count, n, measured):
+    """wgmma_until_wait of results/units_h200.json."""
+    assert simulate(placed_wgmma(count, n), Sharing(1)).cycles == pytest.approx(measured, rel=0.06)
+
+
+def test_a_group_that_may_be_left_is_not_waited_for():
+    assert simulate(placed_wgmma(4, 256, allowed=1), Sharing(1)).cycles < 100
 
 
 # -- the grid and edits ---------------------------------------------------------------------------
