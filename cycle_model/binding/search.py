@@ -20,7 +20,8 @@ from cycle_model.sass.flow import Function
 END = "end"
 _SLACK = (64, 512, 4096)  # of work that code motion may have brought from elsewhere
 _KEPT = 4  # ways to a place that have done as much work
-_STEP = 16  # in which that is counted
+_STEPS = 32, 8  # in which that is counted
+_NEAR = 0.02  # of all work
 _SKIPPED = 0.5  # cost of not executing a guarded landmark where it would fit
 _PER_INSTRUCTION = 1e-4
 
@@ -54,7 +55,7 @@ class Step(NamedTuple):
     before: State
 
 
-_Begun = tuple[int, int, int, int, Place, Vector, float, Any]
+_Begun = tuple[int, float, int, int, Place, Vector, float, Any]
 Layer = dict[State, Step]  # of paths that came by so many landmarks
 Found = list[tuple[int, Way]]  # numbers of landmarks in the order of the machine code, and ways
 
@@ -81,6 +82,7 @@ class Search:
         self.function = function
         self.symbols = [of_sass(item) for item in function.instructions]
         self._runs: dict[int, _Run] = {}
+        self._after: dict[int, list[int]] = {}
         self._leading: dict[tuple[Place, str], set[Place]] = {}
         self._ways: dict[tuple[Place, str, Vector, int], list[Way]] = {}
         self._paths: dict[tuple[object, ...], Found] = {}
@@ -130,14 +132,23 @@ class Search:
         level: of the slack with which to begin."""
         key = start, name, work, level
         if key not in self._ways:
-            for slack in _SLACK[level:]:
-                found = self._explored(start, name, work, slack)
-                if found:
-                    break
-            self._ways[key] = found
+            self._ways[key] = self._found(start, name, work, level)
         return self._ways[key]
 
-    def _explored(self, start: Place, name: str, wanted: Vector, slack: int) -> list[Way]:
+    def _found(self, start: Place, name: str, work: Vector, level: int) -> list[Way]:
+        """Looked for more closely where what was found at first is not near."""
+        for slack in _SLACK[level:]:
+            for step in _STEPS:
+                found = self._explored(start, name, work, slack, step)
+                if not found or min(way.cost for way in found) <= _NEAR * sum(work):
+                    break
+            if found:
+                break
+        return found
+
+    def _explored(
+        self, start: Place, name: str, wanted: Vector, slack: int, step: int
+    ) -> list[Way]:
         """In the order of the work that has been done. Of ways that have met after as much work,
         those go on whose kinds of work are nearest to the shares that they have in all of it."""
         useful = self._useful(start, name)
@@ -145,15 +156,16 @@ class Search:
             return []
         limit = [amount + slack + amount // 2 for amount in wanted]
         whole = max(sum(wanted), 1)
+        most = (whole + whole // 2 + 2 * slack) // step
         best: dict[Place, Way] = {}
         seen: set[tuple[Place, Vector]] = {(start, NO_WORK)}
         kept: Counter[tuple[Place, int]] = Counter()
-        # amount of work, how far from its shares, length, a number of its own; then the way itself
-        queue: list[_Begun] = [(0, 0, 0, 0, start, NO_WORK, 0.0, None)]
+        # work, how far its shares are from those wanted, length, its own number, the way
+        queue: list[_Begun] = [(0, 0.0, 0, 0, start, NO_WORK, 0.0, None)]
         while queue:
-            done, _, length, _, place, work, cost, trail = heappop(queue)
-            kept[place, done] += 1
-            if kept[place, done] > _KEPT:
+            steps, _, length, _, place, work, cost, trail = heappop(queue)
+            kept[place, steps] += 1
+            if kept[place, steps] > _KEPT or steps > most:
                 continue
             run = self._run(place.at)
             work = _sum(work, run.work)
@@ -168,9 +180,14 @@ class Search:
                         best[after] = Way(after, total, _unrolled(trail))
                 elif after in useful and (after, work) not in seen:
                     seen.add((after, work))
-                    amount = sum(work)
-                    far = sum(abs(whole * a - b * amount) for a, b in zip(work, wanted, strict=True))
-                    item = amount // _STEP, far, length, len(seen), after, work, cost + more, trail
+                    done = sum(work)
+                    shares = zip(work, wanted, strict=True)
+                    far = (
+                        sum([abs(part / done - share / whole) for part, share in shares])
+                        if done
+                        else 2.0
+                    )
+                    item = done // step, far, length, len(seen), after, work, cost + more, trail
                     heappush(queue, item)
         return list(best.values())
 
@@ -252,13 +269,15 @@ class Search:
         elif word in ("BPT", "KILL"):
             return
         else:
-            if item.opcode.startswith("BRA.DIV"):
-                goals = {end + 1}
-            else:
-                goals = self.function.goals(end)
-            for goal in sorted(goals):
-                if goal < len(self.symbols):
-                    yield Place(goal, calls), False, 0.0
+            for goal in self._goals(end):
+                yield Place(goal, calls), False, 0.0
+
+    def _goals(self, index: int) -> list[int]:
+        if index not in self._after:
+            parts = self.function.instructions[index].opcode.startswith("BRA.DIV")
+            goals = {index + 1} if parts else self.function.goals(index)
+            self._after[index] = sorted(goal for goal in goals if goal < len(self.symbols))
+        return self._after[index]
 
     def _unbound(self, target: Target, states: Iterable[State]) -> Unbound:
         names = [each.name for each in target.landmarks] + [END]

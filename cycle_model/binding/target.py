@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,7 +18,9 @@ from cycle_model.binding.symbols import (
     of_ptx,
     stream,
 )
+from ptxemu.inspect.places import registers_of
 from ptxemu.record.recording import Event, Recording, WarpRecord
+from ptxemu.syntax.tree import Instr
 
 
 class Landmark(NamedTuple):
@@ -91,11 +94,30 @@ class Targets:
     @cached_property
     def _blocks(self) -> list[list[tuple[int, Symbol]]]:
         """The instructions of each block that leave something in the machine code."""
-        symbols = [of_ptx(site) for site in self.recording.sites]
+        symbols = [self._left(site) for site in self.recording.sites]
         return [
             [(site, symbols[site]) for site in block if symbols[site] != Symbol()]
             for block in self.recording.blocks
         ]
+
+    @cached_property
+    def _named(self) -> Counter[str]:
+        """How often instructions name each register."""
+        return Counter(
+            name
+            for site in self.recording.sites
+            for operand in (*site.operands, site.guard)
+            for name in registers_of(operand)
+        )
+
+    def _left(self, site: Instr) -> Symbol:
+        """Of a load of tensor memory that nobody reads the compiler leaves nothing."""
+        symbol = of_ptx(site)
+        if symbol.landmark.startswith("tmem ld"):
+            results = registers_of(site.operands[0])
+            if all(self._named[name] == 1 for name in results):
+                return Symbol()
+        return symbol
 
     def of(self, warp: WarpRecord) -> Target:
         """Dynamic landmarks are there where something was recorded."""
