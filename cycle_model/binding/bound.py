@@ -9,9 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cycle_model.binding.search import Search, Unbound, Way
-from cycle_model.binding.symbols import without_order
-from cycle_model.binding.target import Landmark, Target, Targets
+from cycle_model.binding.search import Found, Search, Unbound
+from cycle_model.binding.target import Landmark, Targets
 from cycle_model.sass.flow import Function
 from ptxemu.record.recording import Recording, WarpRecord
 
@@ -35,7 +34,7 @@ class BoundLaunch:
 
     def __init__(self, function: Function, recording: Recording) -> None:
         self.function, self.recording = function, recording
-        self._tries = [(Targets(recording), Search(function))]
+        self._targets, self._search = Targets(recording), Search(function)
         self._paths: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._records: defaultdict[int, list[WarpRecord]] = defaultdict(list)
         for warp in recording.warps:
@@ -71,41 +70,23 @@ class BoundLaunch:
         return self._bound[number]
 
     def _bind(self, warp: WarpRecord) -> BoundWarp:
+        target = self._targets.of(warp)
         try:
-            target, ways = self._found(warp)
+            found = self._search.path(target)
         except Unbound as error:
             where = f"warp {warp.index} of CTA {warp.rank} of cluster {warp.cluster}"
             raise Unbound(f"{self.recording.entry}, {where}: {error}", error.reached) from None
-        path, at, cost = self._joined(ways)
-        work = sum(sum(each.before) for each in target.landmarks) + sum(target.rest)
-        return BoundWarp(warp, path, at, target.landmarks, cost, work)
+        path, at, cost = self._joined(found)
+        landmarks = tuple(target.landmarks[number] for number, _ in found[:-1])
+        work = sum(sum(each.before) for each in landmarks) + sum(target.rest)
+        return BoundWarp(warp, path, at, landmarks, cost, work)
 
-    def _found(self, warp: WarpRecord) -> tuple[Target, list[Way]]:
-        """With all landmarks in order; failing that, tensor memory's among the others."""
-        targets, search = self._tries[0]
-        target = targets.of(warp)
-        try:
-            return target, search.path(target)
-        except Unbound as error:
-            if not any(each.name.startswith("tmem") for each in target.landmarks):
-                raise
-            strict = error
-        if len(self._tries) == 1:
-            loose = Targets(self.recording, without_order), Search(self.function, without_order)
-            self._tries.append(loose)
-        targets, search = self._tries[1]
-        target = targets.of(warp)
-        try:
-            return target, search.path(target)
-        except Unbound as error:
-            raise Unbound(f"{strict}; or {error}", strict.reached) from None
-
-    def _joined(self, ways: list[Way]) -> tuple[np.ndarray, np.ndarray, float]:
+    def _joined(self, found: Found) -> tuple[np.ndarray, np.ndarray, float]:
         """A search gives the same list to all warps that take the same path."""
-        if id(ways) not in self._paths:
-            steps = [step for way in ways for step in way.steps]
+        if id(found) not in self._paths:
+            steps = [step for _, way in found for step in way.steps]
             path = np.concatenate([np.arange(*step, dtype=np.int32) for step in steps])
-            lengths = [sum(end - begin for begin, end in way.steps) for way in ways]
+            lengths = [sum(end - begin for begin, end in way.steps) for _, way in found]
             at = np.cumsum(lengths)[:-1] - 1
-            self._paths[id(ways)] = path, at, sum(way.cost for way in ways)
-        return self._paths[id(ways)]
+            self._paths[id(found)] = path, at, sum(way.cost for _, way in found)
+        return self._paths[id(found)]

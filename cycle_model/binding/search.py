@@ -8,17 +8,20 @@ met with the same work done, and gives up those that have done too much.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Change, Vector, of_sass, unchanged
-from cycle_model.binding.target import Target
+from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Vector, of_sass
+from cycle_model.binding.target import Order, Target, Told
 from cycle_model.sass.flow import Function
 
 END = "end"
-_SLACK = (64, 512, 1 << 40)  # of work that code motion may have brought from elsewhere
-_MOST_WAYS = 200_000  # between two landmarks
+_SLACK = (64, 512, 4096)  # of work that code motion may have brought from elsewhere
+_KEPT = 4  # ways to a place that have done as much work
+_STEPS = 32, 8  # in which that is counted
+_NEAR = 0.02  # of all work
 _SKIPPED = 0.5  # cost of not executing a guarded landmark where it would fit
 _PER_INSTRUCTION = 1e-4
 
@@ -39,15 +42,22 @@ class Way(NamedTuple):
     steps: tuple[tuple[int, int], ...]
 
 
+State = tuple[Place, Told]
+
+
 class Step(NamedTuple):
-    """How a place is reached best: cost of the whole path, the last way, where that begins."""
+    """How a state is reached best: cost of the whole path, the last way and the number of the
+    landmark it leads to, where that begins."""
 
     cost: float
     way: Way | None
-    before: Place
+    landmark: int
+    before: State
 
 
-Layer = dict[Place, Step]  # of one landmark
+_Begun = tuple[int, float, int, int, Place, Vector, float, Any]
+Layer = dict[State, Step]  # of paths that came by so many landmarks
+Found = list[tuple[int, Way]]  # numbers of landmarks in the order of the machine code, and ways
 
 
 class _Run(NamedTuple):
@@ -68,63 +78,95 @@ class Unbound(ValueError):
 class Search:
     """In one kernel; what was found is kept, as loops ask for it again and again."""
 
-    def __init__(self, function: Function, change: Change = unchanged) -> None:
+    def __init__(self, function: Function) -> None:
         self.function = function
-        self.symbols = [change(of_sass(item)) for item in function.instructions]
+        self.symbols = [of_sass(item) for item in function.instructions]
         self._runs: dict[int, _Run] = {}
-        self._ways: dict[tuple[Place, str, Vector], list[Way]] = {}
-        self._paths: dict[tuple[object, ...], list[Way]] = {}
-        self._nearby: dict[Place, set[str]] = {}
+        self._after: dict[int, list[int]] = {}
+        self._leading: dict[tuple[Place, str], set[Place]] = {}
+        self._ways: dict[tuple[Place, str, Vector, int], list[Way]] = {}
+        self._paths: dict[tuple[object, ...], Found] = {}
 
-    def path(self, target: Target) -> list[Way]:
+    def path(self, target: Target) -> Found:
         """One way to each landmark, and one to the end. Raises `Unbound`."""
         key = target.key
         if key not in self._paths:
             self._paths[key] = self._best(target)
         return self._paths[key]
 
-    def _best(self, target: Target) -> list[Way]:
+    def _best(self, target: Target) -> Found:
+        """With as little slack as will do: a way that is near may lead nowhere."""
+        failed: Unbound | None = None
+        for level in range(len(_SLACK)):
+            try:
+                return self._along(target, level)
+            except Unbound as error:
+                if failed is None or error.reached > failed.reached:
+                    failed = error
+        assert failed is not None
+        raise failed
+
+    def _along(self, target: Target, level: int) -> Found:
         wanted = [(each.name, each.before) for each in target.landmarks] + [(END, target.rest)]
-        layers: list[Layer] = [{Place(0): Step(0.0, None, Place(0))}]
-        for number, (name, work) in enumerate(wanted):
+        order = Order([name for name, _ in wanted])
+        begin = Place(0), Told()
+        layers: list[Layer] = [{begin: Step(0.0, None, 0, begin)}]
+        for _ in wanted:
             found: Layer = {}
-            for place, step in layers[-1].items():
-                for way in self.ways(place, name, work):
-                    total = step.cost + way.cost
-                    if way.place not in found or total < found[way.place].cost:
-                        found[way.place] = Step(total, way, place)
+            for state, step in layers[-1].items():
+                place, told = state
+                for number in order.next(told):
+                    after = told.with_(number)
+                    for way in self.ways(place, *wanted[number], level):
+                        total = step.cost + way.cost
+                        reached = way.place, after
+                        if reached not in found or total < found[reached].cost:
+                            found[reached] = Step(total, way, number, state)
             if not found:
-                raise self._unbound(target, number, layers[-1])
+                raise self._unbound(target, layers[-1])
             layers.append(found)
         return _backwards(layers)
 
-    def ways(self, start: Place, name: str, work: Vector) -> list[Way]:
-        """All ways from a place to the next landmark, the best one for each place it leads to."""
-        key = start, name, work
+    def ways(self, start: Place, name: str, work: Vector, level: int = 0) -> list[Way]:
+        """All ways from a place to the next landmark, the best one for each place it leads to.
+        level: of the slack with which to begin."""
+        key = start, name, work, level
         if key not in self._ways:
-            found: list[Way] = []
-            for slack in _SLACK if self._comes(start, name) else ():
-                found = self._explored(start, name, work, slack)
-                if found:
-                    break
-            self._ways[key] = found
+            self._ways[key] = self._found(start, name, work, level)
         return self._ways[key]
 
-    def _comes(self, start: Place, name: str) -> bool:
-        """Whether any way from a place may come to that landmark, whatever its work; telling that
-        first saves the search of all ways, to the last one, where there is none."""
-        if start not in self._nearby:
-            self._nearby[start] = self._near(start)
-        return name in self._nearby[start]
+    def _found(self, start: Place, name: str, work: Vector, level: int) -> list[Way]:
+        """Looked for more closely where what was found at first is not near."""
+        for slack in _SLACK[level:]:
+            for step in _STEPS:
+                found = self._explored(start, name, work, slack, step)
+                if not found or min(way.cost for way in found) <= _NEAR * sum(work):
+                    break
+            if found:
+                break
+        return found
 
-    def _explored(self, start: Place, name: str, wanted: Vector, slack: int) -> list[Way]:
+    def _explored(
+        self, start: Place, name: str, wanted: Vector, slack: int, step: int
+    ) -> list[Way]:
+        """In the order of the work that has been done. Of ways that have met after as much work,
+        those go on whose kinds of work are nearest to the shares that they have in all of it."""
+        useful = self._useful(start, name)
+        if start not in useful:
+            return []
         limit = [amount + slack + amount // 2 for amount in wanted]
+        whole = max(sum(wanted), 1)
+        most = (whole + whole // 2 + 2 * slack) // step
         best: dict[Place, Way] = {}
         seen: set[tuple[Place, Vector]] = {(start, NO_WORK)}
-        queue: deque[tuple[Place, Vector, float, int, object]] = deque()
-        queue.append((start, NO_WORK, 0.0, 0, None))
-        while queue and len(seen) < _MOST_WAYS:
-            place, work, cost, length, trail = queue.popleft()
+        kept: Counter[tuple[Place, int]] = Counter()
+        # work, how far its shares are from those wanted, length, its own number, the way
+        queue: list[_Begun] = [(0, 0.0, 0, 0, start, NO_WORK, 0.0, None)]
+        while queue:
+            steps, _, length, _, place, work, cost, trail = heappop(queue)
+            kept[place, steps] += 1
+            if kept[place, steps] > _KEPT or steps > most:
+                continue
             run = self._run(place.at)
             work = _sum(work, run.work)
             if any(map(int.__gt__, work, limit)):
@@ -136,10 +178,48 @@ class Search:
                     total = cost + more + _distance(work, wanted) + _PER_INSTRUCTION * length
                     if after not in best or total < best[after].cost:
                         best[after] = Way(after, total, _unrolled(trail))
-                elif (after, work) not in seen:
+                elif after in useful and (after, work) not in seen:
                     seen.add((after, work))
-                    queue.append((after, work, cost + more, length, trail))
+                    done = sum(work)
+                    shares = zip(work, wanted, strict=True)
+                    far = (
+                        sum([abs(part / done - share / whole) for part, share in shares])
+                        if done
+                        else 2.0
+                    )
+                    item = done // step, far, length, len(seen), after, work, cost + more, trail
+                    heappush(queue, item)
         return list(best.values())
+
+    def _useful(self, start: Place, name: str) -> set[Place]:
+        """Places between a start and a landmark from which that can be reached."""
+        key = start, name
+        if key not in self._leading:
+            arrive, sources = self._between(start, name)
+            found, queue = set(arrive), list(arrive)
+            while queue:
+                fresh = sources.get(queue.pop(), set()) - found
+                found |= fresh
+                queue.extend(fresh)
+            self._leading[key] = found
+        return self._leading[key]
+
+    def _between(self, start: Place, name: str) -> tuple[list[Place], dict[Place, set[Place]]]:
+        """(places that lead straight to the landmark, places before each place)."""
+        arrive: list[Place] = []
+        sources: dict[Place, set[Place]] = {start: set()}
+        queue = [start]
+        while queue:
+            place = queue.pop()
+            for after, arrived, _ in self._onward(self._run(place.at).end, place.calls, name):
+                if arrived:
+                    arrive.append(place)
+                    continue
+                if after not in sources:
+                    sources[after] = set()
+                    queue.append(after)
+                sources[after].add(place)
+        return arrive, sources
 
     def _run(self, index: int) -> _Run:
         found = self._runs.get(index)
@@ -189,16 +269,20 @@ class Search:
         elif word in ("BPT", "KILL"):
             return
         else:
-            if item.opcode.startswith("BRA.DIV"):
-                goals = {end + 1}
-            else:
-                goals = self.function.goals(end)
-            for goal in sorted(goals):
-                if goal < len(self.symbols):
-                    yield Place(goal, calls), False, 0.0
+            for goal in self._goals(end):
+                yield Place(goal, calls), False, 0.0
 
-    def _unbound(self, target: Target, number: int, places: Iterable[Place]) -> Unbound:
+    def _goals(self, index: int) -> list[int]:
+        if index not in self._after:
+            parts = self.function.instructions[index].opcode.startswith("BRA.DIV")
+            goals = {index + 1} if parts else self.function.goals(index)
+            self._after[index] = sorted(goal for goal in goals if goal < len(self.symbols))
+        return self._after[index]
+
+    def _unbound(self, target: Target, states: Iterable[State]) -> Unbound:
         names = [each.name for each in target.landmarks] + [END]
+        number = max(told.first for _, told in states)
+        places = [place for place, told in states if told.first == number]
         before = ", ".join(names[max(number - 3, 0) : number]) or "the entry"
         where = sorted({f"{self._address(place):#x}" for place in places})[:4]
         reachable = sorted({n for place in places for n in self._near(place)})
@@ -216,7 +300,7 @@ class Search:
         """Landmarks that can come next."""
         found: set[str] = set()
         seen, queue = {start}, [start]
-        while queue and len(seen) < _MOST_WAYS:
+        while queue and len(seen) < 10_000:
             place = queue.pop()
             run = self._run(place.at)
             landmark = self.symbols[run.end].landmark
@@ -252,12 +336,12 @@ def _unrolled(trail: Any) -> tuple[tuple[int, int], ...]:
     return tuple(steps[::-1])
 
 
-def _backwards(layers: list[Layer]) -> list[Way]:
+def _backwards(layers: list[Layer]) -> Found:
     """The ways of the cheapest path to the last layer."""
-    place = min(layers[-1], key=lambda each: layers[-1][each].cost)
-    ways: list[Way] = []
+    state = min(layers[-1], key=lambda each: layers[-1][each].cost)
+    found: Found = []
     for layer in reversed(layers[1:]):
-        _, way, place = layer[place]
+        _, way, number, state = layer[state]
         assert way is not None, "only the first layer has none"
-        ways.append(way)
-    return ways[::-1]
+        found.append((number, way))
+    return found[::-1]

@@ -9,7 +9,6 @@ landmarks, such as the two copies of a loop with and without a mask.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 from cycle_model.sass.instruction import Instruction
@@ -42,7 +41,6 @@ WEIGHTS = {
     "matrix": 16,
     "mma": 16,
     "atomic": 8,
-    "tensor memory": 8,
     "shuffle": 8,
     "special": 8,
     "float": 1,
@@ -64,18 +62,12 @@ class Symbol(NamedTuple):
 NOTHING = Symbol()
 
 
-Change = Callable[[Symbol], Symbol]
-
-
-def unchanged(symbol: Symbol) -> Symbol:
-    return symbol
-
-
-def without_order(symbol: Symbol) -> Symbol:
-    """Accesses to tensor memory as work: the compiler keeps them in order among themselves, but may
-    pass what goes to another CTA."""
-    name, _, registers = symbol.landmark.rpartition(" ")
-    return _work("tensor memory", int(registers)) if name.startswith("tmem") else symbol
+def stream(landmark: str) -> str:
+    """Landmarks of two streams may change places, those of one keep their order: accesses to tensor
+    memory, and what goes to another CTA. All others are of no stream ("") and pass nothing."""
+    if landmark.startswith("tmem"):
+        return "tmem"
+    return SEND if landmark == SEND else ""
 
 
 def _work(kind: str, units: int = 1) -> Symbol:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,13 +13,14 @@ from cycle_model.binding.symbols import (
     DYNAMIC,
     KINDS,
     TEST,
-    Change,
     Symbol,
     Vector,
     of_ptx,
-    unchanged,
+    stream,
 )
+from ptxemu.inspect.places import registers_of
 from ptxemu.record.recording import Event, Recording, WarpRecord
+from ptxemu.syntax.tree import Instr
 
 
 class Landmark(NamedTuple):
@@ -43,21 +45,79 @@ class Target(NamedTuple):
         return tuple((each.name, each.before) for each in self.landmarks), self.rest
 
 
-class Targets:
-    """Of the warps of one recording. change: what symbols are taken for."""
+class Told(NamedTuple):
+    """Landmarks that a path came by: all before the first that it did not, and of those behind that
+    one the ones whose bits are set."""
 
-    def __init__(self, recording: Recording, change: Change = unchanged) -> None:
-        self.recording, self._change = recording, change
+    first: int = 0
+    ahead: int = 0
+
+    def with_(self, number: int) -> Told:
+        """And this one."""
+        first, ahead = self.first, self.ahead | 1 << number - self.first
+        while ahead & 1:
+            first, ahead = first + 1, ahead >> 1
+        return Told(first, ahead)
+
+
+class Order:
+    """Which landmarks may come next: the first, or the first of another stream behind it."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._streams = [stream(name) for name in names]
+        self._next: dict[Told, tuple[int, ...]] = {}
+
+    def next(self, told: Told) -> tuple[int, ...]:
+        """Their numbers."""
+        if told not in self._next:
+            other = self._other(told)
+            self._next[told] = (told.first,) if other is None else (told.first, other)
+        return self._next[told]
+
+    def _other(self, told: Told) -> int | None:
+        mine = self._streams[told.first]
+        for number in range(told.first + 1, len(self._streams)) if mine else ():
+            if not self._streams[number]:
+                break
+            if self._streams[number] != mine and not told.ahead >> number - told.first & 1:
+                return number
+        return None
+
+
+class Targets:
+    """Of the warps of one recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
         self.clustered = max(recording.cluster) > 1
 
     @cached_property
     def _blocks(self) -> list[list[tuple[int, Symbol]]]:
         """The instructions of each block that leave something in the machine code."""
-        symbols = [self._change(of_ptx(site)) for site in self.recording.sites]
+        symbols = [self._left(site) for site in self.recording.sites]
         return [
             [(site, symbols[site]) for site in block if symbols[site] != Symbol()]
             for block in self.recording.blocks
         ]
+
+    @cached_property
+    def _named(self) -> Counter[str]:
+        """How often instructions name each register."""
+        return Counter(
+            name
+            for site in self.recording.sites
+            for operand in (*site.operands, site.guard)
+            for name in registers_of(operand)
+        )
+
+    def _left(self, site: Instr) -> Symbol:
+        """Of a load of tensor memory that nobody reads the compiler leaves nothing."""
+        symbol = of_ptx(site)
+        if symbol.landmark.startswith("tmem ld"):
+            results = registers_of(site.operands[0])
+            if all(self._named[name] == 1 for name in results):
+                return Symbol()
+        return symbol
 
     def of(self, warp: WarpRecord) -> Target:
         """Dynamic landmarks are there where something was recorded."""

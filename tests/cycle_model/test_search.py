@@ -1,0 +1,124 @@
+"""The search for a path, through a few instructions written down here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cycle_model.binding.search import Search, Unbound
+from cycle_model.binding.symbols import BARRIER, KINDS, NO_WORK, SEND, WAIT, WEIGHTS, Vector
+from cycle_model.binding.target import Landmark, Target, Targets
+from cycle_model.sass.flow import Function
+from cycle_model.sass.instruction import Instruction
+from ptxemu.record.recording import Recording, WarpRecord
+from ptxemu.syntax.parser import parse
+from ptxemu.syntax.tree import Instr
+
+LOAD = "tmem ld 64"
+SASS = {
+    SEND: "STAS [R2.64], R4",
+    LOAD: "LDTM.x64 R4, tmem[UR4]",
+    WAIT: "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], RZ",
+    BARRIER: "BAR.SYNC.DEFER_BLOCKING 0x0",
+}
+
+
+def function_of(*lines: str) -> Function:
+    """Lines that end in a colon are labels."""
+    items: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in lines:
+        if line.endswith(":"):
+            labels[line[:-1]] = len(items)
+            continue
+        guard, text = line[1:].split(" ", 1) if line.startswith("@") else ("", line)
+        opcode, _, operands = text.partition(" ")
+        items.append(Instruction(len(items) * 16, guard, opcode, operands))
+    return Function("kernel", items, labels)
+
+
+def work(**amounts: int) -> Vector:
+    """In instructions; `global_load=2`."""
+    given = {kind.replace("_", " "): amount for kind, amount in amounts.items()}
+    return tuple(given.get(kind, 0) * WEIGHTS[kind] for kind in KINDS)
+
+
+def target_of(*names: str, rest: Vector = NO_WORK) -> Target:
+    return Target(tuple(Landmark(name, (), 0, NO_WORK) for name in names), rest)
+
+
+@pytest.mark.parametrize("recorded", [(SEND, SEND, LOAD), (LOAD, SEND, SEND)])
+def test_a_load_of_tensor_memory_may_pass_a_send(recorded):
+    search = Search(function_of(SASS[SEND], SASS[LOAD], SASS[SEND], "EXIT"))
+    found = search.path(target_of(*recorded))
+    order = [recorded[number] for number, _ in found[:-1]]
+    assert order == [SEND, LOAD, SEND]
+    sends = [number for number, _ in found[:-1] if recorded[number] == SEND]
+    assert sends == sorted(sends)
+
+
+def test_a_load_of_tensor_memory_passes_no_wait():
+    search = Search(function_of(SASS[LOAD], SASS[WAIT], SASS[SEND], "EXIT"))
+    with pytest.raises(Unbound, match="landmark 0 of 4, 'wait'"):
+        search.path(target_of(WAIT, SEND, LOAD))
+
+
+def test_the_nearest_way_may_lead_nowhere():
+    """The barrier at the end is near; only the one behind much work is followed by another."""
+    much = ["FSEL R4, R5, R6, P0"] * 100
+    search = Search(
+        function_of(
+            "@P0 BRA `(.L_x_1)",
+            *much,
+            SASS[BARRIER],
+            SASS[BARRIER],
+            "EXIT",
+            ".L_x_1:",
+            SASS[BARRIER],
+            "EXIT",
+        )
+    )
+    path = search.path(target_of(BARRIER, BARRIER))
+    assert path[0][1].steps[-1][1] == len(much) + 2
+    assert len(search.path(target_of(BARRIER))[0][1].steps) == 2
+
+
+def test_many_ways_that_meet():
+    """Sixty choices one after the other: 2^60 ways, and no two kinds of work alike at first."""
+    kinds = (("MUFU.EX2 R4, R4", 8), ("FADD R4, R4, R5", 1), ("LDS R4, [R5]", 4))
+    lines: list[str] = []
+    for number in range(60):
+        lines += [f"@P0 BRA `(.L_x_{number})", kinds[number % 3][0], f".L_x_{number}:"]
+    search = Search(function_of(*lines, "EXIT"))
+    taken = work(special=20, float=20)  # no shared load
+    ((_, way),) = search.path(target_of(rest=taken))
+    assert way.cost < 1
+    words = [search.function.instructions[at].word for step in way.steps for at in range(*step)]
+    assert [words.count(word) for word in ("MUFU", "FADD", "LDS")] == [20, 20, 0]
+
+
+def _recording(*lines: str) -> Recording:
+    """One warp that executed these instructions once, without a word on what they did."""
+    text = "\n".join(lines)
+    source = (
+        ".version 8.8\n.target sm_100a\n.address_size 64\n"
+        f".visible .entry kernel()\n{{\n.reg .b32 %r<9>;\n{text}\nret;\n}}\n"
+    )
+    (entry,) = parse(source).entries.values()
+    sites = [each for each in entry.body if isinstance(each, Instr)]
+    warp = WarpRecord(0, 0, 0, np.zeros(1, np.uint32), [], np.zeros(0, np.int64))
+    shape = (1, 1, 1)
+    return Recording(
+        "kernel", shape, (32, 1, 1), shape, 0, sites, [range(len(sites))], "sm_100a", [warp]
+    )
+
+
+def test_a_load_that_nobody_reads_is_not_expected():
+    """The compiler leaves it out."""
+    recording = _recording(
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r0];",
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r0];",
+        "st.shared.b32 [%r0], %r4;",
+    )
+    target = Targets(recording).of(recording.warps[0])
+    assert [(each.name, each.site) for each in target.landmarks] == [("tmem ld 2", 1)]
