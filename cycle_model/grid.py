@@ -9,6 +9,7 @@ that persistent kernels, waves and the longest first all come out of one rule.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from cycle_model.traffic import Traffic
 
 SMEM_OF_SM, SMEM_OF_CTA = 228 << 10, 1 << 10  # bytes; the system's share of each CTA
 REGISTERS_OF_SM, WARPS_OF_SM, CTAS_OF_SM = 1 << 16, 64, 32
+QUICK_CTAS = 8  # of an SM, which are sent to it quickly
 _REGISTER_UNIT = 256  # in which a warp gets them
 COLD, WARM = MEMORIES = ("cold", "warm")
 
@@ -42,8 +44,9 @@ class Prediction:
 
     @property
     def microseconds(self) -> float:
-        """With the launch."""
-        return self.gpu.value("launch") + self.cycles / self.gpu.value("clock") / 1e3
+        """With the launch, of which some goes on beside the launch before it."""
+        alone = self.gpu.value("launch") + self.cycles / self.gpu.value("clock") / 1e3
+        return max(alone, self.gpu.value("launch_least"))
 
 
 class LaunchModel:
@@ -121,11 +124,21 @@ class LaunchModel:
         steady, last = (min(together.cycles, max(alone, each)) for each in busy)
         return steady, last
 
+    def _sent(self, ctas: int) -> float:
+        """Cycles until so many CTAs have been sent to their SMs: the first of each SM, the next few
+        at a time, then one behind the other."""
+        first = min(ctas, self.gpu.sms - 1)
+        quick = min(ctas, self.gpu.sms * min(self.per_sm, QUICK_CTAS)) - first
+        return (
+            self.gpu.value("sm_interval") * math.sqrt(first)
+            + self.gpu.value("cta_interval") * quick
+            + self.gpu.value("cta_interval_later") * (ctas - first - quick)
+        )
+
     def predict(self) -> Prediction:
         """Of the whole launch."""
         ctas = self.launch.ctas_of_cluster
         start = self.gpu.value("cluster_start" if ctas > 1 else "cta_start")
-        interval = self.gpu.value("cta_interval") * ctas
         results = {number: self.simulated(number) for number in self.launch.clusters}
         durations = {number: result.cycles for number, result in results.items()}
         later = {number: self._later(number, result) for number, result in results.items()}
@@ -133,7 +146,7 @@ class LaunchModel:
         free = [-start] * min(self.places, self.clusters)  # the first start is the launch's
         for number in range(self.clusters):
             nearest = known[max(bisect_right(known, number) - 1, 0)]
-            begin = max(free[0] + start, number * interval)
+            begin = max(free[0] + start, self._sent(number * ctas))
             took = durations[nearest]
             if number >= len(free):
                 took = later[nearest][number >= last]

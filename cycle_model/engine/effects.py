@@ -15,7 +15,9 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
     does not have them, through its share of the memory. Rates are bytes in `PART` cycles."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(start * L.PART, state[sm + L.L2_FREE])
-    state[sm + L.L2_FREE] = at + nbytes * L.PART * L.PART // settings[P.L2_BYTES]
+    took = nbytes * L.PART * L.PART // settings[P.L2_BYTES]
+    state[sm + L.L2_FREE] = at + took
+    state[sm + L.L2_BUSY] += took
     done = state[sm + L.L2_FREE]
     if from_hbm != 0:
         at = max(start * L.PART, state[sm + L.HBM_FREE])
@@ -28,11 +30,13 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
 
 @routine
 def write_back(state: p_i64, sm: int, nbytes: int, changed: int) -> None:
-    """Sectors that are written take the port to L2; in the long run L2 writes to memory what has
-    changed in them."""
+    """Sectors that are written go to L2 beside what is read; in the long run L2 writes to memory
+    what has changed in them."""
     settings = p_i64(state[L.SETTINGS_AT])
-    at = max(state[L.NOW] * L.PART, state[sm + L.L2_FREE])
-    state[sm + L.L2_FREE] = at + nbytes * L.PART * L.PART // settings[P.L2_BYTES]
+    at = max(state[L.NOW] * L.PART, state[sm + L.L2_WRITE_FREE])
+    took = nbytes * L.PART * L.PART // settings[P.L2_BYTES_WRITTEN]
+    state[sm + L.L2_WRITE_FREE] = at + took
+    state[sm + L.L2_WRITE_BUSY] += took
     if settings[P.HBM_BYTES_WRITTEN] > 0:
         at = max(state[L.NOW] * L.PART, state[sm + L.HBM_FREE])
         took = changed * L.PART * L.PART // settings[P.HBM_BYTES_WRITTEN]

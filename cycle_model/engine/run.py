@@ -183,6 +183,10 @@ def choose(state: p_i64, scheduler: int) -> int:
             continue
         when = state[warp + L.WARP_NEXT]
         if when <= now and state[warp + L.POSITION] >= state[warp + L.PATH_END]:
+            for board in range(6):  # it is there until all that it has asked for has come
+                when = max(when, state[warp + L.SB_TIME + board])
+            state[warp + L.WARP_NEXT] = when
+        if when <= now and state[warp + L.POSITION] >= state[warp + L.PATH_END]:
             state[warp + L.DONE] = 1
             state[L.LIVE] -= 1
             warp_left(state, number)

@@ -15,6 +15,8 @@ from ptxemu.native.routines import p_i64
 
 _HEAP = 1 << 16
 _LIMIT = 1 << 40  # cycles
+BUSY_PARTS = [L.HBM_BUSY, L.L2_BUSY, L.L2_WRITE_BUSY, L.TMA_BUSY, L.TENSOR_BUSY]
+MOVED = (L.L2_FREE, L.L2_WRITE_FREE, L.HBM_FREE)
 
 
 class StuckError(ValueError):
@@ -37,7 +39,7 @@ class Result:
         """Cycles for which the unit is busy that is busy for longest, or the schedulers."""
         sms = int(self.state[L.SMS])
         words = self.state[L.SM : L.SM + sms * L.SM_WORDS].reshape(sms, L.SM_WORDS)
-        parts = words[:, [L.HBM_BUSY, L.TMA_BUSY, L.TENSOR_BUSY]].max() // L.PART
+        parts = words[:, BUSY_PARTS].max() // L.PART
         issued = -(-self.issued // (sms * L.SCHEDULERS))
         return int(max(parts, words[:, L.LSU_BUSY].max(), issued))
 
@@ -75,7 +77,7 @@ def simulate(tables: Tables, sharing: Sharing, *, log: bool = False) -> Result:
     if answer:
         raise StuckError(_explained(state, tables, int(answer)))
     ends = L.SM + np.arange(int(state[L.SMS])) * L.SM_WORDS
-    moved = max(state[ends + L.L2_FREE].max(), state[ends + L.HBM_FREE].max()) // L.PART
+    moved = max(state[ends + word].max() for word in MOVED) // L.PART
     cycles = max(int(state[L.NOW]), int(moved))
     return Result(cycles, int(state[L.ISSUED]), tables, state, told if log else None)
 

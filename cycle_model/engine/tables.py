@@ -31,8 +31,9 @@ _RATES = {
     "dsmem_rate",
 }
 _RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
-_RATES |= {"smem_bytes_per_cycle"}
+_RATES |= {"smem_bytes_per_cycle", "l2_bytes_written_in_all"}
 LINE, LANES = 128, 32
+ACCESSES = 16  # that an SM typically has under way
 _SHORTEST_MMA = 18  # cycles, of what SA has measured
 
 
@@ -59,6 +60,10 @@ def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
             value = max(value - gpu.value("mma_issue") - gpu.value("mbarrier_wake"), 0)
         elif name == "l2_bytes_per_cycle":
             value = min(value, gpu.value("l2_bytes_in_all") / active)
+        elif name == "l2_bytes_written_in_all":
+            value = min(value / active, gpu.value("l2_bytes_per_cycle"))
+        elif name == "global_latency_hbm":  # who waits for many waits for the slowest
+            value += gpu.value("hbm_tail") * math.log(active * ACCESSES)
         values.append(round(value * L.PART) if name in _RATES else round(value))
     return np.array(values, np.int64)
 
@@ -66,6 +71,7 @@ def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
 def code_of(function: Function, gpu: Gpu) -> np.ndarray:
     """The table of instructions."""
     table = np.zeros((len(function.instructions), L.CODE_WORDS), np.int64)
+    sectors: dict[tuple[str, int], int] = {}
     for row, item in zip(table, function.instructions, strict=True):
         cost, control = cost_of(item), item.control
         row[L.KIND] = _kind(item)
@@ -76,18 +82,22 @@ def code_of(function: Function, gpu: Gpu) -> np.ndarray:
         row[L.WRITES], row[L.READS], row[L.WAITS] = control.writes, control.reads, control.waits
         row[L.REGISTERS] = item.repetition
         row[L.YIELDS] = control.yields
-        row[L.SECTOR] = _sector(item)
+        row[L.SECTOR] = _sector(item, sectors)
     return table
 
 
-_PARAMETER = re.compile(r"\bc\[0x0\]\[(?:U?R\w+\+)?(0x[0-9a-f]+)\]")
+_PARAMETER = re.compile(r"\bc\[0x0\]\[(U?R\w+\+)?(0x[0-9a-f]+)\]")
 _SECTOR = 32  # bytes
 
 
-def _sector(item: Instruction) -> int:
-    """Of the parameters that an instruction reads, from 1 on; 0: of none."""
+def _sector(item: Instruction, sectors: dict[tuple[str, int], int]) -> int:
+    """Of the parameters that an instruction reads, from 1 on; 0: of none. What is addressed by
+    another register is taken for another place."""
     found = _PARAMETER.search(item.operands)
-    return min(int(found[1], 16) // _SECTOR, L.PARAMETER_SECTORS - 1) + 1 if found else 0
+    if not found:
+        return 0
+    place = found[1] or "", int(found[2], 16) // _SECTOR
+    return sectors.setdefault(place, min(len(sectors), L.PARAMETER_SECTORS - 1) + 1)
 
 
 def _kind(item: Instruction) -> int:

@@ -97,6 +97,7 @@ PARAMETERS = {
     "dsmem_rate": published(16, 8, 32, "bytes per clock and SM", "QRC: 2.4 TB/s of all SMs"),
     "global_latency_l2": published(301, 250, 600, CYCLES, _QRC),
     "global_latency_hbm": published(789, 700, 1000, CYCLES, _QRC),
+    "hbm_tail": guessed(40, 0, 60, "cycles per e-fold of accesses", "as on Hopper"),
     "l2_bytes_per_cycle": published(84, 71, 128, "bytes per clock of one SM",
                                     "SA: rows of 128 bytes; QRC 71 of each of all"),
     "l2_bytes_in_all": published(9500, 7400, 10500, "bytes per clock of all SMs", "QRC: 20.5 TB/s"),
@@ -105,6 +106,8 @@ PARAMETERS = {
     "cancel_latency": guessed(400, 200, 800, CYCLES, "try_cancel"),
     "shared_latency": published(29, 26, 33, CYCLES, f"{_QRC}: LDS"),
     "smem_bytes_per_cycle": published(128, 112, 128, "bytes per clock and SM", "QRC, FA4"),
+    "l2_bytes_written_in_all": guessed(4000, 2000, 8000, "bytes per clock of all SMs",
+                                       "as on Hopper beside its reads"),
     "hbm_bytes_written_per_cycle": guessed(2700, 2400, 4100, "bytes per clock of all SMs",
                                            "two thirds of reads, as on an H100"),
     # of a launch
@@ -112,7 +115,13 @@ PARAMETERS = {
     "launch": published(3.0, 2.0, 5.0, "microseconds", "HB, QRC: 2.05 pipelined"),
     "cta_start": guessed(800, 400, 1500, "cycles between two CTAs in one place", "no source"),
     "cluster_start": guessed(1440, 400, 1600, "the same of clusters", "as on Hopper"),
-    "cta_interval": guessed(2.4, 1, 4, "cycles between two CTAs of a GPU", "as on Hopper"),
+    "launch_least": guessed(0, 0, 2.0, "microseconds from a launch to the next", "no source"),
+    "sm_interval": guessed(28, 20, 40, "cycles, times the square root of the SMs before it",
+                           "as on Hopper"),
+    "cta_interval": guessed(0.45, 0.3, 1.2, "cycles between CTAs, of the next of an SM",
+                            "as on Hopper"),
+    "cta_interval_later": guessed(1.2, 1, 2.4, "cycles between CTAs, of later ones",
+                                  "as on Hopper"),
 }  # fmt: skip
 
 B200 = Gpu(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, guessed, published
-from cycle_model.parameters.parameter import FITTED, MEASURED, Gpu, Parameter
+from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, published
+from cycle_model.parameters.parameter import MEASURED, Gpu, Parameter
 
 _SOURCE = "results/units_h200.json"
 _SM = "cycles of the SM per warp instruction"
@@ -69,23 +69,31 @@ _CHANGED = {
     "dsmem_latency": _measured(180, 170, 200, CYCLES, "dsmem_async of 4 bytes, less the wake-up"),
     "dsmem_rate": _measured(21, 20, 28, "bytes per clock and SM", "dsmem_rate"),
     "global_latency_l2": _measured(280, 270, 290, CYCLES, "global_latency_l2"),
-    "global_latency_hbm": _measured(664, 620, 740, CYCLES, "global_latency_hbm"),
+    "global_latency_hbm": _measured(685, 620, 740, CYCLES, "global_latency_hbm"),
+    "hbm_tail": _measured(40, 30, 50, "cycles per e-fold of accesses", "touch behind other work"),
     "copy_latency": _measured(52, 40, 75, "cycles of cp.async beyond a load", "copy_latency"),
     "l2_bytes_per_cycle": _measured(122, 100, 128, "bytes per clock of one SM", "of one SM alone"),
-    "l2_bytes_in_all": _measured(4650, 4400, 4813, "bytes per clock of all SMs", "of all SMs"),
-    "hbm_bytes_per_cycle": guessed(1552, 1450, 1650, "bytes per clock of all SMs", "3.07 TB/s"),
+    "l2_bytes_in_all": _measured(3930, 3850, 4813, "bytes per clock of all SMs", "of all SMs"),
+    "hbm_bytes_per_cycle": _measured(1567, 1450, 1575, "bytes per clock of all SMs",
+                                     "memory_rate, 3.10 TB/s"),
     "shared_latency": _measured(28, 28, 30, CYCLES, "latency of LDS, 29"),
-    "hbm_bytes_written_per_cycle": guessed(
-        1140, 1015, 1552, "bytes per clock of all SMs", "beside reads, as on the H200"
+    "hbm_bytes_written_per_cycle": _measured(
+        1346, 1300, 1615, "bytes per clock of all SMs", "memory_rate: beside reads; alone 1,615"
     ),
     "clock": published(1.98, 1.755, 1.98, "GHz", "clocks.max.sm of results/gqa_h100.json"),
-    "launch": Parameter(
-        *(1.07, 0.57, 1.7, "microseconds", FITTED),
-        "232 rows of five kernels on an H200; an empty kernel of a graph takes 0.57",
-    ),
+    "launch": _measured(0.86, 0.66, 0.95, "microseconds", "launch_exit, touch"),
     "cta_start": _measured(470, 450, 490, "cycles between two CTAs in one place", "cta_start"),
     "cluster_start": _measured(1440, 1420, 1560, "the same of clusters", "cta_start"),
-    "cta_interval": _measured(2.4, 2.3, 2.5, "cycles between two CTAs of a GPU", "launch, 1320"),
+    "launch_least": _measured(0.967, 0.78, 0.98, "microseconds from a launch to the next",
+                              "launch_exit of one CTA"),
+    "sm_interval": _measured(38, 24, 42, "cycles, times the square root of the SMs before it",
+                             "launch_exit and touch of 1, 32, 132 CTAs"),
+    "cta_interval": _measured(0.45, 0.4, 0.65, "cycles between CTAs, of the next of an SM",
+                              "launch_exit, 132 to 1056"),
+    "cta_interval_later": _measured(1.2, 1.0, 1.35, "cycles between CTAs, of later ones",
+                                    "launch_exit, 2112 to 4224"),
+    "l2_bytes_written_in_all": _measured(1950, 1900, 2440, "bytes per clock of all SMs",
+                                         "memory_rate to L2; of TMA stores 2440"),
 }
 PARAMETERS_HOPPER = {**PARAMETERS, **_CHANGED}
 H100 = Gpu(

@@ -92,6 +92,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
                 LaunchModel(each, one, memory=problem.memory).predict().microseconds
                 for each in bound
             )
+            + problem.others * one.value("launch_least")
             for one in (gpu, *others)
         )
     except (ValueError, NotImplementedError, PtxEmuError) as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MICROSECONDS = "microseconds"
 LAUNCHES = 1000
 MOVED = 512 << 20
+TOUCHED = 4 << 20  # bytes behind a place that a launch may touch
 LARGE = 200 * 1024  # bytes of shared memory that leave no room for a second CTA
 KERNEL = """\
 .version 8.3
@@ -53,7 +54,8 @@ FMAS = "".join(f"fma.rn.f32 %f{k}, %f{k}, %f{k}, %f{k};\n" for k in range(8))
 class Timed:
     """Launches of a kernel that does hardly anything, timed by events: microseconds of each. body:
     its PTX; nbytes: of the buffer that it gets, at least one word of a thread;
-    words: of parameters beside it.
+    words: of parameters beside it; apart: bytes between what one launch gets and the next, which go
+    round over `nbytes`.
 
     ctas: of the grid; 0: as many as there are SMs, negative: so many times as many. how: "stream",
     "graph", or "overlapped" (a graph whose launches need not wait for the one before).
@@ -72,21 +74,23 @@ class Timed:
     nbytes: int = 0
     words: int = 0
     launches: int = LAUNCHES
+    apart: int = 0
 
     def measure(self, gpu: Gpu, repeats: int) -> dict[str, Any]:
         """Its row."""
-        more = MORE.format(self.words) if self.words else ""
-        text = KERNEL.format(body=self.body, more=more)
+        declared = MORE.format(self.words) if self.words else ""
+        text = KERNEL.format(body=self.body, more=declared)
         module, kernel = gpu.load(text, self.smem, self.cluster)
         grid = self.ctas if self.ctas > 0 else gpu.sms * max(-self.ctas, 1)
         grid = grid // self.cluster * self.cluster
-        buffer = gpu.allocate(max(self.nbytes, 4 * grid * self.block))
-        params = [buffer.to_bytes(8, "little")]
-        params += [bytes(4 * self.words)] * bool(self.words)
+        buffer = gpu.allocate(max(self.nbytes, 4 * grid * self.block) + TOUCHED)
+        more = [bytes(4 * self.words)] * bool(self.words)
 
         def work() -> None:
-            for _ in range(self.launches):
-                gpu.launch(kernel, grid, self.block, params, smem=self.smem, cluster=self.cluster,
+            for number in range(self.launches):
+                at = buffer + number * self.apart % max(self.nbytes, 1)
+                gpu.launch(kernel, grid, self.block, [at.to_bytes(8, "little"), *more],
+                           smem=self.smem, cluster=self.cluster,
                            overlapped=self.how == "overlapped")  # fmt: skip
 
         replay = work if self.how == "stream" else gpu.graph(work)
@@ -102,17 +106,41 @@ class Timed:
 
 
 def launches() -> Iterator[Timed]:
-    """Back to back, of so many CTAs; of several CTAs for each SM, one at a time."""
+    """Of kernels that end at once, of so many CTAs; of several for each SM, one at a time."""
     for how in ("stream", "graph", "overlapped"):
         for ctas in (1, 132, 1320):
-            yield Timed("launch", "launch", {"how": how, "ctas": ctas, "block": 128}, how, ctas)
-    for cluster in (2, 4):
-        variant = {"how": "graph", "ctas": 132, "block": 128, "cluster": cluster}
-        yield Timed("launch", "launch", variant, "graph", 132, cluster=cluster)
+            variant = {"how": how, "ctas": ctas, "block": 128}
+            body = NOTHING if how == "overlapped" else ""
+            yield Timed("launch", "launch", variant, how, ctas, body=body)
+    for block in (32, 128, 256, 512, 1024):
+        for ctas in (1, 4, 32, 132, 264, 528, 1056, 2112, 4224, 8448):
+            variant = {"how": "graph", "ctas": ctas, "block": block}
+            yield Timed("launch", "launch_exit", variant, "graph", ctas, block, launches=128)
+    for cluster in (2, 4, 8):
+        variant = {"how": "graph", "ctas": 128, "block": 128, "cluster": cluster}
+        yield Timed("launch", "launch", variant, "graph", 128, cluster=cluster)
     for block in (128, 384):
         for waves in (1, 2, 4, 8):
             variant = {"how": "graph", "ctas_per_sm": waves, "block": block, "smem": LARGE}
             yield Timed("launch", "launch_waves", variant, "graph", -waves, block, smem=LARGE)
+
+
+def touches() -> Iterator[Timed]:
+    """A load, a store, or both, of 16 bytes of each thread: always the same ones, or going round
+    over more than L2 keeps."""
+    at = OF_A_THREAD.replace("%r0, 4, %a0", "%r0, 16, %a0")
+    load, store = "ld.global.b32 %r0, [%a1];\n", "st.global.v4.b32 [%a1], {%r0, %r0, %r0, %r0};\n"
+    unused = "setp.eq.u32 %p0, %r0, 12345;\n@%p0 st.global.b32 [%a1], %r0;"
+    bodies = {"nothing": unused, "load": load + unused, "store": store, "load and store":
+              load + store.replace("[%a1]", f"[%a1 + {TOUCHED // 2}]")}  # fmt: skip
+    for what, body in bodies.items():
+        for ctas in (1, 132):
+            for block in (128, 512):
+                for memory, nbytes in (("warm", 0), ("cold", 256 << 20)):
+                    variant = {"how": "graph", "what": what, "ctas": ctas, "block": block}
+                    how = {"body": at + body, "nbytes": nbytes, "apart": 2 << 20, "launches": 128}
+                    yield Timed("launch", "touch", {**variant, "memory": memory}, "graph", ctas,
+                                block, **how)  # fmt: skip
 
 
 def _computed(instructions: str) -> str:
@@ -182,7 +210,8 @@ def parameter_costs() -> Iterator[Timed]:
 
 
 def memory_rates() -> Iterator[Timed]:
-    """Kernels that read, write or copy much more than L2 has: TB/s follow from the bytes."""
+    """Kernels that read, write or copy much more than L2 has, or a piece of 8 MiB over and over:
+    TB/s follow from the bytes."""
     for what, accesses in {
         "read": "ld.global.v4.b32 {%r4, %r5, %r6, %r7}, [%a1];\nxor.b32 %r3, %r3, %r4;\n",
         "write": "st.global.v4.b32 [%a1], {%r0, %r0, %r0, %r0};\n",
@@ -191,11 +220,16 @@ def memory_rates() -> Iterator[Timed]:
     }.items():
         step = 264 * 1024 * 16
         body = OF_A_THREAD.replace("%r0, 4, %a0", "%r0, 16, %a0") + "mov.b32 %r3, 0;\n"
-        body += (accesses + f"add.u64 %a1, %a1, {step};\n") * (MOVED // step)
-        body += "setp.eq.u32 %p0, %r3, 12345;\n@%p0 st.global.b32 [%a0], %r3;"
-        variant = {"how": "graph", "what": what, "nbytes": MOVED // step * step}
-        how = {"nbytes": 2 * MOVED + step, "launches": 20, "body": body}
-        yield Timed("launch", "memory_rate", variant, "graph", 264, 1024, **how)
+        end = "setp.eq.u32 %p0, %r3, 12345;\n@%p0 st.global.b32 [%a0], %r3;"
+        rounds = MOVED // step
+        cold = body + (accesses + f"add.u64 %a1, %a1, {step};\n") * rounds + end
+        back = f"add.u64 %a1, %a1, {step};\n{accesses}sub.u64 %a1, %a1, {step};\n"
+        warm = body + (accesses + back) * (rounds // 2) + end
+        warm = warm.replace(".global.v4", ".relaxed.gpu.global.v4")  # each of them is done
+        for where, text in (("HBM", cold), ("L2", warm)):
+            variant = {"how": "graph", "what": what, "nbytes": rounds * step, "from": where}
+            how = {"nbytes": 2 * MOVED + step, "launches": 20, "body": text}
+            yield Timed("launch", "memory_rate", variant, "graph", 264, 1024, **how)
 
 
 def replacements() -> Iterator[Benchmark]:
@@ -240,6 +274,7 @@ def clocks() -> Iterator[Benchmark]:
 
 def benchmarks() -> Iterator[Benchmark | Timed]:
     yield from launches()
+    yield from touches()
     yield from first_costs()
     yield from shape_costs()
     yield from parameter_costs()
