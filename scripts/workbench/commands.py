@@ -251,8 +251,9 @@ CYCLES = {
         "workbench.cycles.mainloops",
         cycles.add_mainloops,
         "Published main loops of GEMMs in one CTA beside what the cycle model says of them.\n\n"
-        "A kernel of the same structure is recorded with two short K for each row, and the whole K "
-        "is the line\nthrough both. Nothing is fitted to the rows.",
+        "A kernel of the same structure is recorded with a short K for each row; each further step "
+        "takes what the last\nrounds of its ring took. Of the parameters tma_row, tma_write, "
+        "tma_latency_l2 and tma_issue come from\nrows of this table, the others from elsewhere.",
         "results/published_mainloops_b200.csv --every 10",
     ),
 }

@@ -11,10 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from cycle_model import gpus
 from cycle_model.binding.bound import BoundLaunch
+from cycle_model.engine import layout as L
 from cycle_model.grid import COLD, WARM, LaunchModel
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
@@ -32,8 +34,9 @@ from workbench.tables import show, table
 
 ARCH = "sm_100a"
 DTYPES = {"BF16": ("bf16", torch.bfloat16), "FP8_E4M3": ("e4m3", torch.float8_e4m3fn)}
-FILLING = 8  # steps that are modelled before the ring is in its rhythm, beyond two rounds of it
+FILLING = 32  # steps that are modelled before the ring is in its rhythm, beyond two rounds of it
 ROUNDS = 4  # of the ring, of which the cycles of a step are the mean
+COMMIT = "UTCBAR"
 COLUMNS = (
     ("main loop", "{group}: {name}"),
     ("L2", "{memory}"),
@@ -109,9 +112,11 @@ def row_of(each: Published, gpu: Gpu, perturbed: int) -> dict[str, Any]:
     and is then there from the launch before; else it comes from memory, each time."""
     memory = WARM if each.nbytes <= gpu.l2_bytes // 2 else COLD
     steps = each.length // each.config.k
-    short, more = recordings(each)
+    stages = min(each.stages or each.config.stages, each.config.stages)
+    rounds = ROUNDS * stages
+    short = bind(recorded(each.config, stages, 2 * stages + FILLING + rounds))
     us, *others = (
-        _cycles(short, more, steps, one, memory) / gpu.value("clock") / 1e3
+        _cycles(short, rounds, steps, one, memory) / gpu.value("clock") / 1e3
         for one in (gpu, *map(gpu.perturbed, range(perturbed)))
     )
     per_us = gpu.value("clock") * 1e3 / steps
@@ -129,22 +134,18 @@ def row_of(each: Published, gpu: Gpu, perturbed: int) -> dict[str, Any]:
     }
 
 
-def _cycles(
-    short: tuple[int, BoundLaunch], more: tuple[int, BoundLaunch], steps: int, gpu: Gpu, memory: str
-) -> float:
-    """Of so many steps, as a line through two shorter loops."""
-    few, first = short[0], LaunchModel(short[1], gpu, memory=memory).predict().cycles
-    last = LaunchModel(more[1], gpu, memory=memory).predict().cycles
-    return first + (last - first) / (more[0] - few) * (steps - few)
-
-
-def recordings(each: Published) -> tuple[tuple[int, BoundLaunch], tuple[int, BoundLaunch]]:
-    """Two short loops, with their steps."""
-    stages = min(each.stages or each.config.stages, each.config.stages)
-    few = 2 * stages + FILLING
-    lengths = few, few + ROUNDS * stages
-    first, last = ((steps, bind(recorded(each.config, stages, steps))) for steps in lengths)
-    return first, last
+def _cycles(short: BoundLaunch, rounds: int, steps: int, gpu: Gpu, memory: str) -> float:
+    """Of so many steps: of those that were recorded, and for each of the others what one took in
+    the last of these. rounds: steps that `ROUNDS` rounds of the ring have."""
+    model = LaunchModel(short, gpu, memory=memory)
+    (cluster,) = short.clusters
+    result = model.simulated(cluster, log=True)
+    log = result.log[: result.issued]
+    items = short.function.instructions
+    commits = np.array([item.word == COMMIT for item in items])[result.tables.path]
+    *times, _ = np.sort(log[commits[log[:, L.L_POSITION]], L.L_TIME]).tolist()  # but of the last D
+    step = (times[-1] - times[-1 - rounds]) / rounds
+    return result.cycles + step * (steps - len(times))
 
 
 def recorded(config: MainloopConfig, stages: int, steps: int) -> Any:
