@@ -247,6 +247,15 @@ CYCLES = {
         "the file.\nPairs are rows of one step whose measured times differ by more than 10 %.",
         "results/merge_h100.json results/kvcache_h100.json --only merge append --every 3",
     ),
+    "published": Command(
+        "workbench.cycles.published",
+        cycles.add_published,
+        "FlashAttention-4 beside times of it that others published.\n\n"
+        "Its forward pass is compiled by the DSL of this environment, or the one of a checkout, "
+        "runs in the\nemulator and is modelled. Of a persistent kernel three tiles of a CTA are "
+        "executed.",
+        "results/published_fa4_b200.csv --source ../flash-attention",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from workbench.flags.groups import add
 GPUS = ("B200", "GB200", "GB300", "H100", "H200")
 MEMORY = ("cold", "warm")
 PERTURBED = 12
+OF_PUBLISHED = 24  # clusters, of grids whose CTAs take longest first
 
 
 def clusters(text: str) -> int | tuple[int, ...] | None:
@@ -48,6 +49,29 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
     add(group, "limit", "leave out launches that would take longer to run here", 60, **how)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over measured times")
+    groups.add_json(group)
+
+
+def add_published(parser: argparse.ArgumentParser) -> None:
+    """Which published rows are modelled, and how."""
+    words = "published times, with columns hd, causal, batch, seqlen, fa4_tflops"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv", help=words)
+    group = parser.add_argument_group("model")
+    words = "a checkout of flash-attention, instead of what is installed"
+    group.add_argument("--source", type=Path, metavar="FOLDER", help=words)
+    words = "these rows, such as 'C hd64 causal'"
+    group.add_argument("--only", nargs="+", metavar="ROWS", help=words)
+    how = {"type": groups.positive_count, "metavar": "N"}
+    add(group, "every", "take every so manieth row", 1, **how)
+    words = "clusters to run and model where CTAs are not persistent"
+    add(group, "clusters", words, OF_PUBLISHED, **how)
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", 0, **how)
+    words = "choose among these values on hd128, at most three times; repeatable"
+    how = {"action": "append", "metavar": "NAME=V1,V2"}
+    group.add_argument("--fit", default=[], help=words, **how)
+    group = parser.add_argument_group("output")
+    groups.add_plot(group, "modelled over published times")
     groups.add_json(group)
 
 
