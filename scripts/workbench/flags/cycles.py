@@ -75,6 +75,15 @@ def add_published(parser: argparse.ArgumentParser) -> None:
     groups.add_json(group)
 
 
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """Whether other people's kernels are modelled as well, and where they are."""
+    group = parser.add_argument_group("peers")
+    groups.switch(group, "peers", "also model FlashAttention-4 and CUTLASS for the same case")
+    words = "a checkout of flash-attention, instead of what is installed"
+    group.add_argument("--source", type=Path, metavar="FOLDER", help=words)
+    group.add_argument("--cutlass", type=Path, metavar="FOLDER", help="a checkout of CUTLASS")
+
+
 def add_cycles(parser: argparse.ArgumentParser) -> None:
     """What is modelled, and what is told of it."""
     group = parser.add_argument_group("model")
@@ -91,6 +100,7 @@ def add_cycles(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--what-if", default=[], help=words, **how)
     words = "which launch is explained, from 0 on"
     groups.add(group, "launch", words, shown="the longest", type=groups.count)
+    add_peers(parser)
     group = parser.add_argument_group("output")
     groups.add_file(group, "trace", "write a Perfetto trace of one cluster")
     groups.add_plot(group, "the timeline of one cluster")
