@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from ptxemu.host.allocations import LIVE
@@ -30,20 +31,22 @@ MEANINGLESS_TIME = 1.0  # an emulated kernel has no duration; scripts divide by 
 def stubbed_cuda() -> Iterator[None]:
     """While active, cuda-bindings and the DSL's hardware queries and benchmarks need no GPU."""
     import cutlass.cute as cute
-    import cutlass.testing
     from cuda.bindings import driver, runtime
     from cutlass.utils import HardwareInfo
 
     def benchmark(*_: Any, **__: Any) -> float:
         return nominal_time()
 
+    testing = [cute.testing]
+    with suppress(ImportError):  # before 4.8 there is the one below cute alone
+        testing.append(import_module("cutlass.testing"))
+
     with ExitStack() as stack:
         for target, replacements in (
             (driver, _driver(driver)),
             (runtime, _runtime(runtime)),
             (HardwareInfo, _HARDWARE_INFO),
-            (cutlass.testing, {"benchmark": benchmark, "_benchmark_for_autotune": benchmark}),
-            (cute.testing, {"benchmark": benchmark}),
+            *((each, dict.fromkeys(_BENCHMARKS & {*vars(each)}, benchmark)) for each in testing),
             # Libraries that preload the CUDA runtime would find no driver.
             (cute.runtime, {"find_runtime_libraries": constantly([])}),
         ):
@@ -51,6 +54,7 @@ def stubbed_cuda() -> Iterator[None]:
         yield
 
 
+_BENCHMARKS = {"benchmark", "_benchmark_for_autotune"}
 _HARDWARE_INFO = {
     "__init__": lambda self, device_id=0: None,
     "get_max_active_clusters": lambda self, cluster_size, stream=None: max(1, SMS // cluster_size),

@@ -40,7 +40,7 @@ class DslCode:
     """
 
     def __init__(self, compiled: Any) -> None:
-        self.ptx = ptx_of(compiled) if compiled.has_gpu_module else ""
+        self.ptx = ptx_of(compiled) if getattr(compiled, "has_gpu_module", True) else ""
         self.name = compiled.function_name
         self._module = compiled.ir_module
 
@@ -48,6 +48,8 @@ class DslCode:
         """As `HostCode.link`; the engine lives as long as what is returned."""
         from cutlass._mlir.execution_engine import ExecutionEngine
 
+        if not hasattr(ExecutionEngine, "init"):  # before 4.8 it links what runs first and last
+            _drop_destructors(self._module)  # when it is made, and our symbols would come too late
         # The default optimisation of the engine; without shared libraries, only our symbols count.
         engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
         for name, address in bind(_undefined(self._module)).items():
@@ -100,6 +102,13 @@ def _address(pointer: Any) -> int | None:
     return pointer.value if isinstance(pointer, ctypes.c_void_p) else ctypes.c_void_p(pointer).value
 
 
+def _drop_destructors(module: Any) -> None:
+    """Of the library of kernels, which needs no unloading here."""
+    for operation in [*module.body.operations]:
+        if operation.operation.name == "llvm.mlir.global_dtors":
+            operation.operation.erase()
+
+
 def _undefined(module: Any) -> list[str]:
     """Names of the functions that the LLVM-dialect module declares and does not define."""
     return [
@@ -127,7 +136,7 @@ def ptx_of(compiled: Any) -> str:
         text = _embedded_ptx(compiled.ir_module)
     if not text:
         raise ValueError(_MISSING_PTX)
-    return text
+    return text.rstrip("\0")
 
 
 def _embedded_ptx(module: Any) -> str:

@@ -30,8 +30,9 @@ def call(
     """
     _load_library()
     function = _function(host_program(compiled), compiled.function_name)
-    if compiled.execution_args.has_pointer_address_arg_specs:
-        args, kwargs = compiled.execution_args.convert_python_pointer_args_for_tvm_ffi(args, kwargs)
+    described = getattr(compiled, "execution_args", None)  # older DSLs have none
+    if getattr(described, "has_pointer_address_arg_specs", False):
+        args, kwargs = described.convert_python_pointer_args_for_tvm_ffi(args, kwargs)
     with Run(launcher) as run:
         _with_keywords(compiled, function)(*args, **kwargs)
     return run.results

@@ -256,6 +256,15 @@ CYCLES = {
         "tma_latency_l2 and tma_issue come from\nrows of this table, the others from elsewhere.",
         "results/published_mainloops_b200.csv --every 10",
     ),
+    "published": Command(
+        "workbench.cycles.published",
+        cycles.add_published,
+        "FlashAttention-4 beside times of it that others published.\n\n"
+        "Its forward pass is compiled by the DSL of this environment, or the one of a checkout, "
+        "runs in the\nemulator and is modelled. Of a persistent kernel three tiles of a CTA are "
+        "executed.",
+        "results/published_fa4_b200.csv --source ../flash-attention",
+    ),
 }
 
 

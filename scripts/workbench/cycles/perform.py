@@ -21,6 +21,7 @@ from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 from workbench.common import refuse, write_json
 from workbench.cycles import subjects
+from workbench.cycles.peers import peers_of
 from workbench.emulate.perform import key_of
 from workbench.emulate.timeline import draw
 from workbench.tables import show, table
@@ -60,13 +61,16 @@ def perform(options: argparse.Namespace) -> int:
         if not launches:
             return refuse("nothing was launched")
         found = [modelled(launch, options) for launch in launches]
-        show(*table("modelled, not measured", COLUMNS, [each.row for each in found]))
+        rivals = of_peers(options)
+        rows = [*(each.row for each in found), *rivals]
+        show(*table("modelled, not measured", COLUMNS, rows))
         chosen = max(found, key=lambda each: each.prediction.cycles)
         if options.launch is not None:
             if options.launch >= len(found):
                 return refuse(f"--launch {options.launch}: there were {len(found)}, from 0 on")
             chosen = found[options.launch]
-        document = {"launches": [each.row for each in found], **explained(chosen, options)}
+        ours = [each.row for each in found]
+        document = {"launches": ours, "peers": rivals, **explained(chosen, options)}
         document["what_if"] = what_if(chosen, edits)
     except (ValueError, NotImplementedError, PtxEmuError) as refused:
         return refuse(refused)
@@ -89,6 +93,22 @@ def recorded(options: argparse.Namespace) -> list[LaunchReport]:
         report = stack.enter_context(watched(record=True, limit=None, clusters=options.clusters))
         call()
     return [launch for launch in report.launches if launch.recording and launch.recording.cubin]
+
+
+def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row of each launch of other people's kernels for the same case, where they are asked for;
+    one that says why, of those that cannot be had or do not take the case."""
+    rows: list[dict[str, Any]] = []
+    for name, peer in (peers_of(options.subject) if options.peers else {}).items():
+        try:
+            with peer(options) as call:
+                with watched(record=True, limit=None, clusters=options.clusters) as report:
+                    call()
+                launches = [each for each in report.launches if each.recording.cubin]
+            rows += [{**modelled(each, options).row, "kernel": name} for each in launches]
+        except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:
+            rows.append({"kernel": name, "refused": str(error)})
+    return rows
 
 
 def modelled(launch: LaunchReport, options: argparse.Namespace) -> Modelled:

@@ -12,6 +12,7 @@ GPUS = ("B200", "GB200", "GB300", "H100", "H200")
 MEMORY = ("cold", "warm")
 PERTURBED = 12
 BOOST = 1.965  # GHz of a B200 that is not at its limit: cycles over ns of its published latencies
+OF_PUBLISHED = 24  # clusters, of grids whose CTAs take longest first
 
 
 def clusters(text: str) -> int | tuple[int, ...] | None:
@@ -68,6 +69,38 @@ def add_mainloops(parser: argparse.ArgumentParser) -> None:
     groups.add_json(group)
 
 
+def add_published(parser: argparse.ArgumentParser) -> None:
+    """Which published rows are modelled, and how."""
+    words = "published times, with columns hd, causal, batch, seqlen, fa4_tflops"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv", help=words)
+    group = parser.add_argument_group("model")
+    words = "a checkout of flash-attention, instead of what is installed"
+    group.add_argument("--source", type=Path, metavar="FOLDER", help=words)
+    words = "these rows, such as 'C hd64 causal'"
+    group.add_argument("--only", nargs="+", metavar="ROWS", help=words)
+    how = {"type": groups.positive_count, "metavar": "N"}
+    add(group, "every", "take every so manieth row", 1, **how)
+    words = "clusters to run and model where CTAs are not persistent"
+    add(group, "clusters", words, OF_PUBLISHED, **how)
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", 0, **how)
+    words = "choose among these values on hd128, at most three times; repeatable"
+    how = {"action": "append", "metavar": "NAME=V1,V2"}
+    group.add_argument("--fit", default=[], help=words, **how)
+    group = parser.add_argument_group("output")
+    groups.add_plot(group, "modelled over published times")
+    groups.add_json(group)
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """Whether other people's kernels are modelled as well, and where they are."""
+    group = parser.add_argument_group("peers")
+    groups.switch(group, "peers", "also model FlashAttention-4 and CUTLASS for the same case")
+    words = "a checkout of flash-attention, instead of what is installed"
+    group.add_argument("--source", type=Path, metavar="FOLDER", help=words)
+    group.add_argument("--cutlass", type=Path, metavar="FOLDER", help="a checkout of CUTLASS")
+
+
 def add_cycles(parser: argparse.ArgumentParser) -> None:
     """What is modelled, and what is told of it."""
     group = parser.add_argument_group("model")
@@ -84,6 +117,7 @@ def add_cycles(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--what-if", default=[], help=words, **how)
     words = "which launch is explained, from 0 on"
     groups.add(group, "launch", words, shown="the longest", type=groups.count)
+    add_peers(parser)
     group = parser.add_argument_group("output")
     groups.add_file(group, "trace", "write a Perfetto trace of one cluster")
     groups.add_plot(group, "the timeline of one cluster")

@@ -1,0 +1,124 @@
+"""What `cycles.py NAME --peers` models beside ours: other people's kernels for the same case."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ptxemu.host.emulator import Emulator
+from ptxemu.host.gpu_machine import machine_with_gpu
+from workbench.cycles import flash
+from workbench.problems.attention import Case
+
+Call = Callable[[], object]
+Peer = Callable[[argparse.Namespace], Any]  # a context whose value is the call
+HOW_TO_GET_CUTLASS = "CUTLASS's kernels are not installed: name a checkout of it with --cutlass"
+_OF_CUTLASS = "fmha.py"  # its attention, somewhere below _EXAMPLES
+_EXAMPLES = Path("examples", "python", "CuTeDSL")
+# what neither of them has, by the name of a case's field and its value without it
+_OURS_ALONE = {"sink_tokens": 0, "kv_lens": None, "q_lens": None, "k_lens": None, "page_size": 0,
+               "rope_dim": 0, "q_offset": None, "normalize": True}  # fmt: skip
+
+
+def peers_of(subject: str) -> dict[str, Peer]:
+    """By name. ValueError for a subject of which none is known."""
+    if subject not in PEERS:
+        raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
+    return PEERS[subject]
+
+
+@contextmanager
+def _flash(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ())
+    if options.source:
+        flash.from_source(options.source)
+    with flash.flash_attention() as function:
+        q, k, v = (tensor.contiguous() for tensor in case.inputs("cpu"))
+        given: dict[str, Any] = {"causal": case.causal, "softcap": case.softcap}
+        given |= {"softmax_scale": case.scale}
+        if case.window != (None, None):
+            given |= {"window_size": case.window}
+        if case.sinks:
+            given |= {"learnable_sink": case.arguments()["sinks"].bfloat16()}
+        yield lambda: function(q, k, v, **given)
+
+
+@contextmanager
+def _cutlass(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ("softcap", "sinks"))
+    if not options.cutlass:
+        raise ValueError(HOW_TO_GET_CUTLASS)
+    paths = sorted((options.cutlass / _EXAMPLES).rglob(f"blackwell/**/{_OF_CUTLASS}"))
+    if not paths:
+        raise ValueError(f"{options.cutlass}: has no {_EXAMPLES}/**/{_OF_CUTLASS}")
+    with machine_with_gpu(Emulator()):
+        yield _example(paths[0], case)
+
+
+def _example(path: Path, case: Case) -> Call:
+    """CUTLASS's attention has a function `run` that draws the inputs itself."""
+    import cutlass
+
+    sys.path[:0] = [str(folder) for folder in path.parents if _EXAMPLES.name in folder.parts]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    q_heads, kv_heads = case.heads
+    io = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}.get(case.dtype)
+    if io is None:
+        raise ValueError(f"CUTLASS's attention in {case.dtype}")
+    given = {
+        "q_shape": (case.batch, case.sq, q_heads, case.dims[0]),
+        "k_shape": (case.batch, case.skv, kv_heads, case.dims[0]),
+        "in_dtype": io, "out_dtype": io,
+        "qk_acc_dtype": cutlass.Float32, "pv_acc_dtype": cutlass.Float32,
+        "mma_tiler_mn": (128, 128), "is_persistent": not case.causal, "is_causal": case.causal,
+        "bottom_right_align": True, "lse_calculation": False, "window_size": _sides(case),
+        "scale_q": 1.0, "scale_k": 1.0, "scale_v": 1.0, "inv_scale_o": 1.0,
+        "scale_softmax": case.scale or case.dims[0] ** -0.5, "tolerance": 0.1,
+        "warmup_iterations": 0, "iterations": 0, "skip_ref_check": True, "use_cold_l2": False,
+    }  # fmt: skip
+    return lambda: module.run(**_taken(module.run, given))
+
+
+def _sides(case: Case) -> tuple[int, int]:
+    left, right = (-1 if side is None else side for side in case.window)
+    return left, right
+
+
+def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the function of this version takes; ValueError for what it needs beyond that."""
+    import inspect
+
+    wanted = inspect.signature(function).parameters
+    missing = [
+        name for name, each in wanted.items() if each.default is each.empty and name not in given
+    ]
+    if missing:
+        raise ValueError(f"CUTLASS's attention asks for {', '.join(missing)}")
+    return {name: value for name, value in given.items() if name in wanted}
+
+
+def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
+    """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
+    from workbench.cases.attention import case_of
+
+    case = case_of(options)
+    without = {**_OURS_ALONE, **{name: 0 for name in more}}
+    for name, value in without.items():
+        if (found := getattr(case, name)) != value:
+            raise ValueError(f"it has no {name}={found}")
+    return case
+
+
+PEERS: dict[str, dict[str, Peer]] = {
+    "fmha": {"FlashAttention-4": _flash, "CUTLASS's attention": _cutlass},
+}
