@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
+from ptxemu.host.patching import patched
 from workbench.cycles import flash
 from workbench.problems.attention import Case
 
@@ -57,14 +59,17 @@ def _cutlass(options: argparse.Namespace) -> Iterator[Call]:
     if not paths:
         raise ValueError(f"{options.cutlass}: has no {_EXAMPLES}/**/{_OF_CUTLASS}")
     with machine_with_gpu(Emulator()):
-        yield _example(paths[0], case)
+        sys.path.insert(0, str(options.cutlass / _EXAMPLES))  # its helpers
+        try:
+            yield _example(paths[0], case)
+        finally:
+            sys.path.pop(0)
 
 
 def _example(path: Path, case: Case) -> Call:
     """CUTLASS's attention has a function `run` that draws the inputs itself."""
     import cutlass
 
-    sys.path[:0] = [str(folder) for folder in path.parents if _EXAMPLES.name in folder.parts]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -78,15 +83,32 @@ def _example(path: Path, case: Case) -> Call:
     given = {
         "q_shape": (case.batch, case.sq, q_heads, case.dims[0]),
         "k_shape": (case.batch, case.skv, kv_heads, case.dims[0]),
-        "in_dtype": io, "out_dtype": io,
+        "qk_dtype": io, "pv_dtype": io, "in_dtype": io, "out_dtype": io,
+        "enable_ex2_emulation": True, "enable_skip_correction": True,
         "qk_acc_dtype": cutlass.Float32, "pv_acc_dtype": cutlass.Float32,
         "mma_tiler_mn": (128, 128), "is_persistent": not case.causal, "is_causal": case.causal,
         "bottom_right_align": True, "lse_calculation": False, "window_size": _sides(case),
         "scale_q": 1.0, "scale_k": 1.0, "scale_v": 1.0, "inv_scale_o": 1.0,
         "scale_softmax": case.scale or case.dims[0] ** -0.5, "tolerance": 0.1,
-        "warmup_iterations": 0, "iterations": 0, "skip_ref_check": True, "use_cold_l2": False,
+        "warmup_iterations": 0, "iterations": 1, "skip_ref_check": True, "use_cold_l2": False,
+        "skip_softmax_threshold": None,
     }  # fmt: skip
-    return lambda: module.run(**_taken(module.run, given))
+    taken = _taken(module.run, given)
+
+    def call() -> None:
+        with patched(module.testing, {"benchmark": _once}):
+            module.run(**taken)
+
+    return call
+
+
+def _once(
+    function: Callable[..., object], *, workspace_generator: Callable[[], Any], **_: object
+) -> float:
+    """In place of a benchmark: one launch, which is what takes its time here."""
+    given = workspace_generator()
+    function(*given.args, **given.kwargs)
+    return 1.0
 
 
 def _sides(case: Case) -> tuple[int, int]:
@@ -96,8 +118,6 @@ def _sides(case: Case) -> tuple[int, int]:
 
 def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     """What the function of this version takes; ValueError for what it needs beyond that."""
-    import inspect
-
     wanted = inspect.signature(function).parameters
     missing = [
         name for name, each in wanted.items() if each.default is each.empty and name not in given
