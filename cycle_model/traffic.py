@@ -63,11 +63,12 @@ class Traffic:
             return lambda address: False
         if len(self._reads) == self.clusters:
             first = self._first
-            return lambda address: first.get(address) == cluster
+            return lambda address: first.get(address // SECTOR * SECTOR) == cluster
         seen: set[int] = set()
         owed: Counter[int] = Counter()
 
         def far(address: int) -> bool:
+            address = address // SECTOR * SECTOR
             if address in seen:
                 return False
             seen.add(address)
@@ -113,7 +114,8 @@ def _reads_of(warp: WarpRecord) -> Iterator[tuple[int, int]]:
     loads = kinds != shared
     for each in stores:
         loads &= kinds != each
+    address = address // SECTOR * SECTOR  # what one access leaves of them the next finds in L1
     yield from zip(address[loads].tolist(), (SECTOR * (head[loads] >> 16)).tolist(), strict=True)
     for event in warp.events:
         if event.what == r.LOAD:
-            yield event.address, event.shape[0] * event.shape[1]
+            yield event.address // SECTOR * SECTOR, event.shape[0] * event.shape[1]

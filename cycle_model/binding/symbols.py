@@ -29,7 +29,6 @@ DYNAMIC |= {BARRIER, CANCEL}
 # between FP8 products whose sums are added up elsewhere.
 OPTIONAL = {TEST, COPY_COMMIT, WGMMA_WAIT}
 MOST_GROUPS = 32
-GUARDED = 4  # by which guarded accesses count less
 
 # Kinds of work, and how much one unit of each counts beside the others: four bytes of a lane, an
 # instruction.
@@ -257,11 +256,7 @@ def of_sass(item: Instruction) -> Symbol:
         return NOTHING
     width = _WIDTH.search(opcode)
     wide = kind.endswith(("load", "store")) and width is not None
-    work = _work(kind, int(width[1]) // 32 if wide and width else 1)
-    if not item.guard or not kind.endswith(("load", "store")):
-        return work
-    # It may be one that nothing asks for, as those of rounds beyond the last one of a loop are.
-    return work._replace(amount=max(work.amount // GUARDED, 1))
+    return _work(kind, int(width[1]) // 32 if wide and width else 1)
 
 
 def _columns(item: Instruction) -> int:

@@ -58,6 +58,8 @@ def cost_of(item: Instruction) -> Cost:
     """Of uniform instructions that stand in no list, the uniform pipe; of others the ALU's."""
     if item.opcode.startswith(("IMAD.MOV", "IMAD.U32", "IMAD.SHL")):
         return Cost(L.FMA, "issue_fma", "latency_fma")
+    if item.word == "MEMBAR" and not item.opcode.endswith(".CTA"):
+        return Cost(L.NO_PIPE, "", "latency_membar_gpu")
     found = COSTS.get(item.word)
     if found is not None:
         return found

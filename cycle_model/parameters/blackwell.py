@@ -48,7 +48,8 @@ PARAMETERS = {
     "latency_special_register": guessed(20, 12, 40, CYCLES, "S2R, S2UR"),
     "latency_vote": published(12, 8, 16, CYCLES, _QRC),
     "latency_tensor_allocation": guessed(100, 50, 300, CYCLES, "UTCATOMSWS"),
-    "latency_membar": published(267, 20, 400, CYCLES, "QRC: fence.gpu; less within a CTA"),
+    "latency_membar": guessed(9, 8, 20, CYCLES, "a fence of a CTA, as on Hopper"),
+    "latency_membar_gpu": published(267, 250, 670, CYCLES, "QRC: fence.gpu"),
     "latency_atomic_shared": guessed(60, 40, 100, CYCLES, "ATOMS"),
     "latency_atomic_global": guessed(700, 400, 1000, CYCLES, "as a load from L2, and back"),
     # the rest of the settings

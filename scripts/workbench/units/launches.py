@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MICROSECONDS = "microseconds"
 LAUNCHES = 1000
 MOVED = 512 << 20
-TOUCHED = 4 << 20  # bytes behind a place that a launch may touch
+TOUCHED = 4 << 20  # bytes, of which a half is read and a half is written
 LARGE = 200 * 1024  # bytes of shared memory that leave no room for a second CTA
 KERNEL = """\
 .version 8.3
@@ -54,8 +54,8 @@ FMAS = "".join(f"fma.rn.f32 %f{k}, %f{k}, %f{k}, %f{k};\n" for k in range(8))
 class Timed:
     """Launches of a kernel that does hardly anything, timed by events: microseconds of each. body:
     its PTX; nbytes: of the buffer that it gets, at least one word of a thread;
-    words: of parameters beside it; apart: bytes between what one launch gets and the next, which go
-    round over `nbytes`.
+    words: of parameters beside it; flush: bytes that are filled before each launch, whose time is
+    not counted: the figure is what the launch takes more than one that ends at once.
 
     ctas: of the grid; 0: as many as there are SMs, negative: so many times as many. how: "stream",
     "graph", or "overlapped" (a graph whose launches need not wait for the one before).
@@ -74,7 +74,7 @@ class Timed:
     nbytes: int = 0
     words: int = 0
     launches: int = LAUNCHES
-    apart: int = 0
+    flush: int = 0
 
     def measure(self, gpu: Gpu, repeats: int) -> dict[str, Any]:
         """Its row."""
@@ -83,20 +83,31 @@ class Timed:
         module, kernel = gpu.load(text, self.smem, self.cluster)
         grid = self.ctas if self.ctas > 0 else gpu.sms * max(-self.ctas, 1)
         grid = grid // self.cluster * self.cluster
-        buffer = gpu.allocate(max(self.nbytes, 4 * grid * self.block) + TOUCHED)
-        more = [bytes(4 * self.words)] * bool(self.words)
+        buffer = gpu.allocate(max(self.nbytes, 4 * grid * self.block))
+        params = [buffer.to_bytes(8, "little")]
+        params += [bytes(4 * self.words)] * bool(self.words)
+        other = gpu.allocate(self.flush) if self.flush else 0
+        nothing, ends = gpu.load(KERNEL.format(body="", more=""), 0, 1)
 
-        def work() -> None:
-            for number in range(self.launches):
-                at = buffer + number * self.apart % max(self.nbytes, 1)
-                gpu.launch(kernel, grid, self.block, [at.to_bytes(8, "little"), *more],
-                           smem=self.smem, cluster=self.cluster,
+        def work(kernel: object = kernel, params: list[bytes] = params) -> None:
+            for _ in range(self.launches):
+                if self.flush:
+                    gpu.fill(other, self.flush)
+                gpu.launch(kernel, grid, self.block, params, smem=self.smem, cluster=self.cluster,
                            overlapped=self.how == "overlapped")  # fmt: skip
 
-        replay = work if self.how == "stream" else gpu.graph(work)
-        gpu.seconds(replay)
-        values = [gpu.seconds(replay) / self.launches * 1e6 for _ in range(repeats)]
-        gpu.unload(module)
+        def timed(work: Callable[[], None]) -> list[float]:
+            replay = work if self.how == "stream" else gpu.graph(work)
+            gpu.seconds(replay)
+            return [gpu.seconds(replay) / self.launches * 1e6 for _ in range(repeats)]
+
+        values = timed(work)
+        if self.flush:
+            least = float(np.median(timed(lambda: work(ends, params[:1]))))
+            values = [value - least for value in values]
+            gpu.free(other)
+        for loaded in (module, nothing):
+            gpu.unload(loaded)
         gpu.free(buffer)
         return {
             "kind": "unit", "group": self.group, "benchmark": self.name, "variant": self.variant,
@@ -115,7 +126,8 @@ def launches() -> Iterator[Timed]:
     for block in (32, 128, 256, 512, 1024):
         for ctas in (1, 4, 32, 132, 264, 528, 1056, 2112, 4224, 8448):
             variant = {"how": "graph", "ctas": ctas, "block": block}
-            yield Timed("launch", "launch_exit", variant, "graph", ctas, block, launches=128)
+            how = {"body": "", "launches": 128}
+            yield Timed("launch", "launch_exit", variant, "graph", ctas, block, **how)
     for cluster in (2, 4, 8):
         variant = {"how": "graph", "ctas": 128, "block": 128, "cluster": cluster}
         yield Timed("launch", "launch", variant, "graph", 128, cluster=cluster)
@@ -126,8 +138,8 @@ def launches() -> Iterator[Timed]:
 
 
 def touches() -> Iterator[Timed]:
-    """A load, a store, or both, of 16 bytes of each thread: always the same ones, or going round
-    over more than L2 keeps."""
+    """A load, a store, or both, of 16 bytes of each thread: that L2 has, or behind something that
+    has filled it; then beyond a launch that ends at once."""
     at = OF_A_THREAD.replace("%r0, 4, %a0", "%r0, 16, %a0")
     load, store = "ld.global.b32 %r0, [%a1];\n", "st.global.v4.b32 [%a1], {%r0, %r0, %r0, %r0};\n"
     unused = "setp.eq.u32 %p0, %r0, 12345;\n@%p0 st.global.b32 [%a1], %r0;"
@@ -136,11 +148,11 @@ def touches() -> Iterator[Timed]:
     for what, body in bodies.items():
         for ctas in (1, 132):
             for block in (128, 512):
-                for memory, nbytes in (("warm", 0), ("cold", 256 << 20)):
+                for memory, flush in (("warm", 0), ("cold", 160 << 20)):
                     variant = {"how": "graph", "what": what, "ctas": ctas, "block": block}
-                    how = {"body": at + body, "nbytes": nbytes, "apart": 2 << 20, "launches": 128}
+                    how = {"body": at + body, "flush": flush, "launches": 32 if flush else 128}
                     yield Timed("launch", "touch", {**variant, "memory": memory}, "graph", ctas,
-                                block, **how)  # fmt: skip
+                                block, nbytes=2 * TOUCHED, **how)  # fmt: skip
 
 
 def _computed(instructions: str) -> str:
