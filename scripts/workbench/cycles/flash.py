@@ -7,6 +7,7 @@ the machine code is that of the compiler in question.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -67,9 +68,7 @@ def flash_attention() -> Iterator[Callable[..., Any]]:
         yield found
 
 
-def recorded(
-    call: Callable[[], object], clusters: int | Sequence[int] | None
-) -> list[Recording]:
+def recorded(call: Callable[[], object], clusters: int | Sequence[int] | None) -> list[Recording]:
     """What the call launches that has machine code, with so many clusters of each grid."""
     with watched(record=True, limit=None, clusters=clusters) as report:
         call()
@@ -96,5 +95,5 @@ def spread(total: int, count: int) -> list[int]:
     bounds = [part * total // count for part in range(count + 1)]
     return [
         low + int((high - low) * (part * _GOLDEN % 1))
-        for part, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]

@@ -132,7 +132,7 @@ def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
     from workbench.cases.attention import case_of
 
     case = case_of(options)
-    without = {**_OURS_ALONE, **{name: 0 for name in more}}
+    without = {**_OURS_ALONE, **dict.fromkeys(more, 0)}
     for name, value in without.items():
         if (found := getattr(case, name)) != value:
             raise ValueError(f"it has no {name}={found}")
