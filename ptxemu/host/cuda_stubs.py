@@ -37,24 +37,29 @@ def stubbed_cuda() -> Iterator[None]:
     def benchmark(*_: Any, **__: Any) -> float:
         return nominal_time()
 
-    testing = [cute.testing]
+    testing: list[Any] = [cute.testing]
     with suppress(ImportError):  # before 4.8 there is the one below cute alone
         testing.append(import_module("cutlass.testing"))
 
+    changes: list[tuple[Any, dict[str, Any]]] = [
+        (driver, _driver(driver)),
+        (runtime, _runtime(runtime)),
+        (HardwareInfo, _HARDWARE_INFO),
+        *((each, _benchmarks(each, benchmark)) for each in testing),
+        # Libraries that preload the CUDA runtime would find no driver.
+        (cute.runtime, {"find_runtime_libraries": constantly([])}),
+    ]
     with ExitStack() as stack:
-        for target, replacements in (
-            (driver, _driver(driver)),
-            (runtime, _runtime(runtime)),
-            (HardwareInfo, _HARDWARE_INFO),
-            *((each, dict.fromkeys(_BENCHMARKS & {*vars(each)}, benchmark)) for each in testing),
-            # Libraries that preload the CUDA runtime would find no driver.
-            (cute.runtime, {"find_runtime_libraries": constantly([])}),
-        ):
+        for target, replacements in changes:
             stack.enter_context(patched(target, replacements))
         yield
 
 
-_BENCHMARKS = {"benchmark", "_benchmark_for_autotune"}
+def _benchmarks(module: Any, function: Callable[..., float]) -> dict[str, Any]:
+    """Those that this version of the module has."""
+    return dict.fromkeys({"benchmark", "_benchmark_for_autotune"} & {*vars(module)}, function)
+
+
 _HARDWARE_INFO = {
     "__init__": lambda self, device_id=0: None,
     "get_max_active_clusters": lambda self, cluster_size, stream=None: max(1, SMS // cluster_size),

@@ -30,8 +30,8 @@ def call(
     """
     _load_library()
     function = _function(host_program(compiled), compiled.function_name)
-    described = getattr(compiled, "execution_args", None)  # older DSLs have none
-    if described is not None and getattr(described, "has_pointer_address_arg_specs", False):
+    described: Any = getattr(compiled, "execution_args", None)  # older DSLs have none
+    if getattr(described, "has_pointer_address_arg_specs", False):
         args, kwargs = described.convert_python_pointer_args_for_tvm_ffi(args, kwargs)
     with Run(launcher) as run:
         _with_keywords(compiled, function)(*args, **kwargs)

@@ -7,12 +7,12 @@ the machine code is that of the compiler in question.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,5 +95,5 @@ def spread(total: int, count: int) -> list[int]:
     bounds = [part * total // count for part in range(count + 1)]
     return [
         low + int((high - low) * (part * _GOLDEN % 1))
-        for part, (low, high) in enumerate(pairwise(bounds))
+        for part, (low, high) in enumerate(itertools.pairwise(bounds))
     ]

@@ -119,9 +119,12 @@ def _sides(case: Case) -> tuple[int, int]:
 def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     """What the function of this version takes; ValueError for what it needs beyond that."""
     wanted = inspect.signature(function).parameters
-    missing = [
-        name for name, each in wanted.items() if each.default is each.empty and name not in given
+    needed = [
+        name
+        for name, each in wanted.items()
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
     ]
+    missing = [name for name in needed if name not in given]
     if missing:
         raise ValueError(f"CUTLASS's attention asks for {', '.join(missing)}")
     return {name: value for name, value in given.items() if name in wanted}

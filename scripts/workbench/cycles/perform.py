@@ -104,7 +104,8 @@ def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
             with peer(options) as call:
                 with watched(record=True, limit=None, clusters=options.clusters) as report:
                     call()
-                launches = [each for each in report.launches if each.recording.cubin]
+                # not those that make its inputs
+                launches = [each for each in report.launches if each.counts["mma.flops"]]
             rows += [{**modelled(each, options).row, "kernel": name} for each in launches]
         except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:
             rows.append({"kernel": name, "refused": str(error)})
