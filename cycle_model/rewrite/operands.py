@@ -10,7 +10,8 @@ from cycle_model.sass.instruction import Instruction
 
 # What has no result in a register; of all others the first operand is one.
 _NO_RESULT = (
-    *("ST", "RED", "BAR", "BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "NOP", "FENCE", "MEMBAR"),
+    *("ST", "RED.", "REDG", "REDAS", "BAR", "BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "NOP"),
+    *("FENCE", "MEMBAR"),
     *("UTC", "UTMA", "UBLK", "DEPBAR", "LDGDEPBAR", "LDGSTS", "ARRIVES", "SYNCS.EXCH", "WARPSYNC"),
     *("SYNCS.ARRIVE", "ERRBAR", "CCTL", "NANOSLEEP", "UCGABAR", "ACQBULK", "PREEXIT", "WARPGROUP"),
 )

@@ -73,7 +73,7 @@ def test_what_cannot_be_passed_is_said():
 
 
 def test_landmarks_follow_a_move(decoded):
-    """Every event stays with its instruction, and a move there and back changes no cycle."""
+    """Every event stays with its instruction, and the launch still comes to its end."""
     bound = bind(decoded)
     items = bound.function.instructions
     store = next(item for item in items if item.opcode.startswith("LDGDEPBAR"))
@@ -139,6 +139,7 @@ def test_refusals(text, match):
         ("FFMA2", "R4, R6.F32x2.HI_LO, UR4.F32, R0.F32", {"R4", "R5"}, {"R6", "R7", "R0", "R1"}),
         ("STS.64", "[R2+0x10], R8", set(), {"R2", "R8", "R9"}),
         ("ISETP.GT.AND", "P3, PT, R2, -0x1, PT", {"P3"}, {"R2"}),
+        ("REDUX.SUM", "UR4, R2", {"UR4"}, {"R2"}),
         ("LDTM.x2", "R4, tmem[UR5]", {"R4", "R5"}, {"UR5"}),
     ],
 )
