@@ -1,64 +1,155 @@
 """What a change would be worth: a simulation with other numbers, or with other instructions.
 
-An edit is a word and a value: a parameter of the GPU (`tmem_load_latency=0`), or one of the
-instructions whose opcode begins as it says (`stall MUFU.EX2=4`, `waits LDTM=0`, `drop STL`).
+An edit is a parameter of the GPU and its value (`tmem_load_latency=0`), or a change of the
+instructions whose opcode begins as it says:
+
+    stall MUFU.EX2=4        their stall count
+    apart MUFU.EX2=8        in loops, stall counts from one to the next add up to no more
+    waits LDTM=0            their mask of scoreboards
+    drop STL                they are issued, and do nothing
+    emulate MUFU.EX2=1/4    in loops, so many of them on the FMA pipe and the ALU
+    move STS@2 by -40       the second of them, or the one at an address, that much further up
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.parameters.parameter import Gpu
+from cycle_model.rewrite.emulate import apart, emulate
+from cycle_model.rewrite.move import LONGEST_STALL, move
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import NO_SCOREBOARD, Control, Instruction
+
+FORMS = (
+    "NAME=NUMBER, 'stall OPCODE=N', 'apart OPCODE=N', 'waits OPCODE=MASK', 'drop OPCODE', "
+    "'emulate OPCODE=1/N' or 'move OPCODE[@K] by N'"
+)
+_MOVE = re.compile(r"move (\S+?)(?:@(\d+))? by ([+-]?\d+)")
+# of each way, what its number may be
+_RANGES = {"stall": (0, LONGEST_STALL), "apart": (1, 1000), "waits": (0, 63), "drop": (0, 0)}
 
 
 @dataclass(frozen=True)
 class Edit:
-    """what: a parameter, or one of `WAYS` and the beginning of an opcode."""
+    """what: a parameter, or one of `WAYS` and the beginning of an opcode. number: which of its
+    instructions, from 1 on; 0: all of them."""
 
     text: str
     what: str
     opcode: str
     value: float
+    number: int = 0
 
     @classmethod
     def parsed(cls, text: str) -> Edit:
         """Raises ValueError for what is no edit."""
+        text = " ".join(text.split())
+        if text.startswith("move "):
+            found = _MOVE.fullmatch(text)
+            if found is None or found[2] == "0":
+                raise ValueError(f"{text!r}: 'move OPCODE by N', 'move OPCODE@K by N', K from 1 on")
+            return cls(text, "move", found[1], int(found[3]), int(found[2] or 0))
         left, sign, right = text.partition("=")
         way, _, opcode = left.strip().partition(" ")
-        if (way == "drop") == bool(sign):
-            raise ValueError(f"{text!r}: NAME=NUMBER, 'stall OPCODE=N' or 'drop OPCODE'")
-        if opcode and way not in WAYS:
-            raise ValueError(f"{text!r}: {way!r} is none of {', '.join(WAYS)}")
+        if (way == "drop") == bool(sign) or (way in WAYS) != bool(opcode):
+            raise ValueError(f"{text!r}: one of {FORMS}" if way in WAYS or not opcode else
+                             f"{text!r}: {way!r} is none of {', '.join(WAYS)}")  # fmt: skip
         try:
-            value = float(right) if sign else 0.0
-        except ValueError:
+            value = float(Fraction(right.strip())) if sign else 0.0
+        except (ValueError, ZeroDivisionError):
             raise ValueError(f"{text!r}: {right!r} is no number") from None
+        cls._check(text, way, value)
         return cls(text, way, opcode.strip(), value)
 
+    @staticmethod
+    def _check(text: str, way: str, value: float) -> None:
+        if way == "emulate":
+            if not 0 < value <= 1 or Fraction(value).limit_denominator(64).numerator != 1:
+                raise ValueError(f"{text!r}: a share such as 1/4, at most 1 and at least 1/64")
+            return
+        low, high = _RANGES.get(way, (0, float("inf")))
+        if not low <= value <= high:
+            raise ValueError(f"{text!r}: {value:g} is not within {low} .. {high}")
 
-def _stall(item: Instruction, value: float) -> Instruction:
+
+def edits_of(text: str) -> tuple[Edit, ...]:
+    """What is changed together: edits with a semicolon between them."""
+    return tuple(Edit.parsed(part) for part in text.split(";"))
+
+
+def _stall(value: float, item: Instruction) -> Instruction:
     return replace(item, control=item.control._replace(stall=round(value)))
 
 
-def _waits(item: Instruction, value: float) -> Instruction:
+def _waits(value: float, item: Instruction) -> Instruction:
     return replace(item, control=item.control._replace(waits=round(value)))
 
 
-def _drop(item: Instruction, value: float) -> Instruction:
+def _drop(value: float, item: Instruction) -> Instruction:
     """It is issued, and neither does nor costs anything else: paths keep their length."""
     free = Control(0, False, NO_SCOREBOARD, NO_SCOREBOARD, 0, 0)
     return replace(item, opcode="NOP", operands="", control=free)
 
 
-WAYS: dict[str, Callable[[Instruction, float], Instruction]] = {
-    "stall": _stall,
-    "waits": _waits,
-    "drop": _drop,
+def _each(
+    change: Callable[[float, Instruction], Instruction], launch: BoundLaunch, edit: Edit
+) -> BoundLaunch:
+    """One instruction for another."""
+    items = list(launch.function.instructions)
+    for k in _found(launch, edit):
+        items[k] = change(edit.value, items[k])
+    return launch.with_function(Function(launch.function.name, items, launch.function.labels))
+
+
+def _apart(launch: BoundLaunch, edit: Edit) -> BoundLaunch:
+    _found(launch, edit)
+    return apart(launch, edit.opcode, round(edit.value))
+
+
+def _emulate(launch: BoundLaunch, edit: Edit) -> BoundLaunch:
+    _found(launch, edit)
+    return emulate(launch, edit.opcode, round(1 / edit.value))
+
+
+def _move(launch: BoundLaunch, edit: Edit) -> BoundLaunch:
+    found = _found(launch, edit)
+    if edit.number > len(found):
+        raise ValueError(f"{edit.text!r}: there are {len(found)} {edit.opcode}")
+    if edit.number:
+        found = [found[edit.number - 1]]
+    elif len(found) > 1:
+        places = ", ".join(f"{launch.function.instructions[k].address:#x}" for k in found[:8])
+        raise ValueError(f"{edit.text!r}: there are {len(found)}, at {places}: say which, "
+                         f"{edit.opcode}@1 to @{len(found)}, or its address")  # fmt: skip
+    return move(launch, found[0], round(edit.value))
+
+
+WAYS: dict[str, Callable[[BoundLaunch, Edit], BoundLaunch]] = {
+    "stall": partial(_each, _stall),
+    "apart": _apart,
+    "waits": partial(_each, _waits),
+    "drop": partial(_each, _drop),
+    "emulate": _emulate,
+    "move": _move,
 }
+
+
+def _found(launch: BoundLaunch, edit: Edit) -> list[int]:
+    """Numbers of the instructions; an address names one."""
+    items = launch.function.instructions
+    if edit.opcode.startswith("0x"):
+        found = [k for k, item in enumerate(items) if f"{item.address:#x}" == edit.opcode.lower()]
+    else:
+        found = [k for k, item in enumerate(items) if item.opcode.startswith(edit.opcode)]
+    if not found:
+        raise ValueError(f"{edit.text!r}: {launch.function.name} has no {edit.opcode}")
+    return found
 
 
 def edited(gpu: Gpu, edits: Iterable[Edit]) -> Gpu:
@@ -67,16 +158,9 @@ def edited(gpu: Gpu, edits: Iterable[Edit]) -> Gpu:
 
 
 def rewritten(launch: BoundLaunch, edits: Iterable[Edit]) -> BoundLaunch:
-    """With the instructions that edits change, on the same paths. ValueError where no instruction
-    begins so."""
-    items = list(launch.function.instructions)
+    """With the instructions that edits change, one edit after the other. ValueError where no
+    instruction begins so, or the change is not possible."""
     for edit in edits:
-        if not edit.opcode:
-            continue
-        found = [k for k, item in enumerate(items) if item.opcode.startswith(edit.opcode)]
-        if not found:
-            raise ValueError(f"{edit.text!r}: {launch.function.name} has no {edit.opcode}")
-        for k in found:
-            items[k] = WAYS[edit.what](items[k], edit.value)
-    function = Function(launch.function.name, items, launch.function.labels)
-    return launch.with_function(function)
+        if edit.opcode:
+            launch = WAYS[edit.what](launch, edit)
+    return launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +57,15 @@ class BoundLaunch:
             raise ValueError("paths are numbers of instructions: there must be as many")
         other = copy(self)
         other.function = function
+        return other
+
+    def with_paths(
+        self, function: Function, change: Callable[[BoundWarp], BoundWarp]
+    ) -> BoundLaunch:
+        """Paths through other instructions, as `change` makes them of those that there are."""
+        other = copy(self)
+        other.function = function
+        other._bound = {k: [change(warp) for warp in self.cluster(k)] for k in self.clusters}
         return other
 
     def records(self, number: int) -> list[WarpRecord]:

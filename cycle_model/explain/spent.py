@@ -27,18 +27,28 @@ class Spot:
 
 
 class Spent:
-    """Of a simulation with a log. roles: of warps, by their index in a CTA."""
+    """Of a simulation with a log. roles: of warps, by their index in a CTA; names: of mbarriers, by
+    their offset in shared memory."""
 
-    def __init__(self, result: Result, roles: dict[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        result: Result,
+        roles: dict[int, str] | None = None,
+        names: dict[int, str] | None = None,
+    ) -> None:
         if result.log is None:
             raise ValueError("the simulation was not logged: simulate(..., log=True)")
-        self.result, self.roles = result, roles or {}
+        self.result, self.roles, self.names = result, roles or {}, names or {}
         self.log = result.log[: result.issued]
 
     def role(self, number: int) -> str:
         """Of a warp of the simulation."""
         index = self.result.tables.placed[number].warp.record.index
         return self.roles.get(index, f"warp {index}")
+
+    def barrier(self, offset: int) -> str:
+        """The plan's name of an mbarrier, or its address."""
+        return self.names.get(offset, f"mbarrier {offset:#x}")
 
     @cached_property
     def after(self) -> np.ndarray:
@@ -86,7 +96,7 @@ class Spent:
             if event[L.WHAT] == L.E_WAIT:
                 barrier = tables.signals[event[L.SIGNALS], L.S_BARRIER]
                 _, (rank, offset) = names[int(barrier)]
-                found[role, f"mbarrier {offset:#x} of CTA {rank}"] += spent
+                found[role, f"{self.barrier(offset)} of CTA {rank}"] += spent
             elif event[L.WHAT] == L.E_BARRIER:
                 found[role, f"barrier {event[L.A]}"] += spent
             elif event[L.WHAT] == L.E_CLUSTER_WAIT:

@@ -34,7 +34,7 @@ def timeline(spent: Spent) -> Trace:
             name = _WAITS[what]
             if what == L.E_WAIT:
                 barrier = tables.signals[tables.events[event, L.SIGNALS], L.S_BARRIER]
-                name = f"{name} {names[int(barrier)][1][1]:#x}"
+                name = spent.barrier(names[int(barrier)][1][1])
             trace.span(placed.cta, agent, f"wait {name}", time, end, "wait")
             began = None
         if began is not None:

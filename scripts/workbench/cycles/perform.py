@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from cycle_model import gpus
-from cycle_model.edits import Edit, edited, rewritten
+from cycle_model.binding.bound import BoundLaunch
+from cycle_model.edits import Edit, edited, edits_of, rewritten
 from cycle_model.explain.chain import chain, summary
 from cycle_model.explain.spent import Spent
 from cycle_model.explain.timeline import timeline
 from cycle_model.grid import LaunchModel, Prediction
 from cycle_model.launch import bind
+from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
-from kernelkit.plan_names import plan_of, warps_of
+from kernelkit.plan_names import naming, plan_of, warps_of
 from ptxemu.errors import PtxEmuError
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
@@ -56,7 +58,7 @@ def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
     try:
-        edits = [Edit.parsed(text) for text in options.what_if]
+        edits = {text: edits_of(text) for text in options.what_if}
         launches = recorded(options)
         if not launches:
             return refuse("nothing was launched")
@@ -71,7 +73,7 @@ def perform(options: argparse.Namespace) -> int:
             chosen = found[options.launch]
         ours = [each.row for each in found]
         document = {"launches": ours, "peers": rivals, **explained(chosen, options)}
-        document["what_if"] = what_if(chosen, edits)
+        document["what_if"] = what_if(chosen, edits, options.perturbed)
     except (ValueError, NotImplementedError, PtxEmuError) as refused:
         return refuse(refused)
     if options.json:
@@ -152,7 +154,7 @@ def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
     key = key_of(found.report.entry)
     plan = plan_of(key) if key else None
     roles = warps_of(plan[1]) if plan else {}
-    spent = Spent(result, roles)
+    spent = Spent(result, roles, dict(naming(key)["names"]))
     shares = spent.shares()
     waits = [(role, what, n) for (role, what), n in spent.waits().most_common(ROWS)]
     links = summary(chain(spent))[:ROWS]
@@ -187,18 +189,38 @@ def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
     return {"shares": shares, "waits": rows, "chain": chained, "spots": hot, "cluster": cluster}
 
 
-def what_if(found: Modelled, edits: list[Edit]) -> list[dict[str, Any]]:
-    """The launch with each of the edits alone."""
+LEAST_CHANGE = 0.10  # a smaller one is not told apart from the model's own errors
+WHAT_IF = (
+    *(("what if", "{edit}"), ("us", "{us:.2f}"), ("change", "{change:+.1%}")),
+    ("range", lambda row: f"{row['low']:+.1%} .. {row['high']:+.1%}"),
+    ("sign holds", "{holds} in {sets}"),
+    ("counts", lambda row: "yes" if row["counts"] else "no"),
+)
+
+
+def what_if(
+    found: Modelled, wanted: dict[str, tuple[Edit, ...]], perturbed: int
+) -> list[dict[str, Any]]:
+    """The launch with each of the changes alone, beside the launch without it, with the GPU's
+    parameters and with each set within their ranges. A change counts if its sign holds in all of
+    them and it is above `LEAST_CHANGE`."""
+    gpu = found.model.gpu
+    sets = [gpu, *(gpu.perturbed(seed) for seed in range(perturbed))] if wanted else []
+    before = [_us(found, found.model.launch, each) for each in sets]
     rows = []
-    for edit in edits:
-        model = LaunchModel(
-            rewritten(found.model.launch, [edit]),
-            edited(found.model.gpu, [edit]),
-            memory=found.model.memory,
-        )
-        us = model.predict().microseconds
-        rows.append({"edit": edit.text, "us": us, "change": us / found.row["us"] - 1})
+    for text, edits in wanted.items():
+        launch = rewritten(found.model.launch, edits)
+        after = [_us(found, launch, edited(each, edits)) for each in sets]
+        changes = [new / old - 1 for new, old in zip(after, before, strict=True)]
+        holds = sum(change * changes[0] > 0 for change in changes[1:])
+        counts = holds == perturbed > 0 and abs(changes[0]) > LEAST_CHANGE
+        row = {"edit": text, "us": after[0], "change": changes[0], "counts": counts}
+        row |= {"low": min(changes), "high": max(changes), "holds": holds, "sets": perturbed}
+        rows.append(row)
     if rows:
-        columns = (("what if", "{edit}"), ("us", "{us:.2f}"), ("change", "{change:+.1%}"))
-        show(*table("what if", columns, rows))
+        show(*table("what if", WHAT_IF, rows))
     return rows
+
+
+def _us(found: Modelled, launch: BoundLaunch, gpu: Gpu) -> float:
+    return LaunchModel(launch, gpu, memory=found.model.memory).predict().microseconds

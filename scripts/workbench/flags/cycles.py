@@ -29,7 +29,7 @@ def clusters(text: str) -> int | tuple[int, ...] | None:
 def edit(text: str) -> str:
     """Argument type: checked later, by what knows the parameters."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("an edit is NAME=NUMBER, 'stall OPCODE=N', 'drop OPCODE'")
+        raise argparse.ArgumentTypeError("an edit is NAME=NUMBER, 'apart OPCODE=N', 'drop OPCODE'")
     return text
 
 
@@ -112,7 +112,10 @@ def add_cycles(parser: argparse.ArgumentParser) -> None:
     add(group, "clusters", "clusters to run and model; a count, numbers, or all", 8, **how)
     how = {"type": groups.count, "metavar": "N"}
     add(group, "perturbed", "sets of parameters within their ranges", PERTURBED, **how)
-    words = "also with this change: NAME=NUMBER, 'stall OPCODE=N', 'drop OPCODE'; repeatable"
+    words = (
+        "also with this change, such as tmem_load_latency=80, 'apart MUFU.EX2=8', 'drop STL', "
+        "'emulate MUFU.EX2=1/4', 'move STS@2 by -40', or several with a semicolon; repeatable"
+    )
     how = {"type": edit, "action": "append", "metavar": "EDIT"}
     group.add_argument("--what-if", default=[], help=words, **how)
     words = "which launch is explained, from 0 on"

@@ -1,0 +1,1 @@
+"""Machine code as another compiler might have written it, with the paths of warps through it."""
