@@ -180,15 +180,20 @@ def close_group(state: p_i64, warp: int, ring: int, count: int, time: int) -> No
 
 @routine
 def global_access(state: p_i64, event: int, sm: int) -> int:
-    """A: bytes, B: 1 if they come from the memory behind L2, 2 from L1. When they have come."""
+    """A: bytes, B: 1 if they come from the memory behind L2, 2 from L1, C: cycles of the SM that
+    its lines are looked up in. When they have come."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
+    start = max(state[L.NOW], state[sm + L.LINES_FREE])
+    state[sm + L.LINES_FREE] = start + events[event + L.C]
+    late = state[sm + L.LINES_FREE] - L.LINES_QUEUE
+    state[sm + L.LSU_FREE] = max(state[sm + L.LSU_FREE], late)
     if events[event + L.B] == 2:
-        return state[L.NOW] + settings[P.GLOBAL_LATENCY_L1]
+        return start + settings[P.GLOBAL_LATENCY_L1]
     latency = settings[P.GLOBAL_LATENCY_L2]
     if events[event + L.B] != 0:
         latency = settings[P.GLOBAL_LATENCY_HBM]
-    return memory_done(state, sm, state[L.NOW], events[event + L.A], events[event + L.B], latency)
+    return memory_done(state, sm, start, events[event + L.A], events[event + L.B], latency)
 
 
 @routine

@@ -29,7 +29,7 @@ LSU_FREE, TMA_ISSUE_FREE, TMA_FREE, TENSOR_FREE, TENSOR_LAST, L2_FREE, HBM_FREE,
 )
 TENSOR_BUSY, TMA_BUSY, LSU_BUSY, STORE_FREE, DSMEM_FREE, TENSOR_CAUSE = range(8, 14)
 PARAMETERS_FREE, HBM_BUSY, L2_WRITE_FREE, L2_WRITE_BUSY, L2_BUSY = range(14, 19)
-SMEM_IDLE, TENSOR_TAIL = 19, 20
+SMEM_IDLE, TENSOR_TAIL, LINES_FREE = 19, 20, 21
 SM_WORDS = 24
 SM = 64
 # of a scheduler: when it next has something to do, which warp is first, its pipes
@@ -68,6 +68,7 @@ CODE_LINES, PARAMETER_SECTORS = 4096, 128
 SEEN_WORDS = CODE_LINES + PARAMETER_SECTORS
 SEEN = STATE_WARP_LIST + MOST_WARPS
 STATE_WORDS = SEEN + MOST_SMS * SEEN_WORDS
+LINES_QUEUE = 64  # cycles of lines that are looked up later than they are asked for
 TMEM_QUEUE = 64  # cycles of work that a port takes in advance
 # why a warp is BLOCKED
 RUNS, ON_MBARRIER, ON_BARRIER, ON_CLUSTER = range(4)

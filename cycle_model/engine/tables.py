@@ -236,14 +236,23 @@ class Tables:
             extra = access.passes - 1
             return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
         if access.memory == "copied":
-            return self._row(L.E_COPY, 32 * access.passes, int(each.far(access.first)))
+            far = int(each.far(access.first))
+            return self._row(L.E_COPY, 32 * access.passes, far, self._turns(access))
         if access.store:
             return self._row(L.E_GLOBAL_STORE, min(32 * access.passes, LANES * access.nbytes))
         sectors = access.first // 32, access.passes
         if sectors in held and "STRONG" not in item.opcode:
             return self._row(L.E_GLOBAL_LOAD, 0, 2)
         held.add(sectors)
-        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, int(each.far(access.first)))
+        far = int(each.far(access.first))
+        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, far, self._turns(access))
+
+    def _turns(self, access: Access) -> int:
+        """Cycles of the SM: one for each line of a load that goes to L2. Sectors of which all bytes
+        are wanted stand four to a line, others each in their own."""
+        whole = 32 * access.passes <= LANES * access.nbytes
+        lines = -(-access.passes // 4) if whole else access.passes
+        return max(lines, round(self.gpu.value("issue_global")))
 
 
 class MmaParts(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.units.benchmark import ALL_BYTES, BYTES, CYCLES, Benchmark, Point
+from workbench.units.benchmark import ALL_BYTES, BYTES, CYCLES, PER_SM, Benchmark, Point
 from workbench.units.ptx import VERSION, WARP, Kernel, Memory, Role
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -56,6 +56,24 @@ def chases() -> Iterator[Benchmark]:
         name = {"L1": "global_latency_l1", "L2": "global_latency_l2", "HBM": "global_latency_hbm"}
         variant = {"footprint": nbytes, "apart": apart, "cache": cache}
         yield Benchmark("load", name[where], variant, CYCLES, tuple(points))
+
+
+def lines() -> Iterator[Benchmark]:
+    """Loads from L2 whose lanes are so far apart: how long the SM is busy with each."""
+    for apart in (4, 16, 32, 128):
+        points = []
+        for steps in (8, 16):
+            loads = "".join(
+                f"ld.relaxed.gpu.global.b32 %r{k + 20}, [%d_at + {4096 * k}];\n"
+                for k in range(steps)
+            )
+            uses = "".join(f"xor.b32 %r100, %r100, %r{k + 20};\n" for k in range(steps))
+            before = f"mov.b32 %r100, 0;\nmad.wide.u32 %d_at, %r_lane, {apart}, %d_mem;"
+            role = Role(loads + uses, before=before, sink=("%r100",))
+            made = Kernel((role,), block=32 * WARP, memory=Memory(MIB))
+            points.append(Point(made, 64, 64 * 32 * steps))
+        variant = {"apart": apart, "lines": max(apart * WARP // 128, 1), "warps": 32}
+        yield Benchmark("load", "issue_global", variant, PER_SM, tuple(points))
 
 
 def copies() -> Iterator[Benchmark]:
@@ -220,6 +238,7 @@ def fences() -> Iterator[Benchmark]:
 def benchmarks() -> Iterator[Benchmark]:
     yield from chases()
     yield from copies()
+    yield from lines()
     yield from streams()
     yield from atomics()
     yield from fences()
