@@ -237,7 +237,7 @@ class Tables:
             return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
         if access.memory == "copied":
             far = int(each.far(access.first))
-            return self._row(L.E_COPY, 32 * access.passes, far, self._turns(access))
+            return self._row(L.E_COPY, 32 * access.passes, far, _lines(access))
         if access.store:
             return self._row(L.E_GLOBAL_STORE, min(32 * access.passes, LANES * access.nbytes))
         sectors = access.first // 32, access.passes
@@ -245,14 +245,15 @@ class Tables:
             return self._row(L.E_GLOBAL_LOAD, 0, 2)
         held.add(sectors)
         far = int(each.far(access.first))
-        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, far, self._turns(access))
+        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, far, _lines(access))
 
-    def _turns(self, access: Access) -> int:
-        """Cycles of the SM: one for each line of a load that goes to L2. Sectors of which all bytes
-        are wanted stand four to a line, others each in their own."""
-        whole = 32 * access.passes <= LANES * access.nbytes
-        lines = -(-access.passes // 4) if whole else access.passes
-        return max(lines, round(self.gpu.value("issue_global")))
+
+def _lines(access: Access) -> int:
+    """Lines of a load that goes to L2; the SM looks up one in a cycle (issue_global of
+    results/units_h100.json). Sectors of which all bytes are wanted stand four to a line, others
+    each in their own."""
+    whole = 32 * access.passes <= LANES * access.nbytes
+    return -(-access.passes // 4) if whole else access.passes
 
 
 class MmaParts(NamedTuple):

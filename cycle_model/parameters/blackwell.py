@@ -34,7 +34,6 @@ PARAMETERS = {
     "issue_uniform": guessed(2, 1, 2, PER_WARP, "a uniform datapath of half rate"),
     "issue_tensor": guessed(16, 8, 32, PER_WARP, "mma.sync, which no kernel for sm_100 uses"),
     "issue_access": published(1, 1, 1, "cycles of the SM per warp instruction", _QRC),
-    "issue_global": guessed(4, 2, 5, "cycles of the SM per load that L1 has not", "as on Hopper"),
     "issue_shuffle": published(1, 1, 2, "cycles of the SM per warp instruction", _QRC),
     "issue_reduce": published(2, 2, 4, "cycles of the SM per warp instruction", _QRC),
     # results that a scoreboard tells of

@@ -24,9 +24,6 @@ _CHANGED = {
     "issue_convert": _measured(8, 8, 8, PER_WARP, "issue of F2I, POPC, FLO"),
     "issue_tensor": _measured(6, 6, 8, PER_WARP, "issue of HMMA.16816"),
     "issue_access": _measured(1, 1, 1, _SM, "issue of LDS and STS of 4 bytes"),
-    "issue_global": _measured(
-        4, 4, 5, "cycles of the SM per load that L1 has not", "issue_global, at least"
-    ),
     "issue_shuffle": _measured(1, 1, 1, _SM, "issue of SHFL"),
     "issue_reduce": _measured(2, 2, 2, _SM, "issue of REDUX"),
     "latency_fma": _measured(4, 4, 5, CYCLES, "latency of FFMA"),

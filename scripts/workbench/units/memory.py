@@ -68,9 +68,10 @@ def lines() -> Iterator[Benchmark]:
                 for k in range(steps)
             )
             uses = "".join(f"xor.b32 %r100, %r100, %r{k + 20};\n" for k in range(steps))
-            before = f"mov.b32 %r100, 0;\nmad.wide.u32 %d_at, %r_lane, {apart}, %d_mem;"
+            before = f"mov.b32 %r100, 0;\nmad.wide.u32 %d_at, %r_lane, {apart}, %d_mem;\n"
+            before += "mul.wide.u32 %d_w, %r_warp, 32768;\nadd.u64 %d_at, %d_at, %d_w;"
             role = Role(loads + uses, before=before, sink=("%r100",))
-            made = Kernel((role,), block=32 * WARP, memory=Memory(MIB))
+            made = Kernel((role,), block=32 * WARP, memory=Memory(2 * MIB))
             points.append(Point(made, 64, 64 * 32 * steps))
         variant = {"apart": apart, "lines": max(apart * WARP // 128, 1), "warps": 32}
         yield Benchmark("load", "issue_global", variant, PER_SM, tuple(points))
