@@ -38,9 +38,10 @@ class Span:
 
 @dataclass
 class Trace:
-    """All spans of a launch in the order in which they were recorded."""
+    """All spans of a launch in the order in which they were recorded. time: what its times are."""
 
     spans: list[Span] = field(default_factory=list)
+    time: str = TIME_UNIT
 
     def span(
         self,
@@ -70,7 +71,7 @@ class Trace:
         document = {
             "traceEvents": [*self._names(), *self._events()],
             "displayTimeUnit": "ns",
-            "otherData": {"time": TIME_UNIT},
+            "otherData": {"time": self.time},
         }
         Path(path).write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
 

@@ -84,6 +84,8 @@ def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
     state[sm + L.SMEM_IDLE] -= idle
     state[sm + L.SMEM_FREE] += writing - idle
     done += nbytes * settings[P.TMA_WRITE] // (128 * L.PART)
+    state[L.UNIT_BEGIN] = start
+    state[L.UNIT_END] = done
     send_signals(state, event, L.BYTES, done, settings[P.TMA_REMOTE], cause)
 
 
@@ -100,6 +102,8 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
     state[warp + L.BULK_READ_OPEN] = max(state[warp + L.BULK_READ_OPEN], read)
     done = state[sm + L.STORE_FREE] // L.PART + settings[P.TMA_STORE_LATENCY]
     state[warp + L.BULK_OPEN] = max(state[warp + L.BULK_OPEN], done)
+    state[L.UNIT_BEGIN] = start
+    state[L.UNIT_END] = done
     write_back(state, sm, events[event + L.B])
 
 
@@ -123,6 +127,8 @@ def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
     state[sm + L.TENSOR_LAST] = how
     state[sm + L.TENSOR_TAIL] = events[event + L.D]
     state[sm + L.TENSOR_CAUSE] = cause
+    state[L.UNIT_BEGIN] = start // L.PART
+    state[L.UNIT_END] = state[sm + L.TENSOR_FREE] // L.PART
 
 
 @routine
@@ -138,6 +144,8 @@ def wgmma(state: p_i64, event: int, warp: int, cause: int) -> None:
     state[scheduler + L.PIPE_BUSY + L.TENSOR] += took
     state[scheduler + L.PIPE_CAUSE + L.TENSOR] = cause
     state[warp + L.WG_LAST] = start + took + events[event + L.B]
+    state[L.UNIT_BEGIN] = start
+    state[L.UNIT_END] = start + took
     if events[event + L.C] != 0:
         close_group(state, warp, L.WG_DONE, state[warp + L.WG_COUNT], state[warp + L.WG_LAST])
         state[warp + L.WG_COUNT] += 1

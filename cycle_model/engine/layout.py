@@ -17,6 +17,7 @@ EVENT_SEQUENCE, ISSUED = range(8, 10)
 # where the other tables are
 HEAP_AT, SETTINGS_AT, CODE_AT, PATH_AT, NUMBERS_AT, EVENTS_AT, SIGNAL_TABLE_AT = range(10, 17)
 LOG_AT = 17
+UNIT_BEGIN, UNIT_END = 18, 19  # when a unit is busy with what has been issued
 
 MOST_SMS, MOST_CTAS, MOST_WARPS, MOST_BARRIERS = 32, 64, 1024, 16384
 SCHEDULERS = 4  # of an SM
@@ -97,6 +98,6 @@ HEAP_WORDS = 6
 ARRIVALS, BYTES, WAKE = range(3)  # H_A: mbarrier or warp; H_B: how many
 
 # -- the log: of each instruction that is issued -------------------------------------------------
-L_TIME, L_WARP, L_POSITION, L_CAUSE, L_REASON, L_READY = range(6)
-LOG_WORDS = 6
+L_TIME, L_WARP, L_POSITION, L_CAUSE, L_REASON, L_READY, L_BEGIN, L_END = range(8)
+LOG_WORDS = 8
 IN_ORDER, SCOREBOARD, PIPE_BUSY_REASON, WOKEN = range(4)  # reasons

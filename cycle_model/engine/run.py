@@ -224,6 +224,7 @@ def note(state: p_i64, room: int, number: int) -> None:
         log[at + L.L_CAUSE] = state[warp + L.CAUSE]
         log[at + L.L_REASON] = state[warp + L.REASON]
         log[at + L.L_READY] = state[warp + L.WARP_NEXT]
+        state[L.UNIT_END] = 0
 
 
 @routine
@@ -261,6 +262,10 @@ def run(state: p_i64, room: int, last: int) -> int:
             item = path[state[warp + L.POSITION]] * L.CODE_WORDS
             note(state, room, number)
             issue(state, number, item, scheduler)
+            if state[L.ISSUED] < room and state[L.UNIT_END] > 0:
+                log = p_i64(state[L.LOG_AT])
+                log[state[L.ISSUED] * L.LOG_WORDS + L.L_BEGIN] = state[L.UNIT_BEGIN]
+                log[state[L.ISSUED] * L.LOG_WORDS + L.L_END] = state[L.UNIT_END]
             state[L.ISSUED] += 1
             if state[warp + L.BLOCKED] == L.RUNS:
                 when = state[warp + L.WARP_NEXT]

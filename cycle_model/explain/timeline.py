@@ -1,4 +1,4 @@
-"""A simulation as a timeline: when each warp runs, and what it waits for."""
+"""A simulation as a timeline: when each warp runs, what it waits for, what the units do for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ TIME_UNIT = "modelled cycles"
 _LEAST = 16  # cycles of a wait that is shown
 _WAITS = {L.E_WAIT: "mbarrier", L.E_BARRIER: "barrier", L.E_CLUSTER_WAIT: "cluster"}
 _WAITS |= {L.E_GROUP_WAIT: "copies"}
+_UNITS = {
+    L.E_LOAD: ("TMA loads", "load", "tma"),
+    L.E_STORE: ("TMA stores", "store", "tma"),
+    L.E_MMA: ("tensor core", "MMA", "mma"),
+    L.E_WGMMA: ("tensor core", "wgmma", "mma"),
+}
 
 
 def timeline(spent: Spent) -> Trace:
-    """Spans by CTA and warp."""
+    """Spans by CTA, of its warps and of the units that work for them."""
     tables = spent.result.tables
-    trace = Trace()
+    trace = Trace(time=TIME_UNIT)
     names = {number: where for where, number in tables.barriers.items()}
     log, after = spent.log, spent.after
     for number, placed in enumerate(tables.placed):
@@ -28,6 +34,10 @@ def timeline(spent: Spent) -> Trace:
             began = time if began is None else began
             event = tables.numbers[log[at, L.L_POSITION]]
             what = int(tables.events[event, L.WHAT]) if event >= 0 else -1
+            if what in _UNITS:
+                unit, name, category = _UNITS[what]
+                of, to = int(log[at, L.L_BEGIN]), int(log[at, L.L_END])
+                trace.span(placed.cta, unit, name, of, to, category, warp=agent)
             if what not in _WAITS or end - time < _LEAST:
                 continue
             trace.span(placed.cta, agent, "run", began, time, "compute")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from cycle_model.engine.simulate import StuckError, simulate
 from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.explain.chain import chain, summary
 from cycle_model.explain.spent import Spent
+from cycle_model.explain.timeline import TIME_UNIT, timeline
 from cycle_model.gpus import GPUS
 from cycle_model.grid import MEMORIES, LaunchModel
 from cycle_model.launch import bind
@@ -170,6 +172,17 @@ def test_products_of_a_warpgroup_take_what_was_measured(count, n, measured):
 
 def test_a_group_that_may_be_left_is_not_waited_for():
     assert simulate(placed_wgmma(4, 256, allowed=1), Sharing(1)).cycles < 100
+
+
+def test_units_stand_beside_the_warps_in_real_cycles(tmp_path):
+    """The tensor core of a product that four warps issue, for as long as it takes."""
+    result = simulate(placed_wgmma(4, 128), Sharing(1), log=True)
+    trace = timeline(Spent(result))
+    busy = [span for span in trace.spans if span.agent == "tensor core"]
+    assert len(busy) == 4 * 4
+    assert {span.end - span.start for span in busy} == {64}
+    trace.to_perfetto(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["time"] == TIME_UNIT
 
 
 # -- the grid and edits ---------------------------------------------------------------------------

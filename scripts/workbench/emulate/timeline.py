@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ptxemu.trace import TIME_UNIT, Span, Trace
+from ptxemu.trace import Span, Trace
 from workbench.tables import picture
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), waiting in the background.
@@ -48,7 +48,7 @@ def draw(
     with picture(Path(path), figsize=(13, 1.7 + 0.42 * len(agents)), dpi=160) as (_, ((axes,),)):
         _draw_rows(axes, spans, agents)
         _label_rows(axes, agents, roles or {})
-        _dress(axes, {span.category for span in spans}, title)
+        _dress(axes, {span.category for span in spans}, title, trace.time)
 
 
 def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
@@ -101,9 +101,9 @@ def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None
         first = row
 
 
-def _dress(axes: Axes, categories: set[str], title: str) -> None:
+def _dress(axes: Axes, categories: set[str], title: str, time: str) -> None:
     axes.set_title(title, fontsize=11, loc="left", pad=24)
-    axes.set_xlabel(TIME_UNIT, fontsize=8)
+    axes.set_xlabel(time, fontsize=8)
     axes.tick_params(axis="x", labelsize=7, length=2)
     axes.tick_params(axis="y", length=0)
     for side in ("top", "right", "left"):
