@@ -1,4 +1,5 @@
-"""H100 and H200: measured on an H200 by `scripts/bench.py units` (results/units_h200.json)."""
+"""H100 and H200: measured by `scripts/bench.py units` on an H200, and on an H100 where that differs
+or was measured later."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from dataclasses import replace
 from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, published
 from cycle_model.parameters.parameter import MEASURED, Gpu, Parameter
 
-_SOURCE = "results/units_h200.json"
+_H200, _H100 = "results/units_h200.json", "results/units_h100.json"
 _SM = "cycles of the SM per warp instruction"
 
 
-def _measured(value: float, low: float, high: float, unit: str, what: str) -> Parameter:
-    return Parameter(value, low, high, unit, MEASURED, f"{_SOURCE}: {what}")
+def _measured(
+    value: float, low: float, high: float, unit: str, what: str, source: str = _H200
+) -> Parameter:
+    return Parameter(value, low, high, unit, MEASURED, f"{source}: {what}")
 
 
 _CHANGED = {
@@ -35,7 +38,7 @@ _CHANGED = {
     "latency_special_register": _measured(23, 15, 42, CYCLES, "latency of CS2R, S2R"),
     "latency_membar": _measured(9, 8, 16, CYCLES, "latency_membar, of a CTA"),
     "latency_membar_gpu": _measured(
-        669, 265, 673, CYCLES, "latency_membar, of the GPU; 265 on another machine"
+        669, 265, 673, CYCLES, "latency_membar, of the GPU; 265 on another machine", _H100
     ),
     "latency_atomic_shared": _measured(24, 24, 32, CYCLES, "atom.shared"),
     "latency_atomic_global": _measured(516, 500, 534, CYCLES, "atom.global"),
@@ -78,24 +81,40 @@ _CHANGED = {
     ),
     "global_latency_l1": _measured(32, 32, 34, CYCLES, "global_latency_l1"),
     "global_latency_l2": _measured(280, 270, 290, CYCLES, "global_latency_l2"),
-    "global_latency_hbm": _measured(685, 620, 740, CYCLES, "global_latency_hbm"),
-    "hbm_tail": _measured(40, 30, 50, "cycles per e-fold of accesses", "touch behind other work"),
+    "global_latency_hbm": _measured(685, 620, 740, CYCLES, "global_latency_hbm", _H100),
+    "hbm_tail": _measured(
+        40, 30, 50, "cycles per e-fold of accesses", "touch behind other work", _H100
+    ),
     "copy_latency": _measured(52, 40, 75, "cycles of cp.async beyond a load", "copy_latency"),
     "l2_bytes_per_cycle": _measured(122, 100, 128, "bytes per clock of one SM", "of one SM alone"),
-    "l2_bytes_in_all": _measured(3930, 3850, 4813, "bytes per clock of all SMs", "of all SMs"),
+    "l2_bytes_in_all": _measured(
+        3930, 3850, 4813, "bytes per clock of all SMs", "of all SMs", _H100
+    ),
     "hbm_bytes_per_cycle": _measured(
-        1567, 1450, 1575, "bytes per clock of all SMs", "memory_rate, 3.10 TB/s"
+        1567, 1450, 1575, "bytes per clock of all SMs", "memory_rate, 3.10 TB/s", _H100
     ),
     "shared_latency": _measured(28, 28, 30, CYCLES, "latency of LDS, 29"),
     "hbm_bytes_written_per_cycle": _measured(
-        1346, 1300, 1615, "bytes per clock of all SMs", "memory_rate: beside reads; alone 1,615"
+        1346,
+        1300,
+        1615,
+        "bytes per clock of all SMs",
+        "memory_rate: beside reads; alone 1,615",
+        _H100,
     ),
     "clock": published(1.98, 1.755, 1.98, "GHz", "clocks.max.sm of results/gqa_h100.json"),
-    "launch": _measured(0.86, 0.66, 0.95, "microseconds", "launch_exit, touch"),
+    "launch": _measured(
+        0.86,
+        0.66,
+        0.95,
+        "microseconds",
+        "launch_exit, touch; of one process 0.2 more than of another",
+        _H100,
+    ),
     "cta_start": _measured(470, 450, 490, "cycles between two CTAs in one place", "cta_start"),
     "cluster_start": _measured(1440, 1420, 1560, "the same of clusters", "cta_start"),
     "launch_least": _measured(
-        0.967, 0.78, 0.98, "microseconds from a launch to the next", "launch_exit of one CTA"
+        0.967, 0.78, 0.98, "microseconds from a launch to the next", "launch_exit of one CTA", _H100
     ),
     "sm_interval": _measured(
         38,
@@ -103,15 +122,26 @@ _CHANGED = {
         42,
         "cycles, times the square root of the SMs before it",
         "launch_exit and touch of 1, 32, 132 CTAs",
+        _H100,
     ),
     "cta_interval": _measured(
-        0.45, 0.4, 0.65, "cycles between CTAs, of the next of an SM", "launch_exit, 132 to 1056"
+        0.45,
+        0.4,
+        0.65,
+        "cycles between CTAs, of the next of an SM",
+        "launch_exit, 132 to 1056",
+        _H100,
     ),
     "cta_interval_later": _measured(
-        1.2, 1.0, 1.35, "cycles between CTAs, of later ones", "launch_exit, 2112 to 4224"
+        1.2, 1.0, 1.35, "cycles between CTAs, of later ones", "launch_exit, 2112 to 4224", _H100
     ),
     "l2_bytes_written_in_all": _measured(
-        1950, 1900, 2440, "bytes per clock of all SMs", "memory_rate to L2; of TMA stores 2440"
+        1950,
+        1900,
+        2440,
+        "bytes per clock of all SMs",
+        "memory_rate to L2; of TMA stores 2440",
+        _H100,
     ),
 }
 PARAMETERS_HOPPER = {**PARAMETERS, **_CHANGED}
@@ -127,6 +157,8 @@ H200 = replace(
     name="H200",
     parameters={
         **PARAMETERS_HOPPER,
+        "l2_bytes_in_all": _measured(4650, 4400, 4813, "bytes per clock of all SMs", "of all SMs"),
+        "latency_membar_gpu": _measured(265, 265, 593, CYCLES, "latency_membar, of the GPU"),
         "hbm_bytes_per_cycle": _measured(2240, 2100, 2345, "bytes per clock of all SMs", "all SMs"),
         "hbm_bytes_written_per_cycle": _measured(
             1680, 1600, 2215, "bytes per clock of all SMs", "memory_rate: beside reads; alone 2,215"

@@ -79,6 +79,21 @@ def test_parameters_are_fetched_once_and_one_after_the_other():
     assert after - before == 200
 
 
+def test_parameters_that_another_register_addresses_are_others():
+    """Two reads of a table at the same place, one of its first and one of its second entry."""
+    function = function_of(*[("ULDC", Control())] * 2)
+    for item, register in zip(function.instructions, ("UR7", "UR9"), strict=False):
+        object.__setattr__(item, "operands", f"UR4, c[0x0][{register}+0x240]")
+    before, after = (simulated(function, parameter_sector=n).cycles for n in (0, 100))
+    assert after - before == 200
+
+
+def test_a_warp_is_there_until_what_it_asked_for_has_come():
+    """As on an H100: a kernel cut off behind a load takes the latency of that load longer."""
+    function = function_of(("MUFU.EX2", Control(1, writes=2)))
+    assert simulated(function, latency_special=90).cycles >= 90
+
+
 def test_greedy_then_the_youngest():
     """Measured on an H200: a warp keeps its scheduler as long as it can issue; then the youngest
     of the others has it (notes/log.md, 2026-11-24)."""
@@ -196,6 +211,21 @@ def test_waves(decoded):
     found = many.predict()
     assert found.waves == -(-many.clusters // one.places)
     assert found.cycles >= found.waves * min(one.durations.values())
+
+
+def test_ctas_are_sent_quickly_at_first(decoded):
+    """launch_exit of results/units_h100.json: 132 CTAs 1.08 us, 1,056 1.29, 2,112 1.94."""
+    model = LaunchModel(bind(decoded), H100)
+    model.per_sm = 16
+    sent = [model._sent(count) / 1980 for count in (1, 132, 1056, 2112)]
+    assert np.diff(sent) == pytest.approx([0.2, 0.21, 0.64], abs=0.03)
+
+
+def test_a_launch_takes_its_time_whatever_it_does(decoded):
+    model = LaunchModel(bind(decoded), H100)
+    found = model.predict()
+    assert found.microseconds > H100.value("launch_least")
+    assert replace(found, cycles=1).microseconds == H100.value("launch_least")
 
 
 def test_the_last_of_several_waves_is_not_a_whole_one(decoded):
