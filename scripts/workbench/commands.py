@@ -245,7 +245,7 @@ CYCLES = {
         "Kernels that were timed on a GPU beside what the cycle model says of them.\n\n"
         "Each row of the files is drawn, run and modelled again, with the parameters of the GPU of "
         "the file.\nPairs are rows of one step whose measured times differ by more than 10 %.",
-        "results/merge_h100.json results/kvcache_h100.json --only merge append --every 3",
+        "results/model_h100/kvcache.json --only append gather --every 3",
     ),
     "mainloops": Command(
         "workbench.cycles.mainloops",
