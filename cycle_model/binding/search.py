@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from cycle_model.binding.symbols import NO_WORK, OPTIONAL, Vector, of_sass
+from cycle_model.binding.symbols import KINDS, NO_WORK, OPTIONAL, Vector, of_sass
 from cycle_model.binding.target import Order, Target, Told
 from cycle_model.sass.flow import Function
 
@@ -22,6 +22,7 @@ _SLACK = (64, 512, 4096)  # of work that code motion may have brought from elsew
 _KEPT = 4  # ways to a place that have done as much work
 _STEPS = 32, 8  # in which that is counted
 _NEAR = 0.02  # of all work
+_FORGIVEN = 0.75  # of accesses that a guard may have kept from being executed
 _SKIPPED = 0.5  # cost of not executing a guarded landmark where it would fit
 _PER_INSTRUCTION = 1e-4
 
@@ -55,7 +56,7 @@ class Step(NamedTuple):
     before: State
 
 
-_Begun = tuple[int, float, int, int, Place, Vector, float, Any]
+_Begun = tuple[int, float, int, int, Place, Vector, int, float, Any]
 Layer = dict[State, Step]  # of paths that came by so many landmarks
 Found = list[tuple[int, Way]]  # numbers of landmarks in the order of the machine code, and ways
 
@@ -65,6 +66,7 @@ class _Run(NamedTuple):
 
     end: int  # that one
     work: Vector
+    maybe: int  # of its work: accesses with a guard, which may not have been executed
 
 
 class Unbound(ValueError):
@@ -161,21 +163,22 @@ class Search:
         seen: set[tuple[Place, Vector]] = {(start, NO_WORK)}
         kept: Counter[tuple[Place, int]] = Counter()
         # work, how far its shares are from those wanted, length, its own number, the way
-        queue: list[_Begun] = [(0, 0.0, 0, 0, start, NO_WORK, 0.0, None)]
+        queue: list[_Begun] = [(0, 0.0, 0, 0, start, NO_WORK, 0, 0.0, None)]
         while queue:
-            steps, _, length, _, place, work, cost, trail = heappop(queue)
+            steps, _, length, _, place, work, maybe, cost, trail = heappop(queue)
             kept[place, steps] += 1
             if kept[place, steps] > _KEPT or steps > most:
                 continue
             run = self._run(place.at)
-            work = _sum(work, run.work)
+            work, maybe = _sum(work, run.work), maybe + run.maybe
             if any(map(int.__gt__, work, limit)):
                 continue
             length += run.end - place.at + 1
             trail = trail, (place.at, run.end + 1)
             for after, arrived, more in self._onward(run.end, place.calls, name):
                 if arrived:
-                    total = cost + more + _distance(work, wanted) + _PER_INSTRUCTION * length
+                    off = _distance(work, wanted) - _FORGIVEN * min(maybe, _excess(work, wanted))
+                    total = cost + more + off + _PER_INSTRUCTION * length
                     if after not in best or total < best[after].cost:
                         best[after] = Way(after, total, _unrolled(trail))
                 elif after in useful and (after, work) not in seen:
@@ -187,8 +190,8 @@ class Search:
                         if done
                         else 2.0
                     )
-                    item = done // step, far, length, len(seen), after, work, cost + more, trail
-                    heappush(queue, item)
+                    item = done // step, far, length, len(seen), after, work, maybe
+                    heappush(queue, (*item, cost + more, trail))
         return list(best.values())
 
     def _useful(self, start: Place, name: str) -> set[Place]:
@@ -224,14 +227,16 @@ class Search:
     def _run(self, index: int) -> _Run:
         found = self._runs.get(index)
         if found is None:
-            end, work = index, list(NO_WORK)
+            end, work, maybe = index, list(NO_WORK), 0
             while not self._stops(end):
                 symbol = self.symbols[end]
                 if symbol.kind >= 0:
                     work[symbol.kind] += symbol.amount
+                if symbol.kind in _ACCESSES and self.function.instructions[end].guard:
+                    maybe += symbol.amount
                 end += 1
             symbol = self.symbols[end]
-            found = self._runs[index] = _Run(end, tuple(work))
+            found = self._runs[index] = _Run(end, tuple(work), maybe)
         return found
 
     def _stops(self, index: int) -> bool:
@@ -315,6 +320,7 @@ class Search:
         return found
 
 
+_ACCESSES = {k for k, name in enumerate(KINDS) if name.endswith((" load", " store"))}
 _JUMPS = {"BRA", "BRX", "JMP", "EXIT", "RET", "CALL", "BSYNC", "BPT", "KILL"}
 _DEEPEST = 4  # calls
 
@@ -325,6 +331,11 @@ def _sum(one: Vector, other: Vector) -> Vector:
 
 def _distance(one: Vector, other: Vector) -> int:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _excess(work: Vector, wanted: Vector) -> int:
+    """Accesses beyond those that are wanted."""
+    return sum(max(work[kind] - wanted[kind], 0) for kind in _ACCESSES)
 
 
 def _unrolled(trail: Any) -> tuple[tuple[int, int], ...]:

@@ -122,3 +122,14 @@ def test_a_load_that_nobody_reads_is_not_expected():
     )
     target = Targets(recording).of(recording.warps[0])
     assert [(each.name, each.site) for each in target.landmarks] == [("tmem ld 2", 1)]
+
+
+@pytest.mark.parametrize("executed", [1, 4])
+def test_guarded_loads_may_not_have_been_executed(executed):
+    """Three of four loads have a guard: whether one was executed or all of them, the way is through
+    them, not past them."""
+    loads = ["LDG.E.128 R4, desc[UR4][R2.64]", *["@P1 LDG.E.128 R8, desc[UR4][R2.64]"] * 3]
+    function = function_of("@P0 BRA `(.L_x_1)", *loads, ".L_x_1:", "EXIT")
+    rest = work(global_load=4 * executed)
+    ((_, way),) = Search(function).path(target_of(rest=rest))
+    assert sum(end - begin for begin, end in way.steps) == len(function.instructions)
