@@ -48,6 +48,13 @@ def test_without_flash_attention_it_says_how_to_get_it(tmp_path, capsys, monkeyp
         flash.from_source(tmp_path)
 
 
+def test_more_than_three_fitted_scalars_are_refused(tmp_path, capsys):
+    file = saved(tmp_path / "rows.csv", "C,B200,64,1,2,16384,834")
+    words = [word for k in range(4) for word in ("--fit", f"launch={k},3")]
+    assert main_of(commands.CYCLES, "", ["published", str(file), *words]) == REFUSED
+    assert "at most 3" in capsys.readouterr().err
+
+
 def test_clusters_are_spread_over_a_grid_without_its_period():
     """Longest first in 8 sections of 64 blocks of 8 heads: their mean is that of all."""
     total, blocks = 4096, 64

@@ -106,9 +106,13 @@ def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
             with peer(options) as call:
                 with watched(record=True, limit=None, clusters=options.clusters) as report:
                     call()
-                # not those that make its inputs
-                launches = [each for each in report.launches if each.counts["mma.flops"]]
-            rows += [{**modelled(each, options).row, "kernel": name} for each in launches]
+                # Not those that make its inputs; once, what it repeats to be timed.
+                launches = {
+                    (each.entry, each.grid): each
+                    for each in report.launches
+                    if each.counts["mma.flops"]
+                }
+            rows += [{**modelled(each, options).row, "kernel": name} for each in launches.values()]
         except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:
             rows.append({"kernel": name, "refused": str(error)})
     return rows

@@ -30,6 +30,7 @@ from workbench.tables import show, table
 NEEDED = ("hd", "causal", "batch", "seqlen", "fa4_tflops")
 WIDTH = 2048  # of a model, heads times their dimension, where a row names no heads
 TILES = 3  # of a persistent CTA that are executed; the rest are as long as the last of them
+MOST_FITTED = 3  # scalars: more would fit anything
 TRAINED = 128  # the head dimension on which scalars are fitted
 COLUMNS = (
     ("rows", "{group}"),
@@ -120,6 +121,8 @@ def perform(options: argparse.Namespace) -> int:
     try:
         found = [each for path in options.files for each in published_in(path)]
         problems = [each for each in found if not options.only or each.group in options.only]
+        if len(options.fit) > MOST_FITTED:
+            raise ValueError(f"--fit {len(options.fit)} times; at most {MOST_FITTED}")
         grid = [_values(text) for text in options.fit]
         if options.source:
             flash.from_source(options.source)
