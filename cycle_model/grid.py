@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,26 +28,37 @@ REGISTERS_OF_SM, WARPS_OF_SM, CTAS_OF_SM = 1 << 16, 64, 32
 QUICK_CTAS = 8  # of an SM, which are sent to it quickly
 _REGISTER_UNIT = 256  # in which a warp gets them
 COLD, WARM = MEMORIES = ("cold", "warm")
+ROUNDS, STEADY = 8, 0.002  # of a stream that repeats itself; a share of its time
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of the launch, without the time to launch it. durations: of the clusters that were
-    simulated, cycles. waves: clusters that a place has one after the other, at most."""
+    """cycles: of the launch, without the time to launch it. microseconds: by which it makes a
+    stream of such launches longer. durations: of the clusters that were simulated, cycles. waves:
+    clusters that a place has one after the other, at most."""
 
     gpu: Gpu
     cycles: int
+    microseconds: float
     durations: dict[int, int]
     per_sm: int
     places: int
     clusters: int
     waves: int
 
+
+@dataclass(frozen=True)
+class Grid:
+    """When what happens to all clusters of a launch: cycles since what the caller counts from.
+    triggered: when the last one lets dependent grids begin; ends: of the clusters, by place."""
+
+    begin: float
+    triggered: float
+    ends: list[float]
+
     @property
-    def microseconds(self) -> float:
-        """With the launch, of which some goes on beside the launch before it."""
-        alone = self.gpu.value("launch") + self.cycles / self.gpu.value("clock") / 1e3
-        return max(alone, self.gpu.value("launch_least"))
+    def end(self) -> float:
+        return max(self.ends)
 
 
 class LaunchModel:
@@ -100,8 +112,11 @@ class LaunchModel:
         """What it reads, and where that comes from."""
         return Traffic(self.launch, self.clusters, cold=self.memory == COLD, l2=self.gpu.l2_bytes)
 
-    def simulated(self, cluster: int, *, log: bool = False, alone: bool = False) -> Result:
-        """A recorded cluster, and others of the launch on the same SMs, or alone."""
+    def simulated(
+        self, cluster: int, *, log: bool = False, alone: bool = False, release: int = 0
+    ) -> Result:
+        """A recorded cluster, and others of the launch on the same SMs, or alone. release: when the
+        grids in front are complete, cycles after its begin."""
         placed, ctas = [], self.launch.ctas_of_cluster
         known = self.launch.clusters
         first = known.index(cluster)
@@ -112,7 +127,8 @@ class LaunchModel:
                 rank = warp.record.rank
                 placed.append(Placed(warp, rank, copy * ctas + rank, copy, far))
         tables = Tables(self.launch.recording, self.launch.function, placed, self.gpu)
-        sharing = Sharing(self.active_sms, writes_back=self.memory == COLD)
+        sharing = Sharing(self.active_sms, writes_back=self.memory == COLD,
+                          grid_release=release)  # fmt: skip
         return simulate(tables, sharing, log=log)
 
     def _later(self, number: int, together: Result) -> tuple[int, int]:
@@ -139,23 +155,112 @@ class LaunchModel:
             + self.gpu.value("cta_interval_later") * (ctas - first - quick)
         )
 
-    def predict(self) -> Prediction:
-        """Of the whole launch."""
-        ctas = self.launch.ctas_of_cluster
-        start = self.gpu.value("cluster_start" if ctas > 1 else "cta_start")
-        results = {number: self.simulated(number) for number in self.launch.clusters}
-        durations = {number: result.cycles_of(0) for number, result in results.items()}
-        later = {number: self._later(number, result) for number, result in results.items()}
-        known, last = sorted(durations), (self.clusters - 1) // self.places * self.places
-        free = [-start] * min(self.places, self.clusters)  # the first start is the launch's
+    @cached_property
+    def results(self) -> dict[int, Result]:
+        """Of the recorded clusters, where nobody has to be waited for."""
+        dependent = self.launch.recording.dependent
+        return {each: self.simulated(each, log=dependent) for each in self.launch.clusters}
+
+    @cached_property
+    def durations(self) -> dict[int, int]:
+        """Cycles of the recorded clusters."""
+        return {number: result.cycles_of(0) for number, result in self.results.items()}
+
+    @cached_property
+    def _lengths_later(self) -> dict[int, tuple[int, int]]:
+        return {number: self._later(number, result) for number, result in self.results.items()}
+
+    @property
+    def start(self) -> float:
+        """Cycles between two clusters of one place."""
+        return self.gpu.value("cluster_start" if self.launch.ctas_of_cluster > 1 else "cta_start")
+
+    def placed(
+        self, begin: float = 0, release: float = 0, free: Sequence[float] | None = None
+    ) -> Grid:
+        """All clusters. begin: when the first one may; release: when the grids in front of it are
+        complete; free: since when places are, else always."""
+        start, ctas = self.start, self.launch.ctas_of_cluster
+        wait = max(round(release - begin), 0) if self.launch.recording.dependent else 0
+        held = {
+            each: self.simulated(each, log=True, release=wait) for each in self.durations if wait
+        }
+        known, last = sorted(self.durations), (self.clusters - 1) // self.places * self.places
+        # the first start is the launch's
+        heap = [-math.inf] * self.places if free is None else sorted(free)
+        del heap[self.clusters :]
+        first, triggered = len(heap), begin
         for number in range(self.clusters):
             nearest = known[max(bisect_right(known, number) - 1, 0)]
-            begin = max(free[0] + start, self._sent(number * ctas))
-            took = durations[nearest]
-            if number >= len(free):
-                took = later[nearest][number >= last]
-            heapq.heapreplace(free, begin + took)
-        waves = -(-self.clusters // self.places)
+            at = max(heap[0] + start, begin + self._sent(number * ctas))
+            took = self.durations[nearest]
+            if number >= first:
+                took = self._lengths_later[nearest][number >= last]
+            end, told = at + took, at + took
+            if self.launch.recording.dependent:
+                told = at + self.results[nearest].triggered(0)
+            if nearest in held:  # those that begin later wait until the same moment
+                end = max(end, begin + held[nearest].cycles_of(0))
+                told = max(told, begin + held[nearest].triggered(0))
+            triggered = max(triggered, told)
+            heapq.heapreplace(heap, end)
+        return Grid(begin, triggered, heap)
+
+    def predict(self) -> Prediction:
+        """Of the whole launch, behind one like itself."""
+        (found,) = in_stream([self])
+        return found
+
+    def prediction(self, grid: Grid, longer: float) -> Prediction:
+        """Of a placed grid that makes a stream so many cycles longer."""
         return Prediction(
-            self.gpu, round(max(free)), durations, self.per_sm, self.places, self.clusters, waves
+            self.gpu,
+            round(grid.end - grid.begin),
+            longer / self.gpu.value("clock") / 1e3,
+            self.durations,
+            self.per_sm,
+            self.places,
+            self.clusters,
+            -(-self.clusters // self.places),
         )
+
+
+def in_stream(models: Sequence[LaunchModel]) -> list[Prediction]:
+    """Launches behind each other on one GPU, over and over. A dependent one begins as soon as all
+    CTAs of the one before it have said so and there is room for it."""
+    dependent = any(model.launch.recording.dependent for model in models)
+    ended, whole = 0.0, math.inf
+    front: tuple[LaunchModel, Grid] | None = None
+    found: list[Prediction] = []
+    for _ in range(ROUNDS if dependent else 1):
+        found, before = [], ended
+        for model in models:
+            grid = _behind(model, front, ended)
+            least = "dependent_least" if model.launch.recording.dependent else "launch_least"
+            end = max(grid.end, ended + _cycles(model, least))
+            found.append(model.prediction(grid, end - ended))
+            front, ended = (model, grid), end
+        whole, took = ended - before, whole
+        if abs(whole - took) <= STEADY * whole:
+            break
+    return found
+
+
+def _behind(model: LaunchModel, front: tuple[LaunchModel, Grid] | None, ended: float) -> Grid:
+    """A launch behind another one, which has ended at that cycle, or behind none."""
+    if front is None or not model.launch.recording.dependent:
+        return model.placed(ended + _cycles(model, "launch"))
+    other, grid = front
+    begin = max(
+        grid.triggered + _cycles(model, "dependent_start"),
+        grid.begin + _cycles(model, "dependent_least"),
+    )
+    unused = [-math.inf] * (other.places - len(grid.ends))
+    free = [*unused, *sorted(grid.ends)]
+    places = [free[number * len(free) // model.places] for number in range(model.places)]
+    return model.placed(begin, ended + _cycles(model, "dependent_release"), places)
+
+
+def _cycles(model: LaunchModel, name: str) -> float:
+    """Of a parameter in microseconds."""
+    return model.gpu.value(name) * model.gpu.value("clock") * 1e3

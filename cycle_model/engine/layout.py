@@ -78,7 +78,7 @@ RUNS, ON_MBARRIER, ON_BARRIER, ON_CLUSTER = range(4)
 KIND, PIPE, OCCUPANCY, LATENCY, STALL, WRITES, READS, WAITS, REGISTERS, YIELDS = range(10)
 SECTOR = 10  # of parameters that it reads, from 1 on; 0: none
 CODE_WORDS = 12
-PLAIN, TMEM_LOAD, TMEM_STORE, EVENT, TMEM_STORE_WAIT = range(5)  # kinds
+PLAIN, TMEM_LOAD, TMEM_STORE, EVENT, TMEM_STORE_WAIT, GRID_WAIT = range(6)  # kinds
 
 # -- events --------------------------------------------------------------------------------------
 WHAT, SIGNALS, SIGNAL_COUNT, A, B, C, D = range(7)

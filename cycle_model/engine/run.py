@@ -132,6 +132,8 @@ def ready_at(state: p_i64, warp: int, item: int) -> int:
             state[warp + L.REASON] = L.SCOREBOARD
     if code[item + L.KIND] == L.TMEM_STORE_WAIT:
         time = max(time, state[warp + L.LAST])
+    if code[item + L.KIND] == L.GRID_WAIT:
+        time = max(time, p_i64(state[L.SETTINGS_AT])[P.GRID_RELEASE])
     return time
 
 

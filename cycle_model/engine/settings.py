@@ -1,4 +1,5 @@
-"""The parameters that routines read, by name and by number; `parameters` has their values."""
+"""The parameters that routines read, by name and by number; `parameters` has their values, but for
+`grid_release`, which the launch in front of this one gives."""
 
 from __future__ import annotations
 
@@ -48,6 +49,7 @@ NAMES = (
     "cancel_latency",
     "shared_latency",
     "smem_bytes_per_cycle",
+    "grid_release",
 )
 (
     BRANCH_COST,
@@ -95,4 +97,5 @@ NAMES = (
     CANCEL_LATENCY,
     SHARED_LATENCY,
     SMEM_BYTES,
+    GRID_RELEASE,
 ) = range(len(NAMES))

@@ -41,6 +41,23 @@ class Result:
         mine = [end for end, each in zip(done, placed, strict=True) if each.cluster == cluster]
         return self.cycles - max(done) + max(mine)
 
+    def triggered(self, cluster: int) -> int:
+        """When all CTAs of one of several clusters have let dependent grids begin, or have ended;
+        of a result with a log."""
+        assert self.log is not None
+        placed, log = self.tables.placed, self.log[: self.issued]
+        words = np.array([item.word == "PREEXIT" for item in self.tables.function.instructions])
+        told = log[words[self.tables.path[log[:, L.L_POSITION]]]]
+        ended: dict[int, int] = {}
+        told_at: dict[int, int] = {}
+        for number, each in enumerate(placed):
+            done = int(self.state[L.WARP + number * L.WARP_WORDS + L.DONE])
+            ended[each.cta] = max(ended.get(each.cta, 0), done)
+        for time, number in told[:, [L.L_TIME, L.L_WARP]].tolist():
+            told_at.setdefault(placed[number].cta, time)
+        mine = {each.cta for each in placed if each.cluster == cluster}
+        return max(told_at.get(cta, ended[cta]) for cta in mine)
+
     @property
     def busiest(self) -> int:
         """Cycles for which the unit is busy that is busy for longest, or the schedulers."""

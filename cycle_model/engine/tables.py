@@ -40,16 +40,21 @@ _SHORTEST_MMA = 18  # cycles, of what SA has measured
 @dataclass(frozen=True)
 class Sharing:
     """active_sms: of the whole GPU, which share the memory. writes_back: what they write goes on
-    to memory in the long run; else it stays in L2."""
+    to memory in the long run; else it stays in L2. grid_release: the cycle from which on nobody
+    waits any more for the grids in front of this one."""
 
     active_sms: int
     writes_back: bool = False
+    grid_release: int = 0
 
 
 def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
     """The vector that routines read; rates are those of one of the SMs."""
     values = []
     for name in settings.NAMES:
+        if name == "grid_release":
+            values.append(sharing.grid_release)
+            continue
         value = gpu.value(name)
         active = max(min(sharing.active_sms, gpu.sms), 1)
         if name == "hbm_bytes_per_cycle":
@@ -105,6 +110,8 @@ def _kind(item: Instruction) -> int:
         return L.TMEM_LOAD
     if item.word == "STTM":
         return L.TMEM_STORE
+    if item.word == "ACQBULK":
+        return L.GRID_WAIT
     return L.TMEM_STORE_WAIT if item.opcode.startswith("FENCE.VIEW.ASYNC.T") else L.PLAIN
 
 

@@ -121,6 +121,15 @@ PARAMETERS = {
     "cta_start": guessed(800, 400, 1500, "cycles between two CTAs in one place", "no source"),
     "cluster_start": guessed(1440, 400, 1600, "the same of clusters", "as on Hopper"),
     "launch_least": guessed(0, 0, 2.0, "microseconds from a launch to the next", "no source"),
+    "dependent_least": guessed(
+        0.53, 0.4, 1.0, "microseconds from a dependent launch to the next", "H100"
+    ),
+    "dependent_start": guessed(
+        0.3, 0.25, 0.6, "microseconds from the last launch_dependents to the first CTA", "H100"
+    ),
+    "dependent_release": guessed(
+        0.6, 0.5, 1.0, "microseconds from the end of a grid to who waits for it", "H100"
+    ),
     "sm_interval": guessed(28, 20, 40, "cycles, times the square root of the SMs before it",
                            "as on Hopper"),
     "cta_interval": guessed(0.45, 0.3, 1.2, "cycles between CTAs, of the next of an SM",

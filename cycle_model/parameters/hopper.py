@@ -116,6 +116,30 @@ _CHANGED = {
     "launch_least": _measured(
         0.967, 0.78, 0.98, "microseconds from a launch to the next", "launch_exit of one CTA", _H100
     ),
+    "dependent_least": _measured(
+        0.53,
+        0.5,
+        0.58,
+        "microseconds from a dependent launch to the next",
+        "launch, overlapped",
+        _H100,
+    ),
+    "dependent_start": _measured(
+        0.3,
+        0.25,
+        0.53,
+        "microseconds from the last launch_dependents to the first CTA",
+        "launch_dependent, work before, less the last CTA's start",
+        _H100,
+    ),
+    "dependent_release": _measured(
+        0.6,
+        0.58,
+        0.63,
+        "microseconds from the end of a grid to who waits for it",
+        "launch_dependent, work behind",
+        _H100,
+    ),
     "sm_interval": _measured(
         38,
         24,

@@ -44,6 +44,7 @@ class Emulator:
         )
         if launched.recording is not None:
             launched.recording.cubin = cubin_at(request.image)
+            launched.recording.dependent = request.attributes.pdl
             launched.recording.memory = [(block.start, block.end) for block in LIVE.look()]
         self.report.launches.append(launched)
         return launched

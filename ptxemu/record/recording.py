@@ -84,7 +84,8 @@ class WarpRecord:
 class Recording:
     """arch: what the PTX is for. sites: the instructions of the kernel; blocks: their numbers, by
     block. cubin: its machine code, memory: the allocations that were there, begin and end,
-    as far as whoever launched it knows them."""
+    as far as whoever launched it knows them. dependent: it may begin before the launch in front of
+    it has ended (programmatic dependent launch)."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -97,3 +98,4 @@ class Recording:
     warps: list[WarpRecord] = field(default_factory=list)
     cubin: bytes = b""
     memory: list[tuple[int, int]] = field(default_factory=list)
+    dependent: bool = False

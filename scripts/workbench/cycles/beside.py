@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cycle_model import gpus
-from cycle_model.grid import LaunchModel
+from cycle_model.binding.bound import BoundLaunch
+from cycle_model.grid import LaunchModel, in_stream
 from cycle_model.launch import bind
+from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.watch import watched
@@ -88,11 +90,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         gpu = gpus.named(problem.gpu)
         others = [gpu.perturbed(seed) for seed in range(options.perturbed)]
         us, *rest = (
-            sum(
-                LaunchModel(each, one, memory=problem.memory).predict().microseconds
-                for each in bound
-            )
-            + problem.others * one.value("launch_least")
+            _microseconds(bound, one, problem.memory) + problem.others * one.value("launch_least")
             for one in (gpu, *others)
         )
     except (ValueError, NotImplementedError, PtxEmuError) as error:
@@ -106,6 +104,12 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         "error": us / problem.us - 1,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _microseconds(launches: Sequence[BoundLaunch], gpu: Gpu, memory: str) -> float:
+    """Of all of them, repeated as those that time them repeat them."""
+    found = in_stream([LaunchModel(each, gpu, memory=memory) for each in launches])
+    return sum(each.microseconds for each in found)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

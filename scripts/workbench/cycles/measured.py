@@ -19,7 +19,9 @@ from workbench.common import read_rows
 
 Call = Callable[[], Any]
 PEERS = 3  # of a step: ours, torch, a copy
-_DECODE = re.compile(r"decode( \w+=\S+)?")  # not the one with programmatic dependent launch
+_DECODE = re.compile(r"decode( \w+=\S+)?")
+_DEPENDENT = {"decode pdl": {"pdl": True},
+              "decode pdl kv-ready": {"pdl": True, "kv_ready_before_pdl": True}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ def _gpu_of(rows: list[dict[str, Any]]) -> str:
 
 
 def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterator[Measured]:
-    if row.get("kind") == "latency" and _DECODE.fullmatch(row["peer"]) and "cold_us" in row:
+    if _is_decode(row):
         tuned = row["peer"].removeprefix("decode")
         name = f"batch {row['batch']}, {row['kv_len']} keys{',' * bool(tuned)}{tuned}"
+        group = "decode, dependent" if row["peer"] in _DEPENDENT else "decode"
         for memory in ("cold", "warm"):
             yield Measured(
-                "decode", name, gpu, memory, row[f"{memory}_us"], row["nbytes"],
+                group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"],
                 partial(_decode, row),
             )  # fmt: skip
     elif "merge_us" in row:
@@ -78,6 +81,13 @@ def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterato
         yield _step({**step, "us": row["merge_us"], "nbytes": nbytes, **row}, gpu, setting)
     elif row.get("peer") in ("moe", "kvcache", "merge") and "us" in row and row["step"] != "host":
         yield _step(row, gpu, setting)
+
+
+def _is_decode(row: dict[str, Any]) -> bool:
+    """Ours, with or without dependent launches."""
+    if row.get("kind") != "latency" or "cold_us" not in row:
+        return False
+    return row["peer"] in _DEPENDENT or bool(_DECODE.fullmatch(row["peer"]))
 
 
 def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:
@@ -103,12 +113,15 @@ def _decode(row: dict[str, Any]) -> Call:
     q = torch.randn(batch, 1, row["q_heads"], head_dim).bfloat16()
     shape = batch, row["kv_len"], row["kv_heads"], head_dim
     k, v = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))
-    fields = tuning(row["peer"].split()[1]) if " " in row["peer"] else {}
+    given: dict[str, Any] = dict(_DEPENDENT.get(row["peer"], {}))
+    fields = tuning(row["peer"].split()[1]) if " " in row["peer"] and not given else {}
     parts = fields.pop("parts", 0)
     config = DecodeConfig(**({"cluster": 0} | fields)) if fields else None
 
     def call() -> None:
-        plan = decode_plan(q, k, v, parts=parts, config=config, arch="sm_90a", backend="emulate")
+        plan = decode_plan(
+            q, k, v, parts=parts, config=config, arch="sm_90a", backend="emulate", **given
+        )
         plan(q, k, v)
 
     return call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from cycle_model.edits import Edit, edited, edits_of, rewritten
 from cycle_model.explain.chain import chain, summary
 from cycle_model.explain.spent import Spent
 from cycle_model.explain.timeline import timeline
-from cycle_model.grid import LaunchModel, Prediction
+from cycle_model.grid import LaunchModel, Prediction, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
@@ -62,7 +63,7 @@ def perform(options: argparse.Namespace) -> int:
         launches = recorded(options)
         if not launches:
             return refuse("nothing was launched")
-        found = [modelled(launch, options) for launch in launches]
+        found = modelled(launches, options)
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]
         show(*table("modelled, not measured", COLUMNS, rows))
@@ -112,23 +113,39 @@ def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
                     for each in report.launches
                     if each.counts["mma.flops"]
                 }
-            rows += [{**modelled(each, options).row, "kernel": name} for each in launches.values()]
+            found = modelled(list(launches.values()), options)
+            rows += [{**each.row, "kernel": name} for each in found]
         except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:
             rows.append({"kernel": name, "refused": str(error)})
     return rows
 
 
-def modelled(launch: LaunchReport, options: argparse.Namespace) -> Modelled:
-    """A launch on the GPU of the options, and within the ranges of its parameters."""
-    bound = bind(launch.recording)
-    gpu = gpus.named(options.gpu) if options.gpu else gpus.for_arch(launch.recording.arch)
-    model = LaunchModel(bound, gpu, memory=options.memory)
-    prediction = model.predict()
+def modelled(launches: Sequence[LaunchReport], options: argparse.Namespace) -> list[Modelled]:
+    """Launches one behind the other on the GPU of the options, and within the ranges of its
+    parameters."""
+    if not launches:
+        return []
+    bound = [bind(each.recording) for each in launches]
+    gpu = gpus.named(options.gpu) if options.gpu else gpus.for_arch(bound[0].recording.arch)
+    models = [LaunchModel(each, gpu, memory=options.memory) for each in bound]
+    predictions = in_stream(models)
     others = [
-        LaunchModel(bound, gpu.perturbed(seed), memory=options.memory).predict().microseconds
-        for seed in range(options.perturbed)
+        in_stream([LaunchModel(each, other, memory=options.memory) for each in bound])
+        for other in (gpu.perturbed(seed) for seed in range(options.perturbed))
     ]
-    us = prediction.microseconds
+    return [
+        _modelled(launch, model, found, [each[number].microseconds for each in others])
+        for number, (launch, model, found) in enumerate(
+            zip(launches, models, predictions, strict=True)
+        )
+    ]
+
+
+def _modelled(
+    launch: LaunchReport, model: LaunchModel, prediction: Prediction, others: Sequence[float]
+) -> Modelled:
+    """others: microseconds with other parameters."""
+    us, bound, gpu = prediction.microseconds, model.launch, model.gpu
     share = model.clusters / max(len(bound.clusters), 1)
     key = key_of(launch.entry)
     row = {
@@ -143,7 +160,7 @@ def modelled(launch: LaunchReport, options: argparse.Namespace) -> Modelled:
         "high_us": max([us, *others]),
         "tflops": launch.counts["mma.flops"] * share / us * 1e-6,
         "read_tbs": model.traffic.nbytes / us * 1e-6,
-        "memory": options.memory,
+        "memory": model.memory,
         "durations": prediction.durations,
     }
     return Modelled(launch, model, prediction, row)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cycle_model import gpus
 from cycle_model.edits import Edit, edited
-from cycle_model.grid import LaunchModel
+from cycle_model.grid import LaunchModel, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
@@ -79,8 +79,7 @@ class Timed:
 
     def microseconds(self, gpu: Gpu) -> float:
         us = 0.0
-        for model in self.models(gpu):
-            prediction = model.predict()
+        for prediction in in_stream(self.models(gpu)):
             us += prediction.microseconds
             if self.more:
                 took = prediction.durations

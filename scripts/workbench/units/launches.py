@@ -155,6 +155,28 @@ def touches() -> Iterator[Timed]:
                                 block, nbytes=2 * TOUCHED, **how)  # fmt: skip
 
 
+def _spin(cycles: int) -> str:
+    """So many cycles of the SM's clock."""
+    begin = "mov.u32 %r4, %clock;\nMORE:\nmov.u32 %r5, %clock;\nsub.u32 %r5, %r5, %r4;\n"
+    return begin + f"setp.lt.u32 %p0, %r5, {cycles};\n@%p0 bra MORE;\n"
+
+
+def dependent_costs() -> Iterator[Timed]:
+    """Launches of which each waits for the one before it, with work before the next may begin,
+    between that and the wait, or behind the wait; in SMs that have room for two CTAs, or for one.
+    """
+    begin, wait = NOTHING.splitlines(keepends=True)
+    for cycles in (500, 2000, 4000):
+        work = _spin(cycles)
+        bodies = {"before": work + NOTHING, "between": f"{begin}{work}{wait}",
+                  "behind": NOTHING + "\n" + work, "alone": f"{wait}\n{work}{begin}"}  # fmt: skip
+        for where, body in bodies.items():
+            for smem in (0, LARGE):
+                variant = {"how": "overlapped", "work": where, "cycles": cycles, "smem": smem}
+                yield Timed("launch", "launch_dependent", variant, "overlapped", 132, smem=smem,
+                            body=body)  # fmt: skip
+
+
 def _computed(instructions: str) -> str:
     """Eight numbers of a thread, what is made of them, and their sum to its word."""
     begin = "".join(f"add.u32 %r3, %r0, {k};\ncvt.rn.f32.u32 %f{k}, %r3;\n" for k in range(8))
@@ -286,6 +308,7 @@ def clocks() -> Iterator[Benchmark]:
 
 def benchmarks() -> Iterator[Benchmark | Timed]:
     yield from launches()
+    yield from dependent_costs()
     yield from touches()
     yield from first_costs()
     yield from shape_costs()

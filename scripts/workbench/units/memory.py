@@ -107,13 +107,18 @@ cp.async.wait_group 0;"""
 SHAPES = {4: (8, 1), 8: (8, 2), 16: (8, 4), 32: (16, 4), 64: (32, 4), 128: (32, 8)}
 
 
-def stream(form: str, warps: int, steps: int, *, cold: bool, per_sm: bool) -> Kernel:
-    """Each round a warp takes the next piece that nobody has, of all warps of all CTAs."""
+def stream(
+    form: str, warps: int, steps: int, *, cold: bool, per_sm: bool, readers: int = 1
+) -> Kernel:
+    """Each round a warp takes the next piece that nobody has, of all warps of all CTAs; so many
+    CTAs in a row read the same."""
     piece, nbytes = steps * LINE, COLD_BYTES if cold else WARM_BYTES
     before = f"""\
-mad.lo.u32 %r_o, %r_cta, {warps}, %r_warp;
+div.u32 %r_o, %r_cta, {readers};
+mad.lo.u32 %r_o, %r_o, {warps}, %r_warp;
 mul.lo.u32 %r_o, %r_o, {piece};
-mul.lo.u32 %r_stride, %r_ctas, {warps * piece};
+div.u32 %r_stride, %r_ctas, {readers};
+mul.lo.u32 %r_stride, %r_stride, {warps * piece};
 mad.wide.u32 %d_a, %r_lane, 16, %d_mem;
 mad.lo.u32 %r_at, %r_lane, 16, %r_smem;
 mad.lo.u32 %r_at, %r_warp, {2 * piece}, %r_at;
@@ -157,15 +162,20 @@ def streams() -> Iterator[Benchmark]:
                         if warps > 32:
                             continue
                     yield _stream(form, kib, warps, steps, cold=cold, per_sm=per_sm)
+        for readers in (2, 4, 12, 33, 132):
+            yield _stream(form, 64, 32, 4, cold=False, per_sm=True, readers=readers)
 
 
-def _stream(form: str, kib: int, warps: int, steps: int, *, cold: bool, per_sm: bool) -> Benchmark:
-    made = stream(form, warps, steps, cold=cold, per_sm=per_sm)
+def _stream(
+    form: str, kib: int, warps: int, steps: int, *, cold: bool, per_sm: bool, readers: int = 1
+) -> Benchmark:
+    made = stream(form, warps, steps, cold=cold, per_sm=per_sm, readers=readers)
     per_round = warps * steps * LINE
     counts = [max(total // per_round, 1) for total in (2 * MIB, 4 * MIB)]
     points = tuple(Point(made, count, count) for count in counts)
     where = "hbm" if cold else "l2"
     variant = {"form": form, "kib_in_flight": kib, "warps": warps, "sms": "all" if per_sm else 1}
+    variant |= {"readers": readers} if readers > 1 else {}
     unit = ALL_BYTES if per_sm else BYTES
     name = f"{where}_bytes_per_cycle"
     return Benchmark("bandwidth", name, variant, unit, points, per_round, per_sm)

@@ -72,11 +72,25 @@ def _wait(stage: int, label: str) -> str:
 START = "mov.u32 %r_b, %r_cta;\nmov.u32 %r_step, %r_ctas;"
 
 
+SHARED = """\
+div.u32 %r_step, %r_ctas, {readers};
+{place}"""
+TOGETHER = "div.u32 %r_b, %r_cta, {readers};"
+APART = "rem.u32 %r_b, %r_cta, %r_step;"
+
+
 def ring(
-    width: int, rows: int, stages: int, *, cold: bool, per_sm: bool = False, swizzle: str = "none"
+    width: int,
+    rows: int,
+    stages: int,
+    *,
+    cold: bool,
+    per_sm: bool = False,
+    swizzle: str = "none",
+    start: str = START,
 ) -> Kernel:
     """One thread keeps so many boxes in flight: it waits for the oldest and sends for the next.
-    Each round of the loop is once round all stages."""
+    Each round of the loop is once round all stages. start: where a CTA begins, and its step."""
     nbytes, size = COLD_BYTES if cold else WARM_BYTES, width * max(rows, 1)
     filling, passing, last = [], [], []
     for stage in range(stages):
@@ -87,7 +101,7 @@ def ring(
         passing += [_wait(stage, f"A{stage}"), *once]
         last.append(_wait(stage, f"B{stage}"))
     passing.append("xor.b32 %r_parity, %r_parity, 1;")
-    role = Role("\n".join(passing), single=True, before=START, begin="\n".join(filling),
+    role = Role("\n".join(passing), single=True, before=start, begin="\n".join(filling),
                 drain="\n".join(last))  # fmt: skip
     box = Map(width, rows, PITCH, swizzle) if rows != BULK else None
     return Kernel((role,), _initialise(stages), smem=DATA + stages * size, per_sm=per_sm,
@@ -156,6 +170,14 @@ def all_sms() -> Iterator[Benchmark]:
                            "rows": size // width, "stages": stages, "sms": "all"}  # fmt: skip
                 name = f"{'hbm' if cold else 'l2'}_bytes_per_cycle"
                 yield Benchmark("bandwidth", name, variant, ALL_BYTES, points, 1, True)
+    for readers in (2, 4, 12, 33, 132):  # of the same boxes, next to each other or not
+        for who, begin in (("next", TOGETHER), ("apart", APART)):
+            start = SHARED.format(readers=readers, place=begin.format(readers=readers))
+            made = ring(128, 64, 12, cold=False, per_sm=True, swizzle="128B", start=start)
+            points = _in_rounds(made, 2 * MIB, 8192 * 12, 8192 * 12)
+            variant = {"form": "tma", "kib_in_flight": 96, "width": 128, "rows": 64, "stages": 12,
+                       "sms": "all", "readers": readers, "who": who}  # fmt: skip
+            yield Benchmark("bandwidth", "l2_bytes_per_cycle", variant, ALL_BYTES, points, 1, True)
 
 
 # -- issue, multicast, stores ---------------------------------------------------------------------

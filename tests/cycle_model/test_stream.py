@@ -1,0 +1,84 @@
+"""Launches behind each other: what a dependent one need not wait for, as measured on an H100."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cycle_model.binding.bound import BoundLaunch
+from cycle_model.gpus import GPUS
+from cycle_model.grid import LaunchModel, in_stream
+from cycle_model.launch import bind
+from cycle_model.sass.flow import Function
+
+H100 = GPUS["H100"]
+BEGINS, WAITS = "PREEXIT", "ACQBULK"  # launch_dependents and wait, of griddepcontrol
+
+
+def dependent(decoded, **changed: str) -> LaunchModel:
+    """The decode, with griddepcontrol in place of some instructions of its straight beginning or
+    of its end."""
+    bound: BoundLaunch = bind(replace(decoded, dependent=True))
+    items = list(bound.function.instructions)
+    for opcode, number in changed.items():
+        items[number] = replace(items[number], opcode=opcode)
+    function = Function(bound.function.name, items, bound.function.labels)
+    return LaunchModel(bound.with_function(function), H100)
+
+
+def microseconds(model: LaunchModel) -> float:
+    return model.predict().microseconds
+
+
+@pytest.fixture(scope="module")
+def whole(decoded) -> float:
+    """Microseconds between the first cycle of a launch and its last."""
+    return LaunchModel(bind(decoded), H100).predict().cycles / H100.value("clock") / 1e3
+
+
+def test_one_that_says_nothing_begins_at_the_end_of_the_other(decoded, whole):
+    model = dependent(decoded)
+    assert microseconds(model) == pytest.approx(whole + H100.value("dependent_start"), abs=0.02)
+
+
+def test_one_that_waits_begins_when_the_other_has_ended(decoded, whole):
+    """launch_dependent, work behind the wait: 0.6 us from one launch to the next, and the work, but
+    for the start of CTAs, which are there before."""
+    found = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: 1}))
+    most = whole + H100.value("dependent_release")
+    assert most - 0.1 < found <= most
+    assert found < microseconds(LaunchModel(bind(decoded), H100))
+
+
+def test_what_is_done_before_the_wait_is_hidden(decoded, whole):
+    """launch_dependent, work between: 0.58 us however much it is."""
+    last = len(dependent(decoded).launch.function.instructions) - 1
+    ends = max(
+        number
+        for number in range(last)
+        if dependent(decoded).launch.function.instructions[number].opcode == "EXIT"
+    )
+    late = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: ends - 1}))
+    early = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: 1}))
+    assert H100.value("dependent_least") <= late < early
+
+
+def test_one_that_finds_no_room_waits_for_it(decoded, whole):
+    """launch_dependent, work between, with shared memory for one CTA: the work, and a CTA's start.
+    """
+    model = dependent(decoded, **{BEGINS: 0})
+    model.places = model.clusters
+    start = model.start / H100.value("clock") / 1e3
+    assert microseconds(model) == pytest.approx(whole + start, abs=0.05)
+    roomy = dependent(decoded, **{BEGINS: 0})
+    assert microseconds(roomy) < microseconds(model)
+
+
+def test_others_of_a_stream_take_what_they_take_alone(decoded):
+    models = [LaunchModel(bind(decoded), H100) for _ in range(2)]
+    alone = models[0].predict().microseconds
+    assert [each.microseconds for each in in_stream(models)] == pytest.approx([alone] * 2)
+    mixed = in_stream([models[0], dependent(decoded, **{BEGINS: 0, WAITS: 1})])
+    assert mixed[0].microseconds == pytest.approx(alone, abs=0.02)
+    assert mixed[1].microseconds < alone
