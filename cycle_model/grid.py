@@ -120,16 +120,30 @@ class LaunchModel:
         placed, ctas = [], self.launch.ctas_of_cluster
         known = self.launch.clusters
         first = known.index(cluster)
+        near = self.gpu.value("sms_that_share") * self.together / ctas
+        asks = self.traffic.alone(min(near, self.clusters))
         for copy in range(1 if alone else self.together):
             number = known[(first + copy) % len(known)]
             far = self.traffic.of(number)
             for warp in self.launch.cluster(number):
                 rank = warp.record.rank
-                placed.append(Placed(warp, rank, copy * ctas + rank, copy, far))
-        tables = Tables(self.launch.recording, self.launch.function, placed, self.gpu)
+                placed.append(Placed(warp, rank, copy * ctas + rank, copy, far, asks))
+        tables = Tables(
+            self.launch.recording, self.launch.function, placed, self.gpu, self._least_asked
+        )
         sharing = Sharing(self.active_sms, writes_back=self.memory == COLD,
                           grid_release=release)  # fmt: skip
         return simulate(tables, sharing, log=log)
+
+    @cached_property
+    def _least_asked(self) -> float:
+        """What reading takes where everybody reads the same, of what it takes otherwise."""
+        rates = (
+            self.gpu.value(name) / self.active_sms
+            for name in ("l2_bytes_in_all", "l2_bytes_delivered")
+        )
+        different, same = (min(self.gpu.value("l2_bytes_per_cycle"), rate) for rate in rates)
+        return min(different / same, 1)
 
     def _later(self, number: int, together: Result) -> tuple[int, int]:
         """Cycles of a cluster of a wave behind the first, and of the last: those that share an SM

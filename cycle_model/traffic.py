@@ -1,4 +1,5 @@
-"""What a launch reads from global memory, and what of it comes from behind L2.
+"""What a launch reads from global memory, what of it comes from behind L2, and what of it others
+read at the same time.
 
 What is read a second time is in L2. Where all clusters were recorded, the first one that reads a
 place is known. Where some were, the others read as much, but together no more than there is: of an
@@ -18,6 +19,7 @@ from ptxemu.record import recording as r
 from ptxemu.record.recording import WarpRecord
 
 Far = Callable[[int], bool]  # whether an address that is read now comes from behind L2
+Share = Callable[[int], float]
 
 
 class Traffic:
@@ -90,6 +92,27 @@ class Traffic:
             for address in self._reads[number]:
                 first.setdefault(address, number)
         return first
+
+    @cached_property
+    def _common(self) -> dict[int, float]:
+        """Of each allocation, the share of what a cluster reads there that the one next to it in
+        the grid reads as well; of all recorded neighbours."""
+        read: Counter[int] = Counter()
+        both: Counter[int] = Counter()
+        for number, reads in self._reads.items():
+            if (beside := self._reads.get(number + 1)) is None:
+                continue
+            for address, nbytes in reads.items():
+                block = self._block(address)
+                read[block] += nbytes
+                both[block] += nbytes if address in beside else 0
+        return {block: both[block] / nbytes for block, nbytes in read.items()}
+
+    def alone(self, clusters: float) -> Share:
+        """What L2 answers for one of so many neighbouring clusters, of what it reads at an address:
+        whoever is near and asks for the same line at the same time has the answer, too."""
+        common, fewer = self._common, 1 - 1 / max(clusters, 1)
+        return lambda address: 1 - common.get(self._block(address), 0.0) * fewer
 
     def _block(self, address: int) -> int:
         """The allocation of an address, -1 where it is in none that is known."""

@@ -29,8 +29,9 @@ class Options:
     trace       record a timeline (`LaunchReport.trace`).
     record      what each warp does, for a model of time (`LaunchReport.recording`).
     clusters    numbers of those that are executed, in this order; or how many of the grid, spread
-                evenly; None: all. The others write nothing, and whoever waits for one of them waits
-                in vain. It is for launches that are recorded and too large to be executed.
+                evenly, and of four or more one beside the first; None: all. The others write
+                nothing, and whoever waits for one of them waits in vain. It is for launches that
+                are recorded and too large to be executed.
     resident    clusters resident at first; more join when all resident ones are stuck.
     progress    called as progress(done_clusters, all_clusters) now and then.
     check       look for races (happens-before), data never written, leaks and misused barriers;
@@ -100,8 +101,12 @@ class Options:
         if self.clusters is None:
             return range(total)
         if isinstance(self.clusters, int):
-            count = min(self.clusters, total)
-            return sorted({number * (total - 1) // max(count - 1, 1) for number in range(count)})
+            if self.clusters >= total:
+                return range(total)
+            beside = {1} if self.clusters > 3 else set()
+            count = self.clusters - len(beside)
+            last = max(count - 1, 1)
+            return sorted(beside | {number * (total - 1) // last for number in range(count)})
         if max(self.clusters) >= total:
             raise ValueError(f"clusters={self.clusters}; the grid has {total}")
         return self.clusters

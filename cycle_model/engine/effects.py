@@ -62,7 +62,8 @@ def send_signals(state: p_i64, event: int, what: int, time: int, remote: int, ca
 
 @routine
 def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: rows, B: bytes in all, C: whether they come from the memory behind L2."""
+    """A: rows, B: bytes in all, C: whether they come from the memory behind L2, D: bytes that the
+    SM's share of L2 is busy with."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     now = state[L.NOW]
@@ -75,7 +76,7 @@ def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
     latency = settings[P.TMA_LATENCY_L2]
     if far != 0:
         latency = settings[P.TMA_LATENCY_HBM]
-    done = memory_done(state, sm, start, nbytes, far, latency)
+    done = memory_done(state, sm, start, events[event + L.D], far, latency)
     done = max(done, state[sm + L.TMA_FREE] // L.PART + latency)
     # What has come is written, which takes the tensor core's turns at shared memory once there
     # was no idle time to do it in.

@@ -118,13 +118,15 @@ def _kind(item: Instruction) -> int:
 @dataclass(frozen=True)
 class Placed:
     """A warp that is to run. sm: in the simulation; cta, cluster: numbers there, from 0 on. far:
-    whether an address that it reads comes from the memory behind L2."""
+    whether an address that it reads comes from the memory behind L2; alone: the share of a read
+    that L2 answers for it, where neighbours ask for the same."""
 
     warp: BoundWarp
     sm: int
     cta: int
     cluster: int
     far: Callable[[int], bool]
+    alone: Callable[[int], float] = lambda address: 1.0
 
 
 class Tables:
@@ -132,9 +134,12 @@ class Tables:
 
     def __init__(
         self, recording: Recording, function: Function, warps: Sequence[Placed], gpu: Gpu,
+        least_asked: float = 1.0,
     ) -> None:  # fmt: skip
+        """least_asked: the share of a read that L2 is busy with where everybody asks for it."""
         self.recording, self.function, self.gpu = recording, function, gpu
         self.placed = warps
+        self._least_asked = least_asked
         self._barriers: dict[tuple[int, Barrier], int] = {}
         self._events: list[tuple[int, ...]] = []
         self._signals: list[tuple[int, int, int, int]] = []
@@ -244,7 +249,8 @@ class Tables:
             return self._row(L.E_SHARED, extra) if extra > 0 or word == "LDS" else None
         if access.memory == "copied":
             far = int(each.far(access.first))
-            return self._row(L.E_COPY, 32 * access.passes, far, _lines(access))
+            asked = self._asked(each, access.first, 32 * access.passes, far)
+            return self._row(L.E_COPY, asked, far, _lines(access))
         if access.store:
             return self._row(L.E_GLOBAL_STORE, min(32 * access.passes, LANES * access.nbytes))
         sectors = access.first // 32, access.passes
@@ -252,7 +258,12 @@ class Tables:
             return self._row(L.E_GLOBAL_LOAD, 0, 2)
         held.add(sectors)
         far = int(each.far(access.first))
-        return self._row(L.E_GLOBAL_LOAD, 32 * access.passes, far, _lines(access))
+        asked = self._asked(each, access.first, 32 * access.passes, far)
+        return self._row(L.E_GLOBAL_LOAD, asked, far, _lines(access))
+
+    def _asked(self, each: Placed, address: int, nbytes: int, far: int) -> int:
+        """Bytes of a read that the SM's share of L2 is busy with."""
+        return nbytes if far else round(nbytes * max(each.alone(address), self._least_asked))
 
 
 def _lines(access: Access) -> int:
@@ -351,7 +362,8 @@ def _load(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruct
     lines = rows * max(math.ceil(nbytes / LINE), 1)
     far = int(each.far(event.address))
     signals = t._told(each, event, tx=True)
-    return t._row(L.E_LOAD, lines, rows * nbytes, far, signals=signals)
+    asked = t._asked(each, event.address, rows * nbytes, far)
+    return t._row(L.E_LOAD, lines, rows * nbytes, far, asked, signals=signals)
 
 
 @_makes(y.STORE)

@@ -90,6 +90,22 @@ _CHANGED = {
     "l2_bytes_in_all": _measured(
         3930, 3850, 4813, "bytes per clock of all SMs", "of all SMs", _H100
     ),
+    "l2_bytes_delivered": _measured(
+        10200,
+        8500,
+        12900,
+        "bytes per clock of SMs that read the same",
+        "l2_bytes_per_cycle of TMA by 132 readers; 12,800 of cp.async, 8,900 of loads",
+        _H100,
+    ),
+    "sms_that_share": _measured(
+        16.5,
+        14,
+        18,
+        "neighbouring SMs for which L2 answers a line once, if asked at a time",
+        "l2_bytes_per_cycle of TMA by 12 and 33 readers apart: 132 / 8",
+        _H100,
+    ),
     "hbm_bytes_per_cycle": _measured(
         1567, 1450, 1575, "bytes per clock of all SMs", "memory_rate, 3.10 TB/s", _H100
     ),

@@ -1,9 +1,11 @@
-"""Launches behind each other: what a dependent one need not wait for, as measured on an H100."""
+"""Launches behind each other, and SMs beside each other: what a dependent launch need not wait for,
+what neighbours read together, as measured on an H100."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cycle_model.binding.bound import BoundLaunch
@@ -11,6 +13,8 @@ from cycle_model.gpus import GPUS
 from cycle_model.grid import LaunchModel, in_stream
 from cycle_model.launch import bind
 from cycle_model.sass.flow import Function
+from cycle_model.traffic import Traffic
+from ptxemu.record.recording import LOAD, Event, Recording, WarpRecord
 
 H100 = GPUS["H100"]
 BEGINS, WAITS = "PREEXIT", "ACQBULK"  # launch_dependents and wait, of griddepcontrol
@@ -65,8 +69,7 @@ def test_what_is_done_before_the_wait_is_hidden(decoded, whole):
 
 
 def test_one_that_finds_no_room_waits_for_it(decoded, whole):
-    """launch_dependent, work between, with shared memory for one CTA: the work, and a CTA's start.
-    """
+    """launch_dependent, work between, shared memory for one CTA: the work, and a CTA's start."""
     model = dependent(decoded, **{BEGINS: 0})
     model.places = model.clusters
     start = model.start / H100.value("clock") / 1e3
@@ -82,3 +85,31 @@ def test_others_of_a_stream_take_what_they_take_alone(decoded):
     mixed = in_stream([models[0], dependent(decoded, **{BEGINS: 0, WAITS: 1})])
     assert mixed[0].microseconds == pytest.approx(alone, abs=0.02)
     assert mixed[1].microseconds < alone
+
+
+def reads_of(*clusters: tuple[int, ...]) -> Traffic:
+    """Of clusters that read 128 bytes at each of so many addresses of an allocation of a KiB."""
+    warps = [
+        WarpRecord(number, 0, 0, np.zeros(0, np.uint32), [loaded(at) for at in places], NO_WORDS)
+        for number, places in enumerate(clusters)
+    ]
+    grid = (len(clusters), 1, 1)
+    recording = Recording("kernel", grid, (32, 1, 1), (1, 1, 1), 0, [], [], "sm_90a", warps)
+    recording.memory = [(at, at + 1024) for at in (0, 4096)]
+    launch = BoundLaunch(Function("kernel", [], {}), recording)
+    return Traffic(launch, len(clusters), cold=False, l2=1 << 20)
+
+
+NO_WORDS = np.zeros(0, np.int64)
+
+
+def loaded(address: int) -> Event:
+    return Event(0, 0, LOAD, shape=(1, 128, 128), address=address)
+
+
+def test_l2_answers_once_what_neighbours_read():
+    """l2_bytes_per_cycle with readers: two of the same line get nearly twice as much."""
+    asked = reads_of((0, 4096), (256, 4096), (512, 4096)).alone(4)
+    assert asked(0) == 1, "what each of them reads for itself"
+    assert asked(4096) == pytest.approx(1 / 4)
+    assert reads_of((0,), (0,)).alone(1)(0) == 1, "a neighbour of another part of the GPU"

@@ -118,6 +118,9 @@ def test_some_clusters_alone():
         3,
         6,
     ]
+    assert [warp.cluster for warp in recorded("bar.sync 0;", grid=(7,), clusters=4).warps] == [
+        *(0, 1, 3, 6),
+    ]
 
 
 @pytest.mark.parametrize("clusters", [0, (), (-1,), (7,)])
