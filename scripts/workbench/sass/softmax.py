@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from cycle_model.sass.flow import Function
@@ -51,7 +51,8 @@ SOFTMAX_KINDS: Kinds = {
 
 @dataclass(frozen=True)
 class Publishes:
-    """Where in the body events end, as shares of its instructions; None where there is none.
+    """When in the body events are sent, as shares of the cycles that its stall counts ask for; None
+    where there is none.
 
     load: first and last load of S. statistics: last store of row statistics. p: first and last
     store of P. ready: the last arrival on an mbarrier, where it comes after P. adds_after: FADD2
@@ -125,9 +126,10 @@ class SoftmaxLoop:
         """Positions of what other warps wait for; P stores are wide STTM, or vector STS where P
         waits in SMEM."""
         body = self.body
+        times = list(accumulate(max(item.control.stall, 1) for item in body))
 
         def share(index: int) -> float:
-            return (index + 1) / len(body)
+            return times[index] / times[-1]
 
         def places(*heads: str) -> list[int]:
             return [i for i, item in enumerate(body) if item.opcode.startswith(heads)]
