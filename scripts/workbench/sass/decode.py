@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import BARRIERS, SELECTION, SPILLS, Kinds, kinds_of
+from cycle_model.sass.instruction import (
+    BARRIERS,
+    SELECTION,
+    SPILLS,
+    Instruction,
+    Kinds,
+    kinds_of,
+)
 from cycle_model.sass.listing import read
 from gqa_lowlatency.config import DecodeConfig
+from workbench.sass.softmax import mufu_distance, times_of
 
 # arch -> (what the loop has, what an iteration is at least)
 LOOPS = {
@@ -43,22 +51,26 @@ LOOP_KINDS: Kinds = {
 def figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
     """Of the cubin of `config`, a file with one kernel: what `read` says, and the loop over keys.
 
-    unit: of `loop`, instructions by kind; empty where there are several such loops, or none.
+    unit: of `loop`, instructions by kind, and of `stalls`, the cycles that stall counts ask for.
+    mufu_distance: see `workbench.sass.softmax`. Nothing where there are several such loops, or
+    none.
     """
     found, function = read(cubin)
-    return found | {"unit": LOOPS[arch][1], "loop": loop_of(function, config, arch)}
-
-
-def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, float]:
-    """Instructions by kind of the innermost loop with the marks of `arch`."""
-    marks, _ = LOOPS[arch]
-    inner = function.innermost(function.loops_with(*marks))
-    if len(inner) != 1:
-        return {}
-    (head,) = inner
-    counts = kinds_of(function.code(function.loops[head]), LOOP_KINDS)
+    code = loop_of(function, arch)
+    counts = kinds_of(code, LOOP_KINDS)
     steps = counts["HMMA"] / products(config) if arch == "sm_90a" else 1
-    return {kind: count / steps for kind, count in counts.items()}
+    said = (
+        {"stalls": times_of(code)[-1] / steps, "mufu_distance": mufu_distance(code)} if code else {}
+    )
+    loop = {kind: count / steps for kind, count in counts.items()} if code else {}
+    return found | {"unit": LOOPS[arch][1], "loop": loop, **said}
+
+
+def loop_of(function: Function, arch: str) -> list[Instruction]:
+    """The innermost loop with the marks of `arch`, in execution order; empty where there is not one
+    of them."""
+    inner = function.innermost(function.loops_with(*LOOPS[arch][0]))
+    return function.code(function.loops[inner[0]]) if len(inner) == 1 else []
 
 
 def products(config: DecodeConfig) -> int:

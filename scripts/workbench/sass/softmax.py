@@ -7,7 +7,7 @@ conditional block that rescales O (the correction, kept beside) and without repe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -99,19 +99,12 @@ class SoftmaxLoop:
     @property
     def stalls(self) -> float:
         """Cycles of a tile that the compiler alone asks for: the sum of the stall counts."""
-        return sum(max(item.control.stall, 1) for item in self.body) / self.tiles
+        return times_of(self.body)[-1] / self.tiles
 
     @property
     def mufu_distance(self) -> int:
-        """Cycles from one MUFU.EX2 to the next, as stall counts have it, that come most often. The
-        unit takes one every 8 cycles; what is beyond that is lost."""
-        times, now = [], 0
-        for item in self.body:
-            if item.opcode.startswith("MUFU.EX2"):
-                times.append(now)
-            now += max(item.control.stall, 1)
-        apart = Counter(after - before for before, after in pairwise(times))
-        return apart.most_common(1)[0][0]
+        """See `mufu_distance`."""
+        return mufu_distance(self.body)
 
     def opcodes(self) -> Counter:
         """Instructions by the first word of their opcode."""
@@ -126,7 +119,7 @@ class SoftmaxLoop:
         """Positions of what other warps wait for; P stores are wide STTM, or vector STS where P
         waits in SMEM."""
         body = self.body
-        times = list(accumulate(max(item.control.stall, 1) for item in body))
+        times = times_of(body)
 
         def share(index: int) -> float:
             return times[index] / times[-1]
@@ -177,6 +170,22 @@ class Static:
         names = ("registers", "stack", "spills", "parked", "outside")
         others = {f"{address:#x}": words for address, words in self.others.items()}
         return {name: getattr(self, name) for name in names} | {"loops": loops, "others": others}
+
+
+def times_of(code: Sequence[Instruction]) -> list[int]:
+    """When each instruction lets the next one go, as its stall counts have it, in cycles."""
+    return list(accumulate(max(item.control.stall, 1) for item in code))
+
+
+def mufu_distance(code: Sequence[Instruction]) -> int:
+    """Cycles from one MUFU.EX2 to the next, as stall counts have it, that come most often. The unit
+    takes one every 8 cycles; what is beyond that is lost. ValueError without two of them."""
+    issued = zip(code, [0, *times_of(code)], strict=False)
+    times = [time for item, time in issued if item.opcode.startswith("MUFU.EX2")]
+    apart = Counter(after - before for before, after in pairwise(times))
+    if not apart:
+        raise ValueError("fewer than two MUFU.EX2")
+    return apart.most_common(1)[0][0]
 
 
 def static(cubin: Path) -> Static:

@@ -1,0 +1,34 @@
+"""What ptxas made of the loop over keys: no spills, and the cycles that its control words ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.launch import compile_for
+from workbench.sass import decode
+
+pytestmark = [
+    pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
+    pytest.mark.usefixtures("whole_ptxas"),
+]
+# arch, head_dim, query heads of a KV head; most cycles of a step or tile; cycles from one
+# exponential to the next, where 8 would be enough (notes/log.md, 2026-11-24)
+BOUNDS = (
+    ("sm_90a", 64, 8, 545, 10),
+    ("sm_90a", 128, 16, 935, 10),
+    ("sm_100a", 64, 16, 660, 8),
+    ("sm_100a", 128, 8, 475, 8),
+)
+
+
+@pytest.mark.parametrize(("arch", "head_dim", "group", "stalls", "distance"), BOUNDS)
+def test_loop(arch, head_dim, group, stalls, distance, tmp_path):
+    """No warp can be faster than its control words say."""
+    config, path = DecodeConfig(head_dim=head_dim, group=group), tmp_path / "decode.cubin"
+    path.write_bytes(compile_for(config, arch).cubin)
+    found = decode.figures(path, config, arch)
+    assert (found["stack"], found["spills"]) == (0, 0)
+    assert found["stalls"] <= stalls
+    assert found["mufu_distance"] <= distance
