@@ -1,4 +1,4 @@
-"""What ptxas made of the loop over keys: no spills, and the cycles that its control words ask for."""
+"""What ptxas made of the loop over keys: no spills, and the cycles that control words ask for."""
 
 from __future__ import annotations
 
