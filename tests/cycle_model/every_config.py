@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fmha import attention
+from fmha import AttentionConfig, attention
 from gqa_lowlatency import decode
 from moe import grouped_gemm
 from moe.config import GroupedConfig
@@ -93,28 +93,36 @@ def _step(problem: Any) -> None:
 Parameter = Any  # pytest.param of a call and its architecture
 
 
-def _named(name: str, call: Callable[[], None], arch: str) -> Parameter:
-    return pytest.param(call, arch, id=f"{name}-{arch}")
+def _named(family: str, name: object, call: Callable[[], None], arch: str) -> Parameter:
+    """Families run beside each other."""
+    group = pytest.mark.xdist_group(f"every config of {family}")
+    return pytest.param(call, arch, id=f"{family}-{name}-{arch}", marks=group)
 
 
-def attentions() -> Iterator[Parameter]:
+def attentions() -> Iterator[tuple[AttentionConfig, Case]]:
     """Of every kernel and set of fields whose registers are tested."""
     for kernel, fields in itertools.product(attention_tables.KERNELS, attention_tables.ALL_FIELDS):
-        case = attention_case(kernel, fields)
-        yield _named(f"fmha-{case}", partial(_attend, case), "sm_100a")
+        yield attention_tables.config_of(kernel, fields), attention_case(kernel, fields)
+
+
+def products() -> Iterator[tuple[GroupedConfig, GroupedCase]]:
+    """Of every tile, format and output."""
+    for config in (*expert_tables.QUICK, *expert_tables.LONGER):
+        yield config, grouped_case(config)
+
+
+def reached() -> Iterator[tuple[object, Callable[[], None]]]:
+    """Each config of a table with a call that should compile it."""
+    for config, case in attentions():
+        yield config, partial(_attend, case)
+    for experts, product in products():
+        yield experts, partial(_multiply, product)
 
 
 def decodes() -> Iterator[Parameter]:
     """Of the pairwise array, on both architectures."""
     for case, arch in itertools.product(DECODES, ARCHS):
-        yield _named(f"gqa-{case}", partial(_decode, case, arch), arch)
-
-
-def products() -> Iterator[Parameter]:
-    """Of every tile, format and output."""
-    for config in (*expert_tables.QUICK, *expert_tables.LONGER):
-        case = grouped_case(config)
-        yield _named(f"moe-{case}", partial(_multiply, case), "sm_100a")
+        yield _named("gqa", case, partial(_decode, case, arch), arch)
 
 
 def steps() -> Iterator[Parameter]:
@@ -122,8 +130,13 @@ def steps() -> Iterator[Parameter]:
     for (family, (names, *_)), arch in itertools.product(FAMILIES.items(), ARCHS):
         emulated = [name for name in names if name not in NATIVE_ONLY]
         for problem in problems_of(family, emulated, (SMALL_ROWS,), SMALL_HIDDEN):
-            name = f"{family}-{problem}".replace(" ", ".")
-            yield _named(name, partial(_step, problem), arch)
+            name = str(problem).replace(" ", ".")
+            yield _named(family, name, partial(_step, problem), arch)
 
 
-EVERY = [*attentions(), *decodes(), *products(), *steps()]
+EVERY = [
+    *(_named("fmha", case, partial(_attend, case), "sm_100a") for _, case in attentions()),
+    *decodes(),
+    *(_named("moe", case, partial(_multiply, case), "sm_100a") for _, case in products()),
+    *steps(),
+]

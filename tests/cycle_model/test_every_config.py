@@ -8,11 +8,12 @@ from cycle_model.gpus import for_arch
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from kernelkit.compile import collecting
 from kernelkit.launch import emulation
 from ptxemu.options import Options
 from ptxemu.record.recording import Recording
 from ptxemu.watch import watched
-from tests.cycle_model.every_config import EVERY
+from tests.cycle_model.every_config import EVERY, reached
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
@@ -26,6 +27,14 @@ def cycles_of(recording: Recording) -> int:
     warps = sum(len(bound.cluster(number)) for number in bound.clusters)
     assert warps == len(recording.warps)
     return LaunchModel(bound, for_arch(recording.arch)).predict().cycles
+
+
+def test_the_problems_reach_the_tables():
+    """Of attention and of the products of experts; decodes and steps are tables of problems."""
+    for config, call in reached():
+        with collecting() as keys:
+            call()
+        assert [key.config for key in keys] == [config]
 
 
 @pytest.mark.parametrize(("call", "arch"), EVERY)
