@@ -7,6 +7,7 @@ that one is taken whose work is nearest to what the recording says, added up ove
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -103,15 +104,20 @@ class Search:
         return self._ways[key]
 
     def _found(self, start: Place, name: str, work: Vector, level: int) -> list[Way]:
-        """Looked for more closely where what was found at first is not near."""
+        """Looked for more closely where what was found at first is not near, and with more slack
+        where it is off by more than that: what had been given up may be nearer."""
+        best: dict[Place, Way] = {}
         for slack in _SLACK[level:]:
             for step in _STEPS:
-                found = self._explored(start, name, work, slack, step)
-                if not found or min(way.cost for way in found) <= _NEAR * sum(work):
+                for way in self._explored(start, name, work, slack, step):
+                    if way.place not in best or way.cost <= best[way.place].cost:
+                        best[way.place] = way
+                off = min((way.cost for way in best.values()), default=math.inf)
+                if not best or off <= _NEAR * sum(work):
                     break
-            if found:
+            if off <= slack:
                 break
-        return found
+        return list(best.values())
 
     def _explored(
         self, start: Place, name: str, wanted: Vector, slack: int, step: int

@@ -120,6 +120,15 @@ def test_the_search_is_the_same_in_python():
     ways._library.cache_clear()
 
 
+def test_a_way_that_is_off_is_looked_for_with_more_slack():
+    """A loop that reads shared memory once for each copy, which the recording has elsewhere: its
+    sixteen rounds read more than the least slack allows."""
+    each = ["LDS R4, [R5]", "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R6.64]"] * 4
+    search = Search(function_of(".L_x_1:", *each, "@P0 BRA `(.L_x_1)", "EXIT"))
+    ((_, way),) = search.path(target_of(rest=work(copy=64)))
+    assert len(way.steps) == 16 + 1
+
+
 def _recording(*lines: str) -> Recording:
     """One warp that executed these instructions once, without a word on what they did."""
     text = "\n".join(lines)
