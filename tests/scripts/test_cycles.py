@@ -1,4 +1,4 @@
-"""What cycles.py cannot do it refuses in one line, with the value and the limit."""
+"""What cycles.py prints is in its file; what it cannot do is refused, with value and limit."""
 
 from __future__ import annotations
 
@@ -65,3 +65,23 @@ def test_only_what_the_files_have(run, tmp_path, monkeypatch):
     result = run("cycles.py beside rows.json --only decode")
     assert result.returncode == 2
     assert result.stderr == "refused: --only decode: the files have merge\n"
+
+
+def test_what_is_printed_is_in_the_file(written):
+    words = "--perturbed 2 --what-if global_latency_hbm=100"
+    text, document = written(f"cycles.py {MERGE} {words}")
+    (launch,), (change,) = document["launches"], document["what_if"]
+    assert f"{launch['us']:.2f}" in text
+    assert launch["low_us"] <= launch["us"] <= launch["high_us"]
+    head = f"{document['kernel']}, cluster {document['cluster']}: {document['cycles']:,} cycles"
+    assert head in text
+    for name, share in document["shares"].items():
+        assert f"{name} {share:.0%}" in text
+    for name in ("waits", "chain", "spots"):
+        for row in document[name]:
+            assert f"{row['cycles']:,}" in text
+    assert document["chain"]
+    assert document["spots"]
+    assert change["edit"] in text
+    assert f"{change['change']:+.1%}" in text
+    assert change["change"] < 0
