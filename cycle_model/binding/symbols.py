@@ -47,6 +47,7 @@ WEIGHTS = {
     "select": 1,
 }
 KINDS = tuple(WEIGHTS)
+ACCESSES = tuple(k for k, name in enumerate(KINDS) if name.endswith((" load", " store")))
 Vector = tuple[int, ...]
 NO_WORK: Vector = (0,) * len(KINDS)
 

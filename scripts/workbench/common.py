@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from ptxemu.report import Report
 
+T = TypeVar("T")
 REFUSED = 2  # exit code, as argparse's
 
 
@@ -47,6 +49,17 @@ def progress_bar(console: Console) -> Progress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
+def tracked(items: Sequence[T], words: str) -> Iterator[T]:
+    """They, and on stderr such a bar, where rich is installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        yield from items
+        return
+    with progress_bar(Console(stderr=True)) as bar:
+        yield from bar.track(items, description=words)
 
 
 def finish(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cycle_model.binding import ways
 from cycle_model.binding.search import Search, Unbound
 from cycle_model.binding.symbols import BARRIER, KINDS, NO_WORK, SEND, WAIT, WEIGHTS, Vector
 from cycle_model.binding.target import Landmark, Target, Targets
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import Instruction
+from ptxemu.native.library import without
 from ptxemu.record.recording import Recording, WarpRecord
 from ptxemu.syntax.parser import parse
 from ptxemu.syntax.tree import Instr
@@ -83,18 +85,48 @@ def test_the_nearest_way_may_lead_nowhere():
     assert len(search.path(target_of(BARRIER))[0][1].steps) == 2
 
 
-def test_many_ways_that_meet():
-    """Sixty choices one after the other: 2^60 ways, and no two kinds of work alike at first."""
+def _many_ways(choices: int) -> tuple[Function, Target]:
+    """Choices one after the other: no two kinds of work alike at first, and no load is wanted."""
     kinds = (("MUFU.EX2 R4, R4", 8), ("FADD R4, R4, R5", 1), ("LDS R4, [R5]", 4))
     lines: list[str] = []
-    for number in range(60):
+    for number in range(choices):
         lines += [f"@P0 BRA `(.L_x_{number})", kinds[number % 3][0], f".L_x_{number}:"]
-    search = Search(function_of(*lines, "EXIT"))
-    taken = work(special=20, float=20)  # no shared load
-    ((_, way),) = search.path(target_of(rest=taken))
+    each = choices // 3
+    return function_of(*lines, "EXIT"), target_of(rest=work(special=each, float=each))
+
+
+def test_many_ways_that_meet():
+    """2^60 ways."""
+    function, target = _many_ways(60)
+    ((_, way),) = Search(function).path(target)
     assert way.cost < 1
-    words = [search.function.instructions[at].word for step in way.steps for at in range(*step)]
+    words = [function.instructions[at].word for step in way.steps for at in range(*step)]
     assert [words.count(word) for word in ("MUFU", "FADD", "LDS")] == [20, 20, 0]
+
+
+def test_room_for_ways_grows(monkeypatch):
+    function, target = _many_ways(12)
+    expected = Search(function).path(target)
+    monkeypatch.setattr(ways, "_NODES", 2)
+    assert Search(function).path(target) == expected
+
+
+def test_the_search_is_the_same_in_python():
+    function, target = _many_ways(12)
+    expected = Search(function).path(target)
+    with without():
+        ways._library.cache_clear()
+        assert Search(function).path(target) == expected
+    ways._library.cache_clear()
+
+
+def test_a_way_that_is_off_is_looked_for_with_more_slack():
+    """A loop that reads shared memory once for each copy, which the recording has elsewhere: its
+    sixteen rounds read more than the least slack allows."""
+    each = ["LDS R4, [R5]", "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R6.64]"] * 4
+    search = Search(function_of(".L_x_1:", *each, "@P0 BRA `(.L_x_1)", "EXIT"))
+    ((_, way),) = search.path(target_of(rest=work(copy=64)))
+    assert len(way.steps) == 16 + 1
 
 
 def _recording(*lines: str) -> Recording:

@@ -17,7 +17,7 @@ from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.watch import watched
-from workbench.common import refuse, write_json
+from workbench.common import refuse, tracked, write_json
 from workbench.cycles.measured import Measured, measured_in
 from workbench.cycles.picture import draw
 from workbench.tables import show, table
@@ -51,11 +51,12 @@ def perform(options: argparse.Namespace) -> int:
         problems = [each for path in options.files for each in measured_in(path)]
     except (ValueError, OSError) as refused:
         return refuse(refused)
-    problems = [each for each in problems if not options.only or each.group in options.only]
-    rows = []
-    for problem in problems[:: options.every]:
-        rows.append(row_of(problem, options))
-        show(*table("", COLUMNS, rows[-1:]))
+    groups = list(dict.fromkeys(each.group for each in problems))
+    for name in options.only or ():
+        if name not in groups:
+            return refuse(f"--only {name}: the files have {', '.join(groups)}")
+    problems = [each for each in problems if each.group in (options.only or groups)]
+    rows = [row_of(each, options) for each in tracked(problems[:: options.every], "modelling")]
     done = [row for row in rows if "refused" not in row]
     if not done:
         return refuse("no row could be modelled")

@@ -26,7 +26,7 @@ from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, emulation, launch
 from ptxemu.options import Options
-from workbench.common import refuse, write_json
+from workbench.common import refuse, tracked, write_json
 from workbench.cycles.beside import SUMMARY, summary
 from workbench.cycles.mainloop_plan import MainloopConfig
 from workbench.cycles.picture import draw
@@ -83,6 +83,8 @@ def published_in(path: Path) -> Iterator[Published]:
             yield Published(config, row["dtype"], int(row["STAGES"]), int(row["K"]), us)
         except KeyError as missing:
             raise ValueError(f"{path}: {missing} is missing in {row}") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {row}: {error}") from None
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -93,7 +95,8 @@ def perform(options: argparse.Namespace) -> int:
         gpu = gpus.named(options.gpu).changed(clock=options.clock)
         if not published:
             return refuse(f"{options.file}: no rows")
-        rows = [row_of(each, gpu, options.perturbed) for each in published]
+        each_of = tracked(published, "modelling")
+        rows = [row_of(each, gpu, options.perturbed) for each in each_of]
     except (ValueError, OSError) as refused:
         return refuse(refused)
     sums = summary(rows)

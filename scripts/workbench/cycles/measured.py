@@ -41,10 +41,15 @@ class Measured:
 
 def measured_in(path: Path) -> Iterator[Measured]:
     """Of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
-    saved: Any = read_rows(path)
-    rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first
-    gpu = _gpu_of(rows)
-    found = [each for row in rows[1:] for each in _measured(row, gpu, rows[0])]
+    try:
+        saved: Any = read_rows(path)
+        rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first
+        gpu = _gpu_of(rows)
+        found = [each for row in rows[1:] for each in _measured(row, gpu, rows[0])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not what bench.py saves: {error}") from None
+    except LookupError as missing:
+        raise ValueError(f"{path}: not what bench.py saves: no {missing}") from None
     if not found:
         raise ValueError(f"{path}: no times of kernels that can be modelled")
     yield from found
@@ -52,6 +57,8 @@ def measured_in(path: Path) -> Iterator[Measured]:
 
 def _gpu_of(rows: list[dict[str, Any]]) -> str:
     """The name that parameters have it by."""
+    if not rows:
+        raise ValueError("no rows")
     setting = rows[0].get("setting", rows[0])
     gpu = setting.get("gpu", {})
     name = gpu if isinstance(gpu, str) else gpu.get("name", "")

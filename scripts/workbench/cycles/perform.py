@@ -22,7 +22,7 @@ from kernelkit.plan_names import naming, plan_of, warps_of
 from ptxemu.errors import PtxEmuError
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
-from workbench.common import refuse, write_json
+from workbench.common import refuse, tracked, write_json
 from workbench.cycles import subjects
 from workbench.cycles.peers import peers_of
 from workbench.emulate.perform import key_of
@@ -60,17 +60,19 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(HOW_TO_GET_TOOLS)
     try:
         edits = {text: edits_of(text) for text in options.what_if}
+        for each in edits.values():  # every GPU has parameters of the same names
+            edited(gpus.named(options.gpu or next(iter(gpus.GPUS))), each)
         launches = recorded(options)
         if not launches:
             return refuse("nothing was launched")
+        if options.launch is not None and options.launch >= len(launches):
+            return refuse(f"--launch {options.launch}: there were {len(launches)}, from 0 on")
         found = modelled(launches, options)
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]
         show(*table("modelled, not measured", COLUMNS, rows))
         chosen = max(found, key=lambda each: each.prediction.cycles)
         if options.launch is not None:
-            if options.launch >= len(found):
-                return refuse(f"--launch {options.launch}: there were {len(found)}, from 0 on")
             chosen = found[options.launch]
         ours = [each.row for each in found]
         document = {"launches": ours, "peers": rivals, **explained(chosen, options)}
@@ -131,7 +133,7 @@ def modelled(launches: Sequence[LaunchReport], options: argparse.Namespace) -> l
     predictions = in_stream(models)
     others = [
         in_stream([LaunchModel(each, other, memory=options.memory) for each in bound])
-        for other in (gpu.perturbed(seed) for seed in range(options.perturbed))
+        for other in map(gpu.perturbed, tracked(range(options.perturbed), "within ranges"))
     ]
     return [
         _modelled(launch, model, found, [each[number].microseconds for each in others])
@@ -207,7 +209,8 @@ def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
         if options.plot:
             agents = {f"warp {warp}": role for warp, role in roles.items()}
             draw(trace, options.plot, title=f"{found.row['kernel']}, modelled", roles=agents)
-    return {"shares": shares, "waits": rows, "chain": chained, "spots": hot, "cluster": cluster}
+    told = {"kernel": found.row["kernel"], "cluster": cluster, "cycles": result.cycles}
+    return {**told, "shares": shares, "waits": rows, "chain": chained, "spots": hot}
 
 
 LEAST_CHANGE = 0.10  # a smaller one is not told apart from the model's own errors

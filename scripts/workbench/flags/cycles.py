@@ -20,9 +20,12 @@ def clusters(text: str) -> int | tuple[int, ...] | None:
     if text == "all":
         return None
     parts = text.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: a count, 'all', or numbers such as 0,3,7")
-    numbers = tuple(map(int, parts))
+    numbers = tuple(groups.number(part) for part in parts if part.isdecimal())
+    if len(numbers) < len(parts) or numbers == (0,):
+        words = "a count from 1 on, 'all', or numbers such as 0,3,7"
+        raise argparse.ArgumentTypeError(f"{text!r}: {words}")
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r}: each cluster once")
     return numbers if len(numbers) > 1 else numbers[0]
 
 
@@ -60,7 +63,7 @@ def add_mainloops(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     add(group, "gpu", "parameters of which GPU", "B200", choices=("B200", "GB200", "GB300"))
     words = "GHz that the GPU ran at, with one SM busy"
-    add(group, "clock", words, BOOST, type=float, metavar="GHZ")
+    add(group, "clock", words, BOOST, type=groups.positive, metavar="GHZ")
     add(group, "every", "take every so manieth row", 1, type=groups.positive_count, metavar="N")
     how = {"type": groups.count, "metavar": "N"}
     add(group, "perturbed", "sets of parameters within their ranges", 0, **how)
