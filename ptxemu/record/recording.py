@@ -82,9 +82,11 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """arch: what the PTX is for. sites: the instructions of the kernel; blocks: their numbers, by
-    block. cubin: its machine code, memory: the allocations that were there, begin and end,
-    as far as whoever launched it knows them."""
+    """smem_bytes: of a CTA, without the system's share. arch: what the PTX is for. sites: the
+    instructions of the kernel; blocks: their numbers, by block. cubin: its machine code, memory:
+    the allocations that were there, begin and end, as far as whoever launched it knows them.
+    places: clusters of the whole grid that are launched where they take over the work of the others
+    (clusterlaunchcontrol), 0 where they do not."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -97,3 +99,4 @@ class Recording:
     warps: list[WarpRecord] = field(default_factory=list)
     cubin: bytes = b""
     memory: list[tuple[int, int]] = field(default_factory=list)
+    places: int = 0
