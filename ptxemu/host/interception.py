@@ -13,7 +13,6 @@ from ptxemu.host.patching import patched
 from ptxemu.host.pretence import pretended
 from ptxemu.host.runtime_symbols import Launcher
 
-
 # Libraries that keep compiled kernels on disk load what they have exported, and go on without that
 # where an export fails.
 _NOT_EXPORTED = "ptxemu: what is exported has no PTX, so kernels that are emulated stay in memory"
