@@ -3,7 +3,8 @@
 The clusters of a launch that were recorded stand for those that were not: each of the others takes
 as long as the recorded one before it. Clusters that share an SM are simulated together. Whoever is
 first on a free place is the next in the order of the grid, as the hardware's scheduler has it, so
-that persistent kernels, waves and the longest first all come out of one rule.
+that persistent kernels, waves and the longest first all come out of one rule. Clusters that others
+have taken over (clusterlaunchcontrol) are none here: the recording of those others has their work.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from cycle_model.engine.simulate import Result, simulate
 from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.traffic import Traffic
+from ptxemu.machine.launch_queue import ctas_of_sm
 
-SMEM_OF_SM, SMEM_OF_CTA = 228 << 10, 1 << 10  # bytes; the system's share of each CTA
-REGISTERS_OF_SM, WARPS_OF_SM, CTAS_OF_SM = 1 << 16, 64, 32
+REGISTERS_OF_SM = 1 << 16
 QUICK_CTAS = 8  # of an SM, which are sent to it quickly
 _REGISTER_UNIT = 256  # in which a warp gets them
 COLD, WARM = MEMORIES = ("cold", "warm")
@@ -72,8 +73,18 @@ class LaunchModel:
 
     @cached_property
     def clusters(self) -> int:
-        """Of the grid."""
-        return int(np.prod(self.launch.recording.grid)) // self.launch.ctas_of_cluster
+        """Of the grid, without those that others take over. ValueError where fewer did than there
+        are places, and more of it each."""
+        recording = self.launch.recording
+        whole = int(np.prod(recording.grid)) // self.launch.ctas_of_cluster
+        if not recording.places:
+            return whole
+        if recording.places < (needed := min(self.places, whole)):
+            raise ValueError(
+                f"{recording.entry}: {recording.places} clusters took over the work of the others, "
+                f"and on {self.gpu.name} {needed} would; record with Options(resident={needed})"
+            )
+        return max(recording.places, len(self.launch.clusters))
 
     @cached_property
     def per_sm(self) -> int:
@@ -81,15 +92,8 @@ class LaunchModel:
         recording = self.launch.recording
         warps = -(-int(np.prod(recording.block)) // 32)
         of_warp = -(-self.launch.function.registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
-        return max(
-            min(
-                SMEM_OF_SM // (recording.smem_bytes + SMEM_OF_CTA),
-                REGISTERS_OF_SM // max(of_warp * warps, 1),
-                WARPS_OF_SM // warps,
-                CTAS_OF_SM,
-            ),
-            1,
-        )
+        by_registers = REGISTERS_OF_SM // max(of_warp * warps, 1)
+        return max(min(ctas_of_sm(recording.smem_bytes, warps), by_registers), 1)
 
     @cached_property
     def places(self) -> int:

@@ -202,7 +202,7 @@ class Module:
         report = self._executed(machine, inspection, checker)
         memory_before.set(checker.shadow if checker else None)
         report.trace = timeline.trace if timeline else None
-        report.recording = recorder.finished() if recorder else None
+        report.recording = recorder.finished(machine.queue.places) if recorder else None
         watch.note(report)
         return report
 

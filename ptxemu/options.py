@@ -32,7 +32,9 @@ class Options:
                 evenly, and of four or more one beside the first; None: all. The others write
                 nothing, and whoever waits for one of them waits in vain. It is for launches that
                 are recorded and too large to be executed.
-    resident    clusters resident at first; more join when all resident ones are stuck.
+    resident    clusters resident at first; more join when all resident ones are stuck. None: 2, or
+                as many as a B200 has room for where a launch is recorded in which they take over
+                the work of others (clusterlaunchcontrol), each as much as any other.
     progress    called as progress(done_clusters, all_clusters) now and then.
     check       look for races (happens-before), data never written, leaks and misused barriers;
                 what is seen goes to `LaunchReport.findings` and changes no result, but
@@ -64,7 +66,7 @@ class Options:
     trace: bool = False
     record: bool = False
     clusters: int | Sequence[int] | None = None
-    resident: int = 2
+    resident: int | None = None
     progress: Callable[[int, int], None] | None = None
     check: bool = False
     strict: bool = False
@@ -81,7 +83,7 @@ class Options:
         if self.accumulation not in ACCUMULATIONS:
             choices = ", ".join(ACCUMULATIONS)
             raise ValueError(f"accumulation={self.accumulation!r}; must be one of {choices}")
-        if self.resident < 1:
+        if self.resident is not None and self.resident < 1:
             raise ValueError(f"resident={self.resident}; must be >= 1")
         if self.processes < 1:
             raise ValueError(f"processes={self.processes}; must be >= 1")

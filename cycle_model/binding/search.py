@@ -76,7 +76,7 @@ class Search:
 
     def _along(self, target: Target, level: int) -> Found:
         wanted = [(each.name, each.before) for each in target.landmarks] + [(END, target.rest)]
-        order = Order([name for name, _ in wanted])
+        order = Order([*(each.stream for each in target.landmarks), ""])
         begin = Place(0), Told()
         layers: list[Layer] = [{begin: Step(0.0, None, 0, begin)}]
         for _ in wanted:

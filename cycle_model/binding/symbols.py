@@ -53,22 +53,25 @@ NO_WORK: Vector = (0,) * len(KINDS)
 
 
 class Symbol(NamedTuple):
-    """Of an instruction. landmark: or ""; kind, amount: of its work, in weighted units."""
+    """Of an instruction. landmark: or ""; kind, amount: of its work, in weighted units. relaxed: it
+    arrives at a barrier of another CTA and orders nothing."""
 
     landmark: str = ""
     kind: int = -1
     amount: int = 0
+    relaxed: bool = False
 
 
 NOTHING = Symbol()
 
 
-def stream(landmark: str) -> str:
+def stream(landmark: str, relaxed: bool) -> str:
     """Landmarks of two streams may change places, those of one keep their order: accesses to tensor
-    memory, and what goes to another CTA. All others are of no stream ("") and pass nothing."""
+    memory, and what goes to another CTA, relaxed arrivals included. All others are of no stream
+    ("") and pass nothing."""
     if landmark.startswith("tmem"):
         return "tmem"
-    return SEND if landmark == SEND else ""
+    return SEND if landmark == SEND or relaxed else ""
 
 
 def _work(kind: str, units: int = 1) -> Symbol:
@@ -116,7 +119,8 @@ def of_ptx(instr: Instr) -> Symbol:
         return _of_bulk_copy(instr)
     for head, landmark in _PTX_LANDMARKS:
         if opcode.startswith(head):
-            return Symbol(landmark)
+            away = "relaxed" in instr.parts and "shared::cluster" in instr.parts
+            return Symbol(landmark, relaxed=landmark == ARRIVE and away)
     if opcode.startswith(("tcgen05.ld", "tcgen05.st")):
         return Symbol(f"tmem {parts[1]} {_registers(instr)}")
     root = parts[0]

@@ -25,12 +25,18 @@ from ptxemu.syntax.tree import Instr
 
 class Landmark(NamedTuple):
     """name: of `symbols`. events: what it did, none where its text says all. site: its instruction
-    in the recording. before: work since the landmark before it."""
+    in the recording. before: work since the landmark before it. relaxed: of `symbols`."""
 
     name: str
     events: tuple[Event, ...]
     site: int
     before: Vector
+    relaxed: bool = False
+
+    @property
+    def stream(self) -> str:
+        """See `symbols.stream`."""
+        return stream(self.name, self.relaxed)
 
 
 class Target(NamedTuple):
@@ -42,7 +48,8 @@ class Target(NamedTuple):
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for warps that take the same path."""
-        return tuple((each.name, each.before) for each in self.landmarks), self.rest
+        names = tuple((each.name, each.before, each.relaxed) for each in self.landmarks)
+        return names, self.rest
 
 
 class Told(NamedTuple):
@@ -63,8 +70,8 @@ class Told(NamedTuple):
 class Order:
     """Which landmarks may come next: the first, or the first of another stream behind it."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._streams = [stream(name) for name in names]
+    def __init__(self, streams: list[str]) -> None:
+        self._streams = streams
         self._next: dict[Told, tuple[int, ...]] = {}
 
     def next(self, told: Told) -> tuple[int, ...]:
@@ -143,7 +150,7 @@ class Targets:
                 unheard = None
                 if not name:
                     continue
-                landmarks.append(Landmark(name, told, site, tuple(work)))
+                landmarks.append(Landmark(name, told, site, tuple(work), symbol.relaxed))
                 work = [0] * len(KINDS)
         if unheard is not None:
             raise self._incomplete(warp, unheard)

@@ -38,6 +38,22 @@ def call(
     return run.results
 
 
+def positional(compiled: Any, launcher: Launcher) -> Any:
+    """A tvm-ffi function that calls the host function, for whoever calls it by its handle: other
+    languages, and what the DSL itself makes of it."""
+    import tvm_ffi
+
+    def call_positional(*args: Any) -> None:
+        _load_library()
+        with Run(launcher):
+            _function(host_program(compiled), compiled.function_name)(*_plain(args))
+
+    def _plain(values: Any) -> list[Any]:
+        return [_plain(value) if isinstance(value, tvm_ffi.Array) else value for value in values]
+
+    return tvm_ffi.convert(call_positional)
+
+
 def _function(program: HostProgram, name: str) -> Any:
     """A Python callable for the module's tvm-ffi entry, for positional arguments."""
     import tvm_ffi

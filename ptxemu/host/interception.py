@@ -13,6 +13,10 @@ from ptxemu.host.patching import patched
 from ptxemu.host.pretence import pretended
 from ptxemu.host.runtime_symbols import Launcher
 
+# Libraries that keep compiled kernels on disk load what they have exported, and go on without that
+# where an export fails.
+_NOT_EXPORTED = "ptxemu: what is exported has no PTX, so kernels that are emulated stay in memory"
+
 
 class _Executor:
     """What `compiled.to(device)` gives: callable like the DSL's own executor."""
@@ -47,11 +51,20 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         ffi.call(self, args, kwargs, launcher)
 
+    def function(self: Any) -> Any:
+        return ffi.positional(self, launcher)
+
+    def export(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(_NOT_EXPORTED)
+
     with ExitStack() as stack:
         plain = {"run_compiled_program": run_program, "to": to}
         stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
-        for compiled_class in _ffi_classes():
-            stack.enter_context(patched(compiled_class, {"__call__": call}))
+        for number, compiled_class in enumerate(_ffi_classes()):
+            changes: dict[str, Any] = {"__call__": call}
+            if not number:  # the others are derived from it
+                changes |= {"_create_tvm_ffi_function": function, "export_to_c": export}
+            stack.enter_context(patched(compiled_class, changes))
         stack.callback(pretended.reset, pretended.set(launcher))
         yield
 

@@ -47,6 +47,7 @@ DEVICE_ATTRIBUTES = {
     75: 10,  # compute capability, major
     76: 0,  # compute capability, minor
     81: 228 * 1024,  # max shared memory per multiprocessor
+    82: 64 * 1024,  # max registers per multiprocessor
     95: 1,  # cooperative launch
     97: 227 * 1024,  # max shared memory per block, opt-in
 }

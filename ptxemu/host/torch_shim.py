@@ -19,6 +19,7 @@ import numpy as np
 from ptxemu.host.allocations import LIVE
 from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, NAME, SMS, constantly, nominal_time
 from ptxemu.host.patching import patched
+from ptxemu.host.runtime_symbols import device_attribute
 from ptxemu.host.scaled_mm import substitute
 
 BLOCK_BYTES = 512  # of torch's CUDA allocator; CPU memory comes in multiples of nothing
@@ -99,6 +100,12 @@ _PROPERTIES = SimpleNamespace(
     multi_processor_count=SMS,
     L2_cache_size=L2_BYTES,
     total_memory=180 * 2**30,
+    warp_size=device_attribute(10),
+    max_threads_per_multi_processor=device_attribute(39),
+    regs_per_multiprocessor=device_attribute(82),
+    shared_memory_per_block=device_attribute(8),
+    shared_memory_per_block_optin=device_attribute(97),
+    shared_memory_per_multiprocessor=device_attribute(81),
 )
 
 _NOTHING = "_lazy_init init set_device synchronize empty_cache reset_peak_memory_stats".split()

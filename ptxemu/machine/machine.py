@@ -17,6 +17,7 @@ from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
+from ptxemu.machine.launch_queue import TRY_CANCEL, LaunchQueue, ctas_of_sm
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
@@ -63,9 +64,12 @@ class Shape:
             raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
             raise HardwareRefusal(f"grid={self.grid} is not a multiple of cluster={self.cluster}")
-        used = program.layout.smem_static - SMEM_RESERVED + self.smem_bytes
-        if used > SMEM_LIMIT:
+        if (used := self.smem_used(program)) > SMEM_LIMIT:
             raise HardwareRefusal(f"{used} bytes of shared memory; at most {SMEM_LIMIT}")
+
+    def smem_used(self, program: Program) -> int:
+        """Bytes of shared memory of a CTA, without the system's share."""
+        return program.layout.smem_static - SMEM_RESERVED + self.smem_bytes
 
 
 def padded(dims: tuple[int, ...]) -> Dim3:
@@ -104,8 +108,9 @@ class Machine:
         self._block_counts: dict[int, np.ndarray] = {}
         (gx, gy, gz), (cx, cy, cz) = shape.grid, shape.cluster
         self.cluster_grid = (gx // cx, gy // cy, gz // cz)
-        clusters = options.clusters_of(int(np.prod(self.cluster_grid)))
-        self.scheduler = Scheduler(options, clusters, self._start_cluster, listeners)
+        places = self._places() if options.record else None
+        self.queue = LaunchQueue.of(options, int(np.prod(self.cluster_grid)), places)
+        self.scheduler = Scheduler(options, self.queue, self._start_cluster, listeners)
         self.units = self.scheduler.units
         self.note_progress = self.scheduler.note_progress
         self.ready = self.scheduler.ready
@@ -180,9 +185,18 @@ class Machine:
             return cta.smem[offset : offset + nbytes].tobytes()
         return self.memory.read_bytes(address, nbytes)
 
-    def cancel_cluster(self) -> Dim3 | None:
+    def _places(self) -> int | None:
+        """Clusters that a B200 has room for, as far as shared memory and warps say; None where they
+        take over nothing."""
+        if not any(site.opcode.startswith(TRY_CANCEL) for site in self.program.sites):
+            return None
+        warps = -(-int(np.prod(self.shape.block)) // 32)
+        ctas = self.sm_count * ctas_of_sm(self.shape.smem_used(self.program), warps)
+        return max(ctas // int(np.prod(self.shape.cluster)), 1)
+
+    def cancel_cluster(self, by: Cluster) -> Dim3 | None:
         """First CTA id of a cluster that will not be launched, or None when all have been."""
-        index = self.scheduler.cancel_next()
+        index = self.scheduler.cancel_next(by.index)
         if index is None:
             return None
         return self._ctaid(index, (0, 0, 0))

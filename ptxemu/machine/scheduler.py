@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.deadlock import observe
+from ptxemu.machine.launch_queue import LaunchQueue
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.warp import Warp
@@ -37,13 +38,14 @@ class Scheduler:
     def __init__(
         self,
         options: Options,
-        clusters: Sequence[int],
+        clusters: LaunchQueue,
         start: Callable[[int], Cluster],
         listeners: tuple[Listener, ...],
     ) -> None:
         self.options = options
-        self.order = clusters
-        self.total = len(clusters)
+        self.order = clusters.order
+        self.resident, self.shares = clusters.resident, clusters.shares
+        self.total = len(self.order)
         self.start = start
         self.random = random.Random(options.seed)
         self.units = AsyncUnits(options.policy == "round-robin", self.note_progress, listeners)
@@ -87,7 +89,7 @@ class Scheduler:
     # -- the loop ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        while self.launched < self.total and len(self.clusters) < self.options.resident:
+        while self.launched < self.total and len(self.clusters) < self.resident:
             self._launch()
         turn = {
             "round-robin": self._turn_in_order,
@@ -104,8 +106,12 @@ class Scheduler:
             self.units.run_one()
 
     def _launch(self) -> None:
-        cluster = self.start(self.order[self.launched])
+        number = self.order[self.launched]
+        cluster = self.start(number)
         self.launched += 1
+        for share in self.shares.values():
+            if number in share:
+                share.remove(number)
         self.clusters.append(cluster)
         self.note_progress()
         for cta in cluster.ctas:
@@ -190,12 +196,19 @@ class Scheduler:
         self._launch()
         return True
 
-    def cancel_next(self) -> int | None:
-        """Take the next cluster out of the launch queue (clusterlaunchcontrol); None when empty,
-        and now and then although it is not, as a request may fail for reasons of the hardware's
-        own: the cluster is then launched as any other."""
+    def cancel_next(self, cluster: int) -> int | None:
+        """Take the next cluster out of the launch queue for that one (clusterlaunchcontrol), or the
+        next of its share; None when there is none, and now and then although there is, as a request
+        may fail for reasons of the hardware's own: the next is then launched as any other."""
         if self.launched == self.total or self.gives_up():
             return None
+        if self.shares:
+            share = self.shares.get(cluster)
+            if not share:
+                return None
+            number = share.pop(0)
+            left = [each for each in self.order[self.launched :] if each != number]
+            self.order = [*self.order[: self.launched], number, *left]
         self.launched += 1
         self.finished += 1
         return self.order[self.launched - 1]
@@ -244,5 +257,6 @@ class Scheduler:
         if all(cta.live_warps == 0 for cta in cluster.ctas):
             self.clusters.remove(cluster)
             self.finished += 1
-            if self.launched < self.total and len(self.clusters) < self.options.resident:
+            left = self.launched < self.total and len(self.clusters) < self.resident
+            if left and not (self.shares and self.clusters):  # the others take their shares
                 self._launch()

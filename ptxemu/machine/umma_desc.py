@@ -158,7 +158,8 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
 
     Raises HardwareRefusal for reserved values and what sm_100a does not have, UnsupportedPtx for
     .ws shifts. Bit 12 of the packed kinds is the version of sparsity, 0 on sm_100a: a dense MMA
-    ignores it (CUTLASS's descriptors for them set it).
+    ignores it (CUTLASS's descriptors for them set it). So f16 does with bit 29, which a kernel of
+    cuDNN for sm_100a sets; where a GPU has several K it chooses one.
     """
     scaled, packed = kind.startswith("mx"), kind in _PACKED_KINDS
     sparse, selector = bool(value & _SPARSE), value & 0x3
@@ -199,7 +200,7 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
             d_format=_format(d_formats, "D format", value, 4, 0x3),
             saturate=bool(value >> 3 & 1),
         )
-        reserved = 1 << 6 | 1 << 23 | 1 << 29
+        reserved = 1 << 6 | 1 << 23 | (kind != "f16") << 29
         if value >> 30:
             raise UnsupportedPtx(f"instruction descriptor {value:#010x}: .ws maximum shift")
     if value & reserved:

@@ -87,7 +87,7 @@ def _issue(w: Warp, offset: int, signal: int, everywhere: bool) -> None:
     def run(work: Work) -> None:
         for each in w.listeners:
             each.land(work, [(cta, offset) for cta in ctas], RESPONSE_BYTES, barriers)
-        first = w.machine.cancel_cluster()
+        first = w.machine.cancel_cluster(w.cluster)
         response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
         for cta, found in zip(ctas, barriers, strict=True):
             cta.views[4][offset // 4 : offset // 4 + 4] = response

@@ -102,7 +102,7 @@ class Recorder(Listener):
             shape.grid,
             shape.block,
             shape.cluster,
-            shape.smem_bytes,
+            shape.smem_used(program),
             program.sites,
             [range(*edge) for edge in pairwise(edges)],
             program.entry.target,
@@ -126,8 +126,10 @@ class Recorder(Listener):
             (WarpRecord(w.cluster.index, w.cta.rank, w.index, path, [], tape.notes.words()), tape)
         )
 
-    def finished(self) -> Recording:
-        """When the launch is over: work may outlive the warp that issued it."""
+    def finished(self, places: int = 0) -> Recording:
+        """When the launch is over: work may outlive the warp that issued it. places: of the
+        recording."""
+        self.recording.places = places
         for record, tape in self._ended:
             record.events = _numbered(tape.events)
             self.recording.warps.append(record)

@@ -82,10 +82,12 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """arch: what the PTX is for. sites: the instructions of the kernel; blocks: their numbers, by
-    block. cubin: its machine code, memory: the allocations that were there, begin and end,
-    as far as whoever launched it knows them. dependent: it may begin before the launch in front of
-    it has ended (programmatic dependent launch)."""
+    """smem_bytes: of a CTA, without the system's share. arch: what the PTX is for. sites: the
+    instructions of the kernel; blocks: their numbers, by block. cubin: its machine code, memory:
+    the allocations that were there, begin and end, as far as whoever launched it knows them.
+    dependent: it may begin before the launch in front of it has ended (programmatic dependent
+    launch). places: clusters of the whole grid that are launched where they take over the work of
+    the others (clusterlaunchcontrol), 0 where they do not."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -99,3 +101,4 @@ class Recording:
     cubin: bytes = b""
     memory: list[tuple[int, int]] = field(default_factory=list)
     dependent: bool = False
+    places: int = 0

@@ -213,6 +213,17 @@ def test_waves(decoded):
     assert found.cycles >= found.waves * min(one.durations.values())
 
 
+def test_clusters_that_others_took_over_cost_nothing(decoded):
+    """A grid of many waves, recorded as if as many as there are places did all of its work."""
+    places = LaunchModel(bind(decoded), H100).places
+    recorded = replace(decoded, grid=(decoded.grid[0], 2, 2 * places), places=places)
+    model = LaunchModel(bind(recorded), H100)
+    assert (model.clusters, model.predict().waves) == (places, 1)
+    fewer = replace(recorded, places=places - 1)
+    with pytest.raises(ValueError, match=rf"on H100 {places} would.*resident={places}\)"):
+        LaunchModel(bind(fewer), H100).predict()
+
+
 def test_ctas_are_sent_quickly_at_first(decoded):
     """launch_exit of results/units_h100.json: 132 CTAs 1.08 us, 1,056 1.29, 2,112 1.94."""
     model = LaunchModel(bind(decoded), H100)

@@ -7,7 +7,16 @@ import pytest
 
 from cycle_model.binding import ways
 from cycle_model.binding.search import Search, Unbound
-from cycle_model.binding.symbols import BARRIER, KINDS, NO_WORK, SEND, WAIT, WEIGHTS, Vector
+from cycle_model.binding.symbols import (
+    BARRIER,
+    KINDS,
+    NO_WORK,
+    SEND,
+    WAIT,
+    WEIGHTS,
+    Vector,
+    of_ptx,
+)
 from cycle_model.binding.target import Landmark, Target, Targets
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import Instruction
@@ -63,6 +72,24 @@ def test_a_load_of_tensor_memory_passes_no_wait():
     search = Search(function_of(SASS[LOAD], SASS[WAIT], SASS[SEND], "EXIT"))
     with pytest.raises(Unbound, match="landmark 0 of 4, 'wait'"):
         search.path(target_of(WAIT, SEND, LOAD))
+
+
+ARRIVE = "mbarrier.arrive.{}.shared::cluster.b64 _, [%r1];"
+
+
+@pytest.mark.parametrize(("how", "passes"), [("relaxed.cluster", True), ("release.cta", False)])
+def test_only_a_relaxed_arrival_elsewhere_may_pass_an_access_to_tensor_memory(how, passes):
+    (site,) = _recording(ARRIVE.format(how)).sites[:1]
+    symbol = of_ptx(site)
+    names = [(LOAD, False), (symbol.landmark, symbol.relaxed), (LOAD, False)]
+    target = Target(tuple(Landmark(name, (), 0, NO_WORK, how) for name, how in names), NO_WORK)
+    arrive = "SYNCS.ARRIVE.TRANS64.RED.A1T0 RZ, [UR11], RZ"
+    search = Search(function_of(SASS[LOAD], SASS[LOAD], arrive, "EXIT"))
+    if passes:
+        assert [number for number, _ in search.path(target)] == [0, 2, 1, 3]
+    else:
+        with pytest.raises(Unbound, match="landmark 1 of 4, 'arrive'"):
+            search.path(target)
 
 
 def test_the_nearest_way_may_lead_nowhere():

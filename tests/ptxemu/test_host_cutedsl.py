@@ -14,7 +14,8 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_ptr
 
 from ptxemu.host import cutedsl, engine
-from ptxemu.host.device_view import cpu_as_device
+from ptxemu.host.device_view import DeviceView, cpu_as_device
+from ptxemu.host.interception import intercepted
 from ptxemu.host.runtime_symbols import UnsupportedRuntimeCall
 
 THREADS = 128
@@ -182,6 +183,19 @@ def test_tvm_ffi_checks_its_arguments(ffi, vectors):
     with pytest.raises(TypeError, match="float"):
         record(ffi, *vectors, "two", 0)
     assert len(record(ffi, *vectors, 2.0, 0)) == 1
+
+
+def test_tvm_ffi_by_its_handle(ffi, vectors, tmp_path):
+    """As other languages call it; and libraries that keep what they export go on without that."""
+    import tvm_ffi
+
+    requests = []
+    with intercepted(requests.append):
+        compiled = compile_scale(FFI)
+        tvm_ffi.convert(compiled)(*(DeviceView(each) for each in vectors), 1.5, 0)
+        with pytest.raises(RuntimeError, match="has no PTX"):
+            compiled.export_to_c(str(tmp_path / "kernel.o"), "scale")
+    check_scale(requests[0], *vectors, 1.5)
 
 
 class LaunchFailed(Exception):

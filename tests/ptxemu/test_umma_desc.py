@@ -69,6 +69,11 @@ def test_instr_desc_of_hand_derived_words():
     assert (desc.m, desc.n, desc.saturate) == (64, 32, True)
 
 
+def test_bit_29_means_nothing_to_f16():
+    """cuDNN's attention for sm_100a with 256 columns sets it."""
+    assert instr_desc("f16", F16_WORD | 1 << 29) == instr_desc("f16", F16_WORD)
+
+
 def test_instr_desc_of_block_scaled_kinds():
     desc = instr_desc("mxf4nvf4", 0x08400480)  # e2m1 both, UE4M3, M = 128, N = 256
     assert instr_desc("mxf4nvf4", 0x08401480) == desc  # bit 12, of sparsity, as CUTLASS sets it
@@ -88,12 +93,12 @@ def test_instr_desc_of_block_scaled_kinds():
         ("f16", F16_WORD | 1 << 30, UnsupportedPtx),  # .ws shift
         ("f16", F16_WORD | 1 << 6, HardwareRefusal),
         ("f16", F16_WORD | 1 << 23, HardwareRefusal),
-        ("f16", F16_WORD | 1 << 29, HardwareRefusal),
         ("f16", F16_WORD | 2 << 7, HardwareRefusal),  # A of tf32
         ("f16", F16_WORD | 3 << 4, HardwareRefusal),  # D format 3
         ("f16", F16_WORD & ~0x30 | 1 << 7, HardwareRefusal),  # f16 D of bf16
         ("f16", F16_WORD | 1 << 3, HardwareRefusal),  # saturation
         ("tf32", F16_WORD, HardwareRefusal),
+        ("f8f6f4", F16_WORD & ~0x1C80 | 1 << 29, HardwareRefusal),
         ("f8f6f4", F16_WORD | 2 << 7, HardwareRefusal),
         ("f8f6f4", F16_WORD | 5 << 7 | 1 << 15, HardwareRefusal),  # MN-major e2m1
         ("i8", F16_WORD, HardwareRefusal),  # D of f32

@@ -1,0 +1,52 @@
+"""Which clusters of a grid are executed, in which order, and how many are there at first.
+
+Of a kernel whose clusters take over the work of others (clusterlaunchcontrol), those that are there
+first decide what each of them does. A run that is recorded for a model of time has as many as the
+GPU has places, and each is given as much of the rest as the others: nobody knows here who would ask
+first. Where some are executed, they are given what they would have had among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ptxemu.options import Options
+
+TRY_CANCEL = "clusterlaunchcontrol.try_cancel"
+SMEM_OF_SM, SMEM_OF_CTA = 228 << 10, 1 << 10  # bytes; the system's share of each CTA
+WARPS_OF_SM, CTAS_OF_SM = 64, 32
+_RESIDENT = 2
+
+
+def ctas_of_sm(smem_bytes: int, warps: int) -> int:
+    """That fit on one at a time, by their shared memory without the system's share and warps."""
+    room = SMEM_OF_SM // (smem_bytes + SMEM_OF_CTA)
+    return max(min(room, WARPS_OF_SM // warps, CTAS_OF_SM), 1)
+
+
+@dataclass(frozen=True)
+class LaunchQueue:
+    """order: numbers of clusters. resident: so many are there at first. places: clusters of the
+    whole grid that are launched, 0 where none is to take over the work of others in equal shares.
+    shares: what each of the resident ones takes over then."""
+
+    order: Sequence[int]
+    resident: int
+    places: int = 0
+    shares: dict[int, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options, total: int, places: int | None) -> LaunchQueue:
+        """Of a grid of so many clusters, of which so many fit on the GPU; None: they take over
+        nothing, or it does not matter who does."""
+        if places is None:
+            return cls(options.clusters_of(total), options.resident or _RESIDENT)
+        places = min(options.resident or places, total)
+        chosen = options.clusters_of(places if isinstance(options.clusters, int) else total)
+        first = chosen[:places]
+        more = (total - places) * len(first) // places
+        rest = [places + number * (total - places) // more for number in range(more)]
+        rest = [number for number in rest if number not in {*first}]
+        shares = {cluster: rest[at :: len(first)] for at, cluster in enumerate(first)}
+        return cls([*first, *rest], len(first), places, shares)
