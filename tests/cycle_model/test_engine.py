@@ -69,6 +69,13 @@ def test_a_scoreboard_is_waited_for():
     assert (first, later) == (18, 24)
 
 
+def test_what_was_spilled_comes_back_from_l1():
+    load, use = ("LDL", Control(1, writes=2)), ("FFMA", Control(1, waits=0b100))
+    for cycles in (32, 45):
+        result = simulated(function_of(load, use), global_latency_l1=cycles)
+        assert result.log[1, L.L_TIME] == cycles
+
+
 def test_parameters_are_fetched_once_and_one_after_the_other():
     """Of three reads two are of the same 32 bytes."""
     function = function_of(*[("ULDC", Control())] * 3)

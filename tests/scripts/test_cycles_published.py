@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import types
 from dataclasses import dataclass
 
 import pytest
 
+from cycle_model import gpus
 from workbench import commands
 from workbench.command import main_of
 from workbench.common import REFUSED
@@ -46,6 +48,28 @@ def test_without_flash_attention_it_says_how_to_get_it(tmp_path, capsys, monkeyp
     assert "pip install flash-attn-4" in capsys.readouterr().err
     with pytest.raises(ValueError, match="has no flash_attn/cute"):
         flash.from_source(tmp_path)
+
+
+def test_rows_of_two_gpus_are_refused(tmp_path, capsys):
+    """Code differs by GPU, and FlashAttention-4 compiles it once per process."""
+    file = saved(tmp_path / "rows.csv", "B,GB300,64,1,2,16384,1251", "C,B200,64,1,2,16384,834")
+    assert main_of(commands.CYCLES, "", ["published", str(file)]) == REFUSED
+    assert "rows of 2 GPUs, B200, GB300: name those of one, --only" in capsys.readouterr().err
+
+
+def test_flash_attention_sees_the_gpu_that_is_modelled(monkeypatch):
+    cute = types.ModuleType("flash_attn.cute")
+    cute.flash_attn_func = lambda: None
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    from cutlass import cutlass_dsl
+    from cutlass.utils import HardwareInfo
+
+    with flash.flash_attention(gpus.named("GB300")):
+        assert cutlass_dsl.CuTeDSL._get_dsl().envar._arch == "sm_103a"
+        assert HardwareInfo().get_device_multiprocessor_count() == 152
+    with flash.flash_attention():
+        assert cutlass_dsl.CuTeDSL._get_dsl().envar._arch == "sm_100a"
+        assert HardwareInfo().get_device_multiprocessor_count() == 148
 
 
 def test_more_than_three_fitted_scalars_are_refused(tmp_path, capsys):

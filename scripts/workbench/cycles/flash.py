@@ -11,13 +11,16 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cycle_model.parameters.blackwell import B200
+from cycle_model.parameters.parameter import Gpu
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
+from ptxemu.host.patching import environment, patched
 from ptxemu.record.recording import Recording
 from ptxemu.watch import watched
 
@@ -57,15 +60,24 @@ def from_source(folder: Path) -> None:
 
 
 @contextmanager
-def flash_attention() -> Iterator[Callable[..., Any]]:
-    """Its function, on a machine that seems to have a B200. ValueError, with how to get it, where
-    it or something that it needs is not installed."""
-    with machine_with_gpu(Emulator()):
+def flash_attention(gpu: Gpu = B200) -> Iterator[Callable[..., Any]]:
+    """Its function, on a machine that seems to have that GPU: the code depends on its architecture
+    and number of SMs. One GPU per process, since it remembers what it has compiled. ValueError,
+    with how to get it, where it or something that it needs is not installed."""
+    chosen = {"CUTE_DSL_ARCH": gpu.arch, "FLASH_ATTENTION_ARCH": gpu.arch}
+    with environment(chosen), machine_with_gpu(Emulator()), _multiprocessors(gpu.sms):
         try:
             found = importlib.import_module("flash_attn.cute").flash_attn_func
         except (ImportError, AttributeError) as missing:
             raise ValueError(f"{HOW_TO_GET} ({missing})") from missing
         yield found
+
+
+def _multiprocessors(count: int) -> AbstractContextManager[None]:
+    """What persistent kernels ask the DSL for."""
+    from cutlass.utils import HardwareInfo
+
+    return patched(HardwareInfo, {"get_device_multiprocessor_count": lambda self: count})
 
 
 def recorded(call: Callable[[], object], clusters: int | Sequence[int] | None) -> list[Recording]:

@@ -125,7 +125,7 @@ def perform(options: argparse.Namespace) -> int:
         grid = [_values(text) for text in options.fit]
         if options.source:
             flash.from_source(options.source)
-        with flash.flash_attention() as function:
+        with flash.flash_attention(_gpu_of(problems)) as function:
             rows, timed = modelled(problems[:: options.every], function, options)
     except (ValueError, OSError) as refused:
         return refuse(refused)
@@ -146,6 +146,15 @@ def perform(options: argparse.Namespace) -> int:
     return 0
 
 
+def _gpu_of(problems: Sequence[Published]) -> Gpu:
+    """Of all rows. ValueError where they have more than one, or none."""
+    names = sorted({problem.gpu for problem in problems})
+    if len(names) != 1:
+        found = f"rows of {len(names)} GPUs, {', '.join(names)}"
+        raise ValueError(f"{found}: name those of one, --only")
+    return gpus.named(names[0])
+
+
 def modelled(
     problems: Sequence[Published], function: Callable[..., Any], options: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], list[tuple[Published, Timed]]]:
@@ -159,10 +168,10 @@ def modelled(
                "batch": problem.shape.batch, "seqlen": problem.shape.seqlen,
                "real": problem.tflops, "real_us": problem.us}  # fmt: skip
         try:
-            if problem.shape not in known:
-                known[problem.shape] = timed_of(function, problem.shape, options.clusters)
-            model = known[problem.shape]
             gpu = gpus.named(problem.gpu)
+            if problem.shape not in known:
+                known[problem.shape] = timed_of(function, problem.shape, gpu, options.clusters)
+            model = known[problem.shape]
             others = [gpu.perturbed(seed) for seed in range(options.perturbed)]
             us, *rest = (model.microseconds(each) for each in (gpu, *others))
         except (ValueError, NotImplementedError, PtxEmuError) as error:
@@ -179,16 +188,15 @@ def modelled(
     return rows, timed
 
 
-def timed_of(function: Callable[..., Any], shape: Shape, clusters: int) -> Timed:
+def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int) -> Timed:
     """Recorded with so many clusters of the grid; a persistent kernel with fewer heads, of which
-    the first CTA has one tile more than the last."""
+    the first CTA has one tile more than the last on a GPU of as many SMs."""
     group = shape.heads // shape.kv_heads
 
     def model_of(kv_heads: int, numbers: int | Sequence[int] = 1, batch: int = 1) -> LaunchModel:
         given = replace(shape, batch=batch, heads=kv_heads * group, kv_heads=kv_heads)
         (recording,) = flash.recorded(flash.call_of(function, given), numbers)
-        bound = bind(recording)
-        return LaunchModel(bound, gpus.for_arch(bound.recording.arch))
+        return LaunchModel(bind(recording), gpu)
 
     def timed(model: LaunchModel, more: int = 0) -> Timed:
         return Timed(lambda gpu: [LaunchModel(model.launch, gpu)], more)
