@@ -49,6 +49,17 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """Cycles of a cluster: until its end, until it lets dependent grids begin, and of one in a wave
+    behind the first, and in the last."""
+
+    took: int
+    triggered: int
+    later: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Grid:
     """When what happens to all clusters of a launch: cycles since what the caller counts from.
     triggered: when the last one lets dependent grids begin; ends: of the clusters, by place."""
@@ -173,20 +184,17 @@ class LaunchModel:
             + self.gpu.value("cta_interval_later") * (ctas - first - quick)
         )
 
-    @cached_property
-    def results(self) -> dict[int, Result]:
-        """Of the recorded clusters, where nobody has to be waited for."""
+    def _lengths(self, cluster: int, release: int = 0) -> Lengths:
+        """Of a recorded cluster. release: see `simulated`."""
         dependent = self.launch.recording.dependent
-        return {each: self.simulated(each, log=dependent) for each in self.launch.clusters}
+        result = self.simulated(cluster, log=dependent, release=release)
+        took, (later, last) = result.cycles_of(0), self._later(cluster, result)
+        return Lengths(took, result.triggered(0) if dependent else took, later, last)
 
     @cached_property
-    def durations(self) -> dict[int, int]:
-        """Cycles of the recorded clusters."""
-        return {number: result.cycles_of(0) for number, result in self.results.items()}
-
-    @cached_property
-    def _lengths_later(self) -> dict[int, tuple[int, int]]:
-        return {number: self._later(number, result) for number, result in self.results.items()}
+    def lengths(self) -> dict[int, Lengths]:
+        """Of the recorded clusters, where nobody has to be waited for."""
+        return {each: self._lengths(each) for each in self.launch.clusters}
 
     @property
     def start(self) -> float:
@@ -200,26 +208,25 @@ class LaunchModel:
         complete; free: since when places are, else always."""
         start, ctas = self.start, self.launch.ctas_of_cluster
         wait = max(round(release - begin), 0) if self.launch.recording.dependent else 0
-        held = {
-            each: self.simulated(each, log=True, release=wait) for each in self.durations if wait
-        }
-        known, last = sorted(self.durations), (self.clusters - 1) // self.places * self.places
+        held = {each: self._lengths(each, wait) for each in self.lengths} if wait else {}
+        known, last = sorted(self.lengths), (self.clusters - 1) // self.places * self.places
         # the first start is the launch's
         heap = [-math.inf] * self.places if free is None else sorted(free)
         del heap[self.clusters :]
         first, triggered = len(heap), begin
         for number in range(self.clusters):
             nearest = known[max(bisect_right(known, number) - 1, 0)]
-            at = max(heap[0] + start, begin + self._sent(number * ctas))
-            took = self.durations[nearest]
+            at, lengths = (
+                max(heap[0] + start, begin + self._sent(number * ctas)),
+                self.lengths[nearest],
+            )
+            took = lengths.took
             if number >= first:
-                took = self._lengths_later[nearest][number >= last]
-            end, told = at + took, at + took
-            if self.launch.recording.dependent:
-                told = at + self.results[nearest].triggered(0)
-            if nearest in held:  # those that begin later wait until the same moment
-                end = max(end, begin + held[nearest].cycles_of(0))
-                told = max(told, begin + held[nearest].triggered(0))
+                took = lengths.last if number >= last else lengths.later
+            end, told = at + took, at + lengths.triggered
+            if held:  # those that begin later wait until the same moment
+                end = max(end, begin + held[nearest].took)
+                told = max(told, begin + held[nearest].triggered)
             triggered = max(triggered, told)
             heapq.heapreplace(heap, end)
         return Grid(begin, triggered, heap)
@@ -235,7 +242,7 @@ class LaunchModel:
             self.gpu,
             round(grid.end - grid.begin),
             longer / self.gpu.value("clock") / 1e3,
-            self.durations,
+            {number: lengths.took for number, lengths in self.lengths.items()},
             self.per_sm,
             self.places,
             self.clusters,

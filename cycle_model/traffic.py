@@ -106,7 +106,7 @@ class Traffic:
                 block = self._block(address)
                 read[block] += nbytes
                 both[block] += nbytes if address in beside else 0
-        return {block: both[block] / nbytes for block, nbytes in read.items()}
+        return {block: both[block] / nbytes for block, nbytes in read.items() if nbytes}
 
     def alone(self, clusters: float) -> Share:
         """What L2 answers for one of so many neighbouring clusters, of what it reads at an address:

@@ -103,8 +103,8 @@ def reads_of(*clusters: tuple[int, ...]) -> Traffic:
 NO_WORDS = np.zeros(0, np.int64)
 
 
-def loaded(address: int) -> Event:
-    return Event(0, 0, LOAD, shape=(1, 128, 128), address=address)
+def loaded(address: int, nbytes: int = 128) -> Event:
+    return Event(0, 0, LOAD, shape=(1, nbytes, 128), address=address)
 
 
 def test_l2_answers_once_what_neighbours_read():
@@ -113,3 +113,7 @@ def test_l2_answers_once_what_neighbours_read():
     assert asked(0) == 1, "what each of them reads for itself"
     assert asked(4096) == pytest.approx(1 / 4)
     assert reads_of((0,), (0,)).alone(1)(0) == 1, "a neighbour of another part of the GPU"
+    outside = reads_of((0,), (0,))
+    for warp in outside.launch.recording.warps:
+        warp.events[0] = loaded(0, nbytes=0)
+    assert outside.alone(4)(0) == 1
