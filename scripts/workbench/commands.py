@@ -234,6 +234,9 @@ CYCLES = {
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
     ),
     "moe": _of_cycles("moe", "moe", partial(_with_arch, moe.add_layer), "a layer of experts"),
+    "kvcache": _of_cycles(
+        "kvcache", "steps", partial(steps.add_family, "kvcache"), "the cache's kernels"
+    ),
     **{
         step: _of_cycles(step, "steps", partial(steps.add_case, step), f"`{step}`")
         for step in OF_STEPS

@@ -51,6 +51,29 @@ def _flash(options: argparse.Namespace) -> Iterator[Call]:
 
 
 @contextmanager
+def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
+    """Its forward pass, which takes several heads of a token as rows and parts of the keys."""
+    from workbench.cases.decode import case_of
+
+    case = case_of(options)
+    if case.arch not in (None, "sm_100a"):
+        raise ValueError(f"it is modelled for sm_100a, not {case.arch}")
+    _without(case, {"page_size": 0, "sinks": False, "scales": False, "kv_dtype": ""})
+    if len(set(case.lengths)) > 1:
+        raise ValueError(f"it has no lengths of each entry here: {case.lengths}")
+    if options.source:
+        flash.from_source(options.source)
+    with flash.flash_attention() as function:
+        given: dict[str, Any] = {
+            "causal": case.options["causal"],
+            "softcap": case.options["softcap"],
+        }
+        if case.options["window"] is not None:
+            raise ValueError(f"it has no window={case.options['window']} here")
+        yield lambda: function(*case.tensors, **given, num_splits=0)  # as many as it chooses
+
+
+@contextmanager
 def _cutlass(options: argparse.Namespace) -> Iterator[Call]:
     case = _case(options, ("softcap", "sinks"))
     if not options.cutlass:
@@ -135,13 +158,18 @@ def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
     from workbench.cases.attention import case_of
 
     case = case_of(options)
-    without = {**_OURS_ALONE, **dict.fromkeys(more, 0)}
-    for name, value in without.items():
+    _without(case, {**_OURS_ALONE, **dict.fromkeys(more, 0)})
+    return case
+
+
+def _without(case: object, values: dict[str, Any]) -> None:
+    """ValueError for a field of a case that has another value than that of not being there."""
+    for name, value in values.items():
         if (found := getattr(case, name)) != value:
             raise ValueError(f"it has no {name}={found}")
-    return case
 
 
 PEERS: dict[str, dict[str, Peer]] = {
     "fmha": {"FlashAttention-4": _flash, "CUTLASS's attention": _cutlass},
+    "gqa": {"FlashAttention-4": _flash_decode},
 }

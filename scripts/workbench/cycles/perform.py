@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -110,11 +111,10 @@ def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
                 with watched(record=True, limit=None, clusters=options.clusters) as report:
                     call()
                 # Not those that make its inputs; once, what it repeats to be timed.
-                launches = {
-                    (each.entry, each.grid): each
-                    for each in report.launches
-                    if each.counts["mma.flops"]
-                }
+                own = itertools.dropwhile(
+                    lambda each: not each.counts["mma.flops"], report.launches
+                )
+                launches = {(each.entry, each.grid): each for each in own if each.recording}
             found = modelled(list(launches.values()), options)
             rows += [{**each.row, "kernel": name} for each in found]
         except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:

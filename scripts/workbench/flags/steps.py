@@ -45,6 +45,17 @@ def add_case(step: str, parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(steps=(step,), family=STEPS[step])
 
 
+def add_family(family: str, parser: argparse.ArgumentParser) -> None:
+    """Flags of `cycles.py FAMILY`: of all its steps that have a kernel."""
+    kernels = tuple(step for step in FAMILIES[family][0] if step not in NATIVE_ONLY)
+    group = parser.add_argument_group("problem")
+    some = {"choices": kernels, "nargs": "+", "metavar": "STEP", "shown": "all"}
+    add(group, "steps", f"of {', '.join(kernels)}", kernels, **some)
+    add_problems(group, (SMALL_ROWS,), SMALL_HIDDEN)
+    add(parser, "arch", "what to compile for", choices=groups.ARCHS, shown="the kernel's first")
+    parser.set_defaults(family=family)
+
+
 def add_run(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
