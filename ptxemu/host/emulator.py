@@ -45,7 +45,8 @@ class Emulator:
         if launched.recording is not None:
             launched.recording.cubin = cubin_at(request.image)
             launched.recording.dependent = request.attributes.pdl
-            launched.recording.memory = [(block.start, block.end) for block in LIVE.look()]
+            blocks = LIVE.known() if known else LIVE.look()  # that it touched, it has looked for
+            launched.recording.memory = [(block.start, block.end) for block in blocks]
         self.report.launches.append(launched)
         return launched
 

@@ -14,10 +14,28 @@ from ptxemu.native.routines import Pointer, p_i64, p_u8, p_u32
 
 _START = 1 << 12  # words
 _ONE = 1 << 16  # pass
-_ACTIVE = [
-    np.array([lane < count for lane in range(BANKS)], np.uint8) for count in range(BANKS + 1)
-]
+# which lanes are active, by how many they are
+_ACTIVE = (np.arange(BANKS) < np.arange(BANKS + 1)[:, None]).astype(np.uint8)
+_ACTIVE_AT = _ACTIVE.ctypes.data
 _kind = cache(kind)
+
+
+class _Row:
+    """Addresses of lanes, as a routine takes them."""
+
+    def __init__(self, note: Callable[..., int], pointer: type[Pointer]) -> None:
+        self._addresses = np.zeros(BANKS, pointer.dtype)
+        self._at = self._addresses.ctypes.data
+        self._note, self._pointer, self._compiled = note, pointer, compiled(note)
+
+    def noted(self, words: np.ndarray, at: int, what: int, starts: np.ndarray) -> int:
+        """1 where there is no room."""
+        count = len(starts)
+        self._addresses[:count] = starts
+        if self._compiled is not None:
+            found: int = self._compiled(at, self._at, _ACTIVE_AT + BANKS * count, what)
+            return found
+        return self._note(p_i64(words), self._pointer(self._addresses), p_u8(_ACTIVE[count]), what)
 
 
 class Notes:
@@ -26,7 +44,8 @@ class Notes:
     def __init__(self) -> None:
         self._words = np.zeros(FIRST + _START, np.int64)
         self._words[NEXT], self._words[ROOM] = FIRST, len(self._words)
-        self._shared, self._global = np.zeros(BANKS, np.uint32), np.zeros(BANKS, np.int64)
+        self._shared = _Row(note_shared, p_u32)
+        self._global = _Row(note_global, p_i64)
         self._full: list[np.ndarray] = []
         self.address = self._words.ctypes.data
 
@@ -36,35 +55,27 @@ class Notes:
         if isinstance(starts, int):
             self._put(what | _ONE, starts)
         else:
-            self._put_lanes(memory == SHARED, what, starts)
+            self._put_lanes(self._shared if memory == SHARED else self._global, what, starts)
 
     def add_idle(self, memory: str, nbytes: int) -> None:
         """An access that asks nothing of memory."""
         self._put(_kind(memory, False, nbytes), 0)
 
     def _put(self, head: int, first: int) -> None:
-        place = self._place()
+        if self._words[NEXT] + 2 > len(self._words):
+            self._make_room()
+        place = int(self._words[NEXT])
         self._words[place], self._words[place + 1] = head, first
         self._words[NEXT] = place + 2
 
-    def _place(self) -> int:
-        """Where the next access goes."""
-        if self._words[NEXT] + 2 > len(self._words):
-            self._full.append(self._words[FIRST : self._words[NEXT]].copy())
-            self._words[NEXT] = FIRST
-        return int(self._words[NEXT])
+    def _make_room(self) -> None:
+        self._full.append(self._words[FIRST : self._words[NEXT]].copy())
+        self._words[NEXT] = FIRST
 
-    def _put_lanes(self, shared: bool, what: int, starts: np.ndarray) -> None:
-        self._place()
-        note: Callable[..., int] = note_shared if shared else note_global
-        row: np.ndarray = self._shared if shared else self._global
-        pointer: type[Pointer] = p_u32 if shared else p_i64
-        active, row[: len(starts)] = _ACTIVE[len(starts)], starts
-        found = compiled(note)
-        if found is None:
-            note(p_i64(self._words), pointer(row), p_u8(active), what)
-        else:
-            found(self.address, row.ctypes.data, active.ctypes.data, what)
+    def _put_lanes(self, row: _Row, what: int, starts: np.ndarray) -> None:
+        if row.noted(self._words, self.address, what, starts):
+            self._make_room()
+            row.noted(self._words, self.address, what, starts)
 
     def words(self) -> np.ndarray:
         """Two of each access."""

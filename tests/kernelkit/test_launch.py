@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from kernelkit.launch import PreparedLaunch, Target, choose_target, launch, watching
+from kernelkit.launch import (
+    PreparedLaunch,
+    Target,
+    choose_target,
+    emulation,
+    launch,
+    watching,
+)
+from ptxemu.host.allocations import LIVE
+from ptxemu.options import Options
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
 from workbench.house.source import ROOT
@@ -96,6 +105,22 @@ def recorded(first: type = WORD) -> Recorded:
 def prepare(compiled: Recorded, *tensors: torch.Tensor) -> PreparedLaunch:
     target = Target("cuda", "sm_90a")
     return PreparedLaunch(compiled, (*tensors, 2.5), target, torch.device("cuda", 0))
+
+
+def test_a_recorded_launch_knows_its_memory(monkeypatch):
+    """Without a look through all objects of the process, which takes longer than many a launch."""
+
+    def look() -> None:
+        raise AssertionError("all that it touched is known")
+
+    monkeypatch.setattr(LIVE, "look", look)
+    x = torch.ones(3, 8)
+    with emulation(Options(record=True)) as run:
+        y = scale(x, 2.0)
+    ((recording,),) = ([each.recording for each in report.launches] for report in run.reports)
+    for tensor in (x, y):
+        start = tensor.data_ptr()
+        assert any(begin <= start < end for begin, end in recording.memory)
 
 
 def test_what_a_prepared_native_launch_hands_over(monkeypatch):
