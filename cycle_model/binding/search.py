@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from cycle_model.binding.symbols import KINDS, NO_WORK, OPTIONAL, Vector, of_sass
+from cycle_model.binding.symbols import KINDS, NO_WORK, OPTIONAL, Vector, of_function
 from cycle_model.binding.target import Order, Target, Told
 from cycle_model.sass.flow import Function
 
@@ -82,7 +82,7 @@ class Search:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.symbols = [of_sass(item) for item in function.instructions]
+        self.symbols = of_function(function.instructions)
         self._runs: dict[int, _Run] = {}
         self._after: dict[int, list[int]] = {}
         self._leading: dict[tuple[Place, str], set[Place]] = {}
