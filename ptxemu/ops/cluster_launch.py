@@ -1,9 +1,9 @@
 """clusterlaunchcontrol: PTX ISA "clusterlaunchcontrol.try_cancel", ".query_cancel".
 
 A running cluster takes over the work of one that has not been launched: the launch queue gives up
-its next cluster, whose first CTA id is the answer. The 16-byte response is opaque by the manual, but
-kernels of cuDNN read it without the queries. It is as the machine code of those has it: x in the
-first word, y and z in halves of the second, whether a cluster was cancelled in bit 0 of the third.
+its next cluster, whose first CTA id is the answer. The manual calls the response opaque, but
+kernels of cuDNN take it apart themselves. It is as the machine code of the queries has it: x in the
+first word, y and z in halves of the second, whether there is such a cluster in bit 0 of the third.
 """
 
 from __future__ import annotations
