@@ -9,6 +9,7 @@ landmarks, such as the two copies of a loop with and without a mask.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cycle_model.sass.instruction import Instruction
@@ -23,7 +24,7 @@ BARRIER, CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier", "cluster arrive", "cluster wa
 WGMMA, WGMMA_WAIT = "wgmma", "wgmma wait"
 CANCEL = "cancel"
 DYNAMIC = {INIT, ARRIVE, EXPECT, COMPLETE, WAIT, LOAD, STORE, SEND, MMA, FILL, COMMIT, COPY_ARRIVE}
-DYNAMIC |= {BARRIER, CANCEL}
+DYNAMIC |= {BARRIER, CANCEL, TEST}
 
 # SASS may have more of these than PTX: a quick look before a wait, the commit of wait_all, waits
 # between FP8 products whose sums are added up elsewhere.
@@ -240,6 +241,19 @@ _SASS_WORK = {
     "FFMA2": "float",
 }
 _WIDTH = re.compile(r"\.(64|128|256)\b")
+
+
+def of_function(items: Sequence[Instruction]) -> list[Symbol]:
+    """What each instruction of a kernel stands for. Where lanes initialise mbarriers of their own,
+    the compiler stores the words of 64 bits and has the unit forget what it knew of them."""
+    symbols = [of_sass(item) for item in items]
+    for number, item in enumerate(items):
+        at = number - 1 if item.opcode.startswith("SYNCS.CCTL.IVALL") else -1
+        while at >= 0 and not symbols[at].landmark and items[at].word not in ("EXIT", "RET"):
+            if items[at].opcode == "STS.64":
+                symbols[at] = Symbol(INIT)
+            at -= 1
+    return symbols
 
 
 def of_sass(item: Instruction) -> Symbol:

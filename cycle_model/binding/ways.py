@@ -14,7 +14,7 @@ import numpy as np
 
 from cycle_model.binding import explore as E
 from cycle_model.binding import symbols
-from cycle_model.binding.symbols import ACCESSES, NO_WORK, OPTIONAL, Vector, of_sass
+from cycle_model.binding.symbols import ACCESSES, NO_WORK, OPTIONAL, Vector, of_function
 from cycle_model.sass.flow import Function
 from ptxemu.native.library import Library, library_of
 from ptxemu.native.routines import p_i64
@@ -55,7 +55,7 @@ class Moves:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.symbols = [of_sass(item) for item in function.instructions]
+        self.symbols = of_function(function.instructions)
         self._runs: dict[int, Run] = {}
         self._after: dict[int, list[int]] = {}
 

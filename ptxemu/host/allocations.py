@@ -37,7 +37,7 @@ class LiveTensors:
             if isinstance(value, tuple | list):
                 self.note(value)
             elif hasattr(value, "untyped_storage"):
-                if value.device.type == "cpu" and _stored(value):
+                if value.is_cpu and _stored(value):
                     self.note_storage(value.untyped_storage())
             elif type(value).__module__ == "numpy" and hasattr(value, "ctypes"):
                 self._note_array(value)

@@ -1,8 +1,9 @@
 """clusterlaunchcontrol: PTX ISA "clusterlaunchcontrol.try_cancel", ".query_cancel".
 
 A running cluster takes over the work of one that has not been launched: the launch queue gives up
-its next cluster, whose first CTA id is the answer. The 16-byte response is opaque to kernels; here
-it is (x, y, z, cancelled?).
+its next cluster, whose first CTA id is the answer. The manual calls the response opaque, but
+kernels of cuDNN take it apart themselves. It is as the machine code of the queries has it: x in the
+first word, y and z in halves of the second, whether there is such a cluster in bit 0 of the third.
 """
 
 from __future__ import annotations
@@ -44,10 +45,15 @@ def try_cancel(c: Lower, i: Instr, f: Match) -> None:
 )
 def is_cancelled(c: Lower, i: Instr, f: Match) -> Value:
     high = c.convert(c.halves(i.operands[1])[1], "u64")
-    return c.pure("pred", "({0} >> 32 != 0)", "({0} >> 32) != 0", high)
+    return c.pure("pred", "(({0} & 1) != 0)", "({0} & 1) != 0", high)
 
 
-_AXES = {"get_first_ctaid::x": (0, 0), "get_first_ctaid::y": (0, 32), "get_first_ctaid::z": (1, 0)}
+# Where an axis begins in the first 64 bits, and its bits.
+_AXES = {
+    "get_first_ctaid::x": (0, 0xFFFFFFFF),
+    "get_first_ctaid::y": (32, 0xFFFF),
+    "get_first_ctaid::z": (48, 0xFFFF),
+}
 
 
 @op("clusterlaunchcontrol.query_cancel", types=("b32", "b128"), flags=" ".join(_AXES))
@@ -56,9 +62,9 @@ def first_ctaid(c: Lower, i: Instr, f: Match) -> Value:
 
 
 def _word(c: Lower, halves: tuple[Value, Value], axis: str) -> Value:
-    half, shift = _AXES[axis]
-    text = f"({{0}} >> {shift} & 0xffffffff)"
-    return c.convert(c.pure("u64", text, text, c.convert(halves[half], "u64")), "u32")
+    shift, mask = _AXES[axis]
+    text = f"({{0}} >> {shift} & {mask:#x})"
+    return c.convert(c.pure("u64", text, text, c.convert(halves[0], "u64")), "u32")
 
 
 @op(
@@ -88,7 +94,8 @@ def _issue(w: Warp, offset: int, signal: int, everywhere: bool) -> None:
         for each in w.listeners:
             each.land(work, [(cta, offset) for cta in ctas], RESPONSE_BYTES, barriers)
         first = w.machine.cancel_cluster(w.cluster)
-        response = np.array([*(first or (0, 0, 0)), first is not None], np.uint32)
+        x, y, z = first or (0, 0, 0)
+        response = np.array([x, y | z << 16, first is not None, 0], np.uint32)
         for cta, found in zip(ctas, barriers, strict=True):
             cta.views[4][offset // 4 : offset // 4 + 4] = response
             cta.mark_async(slice(offset, offset + RESPONSE_BYTES))

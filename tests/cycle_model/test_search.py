@@ -9,19 +9,24 @@ from cycle_model.binding import ways
 from cycle_model.binding.search import Search, Unbound
 from cycle_model.binding.symbols import (
     BARRIER,
+    INIT,
     KINDS,
     NO_WORK,
     SEND,
+    TEST,
     WAIT,
     WEIGHTS,
+    Symbol,
     Vector,
+    of_function,
     of_ptx,
 )
 from cycle_model.binding.target import Landmark, Target, Targets
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import Instruction
 from ptxemu.native.library import without
-from ptxemu.record.recording import Recording, WarpRecord
+from ptxemu.record.recording import WAIT as WAITED
+from ptxemu.record.recording import Event, Recording, WarpRecord
 from ptxemu.syntax.parser import parse
 from ptxemu.syntax.tree import Instr
 
@@ -161,7 +166,7 @@ def _recording(*lines: str) -> Recording:
     text = "\n".join(lines)
     source = (
         ".version 8.8\n.target sm_100a\n.address_size 64\n"
-        f".visible .entry kernel()\n{{\n.reg .b32 %r<9>;\n{text}\nret;\n}}\n"
+        f".visible .entry kernel()\n{{\n.reg .b32 %r<9>; .reg .pred %p<2>;\n{text}\nret;\n}}\n"
     )
     (entry,) = parse(source).entries.values()
     sites = [each for each in entry.body if isinstance(each, Instr)]
@@ -181,6 +186,27 @@ def test_a_load_that_nobody_reads_is_not_expected():
     )
     target = Targets(recording).of(recording.warps[0])
     assert [(each.name, each.site) for each in target.landmarks] == [("tmem ld 2", 1)]
+
+
+def test_a_warp_that_polls_is_expected_to_have_waited_once():
+    """How often it has polled in the emulator says nothing of a GPU."""
+    recording = _recording("mbarrier.test_wait.parity.shared.b64 %p1, [%r0], 0;")
+    (warp,) = recording.warps
+    warp.path = np.zeros(100, np.uint32)
+    seen = Event(99, 0, WAITED, (((0, 1024), 0),))
+    warp.events = [seen]
+    (landmark,) = Targets(recording).of(warp).landmarks
+    assert (landmark.name, landmark.events) == (TEST, (seen,))
+
+
+def test_lanes_that_initialise_barriers_of_their_own_store_them():
+    """Other stores of 64 bits are work."""
+    stores = ["@!P1 STS.64 [R2+URZ+0x10000], R8"] * 2
+    forgotten = ["FENCE.VIEW.ASYNC.S", "SYNCS.CCTL.IVALL"]
+    function = function_of(*stores, *forgotten, SASS[BARRIER], stores[0], "EXIT")
+    store = Symbol("", KINDS.index("shared store"), 2 * WEIGHTS["shared store"])
+    expected = [Symbol(INIT)] * 2 + [Symbol()] * 2 + [Symbol(BARRIER), store, Symbol()]
+    assert of_function(function.instructions) == expected
 
 
 @pytest.mark.parametrize("executed", [1, 4])

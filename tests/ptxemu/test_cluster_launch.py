@@ -64,3 +64,39 @@ def test_those_of_a_sample_take_what_they_would_have_had_among_all():
     """Of four places two are executed, and two of the five that are left."""
     assert asked(clusters=2, resident=4) == {0: 2, 3: 2}
     assert asked(clusters=[1, 2], resident=4) == {1: 2, 2: 2}
+
+
+_QUERIES = {
+    "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q0;": (
+        "ld.shared.u32 %r5, [%r1+8]; and.b32 %r5, %r5, 1; setp.ne.u32 %p1, %r5, 0;"
+    ),
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r2, %q0;": (
+        "ld.shared.u32 %r2, [%r1];"
+    ),
+}
+_Y_AND_Z = """clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r2, %q0;
+clusterlaunchcontrol.query_cancel.get_first_ctaid::z.b32.b128 %r5, %q0;
+mad.lo.u32 %r2, %r5, 3, %r2;"""
+
+
+def test_a_response_may_be_read_without_the_queries():
+    """cuDNN's attention does."""
+    text = program()
+    for query, words in _QUERIES.items():
+        assert query in text
+        text = text.replace(query, words)
+    out = np.zeros(CLUSTERS, np.uint32)
+    launch(text, out, grid=(CLUSTERS,), smem_bytes=128, resident=1)
+    assert (out == 1).all()
+
+
+def test_all_axes_of_a_response():
+    first, query = "mov.u32 %r2, %ctaid.x;", list(_QUERIES)[1]
+    where = "mov.u32 %r2, %ctaid.y; mov.u32 %r5, %ctaid.z; mad.lo.u32 %r2, %r5, 3, %r2;"
+    text = program()
+    assert first in text
+    assert query in text
+    out = np.zeros(CLUSTERS, np.uint32)
+    text = text.replace(first, where).replace(query, _Y_AND_Z)
+    launch(text, out, grid=(1, 3, 3), smem_bytes=128, resident=1)
+    assert (out == 1).all()
