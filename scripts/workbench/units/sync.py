@@ -113,6 +113,7 @@ def ping_pong() -> Iterator[Benchmark]:
     for order in ORDERS:
         for how in ("try_wait", "test_wait") if order == ORDERS[0] else ("try_wait",):
             yield _remote(order, how)
+        yield _remote(order, "try_wait", WARP)
         line = f"mbarrier.arrive{order}.shared::cluster.b64 _, [%r_remote];"
         points = []
         for steps in (16, 32):
@@ -134,14 +135,17 @@ xor.b32 %r_peer, %r_rank, 1;
 mapa.shared::cluster.u32 %r_remote, %r_smem, %r_peer;"""
 
 
-def _remote(order: str, how: str) -> Benchmark:
-    """order: of the arrival; where it is of the cluster the wait acquires of it, too."""
-    remote = f"@%p_lead mbarrier.arrive{order}.shared::cluster.b64 _, [%r_remote];"
+def _remote(order: str, how: str, lanes: int = 1) -> Benchmark:
+    """order: of the arrival; where it is of the cluster the wait acquires of it, too. lanes: of the
+    warp that arrive, one or all."""
+    remote = f"mbarrier.arrive{order}.shared::cluster.b64 _, [%r_remote];"
+    remote = f"@%p_lead {remote}" if lanes == 1 else remote
     waited = [wait(0, "$", how, "cluster" if order else "cta"), TURN]
     first = Role("\n".join([remote, *waited]).replace("$", "A"), cta=0)
     second = Role("\n".join([*waited, remote]).replace("$", "B"), cta=1)
-    made = Kernel((first, second), REMOTE.format(1), grid=2, cluster=2, smem=1024)
+    made = Kernel((first, second), REMOTE.format(lanes), grid=2, cluster=2, smem=1024)
     variant = {"wait": how, "arrive": order or "as by default"}
+    variant |= {"lanes": lanes} if lanes > 1 else {}
     return _both("mbarrier_ping_pong_remote", made, variant, 2)
 
 
