@@ -21,6 +21,7 @@ from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
+from ptxemu.host.patching import patched
 from ptxemu.watch import watched
 
 ROWS, COLUMNS, TOKENS = 32, 4096, 256
@@ -92,6 +93,25 @@ def flashinfer_decode() -> None:
         run.run(drawn(1, 1, 8, 128), drawn(1, TOKENS, 1, 128), drawn(1, TOKENS, 1, 128))
 
 
+def frost() -> None:
+    """Its binder, which is no Python, looks at the device of a tensor: it is told facts instead."""
+    api = importlib.import_module("cudnn.sdpa.fwd.api_dsl")
+    prepared = importlib.import_module("cudnn.sdpa.fwd.prepared")
+    binder = importlib.import_module("cudnn")._pybind_module
+
+    def told(spec: Any, buffers: Any, stream: Any, scale: Any, workspace: int = 0) -> Any:
+        given = (*buffers, *[None] * (len(prepared._NATIVE_DENSE_ROLES) - len(buffers)))
+        packed, _ = binder._read_buffer_sequence(given)
+        for number, each in enumerate(given):
+            if each is not None:
+                prepared._set_native_fact(packed, number, prepared.facts_of_tensor(each))
+        return spec.native.execute(packed, prepared._NATIVE_DENSE_INDICES, stream, scale, workspace)
+
+    q, k, v = (drawn(1, TOKENS, heads, 128).transpose(1, 2) for heads in (2, 1, 1))
+    with _SaysCuda(), patched(prepared, {"execute_native_dense_tensors": told}):
+        api.sdpa_fwd_wrapper_dsl_sm100(q, k, v, is_causal=True)
+
+
 CALLS: dict[str, Callable[[], None]] = {
     **{f"FA4 forward {d}": lambda d=d: flash(d) for d in (64, 128, 256)},
     **{f"FA4 backward {d}": lambda d=d: flash(d, backward=True) for d in (64, 128)},
@@ -101,6 +121,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "FlashInfer rmsnorm to FP4": flashinfer_norm,
     "FlashInfer prefill": flashinfer_prefill,
     "FlashInfer decode": flashinfer_decode,
+    "FROST attention": frost,
 }  # fmt: skip
 
 
