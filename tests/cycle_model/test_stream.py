@@ -57,12 +57,8 @@ def test_one_that_waits_begins_when_the_other_has_ended(decoded, whole):
 
 def test_what_is_done_before_the_wait_is_hidden(decoded, whole):
     """launch_dependent, work between: 0.58 us however much it is."""
-    last = len(dependent(decoded).launch.function.instructions) - 1
-    ends = max(
-        number
-        for number in range(last)
-        if dependent(decoded).launch.function.instructions[number].opcode == "EXIT"
-    )
+    items = bind(decoded).function.instructions
+    ends = max(number for number, item in enumerate(items[:-1]) if item.opcode == "EXIT")
     late = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: ends - 1}))
     early = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: 1}))
     assert H100.value("dependent_least") <= late < early

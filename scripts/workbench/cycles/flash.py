@@ -101,13 +101,14 @@ def call_of(function: Callable[..., Any], shape: Shape) -> Callable[[], object]:
 
 
 def spread(total: int, count: int) -> list[int]:
-    """So many clusters of a grid, one of each of as many equal parts, at places that differ, and
-    the one beside the first: a grid that orders its work in periods would show the same of it to
-    equal distances."""
-    count = min(count, total)
+    """So many clusters of a grid, one of each of as many equal parts, at places that differ, since
+    a grid that orders its work in periods would show the same of it to equal distances; and the one
+    beside the first."""
+    if count >= total:
+        return list(range(total))
     bounds = [part * total // count for part in range(count + 1)]
     found = {
         low + int((high - low) * (part * _GOLDEN % 1))
         for part, (low, high) in enumerate(itertools.pairwise(bounds))
     }
-    return sorted(found | {min(found) + 1} if count < total else found)
+    return sorted(found | {min(found) + 1})
