@@ -6,7 +6,8 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from cycle_model import gpus
@@ -18,7 +19,7 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.watch import watched
 from workbench.common import refuse, tracked, write_json
-from workbench.cycles.measured import Measured, measured_in
+from workbench.cycles.measured import Call, Measured, measured_in
 from workbench.cycles.picture import draw
 from workbench.tables import show, table
 
@@ -56,7 +57,11 @@ def perform(options: argparse.Namespace) -> int:
         if name not in groups:
             return refuse(f"--only {name}: the files have {', '.join(groups)}")
     problems = [each for each in problems if each.group in (options.only or groups)]
-    rows = [row_of(each, options) for each in tracked(problems[:: options.every], "modelling")]
+    rows = []
+    for problem in tracked(problems[:: options.every], "modelling"):
+        rows.append(row_of(problem, options))
+        if options.json:  # whoever stops here keeps what there is
+            write_json(options.json, {"rows": rows, "summary": []})
     done = [row for row in rows if "refused" not in row]
     if not done:
         return refuse("no row could be modelled")
@@ -83,11 +88,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         return {**row, "refused": f"{problem.nbytes} bytes, more than --most-bytes"}
     began = time.perf_counter()
     try:
-        call = problem.make()
-        with watched(record=True, limit=options.limit, clusters=options.clusters) as report:
-            call()
-        recordings = [each.recording for each in report.launches if each.recording]
-        bound = [bind(each) for each in recordings if each.cubin]
+        bound = _bound(problem.make, options.limit, options.clusters)
         gpu = gpus.named(problem.gpu)
         others = [gpu.perturbed(seed) for seed in range(options.perturbed)]
         us, *rest = (
@@ -105,6 +106,18 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         "error": us / problem.us - 1,
         "seconds": time.perf_counter() - began,
     }
+
+
+@lru_cache(maxsize=1)  # rows that differ in what is in L2 follow each other
+def _bound(
+    make: Callable[[], Call], limit: float, clusters: int | tuple[int, ...] | None
+) -> tuple[BoundLaunch, ...]:
+    """What a call launches."""
+    call = make()
+    with watched(record=True, limit=limit, clusters=clusters) as report:
+        call()
+    recordings = [each.recording for each in report.launches if each.recording]
+    return tuple(bind(each) for each in recordings if each.cubin)
 
 
 def _microseconds(launches: Sequence[BoundLaunch], gpu: Gpu, memory: str) -> float:

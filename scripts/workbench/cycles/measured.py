@@ -73,11 +73,9 @@ def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterato
         tuned = row["peer"].removeprefix("decode")
         name = f"batch {row['batch']}, {row['kv_len']} keys{',' * bool(tuned)}{tuned}"
         group = "decode, dependent" if row["peer"] in _DEPENDENT else "decode"
+        make = partial(_decode, row)
         for memory in ("cold", "warm"):
-            yield Measured(
-                group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"],
-                partial(_decode, row),
-            )  # fmt: skip
+            yield Measured(group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"], make)
     elif "merge_us" in row:
         step = {
             "step": "merge",
