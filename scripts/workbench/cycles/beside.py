@@ -84,8 +84,8 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         "memory": problem.memory,
         "real_us": problem.us,
     }
-    if problem.nbytes > options.most_bytes:
-        return {**row, "refused": f"{problem.nbytes} bytes, more than --most-bytes"}
+    if (mib := problem.nbytes >> 20) > options.most_mib:
+        return {**row, "refused": f"{mib} MiB, more than --most-mib {options.most_mib}"}
     began = time.perf_counter()
     try:
         bound = _bound(problem.make, options.limit, options.clusters)

@@ -48,7 +48,8 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
     add(group, "clusters", "clusters to run and model; a count, numbers, or all", 8, **how)
     how = {"type": groups.count, "metavar": "N"}
     add(group, "perturbed", "sets of parameters within their ranges", PERTURBED, **how)
-    add(group, "most-bytes", "leave out problems of more", 1 << 31, **how)
+    words = "leave out problems of more, MiB"
+    add(group, "most-mib", words, 1 << 11, **how)
     how = {"type": groups.count, "metavar": "SECONDS"}
     add(group, "limit", "leave out launches that would take longer to run here", 60, **how)
     group = parser.add_argument_group("output")
