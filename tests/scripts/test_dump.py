@@ -156,12 +156,14 @@ def nonzero(counts: dict[str, float]) -> dict[str, float]:
 def test_the_inner_loop_counts_per_step():
     (function,) = parse(listing(STEPS))
     config = DecodeConfig(head_dim=64)  # 8 products of 16 x 8 x 16 in a step: two steps here
-    assert nonzero(decode_sass.loop_of(function, config, "sm_90a")) == {
+    found = decode_sass.loop_of(function, config, "sm_90a")
+    assert nonzero(found["loop"]) == {
         "HMMA": 8, "LDGSTS": 2, "LDSM": 4, "spills": 0.5, "branches": 0.5,
     }  # fmt: skip
-    assert decode_sass.loop_of(function, config, "sm_100a") == {}
+    assert (found["stalls"], found["mufu_distance"]) == (sum(found["loop"].values()), 0)
+    assert decode_sass.loop_of(function, config, "sm_100a")["loop"] == {}
     (two_loops,) = parse(listing(twice(STEPS)))
-    assert decode_sass.loop_of(two_loops, config, "sm_90a") == {}
+    assert decode_sass.loop_of(two_loops, config, "sm_90a")["loop"] == {}
 
 
 @pytest.mark.parametrize(("elf", "version"), [

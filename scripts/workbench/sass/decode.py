@@ -14,7 +14,6 @@ from cycle_model.sass.instruction import (
     BARRIERS,
     SELECTION,
     SPILLS,
-    Instruction,
     Kinds,
     kinds_of,
 )
@@ -52,25 +51,27 @@ def figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
     """Of the cubin of `config`, a file with one kernel: what `read` says, and the loop over keys.
 
     unit: of `loop`, instructions by kind, and of `stalls`, the cycles that stall counts ask for.
-    mufu_distance: see `workbench.sass.softmax`. Nothing where there are several such loops, or
-    none.
+    mufu_distance: see `workbench.sass.softmax`. The last two are 0 where there is no such loop, or
+    several.
     """
     found, function = read(cubin)
-    code = loop_of(function, arch)
+    return found | {"unit": LOOPS[arch][1], **loop_of(function, config, arch)}
+
+
+def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, Any]:
+    """What `figures` says of the innermost loop with the marks of `arch`."""
+    inner = function.innermost(function.loops_with(*LOOPS[arch][0]))
+    if len(inner) != 1:
+        return {"loop": {}, "stalls": 0.0, "mufu_distance": 0}
+    code = function.code(function.loops[inner[0]])
     counts = kinds_of(code, LOOP_KINDS)
     steps = counts["HMMA"] / products(config) if arch == "sm_90a" else 1
-    said = (
-        {"stalls": times_of(code)[-1] / steps, "mufu_distance": mufu_distance(code)} if code else {}
-    )
-    loop = {kind: count / steps for kind, count in counts.items()} if code else {}
-    return found | {"unit": LOOPS[arch][1], "loop": loop, **said}
-
-
-def loop_of(function: Function, arch: str) -> list[Instruction]:
-    """The innermost loop with the marks of `arch`, in execution order; empty where there is not one
-    of them."""
-    inner = function.innermost(function.loops_with(*LOOPS[arch][0]))
-    return function.code(function.loops[inner[0]]) if len(inner) == 1 else []
+    loop = {kind: count / steps for kind, count in counts.items()}
+    return {
+        "loop": loop,
+        "stalls": times_of(code)[-1] / steps,
+        "mufu_distance": mufu_distance(code),
+    }
 
 
 def products(config: DecodeConfig) -> int:

@@ -178,14 +178,12 @@ def times_of(code: Sequence[Instruction]) -> list[int]:
 
 
 def mufu_distance(code: Sequence[Instruction]) -> int:
-    """Cycles from one MUFU.EX2 to the next, as stall counts have it, that come most often. The unit
-    takes one every 8 cycles; what is beyond that is lost. ValueError without two of them."""
+    """Cycles from one MUFU.EX2 to the next, as stall counts have it, that come most often; 0 where
+    there are not two. The unit takes one every 8 cycles; what is beyond that is lost."""
     issued = zip(code, [0, *times_of(code)], strict=False)
     times = [time for item, time in issued if item.opcode.startswith("MUFU.EX2")]
     apart = Counter(after - before for before, after in pairwise(times))
-    if not apart:
-        raise ValueError("fewer than two MUFU.EX2")
-    return apart.most_common(1)[0][0]
+    return apart.most_common(1)[0][0] if apart else 0
 
 
 def static(cubin: Path) -> Static:
