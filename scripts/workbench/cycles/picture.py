@@ -13,8 +13,8 @@ SHAPES = "o^sD"  # one for every ten colours
 
 
 def draw(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """rows: group, real_us, modelled_us, low_us, high_us. A colour and shape per group; the bars are
-    what comes out with parameters anywhere within their ranges."""
+    """rows: group, real_us, modelled_us, low_us, high_us. A colour and shape per group; the bars
+    are what comes out with parameters anywhere within their ranges."""
     with picture(path, figsize=(7, 6.5)) as (_, axes):
         axis = axes[0][0]
         for number, group in enumerate(dict.fromkeys(row["group"] for row in rows)):
