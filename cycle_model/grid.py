@@ -184,12 +184,18 @@ class LaunchModel:
             + self.gpu.value("cta_interval_later") * (ctas - first - quick)
         )
 
-    def _lengths(self, cluster: int, release: int = 0) -> Lengths:
-        """Of a recorded cluster. release: see `simulated`."""
+    def _lengths(self, cluster: int) -> Lengths:
+        """Of a recorded cluster."""
         dependent = self.launch.recording.dependent
-        result = self.simulated(cluster, log=dependent, release=release)
-        took, (later, last) = result.cycles_of(0), self._later(cluster, result)
-        return Lengths(took, result.triggered(0) if dependent else took, later, last)
+        result = self.simulated(cluster, log=dependent)
+        took = result.cycles_of(0)
+        triggered = result.triggered(0) if dependent else took
+        return Lengths(took, triggered, *self._later(cluster, result))
+
+    def _held(self, cluster: int, release: int) -> tuple[int, int]:
+        """Until its end, and until it lets dependent grids begin. release: see `simulated`."""
+        result = self.simulated(cluster, log=True, release=release)
+        return result.cycles_of(0), result.triggered(0)
 
     @cached_property
     def lengths(self) -> dict[int, Lengths]:
@@ -208,7 +214,7 @@ class LaunchModel:
         complete; free: since when places are, else always."""
         start, ctas = self.start, self.launch.ctas_of_cluster
         wait = max(round(release - begin), 0) if self.launch.recording.dependent else 0
-        held = {each: self._lengths(each, wait) for each in self.lengths} if wait else {}
+        held = {each: self._held(each, wait) for each in self.lengths} if wait else {}
         known, last = sorted(self.lengths), (self.clusters - 1) // self.places * self.places
         # the first start is the launch's
         heap = [-math.inf] * self.places if free is None else sorted(free)
@@ -225,8 +231,8 @@ class LaunchModel:
                 took = lengths.last if number >= last else lengths.later
             end, told = at + took, at + lengths.triggered
             if held:  # those that begin later wait until the same moment
-                end = max(end, begin + held[nearest].took)
-                told = max(told, begin + held[nearest].triggered)
+                took, triggers = held[nearest]
+                end, told = max(end, begin + took), max(told, begin + triggers)
             triggered = max(triggered, told)
             heapq.heapreplace(heap, end)
         return Grid(begin, triggered, heap)

@@ -38,6 +38,12 @@ def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: 
     add(group, "names", "problems whose name has one of these words", (), **some)
 
 
+def _add_steps(group: argparse._ArgumentGroup, steps: tuple[str, ...]) -> None:
+    """Which steps of a family."""
+    some = {"choices": steps, "nargs": "+", "metavar": "STEP", "shown": "all"}
+    add(group, "steps", f"of {', '.join(steps)}", steps, **some)
+
+
 def add_case(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `dump.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
@@ -49,8 +55,7 @@ def add_family(family: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `cycles.py FAMILY`: of all its steps that have a kernel."""
     kernels = tuple(step for step in FAMILIES[family][0] if step not in NATIVE_ONLY)
     group = parser.add_argument_group("problem")
-    some = {"choices": kernels, "nargs": "+", "metavar": "STEP", "shown": "all"}
-    add(group, "steps", f"of {', '.join(kernels)}", kernels, **some)
+    _add_steps(group, kernels)
     add_problems(group, (SMALL_ROWS,), SMALL_HIDDEN)
     add(parser, "arch", "what to compile for", choices=groups.ARCHS, shown="the kernel's first")
     parser.set_defaults(family=family)
@@ -67,8 +72,7 @@ def add_bench(family: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py FAMILY`."""
     steps, rows, _ = FAMILIES[family]
     group = parser.add_argument_group("problems")
-    some = {"choices": steps, "nargs": "+", "metavar": "STEP", "shown": "all"}
-    add(group, "steps", f"of {', '.join(steps)}", steps, **some)
+    _add_steps(group, steps)
     add_problems(group, rows, HIDDEN)
     groups.add_report(parser.add_argument_group("output"), "bandwidth")
     parser.set_defaults(family=family)
