@@ -48,6 +48,7 @@ WEIGHTS = {
     "select": 1,
 }
 KINDS = tuple(WEIGHTS)
+ATOMIC_WORK = KINDS.index("atomic")
 ACCESSES = tuple(k for k, name in enumerate(KINDS) if name.endswith((" load", " store")))
 Vector = tuple[int, ...]
 NO_WORK: Vector = (0,) * len(KINDS)
@@ -134,7 +135,7 @@ def of_ptx(instr: Instr) -> Symbol:
     if root == "mma":
         return _work("mma")
     if root in ("atom", "red"):
-        return _work("atomic")
+        return Symbol(kind=ATOMIC_WORK, amount=WEIGHTS["atomic"])
     if root in ("shfl", "redux"):
         return _work("shuffle")
     if root in _SPECIAL:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from cycle_model.binding.symbols import (
+    ATOMIC_WORK,
     BARRIER,
     CLUSTER_ARRIVE,
     CLUSTER_WAIT,
@@ -137,10 +138,12 @@ class Targets:
         unheard: int | None = None
         for position, block in enumerate(warp.path.tolist()):
             for site, symbol in self._blocks[block]:
+                told = events.get((position, site), ())
                 if not symbol.landmark:
+                    if symbol.kind == ATOMIC_WORK and not told and not self._guarded(site):
+                        raise self._incomplete(warp, site)
                     work[symbol.kind] += symbol.amount
                     continue
-                told = events.get((position, site), ())
                 name = self._name(symbol.landmark)
                 if not told and symbol.landmark in DYNAMIC:
                     unheard = self._unheard(site, symbol.landmark, unheard)
@@ -159,8 +162,10 @@ class Targets:
     def _unheard(self, site: int, landmark: str, before: int | None) -> int | None:
         """An instruction that was executed and left no event. A guard may have stopped it, and a
         test may have been in vain; a wait is repeated at once. Any other is missing."""
-        quiet = self.recording.sites[site].guard is not None or landmark == TEST
-        return before if quiet else site
+        return before if self._guarded(site) or landmark == TEST else site
+
+    def _guarded(self, site: int) -> bool:
+        return self.recording.sites[site].guard is not None
 
     def _incomplete(self, warp: WarpRecord, site: int) -> ValueError:
         instr = self.recording.sites[site]

@@ -6,12 +6,17 @@ from copy import deepcopy
 from dataclasses import replace
 
 import pytest
+import torch
 
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.binding.search import Unbound
 from cycle_model.binding.symbols import of_sass
 from cycle_model.launch import bind
+from kernelkit.launch import emulation
+from kvcache.movement.api import checksum
+from ptxemu.options import Options
 from ptxemu.record import recording as r
+from ptxemu.watch import watched
 
 
 def test_all_warps_have_a_path(decoded):
@@ -42,6 +47,19 @@ def test_a_dropped_event_is_noticed(decoded, kind):
     warp.events.remove(gone)
     with pytest.raises(ValueError, match=f"warp {warp.index} of CTA {warp.rank}"):
         bind(changed).cluster(warp.cluster)
+
+
+def test_a_dropped_atomic_is_noticed():
+    """It is no landmark: the path says that it was executed, and nothing what it did."""
+    memory = torch.zeros(2, 4096, dtype=torch.uint8)
+    with emulation(Options(limit=None), arch="sm_90a"), watched(record=True) as report:
+        checksum(memory, torch.tensor([1]), 0, 4096)
+    recording = report.launches[0].recording
+    bind(recording).cluster(0)
+    warp = next(w for w in recording.warps if any(event.what == r.ATOMIC for event in w.events))
+    warp.events = [event for event in warp.events if event.what != r.ATOMIC]
+    with pytest.raises(ValueError, match="'atom.*not what that did"):
+        bind(recording).cluster(warp.cluster)
 
 
 def test_swapped_instructions_are_noticed(decoded):
