@@ -2,16 +2,19 @@
 
 From one landmark to the next there are few ways (`ways`). Of all that come by the right landmark,
 that one is taken whose work is nearest to what the recording says, added up over the whole path
-(Viterbi); of equal ones the shorter.
+(Viterbi); of equal ones the shorter. The compiler moves work across landmarks of a stream, such as
+stores to tensor memory between exponentials: what is too much or too little in front of one is
+carried on, and counts where a landmark of no stream comes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import add
 from typing import NamedTuple
 
-from cycle_model.binding.symbols import Vector
+from cycle_model.binding.symbols import NO_WORK, Vector
 from cycle_model.binding.target import Order, Target, Told
 from cycle_model.binding.ways import END, Explorer, Graph, Moves, Place, Way
 from cycle_model.sass.flow import Function
@@ -25,12 +28,15 @@ State = tuple[Place, Told]
 
 class Step(NamedTuple):
     """How a state is reached best: cost of the whole path, the last way and the number of the
-    landmark it leads to, where that begins."""
+    landmark it leads to, where that begins. owed: see `Way`, since the last landmark of no stream;
+    settled: the cost without it."""
 
     cost: float
     way: Way | None
     landmark: int
     before: State
+    owed: Vector
+    settled: float
 
 
 Layer = dict[State, Step]  # of paths that came by so many landmarks
@@ -78,7 +84,7 @@ class Search:
         wanted = [(each.name, each.before) for each in target.landmarks] + [(END, target.rest)]
         order = Order([*(each.stream for each in target.landmarks), ""])
         begin = Place(0), Told()
-        layers: list[Layer] = [{begin: Step(0.0, None, 0, begin)}]
+        layers: list[Layer] = [{begin: Step(0.0, None, 0, begin, NO_WORK, 0.0)}]
         for _ in wanted:
             found: Layer = {}
             for state, step in layers[-1].items():
@@ -86,10 +92,15 @@ class Search:
                 for number in order.next(told):
                     after = told.with_(number)
                     for way in self.ways(place, *wanted[number], level):
-                        total = step.cost + way.cost
+                        owed = tuple(map(add, step.owed, way.owed))
+                        settled = step.settled + way.beside
+                        cost = settled + sum(map(abs, owed))
                         reached = way.place, after
-                        if reached not in found or total < found[reached].cost:
-                            found[reached] = Step(total, way, number, state)
+                        if reached in found and cost >= found[reached].cost:
+                            continue
+                        if not order.streams[number]:
+                            owed, settled = NO_WORK, cost
+                        found[reached] = Step(cost, way, number, state, owed, settled)
             if not found:
                 raise self._unbound(target, layers[-1])
             layers.append(found)
@@ -173,7 +184,8 @@ def _backwards(layers: list[Layer]) -> Found:
     state = min(layers[-1], key=lambda each: layers[-1][each].cost)
     found: Found = []
     for layer in reversed(layers[1:]):
-        _, way, number, state = layer[state]
-        assert way is not None, "only the first layer has none"
-        found.append((number, way))
+        step = layer[state]
+        assert step.way is not None, "only the first layer has none"
+        found.append((step.landmark, step.way))
+        state = step.before
     return found[::-1]

@@ -35,11 +35,14 @@ class Place(NamedTuple):
 
 class Way(NamedTuple):
     """To a landmark, which its last instruction is. steps: ranges of instructions, begin and end;
-    cost: how far its work is from what it should be."""
+    cost: how far its work is from what it should be; owed: that by kind, what is too much above
+    zero; beside: the part of the cost that does not come from it."""
 
     place: Place
     cost: float
     steps: tuple[tuple[int, int], ...]
+    owed: Vector
+    beside: float
 
 
 class Run(NamedTuple):
@@ -154,6 +157,7 @@ class Graph:
             *(np.empty(len(goals), kind) for kind in (np.int64, np.float64, np.int64)),
         )
         self.reached, self.costs, self.order = self._tables[3:]
+        self.work = self._tables[0][:, E.RUN_WORK :] if rows else np.empty((0, len(NO_WORK)))
         self.addresses = [table.ctypes.data for table in self._tables]
 
 
@@ -217,7 +221,13 @@ class Explorer:
             self._make_room(4 * self.capacity)
         reached, costs = graph.reached.tolist(), graph.costs.tolist()
         order = graph.order[: self.frame[E.ARRIVED]].tolist()
-        return [Way(graph.goals[k], costs[k], self._steps(graph, reached[k])) for k in order]
+        return [self._way(graph, wanted, k, reached[k], costs[k]) for k in order]
+
+    def _way(self, graph: Graph, wanted: Vector, goal: int, node: int, cost: float) -> Way:
+        done = self.nodes[node, E.NODE_WORK :] + graph.work[self.nodes[node, E.PLACE]]
+        owed = tuple((done - wanted).tolist())
+        beside = cost - sum(map(abs, owed))
+        return Way(graph.goals[goal], cost, self._steps(graph, node), owed, beside)
 
     def _run(self, graph: Graph, wanted: Vector, limit: list[int], step: int, most: int) -> bool:
         graph.reached.fill(-1)

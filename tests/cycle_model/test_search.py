@@ -117,6 +117,30 @@ def test_the_nearest_way_may_lead_nowhere():
     assert len(search.path(target_of(BARRIER))[0][1].steps) == 2
 
 
+def test_work_that_passed_a_load_of_tensor_memory_counts_where_it_ends():
+    """Of two copies of a loop the one without selections was executed. The compiler brought half of
+    its exponentials behind the load, and left them in front of it in the other copy."""
+    half, selections = ["MUFU.EX2 R4, R4"] * 32, ["FSEL R4, R5, R6, P0"] * 40
+    plain = (*half, SASS[LOAD], *half, SASS[BARRIER], "EXIT")
+    masked = (*selections, *half, *half, SASS[LOAD], SASS[BARRIER], "EXIT")
+    function = function_of("@P0 BRA `(.L_x_1)", *masked, ".L_x_1:", *plain)
+    target = Target(
+        (
+            Landmark(LOAD, (), 0, work(special=64)),
+            Landmark(BARRIER, (), 0, NO_WORK),
+        ),
+        NO_WORK,
+    )
+    path = Search(function).path(target)
+    words = [
+        function.instructions[at].word
+        for _, way in path
+        for step in way.steps
+        for at in range(*step)
+    ]
+    assert (words.count("MUFU"), words.count("FSEL")) == (64, 0)
+
+
 def _many_ways(choices: int) -> tuple[Function, Target]:
     """Choices one after the other: no two kinds of work alike at first, and no load is wanted."""
     kinds = (("MUFU.EX2 R4, R4", 8), ("FADD R4, R4, R5", 1), ("LDS R4, [R5]", 4))
