@@ -2,9 +2,9 @@
 
 From one landmark to the next there are few ways (`ways`). Of all that come by the right landmark,
 that one is taken whose work is nearest to what the recording says, added up over the whole path
-(Viterbi); of equal ones the shorter. The compiler moves work across landmarks of a stream, such as
-stores to tensor memory between exponentials: what is too much or too little in front of one is
-carried on, and counts where a landmark of no stream comes.
+(Viterbi); of equal ones the shorter. The compiler moves work across landmarks, such as stores to
+tensor memory and arrivals between exponentials: what is too much or too little in front of one is
+carried on, and counts where a warp waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from operator import add
 from typing import NamedTuple
 
-from cycle_model.binding.symbols import NO_WORK, Vector
+from cycle_model.binding.symbols import NO_WORK, SETTLING, Vector
 from cycle_model.binding.target import Order, Target, Told
 from cycle_model.binding.ways import END, Explorer, Graph, Moves, Place, Way
 from cycle_model.sass.flow import Function
@@ -28,8 +28,8 @@ State = tuple[Place, Told]
 
 class Step(NamedTuple):
     """How a state is reached best: cost of the whole path, the last way and the number of the
-    landmark it leads to, where that begins. owed: see `Way`, since the last landmark of no stream;
-    settled: the cost without it."""
+    landmark it leads to, where that begins. owed: see `Way`, since the warp last waited; settled:
+    the cost without it."""
 
     cost: float
     way: Way | None
@@ -98,7 +98,7 @@ class Search:
                         reached = way.place, after
                         if reached in found and cost >= found[reached].cost:
                             continue
-                        if not order.streams[number]:
+                        if wanted[number][0] in SETTLING:
                             owed, settled = NO_WORK, cost
                         found[reached] = Step(cost, way, number, state, owed, settled)
             if not found:

@@ -31,6 +31,9 @@ DYNAMIC |= {BARRIER, CANCEL, TEST}
 OPTIONAL = {TEST, COPY_COMMIT, WGMMA_WAIT}
 MOST_GROUPS = 32
 
+# Across these no work is moved: who waits may have to jump back.
+SETTLING = {WAIT, BARRIER, CLUSTER_WAIT}
+
 # Kinds of work, and how much one unit of each counts beside the others: four bytes of a lane, an
 # instruction.
 WEIGHTS = {

@@ -72,7 +72,7 @@ class Order:
     """Which landmarks may come next: the first, or the first of another stream behind it."""
 
     def __init__(self, streams: list[str]) -> None:
-        self.streams = streams
+        self._streams = streams
         self._next: dict[Told, tuple[int, ...]] = {}
 
     def next(self, told: Told) -> tuple[int, ...]:
@@ -83,11 +83,11 @@ class Order:
         return self._next[told]
 
     def _other(self, told: Told) -> int | None:
-        mine = self.streams[told.first]
-        for number in range(told.first + 1, len(self.streams)) if mine else ():
-            if not self.streams[number]:
+        mine = self._streams[told.first]
+        for number in range(told.first + 1, len(self._streams)) if mine else ():
+            if not self._streams[number]:
                 break
-            if self.streams[number] != mine and not told.ahead >> number - told.first & 1:
+            if self._streams[number] != mine and not told.ahead >> number - told.first & 1:
                 return number
         return None
 

@@ -36,6 +36,7 @@ SASS = {
     LOAD: "LDTM.x64 R4, tmem[UR4]",
     WAIT: "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], RZ",
     BARRIER: "BAR.SYNC.DEFER_BLOCKING 0x0",
+    "arrive": "SYNCS.ARRIVE.TRANS64.ART0 RZ, [UR4], R5",
 }
 
 
@@ -117,27 +118,21 @@ def test_the_nearest_way_may_lead_nowhere():
     assert len(search.path(target_of(BARRIER))[0][1].steps) == 2
 
 
-def test_work_that_passed_a_load_of_tensor_memory_counts_where_it_ends():
+@pytest.mark.parametrize("passed", [LOAD, "arrive"])
+def test_work_that_passed_a_landmark_counts_where_the_warp_waits(passed):
     """Of two copies of a loop the one without selections was executed. The compiler brought half of
-    its exponentials behind the load, and left them in front of it in the other copy."""
+    its exponentials behind the landmark, and left them in front of it in the other copy."""
     half, selections = ["MUFU.EX2 R4, R4"] * 32, ["FSEL R4, R5, R6, P0"] * 40
-    plain = (*half, SASS[LOAD], *half, SASS[BARRIER], "EXIT")
-    masked = (*selections, *half, *half, SASS[LOAD], SASS[BARRIER], "EXIT")
+    plain = (*half, SASS[passed], *half, SASS[BARRIER], "EXIT")
+    masked = (*selections, *half, *half, SASS[passed], SASS[BARRIER], "EXIT")
     function = function_of("@P0 BRA `(.L_x_1)", *masked, ".L_x_1:", *plain)
-    target = Target(
-        (
-            Landmark(LOAD, (), 0, work(special=64)),
-            Landmark(BARRIER, (), 0, NO_WORK),
-        ),
-        NO_WORK,
+    landmarks = (
+        Landmark(passed, (), 0, work(special=64)),
+        Landmark(BARRIER, (), 0, NO_WORK),
     )
-    path = Search(function).path(target)
-    words = [
-        function.instructions[at].word
-        for _, way in path
-        for step in way.steps
-        for at in range(*step)
-    ]
+    path = Search(function).path(Target(landmarks, NO_WORK))
+    executed = [at for _, way in path for step in way.steps for at in range(*step)]
+    words = [function.instructions[at].word for at in executed]
     assert (words.count("MUFU"), words.count("FSEL")) == (64, 0)
 
 
