@@ -10,7 +10,7 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,9 @@ def _multiprocessors(count: int) -> AbstractContextManager[None]:
     return patched(HardwareInfo, {"get_device_multiprocessor_count": lambda self: count})
 
 
-def recorded(call: Callable[[], object], clusters: int | Sequence[int] | None) -> list[Recording]:
-    """What the call launches that has machine code, with so many clusters of each grid."""
+def recorded(call: Callable[[], object], clusters: Any) -> list[Recording]:
+    """What the call launches that has machine code; clusters: of each grid, as an option of the
+    emulator."""
     with watched(record=True, limit=None, clusters=clusters) as report:
         call()
     return [each.recording for each in report.launches if each.recording and each.recording.cubin]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import io
+import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
 from ptxemu.host.patching import patched
+from ptxemu.report import LaunchReport
+from ptxemu.watch import watched
 from workbench.cycles import flash
 from workbench.problems.attention import Case
 
@@ -33,6 +37,16 @@ def peers_of(subject: str) -> dict[str, Peer]:
     if subject not in PEERS:
         raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
     return PEERS[subject]
+
+
+def launched(call: Call, clusters: Any) -> list[LaunchReport]:
+    """What a peer launches; without what makes its inputs, and once what it repeats to be timed.
+    clusters: an option of the emulator."""
+    silent = redirect_stdout(io.StringIO())
+    with silent, watched(record=True, limit=None, clusters=clusters) as report:
+        call()
+    own = itertools.dropwhile(lambda each: not each.counts["mma.flops"], report.launches)
+    return list({(each.entry, each.grid): each for each in own if each.recording}.values())
 
 
 @contextmanager
