@@ -1,4 +1,4 @@
-"""The table of headline shapes: its rows, its figures, and what it says of kernels that it lacks."""
+"""The table of headline shapes: rows, figures, and what it says of kernels that it lacks."""
 
 from __future__ import annotations
 
@@ -179,7 +179,6 @@ def _refuses(options):
     yield
 
 
-@pytest.mark.sweep
 def test_a_row_from_the_kernel_to_the_picture(written, tmp_path, monkeypatch, whole_ptxas):
     monkeypatch.setattr(headline, "HEADLINES", {"small": SMALL})
     monkeypatch.setitem(peers.PEERS, "fmha", {"same": headline._ours, "Rare": _refuses})
