@@ -118,6 +118,7 @@ def test_the_picture_has_rows_that_lack_a_kernel(tmp_path):
     [
         ("--peers --row nothing", "--row nothing: one of hd64-full, "),
         ("--peers --what-if launch=3", "--what-if is for one case: name it"),
+        ("--peers --clusters 0,3", "--clusters: a count for the table"),
         ("--peers --launch 0", "--launch is for one case: name it"),
         ("--peers --row hd64-full --head-dim 64", "--row names rows of the table"),
         ("--row hd64-full", "--row names rows of the table"),
@@ -175,7 +176,7 @@ def test_those_that_were_not_recorded_have_the_length_of_their_place(monkeypatch
 
 @contextmanager
 def _refuses(options):
-    raise ValueError(LONG)
+    raise RuntimeError(LONG)
     yield
 
 
@@ -192,5 +193,5 @@ def test_a_row_from_the_kernel_to_the_picture(written, tmp_path, monkeypatch, wh
     assert same["sets"] == ours["sets"]
     assert same["low_ratio"] == same["ratio"] == same["high_ratio"] == 1
     assert f"{ours['us']:.4g}" in text
-    assert text.splitlines()[-1] == f"[1] Rare: {LONG}"
+    assert text.splitlines()[-1] == f"[1] Rare: RuntimeError: {LONG}"
     assert picture.stat().st_size > 0
