@@ -22,7 +22,7 @@ from ptxemu.record.recording import Recording
 from workbench.cycles.flash import spread
 
 TILES = 3  # of a persistent CTA that are executed; the rest are as long as the last of them
-PERSISTENT = 2  # CTAs that are executed where their tiles differ
+PERSISTENT = 2  # CTAs that are executed with all their tiles, where that is not enough
 NEAR = 0.02  # of the range of lengths: those that a period explains lie as near as that
 LEAST = 4  # places in a period that have to be known
 EVEN = 0.02  # lengths that differ by less are no reason to look for a period
@@ -137,7 +137,7 @@ def timed_of(
             return timed(found, -(-heads * tiles // places) - TILES)
 
     def chosen(total: int) -> Sequence[int]:
-        few = not even and total <= places < heads * tiles
-        return spread(total, PERSISTENT if few else clusters)
+        persistent = total <= places < heads * tiles
+        return spread(total, PERSISTENT if persistent else clusters)
 
     return timed(models(*size, chosen))
