@@ -162,6 +162,15 @@ def test_lengths_without_a_period_are_left_as_they_are():
     assert sample.period_of(3, {0: 3, 1: 6, 2: 9}) is None  # all of them are known
 
 
+@pytest.mark.parametrize(
+    ("tiles", "places"), [(32, 148), (16, 74), (147, 148), (128, 74), (512, 74), (1024, 148)]
+)
+def test_some_ctas_of_a_persistent_kernel_have_a_tile_more_than_others(tiles, places):
+    heads, queries = sample._few(tiles, places, 8192)
+    assert 2 < heads * tiles * queries / 8192 / places < 3
+    assert queries % 512 == 0
+
+
 def test_those_that_were_not_recorded_have_the_length_of_their_place(monkeypatch):
     def length(number):
         took = 900 - 13 * sample.place_of(number, LPT)

@@ -176,8 +176,9 @@ def _microseconds(peer: Peer, options: argparse.Namespace, sets: Sequence[Gpu]) 
     """With each set of parameters; recorded once."""
     group = options.q_heads // options.kv_heads
 
-    def record(batch: int, kv_heads: int, clusters: Clusters) -> list[Recording]:
+    def record(batch: int, kv_heads: int, queries: int, clusters: Clusters) -> list[Recording]:
         smaller = {"batch": batch, "kv_heads": kv_heads, "q_heads": kv_heads * group}
+        smaller |= {"q_len": queries}
         with peer(argparse.Namespace(**{**vars(options), **smaller})) as call:
             found = [each.recording for each in launched(call, clusters)]
         recordings = [each for each in found if each is not None and each.cubin]
@@ -186,7 +187,7 @@ def _microseconds(peer: Peer, options: argparse.Namespace, sets: Sequence[Gpu]) 
         return recordings
 
     even = not options.causal and options.window == (None, None)
-    size = options.batch, options.kv_heads
+    size = options.batch, options.kv_heads, options.q_len
     count = options.clusters if "clusters" in options.given else CLUSTERS
     timed = sample.timed_of(
         record, size, sets[0], count, even=even, kind=sample.Periodic, memory=options.memory

@@ -172,11 +172,11 @@ def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int
     """Recorded with so many clusters of the grid, or as a persistent kernel with fewer heads."""
     group = shape.heads // shape.kv_heads
 
-    def record(batch: int, kv_heads: int, numbers: Clusters) -> Sequence[Recording]:
+    def record(batch: int, kv_heads: int, queries: int, numbers: Clusters) -> Sequence[Recording]:
         given = replace(shape, batch=batch, heads=kv_heads * group, kv_heads=kv_heads)
-        return flash.recorded(flash.call_of(function, given), numbers)
+        return flash.recorded(flash.call_of(function, given, queries), numbers)
 
-    size = shape.batch, shape.kv_heads
+    size = shape.batch, shape.kv_heads, shape.seqlen
     return sample.timed_of(record, size, gpu, clusters, even=not shape.causal)
 
 

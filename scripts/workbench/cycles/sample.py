@@ -1,7 +1,7 @@
 """A launch that is too large to be executed, from few of its clusters.
 
-A persistent kernel whose tiles all take as long is recorded with fewer heads, so that one of its
-CTAs has a tile more than another: the rest of the tiles take what this one took. Of any other grid
+A persistent kernel whose tiles all take as long is recorded with fewer heads or queries, so that
+one of its CTAs has a tile more than another: the others take what this tile took. Of any other grid
 some clusters are recorded; where their lengths follow the period in which a grid orders its work,
 as those of causal attention do, each of the others has the length that its place in it gives.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,11 @@ NEAR = 0.02  # of the range of lengths: those that a period explains lie as near
 LEAST = 4  # places in a period that have to be known
 EVEN = 0.02  # lengths that differ by less are no reason to look for a period
 
+PIECES = 16  # of the queries, each of them whole tiles
+
 Clusters = int | Callable[[int], Sequence[int]]
-# (entries of the batch, KV heads, which clusters) -> what is launched
-Record = Callable[[int, int, Clusters], Sequence[Recording]]
+# (entries of the batch, KV heads, queries of each, which clusters) -> what is launched
+Record = Callable[[int, int, int, Clusters], Sequence[Recording]]
 
 
 class Periodic(LaunchModel):
@@ -109,7 +112,7 @@ class Timed:
 
 def timed_of(
     record: Record,
-    size: tuple[int, int],
+    size: tuple[int, int, int],
     gpu: Gpu,
     clusters: int,
     *,
@@ -117,22 +120,23 @@ def timed_of(
     kind: type[LaunchModel] = LaunchModel,
     memory: str = COLD,
 ) -> Timed:
-    """size: entries of the batch and KV heads, which stand for each other. clusters: recorded of a
+    """size: entries of the batch, KV heads, queries. clusters: recorded of a
     grid that is not persistent. even: all tiles take as long. kind: what models launches."""
     model = partial(kind, memory=memory)
 
-    def models(batch: int, kv_heads: int, numbers: Clusters) -> list[LaunchModel]:
-        return [model(bind(each), gpu) for each in record(batch, kv_heads, numbers)]
+    batch, kv_heads, queries = size
+    heads = batch * kv_heads
+
+    def models(*given: Any) -> list[LaunchModel]:
+        return [model(bind(each), gpu) for each in record(*given)]
 
     def timed(found: Sequence[LaunchModel], more: int = 0) -> Timed:
         return Timed([each.launch for each in found], model, more)
 
-    heads = size[0] * size[1]
-    one = models(1, 1, 1) if heads > 1 else []
+    one = models(1, 1, queries, 1) if heads > 1 else []
     places, tiles = (one[0].places, one[0].clusters) if len(one) == 1 else (0, 1)
-    if even and tiles < places and heads * tiles > TILES * places:
-        some = (TILES * places - 1) // tiles  # some CTAs then have as many tiles, others one less
-        found = models(1, some, 2)
+    if even and heads * tiles > TILES * places > 0:
+        found = models(1, *_few(tiles, places, queries), 2)
         if found[0].clusters == places:
             return timed(found, -(-heads * tiles // places) - TILES)
 
@@ -141,3 +145,14 @@ def timed_of(
         return spread(total, PERSISTENT if persistent else clusters)
 
     return timed(models(*size, chosen))
+
+
+def _few(tiles: int, places: int, queries: int) -> tuple[int, int]:
+    """KV heads and queries with which some places have `TILES` tiles and others one less; tiles: of
+    one KV head with all queries."""
+    most = TILES * places - 1
+    heads = most // tiles
+    if heads * tiles > (TILES - 1) * places:
+        return heads, queries
+    pieces = most * PIECES // ((heads + 1) * tiles)
+    return heads + 1, queries * pieces // PIECES
