@@ -171,6 +171,31 @@ def test_some_ctas_of_a_persistent_kernel_have_a_tile_more_than_others(tiles, pl
     assert queries % 512 == 0
 
 
+class _Persistent:
+    """Of as many CTAs as there are places, or fewer; its launch is the number of its tiles."""
+
+    places = 148
+
+    def __init__(self, launch, gpu, memory):
+        self.launch, self.clusters = launch, min(launch, self.places)
+
+
+@pytest.mark.parametrize("of_head", [32, 128, 512])
+def test_tiles_of_a_persistent_kernel_that_are_not_recorded_are_counted(monkeypatch, of_head):
+    """Also where one KV head has more of them than there are places."""
+    monkeypatch.setattr(sample, "bind", lambda recording: recording)
+
+    def record(batch, kv_heads, queries, clusters):
+        return [batch * kv_heads * of_head * queries // 8192]
+
+    found = sample.timed_of(record, (2, 8, 8192), None, 9, kind=_Persistent)
+    (some,) = found.launches
+    assert -(-some // 148) == sample.TILES
+    assert found.more == -(-16 * of_head // 148) - sample.TILES
+    masked = sample.timed_of(record, (2, 8, 8192), None, 9, kind=_Persistent, even=False)
+    assert (masked.launches, masked.more) == ([16 * of_head], 0)
+
+
 def test_those_that_were_not_recorded_have_the_length_of_their_place(monkeypatch):
     def length(number):
         took = 900 - 13 * sample.place_of(number, LPT)

@@ -28,7 +28,7 @@ NEAR = 0.02  # of the range of lengths: those that a period explains lie as near
 LEAST = 4  # places in a period that have to be known
 EVEN = 0.02  # lengths that differ by less are no reason to look for a period
 
-PIECES = 16  # of the queries, each of them whole tiles
+PIECES, PIECE = 16, 512  # of the queries; so many at least, which are whole tiles
 
 Clusters = int | Callable[[int], Sequence[int]]
 # (entries of the batch, KV heads, queries of each, which clusters) -> what is launched
@@ -133,9 +133,11 @@ def timed_of(
     def timed(found: Sequence[LaunchModel], more: int = 0) -> Timed:
         return Timed([each.launch for each in found], model, more)
 
-    one = models(1, 1, queries, 1) if heads > 1 else []
+    pieces = PIECES if even and queries >= PIECES * PIECE else 1
+    one = models(1, 1, queries // pieces, 1) if heads > 1 else []
     places, tiles = (one[0].places, one[0].clusters) if len(one) == 1 else (0, 1)
-    if even and heads * tiles > TILES * places > 0:
+    known, tiles = tiles < places, tiles * pieces  # else they may be more, of a persistent kernel
+    if even and known and heads * tiles > TILES * places:
         found = models(1, *_few(tiles, places, queries), 2)
         if found[0].clusters == places:
             return timed(found, -(-heads * tiles // places) - TILES)
