@@ -8,6 +8,7 @@ import csv
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,8 +151,9 @@ def modelled(row: str, options: argparse.Namespace, sets: Sequence[Gpu]) -> dict
 
 
 def _reason(error: Exception) -> str:
-    """In one line."""
+    """In one line; of an assertion without words, what it asserts."""
     said = str(error).strip().partition("\n")[0]
+    said = said or traceback.extract_tb(error.__traceback__)[-1].line or ""
     plain = isinstance(error, (ValueError, NotImplementedError, PtxEmuError)) and said
     return said if plain else f"{type(error).__name__}: {said}"
 
