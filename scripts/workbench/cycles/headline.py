@@ -30,7 +30,7 @@ from workbench.flags import attention
 from workbench.tables import Column, show, table
 
 OURS = "ours"
-WIDE = 220  # characters of a line, where the output is no terminal
+WIDE = 260  # characters of a line, where the output is no terminal
 CLUSTERS = 9  # of a grid whose CTAs differ; how near that is to all: docs/cycle_model.md
 RESULTS = Path(__file__).parents[3] / "results"
 RIVALS = RESULTS / "published_attention_rivals.csv"
@@ -154,7 +154,7 @@ def _reason(error: Exception) -> str:
     """In one line; of an assertion without words, what it asserts."""
     said = str(error).strip().partition("\n")[0]
     said = said or traceback.extract_tb(error.__traceback__)[-1].line or ""
-    plain = isinstance(error, (ValueError, NotImplementedError, PtxEmuError)) and said
+    plain = isinstance(error, (ValueError, NotImplementedError, ImportError, PtxEmuError)) and said
     return said if plain else f"{type(error).__name__}: {said}"
 
 

@@ -20,6 +20,7 @@ from ptxemu.host.patching import patched
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 from workbench.cycles import flash
+from workbench.cycles.frost import frost
 from workbench.problems.attention import Case
 
 Call = Callable[[], object]
@@ -165,6 +166,21 @@ def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in given.items() if name in wanted}
 
 
+@contextmanager
+def _frost(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ("softcap",))
+    left, right = case.window
+    if right is not None or (left is not None and not case.causal):
+        raise ValueError(f"it has no window={case.window} here")
+    q, k, v = (tensor.transpose(1, 2) for tensor in case.inputs("cpu"))
+    given = {"is_causal": case.causal, "causal_bottom_right": case.causal and case.sq != case.skv,
+             "window_size_left": left, "scale_softmax": case.scale}  # fmt: skip
+    if case.sinks:
+        given["sinks"] = case.arguments()["sinks"].float()
+    with frost() as function:
+        yield lambda: function(q, k, v, **given)
+
+
 def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
     """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
     from workbench.cases.attention import case_of
@@ -182,6 +198,6 @@ def _without(case: object, values: dict[str, Any]) -> None:
 
 
 PEERS: dict[str, dict[str, Peer]] = {
-    "fmha": {"FlashAttention-4": _flash, "CUTLASS's attention": _cutlass},
+    "fmha": {"FlashAttention-4": _flash, "FROST": _frost, "CUTLASS's attention": _cutlass},
     "gqa": {"FlashAttention-4": _flash_decode},
 }

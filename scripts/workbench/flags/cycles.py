@@ -104,7 +104,7 @@ def names(text: str) -> tuple[str, ...]:
 def add_peers(parser: argparse.ArgumentParser, *, headlines: bool) -> None:
     """Whether other people's kernels are modelled as well, and where they are."""
     group = parser.add_argument_group("peers")
-    words = "also model FlashAttention-4 and CUTLASS for the same case"
+    words = "also model FlashAttention-4, FROST and CUTLASS for the same case"
     rows = "; of fmha without a case: a table of headline shapes"
     groups.switch(group, "peers", words + rows * bool(headlines))
     if headlines:
