@@ -31,7 +31,8 @@ class Options:
     clusters    numbers of those that are executed, in this order; or how many of the grid, spread
                 evenly, and of four or more one beside the first; None: all. The others write
                 nothing, and whoever waits for one of them waits in vain. It is for launches that
-                are recorded and too large to be executed.
+                are recorded and too large to be executed. A function is asked for the numbers, of
+                each launch anew, and told how many there are.
     resident    clusters resident at first; more join when all resident ones are stuck. None: 2, or
                 as many as a B200 has room for where a launch is recorded in which they take over
                 the work of others (clusterlaunchcontrol), each as much as any other.
@@ -65,7 +66,7 @@ class Options:
     limit: float | None = 60.0
     trace: bool = False
     record: bool = False
-    clusters: int | Sequence[int] | None = None
+    clusters: int | Sequence[int] | Callable[[int], Sequence[int]] | None = None
     resident: int | None = None
     progress: Callable[[int, int], None] | None = None
     check: bool = False
@@ -100,15 +101,16 @@ class Options:
 
     def clusters_of(self, total: int) -> Sequence[int]:
         """Those of a grid with so many that are to be executed; ValueError for one beyond it."""
-        if self.clusters is None:
+        wanted = self.clusters(total) if callable(self.clusters) else self.clusters
+        if wanted is None:
             return range(total)
-        if isinstance(self.clusters, int):
-            if self.clusters >= total:
+        if isinstance(wanted, int):
+            if wanted >= total:
                 return range(total)
-            beside = {1} if self.clusters > 3 else set()
-            count = self.clusters - len(beside)
+            beside = {1} if wanted > 3 else set()
+            count = wanted - len(beside)
             last = max(count - 1, 1)
             return sorted(beside | {number * (total - 1) // last for number in range(count)})
-        if max(self.clusters) >= total:
-            raise ValueError(f"clusters={self.clusters}; the grid has {total}")
-        return self.clusters
+        if max(wanted) >= total:
+            raise ValueError(f"clusters={wanted}; the grid has {total}")
+        return wanted

@@ -43,7 +43,8 @@ class LaunchQueue:
         if places is None:
             return cls(options.clusters_of(total), options.resident or _RESIDENT)
         places = min(options.resident or places, total)
-        chosen = options.clusters_of(places if isinstance(options.clusters, int) else total)
+        numbered = isinstance(options.clusters, Sequence)
+        chosen = options.clusters_of(total if numbered or options.clusters is None else places)
         first = chosen[:places]
         more = (total - places) * len(first) // places
         rest = [places + number * (total - places) // more for number in range(more)]

@@ -62,11 +62,19 @@ class Command:
         """Flags of the command line, or of `argv`, and what they ask for."""
         parser = self.parser(program)
         options = parser.parse_args(argv)
+        options.given = given(parser, argv)
         for action in parser._actions:  # argparse makes no value of `--flag=--`
             value = getattr(options, action.dest, None)
             if action.nargs is None and value == [] != action.default:
                 parser.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
         return self.perform(options)
+
+
+def given(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> frozenset[str]:
+    """The names of the options that the command line has, by default or not."""
+    blank = argparse.Namespace(**{action.dest: None for action in parser._actions})
+    found = vars(parser.parse_args(argv, blank))
+    return frozenset(name for name, value in found.items() if value is not None)
 
 
 def main_of(

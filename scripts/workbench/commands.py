@@ -198,7 +198,7 @@ EMULATE = {
 
 def _modelled(subject: str, add: Add, parser: argparse.ArgumentParser) -> None:
     add(parser)
-    cycles.add_cycles(parser)
+    cycles.add_cycles(parser, headlines=subject == "fmha")
     parser.set_defaults(subject=subject)
     if subject == "fmha":
         parser.set_defaults(**attention.PLAIN | {"kv_len": (512,)})

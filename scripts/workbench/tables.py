@@ -41,9 +41,10 @@ def show(
     heads: Sequence[str],
     cells: Sequence[Sequence[str | Text]],
     console: Console | None = None,
+    width: int = WIDTH,
 ) -> None:
     """On the terminal, with rich where it is installed; on a console that is given, as narrow as
-    can be."""
+    can be. width: where the output is no terminal."""
     try:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
@@ -63,7 +64,7 @@ def show(
         made.add_column(head, justify="right" if k else "left", no_wrap=k not in folding)
     for line in cells:
         made.add_row(*(Text(c, COLOURS.get(c, "")) if isinstance(c, str) else c for c in line))
-    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = console or Console(width=None if sys.stdout.isatty() else width)
     console.print(made)
 
 

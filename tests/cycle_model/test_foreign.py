@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from cycle_model.gpus import for_arch
 from cycle_model.grid import LaunchModel
@@ -21,24 +20,10 @@ from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
-from ptxemu.host.patching import patched
 from ptxemu.watch import watched
+from workbench.cycles.frost import SaysCuda, frost
 
 ROWS, COLUMNS, TOKENS = 32, 4096, 256
-_CUDA = torch.device("cuda", 0)
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-
-
-class _SaysCuda(TorchFunctionMode):
-    """Tensors say that they are on the GPU, which some ask for by name."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function == _DEVICE:
-            return _CUDA
-        found = function(*args, **(kwargs or {}))
-        return _CUDA if isinstance(found, torch.device) else found
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -75,7 +60,7 @@ def flashinfer_norm() -> None:
 
 def flashinfer_prefill() -> None:
     wrappers = importlib.import_module("flashinfer.cute_dsl.attention.wrappers.batch_prefill")
-    with _SaysCuda():
+    with SaysCuda():
         run = wrappers.BatchPrefillCuteDSLWrapper(torch.empty(1 << 20, dtype=torch.uint8))
         starts = torch.tensor([0, TOKENS], dtype=torch.int32)
         heads = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim_qk": 128}
@@ -86,30 +71,17 @@ def flashinfer_prefill() -> None:
 
 def flashinfer_decode() -> None:
     wrappers = importlib.import_module("flashinfer.cute_dsl.attention.wrappers.batch_decode")
-    with _SaysCuda():
+    with SaysCuda():
         run = wrappers.BatchDecodeCuteDSLWrapper(torch.empty(1 << 24, dtype=torch.uint8))
         kinds = dict.fromkeys(("q_data_type", "kv_data_type", "o_data_type"), torch.bfloat16)
         run.plan(1, TOKENS, 8, 1, 128, kv_splits=2, reduction="kernel", **kinds)
         run.run(drawn(1, 1, 8, 128), drawn(1, TOKENS, 1, 128), drawn(1, TOKENS, 1, 128))
 
 
-def frost() -> None:
-    """Its binder, which is no Python, looks at the device of a tensor: it is told facts instead."""
-    api = importlib.import_module("cudnn.sdpa.fwd.api_dsl")
-    prepared = importlib.import_module("cudnn.sdpa.fwd.prepared")
-    binder = importlib.import_module("cudnn")._pybind_module
-
-    def told(spec: Any, buffers: Any, stream: Any, scale: Any, workspace: int = 0) -> Any:
-        given = (*buffers, *[None] * (len(prepared._NATIVE_DENSE_ROLES) - len(buffers)))
-        packed, _ = binder._read_buffer_sequence(given)
-        for number, each in enumerate(given):
-            if each is not None:
-                prepared._set_native_fact(packed, number, prepared.facts_of_tensor(each))
-        return spec.native.execute(packed, prepared._NATIVE_DENSE_INDICES, stream, scale, workspace)
-
+def frost_attention() -> None:
     q, k, v = (drawn(1, TOKENS, heads, 128).transpose(1, 2) for heads in (2, 1, 1))
-    with _SaysCuda(), patched(prepared, {"execute_native_dense_tensors": told}):
-        api.sdpa_fwd_wrapper_dsl_sm100(q, k, v, is_causal=True)
+    with frost() as attention:
+        attention(q, k, v, is_causal=True)
 
 
 CALLS: dict[str, Callable[[], None]] = {
@@ -121,7 +93,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "FlashInfer rmsnorm to FP4": flashinfer_norm,
     "FlashInfer prefill": flashinfer_prefill,
     "FlashInfer decode": flashinfer_decode,
-    "FROST attention": frost,
+    "FROST attention": frost_attention,
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@ how much when a launch is recorded, for a model of time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -38,7 +40,7 @@ def test_a_request_may_fail_while_clusters_are_left(policy: str) -> None:
     assert min(counts) < CLUSTERS
 
 
-def asked(clusters: int | list[int] | None = None, resident: int | None = None) -> dict[int, int]:
+def asked(clusters: Any = None, resident: int | None = None) -> dict[int, int]:
     """Cluster -> how often it asked for another one's work, in a launch that is recorded."""
     out = np.zeros(CLUSTERS, np.uint32)
     how = {"record": True, "clusters": clusters, "resident": resident}
@@ -64,6 +66,7 @@ def test_those_of_a_sample_take_what_they_would_have_had_among_all():
     """Of four places two are executed, and two of the five that are left."""
     assert asked(clusters=2, resident=4) == {0: 2, 3: 2}
     assert asked(clusters=[1, 2], resident=4) == {1: 2, 2: 2}
+    assert asked(clusters=lambda places: (0, places - 1), resident=4) == {0: 2, 3: 2}
 
 
 _QUERIES = {

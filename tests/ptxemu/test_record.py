@@ -121,6 +121,8 @@ def test_some_clusters_alone():
     assert [warp.cluster for warp in recorded("bar.sync 0;", grid=(7,), clusters=4).warps] == [
         *(0, 1, 3, 6),
     ]
+    asked = recorded("bar.sync 0;", grid=(7,), clusters=lambda total: (total - 1, 2))
+    assert [warp.cluster for warp in asked.warps] == [6, 2]
 
 
 @pytest.mark.parametrize("clusters", [0, (), (-1,), (7,)])

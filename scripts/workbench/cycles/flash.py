@@ -10,7 +10,7 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,23 +80,25 @@ def _multiprocessors(count: int) -> AbstractContextManager[None]:
     return patched(HardwareInfo, {"get_device_multiprocessor_count": lambda self: count})
 
 
-def recorded(call: Callable[[], object], clusters: int | Sequence[int] | None) -> list[Recording]:
-    """What the call launches that has machine code, with so many clusters of each grid."""
+def recorded(call: Callable[[], object], clusters: Any) -> list[Recording]:
+    """What the call launches that has machine code; clusters: of each grid, as an option of the
+    emulator."""
     with watched(record=True, limit=None, clusters=clusters) as report:
         call()
     return [each.recording for each in report.launches if each.recording and each.recording.cubin]
 
 
-def call_of(function: Callable[..., Any], shape: Shape) -> Callable[[], object]:
-    """With random inputs; the entries of a batch are alike."""
+def call_of(function: Callable[..., Any], shape: Shape, queries: int = 0) -> Callable[[], object]:
+    """With random inputs; the entries of a batch are alike. queries: 0 for as many as keys."""
     import torch
 
-    def drawn(heads: int) -> Any:
-        one = torch.randn(1, shape.seqlen, heads, shape.head_dim, generator=generator).bfloat16()
+    def drawn(heads: int, tokens: int = shape.seqlen) -> Any:
+        one = torch.randn(1, tokens, heads, shape.head_dim, generator=generator).bfloat16()
         return one.repeat(shape.batch, 1, 1, 1)
 
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (drawn(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads))
+    q = drawn(shape.heads, queries or shape.seqlen)
+    k, v = (drawn(shape.kv_heads) for _ in range(2))
     return lambda: function(q, k, v, causal=shape.causal)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import io
+import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,10 @@ from typing import Any
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
 from ptxemu.host.patching import patched
+from ptxemu.report import LaunchReport
+from ptxemu.watch import watched
 from workbench.cycles import flash
+from workbench.cycles.frost import frost
 from workbench.problems.attention import Case
 
 Call = Callable[[], object]
@@ -33,6 +38,16 @@ def peers_of(subject: str) -> dict[str, Peer]:
     if subject not in PEERS:
         raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
     return PEERS[subject]
+
+
+def launched(call: Call, clusters: Any) -> list[LaunchReport]:
+    """What a peer launches; without what makes its inputs, and once what it repeats to be timed.
+    clusters: an option of the emulator."""
+    silent = redirect_stdout(io.StringIO())
+    with silent, watched(record=True, limit=None, clusters=clusters) as report:
+        call()
+    own = itertools.dropwhile(lambda each: not each.counts["mma.flops"], report.launches)
+    return list({(each.entry, each.grid): each for each in own if each.recording}.values())
 
 
 @contextmanager
@@ -151,6 +166,21 @@ def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in given.items() if name in wanted}
 
 
+@contextmanager
+def _frost(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ("softcap",))
+    left, right = case.window
+    if right is not None or (left is not None and not case.causal):
+        raise ValueError(f"it has no window={case.window} here")
+    q, k, v = (tensor.transpose(1, 2) for tensor in case.inputs("cpu"))
+    given = {"is_causal": case.causal, "causal_bottom_right": case.causal and case.sq != case.skv,
+             "window_size_left": left, "scale_softmax": case.scale}  # fmt: skip
+    if case.sinks:
+        given["sinks"] = case.arguments()["sinks"].float()
+    with frost() as function:
+        yield lambda: function(q, k, v, **given)
+
+
 def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
     """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
     from workbench.cases.attention import case_of
@@ -168,6 +198,6 @@ def _without(case: object, values: dict[str, Any]) -> None:
 
 
 PEERS: dict[str, dict[str, Peer]] = {
-    "fmha": {"FlashAttention-4": _flash, "CUTLASS's attention": _cutlass},
+    "fmha": {"FlashAttention-4": _flash, "FROST": _frost, "CUTLASS's attention": _cutlass},
     "gqa": {"FlashAttention-4": _flash_decode},
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from ptxemu.errors import PtxEmuError
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 from workbench.common import refuse, tracked, write_json
-from workbench.cycles import subjects
-from workbench.cycles.peers import peers_of
+from workbench.cycles import headline, subjects
+from workbench.cycles.peers import launched, peers_of
 from workbench.emulate.perform import key_of
 from workbench.emulate.timeline import draw
 from workbench.tables import show, table
@@ -59,6 +58,11 @@ class Modelled:
 def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
+    if options.subject == "fmha":
+        if headline.is_asked(options):
+            return headline.perform(options)
+        if options.row:
+            return refuse("--row names rows of the table that --peers makes without a case")
     try:
         edits = {text: edits_of(text) for text in options.what_if}
         for each in edits.values():  # every GPU has parameters of the same names
@@ -71,7 +75,7 @@ def perform(options: argparse.Namespace) -> int:
         found = modelled(launches, options)
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]
-        show(*table("modelled, not measured", COLUMNS, rows))
+        shown(rows)
         chosen = max(found, key=lambda each: each.prediction.cycles)
         if options.launch is not None:
             chosen = found[options.launch]
@@ -83,6 +87,14 @@ def perform(options: argparse.Namespace) -> int:
     if options.json:
         write_json(options.json, document)
     return 0
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> None:
+    """The table, and below it what was refused: a reason is longer than any column."""
+    show(*table("modelled, not measured", COLUMNS, [row for row in rows if "us" in row]))
+    for row in rows:
+        if "refused" in row:
+            print(f"{row['kernel']} is not modelled: {row['refused']}")
 
 
 def recorded(options: argparse.Namespace) -> list[LaunchReport]:
@@ -108,14 +120,8 @@ def of_peers(options: argparse.Namespace) -> list[dict[str, Any]]:
     for name, peer in (peers_of(options.subject) if options.peers else {}).items():
         try:
             with peer(options) as call:
-                with watched(record=True, limit=None, clusters=options.clusters) as report:
-                    call()
-                # Not those that make its inputs; once, what it repeats to be timed.
-                own = itertools.dropwhile(
-                    lambda each: not each.counts["mma.flops"], report.launches
-                )
-                launches = {(each.entry, each.grid): each for each in own if each.recording}
-            found = modelled(list(launches.values()), options)
+                launches = launched(call, options.clusters)
+            found = modelled(launches, options)
             rows += [{**each.row, "kernel": name} for each in found]
         except (ValueError, NotImplementedError, ImportError, PtxEmuError) as error:
             rows.append({"kernel": name, "refused": str(error)})

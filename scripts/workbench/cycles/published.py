@@ -15,21 +15,20 @@ import numpy as np
 
 from cycle_model import gpus
 from cycle_model.edits import Edit, edited
-from cycle_model.grid import LaunchModel, in_stream
-from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
+from ptxemu.record.recording import Recording
 from workbench.common import refuse, write_json
-from workbench.cycles import flash
+from workbench.cycles import flash, sample
 from workbench.cycles.beside import SUMMARY, summary
 from workbench.cycles.flash import Shape
 from workbench.cycles.picture import draw
+from workbench.cycles.sample import Clusters, Timed
 from workbench.tables import show, table
 
 NEEDED = ("hd", "causal", "batch", "seqlen", "fa4_tflops")
 WIDTH = 2048  # of a model, heads times their dimension, where a row names no heads
-TILES = 3  # of a persistent CTA that are executed; the rest are as long as the last of them
 MOST_FITTED = 3  # scalars: more would fit anything
 TRAINED = 128  # the head dimension on which scalars are fitted
 COLUMNS = (
@@ -67,25 +66,6 @@ class Published:
     @property
     def us(self) -> float:
         return self.shape.flops / self.tflops * 1e-6
-
-
-@dataclass(frozen=True)
-class Timed:
-    """How long a row takes on any GPU: by its launches, and by how many tiles more a persistent
-    CTA has than were recorded."""
-
-    models: Callable[[Gpu], list[LaunchModel]]
-    more: int
-
-    def microseconds(self, gpu: Gpu) -> float:
-        us = 0.0
-        for prediction in in_stream(self.models(gpu)):
-            us += prediction.microseconds
-            if self.more:
-                took = prediction.durations
-                tile = took[min(took)] - took[max(took)]
-                us += self.more * tile / gpu.value("clock") / 1e3
-        return us
 
 
 def published_in(path: Path) -> Iterator[Published]:
@@ -189,35 +169,15 @@ def modelled(
 
 
 def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int) -> Timed:
-    """Recorded with so many clusters of the grid; a persistent kernel with fewer heads, of which
-    the first CTA has one tile more than the last on a GPU of as many SMs."""
+    """Recorded with so many clusters of the grid, or as a persistent kernel with fewer heads."""
     group = shape.heads // shape.kv_heads
 
-    def model_of(kv_heads: int, numbers: int | Sequence[int] = 1, batch: int = 1) -> LaunchModel:
+    def record(batch: int, kv_heads: int, queries: int, numbers: Clusters) -> Sequence[Recording]:
         given = replace(shape, batch=batch, heads=kv_heads * group, kv_heads=kv_heads)
-        (recording,) = flash.recorded(flash.call_of(function, given), numbers)
-        return LaunchModel(bind(recording), gpu)
+        return flash.recorded(flash.call_of(function, given, queries), numbers)
 
-    def timed(model: LaunchModel, more: int = 0) -> Timed:
-        return Timed(lambda gpu: [LaunchModel(model.launch, gpu)], more)
-
-    one = model_of(1)
-    heads = shape.batch * shape.kv_heads
-    places, tiles = one.places, one.clusters
-    some = places // tiles + 1  # heads that have more tiles than there are places
-    if tiles < places and heads * tiles > TILES * places:
-        if model_of(some).clusters == places:
-            some = next(n for n in itertools.count(some) if few(n * tiles, places))
-            more = -(-heads * tiles // places) - TILES
-            return timed(model_of(some, 2), more)
-        numbers = flash.spread(heads * tiles, clusters)
-        return timed(model_of(shape.kv_heads, numbers, shape.batch))
-    return timed(model_of(shape.kv_heads, clusters, shape.batch))
-
-
-def few(tiles: int, places: int) -> bool:
-    """So many that some places have `TILES` of them, and some one less."""
-    return -(-tiles // places) == TILES and tiles % places > 0
+    size = shape.batch, shape.kv_heads, shape.seqlen
+    return sample.timed_of(record, size, gpu, clusters, even=not shape.causal)
 
 
 def fitted(

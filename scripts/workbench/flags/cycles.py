@@ -96,17 +96,28 @@ def add_published(parser: argparse.ArgumentParser) -> None:
     groups.add_json(group)
 
 
-def add_peers(parser: argparse.ArgumentParser) -> None:
+def names(text: str) -> tuple[str, ...]:
+    """Argument type: 'one,other'."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def add_peers(parser: argparse.ArgumentParser, *, headlines: bool) -> None:
     """Whether other people's kernels are modelled as well, and where they are."""
     group = parser.add_argument_group("peers")
-    groups.switch(group, "peers", "also model FlashAttention-4 and CUTLASS for the same case")
+    words = "also model FlashAttention-4, FROST and CUTLASS for the same case"
+    rows = "; of fmha without a case: a table of headline shapes"
+    groups.switch(group, "peers", words + rows * bool(headlines))
+    if headlines:
+        words = "these rows of that table"
+        how = {"type": names, "metavar": "NAME[,NAME]", "shown": "all"}
+        add(group, "row", words, (), **how)
     words = "a checkout of flash-attention, instead of what is installed"
     group.add_argument("--source", type=Path, metavar="FOLDER", help=words)
     group.add_argument("--cutlass", type=Path, metavar="FOLDER", help="a checkout of CUTLASS")
 
 
-def add_cycles(parser: argparse.ArgumentParser) -> None:
-    """What is modelled, and what is told of it."""
+def add_cycles(parser: argparse.ArgumentParser, *, headlines: bool = False) -> None:
+    """What is modelled, and what is told of it. headlines: there is a table of peers as well."""
     group = parser.add_argument_group("model")
     words = "parameters of which GPU"
     add(group, "gpu", words, choices=GPUS, shown="B200, of kernels for sm_90a H100")
@@ -124,7 +135,7 @@ def add_cycles(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--what-if", default=[], help=words, **how)
     words = "which launch is explained, from 0 on"
     groups.add(group, "launch", words, shown="the longest", type=groups.count)
-    add_peers(parser)
+    add_peers(parser, headlines=headlines)
     group = parser.add_argument_group("output")
     groups.add_file(group, "trace", "write a Perfetto trace of one cluster")
     groups.add_plot(group, "the timeline of one cluster")
