@@ -118,7 +118,7 @@ def merged_statistics(
     top = -Float32.inf
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = cutlass.max(top, load(_statistics(config, box, slot, rank), Float32))
+            top = cute.arch.fmax(top, load(_statistics(config, box, slot, rank), Float32))
     total = Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
