@@ -43,8 +43,7 @@ def finish(
     for turn in cutlass.range_constexpr(turns):
         slot, vector = (thread + turn * threads) // vectors, thread % vectors
         if slot < config.owned_columns:
-            found = mailbox.merged_statistics(config, box, slot, senders)
-            acc = mailbox.merged_o(config, box, slot, vector, senders, finite(found.row_max))
+            acc, found = mailbox.merged(config, box, slot, vector, senders)
             if cutlass.const_expr(config.parts):
                 leave(config, tables, unit, place.part, slot, vector, acc, found)
             else:
