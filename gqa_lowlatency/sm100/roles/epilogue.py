@@ -104,9 +104,8 @@ class Epilogue:
             if no_row_sees_some(plan.config, share, first):
                 clear_unseen_rows(plan, scope, step, first)
         cute.arch.fence_proxy("async.shared", space="cta")
-        if moved:
-            if step > 0:
-                rescale_o(plan, scope)
+        if moved & (step > 0):
+            rescale_o(plan, scope)
             self.rescale_sums(scope, row_sum)
         tmem.order_before_signal()
         pipes.p.signal(0)
