@@ -142,10 +142,11 @@ class Plan100:
 
     @property
     def ctas_per_sm(self) -> int:
-        """With PDL two where possible: one of the next grid then fetches beside one of this."""
+        """Two where possible with PDL, one of the next grid then fetches beside one of this, and
+        where there are more than SMs."""
         depth = self.config.stages or self.enough_stages
         few = self.columns <= BESIDE_COLUMNS
-        beside = self.config.pdl and not self.config.alone
+        beside = (self.config.pdl or self.config.beside) and not self.config.alone
         return 2 if beside and few and depth <= self.stages_of(2) else 1
 
     @property
