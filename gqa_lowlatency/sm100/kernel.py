@@ -100,6 +100,7 @@ class DecodeSm100:
         args = k, v, tensors, tables, scalars, place, share
         if warp == 0:
             cute.arch.mbarrier_init_fence()
+            cute.arch.sync_warp()  # one lane initialised, one lane asks
             self.load_kv.begin(Scope(*args, self.buffers(smem, None), Pipes(**first), box))
         others = make_pipelines(plan.other_edges, barriers + plan.first_edges.barriers)
         pipes = Pipes(**first, **others)
