@@ -42,12 +42,14 @@ class DecodeConfig:
         grid before this one began, so that only Q waits for it.
     alone: no CTA beside another on an SM, and rings as deep as that allows. early: on Hopper the
         next grid begins with this one, to fetch beside it, instead of when this one has fetched.
+    beside: two CTAs on an SM of a Blackwell GPU without PDL, too, where that is deep enough.
     cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory.
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
     warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
     stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
-        two CTAs on an SM with PDL (where that is deep enough) and on Hopper, unless `alone`.
+        two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
+        `alone`.
     """
 
     head_dim: int = 128
@@ -70,6 +72,7 @@ class DecodeConfig:
     kv_ready: bool = False
     alone: bool = False
     early: bool = False
+    beside: bool = False
     cluster: int = 1
     owners: int = 0
     max_columns: int = 0

@@ -107,9 +107,14 @@ class EdgePlan:
         return Completion(edge.stages, signal, reach, count, tx_bytes * both)
 
     @property
+    def barriers(self) -> int:
+        """mbarriers of all edges."""
+        return sum(edge.barriers for edge in self.edges)
+
+    @property
     def barrier_bytes(self) -> int:
-        """Shared memory that all mbarriers take."""
-        return sum(edge.barriers for edge in self.edges) * hw.MBARRIER_BYTES
+        """Shared memory that they take."""
+        return self.barriers * hw.MBARRIER_BYTES
 
     def barrier_names(self, start: int) -> dict[int | str, str]:
         """Address -> name, such as "p[0] full", of the mbarriers that lie from `start` on in the

@@ -43,8 +43,7 @@ def finish(
     for turn in cutlass.range_constexpr(turns):
         slot, vector = (thread + turn * threads) // vectors, thread % vectors
         if slot < config.owned_columns:
-            found = mailbox.merged_statistics(config, box, slot, senders)
-            acc = mailbox.merged_o(config, box, slot, vector, senders, finite(found.row_max))
+            acc, found = mailbox.merged(config, box, slot, vector, senders)
             if cutlass.const_expr(config.parts):
                 leave(config, tables, unit, place.part, slot, vector, acc, found)
             else:
@@ -93,7 +92,7 @@ def write(
         acc_scale = Float32(1.0)
         if cutlass.const_expr(tables.sinks is not None):
             sink = tables.sinks[head] * LOG2_E
-            higher = cutlass.max(top, sink)
+            higher = cute.arch.fmax(top, sink)
             acc_scale = cute.math.exp2(top - finite(higher), fastmath=True)
             total = total * acc_scale + cute.math.exp2(sink - finite(higher), fastmath=True)
             top = higher
@@ -160,7 +159,7 @@ def add_parts(
     for part in cutlass.range(all_parts, unroll=1):
         line = tables.partial[unit, part, None]
         own_top = line[slot * words + config.head_dim]
-        higher = cutlass.max(top, own_top)
+        higher = cute.arch.fmax(top, own_top)
         old = cute.math.exp2(top - finite(higher), fastmath=True)
         new = cute.math.exp2(own_top - finite(higher), fastmath=True)
         total = total * old + line[slot * words + config.head_dim + 1] * new

@@ -10,6 +10,7 @@ mailbox: only the places of CTAs that had keys are read. Maxima are in log2 unit
 Where a single CTA has all keys it fills its own mailbox by ordinary stores.
 """
 
+import math
 from dataclasses import dataclass
 
 import cutlass
@@ -17,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load, operands, store
+from gqa_lowlatency.device.shared_words import load_below, operands, store
 from kernelkit.online_softmax import finite
 
 VECTOR = 4  # fp32 that one thread sends or adds at a time
@@ -111,41 +112,31 @@ def wait_for_mail(config: DecodeConfig, box: Mailbox) -> None:
 
 
 @cute.jit
-def merged_statistics(
-    config: DecodeConfig, box: Mailbox, slot: Int32, senders: Int32
-) -> Statistics:
-    """Of an owned column over all senders."""
-    top = -Float32.inf
+def merged(
+    config: DecodeConfig, box: Mailbox, slot: Int32, vector: Int32, senders: Int32
+) -> tuple[cute.Tensor, Statistics]:
+    """Vector `vector`, four neighbouring elements, of O in an owned column, not normalised, and the
+    column's statistics: sums in the order of ranks."""
+    found, o = [], []
     for rank in cutlass.range_constexpr(config.cluster):
-        if rank < senders:
-            top = cutlass.max(top, load(_statistics(config, box, slot, rank), Float32))
-    total = Float32(0.0)
+        place = _statistics(config, box, slot, rank)
+        found.append(load_below(place, rank, senders, (-math.inf, 0.0)))
     for rank in cutlass.range_constexpr(config.cluster):
-        if rank < senders:
-            address = _statistics(config, box, slot, rank)
-            weight = cute.math.exp2(load(address, Float32) - finite(top), fastmath=True)
-            total += weight * load(address + 4, Float32)
-    return Statistics(top, total)
-
-
-@cute.jit
-def merged_o(
-    config: DecodeConfig, box: Mailbox, slot: Int32, vector: Int32, senders: Int32, base: Float32
-) -> cute.Tensor:
-    """Vector `vector`, four neighbouring elements, of an owned column, summed in the order of
-    ranks. base: a finite maximum."""
+        line = rank * config.owned_columns + slot
+        place = box.o + (line * config.head_dim + vector * VECTOR) * 4
+        o.append(load_below(place, rank, senders, (0.0,) * VECTOR))
+    top = found[0][0]
+    for rank in cutlass.range_constexpr(1, config.cluster):
+        top = cute.arch.fmax(top, found[rank][0])
+    base, total = finite(top), Float32(0.0)
     acc = cute.make_rmem_tensor(VECTOR, Float32)
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
-        if rank < senders:
-            top = load(_statistics(config, box, slot, rank), Float32)
-            weight = cute.math.exp2(top - base, fastmath=True)
-            line = rank * config.owned_columns + slot
-            address = box.o + (line * config.head_dim + vector * VECTOR) * 4
-            values = load(address, Float32, VECTOR)
-            for k in cutlass.range_constexpr(VECTOR):
-                acc[k] += weight * values[k]
-    return acc
+        weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
+        total += weight * found[rank][1]
+        for k in cutlass.range_constexpr(VECTOR):
+            acc[k] += weight * o[rank][k]
+    return acc, Statistics(top, total)
 
 
 @cute.jit

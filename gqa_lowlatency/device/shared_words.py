@@ -1,5 +1,7 @@
 """32-bit words in shared memory by address (device code)."""
 
+import struct
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
@@ -23,6 +25,33 @@ def load(
         f"ld.shared{vector}.{TYPES[kind]} {words}, [{{$r0}}];",
         write_only_types=[kind] * count,
         read_only_args=[address],
+    )
+
+
+@cute.jit
+def load_below(
+    address: Int32,
+    index: cutlass.Constexpr,
+    bound: Int32,
+    otherwise: cutlass.Constexpr,
+) -> tuple[Float32, ...]:
+    """Two or four fp32 where index < bound, else those of `otherwise`.
+
+    A predicate instead of a branch: many of these are in flight at a time.
+    """
+    count = len(otherwise)
+    names = [f"t{k}" for k in range(count)]
+    begin = " ".join(
+        f"mov.f32 {name}, 0f{struct.pack('>f', value).hex().upper()};"
+        for name, value in zip(names, otherwise, strict=True)
+    )
+    end = " ".join(f"mov.f32 {{$w{k}}}, {name};" for k, name in enumerate(names))
+    return cute.arch.inline_ptx(
+        f"{{ .reg .pred below; .reg .f32 {', '.join(names)}; {begin} "
+        f"setp.gt.s32 below, {{$r1}}, {index}; "
+        f"@below ld.shared.v{count}.f32 {{{', '.join(names)}}}, [{{$r0}}]; {end} }}",
+        write_only_types=[Float32] * count,
+        read_only_args=[address, bound],
     )
 
 

@@ -37,16 +37,23 @@ def locate(
 ) -> tuple[Place, Share]:
     """This CTA's in a grid (CTAs of all clusters of a KV head, KV heads x tiles of rows,
     entries)."""
-    cta, head_tile, entry = cute.arch.block_idx()
+    cta, _, _ = cute.arch.block_idx()
     ctas = config.cluster  # a power of two: no division by an unknown number
     if cutlass.const_expr(config.parts):
         ctas, _, _ = cute.arch.grid_dim()
-    head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
-    place = Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
+    place = place_of(config)
     n_keys = tensors.k.shape[1]
     if cutlass.const_expr(tables.lens is not None):
-        n_keys = tables.lens[entry]
+        n_keys = tables.lens[place.entry]
     return place, share_of(config, n_keys, scalars, cta, ctas, tile)
+
+
+@cute.jit
+def place_of(config: DecodeConfig) -> Place:
+    """This CTA's in such a grid, which is known before anything is read."""
+    cta, head_tile, entry = cute.arch.block_idx()
+    head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
+    return Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
 
 
 @cute.jit

@@ -26,19 +26,19 @@ class Buffers:
     q: cute.Pointer
     p: cute.Pointer
     ring: cute.Pointer
-    tmem: cute.Pointer
+    tmem: cute.Pointer | None  # not before the CTA has met
 
 
 @dataclass(frozen=True)
 class Pipes:
-    """The edges of the plan as barriers."""
+    """The edges of the plan as barriers; `kv` alone before the others are initialised."""
 
-    q: Event
     kv: Ring
-    s: Event
-    taken: Event
-    p: Event
-    o: Event
+    q: Event | None = None
+    s: Event | None = None
+    taken: Event | None = None
+    p: Event | None = None
+    o: Event | None = None
 
 
 @dataclass(frozen=True)

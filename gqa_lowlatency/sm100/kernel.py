@@ -19,7 +19,7 @@ from gqa_lowlatency.device.args import Scalars, Tables, Tensors
 from gqa_lowlatency.device.finish import senders_of
 from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
 from gqa_lowlatency.device.signature import TYPES, example_arguments
-from gqa_lowlatency.device.split import locate
+from gqa_lowlatency.device.split import locate, place_of
 from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
@@ -78,32 +78,41 @@ class DecodeSm100:
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        if cutlass.const_expr(self.load_q.begins_early):
+            if warp == self.load_q.role.first_warp:
+                self.load_q.begin(tensors, place_of(config), self.address(smem, "sQ"))
         tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
         barriers = buffer_at(plan.smem, smem, "barriers", Int64)
-        pipes = Pipes(**make_pipelines(plan.edges, barriers))
-        # Warp 0 initialises the barriers: other things to prepare fall to other warps.
+        # Warp 0 initialises barriers, those of the ring first, and fetches K of the first tile:
+        # other things to prepare fall to other warps.
+        first = make_pipelines(plan.first_edges, barriers)
         owner = self.epilogue.role.last_warp
         if warp == owner:
             # This waits for columns of a grid before this one, which waits for nothing of this one.
             cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
             cute.arch.relinquish_tmem_alloc_permit()
         if warp == self.load_kv.role.first_warp:
-            cpasync.prefetch_descriptor(k.atom)
             cpasync.prefetch_descriptor(v.atom)
         if cutlass.const_expr(config.pdl and not config.kv_ready):
             cute.arch.griddepcontrol_wait()
         place, share = locate(config, tensors, tables, scalars, TILE)
         box = Mailbox(*(self.address(smem, name) for name in ("statistics", "mail", "arrived")))
+        args = k, v, tensors, tables, scalars, place, share
+        if warp == 0:
+            cute.arch.mbarrier_init_fence()
+            cute.arch.sync_warp()  # one lane initialised, one lane asks
+            self.load_kv.begin(Scope(*args, self.buffers(smem, None), Pipes(**first), box))
+        others = make_pipelines(plan.other_edges, barriers + plan.first_edges.barriers)
+        pipes = Pipes(**first, **others)
         if cutlass.const_expr(config.cluster > 1):
-            if thread == self.load_q.role.first_warp * hw.WARP_THREADS:
+            if thread == self.mma.role.first_warp * hw.WARP_THREADS:
                 senders = senders_of(config, place, share.active)
                 open_mailbox(config, box, place.rank, senders)
             cute.arch.sync_warp()
             cute.arch.cluster_arrive_relaxed()
         publish_barriers(plan.edges)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
-        buffers = self.buffers(smem, tmem)
-        scope = Scope(k, v, tensors, tables, scalars, place, share, buffers, pipes, box)
+        scope = Scope(*args, self.buffers(smem, tmem), pipes, box)
 
         if warp <= self.epilogue.role.last_warp:
             self.epilogue.run(scope)
@@ -124,7 +133,7 @@ class DecodeSm100:
         """Of the plan's buffer."""
         return smem.toint() + self.plan.smem.offsets()[name][0]
 
-    def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
+    def buffers(self, smem: cute.Pointer, tmem: cute.Pointer | None) -> Buffers:
         """All buffers that roles use."""
         operand = TYPES[self.config.keys_dtype]
         names = ("sQ", "sP", "ring")

@@ -142,10 +142,11 @@ class Plan100:
 
     @property
     def ctas_per_sm(self) -> int:
-        """With PDL two where possible: one of the next grid then fetches beside one of this."""
+        """Two where possible with PDL, one of the next grid then fetches beside one of this, and
+        where there are more than SMs."""
         depth = self.config.stages or self.enough_stages
         few = self.columns <= BESIDE_COLUMNS
-        beside = self.config.pdl and not self.config.alone
+        beside = (self.config.pdl or self.config.beside) and not self.config.alone
         return 2 if beside and few and depth <= self.stages_of(2) else 1
 
     @property
@@ -173,15 +174,25 @@ class Plan100:
         once, threads = {"freed_by": "exit"}, Signal.THREADS
         ring = {"signal": Signal.TMA, "release": Signal.UMMA}
         edges = (
-            Edge("q", "load_q", "mma", 1, threads, "rows of Q", **once),
             Edge("kv", "load_kv", "mma", self.stages, payload="K or V piece",
                  tx_bytes=self.piece_bytes, **ring),
+            Edge("q", "load_q", "mma", 1, threads, "rows of Q", **once),
             Edge("s", "mma", "epilogue", 1, Signal.UMMA, "S tile", freed_by="taken"),
             Edge("taken", "epilogue", "mma", 1, threads, "S in registers", freed_by="s"),
             Edge("p", "epilogue", "mma", 1, threads, "P, and O to add to", freed_by="o"),
             Edge("o", "mma", "epilogue", 1, Signal.UMMA, "O with V^T P added", freed_by="p"),
         )  # fmt: skip
         return EdgePlan(ROLES, edges)
+
+    @cached_property
+    def first_edges(self) -> EdgePlan:
+        """What is initialised before anything else: fetching begins with that."""
+        return EdgePlan(ROLES, self.edges.edges[:1])
+
+    @cached_property
+    def other_edges(self) -> EdgePlan:
+        """The others, whose barriers lie behind."""
+        return EdgePlan(ROLES, self.edges.edges[1:])
 
     def check(self) -> None:
         """Raise for what cannot run, naming value and limit."""

@@ -41,7 +41,7 @@ class DecodeSm90:
     ) -> None:
         """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
         all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
-        config = self.config
+        config, beside = self.config, self.plan.bounded
         given = () if cutlass.const_expr(tables is None) else tables
         args = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
         q, k = tensors[0], tensors[1]
@@ -51,6 +51,8 @@ class DecodeSm90:
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
             stream=stream,
             use_pdl=config.pdl,
+            min_blocks_per_mp=2 if beside else 0,  # bounds the registers of a thread
+            preferred_smem_carveout=100 if beside else None,  # percent of what an SM has
         )
 
     @cute.kernel

@@ -54,7 +54,7 @@ def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> No
             ]
             top = tops[0]
             for warp in cutlass.range_constexpr(1, plan.warps):
-                top = cutlass.max(top, tops[warp])
+                top = cute.arch.fmax(top, tops[warp])
             base = finite(top)
             total = Float32(0.0)
             acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)

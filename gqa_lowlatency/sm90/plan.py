@@ -13,6 +13,7 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 KEYS = 16  # keys of a warp at a time: the M of its products
 WARPS = 8
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
+MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, of which two fit on an SM
 SMEM_OF_TWO = 113 * 1024  # of a CTA: two then fit on an SM, and more clusters on the GPU
 SMEM_OF_ONE = 150 * 1024  # more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
@@ -74,6 +75,12 @@ class Plan90:
     def ring_bytes(self) -> int:
         """Of one warp, and room for what it found."""
         return max(self.slots * self.slot_bytes, 4 * self.partial_words)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether ptxas has to leave registers for a second CTA: 8 columns never take too many."""
+        elements = self.config.columns * self.config.head_dim
+        return self.config.columns > 8 and elements * self.warps <= MAX_ELEMENTS_OF_TWO
 
     @property
     def queries_in_smem(self) -> bool:

@@ -234,21 +234,21 @@ def exponentiate(
                 if cutlass.const_expr(config.softcap):
                     value = softcap_score(scores[place, tile], scale_log2, softcap_log2)
                 scores[place, tile] = value if sees else -Float32.inf
-            highest = cutlass.max(scores[column, tile], scores[column + 2, tile])
+            highest = cute.arch.fmax(scores[column, tile], scores[column + 2, tile])
+            highest = cute.arch.fmax(row_max[column, tile], highest)
             for distance in cutlass.range_constexpr(3):
                 other = cute.arch.shuffle_sync_bfly(highest, offset=4 << distance)
-                highest = cutlass.max(highest, other)
-            new_max = cutlass.max(row_max[column, tile], highest)
-            base = finite(new_max)
+                highest = cute.arch.fmax(highest, other)
+            base = finite(highest)
             acc_scale = cute.math.exp2(row_max[column, tile] - base, fastmath=True)
-            row_max[column, tile] = new_max
-            sums = Float32(0.0)
+            row_max[column, tile] = highest
+            sums = row_sum[column, tile] * acc_scale
             for half in cutlass.range_constexpr(2):
                 place = column + 2 * half
                 weight = cute.math.exp2(scores[place, tile] - base, fastmath=True)
                 scores[place, tile] = weight
                 sums += weight
-            row_sum[column, tile] = row_sum[column, tile] * acc_scale + sums
+            row_sum[column, tile] = sums
             for step in cutlass.range_constexpr(config.head_dim // 16):
                 o[column, tile, step] *= acc_scale
                 o[column + 2, tile, step] *= acc_scale

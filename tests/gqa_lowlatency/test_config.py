@@ -24,6 +24,7 @@ from gqa_lowlatency.choose import (
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
 from gqa_lowlatency.launch import check_config
 from gqa_lowlatency.sm90.plan import Plan90
+from gqa_lowlatency.sm100.plan import make_plan
 from kernelkit.launch import Target
 
 quietly = settings(max_examples=300, derandomize=True, database=None, deadline=None)
@@ -182,6 +183,24 @@ def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
 def test_deep_rings_where_a_second_cta_would_not_help(keys, ctas, alone):
     assert one_to_an_sm("sm_90a", keys, ctas) == alone
     assert not one_to_an_sm("sm_100a", keys, ctas)
+
+
+@pytest.mark.parametrize(
+    ("arch", "pdl", "ctas", "beside"),
+    [
+        ("sm_100a", False, 148, False),
+        ("sm_100a", False, 149, True),
+        ("sm_100a", True, 149, False),
+        ("sm_90a", False, 512, False),
+    ],
+)
+def test_two_ctas_share_an_sm_where_there_are_more_than_sms(arch, pdl, ctas, beside):
+    q, k = torch.zeros(ctas, 1, 64), torch.zeros(ctas, 128, 1, 64)
+    arguments = Arguments(q.bfloat16(), k.bfloat16(), k.bfloat16(), pdl=pdl)
+    config = choose_config(arguments, Target("emulate", arch))
+    assert config.beside == beside
+    if arch == "sm_100a":
+        assert make_plan(config).ctas_per_sm == (2 if ctas > 148 else 1)
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,13 @@ def test_columns_of_tensor_memory(head_dim, columns, allocated):
     assert make_plan(config_of(head_dim, columns, 8)).tmem.allocated == allocated
 
 
-@pytest.mark.parametrize("pdl", [False, True])
-def test_a_wish_for_a_depth_is_kept(pdl):
+@pytest.mark.parametrize("shares", ["", "pdl", "beside"])
+def test_a_wish_for_a_depth_is_kept(shares):
     # Of pieces of 16 KiB six fit beside a neighbour, 13 alone.
-    config = dataclasses.replace(config_of(64, 8, 8), pdl=pdl)
+    config = dataclasses.replace(config_of(64, 8, 8), **({shares: True} if shares else {}))
     for stages, ctas in ((3, 2), (6, 2), (7, 1), (13, 1)):
         plan = make_plan(dataclasses.replace(config, stages=stages))
-        assert (plan.stages, plan.ctas_per_sm) == (stages, ctas if pdl else 1)
+        assert (plan.stages, plan.ctas_per_sm) == (stages, ctas if shares else 1)
     with pytest.raises(ValueError, match=r"bytes of shared memory .*ring 14 x 16384"):
         make_plan(dataclasses.replace(config, stages=14))
     with pytest.raises(ValueError, match="a ring of 2 pieces"):

@@ -105,7 +105,7 @@ def update_row_max(
     for k in cutlass.range_constexpr(owned(columns)):
         top = row_max[k]
         for other in cutlass.range_constexpr(WARPS):
-            top = cutlass.max(top, load(begin + (other * columns + k) * 4, Float32))
+            top = cute.arch.fmax(top, load(begin + (other * columns + k) * 4, Float32))
         base = finite(top)
         acc_scale = cute.math.exp2(row_max[k] - base, fastmath=True)
         least_scale = cutlass.min(least_scale, acc_scale)

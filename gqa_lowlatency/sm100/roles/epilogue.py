@@ -2,8 +2,8 @@
 maxima, and at the end the reduction of the cluster.
 
 Per tile: take S, scale and mask it, agree on the maxima of columns, exponentiate, write P to
-shared memory, rescale O where a maximum moved, signal. The sums come after the signal, each thread
-for its own keys.
+shared memory, rescale O where a maximum moved, signal. The sums come after the signal, which the
+tensor core waits for, each thread for its own keys.
 """
 
 import cutlass
@@ -107,9 +107,10 @@ class Epilogue:
         if moved:
             if step > 0:
                 rescale_o(plan, scope)
-            self.rescale_sums(scope, row_sum)
         tmem.order_before_signal()
         pipes.p.signal(0)
+        if moved:
+            self.rescale_sums(scope, row_sum)
         for column in cutlass.range(plan.columns, unroll_full=True):
             row_sum[column] += scores[column]
 

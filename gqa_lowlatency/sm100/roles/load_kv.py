@@ -25,24 +25,37 @@ class LoadKV:
         self.words = -(-self.boxes // hw.WARP_THREADS)  # of a lane, to remember them all
 
     @cute.jit
+    def begin(self, scope: Scope) -> None:
+        """K of the first tile, by the warp that has initialised the barriers, before the CTA has
+        met: memory answers meanwhile."""
+        if scope.share.count > 0:
+            where = cute.make_rmem_tensor(self.words, Int32)
+            self.look_up(scope, Int32(0), where)
+            for piece in cutlass.range_constexpr(self.plan.pieces):
+                scope.pipes.kv.signal(piece)
+                self.fetch(scope, scope.k, Int32(0), piece, where, Int32(piece))
+
+    @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warp. Pages are looked up a step before they are needed."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
         state = producer_state(plan.stages)
         k_where = cute.make_rmem_tensor(self.words, Int32)
         v_where = cute.make_rmem_tensor(self.words, Int32)
-        self.look_up(scope, Int32(0), k_where)
-        for step in cutlass.range(share.count + 1, unroll=1):
+        self.look_up(scope, Int32(0), v_where)
+        self.look_up(scope, Int32(1), k_where)
+        for _ in cutlass.range_constexpr(plan.pieces):  # K of the first tile is on its way
+            state.advance()
+        for step in cutlass.range(1, share.count + 1, unroll=1):
             if step < share.count:
                 for piece in cutlass.range_constexpr(plan.pieces):
                     pipes.kv.acquire(state)
                     self.fetch(scope, scope.k, step, piece, k_where, state.index)
                     state.advance()
-            if step > 0:
-                for piece in cutlass.range_constexpr(plan.pieces):
-                    pipes.kv.acquire(state)
-                    self.fetch(scope, scope.v, step - 1, piece, v_where, state.index)
-                    state.advance()
+            for piece in cutlass.range_constexpr(plan.pieces):
+                pipes.kv.acquire(state)
+                self.fetch(scope, scope.v, step - 1, piece, v_where, state.index)
+                state.advance()
             v_where.store(k_where.load())
             self.look_up(scope, step + 1, k_where)
         if cutlass.const_expr(plan.config.pdl):

@@ -53,11 +53,15 @@ class Mma:
                     kv_state.advance()
                 pipes.s.signal(0)
             if step > 0:
+                # V first, which has mostly come: a wait costs time, too, where it is satisfied.
+                v_state = kv_state.clone()
+                for _ in cutlass.range_constexpr(plan.pieces):
+                    pipes.kv.wait(v_state)
+                    v_state.advance()
                 pipes.p.wait(p_state)
                 p_state.advance()
                 tmem.order_after_wait()
                 for piece in cutlass.range_constexpr(plan.pieces):
-                    pipes.kv.wait(kv_state)
                     self.add_o(scope, piece, kv_state.index, step > 1)
                     pipes.kv.release(kv_state.index)
                     kv_state.advance()
