@@ -33,8 +33,9 @@ def finish(
     active: Int32,
     tensors: Tensors,
     tables: Tables,
+    in_turn: cutlass.Constexpr = False,
 ) -> None:
-    """By all threads of an owner. active: CTAs that had keys."""
+    """By all threads of an owner. active: CTAs that had keys; in_turn: see `mailbox`."""
     thread, _, _ = cute.arch.thread_idx()
     senders = senders_of(config, place, active)
     vectors = config.head_dim // mailbox.VECTOR
@@ -43,7 +44,8 @@ def finish(
     for turn in cutlass.range_constexpr(turns):
         slot, vector = (thread + turn * threads) // vectors, thread % vectors
         if slot < config.owned_columns:
-            acc, found = mailbox.merged(config, box, slot, vector, senders)
+            merge = mailbox.merged_in_turn if in_turn else mailbox.merged
+            acc, found = merge(config, box, slot, vector, senders)
             if cutlass.const_expr(config.parts):
                 leave(config, tables, unit, place.part, slot, vector, acc, found)
             else:

@@ -94,7 +94,7 @@ class DecodeSm90:
                 cute.arch.sync_threads()
             elif senders > 0:
                 mailbox.wait_for_mail(config, box)
-            finish(config, plan.threads, box, place, share.active, tensors, tables)
+            finish(config, plan.threads, box, place, share.active, tensors, tables, config.pdl)
 
 
 def host_function(config: DecodeConfig, _arch: str) -> tuple:
