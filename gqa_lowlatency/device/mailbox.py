@@ -145,21 +145,26 @@ def merged_in_turn(
 ) -> tuple[cute.Tensor, Statistics]:
     """The same, a rank after the other, for Hopper with dependent launches.
 
-    Measured on an H100 with `merged`: 1 entry of 1k keys 5.0 instead of 4.8 us, of 8k in L2 9.9
-    instead of 7.5; why is not known (notes/log.md, 2026-11-26). Without PDL `merged` is faster.
+    Measured on an H100: one entry of 8k keys in L2 7.5 us, with `merged` 9.9, with both loops below
+    in one 8.7; why is not known (notes/log.md, 2026-11-26). Without PDL `merged` is faster.
     """
     top, total = -Float32.inf, Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            top = cute.arch.fmax(top, load(_statistics(config, box, slot, rank), Float32))
+            top = cutlass.max(top, load(_statistics(config, box, slot, rank), Float32))
+    for rank in cutlass.range_constexpr(config.cluster):
+        if rank < senders:
+            address = _statistics(config, box, slot, rank)
+            weight = cute.math.exp2(load(address, Float32) - finite(top), fastmath=True)
+            total += weight * load(address + 4, Float32)
     base = finite(top)
     acc = cute.make_rmem_tensor(VECTOR, Float32)
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
         if rank < senders:
-            address = _statistics(config, box, slot, rank)
-            weight = cute.math.exp2(load(address, Float32) - base, fastmath=True)
-            total += weight * load(address + 4, Float32)
+            weight = cute.math.exp2(
+                load(_statistics(config, box, slot, rank), Float32) - base, fastmath=True
+            )
             line = rank * config.owned_columns + slot
             address = box.o + (line * config.head_dim + vector * VECTOR) * 4
             values = load(address, Float32, VECTOR)
