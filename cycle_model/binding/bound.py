@@ -19,7 +19,8 @@ from ptxemu.record.recording import Recording, WarpRecord
 @dataclass(frozen=True)
 class BoundWarp:
     """path: numbers of instructions of the function. at: where in it the landmarks are. cost: how
-    far the work on it is from what was recorded, in units of `symbols`; work: all that was."""
+    far the work between them is from what was recorded, in units of `symbols`, what the compiler
+    moved across one counted in front of it and behind; work: all that was recorded."""
 
     record: WarpRecord
     path: np.ndarray

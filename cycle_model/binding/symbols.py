@@ -138,7 +138,7 @@ def of_ptx(instr: Instr) -> Symbol:
     if root == "mma":
         return _work("mma")
     if root in ("atom", "red"):
-        return Symbol(kind=ATOMIC_WORK, amount=WEIGHTS["atomic"])
+        return _work("atomic")
     if root in ("shfl", "redux"):
         return _work("shuffle")
     if root in _SPECIAL:

@@ -138,12 +138,12 @@ class Targets:
         unheard: int | None = None
         for position, block in enumerate(warp.path.tolist()):
             for site, symbol in self._blocks[block]:
-                told = events.get((position, site), ())
                 if not symbol.landmark:
-                    if symbol.kind == ATOMIC_WORK and not told and not self._guarded(site):
-                        raise self._incomplete(warp, site)
+                    if symbol.kind == ATOMIC_WORK:
+                        self._require(warp, site, heard=(position, site) in events)
                     work[symbol.kind] += symbol.amount
                     continue
+                told = events.get((position, site), ())
                 name = self._name(symbol.landmark)
                 if not told and symbol.landmark in DYNAMIC:
                     unheard = self._unheard(site, symbol.landmark, unheard)
@@ -158,6 +158,11 @@ class Targets:
         if unheard is not None:
             raise self._incomplete(warp, unheard)
         return Target(tuple(landmarks), tuple(work))
+
+    def _require(self, warp: WarpRecord, site: int, *, heard: bool) -> None:
+        """Of an instruction that is no landmark."""
+        if not heard and not self._guarded(site):
+            raise self._incomplete(warp, site)
 
     def _unheard(self, site: int, landmark: str, before: int | None) -> int | None:
         """An instruction that was executed and left no event. A guard may have stopped it, and a
