@@ -8,17 +8,16 @@ from functools import cache
 import torch
 
 from fmha.arguments import Arguments, entry_lengths
-from fmha.config import TUNABLE, AttentionConfig
-from fmha.layout import TILE_M
+from fmha.config import TILE_N, TUNABLE, AttentionConfig
+from fmha.layout import Layout
 from fmha.plan import make_plan
 from kernelkit import hw
+from kernelkit.attention import bounded
 from kernelkit.tensors import DTYPE_NAMES
 
-
-def choose_config(arguments: Arguments) -> AttentionConfig:
-    """What to compile; not checked yet."""
-    sizes = Sizes(arguments.batch, longest_queries(arguments))
-    return config_for(arguments, plain_config(arguments), sizes)
+KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
+LEAST_GAIN = 0.1  # for which another kernel is worth compiling
+STREAMED = 20_000  # columns of K and V of which HBM delivers a tile in the time of its products
 
 
 @dataclass(frozen=True)
@@ -29,22 +28,90 @@ class Sizes:
     queries: int
 
 
-def config_for(arguments: Arguments, plain: AttentionConfig, sizes: Sizes) -> AttentionConfig:
-    """What to compile for arguments of these sizes.
+@dataclass(frozen=True)
+class Candidate:
+    """Heads that share tiles, or do not, with the key tiles that suit the window.
 
-    Where no schedule is wished for: ping-pong, if it fits and its CTAs, half as many, fill a B200.
+    pingpong: the same in that schedule, where it may be chosen; sharers: groups of heads that share
+    tiles, of one entry; tile_work: see `_tile_work`.
     """
-    config = replace(plain, pack_heads=_pack_heads(arguments, sizes.queries))
-    if config.schedule:
+
+    base: AttentionConfig
+    pingpong: AttentionConfig | None
+    sharers: int
+    tile_work: int
+
+    def blocks(self, config: AttentionConfig, sizes: Sizes) -> int:
+        """Of one entry."""
+        return self.sharers * Layout(config).blocks(sizes.queries)
+
+    def work(self, sizes: Sizes) -> int:
+        """Of one entry; where nothing but the order of rows differs, alike."""
+        return self.blocks(self.base, sizes) * self.tile_work
+
+
+def choose_config(arguments: Arguments) -> AttentionConfig:
+    """What to compile; not checked yet."""
+    sizes = Sizes(arguments.batch, longest_queries(arguments))
+    return best_of(candidates(arguments), sizes)
+
+
+def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
+    """The candidate with the least work for these sizes, in ping-pong if its blocks, half as many,
+    fill a B200."""
+    best = min(found, key=lambda candidate: candidate.work(sizes))
+    if best.pingpong is None or Layout(best.base).blocks(sizes.queries) == 1:
+        return best.base
+    fills = sizes.batch * best.blocks(best.pingpong, sizes) >= hw.SMS
+    return best.pingpong if fills else best.base
+
+
+def candidates(arguments: Arguments) -> tuple[Candidate, ...]:
+    """What may be compiled for these arguments, whatever their sizes."""
+    plain = plain_config(arguments)
+    return tuple(_candidate(arguments, replace(plain, group=n)) for n in _groups(arguments))
+
+
+def _groups(arguments: Arguments) -> tuple[int, ...]:
+    """How many heads may share tiles, all of a group or none."""
+    group = arguments.q_heads // arguments.kv_heads
+    if arguments.pack_heads is None:
+        return tuple(dict.fromkeys((1, group)))
+    return (group if arguments.pack_heads else 1,)
+
+
+def _candidate(arguments: Arguments, plain: AttentionConfig) -> Candidate:
+    base = _narrowed(arguments, plain)
+    pingpong = _narrowed(arguments, replace(plain, schedule="pingpong"))
+    return Candidate(
+        base,
+        pingpong if not plain.schedule and _fits(pingpong) else None,
+        arguments.q_heads // plain.group,
+        _tile_work(arguments, base),
+    )
+
+
+def _narrowed(arguments: Arguments, config: AttentionConfig) -> AttentionConfig:
+    """With as many keys in a tile as suit the window, if that saves enough."""
+    if config.tile_n or not (config.left and config.right) or config.ctas > 1:
         return config
-    rows, heads = sizes.queries, arguments.q_heads
-    if config.pack_heads:
-        rows, heads = rows * heads // arguments.kv_heads, arguments.kv_heads
-    blocks = sizes.batch * heads * -(-rows // (2 * TILE_M))
-    pingpong = replace(config, schedule="pingpong")
-    if rows <= TILE_M or blocks < hw.SMS or not _fits(pingpong):
-        return config
-    return pingpong
+    narrow = min(
+        (replace(config, tile_n=keys) for keys in TILE_N),
+        key=lambda narrower: _tile_work(arguments, narrower),
+    )
+    gain = 1 - _tile_work(arguments, narrow) / _tile_work(arguments, config)
+    return narrow if gain > LEAST_GAIN else config
+
+
+def _tile_work(arguments: Arguments, config: AttentionConfig) -> int:
+    """Of the key tiles that a query block sees, in keys; without a window 1, as all see as many."""
+    if not (config.left and config.right):
+        return 1
+    layout = Layout(config)
+    tokens = max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
+    window = bounded(arguments.window_left) + 1
+    window += 0 if arguments.causal else bounded(arguments.window_right)
+    return -(-(window + tokens - 1) // layout.tile_n) * (layout.tile_n + KEYS_OF_A_STEP)
 
 
 def plain_config(arguments: Arguments) -> AttentionConfig:
@@ -95,10 +162,14 @@ def longest_queries(arguments: Arguments) -> int:
     return max(lengths, default=0)
 
 
-def _pack_heads(arguments: Arguments, rows: int) -> bool:
-    """Whether one tile holds all heads of a group: as wished, else where it makes fewer tiles."""
-    if arguments.pack_heads is not None:
-        return arguments.pack_heads
-    group = arguments.q_heads // arguments.kv_heads
-    packed = arguments.kv_heads * -(-rows * group // TILE_M)
-    return group > 1 and packed < arguments.q_heads * -(-rows // TILE_M)
+def heads_of_section(arguments: Arguments, config: AttentionConfig) -> int:
+    """Heads, those of all entries counted together, whose blocks the kernel computes longest first.
+
+    All, where blocks differ in length: then the CTAs end together. But at most as many as HBM can
+    deliver at the same time; of more than those, head after head ends nearly as evenly.
+    """
+    streams = min(arguments.batch * arguments.kv_heads, hw.SMS)
+    as_long = not config.right or config.left
+    if as_long or streams * (config.head_dim + config.v_dim) > STREAMED:
+        return 1
+    return arguments.batch * arguments.q_heads // config.group

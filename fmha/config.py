@@ -13,12 +13,17 @@ from kernelkit.dtypes import ITEM_BYTES
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
-P_PATHS = ("tmem", "smem")
+TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
+EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
-TUNABLE = ("p_path", "k_stages", "v_stages", "schedule", "rescale_log2")
-PAIR_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: two CTAs share the tile, 64 rows each
+TUNABLE = ("tile_n", "k_stages", "v_stages", "schedule", "polynomial", "rescale_log2")
+# By head dim: where the exponentials of a tile take as long as its products, or longer. From the
+# cycle model of a B200; a GB300, whose MUFU is twice as fast, has no use for it.
+EXP2_SHARE = {64: 4, 96: 4, 128: 4, 192: 6}
+PAIR_HEAD_DIM = 256  # K and V of two tiles take too much shared memory: a pair has half each
+SHARED_TILE_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: each CTA of a pair has 64 of them
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,15 @@ class AttentionConfig:
     q_offset: position of the first query of each batch entry from an int32 [B].
     varlen_q, varlen_k: Q and O, or K and V, are packed [T, H, D] with cu_seqlens.
     page_size: rows of a page of K and V, which a page table then names; 0: not paged.
-    pack_heads: all query heads of a KV head share the rows of a query tile.
+    group: query heads of a KV head that share query tiles, all of them; 1: each has its own.
     rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
-    p_path*: where P waits for the second product: 'tmem', over the tail of its own S columns, or
-        'smem'; '' chooses.
+    tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
-    schedule*: 'base', six warps for one query tile, or 'pingpong', sixteen for two: one tile's
-        softmax runs under the other's products, and warps of their own correct O; '' is 'base'
-        (`attention` chooses).
+    schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
+        softmax runs under the other's products; '' is 'base' (`attention` chooses).
+    polynomial*: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
+        MUFU to the others; -1 chooses.
     rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
         P then stays below 2 ** rescale_log2, which fp16 has to hold.
     """
@@ -65,13 +70,14 @@ class AttentionConfig:
     varlen_q: bool = False
     varlen_k: bool = False
     page_size: int = 0
-    pack_heads: bool = False
+    group: int = 1
     rope_dim: int = 0
     pdl: bool = False
-    p_path: str = ""
+    tile_n: int = 0
     k_stages: int = 0
     v_stages: int = 0
     schedule: str = ""
+    polynomial: int = -1
     rescale_log2: float = 8.0
 
     @property
@@ -96,18 +102,29 @@ class AttentionConfig:
 
     @property
     def ctas(self) -> int:
-        """CTAs that share one tile of 128 query rows."""
+        """CTAs that share K and V."""
         return 2 if self.head_dim >= PAIR_HEAD_DIM else 1
 
     @property
+    def halves(self) -> int:
+        """Threads that share a query row: 2 where a pair of CTAs shares one tile of 128 rows."""
+        return 2 if self.head_dim >= SHARED_TILE_HEAD_DIM else 1
+
+    @property
     def p_in_smem(self) -> bool:
-        """P is staged in shared memory."""
-        return (self.p_path or ("smem" if self.ctas == 2 else "tmem")) == "smem"
+        """P waits for P V in shared memory; else over the tail of its S in tensor memory, for which
+        a row has to be in one lane."""
+        return self.halves == 2
 
     @property
     def q_tiles(self) -> int:
         """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
         return 2 if self.schedule == "pingpong" else 1
+
+    @property
+    def exp2_share(self) -> int:
+        """Pairs of exponentials, of 16, that go through the polynomial."""
+        return self.polynomial if self.polynomial >= 0 else EXP2_SHARE.get(self.head_dim, 0)
 
     @property
     def ragged_keys(self) -> bool:
@@ -130,12 +147,16 @@ class AttentionConfig:
             raise NotImplementedError(
                 f"head_dim {self.head_dim} with v_head_dim {self.v_dim}: supported are {HEAD_DIMS}"
             )
-        if self.p_path not in ("", *P_PATHS):
-            raise NotImplementedError(f"p_path {self.p_path!r}: one of {P_PATHS}, '' chooses")
+        if self.tile_n and self.tile_n not in TILE_N:
+            raise NotImplementedError(f"tile_n {self.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
         if self.schedule not in ("", *SCHEDULES):
             raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}, '' chooses")
         if self.page_size and self.page_size not in PAGE_SIZES:
             raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}, 0: none")
+        if self.group < 1:
+            raise ValueError(f"group {self.group}: at least 1 query head")
+        if not -1 <= self.polynomial <= EXP2_PAIRS:
+            raise ValueError(f"polynomial {self.polynomial}: of {EXP2_PAIRS} pairs, -1 chooses")
         if not 0.0 <= self.rescale_log2 <= MAX_RESCALE_LOG2:
             raise ValueError(
                 f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, "

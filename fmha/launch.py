@@ -9,13 +9,13 @@ from functools import cache
 import torch
 
 from fmha.arguments import Arguments
-from fmha.choose import choose_config, longest_queries
+from fmha.choose import choose_config, heads_of_section, longest_queries
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import choose_target, launch
+from kernelkit.launch import choose_target, clusters_at_once, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.tensors import require_tma, with_plain_strides
 
@@ -38,7 +38,7 @@ def forward(arguments: Arguments) -> Results:
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
     results = empty_results(arguments)
     if _has_work(arguments):
-        given = kernel_arguments(arguments, results)
+        given = kernel_arguments(arguments, config, results)
         launch(compile_attention(config, target.arch), given, target, arguments.q.device)
     else:
         o, lse, row_max = results
@@ -75,8 +75,10 @@ def _has_work(arguments: Arguments) -> bool:
     return has_queries and arguments.k.numel() > 0 and arguments.capacity > 0
 
 
-def kernel_arguments(arguments: Arguments, results: Results) -> tuple:
+def kernel_arguments(arguments: Arguments, config: AttentionConfig, results: Results) -> tuple:
     """(tensors, tables, numbers) in the order in which the kernel takes them."""
+    device = arguments.q.device
+    places = sms_of(device) if config.ctas == 1 else clusters_at_once(device, config.ctas)
     o, lse, row_max = results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:
@@ -99,6 +101,8 @@ def kernel_arguments(arguments: Arguments, results: Results) -> tuple:
         0 if arguments.causal else bounded(arguments.window_right),
         bounded(arguments.sink_tokens),
         longest_queries(arguments),
+        heads_of_section(arguments, config),
+        places,
     )
     tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
     return tensors, (lse, None if arguments.normalize else row_max, *tables), numbers

@@ -1,12 +1,13 @@
 """AttentionConfig -> tiles, pieces and where each of them lies: shared memory and TMEM maps.
 
-A tile is 128 query rows by 128 keys. What TMA moves at a time is a piece: K in slices of the head
-dim that accumulate into one S, V in slices of its columns, each a piece of O. A piece lies in
-shared memory as panels: all its rows, at most 128 bytes of each, swizzled inside every line. Both
-operands of both products, and the O that TMA stores, use that one arrangement.
+A tile is 128 query rows by 128 keys, or fewer. What TMA moves at a time is a piece: K in slices of
+the head dim that accumulate into one S, V in slices of its columns, each a piece of O. A piece lies
+in shared memory as panels: all its rows, at most 128 bytes of each, swizzled inside every line.
+Both operands of both products, and the O that TMA stores, use that one arrangement.
 
-A CTA pair (head_dim 512) shares the tile. Each CTA has 64 query rows, and of K 64 keys, of V half
-the columns of each piece; the pair's MMA reads both. An accumulator of 64 rows takes all 128 lanes
+In a CTA pair (head_dim 256 and 512) each CTA has 64 keys of K and half the columns of each piece
+of V; the pair's MMA reads both. At head_dim 256 each CTA has a query tile of its own. At 512 they
+share one, 64 rows each. An accumulator of 64 rows takes all 128 lanes
 of TMEM (PTX ISA, data path layout B): lanes 0-63 hold the first half of the columns, lanes 64-127
 the second half of the same rows.
 """
@@ -15,26 +16,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
-from fmha.config import AttentionConfig
+from fmha.config import TILE_N, AttentionConfig
 from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
-TILE_N = 128  # keys of a tile
-S_STAGES = 2  # Q K^T of tile i + 1 runs under the softmax of tile i
+CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
+MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
-# Slots of a row: halves of a row meet once per tile, and two of them save a barrier; the softmax
-# warps of the ping-pong schedule pass (acc_scale), and at the end (row_sum, row_max), of two query
-# tiles.
-STATISTICS_SLOTS = 4
+STATISTICS = 2  # numbers that softmax warps pass to the correction: acc_scale; row_sum, row_max
+HALVES_SLOTS = 3  # halves of a row meet once per tile, in two slots in turn, and at the end
+OUT_STAGES = 2  # panels of O at most that wait for the store: one is written while one leaves
 MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first aligned buffer
 
 # Columns of a K piece and of a V piece by (head_dim, v_dim): whole tiles while they are small,
 # slices from 192 on, where whole tiles would leave room for one stage only.
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
-V_PIECE = {64: 64, 96: 96, 128: 128, 256: 128, 512: 128}
+V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 128}
 
 
 @dataclass(frozen=True)
@@ -44,24 +45,75 @@ class Layout:
     config: AttentionConfig
 
     @property
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+        return self.config.tile_n or TILE_N[-1]
+
+    @property
     def rows(self) -> int:
         """Query rows of a tile in this CTA; the other CTA of a pair holds the rest."""
-        return TILE_M // self.config.ctas
+        return TILE_M // self.config.halves
 
     @property
-    def block_rows(self) -> int:
-        """Query rows of a block: what a CTA, or a pair, computes."""
-        return TILE_M * self.config.q_tiles
+    def mma_rows(self) -> int:
+        """Rows of an MMA, of both CTAs of a pair."""
+        return self.rows * self.config.ctas
 
     @property
-    def lead(self) -> int:
-        """How many tiles Q K^T runs ahead of P V."""
-        return S_STAGES // self.config.q_tiles
+    def box_heads(self) -> int:
+        """Query heads whose rows of one token follow each other in a tile: the group, or the most
+        that divide it where it has more heads than a tile rows."""
+        group = self.config.group
+        return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)
+
+    @property
+    def box_tokens(self) -> int:
+        """Tokens of a tile. Row r is head r % box_heads of token r // box_heads."""
+        return self.rows // self.box_heads
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of a tile that are heads of tokens; what is left over holds zeros."""
+        return self.box_heads * self.box_tokens
+
+    @property
+    def head_parts(self) -> int:
+        """Tiles that the heads of one token take, one after the other."""
+        return self.config.group // self.box_heads
+
+    @property
+    def block_tiles(self) -> int:
+        """Query tiles of a block, what a CTA, or a pair, computes at a time; of a pair two halves
+        of a tile, which count as one each."""
+        return self.config.q_tiles * self.config.ctas
+
+    def blocks(self, tokens: int) -> int:
+        """Of a head, or of a KV head whose query heads share tiles."""
+        tiles = -(-tokens // self.box_tokens) * self.head_parts
+        return -(-tiles // self.block_tiles)
+
+    @property
+    def lag(self) -> int:
+        """Key tiles by which P V comes behind Q K^T."""
+        return MMA_LAG // self.config.q_tiles
+
+    @property
+    def s_stages(self) -> int:
+        """S buffers. With a third one the next Q K^T need not wait for the P V before it."""
+        taken = self.config.q_tiles * self.config.v_dim // self.config.halves
+        more = MMA_LAG + 1
+        fits = taken + more * self.lane_columns <= hw.TMEM_COLUMNS
+        return more if fits else MMA_LAG
 
     @property
     def k_rows(self) -> int:
         """Keys of a K piece in this CTA; the other CTA of a pair holds the rest."""
-        return TILE_N // self.config.ctas
+        return self.tile_n // self.config.ctas
+
+    @property
+    def key_step(self) -> int:
+        """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
+        return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
 
     @property
     def k_columns(self) -> int:
@@ -91,7 +143,18 @@ class Layout:
     @property
     def lane_columns(self) -> int:
         """Columns of S that one thread holds."""
-        return TILE_N // self.config.ctas
+        return self.tile_n // self.config.halves
+
+    @property
+    def p_columns(self) -> tuple[int, ...]:
+        """Columns of P, part by part, that the MMA warp is told of at a time.
+
+        In two parts where the next Q K^T has to wait for P V: most of that then runs under the
+        last exponentials.
+        """
+        if self.s_stages > MMA_LAG or self.config.p_in_smem or self.config.q_tiles == 1:
+            return (self.tile_n,)
+        return self.tile_n - CHUNK, CHUNK
 
     def panel(self, columns: int) -> int:
         """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
@@ -102,17 +165,37 @@ class Layout:
     def o_panel(self) -> int:
         """Columns of O in one line of the panels that TMA stores."""
         line = hw.SMEM_LINE_BYTES // self.config.out_bytes
-        return line if self.v_columns % line == 0 else line // 2
+        return line if self.o_columns % line == 0 else line // 2
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of a piece of O that one thread holds."""
+        return self.o_tile // self.config.halves
 
     @property
     def o_chunk(self) -> int:
         """Columns of O that a thread holds at a time: what its registers allow."""
-        return 16 if self.config.q_tiles == 2 else 32
+        return min(16 if self.config.rope_dim else 32, self.o_panel)
+
+    @property
+    def out_pieces(self) -> int:
+        """Panels of O of one query tile, of both halves of the rows in a pair."""
+        return self.config.v_dim // self.config.halves // self.o_panel
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of such a panel."""
+        return hw.TMEM_LANES * self.o_panel * self.config.out_bytes
 
     @property
     def q_bytes(self) -> int:
         """Bytes of one query tile in this CTA."""
         return self.rows * self.config.head_dim * self.config.io_bytes
+
+    @property
+    def q_box_bytes(self) -> int:
+        """Those of them that TMA fetches."""
+        return self.q_rows * self.config.head_dim * self.config.io_bytes
 
     @property
     def k_bytes(self) -> int:
@@ -122,36 +205,46 @@ class Layout:
     @property
     def v_bytes(self) -> int:
         """Bytes of a V piece in this CTA."""
-        return TILE_N * self.v_columns * self.config.io_bytes
+        return self.tile_n * self.v_columns * self.config.io_bytes
 
     @property
     def p_bytes(self) -> int:
         """Bytes of P of one query tile in shared memory, 0 where it stays in TMEM."""
-        return self.rows * TILE_N * self.config.io_bytes if self.config.p_in_smem else 0
+        return self.rows * self.tile_n * self.config.io_bytes if self.config.p_in_smem else 0
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes through which threads tell each other a row's maximum and sum."""
-        slots = hw.TMEM_LANES * STATISTICS_SLOTS
-        return slots * 4 if self.config.ctas == 2 or self.config.q_tiles == 2 else 0
+        """Bytes through which threads tell each other what they know of a row."""
+        slots = STATISTICS * self.config.q_tiles + HALVES_SLOTS * (self.config.halves - 1)
+        return slots * hw.TMEM_LANES * 4
+
+    @cached_property
+    def out_stages(self) -> int:
+        """Panels of O that wait for the store: less than are useful where nothing else fits."""
+        return OUT_STAGES if self._free >= OUT_STAGES * self.out_bytes else 1
 
     @property
-    def o_bytes(self) -> int:
-        """Bytes of O that wait for the TMA store."""
-        return self.config.q_tiles * self.rows * self.config.v_dim * self.config.out_bytes
+    def _free(self) -> int:
+        """Bytes that are left beside one tile of K and of V, or what is configured."""
+        k, v = self._least_stages
+        free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.statistics_bytes
+        free -= self.config.q_tiles * (self.q_bytes + self.p_bytes)
+        return free - k * self.k_bytes - v * self.v_bytes
+
+    @property
+    def _least_stages(self) -> tuple[int, int]:
+        return self.config.k_stages or self.k_pieces, self.config.v_stages or self.v_pieces
 
     @cached_property
     def stages(self) -> tuple[int, int]:
         """(pieces in the K ring, pieces in the V ring): as configured, else as many as fit.
 
         The ring that is the shallower in tiles grows first. The whole first V tile has to fit: its
-        rows past a length are zeroed before the first P announces it.
+        rows past a length are zeroed together.
         """
         config = self.config
-        k, v = config.k_stages or self.k_pieces, config.v_stages or self.v_pieces
-        free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.statistics_bytes
-        free -= config.q_tiles * (self.q_bytes + self.p_bytes)
-        free -= k * self.k_bytes + v * self.v_bytes
+        k, v = self._least_stages
+        free = self._free - self.out_stages * self.out_bytes
         while not (config.k_stages and config.v_stages):
             k_depth, v_depth = k / self.k_pieces, v / self.v_pieces
             grow_k = not config.k_stages and (config.v_stages > 0 or k_depth <= v_depth)
@@ -173,8 +266,7 @@ class Layout:
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
             SmemBuffer("sP", self.p_bytes, self.config.q_tiles),
-            # The last O is waited for, so no product is in flight and Q, K and V are dead.
-            SmemBuffer("sO", self.o_bytes, over="sQ"),
+            SmemBuffer("sO", self.out_bytes, self.out_stages),
         ]
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes))
 
@@ -183,37 +275,36 @@ class Layout:
         """Columns of tensor memory."""
         width = self.lane_columns
         ranges = []
-        for stage in range(S_STAGES):
+        for stage in range(self.s_stages):
             begin = stage * width
-            ranges.append(TmemRange(f"S{stage}", begin, width, f"S, fp32, tiles {stage} mod 2"))
+            ranges.append(TmemRange(f"S{stage}", begin, width, "S, fp32"))
             if not self.config.p_in_smem:
-                # The softmax has S in registers when it writes P. At the tail of S it leaves the
-                # head columns free for the row statistics of schedules that publish them there.
-                columns = TILE_N * self.config.io_bytes // hw.TMEM_CELL_BYTES
+                # The softmax has S in registers when it writes P.
+                columns = self.tile_n * self.config.io_bytes // hw.TMEM_CELL_BYTES
                 payload = f"P, {self.config.dtype}, same tile"
                 ranges.append(
-                    TmemRange(f"P{stage}", begin + TILE_N - columns, columns, payload, f"S{stage}")
+                    TmemRange(f"P{stage}", begin + width - columns, columns, payload, f"S{stage}")
                 )
-        columns = self.config.v_dim // self.config.ctas
+        columns = self.config.v_dim // self.config.halves
         for q_tile in range(self.config.q_tiles):
-            begin = S_STAGES * width + q_tile * columns
+            begin = self.s_stages * width + q_tile * columns
             ranges.append(TmemRange(f"O{q_tile}", begin, columns, "O, fp32"))
         return TmemPlan(tuple(ranges))
 
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
-        if config.ctas == 2 and not config.p_in_smem:
-            raise ValueError(
-                f"p_path 'tmem' at head_dim {config.head_dim}: an A operand in TMEM keeps a row in "
-                f"one lane, and the {TILE_M} rows of O would take {config.v_dim} columns of the "
-                f"{hw.TMEM_COLUMNS}, beside {S_STAGES * TILE_N} of S; use 'smem'"
-            )
         if config.q_tiles == 2 and (config.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
-                f"{2 * self.q_bytes} bytes of SMEM and {2 * (TILE_N + config.v_dim)} TMEM columns "
-                f"of {hw.TMEM_COLUMNS}, and every piece of K and V has to stay for both; use 'base'"
+                f"{2 * self.q_bytes} bytes of SMEM and {2 * (self.tile_n + config.v_dim)} TMEM "
+                f"columns of {hw.TMEM_COLUMNS}, and every piece of K and V has to stay for both; "
+                "use 'base'"
+            )
+        if config.ctas == 2 and self.tile_n != TILE_N[-1]:
+            raise ValueError(
+                f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, of which each CTA of a "
+                "pair has half"
             )
         _, v_stages = self.stages
         if v_stages < self.v_pieces:

@@ -2,7 +2,7 @@
 
 `sm100/kernel.py` allocates and dispatches by this plan; `scripts/explain.py` and the README print
 it. Reading order: roles (warps), edges (mbarriers), then `fmha/layout.py`: shared memory and tensor
-memory. There are two schedules: six warps for one query tile, or sixteen for two (ping-pong).
+memory. There are two schedules: twelve warps for one query tile, or sixteen for two (ping-pong).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmha.config import AttentionConfig
-from fmha.layout import S_STAGES, Layout
+from fmha.layout import Layout
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemPlan
@@ -53,69 +53,72 @@ def make_plan(config: AttentionConfig) -> AttentionPlan:
 
 def plan_unchecked(config: AttentionConfig) -> AttentionPlan:
     """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
-    layout, roles = Layout(config), _pingpong_roles() if config.q_tiles == 2 else _base_roles()
+    layout, roles = Layout(config), _roles(config)
     edges = EdgePlan(roles, _edges(config, layout), config.ctas)
     smem = layout.smem(edges.barrier_bytes)
     return AttentionPlan(config, layout, roles, edges, smem, layout.tmem)
 
 
-def _base_roles() -> RolePlan:
-    # 192 threads hold no second whole warpgroup, so no registers are moved (setmaxnreg):
-    # 65536 / 192 leaves every thread the full 255.
-    return RolePlan(
-        (
-            Role("softmax", 0, 4, "S -> P, row statistics, rescale and convert O: a row a thread"),
-            Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
-            Role("load", 5, 1, "Q, K, V pieces by TMA, and the store of O"),
-        )
-    )
+# Registers of a thread by query tiles: of those that hold scores, that correct O, and that issue.
+REGISTERS = {1: (232, 168, 104), 2: (192, 80, 48)}
 
 
-def _pingpong_roles() -> RolePlan:
-    # Four whole warpgroups: registers move from those that issue to those that compute.
+def _roles(config: AttentionConfig) -> RolePlan:
+    # Whole warpgroups: registers move from those that issue to those that compute.
+    teams = config.q_tiles
+    scores, corrects, issues = REGISTERS[teams]
+    first = 4 * teams
     return RolePlan(
         (
-            Role("softmax", 0, 8, "S -> P, row statistics: a row a thread", 192, teams=2),
-            Role("correction", 8, 4, "rescale and convert O: a row a thread", 72),
-            Role("mma", 12, 1, "S = Q K^T and O += P V on the tensor core", 56),
-            Role("load", 13, 1, "Q, K, V pieces by TMA, and the store of O", 56),
-            Role("idle", 14, 2, "complete the warpgroup", 56),
+            Role("softmax", 0, first, "S -> P, row statistics: a row a thread", scores, teams),
+            Role("correction", first, 4, "rescale and convert O: a row a thread", corrects),
+            Role("mma", first + 4, 1, "S = Q K^T and O += P V on the tensor core", issues),
+            Role("load_qk", first + 5, 1, "Q and pieces of K by TMA", issues),
+            Role("load_v", first + 6, 1, "pieces of V by TMA", issues),
+            Role("store", first + 7, 1, "panels of O by TMA", issues),
         )
     )
 
 
 def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
-    """Who waits for whom. The softmax warps send Q where they gather packed rows, else TMA does.
+    """Who waits for whom.
 
-    O has one owner, who rescales and stores it: the softmax warps, in the ping-pong schedule the
-    correction warps. P tells that O is rescaled in the former, `rescaled` does in the latter.
+    A buffer of O goes back and forth: the MMA warp adds to it, the correction warps rescale or
+    read it.
     """
     q_tiles = config.q_tiles
-    owner, rescaled = ("correction", "rescaled") if q_tiles == 2 else ("softmax", "p")
     k_stages, v_stages = layout.stages
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-    once: dict[str, Any] = {"freed_by": "exit"}
+    told: dict[str, Any] = {"signal": Signal.THREADS, "release": Signal.THREADS}
     edges = [
-        Edge("q", "softmax", "mma", q_tiles, Signal.THREADS, "Q rows, packed", **once)
-        if config.pack_heads
-        else Edge("q", "load", "mma", q_tiles, Signal.TMA, "Q tile", layout.q_bytes, **once),
-        Edge("k", "load", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
-        Edge("v", "load", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
-        Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S tile", freed_by="p"),
-        Edge("p", "softmax", "mma", S_STAGES, Signal.THREADS, "P tile", freed_by="s"),
-        Edge("o", "mma", owner, q_tiles, Signal.UMMA, "O with P V added", freed_by=rescaled),
-    ]
-    if q_tiles == 2:
-        both: dict[str, Any] = {"signal": Signal.THREADS, "release": Signal.THREADS}
-        edges += [
-            Edge("rescaled", owner, "mma", q_tiles, Signal.THREADS, "O to add to", freed_by="o"),
-            Edge("row", "softmax", owner, q_tiles, payload="acc_scale; row_sum, row_max", **both),
-        ]
+        Edge("q", "load_qk", "mma", q_tiles, payload="Q tile", tx_bytes=layout.q_box_bytes, **ring),
+        Edge("k", "load_qk", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
+        Edge("v", "load_v", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
+        Edge("s", "mma", "softmax", layout.s_stages, Signal.UMMA, "S tile", freed_by="p"),
+        Edge("p", "softmax", "mma", layout.s_stages, Signal.THREADS, "P tile", freed_by="s"),
+        Edge(
+            "o", "mma", "correction", q_tiles, Signal.UMMA, "O with P V added",
+            release=Signal.THREADS,
+        ),
+        Edge(
+            "row", "softmax", "correction", q_tiles, payload="acc_scale; row_sum, row_max", **told
+        ),
+        Edge("out", "correction", "store", layout.out_stages, payload="O panel", **told),
+    ]  # fmt: skip
+    if len(layout.p_columns) > 1:
+        edges.append(
+            Edge(
+                "p_tail", "softmax", "mma", layout.s_stages, Signal.THREADS, "last columns of P",
+                freed_by="s",
+            )
+        )  # fmt: skip
     if config.ragged_keys:
         # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
         tail_bytes = layout.v_pieces * layout.v_bytes
-        edges.append(Edge("tail", "load", owner, 1, Signal.TMA, "first V tile", tail_bytes, **once))
-    if not config.pack_heads:
-        pieces = q_tiles * layout.v_pieces
-        edges.append(Edge("out", owner, "load", pieces, Signal.THREADS, "O piece", **once))
+        edges.append(
+            Edge(
+                "tail", "load_v", "correction", 1, Signal.TMA, "first V tile", tail_bytes,
+                release=Signal.THREADS,
+            )
+        )  # fmt: skip
     return tuple(edges)

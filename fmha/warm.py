@@ -9,10 +9,9 @@ import torch
 
 from fmha.api import attention, fields_of
 from fmha.arguments import Arguments
-from fmha.choose import Sizes, config_for, plain_config
+from fmha.choose import Sizes, best_of, candidates
 from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, KERNEL, check_config
-from fmha.layout import TILE_M
 from kernelkit.attention import OTHER_NAMES
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
@@ -70,19 +69,10 @@ def kernels_for(
 def _configs(
     arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[AttentionConfig]:
-    plain = plain_config(arguments)
+    """Of every length; of the batches the ends, since more of them only fill more CTAs."""
+    found = candidates(arguments)
     entries = [batch for batch in batches if batch > 0]
-    for length in _representative(lengths):
-        for batch in {min(entries), max(entries)} if entries else ():
-            yield config_for(arguments, plain, Sizes(batch, length))
-
-
-def _representative(lengths: Sequence[int]) -> list[int]:
-    """Whether heads share tiles depends on the rows of the last tile alone, and with that settled
-    the schedule changes once as entries or tokens grow: so the ends of each class are enough."""
-    classes: dict[int, list[int]] = {}
     for length in lengths:
-        if length > 0:
-            known = classes.setdefault(length % TILE_M, [length, length])
-            known[:] = min(known[0], length), max(known[1], length)
-    return sorted({length for ends in classes.values() for length in ends})
+        if length > 0 and entries:
+            for batch in {min(entries), max(entries)}:
+                yield best_of(found, Sizes(batch, length))

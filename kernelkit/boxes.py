@@ -22,14 +22,14 @@ class TmaTensor:
     """One global tensor that TMA reads or writes box by box."""
 
     atom: cute.CopyAtom
-    tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page)
+    tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page), or `group_heads`
 
 
 @dataclass(frozen=True)
 class BoxPosition:
     """Where a box begins in the coordinates of a `TmaTensor`."""
 
-    row: Int32
+    row: Int32 | tuple[Int32, Int32]  # or (head of a group, row)
     column: Int32
     head: Int32
     entry: Int32  # batch entry or page
@@ -64,6 +64,18 @@ class Box:
 def reorder(tensor: cute.Tensor, modes: cutlass.Constexpr) -> cute.Tensor:
     """The same memory with its modes in another order."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
+
+
+@cute.jit
+def group_heads(tensor: cute.Tensor, group: cutlass.Constexpr) -> cute.Tensor:
+    """(row, column, head, entry) as ((head of a group, row), column, group, entry): rows of a tile
+    are then heads of tokens. The same where a group is one head."""
+    if cutlass.const_expr(group == 1):
+        return tensor
+    (rows, columns, heads, entries), strides = tensor.shape, tensor.stride
+    shape = ((group, rows), columns, heads // group, entries)
+    stride = ((strides[2], strides[0]), strides[1], strides[2] * group, strides[3])
+    return cute.make_tensor(tensor.iterator, cute.make_layout(shape, stride=stride))
 
 
 @cute.jit

@@ -149,9 +149,14 @@ def sms_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@cache
 def clusters_at_once(device: torch.device, ctas: int) -> int:
-    """Clusters of `ctas` CTAs, one CTA to an SM, that a CUDA device runs at the same time."""
+    """Clusters of `ctas` CTAs, one CTA to an SM, that a CUDA device runs at the same time; where a
+    launch is emulated, those of `sms_of`."""
+    return sms_of(device) // ctas if device.type != "cuda" else _clusters_of(device, ctas)
+
+
+@cache
+def _clusters_of(device: torch.device, ctas: int) -> int:
     if _is_pretended():
         return hw.SMS // ctas
     index = torch.cuda.current_device() if device.index is None else device.index

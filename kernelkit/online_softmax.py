@@ -50,13 +50,14 @@ def keep_columns(
 
     One 32-bit mask per 32 columns; the bit tests then need no comparison per element.
     """
-    for chunk in cutlass.range_constexpr(cute.size(scores) // CHUNK):
+    columns = cute.size(scores)
+    for chunk in cutlass.range_constexpr((columns + CHUNK - 1) // CHUNK):
         bits = lowest_bits(end - chunk * CHUNK)
         if cutlass.const_expr(begin is not None):
             bits = bits & ~lowest_bits(begin - chunk * CHUNK)
         if cutlass.const_expr(prefix_end is not None):
             bits = bits | lowest_bits(prefix_end - chunk * CHUNK)
-        for bit in cutlass.range_constexpr(CHUNK):
+        for bit in cutlass.range_constexpr(min(CHUNK, columns - chunk * CHUNK)):
             column = chunk * CHUNK + bit
             inside = Boolean(bits & Uint32(1 << bit))
             scores[column] = scores[column] if inside else -Float32.inf
@@ -106,24 +107,73 @@ def finite(top: Float32) -> Float32:
 
 
 @cute.jit
-def exponentiate(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> None:
-    """scores (N,) in place: exp2(scale_log2 * (s - row_max)), 0 where both are -inf."""
+def exponentiate(
+    scores: cute.Tensor,
+    row_max: Float32,
+    scale_log2: Float32,
+    by_polynomial: cutlass.Constexpr = 0,
+) -> None:
+    """scores (N,) in place: exp2(scale_log2 * (s - row_max)), 0 where both are -inf.
+
+    by_polynomial: of 16 pairs of scores so many go through `exp2_polynomial`, which leaves the MUFU
+    to the others.
+    """
     finite_max = row_max
     if row_max == -Float32.inf:
         finite_max = Float32(0.0)
     shift = -finite_max * scale_log2
-    for pair in cutlass.range(0, cute.size(scores), 2, unroll_full=True):
-        low, high = cute.arch.fma_packed_f32x2(
-            (scores[pair], scores[pair + 1]), (scale_log2, scale_log2), (shift, shift)
-        )
-        scores[pair] = cute.math.exp2(low, fastmath=True)
-        scores[pair + 1] = cute.math.exp2(high, fastmath=True)
+    for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):
+        for column in cutlass.range_constexpr(0, min(CHUNK, cute.size(scores) - first), 2):
+            pair = first + column
+            powers = cute.arch.fma_packed_f32x2(
+                (scores[pair], scores[pair + 1]), (scale_log2, scale_log2), (shift, shift)
+            )
+            if cutlass.const_expr((column // 2 + 1) * by_polynomial % 16 < by_polynomial):
+                powers = exp2_polynomial(powers)
+            else:
+                powers = tuple(cute.math.exp2(power, fastmath=True) for power in powers)
+            scores[pair], scores[pair + 1] = powers
+
+
+# 2^f over -1/2 <= f <= 1/2 is 1 + f (c1 + f (c2 + f c3)), chosen for the least relative error.
+EXP2_COEFFICIENTS = (0.693282898, 0.242210975, 0.0550090578)
+EXP2_ERROR = 1.02e-4  # relative, of what `exp2_polynomial` returns
+LEAST_EXPONENT = -127.0  # 2 to that is 0 here
+EXPONENT_AT = 23  # bit where the exponent of an fp32 begins
+ROUNDER = 12582912.0  # 1.5 * 2^23: what is added to it is rounded to an integer
 
 
 @cute.jit
-def row_total(weights: cute.Tensor) -> Float32:
-    """Sum of the weights (N,) in fp32: two interleaved pairs of partial sums, then their sum."""
-    first, second = (Float32(0.0), Float32(0.0)), (Float32(0.0), Float32(0.0))
+def exp2_polynomial(exponents: tuple[Float32, Float32]) -> tuple[Float32, Float32]:
+    """exp2 of two numbers below 128 without the MUFU, by Cody and Waite: the nearest integer goes
+    into the exponent, the rest through a polynomial. 2^-127 and less are exactly 0."""
+    x = tuple(cute.arch.fmax(exponent, LEAST_EXPONENT) for exponent in exponents)
+    rounded = cute.arch.add_packed_f32x2(x, (ROUNDER, ROUNDER))
+    whole = cute.arch.add_packed_f32x2(rounded, (-ROUNDER, -ROUNDER))
+    rest = cute.arch.fma_packed_f32x2(whole, (-1.0, -1.0), x)
+    c1, c2, c3 = EXP2_COEFFICIENTS
+    value = cute.arch.fma_packed_f32x2(rest, (c3, c3), (c2, c2))
+    value = cute.arch.fma_packed_f32x2(value, rest, (c1, c1))
+    value = cute.arch.fma_packed_f32x2(value, rest, (1.0, 1.0))
+    return tuple(raised(*each) for each in zip(value, rounded, strict=True))
+
+
+@cute.jit
+def raised(value: Float32, rounded: Float32) -> Float32:
+    """value * 2^n, n being the integer that `rounded` holds in its lowest bits."""
+    bits = value.bitcast(Int32) + (rounded.bitcast(Int32) << EXPONENT_AT)
+    return bits.bitcast(Float32)
+
+
+@cute.jit
+def row_total(weights: cute.Tensor, older: Float32) -> Float32:
+    """older + the sum of the weights (N,) in fp32: two interleaved pairs of partial sums, then
+    their sum.
+
+    The older sum is where the first of them begins. Added at the end it is an FFMA that a loop
+    carries, and then ptxas keeps MUFU.EX2 10 cycles apart instead of 8.
+    """
+    first, second = (older, Float32(0.0)), (Float32(0.0), Float32(0.0))
     for quad in cutlass.range_constexpr(0, cute.size(weights), 4):
         first = cute.arch.add_packed_f32x2(first, (weights[quad], weights[quad + 1]))
         second = cute.arch.add_packed_f32x2(second, (weights[quad + 2], weights[quad + 3]))

@@ -23,9 +23,19 @@ def accumulator(
 
 @cute.jit
 def issue(
-    mma: cute.TiledMma, d: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: Boolean
+    mma: cute.TiledMma,
+    d: cute.Tensor,
+    a: cute.Tensor,
+    b: cute.Tensor,
+    accumulate: Boolean,
+    k_blocks: cutlass.Constexpr = None,
 ) -> None:
-    """Issue D = A B, or D += A B, k block by k block; a commit announces the end of it."""
-    for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
-        mma.set(tcgen05.Field.ACCUMULATE, accumulate if k_block == 0 else True)
+    """Issue D = A B, or D += A B, k block by k block; a commit announces the end of it.
+
+    k_blocks: which, all of them by default.
+    """
+    if cutlass.const_expr(k_blocks is None):
+        k_blocks = range(cute.size(b, mode=[2]))
+    for k_block in k_blocks:
+        mma.set(tcgen05.Field.ACCUMULATE, accumulate if k_block == k_blocks[0] else True)
         cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)

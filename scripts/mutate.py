@@ -2,7 +2,7 @@
 tells the mutant from the kernel.
 
     python scripts/mutate.py --list                        # what would be judged
-    python scripts/mutate.py --subject "64 base tmem"      # one kernel
+    python scripts/mutate.py --subject "64 base"           # one kernel
     python scripts/mutate.py --jobs 2                      # all; an interrupted campaign goes on
 
 Every verdict is kept in the JSON file at once. A mutant is killed by a finding of the checker, by

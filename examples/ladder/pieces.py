@@ -249,7 +249,7 @@ def weigh(
     """
     row_max, acc_scale = next_max(top_score(lane.scores, row_max), row_max, scale_log2, 0.0)
     exponentiate(lane.scores, row_max, scale_log2)
-    return row_max, row_sum * acc_scale + row_total(lane.scores), acc_scale
+    return row_max, row_total(lane.scores, row_sum * acc_scale), acc_scale
 
 
 @cute.jit

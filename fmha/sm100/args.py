@@ -14,16 +14,16 @@ from kernelkit.pipelines import Event, Ring
 
 @dataclass(frozen=True)
 class TmaTensors:
-    """q is None where rows are gathered, o where no row goes out by TMA: packed heads.
+    """q and o: modes ((head of a group, row), column, group, batch entry).
 
     tail is v with another barrier: in a pair its bytes are counted in this CTA, not in the leader.
     """
 
-    q: TmaTensor | None
+    q: TmaTensor
     k: TmaTensor
     v: TmaTensor
     tail: TmaTensor | None
-    o: TmaTensor | None
+    o: TmaTensor
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,47 @@ class Scalars:
 
 
 @dataclass(frozen=True)
+class Order:
+    """In which order all CTAs, or pairs, take all query blocks.
+
+    A section is all blocks of `near` heads, heads of all entries counted together; in it the blocks
+    of one place among the queries follow each other.
+    """
+
+    section: cute.FastDivmodDivisorV2  # blocks of a section
+    near: cute.FastDivmodDivisorV2  # heads of a section
+    heads: cute.FastDivmodDivisorV2  # query heads of an entry, KV heads where they share tiles
+    group: cute.FastDivmodDivisorV2  # of them those that read one KV head
+    blocks: Int32  # of a head
+    rounds: Int32  # blocks that every CTA or pair takes
+    left: Int32  # blocks that are left then, fewer than CTAs or pairs
+
+
+@dataclass(frozen=True)
 class Globals:
     """Global memory beside TMA: what threads read and write themselves."""
 
-    q_shape: tuple[Int32, Int32]  # (rows, query heads)
-    k_shape: tuple[Int32, Int32]  # (rows or rows of a page, KV heads)
-    q: cute.Tensor  # (row, D, Hq, B) io dtype; B is 1 where rows are packed (varlen)
-    o: cute.Tensor  # (row, Dv, Hq, B) output dtype
+    q_rows: Int32
+    k_rows: Int32  # or of a page
+    o: cute.Tensor  # (row, Dv, Hq, B) output dtype; B is 1 where rows are packed (varlen)
     lse: cute.Tensor  # (row, Hq, B) fp32
     row_max: cute.Tensor | None  # (row, Hq, B) fp32, with raw O only
     tables: Tables
+    order: Order
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The key tiles of one query block in the order in which they are visited.
+    """The key tiles of one query block in the order in which they are visited, numbered from the
+    first key that a row sees.
 
     First those with a mask per element: `right` tiles from `right_end` - 1 down, `left` tiles from
-    `left_end` - 1 down, `sink` tiles down to tile 0. Then `free` tiles from `free_end` - 1 down, in
-    which every row sees every key. Order means nothing to the softmax, and so two copies of its
+    `left_end` - 1 down, `sink` tiles of the first keys. Then `free` tiles from `free_end` - 1 down,
+    in which every row sees every key. Order means nothing to the softmax, and so two copies of its
     loop are enough.
     """
 
+    origin: Int32  # key with which tile 0 begins
     right: Int32
     right_end: Int32
     left: Int32
@@ -93,15 +112,14 @@ class Walk:
 
 @dataclass(frozen=True)
 class Work:
-    """What one CTA (or pair) computes: a block of one or two query tiles of 128 rows.
+    """What a CTA (or pair) computes at a time: a block of one or two query tiles of 128 rows.
 
     All rows read the same KV head.
     """
 
     q_block: Int32
-    head: Int32  # query head of the block; the first of the group where heads are packed
+    head: Int32  # query head of the block, or group of heads that share its tiles
     kv_head: Int32
-    group: Int32  # query heads of a KV head
     batch: Int32  # entry; tensors that are packed have no batch of their own
     q_start: Int32  # row of the tensor where this entry's queries begin: 0, or by cu_seqlens
     q_length: Int32  # queries (tokens) of this entry
@@ -136,24 +154,24 @@ class Buffers:
     k: cute.Pointer
     v: cute.Pointer
     p: cute.Pointer | None  # None where P lies in TMEM
-    o: cute.Pointer | None  # output dtype; None where heads are packed
-    statistics: cute.Pointer | None  # fp32, in a pair and in the ping-pong schedule
+    o: cute.Pointer  # output dtype, panels
+    statistics: cute.Pointer  # fp32
 
 
 @dataclass(frozen=True)
 class Pipes:
     """The edges of the plan as barriers."""
 
-    q: Event
+    q: Ring
     k: Ring
     v: Ring
     s: Event
     p: Event
-    o: Event
-    tail: Event | None = None
-    rescaled: Event | None = None  # ping-pong only
-    row: Ring | None = None
-    out: Event | None = None
+    o: Ring
+    row: Ring
+    out: Ring
+    p_tail: Event | None = None
+    tail: Ring | None = None
 
 
 @dataclass(frozen=True)

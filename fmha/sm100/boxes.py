@@ -5,42 +5,45 @@ A panel is at most 128 bytes of every row. Its lines are swizzled inside themsel
 `kernelkit.swizzle`). Boxes of one buffer follow each other without gaps.
 """
 
+from math import gcd
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fmha.layout import TILE_N
+from fmha.layout import Layout
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Row
 from fmha.sm100.products import IO_TYPES, OUT_TYPES
 from kernelkit import hw, tmem
 from kernelkit.boxes import Box
 from kernelkit.swizzle import turn
+from kernelkit.umma import shared
 
 
 def q_box(plan: AttentionPlan) -> Box:
-    """Of Q: this CTA's rows of a query tile."""
+    """Of Q: this CTA's rows of a query tile, without those that are left over."""
     layout, config = plan.layout, plan.config
-    return Box(layout.rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
+    return Box(layout.q_rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
 
 
 def k_box(plan: AttentionPlan) -> Box:
     """Of K: the CTA's keys, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
-    rows = min(layout.k_rows, config.page_size or TILE_N)
+    rows = gcd(layout.k_rows, layout.key_step) if config.page_size else layout.k_rows
     return Box(rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
 
 
 def v_box(plan: AttentionPlan) -> Box:
     """Of V: the keys of the tile, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
-    rows = min(TILE_N, config.page_size or TILE_N)
+    rows = layout.key_step if config.page_size else layout.tile_n
     return Box(rows, layout.panel(layout.v_columns), IO_TYPES[config.dtype])
 
 
 def o_box(plan: AttentionPlan) -> Box:
-    """Of O: this CTA's rows of a query tile."""
-    return Box(plan.layout.rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
+    """Of O: the same rows."""
+    return Box(plan.layout.q_rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
 
 
 @cute.jit
@@ -60,21 +63,33 @@ def store_part(
     """
     box_index = first // box.columns + row.half * (part_columns // box.columns)
     box_index += row.q_tile * (tile_columns // box.columns)
-    store_line(box, buffer, box_index, row.row, first % box.columns, values)
+    store_line(box.rows, box, buffer, box_index, row.row, first % box.columns, values)
+
+
+def panel_at(layout: Layout, box: Box, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+    """The box of rows in panel `index` of query tiles: panels stand as far apart as all rows."""
+    return shared(buffer + index * (layout.rows * box.columns), box.layout())
 
 
 @cute.jit
 def store_line(
-    box: Box, buffer: cute.Pointer, index: Int32, row: Int32, first: Int32, values: cute.Tensor
+    rows: cutlass.Constexpr,
+    box: Box,
+    buffer: cute.Pointer,
+    index: Int32,
+    row: Int32,
+    first: Int32,
+    values: cute.Tensor,
 ) -> None:
-    """Registers `values` (N,) to columns first .. first + N of a row of box `index` of the buffer.
+    """Registers `values` (N,) to columns first .. first + N of a row of panel `index` of the
+    buffer. rows: of a panel.
 
     They go 16 bytes at a time; eight rows at one column lie in different banks. The swizzle is
     spelled out because a copy through `Box.at` becomes single elements.
     """
     unit = hw.SMEM_UNIT_BYTES * 8 // values.element_type.width
     units = box.columns // unit
-    line = buffer + (index * box.rows + row) * box.columns
+    line = buffer + (index * rows + row) * box.columns
     moved = turn(row, units * hw.SMEM_UNIT_BYTES)
     layout = cute.make_layout(unit)
     for part in cutlass.range_constexpr(cute.size(values) // unit):

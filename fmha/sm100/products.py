@@ -11,7 +11,6 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fmha.layout import S_STAGES, TILE_M, TILE_N
 from fmha.plan import AttentionPlan
 from kernelkit.pipelines import cta_group
 from kernelkit.umma import shared
@@ -21,13 +20,13 @@ OUT_TYPES = IO_TYPES | {"fp32": Float32}
 
 
 def qk_tile(plan: AttentionPlan) -> tuple[int, int, int]:
-    """(M, N, K) of S = Q K^T over one piece of K."""
-    return TILE_M, TILE_N, plan.layout.k_columns
+    """(M, N, K) of S = Q K^T over one piece of K, for both CTAs of a pair."""
+    return plan.layout.mma_rows, plan.layout.tile_n, plan.layout.k_columns
 
 
 def pv_tile(plan: AttentionPlan) -> tuple[int, int, int]:
     """(M, N, K) of one piece of O += P V."""
-    return TILE_M, plan.layout.o_tile, TILE_N
+    return plan.layout.mma_rows, plan.layout.o_tile, plan.layout.tile_n
 
 
 def make_qk_mma(plan: AttentionPlan) -> cute.TiledMma:
@@ -76,21 +75,16 @@ def v_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) ->
 def p_operand(
     plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer, tmem: cute.Pointer
 ) -> cute.Tensor:
-    """P as the A operand, (MMA, 1, tile_n / 16, S stage).
-
-    In shared memory there is one buffer per query tile, whose S stages share it.
-    """
+    """P as the A operand, (MMA, 1, tile_n / 16, buffer): one per S buffer, in shared memory one
+    per query tile."""
     io = IO_TYPES[plan.config.dtype]
     layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.config.q_tiles)
-    if plan.config.p_in_smem and plan.config.q_tiles == S_STAGES:
-        return mma.make_fragment_A(shared(pointer, layout))
     if plan.config.p_in_smem:
-        one = mma.make_fragment_A(shared(pointer, layout))[None, None, None, 0]
-        return cute.make_tensor(
-            one.iterator, cute.append(one.layout, cute.make_layout(S_STAGES, stride=0))
-        )
+        return mma.make_fragment_A(shared(pointer, layout))
     one = mma.make_fragment_A(cute.make_tensor(tmem, layout.outer))[None, None, None, 0]
     stage_columns = plan.tmem["P1"].begin - plan.tmem["P0"].begin
-    stages = cute.make_layout(S_STAGES, stride=stage_columns * Float32.width // io.width)
+    stages = cute.make_layout(
+        plan.layout.s_stages, stride=stage_columns * Float32.width // io.width
+    )
     pointer = cute.recast_ptr(tmem + plan.tmem["P0"].begin, dtype=io)
     return cute.make_tensor(pointer, cute.append(one.layout, stages))

@@ -1,5 +1,4 @@
-"""Which query block a CTA computes, and which key tiles that takes: loop bounds before masks
-(device code).
+"""What a query block is, and which key tiles it takes: loop bounds before masks (device code).
 
 Row r of an entry sees keys [begin(r), end(r)), both of which never decrease with r, and where
 there are sink tokens also those below `sink_tokens` and end(r). So the tiles of a query block are
@@ -11,34 +10,22 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fmha.layout import TILE_M, TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Globals, Scalars, Walk, Work
+from fmha.sm100.order import block_of
 
 
 @cute.jit
-def locate(plan: AttentionPlan, tensors: Globals) -> Work:
-    """This CTA's work, its walk excepted.
-
-    Grid: (query blocks times CTAs of each, query or KV heads, batch entries).
-    """
+def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
+    """What this CTA computes in round `turn`, its walk excepted."""
     config, tables = plan.config, tensors.tables
-    q_shape, k_shape = tensors.q_shape, tensors.k_shape
-    q_block, head, batch = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
+    q_block, head, batch = block_of(plan, tensors.order, turn)
     rank = Int32(0)
     if cutlass.const_expr(config.ctas > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        q_block, blocks = q_block // config.ctas, blocks // config.ctas
-    if cutlass.const_expr(config.right):
-        # Long rows first: the last CTAs to start are then the short ones.
-        q_block = blocks - 1 - q_block
-    group = q_shape[1] // k_shape[1]
-    kv_head, first_head = head, head * group
-    if cutlass.const_expr(not config.pack_heads):
-        kv_head, first_head = head // group, head
-    q_start, q_length = entry_range(tables.cu_seqlens_q, batch, q_shape[0])
-    kv_start, kv_length = entry_range(tables.cu_seqlens_k, batch, k_shape[0])
+    kv_head = head // tensors.order.group
+    q_start, q_length = entry_range(tables.cu_seqlens_q, batch, tensors.q_rows)
+    kv_start, kv_length = entry_range(tables.cu_seqlens_k, batch, tensors.k_rows)
     if cutlass.const_expr(config.page_size > 0):
         kv_length = cute.size(tables.page_table, mode=[1]) * config.page_size
     if cutlass.const_expr(config.kv_lens):
@@ -49,9 +36,8 @@ def locate(plan: AttentionPlan, tensors: Globals) -> Work:
         full_end = cutlass.max(cutlass.min(offset + q_length, kv_length), 0)
     return Work(
         q_block=q_block,
-        head=first_head,
+        head=head,
         kv_head=kv_head,
-        group=group,
         batch=batch,
         q_start=q_start,
         q_length=q_length,
@@ -76,32 +62,35 @@ def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tu
 @cute.jit
 def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
     """The key tiles of `work`, none where the CTA has no row."""
-    config = plan.config
-    rows = tile_rows(plan, work)
-    first = work.q_block * plan.layout.block_rows
-    last = cutlass.min(first + plan.layout.block_rows, rows) - 1
-    if cutlass.const_expr(config.pack_heads):
-        first, last = first // work.group, last // work.group
+    config, layout = plan.config, plan.layout
+    tile = work.q_block * layout.block_tiles
+    first = first_token(plan, tile)
+    last = first_token(plan, tile + layout.block_tiles - 1) + layout.box_tokens
+    last = cutlass.min(last, work.q_length) - 1
     first_end, last_end = work.full_end, work.full_end
     if cutlass.const_expr(config.right):
         first_end = row_end(work, first, scalars)
         last_end = row_end(work, last, scalars)
+    if first >= work.q_length:
+        last_end = Int32(0)
     first_begin, last_begin = Int32(0), Int32(0)
     if cutlass.const_expr(config.left):
         first_begin = row_begin(work, first, scalars)
         last_begin = row_begin(work, last, scalars)
-    end = cute.ceil_div(last_end, TILE_N)
-    if work.q_block * plan.layout.block_rows >= rows:
-        end = Int32(0)
-    begin = cutlass.min(first_begin // TILE_N, end)
-    free_end = cutlass.max(cutlass.min(first_end // TILE_N, end), begin)
-    free_begin = cutlass.max(cutlass.min(cute.ceil_div(last_begin, TILE_N), free_end), begin)
+    # A box of keys has to lie in one page.
+    origin = cutlass.min(first_begin, last_end) // layout.key_step * layout.key_step
     sink = Int32(0)
     if cutlass.const_expr(config.sink_tokens):
-        sink = cute.ceil_div(cutlass.min(scalars.sink_tokens, last_end), TILE_N)
-        sink = cutlass.min(sink, begin)
-    right, left = end - free_end, free_begin - begin
+        sink = cute.ceil_div(cutlass.min(scalars.sink_tokens, last_end), plan.layout.tile_n)
+        if sink * plan.layout.tile_n > origin:
+            origin, sink = Int32(0), Int32(0)
+    end = cute.ceil_div(last_end - origin, plan.layout.tile_n)
+    free_end = cutlass.max(cutlass.min((first_end - origin) // plan.layout.tile_n, end), 0)
+    free_begin = cutlass.max(cute.ceil_div(last_begin - origin, plan.layout.tile_n), 0)
+    free_begin = cutlass.min(free_begin, free_end)
+    right, left = end - free_end, free_begin
     return Walk(
+        origin=origin,
         right=right,
         right_end=end,
         left=left,
@@ -116,18 +105,31 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
 
 
 @cute.jit
-def tile_rows(plan: AttentionPlan, work: Work) -> Int32:
-    """Query rows of all blocks for this entry and head, or KV head where heads are packed."""
-    rows = work.q_length
-    if cutlass.const_expr(plan.config.pack_heads):
-        rows = rows * work.group
-    return rows
+def first_token(plan: AttentionPlan, tile: Int32) -> Int32:
+    """Query of the entry with which tile `tile` of a head begins, or of heads that share it."""
+    return tile // plan.layout.head_parts * plan.layout.box_tokens
 
 
 @cute.jit
-def first_row(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
-    """Row of the entry with which query tile `q_tile` of this CTA begins."""
-    return work.q_block * plan.layout.block_rows + q_tile * TILE_M + work.rank * plan.layout.rows
+def own_tile(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
+    """Number of query tile `q_tile` of this CTA among those of the head."""
+    layout = plan.layout
+    return work.q_block * layout.block_tiles + q_tile * plan.config.ctas + work.rank
+
+
+@cute.jit
+def box_row(plan: AttentionPlan, work: Work, tile: Int32) -> Int32 | tuple[Int32, Int32]:
+    """Where the rows of tile `tile` of a head begin in Q and O."""
+    row = work.q_start + first_token(plan, tile)
+    if cutlass.const_expr(plan.config.group == 1):
+        return row
+    return first_head(plan, tile), row
+
+
+@cute.jit
+def first_head(plan: AttentionPlan, tile: Int32) -> Int32:
+    """Of the heads that share tiles the first one in tile `tile`."""
+    return tile % plan.layout.head_parts * plan.layout.box_heads
 
 
 @cute.jit
@@ -144,18 +146,20 @@ def row_begin(work: Work, token: Int32, scalars: Scalars) -> Int32:
 
 
 @cute.jit
-def tile_of(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
-    """Key tile of step `step` of the walk, 0 <= step < walk.tiles."""
-    tile = walk.right_end - 1 - step
+def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
+    """Where the tile of step `step` of the walk begins, 0 <= step < walk.tiles."""
+    tile, origin = walk.right_end - 1 - step, walk.origin
     if cutlass.const_expr(plan.config.left):
         if step >= walk.right:
             tile = walk.left_end - 1 - (step - walk.right)
         if cutlass.const_expr(plan.config.sink_tokens):
             if step >= walk.right + walk.left:
                 tile = walk.masked - 1 - step
+                origin = Int32(0)
         if step >= walk.masked:
             tile = walk.free_end - 1 - (step - walk.masked)
-    return tile
+            origin = walk.origin
+    return origin + tile * plan.layout.tile_n
 
 
 @cute.jit
@@ -166,11 +170,9 @@ def entry_of_q(plan: AttentionPlan, work: Work) -> Int32:
 
 @cute.jit
 def stored_by_tma(plan: AttentionPlan, work: Work) -> Boolean:
-    """O goes out by TMA: its rows are rows of one head, and a packed tensor holds no other entry's
-    rows behind them."""
+    """O goes out by TMA: a packed tensor holds no other entry's rows behind those of its tiles."""
     by_tma = Boolean(True)
-    if cutlass.const_expr(plan.config.pack_heads):
-        by_tma = Boolean(False)
-    elif cutlass.const_expr(plan.config.varlen_q):
-        by_tma = (work.q_block + 1) * plan.layout.block_rows <= work.q_length
+    if cutlass.const_expr(plan.config.varlen_q):
+        last = (work.q_block + 1) * plan.layout.block_tiles - 1
+        by_tma = first_token(plan, last) + plan.layout.box_tokens <= work.q_length
     return by_tma

@@ -30,16 +30,16 @@ WINDOW, FIRST, ROPE = 100, 4, 64
 
 def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
     """Two entries, of which the second has fewer keys where there is a length."""
-    (head_dim, v_head_dim), p_path, schedule = kernel
+    (head_dim, v_head_dim), schedule = kernel
     given = dict(fields)
+    group = given.pop("group", 1)
     right, left = given.pop("right", False), given.pop("left", False)
     case = Case(
         QUERIES,
         KEYS,
-        heads=(2, 1) if given.get("pack_heads") else (1, 1),
+        heads=(group, 1),
         batch=2,
         dims=(head_dim, v_head_dim or head_dim),
-        p_path=p_path,
         schedule=schedule,
         causal=right,
         window=(WINDOW if left else None, None),
@@ -50,6 +50,7 @@ def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
         q_lens=(QUERIES, QUERIES // 2) if given.pop("varlen_q", False) else None,
         k_lens=(KEYS, KEYS // 2) if given.pop("varlen_k", False) else None,
         rope_dim=given.pop("rope_dim", 0),
+        pack_heads=group > 1,
     )
     return replace(case, **given)
 

@@ -11,49 +11,81 @@ SMEM_LIMIT = 232_448
 KIB = 1024
 
 # head_dim -> (bytes of a K piece in a CTA, pieces of a K tile); v_dim -> the same for V.
-# 128 keys by the columns of a piece, 2 bytes each; in the pair of 512 a CTA has 64 keys of K
-# (x 256 columns) and 64 of the 128 columns of V.
+# 128 keys by the columns of a piece, 2 bytes each. In a pair a CTA has 64 keys of K, by 128 columns
+# at 256 and by 256 at 512, and half the columns of V, of 256 and of 128.
 K_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
-    192: (16 * KIB, 3), 256: (32 * KIB, 2), 512: (32 * KIB, 2),
+    192: (16 * KIB, 3), 256: (16 * KIB, 2), 512: (32 * KIB, 2),
 }  # fmt: skip
 V_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
-    256: (32 * KIB, 2), 512: (16 * KIB, 4),
+    256: (32 * KIB, 1), 512: (16 * KIB, 4),
 }  # fmt: skip
 OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def barriers(config: Any, k_stages: int, v_stages: int) -> int:
-    """mbarriers: a ring has two per stage, S and P one per stage of two, Q and O one per tile."""
-    tiles = _tiles(config)
-    count = 2 * (k_stages + v_stages) + 2 * 2 + 2 * tiles
-    if tiles == 2:
-        count += 2 + 2 * 2  # O is rescaled; the numbers of a row, a ring of one stage per tile
+    """mbarriers: a ring has two per stage; S and P have one, and the rest of P where it comes in
+    two parts."""
+    tiles, s_stages = _tiles(config), _s_stages(config)
+    count = 2 * (k_stages + v_stages + 3 * tiles) + 2 * s_stages  # Q, O, numbers of a row
+    if tiles == 2 and s_stages == 2:
+        count += s_stages
     if config.kv_lens or config.varlen_k or config.page_size or config.q_offset:
-        count += 1  # the tile with the end of the keys
-    if not config.pack_heads:
-        count += tiles * V_PIECES[_v_dim(config)][1]  # a piece of O is stored once it is written
-    return count
+        count += 2  # the tile with the end of the keys
+    return count + 2 * _out_stages(config)
 
 
 def shared_bytes(config: Any, k_stages: int, v_stages: int) -> int:
     """Shared memory of a CTA: barriers and the like, rounded up to 1 KiB, then whole KiB."""
-    rows = 64 if config.head_dim == 512 else 128 * _tiles(config)
-    front = 8 * barriers(config, k_stages, v_stages) + 4
-    if config.head_dim == 512 or _tiles(config) == 2:
-        front = -(-front // 16) * 16 + 4 * 128 * 4  # four numbers of each of 128 lanes
-    p = rows * 128 * 2 if _p_in_smem(config) else 0
+    front = -(-(8 * barriers(config, k_stages, v_stages) + 4) // 16) * 16 + _numbers(config)
     rings = k_stages * K_PIECES[config.head_dim][0] + v_stages * V_PIECES[_v_dim(config)][0]
-    return -(-front // KIB) * KIB + rows * config.head_dim * 2 + rings + p
+    out = _out_stages(config) * _panel_bytes(config)
+    return -(-front // KIB) * KIB + _rows_bytes(config) + rings + out
 
 
 def columns(config: Any) -> int:
-    """TMEM columns to allocate: two S of 128 columns and an O per tile, half of each in a pair."""
-    needed = 2 * 128 + _v_dim(config) * _tiles(config)
-    if config.head_dim == 512:
-        needed //= 2
+    """TMEM columns to allocate: an O per tile, half of one at 512, and the S."""
+    needed = _s_stages(config) * _s_columns(config) + _o_columns(config)
     return next(size for size in (32, 64, 128, 256, 512, 1024, 2048) if size >= needed)
+
+
+def _s_columns(config: Any) -> int:
+    return 64 if config.head_dim == 512 else 128
+
+
+def _o_columns(config: Any) -> int:
+    return 256 if config.head_dim == 512 else _v_dim(config) * _tiles(config)
+
+
+def _s_stages(config: Any) -> int:
+    """Three where they fit beside O."""
+    return 3 if 3 * _s_columns(config) + _o_columns(config) <= 512 else 2
+
+
+def _numbers(config: Any) -> int:
+    """Bytes of two numbers of each row, and of three through which halves of a row meet."""
+    return (2 * _tiles(config) + (3 if config.head_dim == 512 else 0)) * 128 * 4
+
+
+def _rows_bytes(config: Any) -> int:
+    """Bytes of Q and, where it is there, of P."""
+    rows = 64 if config.head_dim == 512 else 128 * _tiles(config)
+    return rows * config.head_dim * 2 + (rows * 128 * 2 if config.head_dim == 512 else 0)
+
+
+def _panel_bytes(config: Any) -> int:
+    """Of 128 lines of O of 128 bytes; of 64 where 96 columns do not divide by 64."""
+    return 128 * (64 if _v_dim(config) == 96 and _o_bytes(config) == 2 else 128)
+
+
+def _out_stages(config: Any) -> int:
+    """Two panels, or one where two do not fit beside the least rings and 1 KiB of barriers."""
+    k_stages = config.k_stages or K_PIECES[config.head_dim][1]
+    v_stages = config.v_stages or V_PIECES[_v_dim(config)][1]
+    rings = k_stages * K_PIECES[config.head_dim][0] + v_stages * V_PIECES[_v_dim(config)][0]
+    taken = KIB + _numbers(config) + _rows_bytes(config) + rings
+    return 2 if taken + 2 * _panel_bytes(config) <= SMEM_LIMIT else 1
 
 
 def broken_rules(config: Any) -> list[str]:
@@ -63,12 +95,12 @@ def broken_rules(config: Any) -> list[str]:
         found.append(f"dtype {config.dtype!r}")
     if config.out_dtype not in ("", "bf16", "fp16", "fp32"):
         found.append(f"out_dtype {config.out_dtype!r}")
-    if config.p_path not in ("", "tmem", "smem"):
-        found.append(f"p_path {config.p_path!r}")
     if config.schedule not in ("", "base", "pingpong"):
         found.append(f"schedule {config.schedule!r}")
     if config.page_size not in (0, 8, 16, 32, 64, 128, 256, 512, 1024):
         found.append(f"page_size {config.page_size}")
+    if config.group < 1:
+        found.append(f"group {config.group}")
     if not 0 <= config.rescale_log2 <= 15:
         found.append(f"rescale_log2 {config.rescale_log2}")
     if config.sink_tokens and not config.left:
@@ -95,8 +127,6 @@ def _misfits(config: Any) -> list[str]:
     if (config.head_dim, _v_dim(config)) not in pairs:
         return [f"head_dim {config.head_dim} with v_head_dim {_v_dim(config)}"]
     found = []
-    if config.head_dim == 512 and config.p_path == "tmem":
-        found.append("p_path 'tmem' at head_dim 512")
     if _tiles(config) == 2 and config.head_dim not in (64, 96, 128):
         found.append(f"schedule 'pingpong' at head_dim {config.head_dim}")
     if columns(config) > 512:
@@ -110,10 +140,6 @@ def _misfits(config: Any) -> list[str]:
         found.append(f"v_stages {v_stages}: at least")
     if shared_bytes(config, k_stages, v_stages) > SMEM_LIMIT:
         found.append(f"{shared_bytes(config, k_stages, v_stages)} bytes of shared memory")
-    rows = 64 if config.head_dim == 512 else 128 * _tiles(config)
-    front = -(-8 * barriers(config, k_stages, v_stages) // KIB) * KIB
-    if rows * _v_dim(config) * _o_bytes(config) > shared_bytes(config, k_stages, v_stages) - front:
-        found.append("behind the last buffer")
     return found
 
 
@@ -129,7 +155,3 @@ def _v_dim(config: Any) -> int:
 def _o_bytes(config: Any) -> int:
     default = config.dtype if config.normalize else "fp32"
     return OUT_BYTES.get(config.out_dtype or default, 4)
-
-
-def _p_in_smem(config: Any) -> bool:
-    return config.p_path == "smem" or config.head_dim == 512

@@ -52,8 +52,9 @@ KEYS = ("dense", "lens", "packed", "packed, lens", 8, 16, 32, 64, 128, 256)  # n
 
 FACTORS = {
     "dims": ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512)),
-    "p_path": ("tmem", "smem"),
+    "tile_n": (0, 64, 80, 112),
     "schedule": ("base", "pingpong"),
+    "polynomial": (-1, 0, 7),
     "mask": tuple(MASKS),
     "sinks": (False, True),
     "softcap": (0.0, 15.0),
@@ -89,8 +90,13 @@ def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_d
 SPACE = Space(
     FACTORS,
     (
-        Rule(("dims", "p_path"), lambda dims, path: path == "smem" or dims[0] < 512),
+        Rule(("dims", "tile_n"), lambda dims, keys: not keys or dims[0] < 256),
         Rule(("dims", "schedule"), lambda dims, name: name == "base" or dims[0] <= 128),
+        # A minute and more, of which less would show as much.
+        Rule(
+            ("dims", "heads", "size"),
+            lambda dims, heads, size: dims[0] < 192 or heads != (8, 1) or size != "long",
+        ),
         Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
         Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
     ),

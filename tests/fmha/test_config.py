@@ -22,7 +22,6 @@ EXAMPLES = 2000
         ({"v_head_dim": 128}, NotImplementedError, ("64 with v_head_dim 128", "(192, 128)")),
         ({"dtype": "fp8"}, NotImplementedError, ("fp8", "bf16", "fp16")),
         ({"out_dtype": "fp64"}, NotImplementedError, ("fp64", "fp32")),
-        ({"p_path": "registers"}, NotImplementedError, ("registers", "tmem", "smem")),
         ({"page_size": 48, "kv_lens": True}, NotImplementedError, ("48", "128")),
         ({"page_size": 16}, ValueError, ("pages without kv_lens",)),
         (
@@ -37,20 +36,23 @@ EXAMPLES = 2000
         ({"v_stages": -1}, ValueError, ("v_stages -1", "at least 1")),
         ({"rescale_log2": 16.0}, ValueError, ("16", "15")),
         ({"rescale_log2": -1.0}, ValueError, ("-1", "0")),
-        # Q 16 KiB, 13 + 1 pieces of 16 KiB, 1 KiB of barriers.
-        ({"k_stages": 13, "v_stages": 1}, ValueError, ("246784 bytes", "sK 13 x 16384", "232448")),
-        # Q 64 KiB, K 3 x 32 KiB, V 2 x 32 KiB, P 32 KiB.
+        # Q 16 KiB, 13 + 1 pieces of 16 KiB, a panel of O, 2 KiB of barriers and numbers of rows.
+        ({"k_stages": 13, "v_stages": 1}, ValueError, ("264192 bytes", "sK 13 x 16384", "232448")),
+        # Q 64 KiB, K 4 x 16 KiB, V 3 x 32 KiB, a panel of O 16 KiB, 2 KiB.
         (
-            {"head_dim": 256, "p_path": "smem", "k_stages": 3, "v_stages": 2},
-            ValueError, ("263168 bytes", "232448"),
+            {"head_dim": 256, "k_stages": 4, "v_stages": 3},
+            ValueError, ("247808 bytes", "232448"),
         ),
-        ({"head_dim": 512, "p_path": "tmem"}, ValueError, ("512 columns of the 512", "256 of S")),
+        ({"group": 0}, ValueError, ("group 0", "at least 1")),
+        ({"tile_n": 72}, NotImplementedError, ("tile_n 72", "80")),
+        ({"head_dim": 256, "tile_n": 96}, ValueError, ("tile_n 96", "128")),
+        ({"polynomial": 17}, ValueError, ("17", "16")),
         ({"schedule": "fast"}, NotImplementedError, ("fast", "base", "pingpong")),
         (
             {"head_dim": 192, "v_head_dim": 128, "schedule": "pingpong"},
             ValueError, ("pingpong", "head_dim 192", "98304 bytes"),
         ),
-        ({"head_dim": 256, "v_stages": 1}, ValueError, ("v_stages 1", "at least 2")),
+        ({"head_dim": 512, "v_stages": 3}, ValueError, ("v_stages 3", "at least 4")),
     ],
 )  # fmt: skip
 def test_refusals_name_value_and_limit(change, error, words):
@@ -68,7 +70,6 @@ def test_output_dtype_follows_normalisation():
 def test_p_waits_in_tensor_memory_where_it_can():
     for head_dim in (64, 96, 128, 256):
         assert not AttentionConfig(head_dim=head_dim).p_in_smem
-        assert AttentionConfig(head_dim=head_dim, p_path="smem").p_in_smem
     assert AttentionConfig(head_dim=512).p_in_smem
 
 
@@ -91,10 +92,10 @@ CONFIGS = st.builds(
     out_dtype=rarely(("fp64",), "", "bf16", "fp16", "fp32"),
     page_size=rarely((4, 48, 192, -16), 0, 0, 8, 16, 32, 64, 128, 256),
     rope_dim=rarely((1, 63, -2, 600), 0, 2, 32, 64, 96, 128),
-    p_path=rarely(("reg",), "", "tmem", "smem"),
     schedule=rarely(("fast",), "", "base", "pingpong"),
     rescale_log2=rarely((-0.5, 15.5, 16.0), 0.0, 8.0, 15.0),
-    **{name: st.booleans() for name in ("left", "pack_heads")},
+    left=st.booleans(),
+    group=rarely((0,), 1, 1, 5, 8),
     **{name: rarely((True,), False) for name in ("sink_tokens", "sinks", "varlen_k")},
     **{name: rarely((False,), True) for name in ("normalize", "kv_lens")},
 )
@@ -129,16 +130,13 @@ def test_check_agrees_with_arithmetic_done_by_hand():
 
 
 @pytest.mark.parametrize("schedule", ["base", "pingpong"])
-@pytest.mark.parametrize("p_path", ["tmem", "smem"])
 @pytest.mark.parametrize("dims", DIMS)
-def test_free_rings_are_as_deep_as_is_useful_and_fits(dims, p_path, schedule):
-    config = AttentionConfig(
-        head_dim=dims[0], v_head_dim=dims[1], p_path=p_path, schedule=schedule, kv_lens=True
-    )
+def test_free_rings_are_as_deep_as_is_useful_and_fits(dims, schedule):
+    config = AttentionConfig(head_dim=dims[0], v_head_dim=dims[1], schedule=schedule, kv_lens=True)
     if broken_rules(config):
         return  # there is nothing to fill
     k, v = plan_unchecked(config).layout.stages
-    k_pieces, v_pieces = {192: (3, 1), 256: (2, 2), 512: (2, 4)}.get(dims[0], (1, 1))
+    k_pieces, v_pieces = {192: (3, 1), 256: (2, 1), 512: (2, 4)}.get(dims[0], (1, 1))
     assert shared_bytes(config, k, v) <= 232_448
     assert k >= k_pieces
     assert v >= v_pieces

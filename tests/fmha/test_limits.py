@@ -16,7 +16,7 @@ import fmha.launch
 import fmha.sm100.kernel
 from fmha import AttentionConfig, attention
 from fmha.plan import make_plan, plan_unchecked
-from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
+from ptxemu.errors import Deadlock, HardwareRefusal
 from tests.fmha import space
 from tests.fmha.pairwise import random_row
 from workbench.problems import attention as cases
@@ -42,29 +42,28 @@ def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> Non
 
 # Just inside: each the last of one or several limits.
 INSIDE = {
-    "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 12}),
-    "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 5}),
-    "all columns of TMEM": ((128, 128), {"schedule": "pingpong", "p_path": "smem"}),
+    "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 11}),
+    "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 4}),
+    "all columns of TMEM": ((128, 128), {"schedule": "pingpong"}),
     "P in TMEM, one tile of V": (
-        (256, 256), {"p_path": "tmem", "k_stages": 1, "v_stages": 2},
+        (256, 256), {"k_stages": 1, "v_stages": 2},
     ),
 }  # fmt: skip
 
 # Just outside: what is wrong with it, who says so and how.
 OUTSIDE = {
     "shared memory": (
-        (64, 64), {"k_stages": 1, "v_stages": 13}, HardwareRefusal, "may have 232448",
+        (64, 64), {"k_stages": 1, "v_stages": 12}, HardwareRefusal, "may have 232448",
     ),
     "shared memory of a pair": (
-        (512, 512), {"k_stages": 2, "v_stages": 6}, HardwareRefusal, "may have 232448",
-    ),
-    "P of a pair in TMEM": (
-        (512, 512), {"p_path": "tmem"}, UnsupportedPtx, "differs between the lanes' halves",
+        (512, 512), {"k_stages": 2, "v_stages": 5}, HardwareRefusal, "may have 232448",
     ),
     "columns of TMEM": (
         (256, 256), {"schedule": "pingpong", "v_stages": 2}, ValueError, "but got 1024",
     ),
-    "half a tile of V": ((256, 256), {"k_stages": 1, "v_stages": 1}, Deadlock, "no warp can go on"),
+    "a part of a tile of V": (
+        (512, 512), {"k_stages": 2, "v_stages": 3}, Deadlock, "no warp can go on",
+    ),
     "no K piece": ((64, 64), {"k_stages": -1}, ValueError, "must be greater than 0"),
 }  # fmt: skip
 
@@ -81,17 +80,12 @@ def test_just_outside_is_refused(name, forced):
         attend(dims, tuning)
 
 
-@pytest.mark.parametrize(
-    ("size", "head_dim", "keys", "error", "words"),
-    [(48, 64, 300, Deadlock, ""), (1, 96, 33, HardwareRefusal, "128-byte aligned")],
-    ids=["of no divisor of a tile", "of one key, which TMA does not align"],
-)
-def test_pages_are_refused(size, head_dim, keys, error, words, forced, monkeypatch):
-    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (size,))
-    pages = -(-keys // size)
-    q, pool = torch.zeros(1, 5, 1, head_dim).half(), torch.zeros(pages, size, 1, head_dim).half()
-    table, lens = torch.arange(pages).int()[None], torch.tensor([keys], dtype=torch.int32)
-    with pytest.raises(error, match=words):
+def test_pages_of_one_key_are_refused(forced, monkeypatch):
+    """TMA does not align them."""
+    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (1,))
+    q, pool = torch.zeros(1, 5, 1, 96).half(), torch.zeros(33, 1, 1, 96).half()
+    table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
+    with pytest.raises(HardwareRefusal, match="128-byte aligned"):
         attention(q, pool, pool, page_table=table, kv_lens=lens)
 
 
@@ -120,9 +114,7 @@ def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
     case = None
     while case is None or case.queries[0] > 5:
         case = space.case_of(random_row(space.SPACE, generator))
-    tuning = AttentionConfig(
-        head_dim=case.dims[0], v_head_dim=case.dims[1], p_path=case.p_path, out_dtype="fp32"
-    )
+    tuning = AttentionConfig(head_dim=case.dims[0], v_head_dim=case.dims[1], out_dtype="fp32")
     while True:
         schedule = generator.choice(("base", "pingpong"))
         rings = {"k_stages": generator.randint(1, 6), "v_stages": generator.randint(1, 6)}

@@ -15,7 +15,7 @@ RULES = (
     Rule(("b", "c", "d"), lambda b, c, d: b + c + d < 5),
     Rule(("d",), lambda d: d != 2),
 )
-IMPOSSIBLE = {("dims", "p_path"), ("dims", "schedule"), ("sinks", "output")}  # some of their pairs
+IMPOSSIBLE = {("dims", "tile_n"), ("dims", "schedule"), ("sinks", "output")}  # some of their pairs
 
 
 def small_space(seed):

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from fmha import reference
-from fmha.config import HEAD_DIMS, P_PATHS, SCHEDULES, AttentionConfig
+from fmha.config import HEAD_DIMS, SCHEDULES, AttentionConfig
 from fmha.plan import make_plan
 from workbench.house.source import ROOT
 
@@ -29,22 +29,20 @@ def test_readme_shows_the_live_plan():
 
 
 def table_row(head_dim: int, v_dim: int) -> str:
-    """K + V pieces in the rings, bytes of SMEM and columns of TMEM, on every path and schedule."""
+    """K + V pieces in the rings, bytes of SMEM and columns of TMEM, in both schedules."""
     cells = []
-    for p_path in P_PATHS:
-        for schedule in SCHEDULES:
-            config = AttentionConfig(head_dim, v_dim, p_path=p_path, schedule=schedule)
-            try:
-                plan = make_plan(config)
-            except ValueError:
-                cells.append("refused")
-                continue
-            k_stages, v_stages = plan.layout.stages
-            columns = max(item.end for item in plan.tmem.ranges)
-            cells.append(f"{k_stages} + {v_stages}, {plan.smem.bytes:,}, {columns}")
-    default = AttentionConfig(head_dim, v_dim)
+    for schedule in SCHEDULES:
+        config = AttentionConfig(head_dim, v_dim, schedule=schedule)
+        try:
+            plan = make_plan(config)
+        except ValueError:
+            cells.append("refused")
+            continue
+        k_stages, v_stages = plan.layout.stages
+        columns = max(item.end for item in plan.tmem.ranges)
+        cells.append(f"{k_stages} + {v_stages}, {plan.smem.bytes:,}, {columns}")
     name = f"{head_dim}" if head_dim == v_dim else f"{head_dim}, {v_dim}"
-    return f"| {name} | {' | '.join(cells)} | {P_PATHS[default.p_in_smem]} |"
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def test_readme_shows_the_live_head_dims():

@@ -11,31 +11,44 @@ import pytest
 import torch
 
 from fmha.sm100 import kernel
-from fmha.sm100.roles import correction, epilogue, mma, publish, softmax
+from fmha.sm100.roles import correction, epilogue, load, mma, publish, softmax, store
 from kernelkit import online_softmax
-from ptxemu import Deadlock, PtxEmuError
+from ptxemu import Deadlock, Options, PtxEmuError
 from workbench.problems import attention as cases
 from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 POLICIES = (("round-robin", 0), ("adversarial", 0), ("adversarial", 1))
+CHECKED = (Options(check=True, limit=cases.PATIENCE),)
 
 
-def moving(p_path: str, schedule: str) -> Case:
+KINDS = {
+    "base": {"schedule": "base"},
+    "pingpong": {"schedule": "pingpong"},
+    "P in parts": {"dims": (128, 128), "schedule": "pingpong"},
+    "pair": {"dims": (256, 256)},
+    "pair of halves": {"dims": (512, 512)},  # P in shared memory
+}
+
+
+def moving(kind: str) -> Case:
     """Row maxima move from tile to tile, so O is rescaled."""
-    return Case(130, 640, amplitude=4.0, causal=True, p_path=p_path, schedule=schedule)
+    return Case(130, 640, amplitude=4.0, causal=True, **KINDS[kind])
 
 
 def noticed(case: Case, policies: tuple = POLICIES) -> str:
     """What was noticed first, under one policy or another; nothing where all is right."""
-    verdicts = (_verdict(case, *policy) for policy in policies)
+    verdicts = (_verdict(case, policy) for policy in policies)
     return next((verdict for verdict in verdicts if verdict != "right"), "")
 
 
-def _verdict(case: Case, policy: str, seed: int) -> str:
+def _verdict(case: Case, policy: tuple[str, int] | Options) -> str:
+    options = policy
+    if not isinstance(policy, Options):
+        options = Options(policy=policy[0], seed=policy[1], limit=cases.PATIENCE)
     try:
-        results, reports = cases.run_reported(case, policy, seed)
+        results, reports = cases.run_reported(case, options)
     except Deadlock:
         return "deadlock"
     except PtxEmuError as error:
@@ -46,36 +59,37 @@ def _verdict(case: Case, policy: str, seed: int) -> str:
     return f"wrong {' and '.join(wrong)}" if wrong else "right"
 
 
-BOTH_PATHS = pytest.mark.parametrize("p_path", ["smem", "tmem"])
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 BROKEN_AND_CURED = pytest.mark.parametrize("cured", [True, False])
 BOTH_SCHEDULES = pytest.mark.parametrize("schedule", ["base", "pingpong"])
 
 
-@BOTH_PATHS
-@BOTH_SCHEDULES
-def test_the_kernel_as_it_is_passes(p_path, schedule):
-    assert not noticed(moving(p_path, schedule))
+@ALL_KINDS
+def test_the_kernel_as_it_is_passes(kind):
+    assert not noticed(moving(kind), (*POLICIES, *CHECKED))
 
 
 # A kernel that keeps the registers of its first S until others have overwritten it, and returns
 # O = 0 where they are not what they were. Only waiting for loads makes that safe.
+_BLOCK_BEGINS = "            row_max, row_sum = -Float32.inf, Float32(0.0)\n"
+_BLOCK_ENDS = "            if cutlass.const_expr(plan.config.halves == 2):\n"
 _KEEP_FIRST_S = (
     (
-        "        row_max, row_sum = -Float32.inf, Float32(0.0)\n",
-        "        row_max, row_sum = -Float32.inf, Float32(0.0)\n"
-        "        kept = cute.make_rmem_tensor(self.plan.layout.lane_columns, Float32)\n"
-        "        lane.pipes.s.wait(s_state, lane.row.q_tile)\n"
-        "        self.read_scores(lane, s_state.index + lane.row.q_tile)\n"
-        "        tmem.wait_loads( )\n"
-        "        total = row_total(lane.scores)\n"
-        "        again = Lane(row, kept, scope.scalars, scope.buffers, scope.pipes)\n"
-        "        self.read_scores(again, s_state.index + lane.row.q_tile)\n",
+        _BLOCK_BEGINS,
+        f"{_BLOCK_BEGINS}"
+        "            kept = cute.make_rmem_tensor(plan.layout.lane_columns, Float32)\n"
+        "            lane.pipes.s.wait(s_state)\n"
+        "            self.read_scores(lane, s_state.index)\n"
+        "            tmem.wait_loads( )\n"
+        "            total = row_total(lane.scores, Float32(0.0))\n"
+        "            again = Lane(row, kept, scope.scalars, scope.buffers, scope.pipes)\n"
+        "            self.read_scores(again, s_state.index)\n",
     ),
     (
-        "        if cutlass.const_expr(self.plan.config.ctas == 2):\n            row_sum +=",
-        "        if row_total(kept) != total:\n"
-        "            row_sum = Float32(0.0)\n"
-        "        if cutlass.const_expr(self.plan.config.ctas == 2):\n            row_sum +=",
+        _BLOCK_ENDS,
+        "            if row_total(kept, Float32(0.0)) != total:\n"
+        "                row_sum = Float32(0.0)\n"
+        f"{_BLOCK_ENDS}",
     ),
 )
 
@@ -84,67 +98,70 @@ _KEEP_FIRST_S = (
 @BROKEN_AND_CURED
 def test_registers_of_s_have_arrived_when_s_is_given_away(changed, schedule, cured):
     # Small scores: nothing is rescaled, which waits for loads as well.
-    case = Case(130, 640, p_path="smem", schedule=schedule)
+    case = Case(130, 640, schedule=schedule)
     removal = () if cured else (("        tmem.wait_loads()\n", ""),)
     changed(softmax, [kernel], "Softmax", *removal, *_KEEP_FIRST_S)
     assert bool(noticed(case)) == (not cured)
 
 
 def test_p_in_shared_memory_waits_for_the_product_before(changed):
-    """P has one buffer. The ping-pong schedule has its wait from S, which is made after P V."""
-    changed(
-        softmax,
-        [kernel],
-        "Softmax",
-        ("lane.pipes.o.wait(o_state)  # the P V before has read the one buffer of P", "pass"),
-        ("if cutlass.const_expr(not self.plan.config.p_in_smem):", "if cutlass.const_expr(True):"),
-    )
-    assert noticed(moving("smem", "base"))
+    """P has one buffer."""
+    wait = "lane.pipes.o.wait(o_state, q_tile)  # the P V before has read the one buffer of P"
+    changed(softmax, [kernel], "Softmax", (wait, "pass"))
+    assert noticed(moving("pair of halves"))
 
 
-@BOTH_SCHEDULES
-def test_p_in_shared_memory_is_fenced_for_the_tensor_core(changed, schedule):
+def test_p_in_shared_memory_is_fenced_for_the_tensor_core(changed):
     fence = 'cute.arch.fence_proxy("async.shared", space="cta")'
     changed(publish, [softmax], "store_p", (fence, "pass"))
-    assert noticed(moving("smem", schedule))
+    assert noticed(moving("pair of halves"))
 
 
-def test_o_is_not_rescaled_before_the_last_product_is_done(changed):
-    wait = "if cutlass.const_expr(not self.plan.config.p_in_smem):"
-    changed(softmax, [kernel], "Softmax", (wait, "if cutlass.const_expr(False):"))
-    assert noticed(moving("tmem", "base"))
+RESCALE = "                    rescale_output(plan, lanes[q_tile], acc_scale)\n"
 
 
-def delayed(line: str) -> tuple[str, str]:
-    """`line` of a device function, and the same after a long wait."""
-    indent = line[: len(line) - len(line.lstrip())]
-    loop = f"{indent}for _ in cutlass.range(300, unroll=1):\n{indent}    cute.arch.sync_warp()\n"
-    return line, loop + line
+# P in parts has two S buffers: the S whose maximum moved was made behind the last product.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "P in parts"])
+def test_o_is_not_rescaled_before_the_last_product_is_done(changed, kind):
+    wait = "                    pipes.o.wait(o_state, q_tile)\n" + RESCALE
+    changed(correction, [kernel], "Correction", (wait, RESCALE))
+    assert noticed(moving(kind), CHECKED)
 
 
-@BOTH_PATHS
-@BROKEN_AND_CURED
-def test_no_product_runs_while_o_is_rescaled(changed, p_path, cured):
-    """Correction warps so slow that a tensor core that does not wait for them overtakes them. Only
-    the random policy lets it: others run it when no warp can go on."""
-    rescale = "                rescale_output(self.plan, lanes[q_tile], acc_scale)\n"
-    changed(correction, [kernel], "Correction", delayed(rescale))
-    if not cured:
-        wait = "if cutlass.const_expr(pipes.rescaled is not None):"
-        changed(mma, [kernel], "Mma", (wait, "if cutlass.const_expr(False):"))
-    policies = tuple(("random", seed) for seed in range(3))
-    assert bool(noticed(moving(p_path, "pingpong"), policies)) == (not cured)
+@ALL_KINDS
+def test_no_product_runs_while_o_is_rescaled(changed, kind):
+    changed(mma, [kernel], "Mma", ("pipes.o.wait_free(o_state, q_tile)", "pass"))
+    assert noticed(moving(kind), CHECKED)
 
 
-@BOTH_PATHS
-@BROKEN_AND_CURED
-def test_no_product_starts_before_p_is_there(changed, p_path, cured):
-    """The same for slow softmax warps."""
-    changed(softmax, [kernel], "Softmax", delayed("        store_p(self.plan, lane, stage)\n"))
-    if not cured:
-        changed(mma, [kernel], "Mma", ("pipes.p.wait(p_state, q_tile)", "pass"))
-    policies = tuple(("random", seed) for seed in range(3))
-    assert bool(noticed(moving(p_path, "pingpong"), policies)) == (not cured)
+@ALL_KINDS
+def test_no_product_starts_before_p_is_there(changed, kind):
+    changed(mma, [kernel], "Mma", ("pipes.p.wait(p_state)", "pass"))
+    assert noticed(moving(kind), CHECKED)
+
+
+def test_no_product_starts_before_the_last_columns_of_p_are_there(changed):
+    changed(mma, [kernel], "Mma", ("scope.pipes.p_tail.wait(p_state)", "pass"))
+    assert noticed(moving("P in parts"), CHECKED)
+
+
+# Three blocks of a CTA, none of which waits for all that the one before has begun.
+SUCCESSION = Case(130, 300, (5, 1), causal=True, schedule="base", pack_heads=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wait"),
+    [
+        (correction, "Correction", "pipes.out.wait_free(out_state)"),
+        (store, "Store", "cute.arch.cp_async_bulk_wait_group(0, read=True)"),
+        (load, "LoadQK", "scope.pipes.q.wait_free(state, q_tile)"),
+        (load, "LoadV", "pipes.v.wait_free(v_state)\n                    self"),
+    ],
+)
+def test_a_block_waits_for_the_one_before(changed, module, name, wait):
+    assert not noticed(SUCCESSION, CHECKED)
+    changed(module, [kernel], name, (wait, f"pass{wait.partition(')')[2]}"))
+    assert noticed(SUCCESSION, CHECKED)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +186,8 @@ def test_a_fully_masked_tile_makes_no_nan(changed, name, cure):
 def test_nan_in_values_past_a_length_stays_there(changed, schedule):
     case = Case(3, 300, kv_lens=(200,), schedule=schedule)
     assert not noticed(case)
-    cure = "if lane.row.lane >= valid:"
-    users = [correction, softmax]
-    changed(correction, users, "clear_tail_rows", (cure, "if lane.row.lane >= TILE_N:"))
-    # The ping-pong schedule calls it from the copied file.
-    changed(correction, [kernel], "Correction", (cure, "if lane.row.lane >= TILE_N:"))
+    cure = "if lane.row.lane >= valid and lane.row.lane < layout.tile_n:"
+    changed(correction, [kernel], "Correction", (cure, "if lane.row.lane >= layout.tile_n:"))
     assert noticed(case)
 
 

@@ -48,7 +48,17 @@ def next_max(scores, _integers, numbers):
 
 def weigh(scores, _integers, numbers):
     online_softmax.exponentiate(scores, numbers[0], numbers[1])
-    return (online_softmax.row_total(scores),)
+    return (online_softmax.row_total(scores, numbers[2]),)
+
+
+def weigh_by_polynomial(scores, _integers, numbers):
+    online_softmax.exponentiate(scores, numbers[0], numbers[1], by_polynomial=16)
+    return ()
+
+
+def weigh_by_both(scores, _integers, numbers):
+    online_softmax.exponentiate(scores, numbers[0], numbers[1], by_polynomial=4)
+    return ()
 
 
 def finish(_scores, _integers, numbers):
@@ -124,13 +134,41 @@ def test_weights_and_their_sum():
     scores = torch.randn(32, COLUMNS, generator=torch.Generator().manual_seed(0)) * 4
     scores[:, 5] = -INF
     scores[0] = -INF
-    numbers = torch.stack((scores.amax(dim=1), torch.full((32,), 1.25)), dim=1)
+    scales, older = torch.full((32,), 1.25), torch.arange(32)
+    numbers = torch.stack((scores.amax(dim=1), scales, older), dim=1)
     after, results = run(weigh, scores, numbers)
     maxima = numbers[:, :1].double().masked_fill(numbers[:, :1] == -INF, 0.0)
     wanted = torch.exp2((scores.double() - maxima) * 1.25)
     torch.testing.assert_close(after.double(), wanted, rtol=2.0**-18, atol=0)
-    sums = after.double().sum(dim=1)
+    sums = after.double().sum(dim=1) + older
     torch.testing.assert_close(results[:, 0].double(), sums, rtol=2.0**-20, atol=0)
+
+
+def test_the_error_of_the_polynomial():
+    """Every exponent that a weight may have, in steps of 1/64; integers come out exact."""
+    exponents = torch.linspace(-126, 15, 141 * 64 + 1)
+    exponents = torch.cat((exponents, exponents[:-1] + 0.0071, torch.arange(-126.0, 16)))
+    scores = torch.nn.functional.pad(exponents, (0, -len(exponents) % COLUMNS)).view(-1, COLUMNS)
+    after, _ = run(weigh_by_polynomial, scores, torch.tensor([[0.0, 1.0]]))
+    wanted = torch.exp2(scores.double())
+    error = ((after - wanted) / wanted).abs()
+    assert 0.9 * online_softmax.EXP2_ERROR < error.max() <= online_softmax.EXP2_ERROR
+    whole = scores == scores.round()
+    assert torch.equal(after[whole], wanted[whole].float())
+
+
+def test_the_polynomial_of_what_is_far_below_is_nothing():
+    scores = torch.full((1, COLUMNS), -INF)
+    scores[0, : COLUMNS // 2] = torch.linspace(-127, -(2.0**100), COLUMNS // 2)
+    after, _ = run(weigh_by_polynomial, scores, torch.tensor([[0.0, 1.0]]))
+    assert torch.equal(after, torch.zeros(1, COLUMNS))
+
+
+def test_a_quarter_goes_through_the_polynomial():
+    scores = torch.full((1, COLUMNS), -0.3)
+    after, _ = run(weigh_by_both, scores, torch.tensor([[0.0, 1.0]]))
+    exact = (after / 2**-0.3 - 1).abs() < 2.0**-20
+    assert exact.sum() == COLUMNS * 3 // 4
 
 
 def test_end_of_a_row():

@@ -41,8 +41,8 @@ def rows_of(text: str, title: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("command", "plan", "roles"), [
-    ("fmha --head-dim 128 --causal --p-path smem --k-stages 3",
-     lambda: fmha_plan.make_plan(AttentionConfig(128, right=True, p_path="smem", k_stages=3)),
+    ("fmha --head-dim 128 --causal --k-stages 2",
+     lambda: fmha_plan.make_plan(AttentionConfig(128, right=True, k_stages=2)),
      None),
     (f"gqa {LLAMA}", lambda: decode_plan.make_plan(DecodeConfig(cluster=16)), decode_plan.ROLES),
     *((f"moe --tokens 8 --tile-rows {n}",
@@ -311,3 +311,18 @@ def test_columns_and_carry_are_those_of_the_flags(printed):
     assert {"carry", "tile_rows 256", "tile_n 256"} <= set(text.splitlines()[0].split(", "))
     tile = rows_of(text, "The walk over tiles")["tile"]
     assert tile.startswith("256 rows of an expert x 256 rows of its matrix, a pair ")
+
+
+def test_which_blocks_a_cta_computes(printed):
+    """65,536 tokens of eight heads in blocks of 2 x 16 tokens: 2,048 for each of eight KV heads."""
+    text = printed(f"explain.py fmha --q-len 64k {LLAMA} --head-dim 64 --causal --window 127")
+    rows = rows_of(text, "Query blocks")
+    assert rows["a block"] == "2 tiles of 16 tokens x 8 heads that share them"
+    assert rows["all blocks"].startswith("2048 of each KV head x 8 KV heads")
+    assert rows["launched"].startswith("148 CTAs of 148")
+    assert rows["launched"].endswith("110 or 111 blocks each")
+    assert rows["key tiles"].startswith("80 keys")
+    text = printed("explain.py fmha --head-dim 256 --q-len 1k --q-heads 3 --causal")
+    rows = rows_of(text, "Query blocks")
+    assert rows["launched"] == "12 pairs of CTAs of 74 that a B200 runs at once; 1 block each"
+    assert rows["order"] == "the longest of all 3 heads first"

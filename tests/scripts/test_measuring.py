@@ -25,7 +25,7 @@ from workbench.timing import cold_and_warm, figures, setting
 
 def test_bench_fmha_writes_static_figures(written, tmp_path, whole_ptxas):
     picture = tmp_path / "bench.png"
-    flags = "--head-dim 64 --p-path tmem --mask causal --shape 1,8,8,1,1 --plot"
+    flags = "--head-dim 64 --mask causal --shape 1,8,8,1,1 --plot"
     out, document = written(f"bench.py fmha {flags}", picture)
     assert document["setting"]["versions"]["torch"] == torch.__version__
     reason = why_not_here()

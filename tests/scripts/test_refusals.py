@@ -8,7 +8,7 @@ REFUSED = [
     # names
     ("explain.py attention --causal", "'attention' is none of fmha, gqa, moe"),
     # attention
-    ("explain.py --head-dim 512 --p-path tmem", "beside 256 of S"),
+    ("explain.py --head-dim 256 --schedule pingpong", "columns of 512"),
     ("dump.py --k-stages 99", "limit 232448"),
     ("emulate.py --head-dim 63", "head_dim 63"),
     ("emulate.py --rope-dim 3", "3 is not an even number"),

@@ -47,10 +47,9 @@ KVCACHE = "kvcache --layers 1 --kv-heads 1 --block-tokens 16 --steps 0 --arch sm
      AttentionConfig(varlen_q=True, page_size=32, kv_lens=True, sinks=True)),
     ("--q-offset 4 --kv-lens 7 --rope-dim 16",
      AttentionConfig(q_offset=True, kv_lens=True, rope_dim=16)),
-    ("--pack --pdl --p-path smem --k-stages 4 --v-stages 2 --rescale-log2 0",
-     AttentionConfig(pack_heads=True, pdl=True, p_path="smem", k_stages=4, v_stages=2,
-                     rescale_log2=0.0)),
-    ("--q-len 4 --q-heads 8", AttentionConfig(pack_heads=True)),
+    ("--pack --pdl --k-stages 4 --v-stages 2 --rescale-log2 0",
+     AttentionConfig(pdl=True, k_stages=4, v_stages=2, rescale_log2=0.0)),
+    ("--q-len 4 --q-heads 8", AttentionConfig(group=8)),
     ("--q-len 4 --q-heads 8 --no-pack", AttentionConfig()),
     ("--batch 4 --q-len 512 --kv-len 512 --q-heads 32 --kv-heads 32",
      AttentionConfig(schedule="pingpong")),
@@ -66,7 +65,10 @@ def test_attention_is_measured(written):
     assert "no findings in 1 launch; rules: hardware" in out
     assert "all within tolerance" in out
     (launch,) = found["checks"]["launches"]
-    assert launch["roles"] == {"4": "mma", "5": "load", **dict.fromkeys("0123", "softmax")}
+    assert launch["roles"] == {
+        **dict.fromkeys("0123", "softmax"), **dict.fromkeys("4567", "correction"),
+        "8": "mma", "9": "load_qk", "10": "load_v", "11": "store",
+    }  # fmt: skip
     (row,) = found["rows"]
     assert row["ok"]
     assert row["max_error"] > 0

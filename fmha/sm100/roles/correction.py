@@ -1,5 +1,4 @@
-"""What is repaired so that O += P V stays right: by the softmax warps, or in the ping-pong schedule
-by warps of their own (device code).
+"""Correction role: four warps keep O right while it is summed up, and store it: a row a thread.
 
 `rescale_output` multiplies rows of O whose reference maximum moved. `clear_tail_rows` zeroes V rows
 past the last key that any row sees: their weight is 0, but 0 * NaN is NaN, and memory that a length
@@ -11,13 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.layout import TILE_N
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane, Scope, Walk, Work
+from fmha.sm100.order import count_rounds
 from fmha.sm100.products import IO_TYPES
-from fmha.sm100.roles.epilogue import store_results
-from fmha.sm100.roles.rows import o_column, own_row, read_statistics
-from fmha.sm100.walk import tile_of
+from fmha.sm100.roles.epilogue import own_sink, store_piece, store_statistics
+from fmha.sm100.roles.rows import o_column, own_row, read_published
+from fmha.sm100.walk import first_key, locate, plan_walk, stored_by_tma
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
 
@@ -25,35 +24,61 @@ CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to 
 
 
 class Correction:
-    """The role of the ping-pong schedule: both repairs, and the epilogue, for both query tiles."""
+    """Both repairs, and the epilogue, for all query tiles."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.role = plan.roles["correction"]
 
     @cute.jit
-    def run(self, work: Work, walk: Walk, scope: Scope) -> None:
+    def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
-        q_tiles = self.plan.config.q_tiles
-        lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
-        if cutlass.const_expr(self.plan.config.ragged_keys):
-            clear_tail_rows(self.plan, walk, lanes[0])
-        row_state, o_state = consumer_state(1), producer_state(1)
-        for _ in cutlass.range(walk.tiles, unroll=1):
+        plan, pipes, order = self.plan, scope.pipes, scope.tensors.order
+        q_tiles, v_stages = plan.config.q_tiles, plan.layout.stages[1]
+        row_state, o_state, tail_state = (consumer_state(1) for _ in range(3))
+        out_state = producer_state(plan.layout.out_stages)
+        v_first = Int32(0)  # stage of the V ring where the block begins
+        for turn in cutlass.range(count_rounds(plan, order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
+            sinks = [own_sink(plan, lane, scope.tensors) for lane in lanes]
+            if cutlass.const_expr(plan.config.ragged_keys):
+                if walk.tiles > 0:
+                    pipes.tail.wait(tail_state)
+                    tail_state.advance()
+                    clear_tail_rows(plan, walk, lanes[0], v_first)
+                    v_first = (v_first + walk.tiles * plan.layout.v_pieces) % v_stages
+                    pipes.tail.release(0)
+                    for q_tile in cutlass.range_constexpr(q_tiles):
+                        pipes.o.release(q_tile)
+            for _ in cutlass.range(1, walk.tiles, unroll=1):
+                for q_tile in cutlass.range_constexpr(q_tiles):
+                    (acc_scale,) = read_published(lanes[q_tile], row_state, 1)
+                    pipes.o.wait(o_state, q_tile)
+                    rescale_output(plan, lanes[q_tile], acc_scale)
+                    tmem.wait_stores()
+                    tmem.order_before_signal()
+                    pipes.o.release(q_tile)
+                row_state.advance()
+                o_state.advance()
             for q_tile in cutlass.range_constexpr(q_tiles):
-                (acc_scale,) = read_statistics(lanes[q_tile], row_state, 1)
-                scope.pipes.o.wait(o_state, q_tile)
-                rescale_output(self.plan, lanes[q_tile], acc_scale)
-                tmem.wait_stores()
-                tmem.order_before_signal()
-                scope.pipes.rescaled.signal(q_tile)
+                lane = lanes[q_tile]
+                row_sum, row_max = read_published(lane, row_state, 2)
+                if walk.tiles > 0:
+                    pipes.o.wait(o_state, q_tile)
+                factor = store_statistics(
+                    plan, work, lane, row_max, row_sum, sinks[q_tile], scope.tensors
+                )
+                for piece in cutlass.range_constexpr(plan.layout.out_pieces):
+                    if stored_by_tma(plan, work):
+                        pipes.out.wait_free(out_state)
+                    store_piece(plan, work, walk, lane, factor, piece, out_state.index, scope)
+                    if stored_by_tma(plan, work):
+                        out_state.advance()
             row_state.advance()
-            o_state.advance()
-        for q_tile in cutlass.range_constexpr(q_tiles):
-            row_sum, row_max = read_statistics(lanes[q_tile], row_state, 2)
             if walk.tiles > 0:
-                scope.pipes.o.wait(o_state, q_tile)
-            store_results(self.plan, work, walk, lanes[q_tile], row_max, row_sum, scope.tensors)
+                o_state.advance()
 
     @cute.jit
     def own_lane(self, work: Work, scope: Scope, q_tile: cutlass.Constexpr) -> Lane:
@@ -81,24 +106,25 @@ def rescale_output(plan: AttentionPlan, lane: Lane, acc_scale: Float32) -> None:
 
 
 @cute.jit
-def clear_tail_rows(plan: AttentionPlan, walk: Walk, lane: Lane) -> None:
-    """Zero the rows of the first V tile past what any row sees, before any P is published.
+def clear_tail_rows(plan: AttentionPlan, walk: Walk, lane: Lane, first: Int32) -> None:
+    """Zero the rows of the first V tile past what any row sees, before O is given to its P V.
 
-    The walk starts at the last tile, whose pieces are the first fill of the V ring. The `tail` edge
-    has told this role, not the MMA warp, that they landed; the first P signal passes it on.
-    Generic-proxy stores are fenced for the async proxy of the MMA.
+    The walk starts at the last tile. The `tail` edge has told this role, not the MMA warp, that it
+    landed. first: its stage of the V ring; its pieces follow. Generic-proxy stores are fenced for
+    the async proxy of the MMA.
     """
-    if walk.tiles > 0:
-        lane.pipes.tail.wait(consumer_state(1))
-        valid = walk.seen_end - tile_of(plan, walk, 0) * TILE_N
-        if lane.row.lane >= valid:
-            io = IO_TYPES[plan.config.dtype]
-            line = plan.layout.panel(plan.layout.v_columns)
-            panels = plan.config.v_dim // plan.config.ctas // line
-            zeros = cute.make_rmem_tensor(line, io)
-            zeros.fill(0.0)
+    valid = walk.seen_end - first_key(plan, walk, 0)
+    io, layout = IO_TYPES[plan.config.dtype], plan.layout
+    if lane.row.lane >= valid and lane.row.lane < layout.tile_n:
+        line = layout.panel(layout.v_columns)
+        panels = layout.v_columns // line
+        zeros = cute.make_rmem_tensor(line, io)
+        zeros.fill(0.0)
+        for piece in cutlass.range_constexpr(layout.v_pieces):
+            stage = (first + piece) % layout.stages[1]
             for panel in cutlass.range_constexpr(panels):
                 # A line of zeros needs no swizzle: it stays within the line.
-                start = lane.buffers.v + (panel * TILE_N + lane.row.lane) * line
+                row = (stage * panels + panel) * layout.tile_n + lane.row.lane
+                start = lane.buffers.v + row * line
                 cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
-        cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.fence_proxy("async.shared", space="cta")

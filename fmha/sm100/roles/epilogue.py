@@ -1,18 +1,18 @@
-"""O, its LSE and its maximum on their way to global memory: the end of the role that corrects O,
-softmax or correction (device code).
+"""O, its LSE and its maximum on their way to global memory: the end of a block for the correction
+(device code).
 
 O leaves TMEM in chunks of columns, never as a whole row: 256 of them would not fit in registers.
-They go into the panels of sO, piece by piece, for the load warp to store by TMA; or, where a box
-of rows would cover what is not of this tile, to global memory by predicated vector stores.
+They go panel by panel into sO, for the store warp to send by TMA; or, where a box of rows would
+cover what is not of this tile, to global memory by predicated vector stores.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Globals, Lane, Walk, Work
-from fmha.sm100.boxes import o_box, store_part
+from fmha.sm100.args import Globals, Lane, Scope, Walk, Work
+from fmha.sm100.boxes import o_box, store_line
 from fmha.sm100.products import OUT_TYPES
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import o_column
@@ -23,40 +23,54 @@ from kernelkit.online_softmax import finish_row
 
 
 @cute.jit
-def store_results(
+def store_piece(
     plan: AttentionPlan,
     work: Work,
     walk: Walk,
     lane: Lane,
-    row_max: Float32,
-    row_sum: Float32,
-    tensors: Globals,
+    factor: Float32,
+    piece: cutlass.Constexpr,
+    stage: Int32,
+    scope: Scope,
 ) -> None:
-    """Store the lane's part of its row, if the entry has it; the caller has waited for the last O.
-
-    row_max is in units of scores; row_sum is 0 where the row saw no key.
-    """
-    factor = store_statistics(plan, work, lane, row_max, row_sum, tensors)
+    """Store panel `piece` of the lane's part of its row, by TMA through stage `stage` of sO, which
+    is free. The caller has waited for the last O; with its last panel read, O is given back."""
+    pipes, tensors, layout = lane.pipes, scope.tensors, plan.layout
     by_tma = stored_by_tma(plan, work)
-    for piece in cutlass.range_constexpr(plan.layout.v_pieces):
-        for column in cutlass.range_constexpr(0, plan.layout.v_columns, plan.layout.o_chunk):
-            first = piece * plan.layout.o_tile + column
-            values = read_columns(plan, walk, lane, piece * plan.layout.v_columns + column)
-            if cutlass.const_expr(plan.config.normalize):
-                values.store(values.load() * factor)
-            if cutlass.const_expr(plan.config.rope_dim > 0):
-                rotate_back(plan, work, lane.row, values, first, tensors.tables)
-            rounded = cute.make_rmem_tensor(plan.layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
-            rounded.store(values.load().to(rounded.element_type))
-            if by_tma:
-                columns, v_dim = plan.layout.v_columns, plan.config.v_dim
-                store_part(o_box(plan), lane.buffers.o, lane.row, rounded, first, columns, v_dim)
-            else:
-                store_in_tensor(plan, work, lane, rounded, first, tensors)
-        if cutlass.const_expr(lane.pipes.out is not None):
-            if by_tma:
-                cute.arch.fence_proxy("async.shared", space="cta")
-                lane.pipes.out.signal(lane.row.q_tile * plan.layout.v_pieces + piece)
+    for chunk in cutlass.range_constexpr(0, layout.o_panel, layout.o_chunk):
+        column = piece * layout.o_panel + chunk
+        values = read_columns(plan, walk, lane, column)
+        if cutlass.const_expr(column + layout.o_chunk == layout.out_pieces * layout.o_panel):
+            if cutlass.const_expr(not plan.config.ragged_keys):
+                if walk.tiles > 0:
+                    tmem.order_before_signal()
+                    pipes.o.release(lane.row.q_tile)
+        if cutlass.const_expr(plan.config.normalize):
+            values.store(values.load() * factor)
+        v_piece, inside = divmod(column, layout.o_columns)
+        first = v_piece * layout.o_tile + inside
+        if cutlass.const_expr(plan.config.rope_dim > 0):
+            rotate_back(plan, work, lane.row, values, first, tensors.tables)
+        rounded = cute.make_rmem_tensor(layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
+        rounded.store(values.load().to(rounded.element_type))
+        if by_tma:
+            index = stage * plan.config.halves + lane.row.half
+            store_line(
+                plan.layout.rows, o_box(plan), lane.buffers.o, index, lane.row.row, chunk, rounded
+            )
+        else:
+            store_in_tensor(plan, work, lane, rounded, first, tensors)
+    if by_tma:
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipes.out.signal(stage)
+
+
+@cute.jit
+def own_sink(plan: AttentionPlan, lane: Lane, tensors: Globals) -> Float32 | None:
+    """The sink of the row's head, fetched long before it is used; None where there is none."""
+    if cutlass.const_expr(not plan.config.sinks):
+        return None
+    return tensors.tables.sinks[lane.row.head]
 
 
 @cute.jit
@@ -66,17 +80,18 @@ def store_statistics(
     lane: Lane,
     row_max: Float32,
     row_sum: Float32,
+    sink: Float32 | None,
     tensors: Globals,
 ) -> Float32:
-    """Store LSE and row_max in natural log; returns what normalises the row of O."""
+    """Store LSE and row_max in natural log; returns what normalises the row of O.
+
+    row_max is in units of scores; row_sum is 0 where the row saw no key.
+    """
     config, row = plan.config, lane.row
     scale_log2 = lane.scalars.scale_log2
     max_log2 = row_max * scale_log2
     if cutlass.const_expr(config.softcap):
         max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
-    sink = None
-    if cutlass.const_expr(config.sinks):
-        sink = tensors.tables.sinks[row.head]
     factor, lse = finish_row(max_log2, row_sum, sink)
     # One of the two lanes of a row in a CTA pair speaks for it.
     if row.token < work.q_length and row.half == 0:
@@ -120,5 +135,5 @@ def store_in_tensor(
         batch = entry_of_q(plan, work)
         line = tensors.o[work.q_start + row.token, None, row.head, batch]
         width = plan.layout.o_chunk
-        chunk = first // width + row.half * (plan.layout.v_columns // width)
+        chunk = first // width + row.half * (plan.layout.o_columns // width)
         cute.autovec_copy(rounded, cute.local_tile(line, (width,), (chunk,)))

@@ -1,19 +1,22 @@
-"""MMA role: one warp issues S = Q K^T `lead` tiles ahead of O += P V.
+"""MMA role: one warp issues S = Q K^T, and O += P V two products behind it.
 
-Step t of the walk issues P V of tile t - lead and Q K^T of tile t, piece by piece, for every query
-tile. There are two S buffers in all, so lead is 2, or 1 for each of two query tiles. P V waits for
-P, which also says that the softmax has read S of that tile into registers, so its buffer is free
-for tile t, and for O to be rescaled: P says so, or the edge `rescaled` where others correct O. The
-tensor core executes the MMAs of one thread in order: P in TMEM, which lies over that S, has been
-read when it is overwritten. In a CTA pair the leader issues for both.
+All products of all query blocks are one sequence: tile by tile, in each the query tiles in turn.
+Number n of Q K^T goes with number n - 2 of P V, across the end of a block, so the tensor core finds
+work while a block ends. Q K^T overwrites the S buffer that was filled longest ago. With three of
+them that is free and Q K^T comes first; with two P lies in it, so P V comes first: the tensor core
+executes the MMAs of one thread in order. P V waits in the order in which things are ready: V; O,
+whose owner has rescaled or read it; P, which also says that the softmax has read its S. In a CTA
+pair the leader issues for both.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
+from cutlass.pipeline import PipelineState
 
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Scope, Walk
+from fmha.sm100.args import Scope
+from fmha.sm100.order import count_rounds
 from fmha.sm100.products import (
     k_operand,
     make_pv_mma,
@@ -24,9 +27,12 @@ from fmha.sm100.products import (
     qk_tile,
     v_operand,
 )
+from fmha.sm100.walk import locate, plan_walk
 from kernelkit import tmem
-from kernelkit.pipelines import consumer_state
+from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.umma import accumulator, issue
+
+K_BLOCK = 16  # keys of one MMA
 
 
 class Mma:
@@ -37,49 +43,66 @@ class Mma:
         self.role = plan.roles["mma"]
 
     @cute.jit
-    def run(self, walk: Walk, scope: Scope) -> None:
-        """Whole life of the warp."""
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp. After the last block come steps that add P V alone."""
         pipes, layout, q_tiles = scope.pipes, self.plan.layout, self.plan.config.q_tiles
         k_stages, v_stages = layout.stages
-        k_state, v_state = consumer_state(k_stages), consumer_state(v_stages)
-        s_state, p_state = consumer_state(layout.lead), consumer_state(layout.lead)
-        if walk.tiles > 0:
-            for q_tile in cutlass.range_constexpr(q_tiles):
-                pipes.q.wait(consumer_state(1), q_tile)
-        for step in cutlass.range(walk.tiles + layout.lead, unroll=1):
-            for q_tile in cutlass.range_constexpr(q_tiles):
-                if step >= layout.lead:
-                    pipes.p.wait(p_state, q_tile)
-                    if cutlass.const_expr(pipes.rescaled is not None):
-                        pipes.rescaled.wait(p_state, q_tile)
-                    tmem.order_after_wait()
-                    for piece in cutlass.range_constexpr(layout.v_pieces):
-                        pipes.v.wait(v_state)
-                        p_stage, accumulate = p_state.index + q_tile, step > layout.lead
-                        self.add_pv(scope, piece, q_tile, p_stage, v_state.index, accumulate)
-                        if cutlass.const_expr(q_tile == q_tiles - 1):
-                            pipes.v.release(v_state.index)
-                            v_state.advance()
-                    pipes.o.signal(q_tile)
-                    if cutlass.const_expr(q_tile == q_tiles - 1):
+        k_state, v_state, q_state = (consumer_state(n) for n in (k_stages, v_stages, 1))
+        s_state, p_state = consumer_state(layout.s_stages), consumer_state(layout.s_stages)
+        # Where V rows are cleared, the owner of O says so before the first P V of a block.
+        o_state = consumer_state(1) if self.plan.config.ragged_keys else producer_state(1)
+        begun = Int32(0)  # of each step before this one two bits: it was, and it adds to O
+        rounds = count_rounds(self.plan, scope.tensors.order)
+        for turn in cutlass.range(rounds + 1, unroll=1):
+            steps = Int32(layout.lag)
+            if turn < rounds:
+                work = locate(self.plan, scope.tensors, turn)
+                steps = plan_walk(self.plan, work, scope.scalars).tiles
+            for step in cutlass.range(steps, unroll=1):
+                for half in cutlass.range_constexpr(2 * q_tiles):
+                    q_tile = half // 2
+                    if cutlass.const_expr(half % 2 == (layout.s_stages == 2)):
+                        if turn < rounds:
+                            if step == 0:
+                                pipes.q.wait(q_state, q_tile)
+                            # Not unrolled: ptxas would keep each address in Q in registers.
+                            for piece in cutlass.range(layout.k_pieces, unroll=1):
+                                pipes.k.wait(k_state)
+                                self.add_qk(scope, piece, q_tile, s_state.index, k_state.index)
+                                if cutlass.const_expr(q_tile == q_tiles - 1):
+                                    pipes.k.release(k_state.index)
+                                    k_state.advance()
+                            pipes.s.signal(s_state.index)
+                            s_state.advance()
+                            if step == steps - 1:
+                                pipes.q.release(q_tile)
+                    elif begun >> (2 * layout.lag - 1) & 1 == 1:
+                        adds = Boolean(begun >> (2 * layout.lag - 2) & 1)
+                        for piece in cutlass.range_constexpr(layout.v_pieces):
+                            pipes.v.wait(v_state)
+                            if cutlass.const_expr(piece == 0):
+                                pipes.o.wait_free(o_state, q_tile)
+                                pipes.p.wait(p_state)
+                                tmem.order_after_wait()
+                            self.add_pv(scope, piece, q_tile, p_state, v_state.index, adds)
+                            if cutlass.const_expr(q_tile == q_tiles - 1):
+                                pipes.v.release(v_state.index)
+                                v_state.advance()
+                        pipes.o.signal(q_tile)
                         p_state.advance()
-                if step < walk.tiles:
-                    for piece in cutlass.range_constexpr(layout.k_pieces):
-                        pipes.k.wait(k_state)
-                        s_stage = s_state.index + q_tile
-                        self.add_qk(scope, piece, q_tile, s_stage, k_state.index)
                         if cutlass.const_expr(q_tile == q_tiles - 1):
-                            pipes.k.release(k_state.index)
-                            k_state.advance()
-                    pipes.s.signal(s_state.index + q_tile)
-                    if cutlass.const_expr(q_tile == q_tiles - 1):
-                        s_state.advance()
+                            o_state.advance()
+                begun = begun << 2
+                if turn < rounds:
+                    begun = begun | 2 | Int32(step > 0)
+            if turn < rounds and steps > 0:
+                q_state.advance()
 
     @cute.jit
     def add_qk(
         self,
         scope: Scope,
-        piece: cutlass.Constexpr,
+        piece: Int32,
         q_tile: cutlass.Constexpr,
         s_stage: Int32,
         k_stage: Int32,
@@ -103,17 +126,30 @@ class Mma:
         scope: Scope,
         piece: cutlass.Constexpr,
         q_tile: cutlass.Constexpr,
-        p_stage: Int32,
+        p_state: PipelineState,
         v_stage: Int32,
         accumulate: Boolean,
     ) -> None:
-        """O (+)= P V over piece `piece` of V, a slice of its columns. The first tile overwrites."""
+        """O (+)= P V over piece `piece` of V, a slice of its columns. The first tile overwrites.
+
+        P may come in two parts; the state is read only.
+        """
         mma = make_pv_mma(self.plan)
-        column = self.plan.tmem[f"O{q_tile}"].begin + piece * self.plan.layout.v_columns
+        column = self.plan.tmem[f"O{q_tile}"].begin + piece * self.plan.layout.o_columns
         # -> (MMA, MMA_M, MMA_N)
         tO = accumulator(mma, pv_tile(self.plan), scope.buffers.tmem, column)
-        # -> (MMA, MMA_M, MMA_K, stage)
+        # -> (MMA, MMA_M, MMA_K, buffer)
         tOrP = p_operand(self.plan, mma, scope.buffers.p, scope.buffers.tmem)
         # -> (MMA, MMA_N, MMA_K)
+        buffer = q_tile if self.plan.config.p_in_smem else p_state.index
         tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]
-        issue(mma, tO, tOrP[None, None, None, p_stage], tOrV, accumulate)
+        tOrP = tOrP[None, None, None, buffer]
+        first = self.plan.layout.p_columns[0] // K_BLOCK
+        issue(mma, tO, tOrP, tOrV, accumulate, range(first))
+        if cutlass.const_expr(scope.pipes.p_tail is not None):
+            if cutlass.const_expr(piece == 0):
+                scope.pipes.p_tail.wait(p_state)
+                tmem.order_after_wait()
+            issue(
+                mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // K_BLOCK)
+            )

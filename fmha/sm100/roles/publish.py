@@ -9,32 +9,41 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.layout import TILE_N
+from fmha.layout import CHUNK
 from fmha.plan import AttentionPlan
 from fmha.sm100.args import Lane
 from fmha.sm100.boxes import store_part
 from fmha.sm100.products import IO_TYPES
 from kernelkit import hw, tmem
 from kernelkit.boxes import Box
-from kernelkit.online_softmax import CHUNK
 
 
 @cute.jit
-def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
-    """Round the weights and store them where the P V of S stage `stage` reads them.
+def store_p(
+    plan: AttentionPlan,
+    lane: Lane,
+    stage: Int32,
+    begin: cutlass.Constexpr,
+    end: cutlass.Constexpr,
+) -> None:
+    """Round weights [begin, end) of the lane and store them where the P V of S stage `stage` reads
+    them.
 
     TMEM: complete after tcgen05.wait::st. Shared memory: its only buffer must be free; the stores
     are fenced for the tensor core, which reads through the async proxy.
     """
     io = IO_TYPES[plan.config.dtype]
-    for column in cutlass.range_constexpr(0, plan.layout.lane_columns, CHUNK):
-        packed = cute.make_rmem_tensor(CHUNK * io.width // Float32.width, Float32)
+    for column in cutlass.range_constexpr(begin, end, CHUNK):
+        width = min(CHUNK, end - column)
+        packed = cute.make_rmem_tensor(width * io.width // Float32.width, Float32)
         rounded = cute.recast_tensor(packed, io)
-        rounded.store(tmem.columns_of(lane.scores, column, CHUNK).load().to(io))
+        rounded.store(tmem.columns_of(lane.scores, column, width).load().to(io))
         if cutlass.const_expr(plan.config.p_in_smem):
             box = Box(plan.layout.rows, hw.SMEM_LINE_BYTES // plan.config.io_bytes, io)
             lane_columns = plan.layout.lane_columns
-            store_part(box, lane.buffers.p, lane.row, rounded, column, lane_columns, TILE_N)
+            store_part(
+                box, lane.buffers.p, lane.row, rounded, column, lane_columns, plan.layout.tile_n
+            )
         else:
             store_over_s(plan, lane, packed, stage, column)
     if cutlass.const_expr(plan.config.p_in_smem):
@@ -45,8 +54,9 @@ def store_p(plan: AttentionPlan, lane: Lane, stage: Int32) -> None:
 def store_over_s(
     plan: AttentionPlan, lane: Lane, packed: cute.Tensor, stage: Int32, column: cutlass.Constexpr
 ) -> None:
-    """Start the store of weights [column, column + CHUNK), two or more per TMEM column."""
-    width = cute.size(packed)
+    """Start the store of weights from `column` on, two or more per TMEM column."""
     first, second = plan.tmem["P0"], plan.tmem["P1"]
-    begin = first.begin + stage * (second.begin - first.begin) + column * width // CHUNK
-    tmem.store_row(packed, tmem.tile_at(lane.buffers.tmem, begin, width), lane.row.lane)
+    begin = first.begin + stage * (second.begin - first.begin)
+    begin += column * plan.config.io_bytes // hw.TMEM_CELL_BYTES
+    tile = tmem.tile_at(lane.buffers.tmem, begin, cute.size(packed))
+    tmem.store_row(packed, tile, lane.row.lane)

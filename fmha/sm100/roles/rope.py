@@ -37,7 +37,7 @@ def rotate_back(
     position = cutlass.max(position, 0)
     for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
         dim = first + start - rope_begin
-        last_dim = dim + (config.ctas - 1) * plan.layout.v_columns
+        last_dim = dim + (config.halves - 1) * plan.layout.o_columns
         part = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
         if cutlass.const_expr(dim >= 0):
             rotate_pairs(part, tables, position, dim + row.half * (last_dim - dim))

@@ -1,27 +1,25 @@
 """Softmax role: four warps per query tile, a row per thread (in a CTA pair half a row): S -> P.
 
-Per tile: read S, mask it in boundary tiles, exponentiate, write P, rescale O where the row maximum
-moved (`correction`), signal. The row sum comes after the signal: the MMA warp has no use for it. At
-the end the row is stored (`epilogue`). In the ping-pong schedule the correction warps rescale and
-store, and this role only tells them by how much.
+Per tile: read S, mask it in boundary tiles, tell the correction by how much O is to be rescaled,
+exponentiate, write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.layout import TILE_N
+from fmha.layout import CHUNK
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Lane, Scope, Walk, Work
-from fmha.sm100.roles.correction import clear_tail_rows, rescale_output
-from fmha.sm100.roles.epilogue import store_results
+from fmha.sm100.args import Lane, Scope
+from fmha.sm100.order import count_rounds
+from fmha.sm100.products import IO_TYPES
 from fmha.sm100.roles.publish import store_p
-from fmha.sm100.roles.rows import from_other_half, own_row, publish_statistics
-from fmha.sm100.walk import tile_of
+from fmha.sm100.roles.rows import from_other_half, own_row, publish
+from fmha.sm100.walk import first_key, locate, plan_walk
 from kernelkit import tmem
+from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
-    CHUNK,
     exponentiate,
     keep_columns,
     next_max,
@@ -29,45 +27,77 @@ from kernelkit.online_softmax import (
     softcap_scores,
     top_score,
 )
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.pipelines import producer_state
 
 
 class Softmax:
-    """Turns S into P; `corrects`: it also keeps O consistent with the maxima, and stores it."""
+    """Turns S into P."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.role = plan.roles["softmax"]
-        self.corrects = plan.config.q_tiles == 1
 
     @cute.jit
-    def run(self, work: Work, walk: Walk, scope: Scope) -> None:
+    def run(self, scope: Scope) -> None:
         """Whole life of the warps. Boundary tiles come first, so two copies of the loop do."""
-        scores = cute.make_rmem_tensor(self.plan.layout.lane_columns, Float32)
-        row = own_row(self.plan, work, scope.scalars, self.own_q_tile())
-        lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
-        if cutlass.const_expr(self.corrects and self.plan.config.ragged_keys):
-            clear_tail_rows(self.plan, walk, lane)
-        s_state = consumer_state(self.plan.layout.lead)
-        o_state = producer_state(1)  # O is taken for rescaling like a buffer that starts out free
-        row_max, row_sum = -Float32.inf, Float32(0.0)
-        for step in cutlass.range(walk.masked, unroll=1):
-            first_key = tile_of(self.plan, walk, step) * TILE_N
-            row_max, row_sum = self.do_tile(lane, row_max, row_sum, s_state, o_state, first_key)
-            s_state.advance()
-            o_state.advance()
-        for _ in cutlass.range(walk.free, unroll=1):
-            row_max, row_sum = self.do_tile(lane, row_max, row_sum, s_state, o_state, None)
-            s_state.advance()
-            o_state.advance()
-        if cutlass.const_expr(self.plan.config.ctas == 2):
-            row_sum += from_other_half(self.plan, lane, row_sum, s_state.index)
-        if cutlass.const_expr(self.corrects):
-            if walk.tiles > 0:
-                lane.pipes.o.wait(o_state)
-            store_results(self.plan, work, walk, lane, row_max, row_sum, scope.tensors)
-        else:
-            publish_statistics(lane, (row_sum, row_max))
+        plan, q_tiles = self.plan, self.plan.config.q_tiles
+        scores = cute.make_rmem_tensor(plan.layout.lane_columns, Float32)
+        q_tile = self.own_q_tile()
+        s_state = PipelineState(plan.layout.s_stages, Int32(0), q_tile, Int32(0))
+        row_state = producer_state(1)
+        o_state = producer_state(1)  # where P has one buffer, it is free like one of O
+        for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            row = own_row(plan, work, scope.scalars, q_tile)
+            lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
+            row_max, row_sum = -Float32.inf, Float32(0.0)
+            for step in cutlass.range(walk.masked, unroll=1):
+                key, first = first_key(plan, walk, step), step == 0
+                if not first:
+                    row_state.advance()
+                row_max, row_sum = self.do_tile(
+                    lane, row_max, row_sum, s_state, row_state, o_state, first, key
+                )
+                for _ in cutlass.range_constexpr(q_tiles):
+                    s_state.advance()
+                o_state.advance()
+            for step in cutlass.range(walk.masked, walk.tiles, unroll=1):
+                first = step == 0
+                if not first:
+                    row_state.advance()
+                row_max, row_sum = self.do_tile(
+                    lane, row_max, row_sum, s_state, row_state, o_state, first, None
+                )
+                for _ in cutlass.range_constexpr(q_tiles):
+                    s_state.advance()
+                o_state.advance()
+            if cutlass.const_expr(plan.config.halves == 2):
+                if walk.tiles > 0:
+                    row_sum += from_other_half(plan, lane, row_sum, Int32(2))
+            if walk.tiles == 0:
+                lane.pipes.row.wait_free(row_state, q_tile)
+            publish(lane, (row_sum, row_max))
+            row_state.advance()
+
+    @cute.jit
+    def clear_rows_left_over(self, smem: cute.Pointer) -> None:
+        """Zero the rows of sQ that TMA never fills: tokens of a whole group of heads fill a tile
+        up to less than a token. Before the barriers are published."""
+        layout, config = self.plan.layout, self.plan.config
+        left_over = layout.rows - layout.q_rows
+        if cutlass.const_expr(left_over > 0):
+            io, line = IO_TYPES[config.dtype], layout.panel(layout.k_columns)
+            buffer = buffer_at(self.plan.smem, smem, "sQ", io)
+            zeros = cute.make_rmem_tensor(line, io)
+            zeros.fill(0.0)
+            thread, _, _ = cute.arch.thread_idx()
+            lines = config.q_tiles * config.head_dim // line * left_over
+            for number in cutlass.range(thread, lines, self.role.threads, unroll=1):
+                row = number // left_over * layout.rows + layout.q_rows + number % left_over
+                target = cute.make_tensor(buffer + row * line, cute.make_layout(line))
+                cute.autovec_copy(zeros, target)
+            cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def own_q_tile(self) -> Int32:
@@ -86,46 +116,48 @@ class Softmax:
         row_max: Float32,
         row_sum: Float32,
         s_state: PipelineState,
+        row_state: PipelineState,
         o_state: PipelineState,
-        first_key: Int32 | None,
+        first: Boolean,
+        key: Int32 | None,
     ) -> tuple[Float32, Float32]:
         """One tile from S to a published P; returns the new (row_max, row_sum).
 
-        The pipeline states are read only. first_key: of the tile, None where the row sees all of
-        it.
+        The pipeline states are read only. first: of the block, so there is no O to rescale.
+        key: with which the tile begins, None where the row sees all of it.
         """
-        scale_log2, q_tile = lane.scalars.scale_log2, lane.row.q_tile
-        stage = s_state.index + q_tile
-        lane.pipes.s.wait(s_state, q_tile)
+        config, scale_log2, q_tile = self.plan.config, lane.scalars.scale_log2, lane.row.q_tile
+        stage = s_state.index
+        lane.pipes.s.wait(s_state)
         self.read_scores(lane, stage)
-        if cutlass.const_expr(self.plan.config.softcap):
+        if cutlass.const_expr(config.softcap):
             softcap_scores(lane.scores, lane.scalars.softcap_log2)
-        if cutlass.const_expr(first_key is not None):
-            self.mask(lane, first_key)
+        if cutlass.const_expr(key is not None):
+            self.mask(lane, key)
         top = top_score(lane.scores, row_max)
-        if cutlass.const_expr(self.plan.config.ctas == 2):
-            top = cutlass.max(top, from_other_half(self.plan, lane, top, stage))
-        row_max, acc_scale = next_max(top, row_max, scale_log2, self.plan.config.rescale_log2)
-        if cutlass.const_expr(not self.corrects):
-            publish_statistics(lane, (acc_scale,))
-            cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
-        exponentiate(lane.scores, row_max, scale_log2)
-        if cutlass.const_expr(self.corrects and self.plan.config.p_in_smem):
-            lane.pipes.o.wait(o_state)  # the P V before has read the one buffer of P
-        store_p(self.plan, lane, stage)
-        if cutlass.const_expr(self.corrects):
-            if cutlass.const_expr(not self.plan.config.p_in_smem):
-                lane.pipes.o.wait(o_state)
-            rescale_output(self.plan, lane, acc_scale)
+        if cutlass.const_expr(config.halves == 2):
+            top = cutlass.max(top, from_other_half(self.plan, lane, top, o_state.phase))
+        row_max, acc_scale = next_max(top, row_max, scale_log2, config.rescale_log2)
+        if not first:
+            publish(lane, (acc_scale,))
+        cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
+        exponentiate(lane.scores, row_max, scale_log2, config.exp2_share)
+        if cutlass.const_expr(config.p_in_smem):
+            lane.pipes.o.wait(o_state, q_tile)  # the P V before has read the one buffer of P
+        first = self.plan.layout.p_columns[0] // config.halves
+        store_p(self.plan, lane, stage, 0, first)
         tmem.wait_stores()
         tmem.order_before_signal()
         lane.pipes.p.signal(stage)
-        if cutlass.const_expr(not self.corrects):
-            # For the next `publish_statistics`. Here, because the branch of a wait keeps ptxas from
-            # moving the row sum in front of the signal, and the warps that it waits for are long
-            # through.
-            lane.pipes.row.wait_free(s_state, q_tile)
-        return row_max, row_sum * acc_scale + row_total(lane.scores)
+        if cutlass.const_expr(lane.pipes.p_tail is not None):
+            store_p(self.plan, lane, stage, first, self.plan.layout.tile_n)
+            tmem.wait_stores()
+            tmem.order_before_signal()
+            lane.pipes.p_tail.signal(stage)
+        # For the next `publish`. Here, because the branch of a wait keeps ptxas from moving
+        # the row sum in front of the signal, and the warps that it waits for are long through.
+        lane.pipes.row.wait_free(row_state, q_tile)
+        return row_max, row_total(lane.scores, row_sum * acc_scale)
 
     @cute.jit
     def read_scores(self, lane: Lane, stage: Int32) -> None:
@@ -134,16 +166,17 @@ class Softmax:
         columns = self.plan.tmem["S0"].columns
         begin = self.plan.tmem["S0"].begin + stage * columns
         for column in cutlass.range_constexpr(0, columns, CHUNK):
-            tile = tmem.tile_at(lane.buffers.tmem, begin + column, CHUNK)
-            part = tmem.columns_of(lane.scores, column, CHUNK)
+            width = min(CHUNK, columns - column)
+            tile = tmem.tile_at(lane.buffers.tmem, begin + column, width)
+            part = tmem.columns_of(lane.scores, column, width)
             tmem.load_row(tile, part, lane.row.lane)
         tmem.wait_loads()
 
     @cute.jit
-    def mask(self, lane: Lane, first_key: Int32) -> None:
+    def mask(self, lane: Lane, key: Int32) -> None:
         """Keys that the row does not see score -inf."""
         row, config = lane.row, self.plan.config
-        first = first_key + row.half * self.plan.layout.lane_columns
+        first = key + row.half * self.plan.layout.lane_columns
         keep_columns(
             lane.scores,
             row.end - first,

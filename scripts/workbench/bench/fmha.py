@@ -106,17 +106,15 @@ def torch_attention(problem: Problem, backend: SDPBackend, *inputs: torch.Tensor
     return o.transpose(1, 2)
 
 
-def contenders(problem: Problem, p_paths: Sequence[str]) -> Iterator[tuple[str, Callable]]:
-    """Name and call of torch's kernels and, where they run, of ours on every P path; a call takes
-    q, k and v."""
+def contenders(problem: Problem) -> Iterator[tuple[str, Callable]]:
+    """Name and call of torch's kernels and, where it runs, of ours; a call takes q, k and v."""
     for name, backend in TORCH.items():
         yield name, partial(torch_attention, problem, backend)
-    given = {"causal": problem.causal, "backend": "cuda"}
-    for p_path in p_paths if why_not_here() is None else ():
-        yield f"fmha {p_path}", partial(attention, config=AttentionConfig(p_path=p_path), **given)
+    if why_not_here() is None:
+        yield "fmha", partial(attention, causal=problem.causal, backend="cuda")
 
 
-def time_problem(problem: Problem, p_paths: Sequence[str]) -> list[dict]:
+def time_problem(problem: Problem) -> list[dict]:
     """A row per contender: its times, or why it has none. All agree with the first that ran."""
     first = problem.inputs(0)
     count = sets_here(sum(tensor.nbytes for tensor in first))
@@ -132,7 +130,7 @@ def time_problem(problem: Problem, p_paths: Sequence[str]) -> list[dict]:
             raise ValueError(f"differs by {difference:.1%} from the first kernel that ran")
         return cold_and_warm([partial(call, *inputs) for inputs in sets])
 
-    named = dict(contenders(problem, p_paths))
+    named = dict(contenders(problem))
     same = {"problem": str(problem), **dataclasses.asdict(problem)}
     rows = [{**same, "kernel": name} for name in named]
     measure(rows, [partial(sampled, call) for call in named.values()])
@@ -143,12 +141,12 @@ def time_problem(problem: Problem, p_paths: Sequence[str]) -> list[dict]:
 
 
 def grid(options: argparse.Namespace) -> Iterator[Cell]:
-    """Of the static table: head dims x P paths x masks."""
+    """Of the static table: head dims x masks."""
     same = {"dtype": options.dtype, "schedule": options.schedule}
-    for head_dim, p_path, mask in itertools.product(options.head_dim, options.p_path, options.mask):
+    for head_dim, mask in itertools.product(options.head_dim, options.mask):
         v_dim = dict(HEAD_DIMS)[head_dim]
         dims = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim}
-        config = AttentionConfig(p_path=p_path, **dims, **same, **MASKS[mask])
+        config = AttentionConfig(**dims, **same, **MASKS[mask])
         named = {"mask": mask, "name": describe(config), "config": dataclasses.asdict(config)}
         yield named, partial(figures, config, options.arch)
 
@@ -255,7 +253,7 @@ def perform(options: argparse.Namespace) -> int:
     if options.timing and torch.cuda.is_available():
         with progress_bar(console) as bar:
             for problem in bar.track(problems_of(options), description="timing"):
-                document["timing"] += time_problem(problem, options.p_path)
+                document["timing"] += time_problem(problem)
         document["after"] = setting().get("gpu")
         show(*table("", TIMES, document["timing"]))
     if options.timing and why_not_here():

@@ -19,6 +19,7 @@ from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
 from ptxemu.errors import PtxEmuError
 from ptxemu.record.recording import Recording
+from workbench.cases.attention import case_of, config_of
 from workbench.common import refuse, write_json
 from workbench.cycles import sample, subjects
 from workbench.cycles.flash import Shape
@@ -92,9 +93,15 @@ def _case_parser() -> argparse.ArgumentParser:
 
 
 def case_options(row: str, options: argparse.Namespace) -> argparse.Namespace:
-    """Of the case of a row, with all else as it is."""
+    """Of the case of a row, with all else as it is.
+
+    What our attention chooses by sizes is spelled out: fewer heads or queries of it are recorded.
+    """
     found = _case_parser().parse_args(shlex.split(HEADLINES[row]))
-    return argparse.Namespace(**{**vars(options), **vars(found)})
+    case = argparse.Namespace(**{**vars(options), **vars(found)})
+    config = config_of(case_of(case))
+    case.schedule, case.pack_heads = config.schedule or "base", config.group > 1
+    return case
 
 
 def perform(options: argparse.Namespace) -> int:

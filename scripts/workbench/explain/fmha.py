@@ -1,22 +1,65 @@
-"""What `explain.py fmha` says: roles, edges, and the maps of both memories."""
+"""What `explain.py fmha` says: which blocks a CTA computes, roles, edges, and the maps of both
+memories."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 
-from fmha.plan import AttentionPlan
-from workbench.cases.attention import case_of, plan_of
+from fmha.arguments import Arguments
+from fmha.choose import choose_config, heads_of_section, longest_queries
+from fmha.plan import AttentionPlan, make_plan
+from kernelkit import hw
+from workbench.cases.attention import arguments_of, case_of
 from workbench.common import describe
-from workbench.explain.plans import lines_of, parts_of, print_plan
+from workbench.explain.plans import Section, lines_of, parts_of, plural, print_plan
 
 
-def explain(plan: AttentionPlan) -> Iterator[str]:
-    """The whole plan, line by line."""
-    pair = ", by a pair of CTAs that share each tile" if plan.config.ctas == 2 else ""
-    yield f"fmha forward: {describe(plan.config)}{pair}"
-    yield from lines_of(parts_of(plan))
+def explain(arguments: Arguments) -> Iterator[str]:
+    """The whole plan of a call, line by line."""
+    plan = make_plan(choose_config(arguments))
+    yield f"fmha forward: {describe(plan.config)}"
+    yield from lines_of((query_blocks(arguments, plan), *parts_of(plan)))
+
+
+def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
+    """What a CTA or a pair computes at a time, and in which order all of them take turns."""
+    layout, config = plan.layout, plan.config
+    heads = arguments.batch * arguments.q_heads // config.group
+    of_head = layout.blocks(longest_queries(arguments))
+    whose = "KV head" if config.group > 1 else "head"
+    return "Query blocks", [
+        ("a block", f"{plural(layout.block_tiles // config.halves, 'tile')} of {_rows(plan)}"),
+        ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
+        ("launched", _launched(of_head * heads, config.ctas)),
+        ("order", _order(heads_of_section(arguments, config))),
+        ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
+    ]
+
+
+def _rows(plan: AttentionPlan) -> str:
+    layout = plan.layout
+    if plan.config.group == 1:
+        return f"{layout.mma_rows // (plan.config.ctas // plan.config.halves)} queries"
+    tokens, heads = plural(layout.box_tokens, "token"), plural(layout.box_heads, "head")
+    return f"{tokens} x {heads} that share them"
+
+
+def _launched(blocks: int, ctas: int) -> str:
+    """On a B200, all of whose SMs are free."""
+    at_once = hw.SMS // ctas
+    places = min(at_once, blocks)
+    least, more = divmod(blocks, max(places, 1))
+    who = plural(places, "CTA") if ctas == 1 else f"{plural(places, 'pair')} of CTAs"
+    each = f"{least} or {plural(least + 1, 'block')}" if more else plural(least, "block")
+    return f"{who} of {at_once} that a B200 runs at once; {each} each"
+
+
+def _order(section: int) -> str:
+    if section > 1:
+        return f"the longest of all {section} heads first"
+    return "head after head, whose K and V are then in L2"
 
 
 def perform(options: argparse.Namespace) -> int:
-    return print_plan(lambda: explain(plan_of(case_of(options))))
+    return print_plan(lambda: explain(arguments_of(case_of(options), "meta")))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from fmha.config import (
+    EXP2_PAIRS,
     HEAD_DIMS,
     IO_DTYPES,
     OUT_DTYPES,
-    P_PATHS,
     PAGE_SIZES,
     SCHEDULES,
+    TILE_N,
     AttentionConfig,
 )
 from kernelkit.limits import MAX_POSITION
@@ -99,17 +100,20 @@ def _add_storage(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_kernel(group: argparse._ArgumentGroup) -> None:
-    add(group, "p-path", "where P waits for P V", "", shown="by config", choices=P_PATHS)
     words = "all query heads of a KV head in one tile; default: where that makes fewer tiles"
     wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
     group.add_argument("--pack", help=words, **wish)
     switch(group, "pdl", "programmatic dependent launch")
+    words, default = "keys of a tile", AttentionConfig()
+    add(group, "tile-n", words, 0, shown="by window", choices=tuple(TILE_N), type=int)
+    words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
+    add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
     for ring in ("k", "v"):
         words = f"pieces in the {ring.upper()} ring"
         add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
     add(group, "schedule", "one query tile, or two", "", shown="by sizes", choices=SCHEDULES)
-    words, lag = "binary orders by which the reference maximum may lag", AttentionConfig()
-    add(group, "rescale-log2", words, lag.rescale_log2, type=float)
+    words = "binary orders by which the reference maximum may lag"
+    add(group, "rescale-log2", words, default.rescale_log2, type=float)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fmha.config import HEAD_DIMS, IO_DTYPES, P_PATHS, SCHEDULES
+from fmha.config import HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from workbench.flags import attention, groups
 from workbench.flags.groups import add, switch
@@ -47,8 +47,6 @@ def add_fmha(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py fmha`."""
     some = {"type": int, "choices": [*dict(HEAD_DIMS)], "nargs": "+", "metavar": "D"}
     add(parser, "head-dim", "columns of Q and K", (64, 128), shown="64 128", **some)
-    some = {"choices": P_PATHS, "nargs": "+", "shown": "both"}
-    add(parser, "p-path", "where P waits for P V", P_PATHS, **some)
     some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
     add(parser, "mask", f"of {', '.join(MASKS)}", (*MASKS,), **some)
     add(parser, "dtype", "of q, k and v", "bf16", choices=IO_DTYPES)

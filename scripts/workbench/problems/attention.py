@@ -37,7 +37,7 @@ class Case:
     entry; everything past them is NaN. page_size: K and V are pages, shuffled, in a pool with
     spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
     large values move the row maximum from tile to tile. normalize False: the raw output is
-    normalised here. out_dtype, p_path, schedule '': the default of the API.
+    normalised here. out_dtype, schedule '': the default of the API.
     """
 
     sq: int
@@ -61,7 +61,8 @@ class Case:
     rope_dim: int = 0
     out_dtype: str = ""
     pack_heads: bool | None = None
-    p_path: str = ""
+    tile_n: int = AttentionConfig.tile_n
+    polynomial: int = AttentionConfig.polynomial
     scale: float | None = None
     schedule: str = ""
     k_stages: int = 0
@@ -75,7 +76,7 @@ class Case:
     def words(self) -> list[str]:
         """What it is, as far as that is not by default."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
-        parts += [part for part in (self.p_path, self.schedule) if part]
+        parts += [self.schedule] * bool(self.schedule)
         parts += [self.dtype + f">{self.out_dtype}" * bool(self.out_dtype)]
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
@@ -90,6 +91,8 @@ class Case:
             parts += [f"{name}{value:g}"] * bool(value)
         for name, value in (("k", self.k_stages), ("v", self.v_stages)):
             parts += [f"{name}stages{value}"] * bool(value)
+        parts += [f"tile{self.tile_n}"] * (self.tile_n != AttentionConfig.tile_n)
+        parts += [f"poly{self.polynomial}"] * (self.polynomial != AttentionConfig.polynomial)
         parts += [f"lag{self.rescale_log2:g}"] * (self.rescale_log2 != LOG2_LAG)
         parts += ["sinks"] * self.sinks + ["pdl"] * self.pdl
         parts += [f"h{self.heads[0]}.{self.heads[1]}"]
@@ -104,11 +107,11 @@ class Case:
     def group(self) -> str:
         """Cases of one group share a compiled kernel (or two, where packing is automatic)."""
         static = (
-            self.dims, self.p_path, self.schedule, self.dtype, self.out_dtype, self.normalize,
+            self.dims, self.schedule, self.dtype, self.out_dtype, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
-            self.page_size, self.rope_dim, self.pack_heads,
+            self.page_size, self.rope_dim, self.pack_heads, self.tile_n, self.polynomial,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
