@@ -35,7 +35,7 @@ MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first a
 # Columns of a K piece and of a V piece by (head_dim, v_dim): whole tiles while they are small,
 # slices from 192 on, where whole tiles would leave room for one stage only.
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
-V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 128}
+V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 256}
 
 
 @dataclass(frozen=True)

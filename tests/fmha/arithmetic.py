@@ -12,14 +12,14 @@ KIB = 1024
 
 # head_dim -> (bytes of a K piece in a CTA, pieces of a K tile); v_dim -> the same for V.
 # 128 keys by the columns of a piece, 2 bytes each. In a pair a CTA has 64 keys of K, by 128 columns
-# at 256 and by 256 at 512, and half the columns of V, of 256 and of 128.
+# at 256 and by 256 at 512, and half the columns of V, of which 256 are a piece.
 K_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
     192: (16 * KIB, 3), 256: (16 * KIB, 2), 512: (32 * KIB, 2),
 }  # fmt: skip
 V_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
-    256: (32 * KIB, 1), 512: (16 * KIB, 4),
+    256: (32 * KIB, 1), 512: (32 * KIB, 2),
 }  # fmt: skip
 OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

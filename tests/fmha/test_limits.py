@@ -43,7 +43,7 @@ def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> Non
 # Just inside: each the last of one or several limits.
 INSIDE = {
     "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 11}),
-    "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 4}),
+    "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 2}),
     "all columns of TMEM": ((128, 128), {"schedule": "pingpong"}),
     "P in TMEM, one tile of V": (
         (256, 256), {"k_stages": 1, "v_stages": 2},
@@ -56,13 +56,13 @@ OUTSIDE = {
         (64, 64), {"k_stages": 1, "v_stages": 12}, HardwareRefusal, "may have 232448",
     ),
     "shared memory of a pair": (
-        (512, 512), {"k_stages": 2, "v_stages": 5}, HardwareRefusal, "may have 232448",
+        (512, 512), {"k_stages": 2, "v_stages": 3}, HardwareRefusal, "may have 232448",
     ),
     "columns of TMEM": (
         (256, 256), {"schedule": "pingpong", "v_stages": 2}, ValueError, "but got 1024",
     ),
     "a part of a tile of V": (
-        (512, 512), {"k_stages": 2, "v_stages": 3}, Deadlock, "no warp can go on",
+        (512, 512), {"k_stages": 2, "v_stages": 1}, Deadlock, "no warp can go on",
     ),
     "no K piece": ((64, 64), {"k_stages": -1}, ValueError, "must be greater than 0"),
 }  # fmt: skip

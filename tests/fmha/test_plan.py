@@ -118,11 +118,11 @@ def test_two_tiles_of_128_take_all_shared_memory():
 
 
 def test_shared_memory_of_a_pair():
-    # Q 64 rows, K 64 keys x 256 columns, V 128 keys x 64 columns, P 64 x 128, a panel of O.
+    # Q 64 rows, K 64 keys x 256 columns, V 128 keys x 128 columns, P 64 x 128, a panel of O.
     plan = make_plan(AttentionConfig(head_dim=512))
-    assert plan.layout.stages == (2, 4)
+    assert plan.layout.stages == (2, 2)
     offsets = plan.smem.offsets()
-    assert offsets["statistics"] == (224, 224 + (2 + 3) * 128 * 4)
+    assert offsets["statistics"] == (192, 192 + (2 + 3) * 128 * 4)
     assert {name: offsets[name] for name in ("sQ", "sK", "sV", "sP", "sO")} == {
         "sQ": (3 * KIB, 67 * KIB),
         "sK": (67 * KIB, 131 * KIB),
@@ -186,7 +186,7 @@ def test_tensor_memory(config, ranges):
         ((128, 128), (1, 1), (3, 2)),
         ((192, 128), (3, 1), (5, 2)),
         ((256, 256), (2, 1), (4, 2)),
-        ((512, 512), (2, 4), (2, 4)),
+        ((512, 512), (2, 2), (2, 2)),
     ],
 )
 def test_pieces_and_rings(dims, pieces, stages):
