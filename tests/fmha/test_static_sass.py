@@ -69,7 +69,9 @@ def cubin(tmp_path_factory):
 
 
 def name(value: object) -> str:
-    """A test id: fields that are set, numbers and words of a kernel."""
+    """A test id: fields that are set, numbers, and words of a kernel."""
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, dict):
         return "+".join(value) or "plain"
     (head_dim, v_head_dim), schedule = value
@@ -144,6 +146,23 @@ def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) ->
     if not config.softcap:
         assert places.ready <= LATEST_READY
         assert places.statistics <= LATEST_STATISTICS
+
+
+NARROW = [((64, 0), "base"), ((64, 0), "pingpong"), ((128, 0), "pingpong")]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "keys"), [*itertools.product(NARROW, (64, 80, 96, 112))], ids=name
+)
+def test_tiles_of_a_window(cubin, kernel, keys):
+    """What windows choose; for that of gpt-oss, with eight heads in a tile, 80 keys. ptxas keeps
+    exponentials of 80, 96 and 112 columns 10 cycles apart, whatever stands around them."""
+    shared = {**TWO_SIDED, "sinks": True, "group": 8, "tile_n": keys}
+    figures = _softmax_sass.static(cubin(config_of(kernel, shared)))
+    assert (figures.stack, figures.spills) == (0, 0)
+    assert len(figures.loops) == 2
+    most = MUFU_DISTANCE if keys == 64 else MUFU_DISTANCE + 2
+    assert all(loop.mufu_distance <= most for loop in figures.loops)
 
 
 @pytest.mark.parametrize(("kernel", "fields"), [*itertools.product(KERNELS, ALL_FIELDS)], ids=name)
