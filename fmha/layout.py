@@ -7,9 +7,9 @@ Both operands of both products, and the O that TMA stores, use that one arrangem
 
 In a CTA pair (head_dim 256 and 512) each CTA has 64 keys of K and half the columns of each piece
 of V; the pair's MMA reads both. At head_dim 256 each CTA has a query tile of its own. At 512 they
-share one, 64 rows each. An accumulator of 64 rows takes all 128 lanes
-of TMEM (PTX ISA, data path layout B): lanes 0-63 hold the first half of the columns, lanes 64-127
-the second half of the same rows.
+share one, 64 rows each. An accumulator of 64 rows takes all 128 lanes of TMEM (PTX ISA, data path
+layout B): lanes 0-63 hold the first half of the columns, lanes 64-127 the second half of the same
+rows.
 """
 
 from __future__ import annotations

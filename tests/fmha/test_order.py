@@ -28,16 +28,11 @@ CASES = {
 CHECKED = Options(check=True, limit=cases.PATIENCE)
 
 
-def at_once(monkeypatch, places: int) -> None:
-    monkeypatch.setattr("fmha.launch.sms_of", lambda device: places)
-    monkeypatch.setattr("fmha.launch.clusters_at_once", lambda device, ctas: places)
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_any_number_of_ctas_gives_the_same_bits(name, monkeypatch):
+def test_any_number_of_ctas_gives_the_same_bits(name, at_once):
     case, found = CASES[name], []
     for places in (148, 1, 3, 5):
-        at_once(monkeypatch, places)
+        at_once(places)
         results, reports = cases.run_reported(case, CHECKED)
         assert not [f for report in reports for each in report.launches for f in each.findings]
         found.append(results)
@@ -48,9 +43,8 @@ def test_any_number_of_ctas_gives_the_same_bits(name, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_other_schedules_give_the_same_bits(seed, monkeypatch):
+def test_other_schedules_give_the_same_bits(seed):
     case = CASES["ping-pong"]
-    at_once(monkeypatch, 2)
     expected, _ = cases.run_reported(case, "round-robin")
     for policy in ("random", "adversarial"):
         results, _ = cases.run_reported(case, policy, seed)

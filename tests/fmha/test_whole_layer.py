@@ -25,10 +25,10 @@ CASES = {  # with the CPU seconds of this process, the kernel's compilation amon
 
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("name", CASES)
-def test_a_layer(name, monkeypatch):
+def test_a_layer(name, at_once):
     """On as many CTAs as a B200 has SMs."""
     case, most = CASES[name]
-    monkeypatch.setattr("fmha.launch.sms_of", lambda device: hw.SMS)
+    at_once(hw.SMS)
     begin = time.process_time()
     results = cases.run(case, Options(check=True, limit=None))
     seconds = time.process_time() - begin
