@@ -22,7 +22,7 @@ from kernelkit.tensors import DTYPE_NAMES, require_grid, require_pages, require_
 class Arguments(AttentionArguments):
     """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
 
-    q_offset: always a tensor. cos, sin: the tables of `rope`. tile_n and all behind it: tunable
+    q_offset: always a tensor. cos, sin: the tables of `rope`. tile_m and all behind it: tunable
     fields of the config.
     """
 
@@ -34,6 +34,7 @@ class Arguments(AttentionArguments):
     max_seqlen_q: int | None = None
     normalize: bool = True
     pack_heads: bool | None = None
+    tile_m: int = AttentionConfig.tile_m
     tile_n: int = AttentionConfig.tile_n
     k_stages: int = AttentionConfig.k_stages
     v_stages: int = AttentionConfig.v_stages

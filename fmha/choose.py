@@ -8,10 +8,10 @@ from functools import cache
 import torch
 
 from fmha.arguments import Arguments, entry_lengths
-from fmha.config import TILE_N, TUNABLE, AttentionConfig
-from fmha.layout import Layout
-from fmha.plan import make_plan
+from fmha.config import TUNABLE, AttentionConfig
+from fmha.plan import make_plan, tiles_of
 from kernelkit import hw
+from kernelkit.arch import written_for
 from kernelkit.attention import bounded
 from kernelkit.tensors import DTYPE_NAMES
 
@@ -32,10 +32,11 @@ class Sizes:
 class Candidate:
     """Heads that share tiles, or do not, with the key tiles that suit the window.
 
-    pingpong: the same in that schedule, where it may be chosen; sharers: groups of heads that share
+    arch: of the kernel; pingpong: the same in that schedule, where it may be chosen; sharers: groups of heads that share
     tiles, of one entry; tile_work: see `_tile_work`.
     """
 
+    arch: str
     base: AttentionConfig
     pingpong: AttentionConfig | None
     sharers: int
@@ -43,33 +44,33 @@ class Candidate:
 
     def blocks(self, config: AttentionConfig, sizes: Sizes) -> int:
         """Of one entry."""
-        return self.sharers * Layout(config).blocks(sizes.queries)
+        return self.sharers * tiles_of(config, self.arch).blocks(sizes.queries)
 
     def work(self, sizes: Sizes) -> int:
         """Of one entry; where nothing but the order of rows differs, alike."""
         return self.blocks(self.base, sizes) * self.tile_work
 
 
-def choose_config(arguments: Arguments) -> AttentionConfig:
-    """What to compile; not checked yet."""
+def choose_config(arguments: Arguments, arch: str = "sm_100a") -> AttentionConfig:
+    """What to compile for `arch`; not checked yet."""
     sizes = Sizes(arguments.batch, longest_queries(arguments))
-    return best_of(candidates(arguments), sizes)
+    return best_of(candidates(arguments, arch), sizes)
 
 
 def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
     """The candidate with the least work for these sizes, in ping-pong if its blocks, half as many,
-    fill a B200."""
+    fill the GPU."""
     best = min(found, key=lambda candidate: candidate.work(sizes))
-    if best.pingpong is None or Layout(best.base).blocks(sizes.queries) == 1:
+    if best.pingpong is None or tiles_of(best.base, best.arch).blocks(sizes.queries) == 1:
         return best.base
-    fills = sizes.batch * best.blocks(best.pingpong, sizes) >= hw.SMS
+    fills = sizes.batch * best.blocks(best.pingpong, sizes) >= hw.SMS_OF[written_for(best.arch)]
     return best.pingpong if fills else best.base
 
 
-def candidates(arguments: Arguments) -> tuple[Candidate, ...]:
+def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, ...]:
     """What may be compiled for these arguments, whatever their sizes."""
     plain = plain_config(arguments)
-    return tuple(_candidate(arguments, replace(plain, group=n)) for n in _groups(arguments))
+    return tuple(_candidate(arguments, replace(plain, group=n), arch) for n in _groups(arguments))
 
 
 def _groups(arguments: Arguments) -> tuple[int, ...]:
@@ -80,34 +81,37 @@ def _groups(arguments: Arguments) -> tuple[int, ...]:
     return (group if arguments.pack_heads else 1,)
 
 
-def _candidate(arguments: Arguments, plain: AttentionConfig) -> Candidate:
-    base = _narrowed(arguments, plain)
-    pingpong = _narrowed(arguments, replace(plain, schedule="pingpong"))
+def _candidate(arguments: Arguments, plain: AttentionConfig, arch: str) -> Candidate:
+    base = _narrowed(arguments, plain, arch)
+    pingpong = _narrowed(arguments, replace(plain, schedule="pingpong"), arch)
+    by_sizes = written_for(arch) == "sm_100a" and not plain.schedule
     return Candidate(
+        arch,
         base,
-        pingpong if not plain.schedule and _fits(pingpong) else None,
+        pingpong if by_sizes and _fits(pingpong, arch) else None,
         arguments.q_heads // plain.group,
-        _tile_work(arguments, base),
+        _tile_work(arguments, base, arch),
     )
 
 
-def _narrowed(arguments: Arguments, config: AttentionConfig) -> AttentionConfig:
+def _narrowed(arguments: Arguments, config: AttentionConfig, arch: str) -> AttentionConfig:
     """With as many keys in a tile as suit the window, if that saves enough."""
-    if config.tile_n or not (config.left and config.right) or config.ctas > 1:
+    widths = tiles_of(config, arch).widths
+    if config.tile_n or not (config.left and config.right) or len(widths) == 1:
         return config
     narrow = min(
-        (replace(config, tile_n=keys) for keys in TILE_N),
-        key=lambda narrower: _tile_work(arguments, narrower),
+        (replace(config, tile_n=keys) for keys in widths),
+        key=lambda narrower: _tile_work(arguments, narrower, arch),
     )
-    gain = 1 - _tile_work(arguments, narrow) / _tile_work(arguments, config)
+    gain = 1 - _tile_work(arguments, narrow, arch) / _tile_work(arguments, config, arch)
     return narrow if gain > LEAST_GAIN else config
 
 
-def _tile_work(arguments: Arguments, config: AttentionConfig) -> int:
+def _tile_work(arguments: Arguments, config: AttentionConfig, arch: str) -> int:
     """Of the key tiles that a query block sees, in keys; without a window 1, as all see as many."""
     if not (config.left and config.right):
         return 1
-    layout = Layout(config)
+    layout = tiles_of(config, arch)
     tokens = max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
     window = bounded(arguments.window_left) + 1
     window += 0 if arguments.causal else bounded(arguments.window_right)
@@ -142,9 +146,9 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
 
 
 @cache
-def _fits(config: AttentionConfig) -> bool:
+def _fits(config: AttentionConfig, arch: str) -> bool:
     try:
-        make_plan(config)
+        make_plan(config, arch)
     except (ValueError, NotImplementedError):
         return False
     return True

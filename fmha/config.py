@@ -13,17 +13,11 @@ from kernelkit.dtypes import ITEM_BYTES
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
-TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
-TUNABLE = ("tile_n", "k_stages", "v_stages", "schedule", "polynomial", "rescale_log2")
-# By head dim: where the exponentials of a tile take as long as its products, or longer. From the
-# cycle model of a B200; a GB300, whose MUFU is twice as fast, has no use for it.
-EXP2_SHARE = {64: 4, 96: 4, 128: 4, 192: 6}
-PAIR_HEAD_DIM = 256  # K and V of two tiles take too much shared memory: a pair has half each
-SHARED_TILE_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: each CTA of a pair has 64 of them
+TUNABLE = ("tile_m", "tile_n", "k_stages", "v_stages", "schedule", "polynomial", "rescale_log2")
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,7 @@ class AttentionConfig:
     group: query heads of a KV head that share query tiles, all of them; 1: each has its own.
     rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
+    tile_m*: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
     tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
@@ -73,6 +68,7 @@ class AttentionConfig:
     group: int = 1
     rope_dim: int = 0
     pdl: bool = False
+    tile_m: int = 0
     tile_n: int = 0
     k_stages: int = 0
     v_stages: int = 0
@@ -101,39 +97,13 @@ class AttentionConfig:
         return ITEM_BYTES[self.o_dtype]
 
     @property
-    def ctas(self) -> int:
-        """CTAs that share K and V."""
-        return 2 if self.head_dim >= PAIR_HEAD_DIM else 1
-
-    @property
-    def halves(self) -> int:
-        """Threads that share a query row: 2 where a pair of CTAs shares one tile of 128 rows."""
-        return 2 if self.head_dim >= SHARED_TILE_HEAD_DIM else 1
-
-    @property
-    def p_in_smem(self) -> bool:
-        """P waits for P V in shared memory; else over the tail of its S in tensor memory, for which
-        a row has to be in one lane."""
-        return self.halves == 2
-
-    @property
-    def q_tiles(self) -> int:
-        """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
-        return 2 if self.schedule == "pingpong" else 1
-
-    @property
-    def exp2_share(self) -> int:
-        """Pairs of exponentials, of 16, that go through the polynomial."""
-        return self.polynomial if self.polynomial >= 0 else EXP2_SHARE.get(self.head_dim, 0)
-
-    @property
     def ragged_keys(self) -> bool:
         """Rows of the last key tile may lie past an end that TMA does not know."""
         return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset
 
     def check_values(self) -> None:
         """Raise ValueError or NotImplementedError, naming the value and what is possible: for every
-        field and their combinations. What memory cannot hold is refused by `fmha.plan.make_plan`.
+        field and their combinations. What memory cannot hold is refused by `fmha.sm100.plan.make_plan`.
         """
         self._check_types()
         self._check_options()
@@ -147,8 +117,6 @@ class AttentionConfig:
             raise NotImplementedError(
                 f"head_dim {self.head_dim} with v_head_dim {self.v_dim}: supported are {HEAD_DIMS}"
             )
-        if self.tile_n and self.tile_n not in TILE_N:
-            raise NotImplementedError(f"tile_n {self.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
         if self.schedule not in ("", *SCHEDULES):
             raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}, '' chooses")
         if self.page_size and self.page_size not in PAGE_SIZES:

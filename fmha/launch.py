@@ -11,7 +11,8 @@ import torch
 from fmha.arguments import Arguments
 from fmha.choose import choose_config, heads_of_section, longest_queries
 from fmha.config import AttentionConfig
-from fmha.plan import make_plan
+from fmha.plan import make_plan, tiles_of
+from kernelkit.arch import written_for
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
@@ -19,8 +20,8 @@ from kernelkit.launch import choose_target, clusters_at_once, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.tensors import require_tma, with_plain_strides
 
-ARCHS = ("sm_100a",)
-KERNEL = "fmha.sm100.signature"
+KERNELS = {"sm_100a": "fmha.sm100.kernel", "sm_90a": "fmha.sm90.kernel"}
+ARCHS = tuple(KERNELS)
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -31,14 +32,14 @@ def forward(arguments: Arguments) -> Results:
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     arguments.check()
-    config = choose_config(arguments)
-    check_config(config)
+    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    config = choose_config(arguments, target.arch)
+    check_config(config, target.arch)
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
-    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
     results = empty_results(arguments)
     if _has_work(arguments):
-        given = kernel_arguments(arguments, config, results)
+        given = kernel_arguments(arguments, config, results, target.arch)
         launch(compile_attention(config, target.arch), given, target, arguments.q.device)
     else:
         o, lse, row_max = results
@@ -48,14 +49,14 @@ def forward(arguments: Arguments) -> Results:
 
 
 @cache
-def check_config(config: AttentionConfig) -> None:
+def check_config(config: AttentionConfig, arch: str) -> None:
     """Raise ValueError or NotImplementedError, naming the value and what is possible."""
-    make_plan(config)
+    make_plan(config, arch)
 
 
 def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel | None:
-    """`AttentionForward.__call__`, found or compiled, once per process."""
-    return compile_once(config, arch, KERNEL)
+    """The kernel, found or compiled, once per process."""
+    return compile_once(config, arch, KERNELS[written_for(arch)])
 
 
 def empty_results(arguments: Arguments) -> Results:
@@ -75,10 +76,12 @@ def _has_work(arguments: Arguments) -> bool:
     return has_queries and arguments.k.numel() > 0 and arguments.capacity > 0
 
 
-def kernel_arguments(arguments: Arguments, config: AttentionConfig, results: Results) -> tuple:
-    """(tensors, tables, numbers) in the order in which the kernel takes them."""
-    device = arguments.q.device
-    places = sms_of(device) if config.ctas == 1 else clusters_at_once(device, config.ctas)
+def kernel_arguments(
+    arguments: Arguments, config: AttentionConfig, results: Results, arch: str
+) -> tuple:
+    """(tensors, tables, numbers) in the order in which the kernels take them."""
+    device, ctas = arguments.q.device, tiles_of(config, arch).ctas
+    places = sms_of(device) if ctas == 1 else clusters_at_once(device, ctas)
     o, lse, row_max = results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:

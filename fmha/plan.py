@@ -1,26 +1,22 @@
-"""AttentionConfig -> who works, where everything lies, who waits for whom. Plain data.
+"""AttentionConfig -> who works, where everything lies, who waits for whom: plain data, made by the
+`plan.py` of the architecture.
 
-`sm100/kernel.py` allocates and dispatches by this plan; `scripts/explain.py` and the README print
-it. Reading order: roles (warps), edges (mbarriers), then `fmha/layout.py`: shared memory and tensor
-memory. There are two schedules: twelve warps for one query tile, or sixteen for two (ping-pong).
+The kernels allocate and dispatch by a plan; `scripts/explain.py` and the README print it. Reading
+order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies where in memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from fmha.config import AttentionConfig
-from fmha.layout import Layout
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
+from fmha.tiles import Tiles
+from kernelkit.arch import written_for
+from kernelkit.edges import EdgePlan
 from kernelkit.smem_plan import SmemPlan
-from kernelkit.tmem_plan import TmemPlan
-from kernelkit.warps import Role, RolePlan
-
-# Named barriers; 0 is that of the whole CTA.
-FREE_BARRIER = 1  # who corrects O: all its rows have been read, tensor memory can be freed
-HALVES_BARRIER = 2  # and 3: in a CTA pair, two softmax warps with the two halves of 32 rows
+from kernelkit.warps import RolePlan
 
 
 @dataclass(frozen=True)
@@ -28,97 +24,32 @@ class AttentionPlan:
     """Everything that is decided before tracing."""
 
     config: AttentionConfig
-    layout: Layout
+    layout: Tiles
     roles: RolePlan
     edges: EdgePlan
     smem: SmemPlan
-    tmem: TmemPlan
 
     def check(self) -> None:
         """Raise for a plan that cannot run; every part names its own value and limit."""
-        self.layout.check()
         self.roles.check()
         self.edges.check()
         self.smem.check()
-        self.tmem.check()
 
 
-def make_plan(config: AttentionConfig) -> AttentionPlan:
-    """The plan of `config`, checked."""
-    config.check_values()
-    plan = plan_unchecked(config)
-    plan.check()
-    return plan
+def make_plan(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
+    """The plan of `config` for the kernel of `arch`, checked."""
+    return _module(arch).make_plan(config)
 
 
-def plan_unchecked(config: AttentionConfig) -> AttentionPlan:
+def plan_unchecked(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
     """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
-    layout, roles = Layout(config), _roles(config)
-    edges = EdgePlan(roles, _edges(config, layout), config.ctas)
-    smem = layout.smem(edges.barrier_bytes)
-    return AttentionPlan(config, layout, roles, edges, smem, layout.tmem)
+    return _module(arch).plan_unchecked(config)
 
 
-# Registers of a thread by query tiles: of those that hold scores, that correct O, and that issue.
-REGISTERS = {1: (232, 168, 104), 2: (192, 80, 48)}
+def tiles_of(config: AttentionConfig, arch: str = "sm_100a") -> Tiles:
+    """How the kernel of `arch` cuts the rows and keys of `config`, unchecked."""
+    return _module(arch).Layout(config)
 
 
-def _roles(config: AttentionConfig) -> RolePlan:
-    # Whole warpgroups: registers move from those that issue to those that compute.
-    teams = config.q_tiles
-    scores, corrects, issues = REGISTERS[teams]
-    first = 4 * teams
-    return RolePlan(
-        (
-            Role("softmax", 0, first, "S -> P, row statistics: a row a thread", scores, teams),
-            Role("correction", first, 4, "rescale and convert O: a row a thread", corrects),
-            Role("mma", first + 4, 1, "S = Q K^T and O += P V on the tensor core", issues),
-            Role("load_qk", first + 5, 1, "Q and pieces of K by TMA", issues),
-            Role("load_v", first + 6, 1, "pieces of V by TMA", issues),
-            Role("store", first + 7, 1, "panels of O by TMA", issues),
-        )
-    )
-
-
-def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
-    """Who waits for whom.
-
-    A buffer of O goes back and forth: the MMA warp adds to it, the correction warps rescale or
-    read it.
-    """
-    q_tiles = config.q_tiles
-    k_stages, v_stages = layout.stages
-    ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-    told: dict[str, Any] = {"signal": Signal.THREADS, "release": Signal.THREADS}
-    edges = [
-        Edge("q", "load_qk", "mma", q_tiles, payload="Q tile", tx_bytes=layout.q_box_bytes, **ring),
-        Edge("k", "load_qk", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
-        Edge("v", "load_v", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
-        Edge("s", "mma", "softmax", layout.s_stages, Signal.UMMA, "S tile", freed_by="p"),
-        Edge("p", "softmax", "mma", layout.s_stages, Signal.THREADS, "P tile", freed_by="s"),
-        Edge(
-            "o", "mma", "correction", q_tiles, Signal.UMMA, "O with P V added",
-            release=Signal.THREADS,
-        ),
-        Edge(
-            "row", "softmax", "correction", q_tiles, payload="acc_scale; row_sum, row_max", **told
-        ),
-        Edge("out", "correction", "store", layout.out_stages, payload="O panel", **told),
-    ]  # fmt: skip
-    if len(layout.p_columns) > 1:
-        edges.append(
-            Edge(
-                "p_tail", "softmax", "mma", layout.s_stages, Signal.THREADS, "last columns of P",
-                freed_by="s",
-            )
-        )  # fmt: skip
-    if config.ragged_keys:
-        # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
-        tail_bytes = layout.v_pieces * layout.v_bytes
-        edges.append(
-            Edge(
-                "tail", "load_v", "correction", 1, Signal.TMA, "first V tile", tail_bytes,
-                release=Signal.THREADS,
-            )
-        )  # fmt: skip
-    return tuple(edges)
+def _module(arch: str) -> Any:
+    return import_module(f"fmha.{written_for(arch).rstrip('a').replace('_', '')}.plan")

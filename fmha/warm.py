@@ -11,7 +11,8 @@ from fmha.api import attention, fields_of
 from fmha.arguments import Arguments
 from fmha.choose import Sizes, best_of, candidates
 from fmha.config import AttentionConfig
-from fmha.launch import ARCHS, ATTENTION, KERNEL, check_config
+from fmha.launch import ARCHS, ATTENTION, KERNELS, check_config
+from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
@@ -60,17 +61,18 @@ def kernels_for(
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
-    configs = dict.fromkeys(_configs(arguments, batches, lengths))
+    configs = dict.fromkeys(_configs(arguments, target.arch, batches, lengths))
     for config in configs:
-        check_config(config)
-    return [KernelKey(KERNEL, config, target.arch) for config in configs]
+        check_config(config, target.arch)
+    kernel = KERNELS[written_for(target.arch)]
+    return [KernelKey(kernel, config, target.arch) for config in configs]
 
 
 def _configs(
-    arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
+    arguments: Arguments, arch: str, batches: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[AttentionConfig]:
     """Of every length; of the batches the ends, since more of them only fill more CTAs."""
-    found = candidates(arguments)
+    found = candidates(arguments, arch)
     entries = [batch for batch in batches if batch > 0]
     for length in lengths:
         if length > 0 and entries:

@@ -20,6 +20,7 @@ class Signal(Enum):
     TMA = "tma"  # one elected thread arrives and announces bytes; the copy completes them
     UMMA = "umma"  # one elected thread commits; the tensor core arrives when it is done
     THREADS = "threads"  # every thread arrives once its own work is ordered before
+    WARPS = "warps"  # one thread of each warp arrives once the warp's wgmmas are done
 
 
 class Reach(Enum):
@@ -30,14 +31,20 @@ class Reach(Enum):
     BOTH = "both"  # the leader signals, both CTAs of the pair wait
 
 
-def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN) -> int:
+def arrivals(
+    role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: bool = False
+) -> int:
     """Arrivals per phase on one barrier when all of `role` signals once, in every CTA it plays in.
 
     TMA and UMMA are issued by one elected lane, so their roles must be a single warp. The one
-    arrival for TMA is the leader's, which announces the bytes of both CTAs.
+    arrival for TMA is the leader's, which announces the bytes of both CTAs. every_team: all teams
+    of the role signal, not the one whose stage it is.
     """
-    if signal is Signal.THREADS:
-        count = role.team_threads * (2 if reach is Reach.LEADER else 1)
+    if signal in (Signal.THREADS, Signal.WARPS):
+        count = role.threads if every_team else role.team_threads
+        count *= 2 if reach is Reach.LEADER else 1
+        if signal is Signal.WARPS:
+            count //= hw.WARP_THREADS
     elif role.warps != 1:
         raise ValueError(
             f"role {role.name} has {role.warps} warps: {signal.value} signals come from one warp"

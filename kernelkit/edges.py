@@ -25,6 +25,7 @@ class Edge:
     tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
     freed_by: name of the edge that answers this one, 'exit' when a stage is filled once.
     leader_only: of a pair's CTAs the leader alone has it, whatever else its roles do in both.
+    every_team: all teams of its roles take part in every stage; else stage t belongs to team t.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Edge:
     release: Signal | None = None
     freed_by: str | None = None
     leader_only: bool = False
+    every_team: bool = False
 
     @property
     def barriers(self) -> int:
@@ -73,6 +75,10 @@ class EdgePlan:
                 return edge
         raise KeyError(f"no edge {name!r}; edges are {[edge.name for edge in self.edges]}")
 
+    def has(self, name: str) -> bool:
+        """Whether there is an edge of that name."""
+        return any(edge.name == name for edge in self.edges)
+
     def leads(self, role: str) -> bool:
         """Whether `role` plays in the leader of the pair only: it issues the pair's MMAs."""
         return self.ctas == 2 and any(
@@ -102,7 +108,7 @@ class EdgePlan:
             reach = Reach.LEADER if self.leads(waits) else Reach.BOTH
         if signal is not Signal.UMMA and reach is Reach.BOTH:
             raise ValueError(f"edge {edge.name}: only UMMA signals reach both CTAs, not {signal}")
-        count = arrivals(self.roles[signals], signal, reach)
+        count = arrivals(self.roles[signals], signal, reach, edge.every_team)
         both = 2 if reach is Reach.LEADER else 1
         return Completion(edge.stages, signal, reach, count, tx_bytes * both)
 

@@ -35,22 +35,28 @@ _OPERATION = {
     Signal.TMA: PipelineOp.TmaLoad,
     Signal.UMMA: PipelineOp.TCGen05Mma,
     Signal.THREADS: PipelineOp.AsyncThread,
+    Signal.WARPS: PipelineOp.AsyncThread,
 }
 
 
 @dataclass(frozen=True)
 class Barriers:
-    """One mbarrier per stage, and how a signal reaches it. pair: the plan is of two CTAs."""
+    """One mbarrier per stage, and how a signal reaches it. pair: the plan is of two CTAs; by_warp:
+    one thread of a warp signals for all of it."""
 
     array: MbarrierArray
     reach: Reach
     pair: bool
+    by_warp: bool
 
     @cute.jit
     def arrive(self, stage: Int32) -> None:
         """One signal of this role: expect TMA bytes, commit issued MMAs, or arrive as a thread."""
         if cutlass.const_expr(self.array.op_type is PipelineOp.TCGen05Mma):
             self._commit(stage)
+        elif cutlass.const_expr(self.by_warp):
+            with cute.arch.elect_one():
+                self.array.arrive(stage, None)
         elif cutlass.const_expr(self.reach is Reach.OWN):
             self.array.arrive(stage, None)
         elif cutlass.const_expr(self.array.op_type is PipelineOp.AsyncThread):
@@ -142,7 +148,8 @@ def make_pipelines(plan: EdgePlan, storage: cute.Pointer) -> dict[str, Event]:
 def _barriers(pointer: cute.Pointer, completion: Completion, plan: EdgePlan) -> Barriers:
     agent = _OPERATION[completion.signal], CooperativeGroup(Agent.Thread, completion.arrivals)
     array = MbarrierArray(pointer, completion.stages, agent, completion.tx_bytes)
-    return Barriers(array, completion.reach, plan.ctas == 2)
+    by_warp = completion.signal is Signal.WARPS
+    return Barriers(array, completion.reach, plan.ctas == 2, by_warp)
 
 
 @cute.jit

@@ -128,7 +128,7 @@ def test_plans_without_dsl_follows_our_modules(monkeypatch):
         return Source(path, modules[module]) if module in modules else None
 
     monkeypatch.setattr(imports, "own_source", own_source)
-    messages = probe(imports.plans_without_dsl, "import kernelkit.edges", "fmha/plan.py")
+    messages = probe(imports.plans_without_dsl, "import kernelkit.edges", "fmha/sm100/plan.py")
     assert messages == ["reaches the DSL: kernelkit.edges -> kernelkit.pipelines -> cutlass"]
 
 

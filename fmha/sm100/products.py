@@ -5,31 +5,28 @@ V is stored [key, d] with d contiguous, so as the B operand (N = d, K = key) it 
 A TiledMma is built anew wherever it is used: passed through a loop it stops being a constant.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fmha.plan import AttentionPlan
+from fmha.device.types import IO_TYPES
+from fmha.sm100.plan import Plan
 from kernelkit.pipelines import cta_group
 from kernelkit.umma import shared
 
-IO_TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
-OUT_TYPES = IO_TYPES | {"fp32": Float32}
 
-
-def qk_tile(plan: AttentionPlan) -> tuple[int, int, int]:
+def qk_tile(plan: Plan) -> tuple[int, int, int]:
     """(M, N, K) of S = Q K^T over one piece of K, for both CTAs of a pair."""
     return plan.layout.mma_rows, plan.layout.tile_n, plan.layout.k_columns
 
 
-def pv_tile(plan: AttentionPlan) -> tuple[int, int, int]:
+def pv_tile(plan: Plan) -> tuple[int, int, int]:
     """(M, N, K) of one piece of O += P V."""
     return plan.layout.mma_rows, plan.layout.o_tile, plan.layout.tile_n
 
 
-def make_qk_mma(plan: AttentionPlan) -> cute.TiledMma:
+def make_qk_mma(plan: Plan) -> cute.TiledMma:
     """Q and K K-major from shared memory."""
     io = IO_TYPES[plan.config.dtype]
     major = (OperandMajorMode.K, OperandMajorMode.K)
@@ -38,34 +35,34 @@ def make_qk_mma(plan: AttentionPlan) -> cute.TiledMma:
     )
 
 
-def make_pv_mma(plan: AttentionPlan) -> cute.TiledMma:
+def make_pv_mma(plan: Plan) -> cute.TiledMma:
     """P from where the config stages it, V MN-major from shared memory."""
     io = IO_TYPES[plan.config.dtype]
     major = (OperandMajorMode.K, OperandMajorMode.MN)
-    in_smem = plan.config.p_in_smem
+    in_smem = plan.layout.p_in_smem
     source = tcgen05.OperandSource.SMEM if in_smem else tcgen05.OperandSource.TMEM
     return sm100.make_trivial_tiled_mma(
         io, io, *major, Float32, cta_group(plan.edges), pv_tile(plan)[:2], source
     )
 
 
-def q_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+def q_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
     """Q as the A operand, (MMA, 1, k_columns / 16, piece): its panels stand in piece order."""
     io = IO_TYPES[plan.config.dtype]
     layout = sm100.make_smem_layout_a(
-        mma, qk_tile(plan), io, plan.config.q_tiles * plan.layout.k_pieces
+        mma, qk_tile(plan), io, plan.layout.q_tiles * plan.layout.k_pieces
     )
     return mma.make_fragment_A(shared(pointer, layout))
 
 
-def k_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+def k_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
     """The K ring as the B operand, (MMA, 1, k_columns / 16, stage)."""
     io = IO_TYPES[plan.config.dtype]
     layout = sm100.make_smem_layout_b(mma, qk_tile(plan), io, plan.layout.stages[0])
     return mma.make_fragment_B(shared(pointer, layout))
 
 
-def v_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+def v_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
     """The V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
     io = IO_TYPES[plan.config.dtype]
     layout = sm100.make_smem_layout_b(mma, pv_tile(plan), io, plan.layout.stages[1])
@@ -73,13 +70,13 @@ def v_operand(plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer) ->
 
 
 def p_operand(
-    plan: AttentionPlan, mma: cute.TiledMma, pointer: cute.Pointer, tmem: cute.Pointer
+    plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer, tmem: cute.Pointer
 ) -> cute.Tensor:
     """P as the A operand, (MMA, 1, tile_n / 16, buffer): one per S buffer, in shared memory one
     per query tile."""
     io = IO_TYPES[plan.config.dtype]
-    layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.config.q_tiles)
-    if plan.config.p_in_smem:
+    layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.layout.q_tiles)
+    if plan.layout.p_in_smem:
         return mma.make_fragment_A(shared(pointer, layout))
     one = mma.make_fragment_A(cute.make_tensor(tmem, layout.outer))[None, None, None, 0]
     stage_columns = plan.tmem["P1"].begin - plan.tmem["P0"].begin

@@ -13,10 +13,10 @@ import pytest
 
 import ptxemu
 from fmha.config import EXP2_PAIRS, AttentionConfig
+from fmha.device.boxes import k_box, q_box, v_box
 from fmha.launch import compile_attention
 from fmha.plan import AttentionPlan, make_plan
 from fmha.reference import Options, visible_keys
-from fmha.sm100.boxes import k_box, q_box, v_box
 from kernelkit import hw
 from ptxemu.host.engine import host_program
 from workbench.problems import attention as cases
@@ -73,18 +73,18 @@ def plan(config) -> AttentionPlan:
 
 def test_products_are_issued_once_in_the_text(config, plan, ptx):
     """In blocks of K = 16, S with A from shared memory (a descriptor), O with A from where P is."""
-    s = plan.layout.k_columns // 16 * config.q_tiles  # once for all pieces of K
-    o = plan.layout.tile_n // 16 * plan.layout.v_pieces * config.q_tiles
+    s = plan.layout.k_columns // 16 * layout.q_tiles  # once for all pieces of K
+    o = plan.layout.tile_n // 16 * plan.layout.v_pieces * layout.q_tiles
     described = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], %rd")
     addressed = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], \[%r")
-    assert (described, addressed) == ((s + o, 0) if config.p_in_smem else (s, o))
+    assert (described, addressed) == ((s + o, 0) if layout.p_in_smem else (s, o))
 
 
 def test_two_copies_of_the_softmax_loop(config, plan, ptx):
     """Masked and unmasked. The shrink is one more exponential; a pair by polynomial takes four FMAs
     more instead of two of them."""
     columns = plan.layout.lane_columns
-    others = columns // 2 * config.exp2_share // EXP2_PAIRS
+    others = columns // 2 * layout.exp2_share // EXP2_PAIRS
     assert count(ptx, r"ex2\.approx") == 2 * (columns - 2 * others + 1)
     assert count(ptx, r"fma\.rn\.f32x2") == 2 * (columns // 2 + 4 * others)
     assert count(ptx, r"cvt\.rn\.bf16x2\.f32") >= 2 * columns // 2
@@ -134,9 +134,9 @@ def test_the_launch_asks_for_what_the_plan_says(name, monkeypatch):
     (request,) = requests_of(case, monkeypatch)
     assert request.smem_bytes == plan.smem.bytes
     assert request.block == (plan.roles.threads, 1, 1)
-    assert request.cluster == (plan.config.ctas, 1, 1)
+    assert request.cluster == (plan.layout.ctas, 1, 1)
     blocks = plan.layout.blocks(case.sq) * case.heads[0] * case.batch
-    assert request.grid == (blocks * plan.config.ctas, 1, 1)
+    assert request.grid == (blocks * plan.layout.ctas, 1, 1)
 
 
 def test_no_more_ctas_are_asked_for_than_run_at_once(monkeypatch):
@@ -157,11 +157,11 @@ def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
     tiles = visible_tiles(case, plan)
     layout, config = plan.layout, plan.config
     q, k, v = q_box(plan), k_box(plan), v_box(plan)
-    of_q = config.q_tiles * config.head_dim // q.columns * sum(count > 0 for count in tiles)
+    of_q = layout.q_tiles * config.head_dim // q.columns * sum(count > 0 for count in tiles)
     of_tile = layout.k_rows // k.rows * (config.head_dim // k.columns)
     of_tile += layout.tile_n // v.rows * layout.v_pieces * (layout.v_columns // v.columns)
     heads = case.heads[0] // config.group
-    expected = (of_q + of_tile * sum(tiles)) * heads * config.ctas
+    expected = (of_q + of_tile * sum(tiles)) * heads * layout.ctas
     assert report.counts["tma.load"] == expected
 
 

@@ -100,7 +100,7 @@ def test_softmax_loops(cubin, kernel, mask):
     for loop in figures.loops:
         assert loop.tiles == 1
         assert not loop.correction
-        assert loop.opcodes()["R2P"] == (16 // config.halves if loop.masked else 0)
+        assert loop.opcodes()["R2P"] == (16 // layout.halves if loop.masked else 0)
         check_work(loop, config)
         check_publishes(loop, config)
 
@@ -108,7 +108,7 @@ def test_softmax_loops(cubin, kernel, mask):
 def check_correction(figures: _softmax_sass.Static, config: AttentionConfig) -> None:
     """One loop over tiles corrects O of all query tiles; what is around it ends a block."""
     work = min(figures.others.values(), key=lambda opcodes: opcodes["LDTM"])
-    chunks = config.q_tiles * config.v_dim // config.halves // CORRECTION_CHUNK
+    chunks = layout.q_tiles * config.v_dim // layout.halves // CORRECTION_CHUNK
     assert work == {"LDTM": chunks, "STTM": chunks}
 
 
@@ -126,12 +126,12 @@ def budget(config: AttentionConfig, masked: bool) -> tuple[float, float]:
     128 columns: of each pair that goes through the polynomial eight instructions more and two
     exponentials fewer; the mask; the softcap. A pair of halves has 64 columns.
     """
-    shared = config.exp2_share / EXP2_PAIRS
+    shared = layout.exp2_share / EXP2_PAIRS
     instructions = 455 + 560 * shared + (195 if masked else 0)
     stalls = 1420 - 800 * shared + (400 if masked else 0)
     if config.softcap:
         instructions, stalls = instructions + 390, stalls + 2500
-    if config.halves == 2:
+    if layout.halves == 2:
         return instructions / 2 + 50, stalls / 2 + 130
     return instructions, stalls
 
@@ -142,7 +142,7 @@ def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) ->
     A softcap needs the MUFU before them, and leaves it to the first exponentials while they wait.
     """
     places = loop.publishes()
-    assert places.adds_after >= ROW_SUM // config.halves
+    assert places.adds_after >= ROW_SUM // layout.halves
     if not config.softcap:
         assert places.ready <= LATEST_READY
         assert places.statistics <= LATEST_STATISTICS

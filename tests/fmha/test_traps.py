@@ -72,7 +72,7 @@ def test_the_kernel_as_it_is_passes(kind):
 # A kernel that keeps the registers of its first S until others have overwritten it, and returns
 # O = 0 where they are not what they were. Only waiting for loads makes that safe.
 _BLOCK_BEGINS = "            row_max, row_sum = -Float32.inf, Float32(0.0)\n"
-_BLOCK_ENDS = "            if cutlass.const_expr(plan.config.halves == 2):\n"
+_BLOCK_ENDS = "            if cutlass.const_expr(plan.layout.halves == 2):\n"
 _KEEP_FIRST_S = (
     (
         _BLOCK_BEGINS,

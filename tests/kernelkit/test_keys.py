@@ -23,7 +23,7 @@ from kernelkit.merge_plan import MergeConfig
 from moe.routing.config import PermutationConfig
 from workbench.house.source import PACKAGES, ROOT
 
-ATTENTION = "fmha.sm100.signature"
+ATTENTION = "fmha.sm100.kernel"
 MERGE = MergeConfig(64, ("bf16", "fp32"), "bf16", False, True, False, capacity=4, lanes=2)
 CONFIGS = [AttentionConfig(right=True), MERGE, PermutationConfig(8, 8, True), None, ("a", 1.5)]
 
@@ -60,7 +60,7 @@ def test_text_that_is_no_key_is_refused(text):
 
 def test_a_title_says_what_differs_from_the_defaults():
     title = KernelKey(ATTENTION, AttentionConfig(head_dim=128, softcap=True), "sm_100a").title()
-    assert title == "fmha.sm100.signature AttentionConfig(head_dim=128, softcap=True) sm_100a"
+    assert title == "fmha.sm100.kernel AttentionConfig(head_dim=128, softcap=True) sm_100a"
 
 
 # ---- the files
@@ -133,7 +133,7 @@ def test_a_change_counts_where_it_is_reached(copy, tmp_path, name, counts):
 ])  # fmt: skip
 def test_imports_are_found_however_they_are_written(copy, tmp_path, text):
     assert "kernelkit.merge_plan" not in sources.closure(ATTENTION)
-    path = tmp_path / "fmha/layout.py"
+    path = tmp_path / "fmha/sm100/layout.py"
     path.write_text(path.read_text(encoding="utf-8") + f"\n{text}\n", encoding="utf-8")
     copy()
     assert "kernelkit.merge_plan" in sources.closure(ATTENTION)
@@ -167,9 +167,9 @@ def _other(*_: object) -> None:
     (softmax.Softmax, "mask", softmax.Softmax.run, "fmha.sm100.roles.softmax.Softmax.mask"),
     (softmax.Softmax, "added", _other, "fmha.sm100.roles.softmax.Softmax.added"),
     (softmax, "Softmax", type("Softmax", (), {}), "fmha.sm100.roles.softmax.Softmax"),
-    (walk, "locate", _other, "fmha.sm100.walk.locate"),
-    (walk, "locate", walk.plan_walk, "fmha.sm100.walk.locate"),
-    (boxes, "hw", merge_plan, "fmha.sm100.boxes.hw"),
+    (walk, "locate", _other, "fmha.device.walk.locate"),
+    (walk, "locate", walk.plan_walk, "fmha.device.walk.locate"),
+    (boxes, "hw", merge_plan, "fmha.device.boxes.hw"),
     (kernelkit.hw, "SMS", 3, "kernelkit.hw.SMS"),
     (kernelkit.hw, "TMA_ALIGN_BYTES", 16.0, "kernelkit.hw.TMA_ALIGN_BYTES"),
 ], ids=[*"abcdefghi"])  # fmt: skip

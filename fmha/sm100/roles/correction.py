@@ -10,13 +10,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Lane, Scope, Walk, Work
-from fmha.sm100.order import count_rounds
-from fmha.sm100.products import IO_TYPES
+from fmha.device.args import Scope, Walk, Work
+from fmha.device.order import count_rounds
+from fmha.device.types import IO_TYPES
+from fmha.device.walk import first_key, locate, plan_walk, stored_by_tma
+from fmha.sm100.args import Lane
+from fmha.sm100.plan import Plan
 from fmha.sm100.roles.epilogue import own_sink, store_piece, store_statistics
 from fmha.sm100.roles.rows import o_column, own_row, read_published
-from fmha.sm100.walk import first_key, locate, plan_walk, stored_by_tma
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
 
@@ -26,7 +27,7 @@ CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to 
 class Correction:
     """Both repairs, and the epilogue, for all query tiles."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.role = plan.roles["correction"]
 
@@ -34,7 +35,7 @@ class Correction:
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
         plan, pipes, order = self.plan, scope.pipes, scope.tensors.order
-        q_tiles, v_stages = plan.config.q_tiles, plan.layout.stages[1]
+        q_tiles, v_stages = plan.layout.q_tiles, plan.layout.stages[1]
         row_state, o_state, tail_state = (consumer_state(1) for _ in range(3))
         out_state = producer_state(plan.layout.out_stages)
         v_first = Int32(0)  # stage of the V ring where the block begins
@@ -88,7 +89,7 @@ class Correction:
 
 
 @cute.jit
-def rescale_output(plan: AttentionPlan, lane: Lane, acc_scale: Float32) -> None:
+def rescale_output(plan: Plan, lane: Lane, acc_scale: Float32) -> None:
     """The lane's columns of O *= acc_scale, skipped by a warp none of whose rows needs it.
 
     The caller has waited for the P V before, and signals the P V after: O is at rest.
@@ -106,7 +107,7 @@ def rescale_output(plan: AttentionPlan, lane: Lane, acc_scale: Float32) -> None:
 
 
 @cute.jit
-def clear_tail_rows(plan: AttentionPlan, walk: Walk, lane: Lane, first: Int32) -> None:
+def clear_tail_rows(plan: Plan, walk: Walk, lane: Lane, first: Int32) -> None:
     """Zero the rows of the first V tile past what any row sees, before O is given to its P V.
 
     The walk starts at the last tile. The `tail` edge has told this role, not the MMA warp, that it

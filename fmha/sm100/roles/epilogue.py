@@ -10,13 +10,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Globals, Lane, Scope, Walk, Work
-from fmha.sm100.boxes import o_box, store_line
-from fmha.sm100.products import OUT_TYPES
+from fmha.device.args import Globals, Scope, Walk, Work
+from fmha.device.boxes import o_box
+from fmha.device.types import OUT_TYPES
+from fmha.device.walk import entry_of_q, stored_by_tma
+from fmha.sm100.args import Lane
+from fmha.sm100.lines import store_line
+from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import o_column
-from fmha.sm100.walk import entry_of_q, stored_by_tma
 from kernelkit import tmem
 from kernelkit.log2 import LN_2
 from kernelkit.online_softmax import finish_row
@@ -24,7 +26,7 @@ from kernelkit.online_softmax import finish_row
 
 @cute.jit
 def store_piece(
-    plan: AttentionPlan,
+    plan: Plan,
     work: Work,
     walk: Walk,
     lane: Lane,
@@ -54,7 +56,7 @@ def store_piece(
         rounded = cute.make_rmem_tensor(layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
         rounded.store(values.load().to(rounded.element_type))
         if by_tma:
-            index = stage * plan.config.halves + lane.row.half
+            index = stage * plan.layout.halves + lane.row.half
             store_line(
                 plan.layout.rows, o_box(plan), lane.buffers.o, index, lane.row.row, chunk, rounded
             )
@@ -66,7 +68,7 @@ def store_piece(
 
 
 @cute.jit
-def own_sink(plan: AttentionPlan, lane: Lane, tensors: Globals) -> Float32 | None:
+def own_sink(plan: Plan, lane: Lane, tensors: Globals) -> Float32 | None:
     """The sink of the row's head, fetched long before it is used; None where there is none."""
     if cutlass.const_expr(not plan.config.sinks):
         return None
@@ -75,7 +77,7 @@ def own_sink(plan: AttentionPlan, lane: Lane, tensors: Globals) -> Float32 | Non
 
 @cute.jit
 def store_statistics(
-    plan: AttentionPlan,
+    plan: Plan,
     work: Work,
     lane: Lane,
     row_max: Float32,
@@ -104,7 +106,7 @@ def store_statistics(
 
 @cute.jit
 def read_columns(
-    plan: AttentionPlan, walk: Walk, lane: Lane, column: cutlass.Constexpr
+    plan: Plan, walk: Walk, lane: Lane, column: cutlass.Constexpr
 ) -> cute.Tensor:
     """o_chunk of the lane's columns of O from `column` on, fp32; zeros where no P V wrote them."""
     values = cute.make_rmem_tensor(plan.layout.o_chunk, Float32)
@@ -119,7 +121,7 @@ def read_columns(
 
 @cute.jit
 def store_in_tensor(
-    plan: AttentionPlan,
+    plan: Plan,
     work: Work,
     lane: Lane,
     rounded: cute.Tensor,

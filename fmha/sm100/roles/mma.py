@@ -14,9 +14,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Scope
-from fmha.sm100.order import count_rounds
+from fmha.device.args import Scope
+from fmha.device.order import count_rounds
+from fmha.device.walk import locate, plan_walk
+from fmha.sm100.plan import Plan
 from fmha.sm100.products import (
     k_operand,
     make_pv_mma,
@@ -27,7 +28,6 @@ from fmha.sm100.products import (
     qk_tile,
     v_operand,
 )
-from fmha.sm100.walk import locate, plan_walk
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.umma import accumulator, issue
@@ -38,14 +38,14 @@ K_BLOCK = 16  # keys of one MMA
 class Mma:
     """Owns the tensor core."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.role = plan.roles["mma"]
 
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warp. After the last block come steps that add P V alone."""
-        pipes, layout, q_tiles = scope.pipes, self.plan.layout, self.plan.config.q_tiles
+        pipes, layout, q_tiles = scope.pipes, self.plan.layout, self.plan.layout.q_tiles
         k_stages, v_stages = layout.stages
         k_state, v_state, q_state = (consumer_state(n) for n in (k_stages, v_stages, 1))
         s_state, p_state = consumer_state(layout.s_stages), consumer_state(layout.s_stages)
@@ -141,7 +141,7 @@ class Mma:
         # -> (MMA, MMA_M, MMA_K, buffer)
         tOrP = p_operand(self.plan, mma, scope.buffers.p, scope.buffers.tmem)
         # -> (MMA, MMA_N, MMA_K)
-        buffer = q_tile if self.plan.config.p_in_smem else p_state.index
+        buffer = q_tile if self.plan.layout.p_in_smem else p_state.index
         tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]
         tOrP = tOrP[None, None, None, buffer]
         first = self.plan.layout.p_columns[0] // K_BLOCK

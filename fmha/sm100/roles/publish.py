@@ -9,18 +9,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.layout import CHUNK
-from fmha.plan import AttentionPlan
+from fmha.device.types import IO_TYPES
 from fmha.sm100.args import Lane
-from fmha.sm100.boxes import store_part
-from fmha.sm100.products import IO_TYPES
+from fmha.sm100.layout import CHUNK
+from fmha.sm100.lines import store_part
+from fmha.sm100.plan import Plan
 from kernelkit import hw, tmem
 from kernelkit.boxes import Box
 
 
 @cute.jit
 def store_p(
-    plan: AttentionPlan,
+    plan: Plan,
     lane: Lane,
     stage: Int32,
     begin: cutlass.Constexpr,
@@ -38,7 +38,7 @@ def store_p(
         packed = cute.make_rmem_tensor(width * io.width // Float32.width, Float32)
         rounded = cute.recast_tensor(packed, io)
         rounded.store(tmem.columns_of(lane.scores, column, width).load().to(io))
-        if cutlass.const_expr(plan.config.p_in_smem):
+        if cutlass.const_expr(plan.layout.p_in_smem):
             box = Box(plan.layout.rows, hw.SMEM_LINE_BYTES // plan.config.io_bytes, io)
             lane_columns = plan.layout.lane_columns
             store_part(
@@ -46,13 +46,13 @@ def store_p(
             )
         else:
             store_over_s(plan, lane, packed, stage, column)
-    if cutlass.const_expr(plan.config.p_in_smem):
+    if cutlass.const_expr(plan.layout.p_in_smem):
         cute.arch.fence_proxy("async.shared", space="cta")
 
 
 @cute.jit
 def store_over_s(
-    plan: AttentionPlan, lane: Lane, packed: cute.Tensor, stage: Int32, column: cutlass.Constexpr
+    plan: Plan, lane: Lane, packed: cute.Tensor, stage: Int32, column: cutlass.Constexpr
 ) -> None:
     """Start the store of weights from `column` on, two or more per TMEM column."""
     first, second = plan.tmem["P0"], plan.tmem["P1"]

@@ -10,15 +10,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Row, Tables, Work
+from fmha.device.args import Tables, Work
+from fmha.sm100.args import Row
+from fmha.sm100.plan import Plan
 
 VECTOR = 4  # fp32 angles of a 16-byte load
 
 
 @cute.jit
 def rotate_back(
-    plan: AttentionPlan,
+    plan: Plan,
     work: Work,
     row: Row,
     values: cute.Tensor,
@@ -37,7 +38,7 @@ def rotate_back(
     position = cutlass.max(position, 0)
     for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
         dim = first + start - rope_begin
-        last_dim = dim + (config.halves - 1) * plan.layout.o_columns
+        last_dim = dim + (plan.layout.halves - 1) * plan.layout.o_columns
         part = cute.make_tensor(values.iterator + start, cute.make_layout(2 * pairs))
         if cutlass.const_expr(dim >= 0):
             rotate_pairs(part, tables, position, dim + row.half * (last_dim - dim))

@@ -9,15 +9,16 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.layout import STATISTICS
-from fmha.plan import HALVES_BARRIER, AttentionPlan
-from fmha.sm100.args import Lane, Row, Scalars, Work
-from fmha.sm100.walk import first_head, first_token, own_tile, row_begin, row_end
+from fmha.device.args import Scalars, Work
+from fmha.device.walk import first_head, first_token, own_tile, row_begin, row_end
+from fmha.sm100.args import Lane, Row
+from fmha.sm100.layout import STATISTICS
+from fmha.sm100.plan import HALVES_BARRIER, Plan
 from kernelkit import hw
 
 
 @cute.jit
-def own_row(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32) -> Row:
+def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> Row:
     """This thread's row of query tile `q_tile`, and which keys it sees."""
     config, rows = plan.config, plan.layout.rows
     thread, _, _ = cute.arch.thread_idx()
@@ -40,7 +41,7 @@ def own_row(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32) ->
 
 
 @cute.jit
-def o_column(plan: AttentionPlan, lane: Lane) -> Int32:
+def o_column(plan: Plan, lane: Lane) -> Int32:
     """TMEM column where O of the lane's query tile begins."""
     return plan.tmem["O0"].begin + lane.row.q_tile * plan.tmem["O0"].columns
 
@@ -72,13 +73,13 @@ def slot(lane: Lane, number: cutlass.Constexpr) -> cute.Tensor:
 
 
 @cute.jit
-def from_other_half(plan: AttentionPlan, lane: Lane, value: Float32, turn: Int32) -> Float32:
+def from_other_half(plan: Plan, lane: Lane, value: Float32, turn: Int32) -> Float32:
     """What the thread with the other half of the row passes as `value`.
 
     turn: of the slots; 0 and 1 alternate from tile to tile, 2 is for the end of the block. A slot
     is then rewritten only behind the barrier of a call between, which its reader has passed.
     """
-    first = (STATISTICS * plan.config.q_tiles + turn) * hw.TMEM_LANES
+    first = (STATISTICS * plan.layout.q_tiles + turn) * hw.TMEM_LANES
     slots = cute.make_tensor(lane.buffers.statistics + first, cute.make_layout(hw.TMEM_LANES))
     slots[lane.row.lane] = value
     # The halves of a row lie with warps w and w + 2: the other two need not be waited for.

@@ -9,14 +9,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.layout import CHUNK
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Lane, Scope
-from fmha.sm100.order import count_rounds
-from fmha.sm100.products import IO_TYPES
+from fmha.device.args import Scope
+from fmha.device.order import count_rounds
+from fmha.device.types import IO_TYPES
+from fmha.device.walk import first_key, locate, plan_walk
+from fmha.sm100.args import Lane
+from fmha.sm100.layout import CHUNK
+from fmha.sm100.plan import Plan
 from fmha.sm100.roles.publish import store_p
 from fmha.sm100.roles.rows import from_other_half, own_row, publish
-from fmha.sm100.walk import first_key, locate, plan_walk
 from kernelkit import tmem
 from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
@@ -33,14 +34,14 @@ from kernelkit.pipelines import producer_state
 class Softmax:
     """Turns S into P."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.role = plan.roles["softmax"]
 
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warps. Boundary tiles come first, so two copies of the loop do."""
-        plan, q_tiles = self.plan, self.plan.config.q_tiles
+        plan, q_tiles = self.plan, self.plan.layout.q_tiles
         scores = cute.make_rmem_tensor(plan.layout.lane_columns, Float32)
         q_tile = self.own_q_tile()
         s_state = PipelineState(plan.layout.s_stages, Int32(0), q_tile, Int32(0))
@@ -72,7 +73,7 @@ class Softmax:
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
-            if cutlass.const_expr(plan.config.halves == 2):
+            if cutlass.const_expr(plan.layout.halves == 2):
                 if walk.tiles > 0:
                     row_sum += from_other_half(plan, lane, row_sum, Int32(2))
             if walk.tiles == 0:
@@ -92,7 +93,7 @@ class Softmax:
             zeros = cute.make_rmem_tensor(line, io)
             zeros.fill(0.0)
             thread, _, _ = cute.arch.thread_idx()
-            lines = config.q_tiles * config.head_dim // line * left_over
+            lines = layout.q_tiles * config.head_dim // line * left_over
             for number in cutlass.range(thread, lines, self.role.threads, unroll=1):
                 row = number // left_over * layout.rows + layout.q_rows + number % left_over
                 target = cute.make_tensor(buffer + row * line, cute.make_layout(line))
@@ -135,16 +136,16 @@ class Softmax:
         if cutlass.const_expr(key is not None):
             self.mask(lane, key)
         top = top_score(lane.scores, row_max)
-        if cutlass.const_expr(config.halves == 2):
+        if cutlass.const_expr(self.plan.layout.halves == 2):
             top = cutlass.max(top, from_other_half(self.plan, lane, top, o_state.phase))
         row_max, acc_scale = next_max(top, row_max, scale_log2, config.rescale_log2)
         if not first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
-        exponentiate(lane.scores, row_max, scale_log2, config.exp2_share)
-        if cutlass.const_expr(config.p_in_smem):
+        exponentiate(lane.scores, row_max, scale_log2, self.plan.layout.exp2_share)
+        if cutlass.const_expr(self.plan.layout.p_in_smem):
             lane.pipes.o.wait(o_state, q_tile)  # the P V before has read the one buffer of P
-        first = self.plan.layout.p_columns[0] // config.halves
+        first = self.plan.layout.p_columns[0] // self.plan.layout.halves
         store_p(self.plan, lane, stage, 0, first)
         tmem.wait_stores()
         tmem.order_before_signal()

@@ -29,9 +29,9 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
     of_head = layout.blocks(longest_queries(arguments))
     whose = "KV head" if config.group > 1 else "head"
     return "Query blocks", [
-        ("a block", f"{plural(layout.block_tiles // config.halves, 'tile')} of {_rows(plan)}"),
+        ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
-        ("launched", _launched(of_head * heads, config.ctas)),
+        ("launched", _launched(of_head * heads, layout.ctas)),
         ("order", _order(heads_of_section(arguments, config))),
         ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
     ]
@@ -40,7 +40,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
 def _rows(plan: AttentionPlan) -> str:
     layout = plan.layout
     if plan.config.group == 1:
-        return f"{layout.mma_rows // (plan.config.ctas // plan.config.halves)} queries"
+        return f"{layout.mma_rows // (plan.layout.ctas // plan.layout.halves)} queries"
     tokens, heads = plural(layout.box_tokens, "token"), plural(layout.box_heads, "head")
     return f"{tokens} x {heads} that share them"
 

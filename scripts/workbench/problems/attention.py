@@ -61,6 +61,7 @@ class Case:
     rope_dim: int = 0
     out_dtype: str = ""
     pack_heads: bool | None = None
+    tile_m: int = AttentionConfig.tile_m
     tile_n: int = AttentionConfig.tile_n
     polynomial: int = AttentionConfig.polynomial
     scale: float | None = None

@@ -1,49 +1,13 @@
-"""What TMA moves at a time: rows by one panel of a tile, and the layout it has in shared memory
-(device code).
-
-A panel is at most 128 bytes of every row. Its lines are swizzled inside themselves (see
-`kernelkit.swizzle`). Boxes of one buffer follow each other without gaps.
-"""
-
-from math import gcd
+"""Registers to swizzled lines of shared memory (device code)."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fmha.layout import Layout
-from fmha.plan import AttentionPlan
 from fmha.sm100.args import Row
-from fmha.sm100.products import IO_TYPES, OUT_TYPES
 from kernelkit import hw, tmem
 from kernelkit.boxes import Box
 from kernelkit.swizzle import turn
-from kernelkit.umma import shared
-
-
-def q_box(plan: AttentionPlan) -> Box:
-    """Of Q: this CTA's rows of a query tile, without those that are left over."""
-    layout, config = plan.layout, plan.config
-    return Box(layout.q_rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
-
-
-def k_box(plan: AttentionPlan) -> Box:
-    """Of K: the CTA's keys, or those of them that one page holds."""
-    layout, config = plan.layout, plan.config
-    rows = gcd(layout.k_rows, layout.key_step) if config.page_size else layout.k_rows
-    return Box(rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
-
-
-def v_box(plan: AttentionPlan) -> Box:
-    """Of V: the keys of the tile, or those of them that one page holds."""
-    layout, config = plan.layout, plan.config
-    rows = layout.key_step if config.page_size else layout.tile_n
-    return Box(rows, layout.panel(layout.v_columns), IO_TYPES[config.dtype])
-
-
-def o_box(plan: AttentionPlan) -> Box:
-    """Of O: the same rows."""
-    return Box(plan.layout.q_rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
 
 
 @cute.jit
@@ -64,11 +28,6 @@ def store_part(
     box_index = first // box.columns + row.half * (part_columns // box.columns)
     box_index += row.q_tile * (tile_columns // box.columns)
     store_line(box.rows, box, buffer, box_index, row.row, first % box.columns, values)
-
-
-def panel_at(layout: Layout, box: Box, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
-    """The box of rows in panel `index` of query tiles: panels stand as far apart as all rows."""
-    return shared(buffer + index * (layout.rows * box.columns), box.layout())
 
 
 @cute.jit

@@ -11,11 +11,10 @@ from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
-from fmha.plan import AttentionPlan
-from fmha.sm100.args import Scope, Work
-from fmha.sm100.boxes import k_box, panel_at, q_box, v_box
-from fmha.sm100.order import count_rounds
-from fmha.sm100.walk import (
+from fmha.device.args import Scope, Work
+from fmha.device.boxes import k_box, panel_at, q_box, v_box
+from fmha.device.order import count_rounds
+from fmha.device.walk import (
     box_row,
     entry_of_q,
     first_key,
@@ -23,6 +22,7 @@ from fmha.sm100.walk import (
     own_tile,
     plan_walk,
 )
+from fmha.plan import AttentionPlan
 from kernelkit.boxes import BoxPosition, TmaTensor, copy_in
 from kernelkit.pipelines import producer_state
 
@@ -38,7 +38,7 @@ class LoadQK:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         pipes, layout, tma = scope.pipes, self.plan.layout, scope.tma
-        q_tiles, order = self.plan.config.q_tiles, scope.tensors.order
+        q_tiles, order = self.plan.layout.q_tiles, scope.tensors.order
         for copy in (tma.q, tma.k):
             cpasync.prefetch_descriptor(copy.atom)
         k_stages, _ = layout.stages
@@ -54,12 +54,12 @@ class LoadQK:
                     pipes.k.acquire(k_state)
                     self.fetch_k(work, scope, key, piece, k_state.index)
                     k_state.advance()
-                if cutlass.const_expr(q_tiles == 2):
-                    if step == 0:
-                        self.fetch_q(work, scope, q_state, 1)
+                if step == 0:
+                    for q_tile in cutlass.range_constexpr(1, q_tiles):
+                        self.fetch_q(work, scope, q_state, q_tile)
             if walk.tiles > 0:
                 q_state.advance()
-        if cutlass.const_expr(self.plan.config.ctas == 2):
+        if cutlass.const_expr(self.plan.layout.ctas == 2):
             # The leader's last releases reach into both CTAs, and have to find them alive.
             for _ in cutlass.range_constexpr(k_stages):
                 pipes.k.wait_free(k_state)
@@ -134,7 +134,7 @@ class LoadV:
                     v_state.advance()
             if walk.tiles > 0:
                 tail_state.advance()
-        if cutlass.const_expr(self.plan.config.ctas == 2):
+        if cutlass.const_expr(self.plan.layout.ctas == 2):
             # The leader's last releases reach into both CTAs, and have to find them alive.
             for _ in cutlass.range_constexpr(v_stages):
                 pipes.v.wait_free(v_state)
@@ -156,7 +156,7 @@ class LoadV:
         announced to them (the tail edge), and the ring's barrier only counts the round.
         """
         pipes, tma = scope.pipes, scope.tma
-        if cutlass.const_expr(not self.plan.config.ragged_keys):
+        if cutlass.const_expr(pipes.tail is None):
             pipes.v.signal(stage)
             self.copy_v(work, scope, key, piece, stage, tma.v, pipes.v.barrier(stage))
         elif first:

@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from fmha.device.args import Order
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Order
 
 
 @cute.jit
@@ -34,7 +34,7 @@ def place_in_grid(plan: AttentionPlan) -> tuple[Int32, Int32]:
     """(number of this CTA or pair, how many there are)."""
     number, _, _ = cute.arch.block_idx()
     places, _, _ = cute.arch.grid_dim()
-    return number // plan.config.ctas, places // plan.config.ctas
+    return number // plan.layout.ctas, places // plan.layout.ctas
 
 
 @cute.jit

@@ -10,9 +10,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from fmha.device.args import Globals, Scalars, Walk, Work
+from fmha.device.order import block_of
 from fmha.plan import AttentionPlan
-from fmha.sm100.args import Globals, Scalars, Walk, Work
-from fmha.sm100.order import block_of
 
 
 @cute.jit
@@ -21,7 +21,7 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
     config, tables = plan.config, tensors.tables
     q_block, head, batch = block_of(plan, tensors.order, turn)
     rank = Int32(0)
-    if cutlass.const_expr(config.ctas > 1):
+    if cutlass.const_expr(plan.layout.ctas > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     kv_head = head // tensors.order.group
     q_start, q_length = entry_range(tables.cu_seqlens_q, batch, tensors.q_rows)
@@ -114,7 +114,7 @@ def first_token(plan: AttentionPlan, tile: Int32) -> Int32:
 def own_tile(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
     """Number of query tile `q_tile` of this CTA among those of the head."""
     layout = plan.layout
-    return work.q_block * layout.block_tiles + q_tile * plan.config.ctas + work.rank
+    return work.q_block * layout.block_tiles + q_tile * plan.layout.ctas + work.rank
 
 
 @cute.jit

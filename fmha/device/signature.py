@@ -8,19 +8,13 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 
 from fmha.config import AttentionConfig
-from fmha.sm100.kernel import AttentionForward
-from fmha.sm100.products import IO_TYPES, OUT_TYPES
+from fmha.device.types import IO_TYPES, OUT_TYPES
 from kernelkit import hw
 from kernelkit.fake import fake_tensor
 
 
-def host_function(config: AttentionConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
-    return AttentionForward(config), *example_arguments(config)
-
-
 def example_arguments(config: AttentionConfig) -> tuple:
-    """(tensors, arrays, numbers, stream), as `AttentionForward.__call__` takes them."""
+    """(tensors, arrays, numbers, stream), as `fmha.device.host.Forward` takes them."""
     batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
 
@@ -42,7 +36,7 @@ def example_arguments(config: AttentionConfig) -> tuple:
 
 
 def _tables(config: AttentionConfig, q_heads: Any) -> tuple:
-    """In the order of `fmha.sm100.args.Tables`; None for what the config does not read."""
+    """In the order of `fmha.device.args.Tables`; None for what the config does not read."""
 
     def table(wanted: bool, dtype: type[cutlass.Numeric], *shape: Any) -> Any:
         shape = shape or (cute.sym_int32(),)

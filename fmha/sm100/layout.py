@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
-from fmha.config import TILE_N, AttentionConfig
+from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 
+TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
 CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
 MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
@@ -37,12 +37,49 @@ MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first a
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
 V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 256}
 
+# By head dim: where the exponentials of a tile take as long as its products, or longer. From the
+# cycle model of a B200; a GB300, whose MUFU is twice as fast, has no use for it.
+EXP2_SHARE = {64: 4, 96: 4, 128: 4, 192: 6}
+PAIR_HEAD_DIM = 256  # K and V of two tiles take too much shared memory: a pair has half each
+SHARED_TILE_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: each CTA of a pair has 64 of them
+
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Tiles):
     """Sizes and places of one config."""
 
-    config: AttentionConfig
+    @property
+    def ctas(self) -> int:
+        """CTAs that share K and V."""
+        return 2 if self.config.head_dim >= PAIR_HEAD_DIM else 1
+
+    @property
+    def halves(self) -> int:
+        """Threads that share a query row: 2 where a pair of CTAs shares one tile of 128 rows."""
+        return 2 if self.config.head_dim >= SHARED_TILE_HEAD_DIM else 1
+
+    @property
+    def p_in_smem(self) -> bool:
+        """P waits for P V in shared memory; else over the tail of its S in tensor memory, for which
+        a row has to be in one lane."""
+        return self.halves == 2
+
+    @property
+    def q_tiles(self) -> int:
+        """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
+        return 2 if self.config.schedule == "pingpong" else 1
+
+    @property
+    def exp2_share(self) -> int:
+        """Pairs of exponentials, of 16, that go through the polynomial."""
+        config = self.config
+        chosen = EXP2_SHARE.get(config.head_dim, 0)
+        return config.polynomial if config.polynomial >= 0 else chosen
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """What `AttentionConfig.tile_n` may be: of a pair each CTA has half of 128 keys."""
+        return tuple(TILE_N) if self.ctas == 1 else TILE_N[-1:]
 
     @property
     def tile_n(self) -> int:
@@ -52,55 +89,22 @@ class Layout:
     @property
     def rows(self) -> int:
         """Query rows of a tile in this CTA; the other CTA of a pair holds the rest."""
-        return TILE_M // self.config.halves
+        return TILE_M // self.halves
 
     @property
     def mma_rows(self) -> int:
         """Rows of an MMA, of both CTAs of a pair."""
-        return self.rows * self.config.ctas
-
-    @property
-    def box_heads(self) -> int:
-        """Query heads whose rows of one token follow each other in a tile: the group, or the most
-        that divide it where it has more heads than a tile rows."""
-        group = self.config.group
-        return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)
-
-    @property
-    def box_tokens(self) -> int:
-        """Tokens of a tile. Row r is head r % box_heads of token r // box_heads."""
-        return self.rows // self.box_heads
-
-    @property
-    def q_rows(self) -> int:
-        """Rows of a tile that are heads of tokens; what is left over holds zeros."""
-        return self.box_heads * self.box_tokens
-
-    @property
-    def head_parts(self) -> int:
-        """Tiles that the heads of one token take, one after the other."""
-        return self.config.group // self.box_heads
-
-    @property
-    def block_tiles(self) -> int:
-        """Query tiles of a block, what a CTA, or a pair, computes at a time; of a pair two halves
-        of a tile, which count as one each."""
-        return self.config.q_tiles * self.config.ctas
-
-    def blocks(self, tokens: int) -> int:
-        """Of a head, or of a KV head whose query heads share tiles."""
-        tiles = -(-tokens // self.box_tokens) * self.head_parts
-        return -(-tiles // self.block_tiles)
+        return self.rows * self.ctas
 
     @property
     def lag(self) -> int:
         """Key tiles by which P V comes behind Q K^T."""
-        return MMA_LAG // self.config.q_tiles
+        return MMA_LAG // self.q_tiles
 
     @property
     def s_stages(self) -> int:
         """S buffers. With a third one the next Q K^T need not wait for the P V before it."""
-        taken = self.config.q_tiles * self.config.v_dim // self.config.halves
+        taken = self.q_tiles * self.config.v_dim // self.halves
         more = MMA_LAG + 1
         fits = taken + more * self.lane_columns <= hw.TMEM_COLUMNS
         return more if fits else MMA_LAG
@@ -108,12 +112,7 @@ class Layout:
     @property
     def k_rows(self) -> int:
         """Keys of a K piece in this CTA; the other CTA of a pair holds the rest."""
-        return self.tile_n // self.config.ctas
-
-    @property
-    def key_step(self) -> int:
-        """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
-        return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
+        return self.tile_n // self.ctas
 
     @property
     def k_columns(self) -> int:
@@ -121,29 +120,14 @@ class Layout:
         return K_PIECE[self.config.head_dim]
 
     @property
-    def k_pieces(self) -> int:
-        """Pieces of a K tile."""
-        return self.config.head_dim // self.k_columns
-
-    @property
     def o_tile(self) -> int:
         """Columns of O that one P V product makes (N of its MMA)."""
         return V_PIECE[self.config.v_dim]
 
     @property
-    def v_columns(self) -> int:
-        """Columns of a V piece in this CTA."""
-        return self.o_tile // self.config.ctas
-
-    @property
-    def v_pieces(self) -> int:
-        """Pieces of a V tile, and of O."""
-        return self.config.v_dim // self.o_tile
-
-    @property
     def lane_columns(self) -> int:
         """Columns of S that one thread holds."""
-        return self.tile_n // self.config.halves
+        return self.tile_n // self.halves
 
     @property
     def p_columns(self) -> tuple[int, ...]:
@@ -152,14 +136,9 @@ class Layout:
         In two parts where the next Q K^T has to wait for P V: most of that then runs under the
         last exponentials.
         """
-        if self.s_stages > MMA_LAG or self.config.p_in_smem or self.config.q_tiles == 1:
+        if self.s_stages > MMA_LAG or self.p_in_smem or self.q_tiles == 1:
             return (self.tile_n,)
         return self.tile_n - CHUNK, CHUNK
-
-    def panel(self, columns: int) -> int:
-        """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
-        line = hw.SMEM_LINE_BYTES // self.config.io_bytes
-        return line if columns % line == 0 else line // 2
 
     @property
     def o_panel(self) -> int:
@@ -170,7 +149,7 @@ class Layout:
     @property
     def o_columns(self) -> int:
         """Columns of a piece of O that one thread holds."""
-        return self.o_tile // self.config.halves
+        return self.o_tile // self.halves
 
     @property
     def o_chunk(self) -> int:
@@ -180,7 +159,7 @@ class Layout:
     @property
     def out_pieces(self) -> int:
         """Panels of O of one query tile, of both halves of the rows in a pair."""
-        return self.config.v_dim // self.config.halves // self.o_panel
+        return self.config.v_dim // self.halves // self.o_panel
 
     @property
     def out_bytes(self) -> int:
@@ -188,34 +167,14 @@ class Layout:
         return hw.TMEM_LANES * self.o_panel * self.config.out_bytes
 
     @property
-    def q_bytes(self) -> int:
-        """Bytes of one query tile in this CTA."""
-        return self.rows * self.config.head_dim * self.config.io_bytes
-
-    @property
-    def q_box_bytes(self) -> int:
-        """Those of them that TMA fetches."""
-        return self.q_rows * self.config.head_dim * self.config.io_bytes
-
-    @property
-    def k_bytes(self) -> int:
-        """Bytes of a K piece in this CTA."""
-        return self.k_rows * self.k_columns * self.config.io_bytes
-
-    @property
-    def v_bytes(self) -> int:
-        """Bytes of a V piece in this CTA."""
-        return self.tile_n * self.v_columns * self.config.io_bytes
-
-    @property
     def p_bytes(self) -> int:
         """Bytes of P of one query tile in shared memory, 0 where it stays in TMEM."""
-        return self.rows * self.tile_n * self.config.io_bytes if self.config.p_in_smem else 0
+        return self.rows * self.tile_n * self.config.io_bytes if self.p_in_smem else 0
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes through which threads tell each other what they know of a row."""
-        slots = STATISTICS * self.config.q_tiles + HALVES_SLOTS * (self.config.halves - 1)
+        slots = STATISTICS * self.q_tiles + HALVES_SLOTS * (self.halves - 1)
         return slots * hw.TMEM_LANES * 4
 
     @cached_property
@@ -228,7 +187,7 @@ class Layout:
         """Bytes that are left beside one tile of K and of V, or what is configured."""
         k, v = self._least_stages
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.statistics_bytes
-        free -= self.config.q_tiles * (self.q_bytes + self.p_bytes)
+        free -= self.q_tiles * (self.q_bytes + self.p_bytes)
         return free - k * self.k_bytes - v * self.v_bytes
 
     @property
@@ -262,10 +221,10 @@ class Layout:
             SmemBuffer("barriers", barrier_bytes, align=hw.MBARRIER_BYTES),
             SmemBuffer("tmem_base", 4, align=4),
             SmemBuffer("statistics", self.statistics_bytes, align=16),
-            SmemBuffer("sQ", self.q_bytes, self.config.q_tiles),
+            SmemBuffer("sQ", self.q_bytes, self.q_tiles),
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
-            SmemBuffer("sP", self.p_bytes, self.config.q_tiles),
+            SmemBuffer("sP", self.p_bytes, self.q_tiles),
             SmemBuffer("sO", self.out_bytes, self.out_stages),
         ]
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes))
@@ -278,15 +237,15 @@ class Layout:
         for stage in range(self.s_stages):
             begin = stage * width
             ranges.append(TmemRange(f"S{stage}", begin, width, "S, fp32"))
-            if not self.config.p_in_smem:
+            if not self.p_in_smem:
                 # The softmax has S in registers when it writes P.
                 columns = self.tile_n * self.config.io_bytes // hw.TMEM_CELL_BYTES
                 payload = f"P, {self.config.dtype}, same tile"
                 ranges.append(
                     TmemRange(f"P{stage}", begin + width - columns, columns, payload, f"S{stage}")
                 )
-        columns = self.config.v_dim // self.config.halves
-        for q_tile in range(self.config.q_tiles):
+        columns = self.config.v_dim // self.halves
+        for q_tile in range(self.q_tiles):
             begin = self.s_stages * width + q_tile * columns
             ranges.append(TmemRange(f"O{q_tile}", begin, columns, "O, fp32"))
         return TmemPlan(tuple(ranges))
@@ -294,14 +253,16 @@ class Layout:
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
-        if config.q_tiles == 2 and (config.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
+        if config.tile_n and config.tile_n not in TILE_N:
+            raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
+        if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
                 f"{2 * self.q_bytes} bytes of SMEM and {2 * (self.tile_n + config.v_dim)} TMEM "
                 f"columns of {hw.TMEM_COLUMNS}, and every piece of K and V has to stay for both; "
                 "use 'base'"
             )
-        if config.ctas == 2 and self.tile_n != TILE_N[-1]:
+        if self.ctas == 2 and self.tile_n != TILE_N[-1]:
             raise ValueError(
                 f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, of which each CTA of a "
                 "pair has half"

@@ -1,0 +1,90 @@
+"""The host side of the kernels of all architectures: describe the copies, order the blocks, launch."""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fmha.device.args import Globals, Scalars, Tables, TmaTensors
+from fmha.device.boxes import k_box, o_box, q_box, v_box
+from fmha.device.order import make_order
+from fmha.plan import AttentionPlan
+from kernelkit.boxes import ROWS_FIRST, describe, group_heads, reorder
+from kernelkit.pipelines import tma_group
+
+
+class Forward:
+    """One config, traced by `cute.compile(..)`; a subclass has the `kernel`."""
+
+    kernel: Any
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        arrays: tuple[cute.Tensor | None, ...],
+        numbers: tuple[Float32 | Int32, ...],
+        stream: CUstream,
+    ) -> None:
+        """Describe the copies and launch.
+
+        tensors: q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o; last dim contiguous, other strides
+        multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
+        arrays: lse [B, Hq, Sq], row_max or None, then the fields of `Tables`.
+        numbers: the fields of `Scalars`, then the longest query length, the heads of a section
+            (see `Order`), and how many CTAs or pairs are there.
+        """
+        q, k, v, o = (reorder(tensor, ROWS_FIRST) for tensor in tensors)
+        lse, row_max, *tables = arrays
+        config, layout = self.plan.config, self.plan.layout
+        *factors, longest, near, most = numbers
+        scalars, heads, entries = Scalars(*factors), q.shape[2], q.shape[3]
+        tables, rows, every_o = Tables(*tables), q.shape[0], o
+        q, o = (group_heads(tensor, config.group) for tensor in (q, o))
+        heads = heads // config.group
+        if cutlass.const_expr(config.varlen_q):
+            entries = cute.size(tables.cu_seqlens_q) - 1
+        tiles = cute.ceil_div(longest, layout.box_tokens) * layout.head_parts
+        blocks = cute.ceil_div(tiles, layout.block_tiles)
+        places = cutlass.min(most, blocks * heads * entries)
+        every = Globals(
+            rows,
+            k.shape[0],
+            every_o,
+            reorder(lse, (2, 1, 0)),
+            reorder(row_max, (2, 1, 0)) if cutlass.const_expr(row_max is not None) else None,
+            tables,
+            make_order(blocks, heads, heads // k.shape[2], entries, near, places),
+        )
+        self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
+            grid=(places * layout.ctas, 1, 1),
+            block=(self.plan.roles.threads, 1, 1),
+            cluster=(layout.ctas, 1, 1) if layout.ctas > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
+        )
+
+    @cute.jit
+    def describe_copies(
+        self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
+    ) -> TmaTensors:
+        """TMA descriptions, which carry shapes and strides of this launch."""
+        has_tail, store = self.plan.edges.has("tail"), cpasync.CopyBulkTensorTileS2GOp()
+        return TmaTensors(
+            q=describe(self.fetch("q"), q, q_box(self.plan)),
+            k=describe(self.fetch("k"), k, k_box(self.plan)),
+            v=describe(self.fetch("v"), v, v_box(self.plan)),
+            tail=describe(self.fetch("tail"), v, v_box(self.plan)) if has_tail else None,
+            o=describe(store, o, o_box(self.plan)),
+        )
+
+    def fetch(self, edge: str) -> cpasync.CopyBulkTensorTileG2SOp:
+        """The load whose bytes complete on the barriers of `edge`."""
+        return cpasync.CopyBulkTensorTileG2SOp(tma_group(self.plan.edges, edge))

@@ -1,0 +1,6 @@
+"""Names of dtypes -> those of the DSL."""
+
+import cutlass
+
+IO_TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+OUT_TYPES = IO_TYPES | {"fp32": cutlass.Float32}

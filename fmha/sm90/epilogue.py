@@ -1,0 +1,169 @@
+"""O, its LSE and its maximum on their way to global memory (device code).
+
+A warpgroup puts its O into shared memory, whence TMA stores it; or, where a box of rows would cover
+what is not of this tile, or O is fp32, each thread stores its pairs of columns.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warp
+
+from fmha.device.args import Scope, Work
+from fmha.device.boxes import o_box, panel_at
+from fmha.device.types import OUT_TYPES
+from fmha.device.walk import box_row, entry_of_q, own_tile, stored_by_tma
+from fmha.sm90.plan import TILE_BARRIER, Plan90
+from fmha.sm90.products import K, make_pv_mma, panels
+from fmha.sm90.rows import Lane, Row
+from kernelkit import hw
+from kernelkit.boxes import BoxPosition, copy_out
+from kernelkit.log2 import LN_2
+from kernelkit.online_softmax import finish_row
+from kernelkit.umma import shared
+
+
+@cute.jit
+def own_sinks(plan: Plan90, lane: Lane, tensors: object) -> tuple[Float32 | None, Float32 | None]:
+    """The sinks of the rows' heads, fetched long before they are used; None where there are none."""
+    if cutlass.const_expr(not plan.config.sinks):
+        return None, None
+    return tuple(tensors.tables.sinks[row.head] for row in lane.rows)
+
+
+@cute.jit
+def store_statistics(
+    plan: Plan90,
+    work: Work,
+    lane: Lane,
+    row_max: cute.Tensor,
+    row_sum: cute.Tensor,
+    sinks: tuple[Float32 | None, Float32 | None],
+    scope: Scope,
+) -> tuple[Float32, Float32]:
+    """Store LSE and row_max in natural log; returns what normalises the rows of O."""
+    scale_log2, tensors = scope.scalars.scale_log2, scope.tensors
+    factors = []
+    for half in cutlass.range_constexpr(2):
+        row = lane.rows[half]
+        max_log2 = row_max[half] * scale_log2
+        if cutlass.const_expr(plan.config.softcap):
+            max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
+        factor, lse = finish_row(max_log2, row_sum[half], sinks[half])
+        if row.token < work.q_length and lane.column == 0:
+            place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
+            tensors.lse[place] = lse
+            if cutlass.const_expr(tensors.row_max is not None):
+                tensors.row_max[place] = max_log2 * LN_2
+        factors.append(factor)
+    return tuple(factors)
+
+
+@cute.jit
+def store_o(
+    plan: Plan90,
+    work: Work,
+    lane: Lane,
+    o: cute.Tensor,
+    factors: tuple[Float32, Float32],
+    scope: Scope,
+) -> None:
+    """O of the query tile to global memory, normalised, turned back and rounded as the config
+    says."""
+    if cutlass.const_expr(plan.config.normalize):
+        for number in cutlass.range_constexpr(cute.size(o)):
+            o[number] = o[number] * factors[number // 2 % 2]
+    if cutlass.const_expr(plan.config.rope_dim > 0):
+        rotate_back(plan, work, lane, o, scope)
+    rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
+    rounded.store(o.load().to(rounded.element_type))
+    if cutlass.const_expr(not plan.layout.o_in_smem):
+        store_pairs(plan, work, lane, rounded, scope)
+    elif stored_by_tma(plan, work):
+        store_by_tma(plan, work, lane, rounded, scope)
+    else:
+        store_pairs(plan, work, lane, rounded, scope)
+
+
+@cute.jit
+def store_by_tma(
+    plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
+) -> None:
+    """Through the tile's place in shared memory. The first warp of the warpgroup sends it away, and
+    waits until that has been read where Q is to be loaded there."""
+    layout, box = plan.layout, o_box(plan)
+    bytes_apart = layout.q_bytes if layout.o_over_q else layout.o_bytes
+    buffer = scope.buffers.o + lane.team * (bytes_apart // plan.config.io_bytes)
+    buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
+    if lane.warp == 0:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    meet(lane)
+    mma = make_pv_mma(plan)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), rounded.element_type)
+    copy = cute.make_tiled_copy_C(atom, mma)
+    thread, _, _ = cute.arch.thread_idx()
+    part = copy.get_slice(thread % (hw.WARPGROUP_WARPS * hw.WARP_THREADS))
+    tile = shared(buffer, panels(plan, K, layout.rows, plan.config.v_dim, 1))[None, None, 0]
+    cute.copy(copy, part.retile(rounded), part.partition_D(tile))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet(lane)
+    if lane.warp == 0:
+        number = own_tile(plan, work, lane.team)
+        row, entry = box_row(plan, work, number), entry_of_q(plan, work)
+        for panel in cutlass.range_constexpr(plan.config.v_dim // box.columns):
+            position = BoxPosition(row, panel * box.columns, work.head, entry)
+            copy_out(scope.tma.o, box, position, panel_at(layout, box, buffer, panel))
+        cute.arch.cp_async_bulk_commit_group()
+        if cutlass.const_expr(layout.o_over_q):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def meet(lane: Lane) -> None:
+    """All threads of the warpgroup."""
+    threads = hw.WARPGROUP_WARPS * hw.WARP_THREADS
+    cute.arch.barrier(barrier_id=TILE_BARRIER + lane.team, number_of_threads=threads)
+
+
+@cute.jit
+def store_pairs(
+    plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
+) -> None:
+    """Each thread's pairs of columns, where the entry has the row."""
+    batch = entry_of_q(plan, work)
+    for half in cutlass.range_constexpr(2):
+        row = lane.rows[half]
+        if row.token < work.q_length:
+            line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
+            for block in cutlass.range_constexpr(plan.config.v_dim // 8):
+                start = rounded.iterator + 4 * block + 2 * half
+                pair = cute.make_tensor(start, cute.make_layout(2))
+                target = cute.local_tile(line, (2,), (block * 4 + lane.column // 2,))
+                cute.autovec_copy(pair, target)
+
+
+@cute.jit
+def rotate_back(
+    plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Scope
+) -> None:
+    """The last rope_dim columns of O: pairs (x, y) of neighbours become
+    (x cos + y sin, y cos - x sin), the angle being that of the row's position."""
+    config, tables = plan.config, scope.tensors.tables
+    begin = config.v_dim - config.rope_dim
+    for half in cutlass.range_constexpr(2):
+        position = angle_row(work, lane.rows[half], tables)
+        for block in cutlass.range_constexpr(begin // 8, config.v_dim // 8):
+            dim = 8 * block + lane.column - begin
+            if dim >= 0:
+                place = 4 * block + 2 * half
+                cos, sin = tables.cos[position, dim // 2], tables.sin[position, dim // 2]
+                x, y = o[place], o[place + 1]
+                o[place] = x * cos + y * sin
+                o[place + 1] = y * cos - x * sin
+
+
+@cute.jit
+def angle_row(work: Work, row: Row, tables: object) -> Int32:
+    """Row of the rope tables, where positions beyond them are clamped."""
+    position = cutlass.min(work.offset + row.token, cute.size(tables.cos, mode=[0]) - 1)
+    return cutlass.max(position, 0)

@@ -1,0 +1,73 @@
+"""The attention forward kernel for Hopper: prologue, dispatch of the warps.
+
+Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
+`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it.
+
+A CTA computes query blocks one after another (`fmha/device/order.py`).
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64
+from cutlass.memory import SmemAllocator
+
+from fmha.config import AttentionConfig
+from fmha.device.args import Buffers, Globals, Pipes, Scalars, Scope, TmaTensors
+from fmha.device.host import Forward
+from fmha.device.load import LoadQK, LoadV
+from fmha.device.signature import example_arguments
+from fmha.device.types import IO_TYPES, OUT_TYPES
+from fmha.sm90.math import Math
+from fmha.sm90.plan import Plan90, make_plan
+from kernelkit import hw
+from kernelkit.buffers import buffer_at
+from kernelkit.pipelines import make_pipelines, publish_barriers
+from kernelkit.registers import set_registers
+
+
+class AttentionSm90(Forward):
+    """One config, traced by `cute.compile(AttentionSm90(config), ...)`."""
+
+    plan: Plan90
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__(make_plan(config))
+        self.load_qk, self.load_v = LoadQK(self.plan), LoadV(self.plan)
+        self.math = Math(self.plan)
+
+    @cute.kernel
+    def kernel(self, tma: TmaTensors, tensors: Globals, scalars: Scalars) -> None:
+        """Prologue for all warps, then each warp plays its role."""
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        barriers = buffer_at(plan.smem, smem, "barriers", Int64)
+        pipes = Pipes(**make_pipelines(plan.edges, barriers))
+        publish_barriers(plan.edges)
+        if cutlass.const_expr(plan.config.pdl):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+        scope = Scope(tma, tensors, scalars, self.buffers(smem), pipes)
+        if warp <= self.math.role.last_warp:
+            set_registers(plan.roles, self.math.role)
+            self.math.run(scope)
+        else:
+            set_registers(plan.roles, self.load_qk.role)
+            if warp == self.load_qk.role.first_warp:
+                self.load_qk.run(scope)
+            elif warp == self.load_v.role.first_warp:
+                self.load_v.run(scope)
+
+    def buffers(self, smem: cute.Pointer) -> Buffers:
+        """All buffers that roles use."""
+        plan, config = self.plan.smem, self.plan.config
+        io = IO_TYPES[config.dtype]
+        q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", "sV"))
+        own = not self.plan.layout.o_over_q and self.plan.layout.o_in_smem
+        o = buffer_at(plan, smem, "sO" if own else "sQ", io)
+        return Buffers(q, k, v, cute.recast_ptr(o, dtype=OUT_TYPES[config.o_dtype]))
+
+
+def host_function(config: AttentionConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return AttentionSm90(config), *example_arguments(config)

@@ -1,0 +1,146 @@
+"""AttentionConfig -> tiles and where each of them lies in shared memory, on Hopper.
+
+A query tile is 64 rows, what one warpgroup multiplies by a tile of keys; S, P and O stay in its
+registers. A block is two or three of them, for all of which K and V are loaded once. Tiles lie in
+shared memory as panels: all rows, at most 128 bytes of each, swizzled inside every line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fmha.config import AttentionConfig
+from fmha.tiles import Tiles
+from kernelkit import hw
+from kernelkit.smem_plan import SmemBuffer, SmemPlan
+
+ROWS = 64  # M of wgmma
+WIDTHS = range(48, 193, 16)  # keys of a tile
+DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
+MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What suits a head dim. polynomial: of 16 pairs of exponentials those that leave the MUFU."""
+
+    q_tiles: int
+    tile_n: int
+    schedule: str
+    polynomial: int = 0
+
+
+SHAPES = {
+    64: Shape(3, 128, "pingpong"),
+    96: Shape(2, 128, "pingpong"),
+    128: Shape(2, 128, "pingpong"),
+    192: Shape(2, 112, "pingpong"),
+    256: Shape(2, 80, "base"),
+}
+
+
+@dataclass(frozen=True)
+class Layout(Tiles):
+    """Sizes and places of one config."""
+
+    config: AttentionConfig
+
+    @property
+    def shape(self) -> Shape:
+        return SHAPES[self.config.head_dim]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(WIDTHS)
+
+    @property
+    def tile_n(self) -> int:
+        return self.config.tile_n or self.shape.tile_n
+
+    @property
+    def rows(self) -> int:
+        return ROWS
+
+    @property
+    def q_tiles(self) -> int:
+        """Warpgroups that compute, each its own query tile."""
+        return self.config.tile_m // ROWS or self.shape.q_tiles
+
+    @property
+    def ordered(self) -> bool:
+        """Warpgroups issue their products in turn: the softmax of one runs under those of others."""
+        return (self.config.schedule or self.shape.schedule) == "pingpong"
+
+    @property
+    def exp2_share(self) -> int:
+        """Pairs of exponentials, of 16, that go through the polynomial."""
+        config = self.config
+        return config.polynomial if config.polynomial >= 0 else self.shape.polynomial
+
+    @property
+    def k_rows(self) -> int:
+        return self.tile_n
+
+    @property
+    def k_columns(self) -> int:
+        return self.config.head_dim
+
+    @property
+    def o_tile(self) -> int:
+        return self.config.v_dim
+
+    @property
+    def o_panel(self) -> int:
+        line = hw.SMEM_LINE_BYTES // self.config.out_bytes
+        return line if self.config.v_dim % line == 0 else line // 2
+
+    @property
+    def o_in_smem(self) -> bool:
+        """O goes to shared memory and from there by TMA. In fp32 four lanes write whole sectors of
+        global memory, and there is nothing to gain."""
+        return self.config.out_bytes == self.config.io_bytes
+
+    @property
+    def o_over_q(self) -> bool:
+        """O takes the place of Q, whose last product is done: where else there is no room."""
+        return self.o_in_smem and self._free < self.q_tiles * self.o_bytes
+
+    @property
+    def o_bytes(self) -> int:
+        """Bytes of O of one query tile in shared memory."""
+        return self.rows * self.config.v_dim * self.config.io_bytes if self.o_in_smem else 0
+
+    @property
+    def _free(self) -> int:
+        """Bytes that are left beside two tiles of K and of V, or what is configured."""
+        k, v = (self.config.k_stages or 2), (self.config.v_stages or 2)
+        free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * self.q_bytes
+        return free - k * self.k_bytes - v * self.v_bytes
+
+    @cached_property
+    def stages(self) -> tuple[int, int]:
+        """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
+        config = self.config
+        free = self._free - (0 if self.o_over_q else self.q_tiles * self.o_bytes)
+        more = max(0, min(DEPTH - 2, free // (self.k_bytes + self.v_bytes)))
+        return config.k_stages or 2 + more, config.v_stages or 2 + more
+
+    def smem(self, barrier_bytes: int) -> SmemPlan:
+        """Shared memory of a CTA, in the order of allocation."""
+        k_stages, v_stages = self.stages
+        o_tiles = 0 if self.o_over_q else self.q_tiles
+        buffers = [
+            SmemBuffer("barriers", barrier_bytes, align=hw.MBARRIER_BYTES),
+            SmemBuffer("sQ", self.q_bytes, self.q_tiles),
+            SmemBuffer("sK", self.k_bytes, k_stages),
+            SmemBuffer("sV", self.v_bytes, v_stages),
+            SmemBuffer("sO", self.o_bytes, o_tiles),
+        ]
+        return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes * buffer.stages))
+
+    def check(self) -> None:
+        """Raise NotImplementedError or ValueError for what the kernel does not do."""
+        config = self.config
+        if config.tile_n and config.tile_n not in WIDTHS:
+            raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(WIDTHS)}, 0 chooses")

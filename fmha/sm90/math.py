@@ -1,0 +1,194 @@
+"""Math role: each warpgroup computes its query tile from S to O.
+
+The products of a step run under the softmax: S of a tile and P V of the one before are issued
+together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
+that the softmax of one has the products of the others beside it.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from fmha.device.args import Scope, Walk
+from fmha.device.order import count_rounds
+from fmha.device.types import IO_TYPES
+from fmha.device.walk import first_key, locate, plan_walk
+from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
+from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
+from fmha.sm90.products import (
+    accumulator,
+    issue_pv,
+    issue_qk,
+    make_pv_mma,
+    make_qk_mma,
+    p_registers,
+)
+from fmha.sm90.rows import own_lane
+from fmha.sm90.softmax import (
+    add_weights,
+    exponentiate,
+    mask,
+    move_max,
+    over_lanes,
+    rescale,
+    round_weights,
+    softcap,
+)
+from kernelkit import hw
+from kernelkit.pipelines import consumer_state
+
+
+class Math:
+    """S = Q K^T, softmax, O += P V, and O on its way out."""
+
+    def __init__(self, plan: Plan90) -> None:
+        self.plan = plan
+        self.role = plan.roles["math"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warps."""
+        plan, layout, pipes, buffers = self.plan, self.plan.layout, scope.pipes, scope.buffers
+        team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
+        scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
+        p = p_registers(plan, make_pv_mma(plan))
+        o = accumulator(make_pv_mma(plan), layout.rows, layout.o_tile)
+        row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
+        k_state, v_state = (consumer_state(stages) for stages in layout.stages)
+        q_state = consumer_state(1)
+        self.open_turns(team)
+        for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            lane = own_lane(plan, work, scope.scalars, team)
+            sinks = own_sinks(plan, lane, scope.tensors)
+            row_max.fill(-Float32.inf)
+            row_sum.fill(0.0)
+            o.fill(0.0)
+            if walk.tiles > 0:
+                pipes.q.wait(q_state, team)
+                pipes.k.wait(k_state)
+                issue_qk(plan, scores, buffers.q, buffers.k, team, k_state.index)
+                warpgroup.wait_group(0)
+                pipes.k.release(k_state.index)
+                k_state.advance()
+                self.weigh(scope, lane, walk, Int32(0), scores, row_max, row_sum)
+                round_weights(scores, p)
+                if cutlass.const_expr(plan.config.ragged_keys):
+                    self.clear_tail_rows(scope, walk, v_state)
+                for step in cutlass.range(1, walk.tiles, unroll=1):
+                    pipes.k.wait(k_state)
+                    self.wait_turn(team)
+                    issue_qk(plan, scores, buffers.q, buffers.k, team, k_state.index)
+                    pipes.v.wait(v_state)
+                    issue_pv(plan, o, p, buffers.v, v_state.index)
+                    self.pass_turn(team)
+                    warpgroup.wait_group(1)
+                    pipes.k.release(k_state.index)
+                    k_state.advance()
+                    factors = self.weigh(scope, lane, walk, step, scores, row_max, row_sum)
+                    warpgroup.wait_group(0)
+                    pipes.v.release(v_state.index)
+                    v_state.advance()
+                    rescale(o, factors)
+                    round_weights(scores, p)
+                if cutlass.const_expr(not layout.o_over_q):
+                    pipes.q.release(team)
+                pipes.v.wait(v_state)
+                issue_pv(plan, o, p, buffers.v, v_state.index)
+                warpgroup.wait_group(0)
+                pipes.v.release(v_state.index)
+                v_state.advance()
+                q_state.advance()
+            over_lanes(row_sum)
+            factors = store_statistics(plan, work, lane, row_max, row_sum, sinks, scope)
+            store_o(plan, work, lane, o, factors, scope)
+            if cutlass.const_expr(layout.o_over_q):
+                if walk.tiles > 0:
+                    pipes.q.release(team)
+        self.close_turns(team)
+        # Shared memory is there until the last copy has read it; who sent none waits for none.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def weigh(
+        self,
+        scope: Scope,
+        lane: object,
+        walk: Walk,
+        step: Int32,
+        scores: cute.Tensor,
+        row_max: cute.Tensor,
+        row_sum: cute.Tensor,
+    ) -> tuple[Float32, Float32]:
+        """scores become weights; returns by what O of each row is to be multiplied."""
+        plan, scalars = self.plan, scope.scalars
+        if cutlass.const_expr(plan.config.softcap):
+            softcap(scores, scalars.softcap_log2)
+        if step < walk.masked:
+            mask(plan, scores, lane, first_key(plan, walk, step))
+        factors = move_max(plan, scores, row_max, scalars.scale_log2)
+        exponentiate(plan, scores, row_max, scalars.scale_log2)
+        add_weights(scores, row_sum, factors)
+        return factors
+
+    @cute.jit
+    def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:
+        """Zero the rows of the block's first V tile past what any row sees: their weight is 0, but
+        0 * NaN is NaN, and memory that a length or an offset excludes may hold anything. Rows past
+        the end of the tensor need no such care: TMA fills them with zeros."""
+        plan, layout = self.plan, self.plan.layout
+        valid = walk.seen_end - first_key(plan, walk, Int32(0))
+        if valid < layout.tile_n:
+            scope.pipes.v.wait(v_state)
+            thread, _, _ = cute.arch.thread_idx()
+            line = layout.panel(layout.v_columns)
+            in_tile = layout.v_columns // line
+            zeros = cute.make_rmem_tensor(line, IO_TYPES[plan.config.dtype])
+            zeros.fill(0.0)
+            row = valid + thread
+            while row < layout.tile_n:
+                for panel in cutlass.range_constexpr(in_tile):
+                    # A line of zeros needs no swizzle: it stays within the line.
+                    place = (v_state.index * in_tile + panel) * layout.tile_n + row
+                    start = scope.buffers.v + place * line
+                    cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
+                row += self.role.threads
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=CLEAR_BARRIER, number_of_threads=self.role.threads)
+
+    @cute.jit
+    def open_turns(self, team: Int32) -> None:
+        """The first turn is that of warpgroup 0."""
+        if cutlass.const_expr(self.takes_turns):
+            if team == self.role.teams - 1:
+                self.pass_turn(team)
+
+    @cute.jit
+    def close_turns(self, team: Int32) -> None:
+        """Take the turn that nobody else takes, so that no arrival is left."""
+        if cutlass.const_expr(self.takes_turns):
+            if team == 0:
+                self.wait_turn(team)
+
+    @cute.jit
+    def wait_turn(self, team: Int32) -> None:
+        """Until the warpgroup before has issued its products."""
+        if cutlass.const_expr(self.takes_turns):
+            cute.arch.barrier(
+                barrier_id=TURN_BARRIER + team, number_of_threads=2 * self.role.team_threads
+            )
+
+    @cute.jit
+    def pass_turn(self, team: Int32) -> None:
+        """To the next warpgroup."""
+        if cutlass.const_expr(self.takes_turns):
+            following = team + 1 if team < self.role.teams - 1 else Int32(0)
+            cute.arch.barrier_arrive(
+                barrier_id=TURN_BARRIER + following, number_of_threads=2 * self.role.team_threads
+            )
+
+    @property
+    def takes_turns(self) -> bool:
+        return self.plan.layout.ordered and self.role.teams > 1

@@ -1,0 +1,79 @@
+"""AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
+
+Two or three warpgroups compute, each a query tile of its own from S to O; one more loads for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fmha.config import AttentionConfig
+from fmha.plan import AttentionPlan
+from fmha.sm90.layout import Layout
+from kernelkit.arrivals import Signal
+from kernelkit.edges import Edge, EdgePlan
+from kernelkit.warps import Role, RolePlan
+
+# Named barriers; 0 is that of the whole CTA.
+TILE_BARRIER = 1  # and the next two: all of a warpgroup
+TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue products
+CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
+
+# Registers of a thread by warpgroups that compute: of theirs, and of those that load.
+REGISTERS = {1: (240, 40), 2: (240, 32), 3: (160, 32)}
+
+
+@dataclass(frozen=True)
+class Plan90(AttentionPlan):
+    """That of the Hopper kernel."""
+
+    layout: Layout
+
+    def check(self) -> None:
+        self.layout.check()
+        super().check()
+
+
+def make_plan(config: AttentionConfig) -> Plan90:
+    """The plan of `config`, checked."""
+    config.check_values()
+    plan = plan_unchecked(config)
+    plan.check()
+    return plan
+
+
+def plan_unchecked(config: AttentionConfig) -> Plan90:
+    """The same without a check."""
+    layout = Layout(config)
+    roles = _roles(layout)
+    edges = EdgePlan(roles, _edges(layout))
+    return Plan90(config, layout, roles, edges, layout.smem(edges.barrier_bytes))
+
+
+def _roles(layout: Layout) -> RolePlan:
+    teams = layout.q_tiles
+    computes, loads = REGISTERS[teams]
+    first = 4 * teams
+    return RolePlan(
+        (
+            Role("math", 0, first, "S = Q K^T, softmax, O += P V: a tile a warpgroup", computes, teams),
+            Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
+            Role("load_v", first + 1, 1, "tiles of V by TMA", loads),
+            Role("idle", first + 2, 2, "leaves its registers to those who compute", loads),
+        )
+    )  # fmt: skip
+
+
+def _edges(layout: Layout) -> tuple[Edge, ...]:
+    """Who waits for whom."""
+    k_stages, v_stages = layout.stages
+    ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.WARPS}
+    return (
+        Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
+             tx_bytes=layout.q_box_bytes, **ring),
+        Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
+             every_team=True, **ring),
+        Edge("v", "load_v", "math", v_stages, payload="V tile", tx_bytes=layout.v_bytes,
+             every_team=True, **ring),
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""The two products of a warpgroup, and their operands (device code).
+
+S = Q K^T reads both operands from shared memory; O += P V reads P from registers. V is stored
+[key, d] with d contiguous, so as the B operand (N = d, K = key) it is MN-major. In an accumulator
+element c + 2 h + 4 j of a thread is column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its
+warp's sixteen; as the A operand of the next product the same elements stand in the same order.
+A TiledMma is built anew wherever it is used: passed through a loop it stops being a constant.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.utils import hopper_helpers as sm90
+
+from fmha.device.types import IO_TYPES
+from fmha.sm90.plan import Plan90
+from kernelkit.umma import shared
+
+K, MN = OperandMajorMode.K, OperandMajorMode.MN
+ATOMS = {  # by the bytes of a line
+    (128, K): warpgroup.SmemLayoutAtomKind.K_SW128,
+    (64, K): warpgroup.SmemLayoutAtomKind.K_SW64,
+    (128, MN): warpgroup.SmemLayoutAtomKind.MN_SW128,
+    (64, MN): warpgroup.SmemLayoutAtomKind.MN_SW64,
+}
+
+
+def make_qk_mma(plan: Plan90) -> cute.TiledMma:
+    """Q and K K-major from shared memory."""
+    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.tile_n)
+    return sm90.make_trivial_tiled_mma(io, io, K, K, Float32, (1, 1, 1), tile)
+
+
+def make_pv_mma(plan: Plan90) -> cute.TiledMma:
+    """P from registers, V MN-major from shared memory."""
+    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.o_tile)
+    source = warpgroup.OperandSource.RMEM
+    return sm90.make_trivial_tiled_mma(io, io, K, MN, Float32, (1, 1, 1), tile, source)
+
+
+def panels(
+    plan: Plan90, major: OperandMajorMode, rows: int, columns: int, stages: int
+) -> cute.ComposedLayout:
+    """Tiles of `rows` lines in shared memory, panel by panel: as an operand (rows, columns, stage),
+    or where lines are its K, (columns, rows, stage)."""
+    line = plan.layout.panel(columns) * plan.config.io_bytes
+    atom = warpgroup.make_smem_layout_atom(ATOMS[line, major], IO_TYPES[plan.config.dtype])
+    if major == K:
+        return cute.tile_to_shape(atom, (rows, columns, stages), (0, 1, 2))
+    return cute.tile_to_shape(atom, (columns, rows, stages), (1, 0, 2))
+
+
+def q_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    """Q as the A operand, (MMA, 1, head_dim / 16, query tile)."""
+    layout = panels(plan, K, plan.layout.rows, plan.config.head_dim, plan.layout.q_tiles)
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
+
+
+def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    """The K ring as the B operand, (MMA, 1, head_dim / 16, stage)."""
+    layout = panels(plan, K, plan.layout.tile_n, plan.config.head_dim, plan.layout.stages[0])
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
+
+
+def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    """The V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
+    layout = panels(plan, MN, plan.layout.tile_n, plan.config.v_dim, plan.layout.stages[1])
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
+
+
+def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
+    """Registers of a thread for its part of rows x columns, fp32."""
+    return cute.make_rmem_tensor(mma.partition_shape_C((rows, columns)), Float32)
+
+
+def p_registers(plan: Plan90, mma: cute.TiledMma) -> cute.Tensor:
+    """Registers of a thread for its part of P, (MMA, 1, tile_n / 16)."""
+    shape = mma.partition_shape_A((plan.layout.rows, plan.layout.tile_n))
+    return cute.make_rmem_tensor(shape, IO_TYPES[plan.config.dtype])
+
+
+@cute.jit
+def issue(
+    mma: cute.TiledMma,
+    d: cute.Tensor,
+    a: cute.Tensor,
+    b: cute.Tensor,
+    accumulate: cutlass.Constexpr,
+) -> None:
+    """Issue D = A B, or D += A B, as one group. The registers of D, and of A where it lies in them,
+    belong to the tensor core until the group has been waited for."""
+    warpgroup.fence()
+    for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
+        mma.set(warpgroup.Field.ACCUMULATE, accumulate or k_block > 0)
+        cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def issue_qk(
+    plan: Plan90, scores: cute.Tensor, q: cute.Pointer, k: cute.Pointer, team: Int32, stage: Int32
+) -> None:
+    """S = Q K^T of this warpgroup's query tile and one key tile."""
+    mma = make_qk_mma(plan)
+    a = q_operand(plan, mma, q)[None, None, None, team]
+    b = k_operand(plan, mma, k)[None, None, None, stage]
+    issue(mma, scores, a, b, False)
+
+
+@cute.jit
+def issue_pv(
+    plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Pointer, stage: Int32
+) -> None:
+    """O += P V of this warpgroup's query tile and one key tile."""
+    mma = make_pv_mma(plan)
+    issue(mma, o, p, v_operand(plan, mma, v)[None, None, None, stage], True)

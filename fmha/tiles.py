@@ -1,0 +1,146 @@
+"""How the rows and keys of a config are cut into tiles and blocks: what the host and the device code
+of every architecture ask. What an architecture adds stands in its `layout.py`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import gcd
+
+from fmha.config import AttentionConfig
+from kernelkit import hw
+
+
+@dataclass(frozen=True)
+class Tiles(ABC):
+    """Sizes of one config. A query tile is what is multiplied by a key tile at a time."""
+
+    config: AttentionConfig
+
+    @property
+    @abstractmethod
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """What `AttentionConfig.tile_n` may be."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Query rows of a tile in this CTA; the other CTA of a pair may hold the rest."""
+
+    @property
+    @abstractmethod
+    def q_tiles(self) -> int:
+        """Query tiles that a CTA computes at a time."""
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share K and V."""
+        return 1
+
+    @property
+    def box_heads(self) -> int:
+        """Query heads whose rows of one token follow each other in a tile: the group, or the most
+        that divide it where it has more heads than a tile rows."""
+        group = self.config.group
+        return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)
+
+    @property
+    def box_tokens(self) -> int:
+        """Tokens of a tile. Row r is head r % box_heads of token r // box_heads."""
+        return self.rows // self.box_heads
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of a tile that are heads of tokens; what is left over holds zeros."""
+        return self.box_heads * self.box_tokens
+
+    @property
+    def head_parts(self) -> int:
+        """Tiles that the heads of one token take, one after the other."""
+        return self.config.group // self.box_heads
+
+    @property
+    def block_tiles(self) -> int:
+        """Query tiles of a block, what a CTA, or a pair, computes at a time; of a pair two halves
+        of a tile, which count as one each."""
+        return self.q_tiles * self.ctas
+
+    def blocks(self, tokens: int) -> int:
+        """Of a head, or of a KV head whose query heads share tiles."""
+        tiles = -(-tokens // self.box_tokens) * self.head_parts
+        return -(-tiles // self.block_tiles)
+
+    @property
+    def key_step(self) -> int:
+        """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
+        return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
+
+    def panel(self, columns: int) -> int:
+        """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
+        line = hw.SMEM_LINE_BYTES // self.config.io_bytes
+        return line if columns % line == 0 else line // 2
+
+    @property
+    @abstractmethod
+    def stages(self) -> tuple[int, int]:
+        """(pieces in the K ring, pieces in the V ring)."""
+
+    @property
+    @abstractmethod
+    def k_rows(self) -> int:
+        """Keys of a K piece in this CTA."""
+
+    @property
+    @abstractmethod
+    def k_columns(self) -> int:
+        """Columns of a K piece."""
+
+    @property
+    def k_pieces(self) -> int:
+        """Pieces of a K tile."""
+        return self.config.head_dim // self.k_columns
+
+    @property
+    @abstractmethod
+    def o_tile(self) -> int:
+        """Columns of O that one product P V makes."""
+
+    @property
+    def v_columns(self) -> int:
+        """Columns of a V piece in this CTA."""
+        return self.o_tile // self.ctas
+
+    @property
+    def v_pieces(self) -> int:
+        """Pieces of a V tile, and of O."""
+        return self.config.v_dim // self.o_tile
+
+    @property
+    @abstractmethod
+    def o_panel(self) -> int:
+        """Columns of O in one line of the panels that TMA stores."""
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of one query tile in this CTA."""
+        return self.rows * self.config.head_dim * self.config.io_bytes
+
+    @property
+    def q_box_bytes(self) -> int:
+        """Those of them that TMA fetches."""
+        return self.q_rows * self.config.head_dim * self.config.io_bytes
+
+    @property
+    def k_bytes(self) -> int:
+        """Bytes of a K piece in this CTA."""
+        return self.k_rows * self.k_columns * self.config.io_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        """Bytes of a V piece in this CTA."""
+        return self.tile_n * self.v_columns * self.config.io_bytes
