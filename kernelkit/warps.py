@@ -97,6 +97,8 @@ class RolePlan:
                     f"{registers} registers: setmaxnreg takes a multiple of {hw.SETMAXNREG.step} "
                     f"from {hw.SETMAXNREG[0]} to {hw.SETMAXNREG[-1]}"
                 )
-        total = sum(per_warp) * hw.WARP_THREADS
-        if total > hw.REGISTERS_PER_SM:
-            raise ValueError(f"{total} registers in all, limit {hw.REGISTERS_PER_SM}")
+        # Who asks for more waits for what others give back, and all there is is what the launch took.
+        at_launch = hw.REGISTERS_PER_SM // self.threads // hw.SETMAXNREG.step * hw.SETMAXNREG.step
+        total, limit = sum(per_warp) * hw.WARP_THREADS, at_launch * self.threads
+        if total > limit:
+            raise ValueError(f"{total} registers in all, limit {limit}: {at_launch} a thread")

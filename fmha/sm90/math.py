@@ -73,7 +73,8 @@ class Math:
                 warpgroup.wait_group(0)
                 pipes.k.release(k_state.index)
                 k_state.advance()
-                self.weigh(scope, lane, walk, Int32(0), scores, row_max, row_sum)
+                factors = self.move_max(scope, lane, walk, Int32(0), scores, row_max)
+                self.weigh(scope, scores, row_max, row_sum, factors)
                 round_weights(scores, p)
                 if cutlass.const_expr(plan.config.ragged_keys):
                     self.clear_tail_rows(scope, walk, v_state)
@@ -87,11 +88,11 @@ class Math:
                     warpgroup.wait_group(1)
                     pipes.k.release(k_state.index)
                     k_state.advance()
-                    factors = self.weigh(scope, lane, walk, step, scores, row_max, row_sum)
-                    warpgroup.wait_group(0)
+                    factors = self.move_max(scope, lane, walk, step, scores, row_max)
+                    rescale(o, factors)
                     pipes.v.release(v_state.index)
                     v_state.advance()
-                    rescale(o, factors)
+                    self.weigh(scope, scores, row_max, row_sum, factors)
                     round_weights(scores, p)
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(team)
@@ -112,7 +113,7 @@ class Math:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def weigh(
+    def move_max(
         self,
         scope: Scope,
         lane: object,
@@ -120,18 +121,28 @@ class Math:
         step: Int32,
         scores: cute.Tensor,
         row_max: cute.Tensor,
-        row_sum: cute.Tensor,
     ) -> tuple[Float32, Float32]:
-        """scores become weights; returns by what O of each row is to be multiplied."""
+        """scores as they are to be weighed, row_max with them; returns by what O of each row is to
+        be multiplied."""
         plan, scalars = self.plan, scope.scalars
         if cutlass.const_expr(plan.config.softcap):
             softcap(scores, scalars.softcap_log2)
         if step < walk.masked:
             mask(plan, scores, lane, first_key(plan, walk, step))
-        factors = move_max(plan, scores, row_max, scalars.scale_log2)
-        exponentiate(plan, scores, row_max, scalars.scale_log2)
+        return move_max(plan, scores, row_max, scalars.scale_log2)
+
+    @cute.jit
+    def weigh(
+        self,
+        scope: Scope,
+        scores: cute.Tensor,
+        row_max: cute.Tensor,
+        row_sum: cute.Tensor,
+        factors: tuple[Float32, Float32],
+    ) -> None:
+        """scores become weights, which row_sum takes up."""
+        exponentiate(self.plan, scores, row_max, scope.scalars.scale_log2)
         add_weights(scores, row_sum, factors)
-        return factors
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

@@ -21,7 +21,7 @@ TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue produ
 CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
 
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
-REGISTERS = {1: (240, 40), 2: (240, 32), 3: (160, 32)}
+REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ between them for every tile, its sum once at the end. `kernelkit.online_softmax`
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass.cute.nvgpu import warpgroup
 
 from fmha.config import EXP2_PAIRS
 from fmha.sm90.plan import Plan90
@@ -144,10 +145,15 @@ def over_lanes(row_sum: cute.Tensor) -> None:
 
 @cute.jit
 def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
-    """Multiply the rows of O, unless no row of the warp needs it."""
+    """Wait for all products, then multiply the rows of O, unless no row of the warp needs it.
+
+    The wait stands behind the branch: in front of it ptxas moves it to where the maximum begins.
+    """
     if cute.arch.vote_any_sync(cutlass.min(factors[0], factors[1]) < 1.0):
+        warpgroup.wait_group(0)
         for number in cutlass.range_constexpr(cute.size(o)):
             o[number] = o[number] * factors[number // 2 % 2]
+    warpgroup.wait_group(0)
 
 
 @cute.jit
