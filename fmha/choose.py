@@ -32,8 +32,8 @@ class Sizes:
 class Candidate:
     """Heads that share tiles, or do not, with the key tiles that suit the window.
 
-    arch: of the kernel; pingpong: the same in that schedule, where it may be chosen; sharers: groups of heads that share
-    tiles, of one entry; tile_work: see `_tile_work`.
+    arch: of the kernel; pingpong: the same in that schedule, where it may be chosen; sharers:
+    groups of heads that share tiles, of one entry; tile_work: see `_tile_work`.
     """
 
     arch: str

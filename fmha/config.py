@@ -103,7 +103,8 @@ class AttentionConfig:
 
     def check_values(self) -> None:
         """Raise ValueError or NotImplementedError, naming the value and what is possible: for every
-        field and their combinations. What memory cannot hold is refused by `fmha.sm100.plan.make_plan`.
+        field and their combinations. What an architecture's memory cannot hold, or its kernel does
+        not do, is refused by `fmha.plan.make_plan`.
         """
         self._check_types()
         self._check_options()

@@ -1,5 +1,5 @@
-"""How the rows and keys of a config are cut into tiles and blocks: what the host and the device code
-of every architecture ask. What an architecture adds stands in its `layout.py`."""
+"""How the rows and keys of a config are cut into tiles and blocks: what the host and the device
+code of every architecture ask. What an architecture adds stands in its `layout.py`."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class Reach(Enum):
     BOTH = "both"  # the leader signals, both CTAs of the pair wait
 
 
-def arrivals(
-    role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: bool = False
-) -> int:
+def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: bool = False) -> int:
     """Arrivals per phase on one barrier when all of `role` signals once, in every CTA it plays in.
 
     TMA and UMMA are issued by one elected lane, so their roles must be a single warp. The one

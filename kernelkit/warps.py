@@ -97,7 +97,7 @@ class RolePlan:
                     f"{registers} registers: setmaxnreg takes a multiple of {hw.SETMAXNREG.step} "
                     f"from {hw.SETMAXNREG[0]} to {hw.SETMAXNREG[-1]}"
                 )
-        # Who asks for more waits for what others give back, and all there is is what the launch took.
+        # Who asks for more waits for what others give back: all there is is what the launch took.
         at_launch = hw.REGISTERS_PER_SM // self.threads // hw.SETMAXNREG.step * hw.SETMAXNREG.step
         total, limit = sum(per_warp) * hw.WARP_THREADS, at_launch * self.threads
         if total > limit:

@@ -1,4 +1,4 @@
-"""The host side of the kernels of all architectures: describe the copies, order the blocks, launch."""
+"""The host side of the kernels of all architectures: describe copies, order blocks, launch."""
 
 from typing import Any
 

@@ -1,10 +1,11 @@
 """The attention forward kernel for Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `fmha/sm100/plan.py` first (who, where, who waits for whom), then this file, `walk.py` (which tiles),
-then `roles/` in data-flow order: load, mma, softmax, correction, epilogue, store.
+Read `plan.py` first (who, where, who waits for whom), then this file, `fmha/device/walk.py` (which
+tiles), then the roles in data-flow order: `fmha/device/load.py`, and in `roles/` mma, softmax,
+correction, epilogue, store. What the host does before the launch is in `fmha/device/host.py`.
 
-A CTA, from head_dim 256 on a pair, computes query blocks one after another (`order.py`): products,
-loads and stores of neighbouring blocks overlap.
+A CTA, from head_dim 256 on a pair, computes query blocks one after another
+(`fmha/device/order.py`): products, loads and stores of neighbouring blocks overlap.
 """
 
 import cutlass

@@ -79,7 +79,7 @@ class Layout(Tiles):
     @property
     def widths(self) -> tuple[int, ...]:
         """What `AttentionConfig.tile_n` may be: of a pair each CTA has half of 128 keys."""
-        return tuple(TILE_N) if self.ctas == 1 else TILE_N[-1:]
+        return tuple(TILE_N if self.ctas == 1 else TILE_N[-1:])
 
     @property
     def tile_n(self) -> int:

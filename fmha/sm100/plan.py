@@ -1,6 +1,6 @@
 """AttentionConfig -> who works, and who waits for whom, in the Blackwell kernel. Plain data.
 
- There are two schedules: twelve warps for one query tile, or sixteen for two (ping-pong).
+There are two schedules: twelve warps for one query tile, or sixteen for two (ping-pong).
 """
 
 from __future__ import annotations

@@ -20,9 +20,12 @@ from fmha.sm90.products import (
     accumulator,
     issue_pv,
     issue_qk,
+    k_operand,
     make_pv_mma,
     make_qk_mma,
     p_registers,
+    q_operand,
+    v_operand,
 )
 from fmha.sm90.rows import own_lane
 from fmha.sm90.softmax import (
@@ -54,6 +57,9 @@ class Math:
         scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
         p = p_registers(plan, make_pv_mma(plan))
         o = accumulator(make_pv_mma(plan), layout.rows, layout.o_tile)
+        q = q_operand(plan, make_qk_mma(plan), buffers.q)[None, None, None, team]
+        k = k_operand(plan, make_qk_mma(plan), buffers.k)
+        v = v_operand(plan, make_pv_mma(plan), buffers.v)
         row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
         k_state, v_state = (consumer_state(stages) for stages in layout.stages)
         q_state = consumer_state(1)
@@ -69,7 +75,7 @@ class Math:
             if walk.tiles > 0:
                 pipes.q.wait(q_state, team)
                 pipes.k.wait(k_state)
-                issue_qk(plan, scores, buffers.q, buffers.k, team, k_state.index)
+                issue_qk(plan, scores, q, k[None, None, None, k_state.index])
                 warpgroup.wait_group(0)
                 pipes.k.release(k_state.index)
                 k_state.advance()
@@ -81,9 +87,9 @@ class Math:
                 for step in cutlass.range(1, walk.tiles, unroll=1):
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
-                    issue_qk(plan, scores, buffers.q, buffers.k, team, k_state.index)
+                    issue_qk(plan, scores, q, k[None, None, None, k_state.index])
                     pipes.v.wait(v_state)
-                    issue_pv(plan, o, p, buffers.v, v_state.index)
+                    issue_pv(plan, o, p, v[None, None, None, v_state.index])
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
                     pipes.k.release(k_state.index)
@@ -97,7 +103,7 @@ class Math:
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(team)
                 pipes.v.wait(v_state)
-                issue_pv(plan, o, p, buffers.v, v_state.index)
+                issue_pv(plan, o, p, v[None, None, None, v_state.index])
                 warpgroup.wait_group(0)
                 pipes.v.release(v_state.index)
                 v_state.advance()

@@ -98,20 +98,12 @@ def issue(
 
 
 @cute.jit
-def issue_qk(
-    plan: Plan90, scores: cute.Tensor, q: cute.Pointer, k: cute.Pointer, team: Int32, stage: Int32
-) -> None:
-    """S = Q K^T of this warpgroup's query tile and one key tile."""
-    mma = make_qk_mma(plan)
-    a = q_operand(plan, mma, q)[None, None, None, team]
-    b = k_operand(plan, mma, k)[None, None, None, stage]
-    issue(mma, scores, a, b, False)
+def issue_qk(plan: Plan90, scores: cute.Tensor, q: cute.Tensor, k: cute.Tensor) -> None:
+    """S = Q K^T of a query tile and a key tile, (MMA, 1, head_dim / 16)."""
+    issue(make_qk_mma(plan), scores, q, k, False)
 
 
 @cute.jit
-def issue_pv(
-    plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Pointer, stage: Int32
-) -> None:
-    """O += P V of this warpgroup's query tile and one key tile."""
-    mma = make_pv_mma(plan)
-    issue(mma, o, p, v_operand(plan, mma, v)[None, None, None, stage], True)
+def issue_pv(plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Tensor) -> None:
+    """O += P V of a query tile and a key tile, (MMA, 1, tile_n / 16)."""
+    issue(make_pv_mma(plan), o, p, v, True)

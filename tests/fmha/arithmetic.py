@@ -1,4 +1,4 @@
-"""What fits, worked out by hand beside `fmha.sm100.layout`: bytes, columns and rules from the design.
+"""What fits, worked out by hand beside `fmha.sm100.layout`: bytes, columns and rules of the design.
 
 Nothing of fmha is imported, so that a mistake there is not repeated here.
 """

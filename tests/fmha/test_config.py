@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan, plan_unchecked
+from fmha.sm100.layout import Layout
 from tests.fmha.arithmetic import broken_rules, columns, shared_bytes
 
 EXAMPLES = 2000
@@ -69,8 +70,8 @@ def test_output_dtype_follows_normalisation():
 
 def test_p_waits_in_tensor_memory_where_it_can():
     for head_dim in (64, 96, 128, 256):
-        assert not AttentionConfig(head_dim=head_dim).p_in_smem
-    assert AttentionConfig(head_dim=512).p_in_smem
+        assert not Layout(AttentionConfig(head_dim=head_dim)).p_in_smem
+    assert Layout(AttentionConfig(head_dim=512)).p_in_smem
 
 
 def rarely(wrong: tuple, *right: object) -> st.SearchStrategy:

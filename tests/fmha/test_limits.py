@@ -26,7 +26,7 @@ from workbench.problems.attention import Case
 @pytest.fixture
 def forced(monkeypatch):
     """From here on nothing of fmha refuses a config."""
-    monkeypatch.setattr(fmha.launch, "check_config", lambda config: None)
+    monkeypatch.setattr(fmha.launch, "check_config", lambda config, arch: None)
     monkeypatch.setattr(fmha.sm100.kernel, "make_plan", plan_unchecked)
 
 

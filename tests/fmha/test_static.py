@@ -15,8 +15,9 @@ import ptxemu
 from fmha.config import EXP2_PAIRS, AttentionConfig
 from fmha.device.boxes import k_box, q_box, v_box
 from fmha.launch import compile_attention
-from fmha.plan import AttentionPlan, make_plan
+from fmha.plan import make_plan
 from fmha.reference import Options, visible_keys
+from fmha.sm100.plan import Plan
 from kernelkit import hw
 from ptxemu.host.engine import host_program
 from workbench.problems import attention as cases
@@ -67,24 +68,25 @@ def ptx(config) -> str:
 
 
 @pytest.fixture
-def plan(config) -> AttentionPlan:
+def plan(config) -> Plan:
     return make_plan(config)
 
 
-def test_products_are_issued_once_in_the_text(config, plan, ptx):
+def test_products_are_issued_once_in_the_text(plan, ptx):
     """In blocks of K = 16, S with A from shared memory (a descriptor), O with A from where P is."""
-    s = plan.layout.k_columns // 16 * layout.q_tiles  # once for all pieces of K
-    o = plan.layout.tile_n // 16 * plan.layout.v_pieces * layout.q_tiles
+    layout = plan.layout
+    s = layout.k_columns // 16 * layout.q_tiles  # once for all pieces of K
+    o = layout.tile_n // 16 * layout.v_pieces * layout.q_tiles
     described = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], %rd")
     addressed = count(ptx, r"tcgen05\.mma\S+\s+\[%r\d+\], \[%r")
     assert (described, addressed) == ((s + o, 0) if layout.p_in_smem else (s, o))
 
 
-def test_two_copies_of_the_softmax_loop(config, plan, ptx):
+def test_two_copies_of_the_softmax_loop(plan, ptx):
     """Masked and unmasked. The shrink is one more exponential; a pair by polynomial takes four FMAs
     more instead of two of them."""
     columns = plan.layout.lane_columns
-    others = columns // 2 * layout.exp2_share // EXP2_PAIRS
+    others = columns // 2 * plan.layout.exp2_share // EXP2_PAIRS
     assert count(ptx, r"ex2\.approx") == 2 * (columns - 2 * others + 1)
     assert count(ptx, r"fma\.rn\.f32x2") == 2 * (columns // 2 + 4 * others)
     assert count(ptx, r"cvt\.rn\.bf16x2\.f32") >= 2 * columns // 2
@@ -173,7 +175,7 @@ def test_a_window_skips_most_tiles():
     assert visible_tiles(without_window, plan) == [15, 16, 16]
 
 
-def plan_of(case: Case) -> AttentionPlan:
+def plan_of(case: Case) -> Plan:
     """Of the schedule and the layout that `case` names."""
     return make_plan(
         AttentionConfig(
@@ -191,7 +193,7 @@ def plan_of(case: Case) -> AttentionPlan:
     )
 
 
-def visible_tiles(case: Case, plan: AttentionPlan) -> list[int]:
+def visible_tiles(case: Case, plan: Plan) -> list[int]:
     """For each block of rows of each entry, the key tiles that it takes: from the first key that
     a row sees beside the sink tokens, or from the first of the page, without a gap."""
     windows = {name: getattr(case, name) for name in ("causal", "window", "q_offset")}

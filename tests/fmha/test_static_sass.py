@@ -14,6 +14,7 @@ import pytest
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from fmha.config import EXP2_PAIRS, AttentionConfig
 from fmha.launch import compile_attention
+from fmha.sm100.layout import Layout
 from workbench.sass import softmax as _softmax_sass
 
 pytestmark = [
@@ -90,37 +91,37 @@ def config_of(kernel: tuple, fields: dict) -> AttentionConfig:
 )
 def test_softmax_loops(cubin, kernel, mask):
     config = config_of(kernel, mask)
-    figures = _softmax_sass.static(cubin(config))
+    figures, layout = _softmax_sass.static(cubin(config)), Layout(config)
     assert (figures.stack, figures.spills) == (0, 0)
     # Two copies, each whole: nothing rolled up inside them, split off, or left in straight code.
     assert sorted(loop.masked for loop in figures.loops) == [False, True]
     assert [loop.nested for loop in figures.loops] == [(), ()]
     assert figures.outside == 0
-    check_correction(figures, config)
+    check_correction(figures, layout)
     for loop in figures.loops:
         assert loop.tiles == 1
         assert not loop.correction
         assert loop.opcodes()["R2P"] == (16 // layout.halves if loop.masked else 0)
-        check_work(loop, config)
-        check_publishes(loop, config)
+        check_work(loop, layout)
+        check_publishes(loop, layout)
 
 
-def check_correction(figures: _softmax_sass.Static, config: AttentionConfig) -> None:
+def check_correction(figures: _softmax_sass.Static, layout: Layout) -> None:
     """One loop over tiles corrects O of all query tiles; what is around it ends a block."""
     work = min(figures.others.values(), key=lambda opcodes: opcodes["LDTM"])
-    chunks = layout.q_tiles * config.v_dim // layout.halves // CORRECTION_CHUNK
+    chunks = layout.q_tiles * layout.config.v_dim // layout.halves // CORRECTION_CHUNK
     assert work == {"LDTM": chunks, "STTM": chunks}
 
 
-def check_work(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) -> None:
+def check_work(loop: _softmax_sass.SoftmaxLoop, layout: Layout) -> None:
     """Static bounds of a tile: no warp can be faster than its control words say."""
-    most_instructions, most_stalls = budget(config, loop.masked)
+    most_instructions, most_stalls = budget(layout, loop.masked)
     assert loop.mufu_distance <= MUFU_DISTANCE
     assert loop.total <= most_instructions
     assert loop.stalls <= most_stalls
 
 
-def budget(config: AttentionConfig, masked: bool) -> tuple[float, float]:
+def budget(layout: Layout, masked: bool) -> tuple[float, float]:
     """(instructions, cycles that the stall counts ask for) of a tile, at most.
 
     128 columns: of each pair that goes through the polynomial eight instructions more and two
@@ -129,21 +130,21 @@ def budget(config: AttentionConfig, masked: bool) -> tuple[float, float]:
     shared = layout.exp2_share / EXP2_PAIRS
     instructions = 455 + 560 * shared + (195 if masked else 0)
     stalls = 1420 - 800 * shared + (400 if masked else 0)
-    if config.softcap:
+    if layout.config.softcap:
         instructions, stalls = instructions + 390, stalls + 2500
     if layout.halves == 2:
         return instructions / 2 + 50, stalls / 2 + 130
     return instructions, stalls
 
 
-def check_publishes(loop: _softmax_sass.SoftmaxLoop, config: AttentionConfig) -> None:
+def check_publishes(loop: _softmax_sass.SoftmaxLoop, layout: Layout) -> None:
     """Early statistics, and P before the row sum.
 
     A softcap needs the MUFU before them, and leaves it to the first exponentials while they wait.
     """
     places = loop.publishes()
     assert places.adds_after >= ROW_SUM // layout.halves
-    if not config.softcap:
+    if not layout.config.softcap:
         assert places.ready <= LATEST_READY
         assert places.statistics <= LATEST_STATISTICS
 

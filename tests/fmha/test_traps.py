@@ -10,8 +10,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fmha.device import load
 from fmha.sm100 import kernel
-from fmha.sm100.roles import correction, epilogue, load, mma, publish, softmax, store
+from fmha.sm100.roles import correction, epilogue, mma, publish, softmax, store
 from kernelkit import online_softmax
 from ptxemu import Deadlock, Options, PtxEmuError
 from workbench.problems import attention as cases

@@ -15,7 +15,7 @@ import pytest
 
 import kernelkit.hw
 from fmha.config import AttentionConfig
-from fmha.sm100 import boxes, walk
+from fmha.device import boxes, walk
 from fmha.sm100.roles import softmax
 from kernelkit import merge_plan, pristine, sources
 from kernelkit.keys import KernelKey, NotPlain

@@ -105,9 +105,7 @@ def store_statistics(
 
 
 @cute.jit
-def read_columns(
-    plan: Plan, walk: Walk, lane: Lane, column: cutlass.Constexpr
-) -> cute.Tensor:
+def read_columns(plan: Plan, walk: Walk, lane: Lane, column: cutlass.Constexpr) -> cute.Tensor:
     """o_chunk of the lane's columns of O from `column` on, fp32; zeros where no P V wrote them."""
     values = cute.make_rmem_tensor(plan.layout.o_chunk, Float32)
     values.fill(0.0)
