@@ -112,7 +112,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Work:
-    """What a CTA (or pair) computes at a time: a block of one or two query tiles of 128 rows.
+    """What a CTA (or pair) computes at a time: a block of query tiles.
 
     All rows read the same KV head.
     """

@@ -253,6 +253,8 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
+        if config.tile_m:
+            raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.tile_n and config.tile_n not in TILE_N:
             raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):

@@ -13,7 +13,8 @@ from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
 from fmha.device.types import OUT_TYPES
 from fmha.device.walk import box_row, entry_of_q, own_tile, stored_by_tma
-from fmha.sm90.plan import TILE_BARRIER, Plan90
+from fmha.sm90.barriers import THREADS, meet
+from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels
 from fmha.sm90.rows import Lane, Row
 from kernelkit import hw
@@ -102,7 +103,7 @@ def store_by_tma(
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), rounded.element_type)
     copy = cute.make_tiled_copy_C(atom, mma)
     thread, _, _ = cute.arch.thread_idx()
-    part = copy.get_slice(thread % (hw.WARPGROUP_WARPS * hw.WARP_THREADS))
+    part = copy.get_slice(thread % THREADS)
     tile = shared(buffer, panels(plan, K, layout.rows, plan.config.v_dim, 1))[None, None, 0]
     cute.copy(copy, part.retile(rounded), part.partition_D(tile))
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -116,13 +117,6 @@ def store_by_tma(
         cute.arch.cp_async_bulk_commit_group()
         if cutlass.const_expr(layout.o_over_q):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-@cute.jit
-def meet(lane: Lane) -> None:
-    """All threads of the warpgroup."""
-    threads = hw.WARPGROUP_WARPS * hw.WARP_THREADS
-    cute.arch.barrier(barrier_id=TILE_BARRIER + lane.team, number_of_threads=threads)
 
 
 @cute.jit

@@ -121,10 +121,16 @@ class Layout(Tiles):
     @cached_property
     def stages(self) -> tuple[int, int]:
         """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
-        config = self.config
+        k, v = (self.config.k_stages or 2), (self.config.v_stages or 2)
         free = self._free - (0 if self.o_over_q else self.q_tiles * self.o_bytes)
-        more = max(0, min(DEPTH - 2, free // (self.k_bytes + self.v_bytes)))
-        return config.k_stages or 2 + more, config.v_stages or 2 + more
+        while not (self.config.k_stages and self.config.v_stages):
+            grow_k = not self.config.k_stages and (self.config.v_stages > 0 or k <= v)
+            needed, depth = (self.k_bytes, k) if grow_k else (self.v_bytes, v)
+            if needed > free or depth >= DEPTH:
+                break
+            free -= needed
+            k, v = (k + 1, v) if grow_k else (k, v + 1)
+        return k, v
 
     def smem(self, barrier_bytes: int) -> SmemPlan:
         """Shared memory of a CTA, in the order of allocation."""

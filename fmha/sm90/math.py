@@ -5,6 +5,8 @@ together; while S is exponentiated, P V still runs. In ping-pong the warpgroups 
 that the softmax of one has the products of the others beside it.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -14,6 +16,7 @@ from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk
+from fmha.sm90.barriers import any_of
 from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
@@ -27,19 +30,37 @@ from fmha.sm90.products import (
     q_operand,
     v_operand,
 )
-from fmha.sm90.rows import own_lane
+from fmha.sm90.rows import Lane, own_lane
 from fmha.sm90.softmax import (
-    add_weights,
+    PIECE,
+    Reference,
+    begin_row,
     exponentiate,
+    find_reference,
+    make_reference,
     mask,
-    move_max,
     over_lanes,
     rescale,
     round_weights,
     softcap,
+    take_up,
+    tile_sums,
+    too_large,
 )
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a warpgroup multiplies, and the registers of a thread for it."""
+
+    scores: cute.Tensor  # fp32: S, then its weights
+    p: cute.Tensor  # weights, rounded
+    o: cute.Tensor  # fp32
+    reference: Reference
+    q: cute.Tensor  # the A operand, (MMA, 1, head_dim / 16)
+    k: cute.Tensor  # the K ring as the B operand, (MMA, 1, head_dim / 16, stage)
 
 
 class Math:
@@ -60,7 +81,8 @@ class Math:
         q = q_operand(plan, make_qk_mma(plan), buffers.q)[None, None, None, team]
         k = k_operand(plan, make_qk_mma(plan), buffers.k)
         v = v_operand(plan, make_pv_mma(plan), buffers.v)
-        row_max, row_sum = (cute.make_rmem_tensor(2, Float32) for _ in range(2))
+        reference = make_reference()
+        tile = Tile(scores, p, o, reference, q, k)
         k_state, v_state = (consumer_state(stages) for stages in layout.stages)
         q_state = consumer_state(1)
         self.open_turns(team)
@@ -69,19 +91,15 @@ class Math:
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, team)
             sinks = own_sinks(plan, lane, scope.tensors)
-            row_max.fill(-Float32.inf)
-            row_sum.fill(0.0)
+            begin_row(reference)
             o.fill(0.0)
             if walk.tiles > 0:
                 pipes.q.wait(q_state, team)
                 pipes.k.wait(k_state)
-                issue_qk(plan, scores, q, k[None, None, None, k_state.index])
-                warpgroup.wait_group(0)
+                sums = self.begin_anew(scope, lane, walk, Int32(0), tile, k_state.index)
+                take_up(reference, sums)
                 pipes.k.release(k_state.index)
                 k_state.advance()
-                factors = self.move_max(scope, lane, walk, Int32(0), scores, row_max)
-                self.weigh(scope, scores, row_max, row_sum, factors)
-                round_weights(scores, p)
                 if cutlass.const_expr(plan.config.ragged_keys):
                     self.clear_tail_rows(scope, walk, v_state)
                 for step in cutlass.range(1, walk.tiles, unroll=1):
@@ -92,14 +110,14 @@ class Math:
                     issue_pv(plan, o, p, v[None, None, None, v_state.index])
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
-                    pipes.k.release(k_state.index)
-                    k_state.advance()
-                    factors = self.move_max(scope, lane, walk, step, scores, row_max)
-                    rescale(o, factors)
+                    sums = self.weigh(scope, lane, walk, step, tile)
                     pipes.v.release(v_state.index)
                     v_state.advance()
-                    self.weigh(scope, scores, row_max, row_sum, factors)
-                    round_weights(scores, p)
+                    if any_of(lane, too_large(reference, sums)):
+                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
+                    take_up(reference, sums)
+                    pipes.k.release(k_state.index)
+                    k_state.advance()
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(team)
                 pipes.v.wait(v_state)
@@ -108,8 +126,10 @@ class Math:
                 pipes.v.release(v_state.index)
                 v_state.advance()
                 q_state.advance()
-            over_lanes(row_sum)
-            factors = store_statistics(plan, work, lane, row_max, row_sum, sinks, scope)
+            over_lanes(reference.row_sum)
+            factors = store_statistics(
+                plan, work, lane, reference.row_max, reference.row_sum, sinks, scope
+            )
             store_o(plan, work, lane, o, factors, scope)
             if cutlass.const_expr(layout.o_over_q):
                 if walk.tiles > 0:
@@ -119,36 +139,59 @@ class Math:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def move_max(
-        self,
-        scope: Scope,
-        lane: object,
-        walk: Walk,
-        step: Int32,
-        scores: cute.Tensor,
-        row_max: cute.Tensor,
+    def begin_anew(
+        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile, stage: Int32
     ) -> tuple[Float32, Float32]:
-        """scores as they are to be weighed, row_max with them; returns by what O of each row is to
-        be multiplied."""
+        """Find what weights are to refer to, and weigh the tile; returns their sums.
+
+        No product may be in flight. The scores of the tile are computed for it: those that there
+        may be are weights already.
+        """
         plan, scalars = self.plan, scope.scalars
-        if cutlass.const_expr(plan.config.softcap):
-            softcap(scores, scalars.softcap_log2)
-        if step < walk.masked:
-            mask(plan, scores, lane, first_key(plan, walk, step))
-        return move_max(plan, scores, row_max, scalars.scale_log2)
+        issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
+        warpgroup.wait_group(0)
+        self.prepare(scope, lane, walk, step, tile.scores, 0, cute.size(tile.scores))
+        factors = find_reference(plan, tile.scores, tile.reference, scalars)
+        rescale(tile.o, factors)
+        every = cute.size(tile.scores)
+        exponentiate(plan, tile.scores, tile.reference, scalars.scale_log2, 0, every)
+        round_weights(tile.scores, tile.p)
+        return tile_sums(tile.scores)
 
     @cute.jit
     def weigh(
+        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
+    ) -> tuple[Float32, Float32]:
+        """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
+        the tile before is waited for in the middle: P is in its registers."""
+        plan, scores = self.plan, tile.scores
+        every = cute.size(scores)
+        middle = every // 2 // PIECE * PIECE
+        for begin, end in ((0, middle), (middle, every)):
+            # The branch in it keeps ptxas from moving the wait in front of the first half.
+            self.prepare(scope, lane, walk, step, scores, begin, end)
+            if cutlass.const_expr(begin > 0):
+                warpgroup.wait_group(0)
+            exponentiate(plan, scores, tile.reference, scope.scalars.scale_log2, begin, end)
+        round_weights(scores, tile.p)
+        return tile_sums(scores)
+
+    @cute.jit
+    def prepare(
         self,
         scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        step: Int32,
         scores: cute.Tensor,
-        row_max: cute.Tensor,
-        row_sum: cute.Tensor,
-        factors: tuple[Float32, Float32],
+        begin: cutlass.Constexpr,
+        end: cutlass.Constexpr,
     ) -> None:
-        """scores become weights, which row_sum takes up."""
-        exponentiate(self.plan, scores, row_max, scope.scalars.scale_log2)
-        add_weights(scores, row_sum, factors)
+        """Elements [begin, end) of S as they are to be weighed."""
+        if cutlass.const_expr(self.plan.config.softcap):
+            softcap(scores, scope.scalars.softcap_log2, begin, end)
+        if step < walk.masked:
+            mask(self.plan, scores, lane, first_key(self.plan, walk, step), begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

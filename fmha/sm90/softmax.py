@@ -1,16 +1,22 @@
 """The online softmax of two rows in the registers of a warpgroup (device code).
 
 Element c + 2 h + 4 j of a thread belongs to row h. Four lanes share a row: its maximum travels
-between them for every tile, its sum once at the end. `kernelkit.online_softmax` says what
-`row_max`, `scale_log2` and the slack mean.
+between them where it is found, its sum once at the end. `kernelkit.online_softmax` says what
+`row_max` and `scale_log2` mean.
+
+A maximum costs as many instructions as an exponential, and a row's moves in a few tiles only. So
+weights refer to the one that was found last, and it is found anew where they tell that it is too
+small: no weight may be above 2 ** rescale_log2, and none is where their sum is not.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
-from cutlass.cute.nvgpu import warpgroup
 
 from fmha.config import EXP2_PAIRS
+from fmha.device.args import Scalars
 from fmha.sm90.plan import Plan90
 from fmha.sm90.rows import Lane, Row
 from kernelkit.online_softmax import (
@@ -19,22 +25,45 @@ from kernelkit.online_softmax import (
     ROUNDER,
     finite,
     lowest_bits,
-    next_max,
     raised,
 )
 
 CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
-QUAD = 4  # lanes that share a row
+PIECE = 8  # that are rounded at a time
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the weights of a thread's two rows refer to, each (2,) in registers."""
+
+    row_max: cute.Tensor
+    row_sum: cute.Tensor  # of this thread's weights
+    shift: cute.Tensor  # what is added to a score in log2 units: -row_max, 0 where that is -inf
+    limit: cute.Tensor  # of the sum of a tile's weights; 0 where row_max is -inf
+
+
+def make_reference() -> Reference:
+    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)))
 
 
 @cute.jit
-def mask(plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32) -> None:
-    """Keys that a row does not see score -inf. key: with which the tile begins."""
+def begin_row(reference: Reference) -> None:
+    """No key has been seen."""
+    reference.row_max.fill(-Float32.inf)
+    reference.row_sum.fill(0.0)
+
+
+@cute.jit
+def mask(
+    plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int
+) -> None:
+    """Of elements [begin, end), a multiple of 4 each, keys that a row does not see score -inf. key:
+    with which the tile begins."""
     for half in cutlass.range_constexpr(2):
         row, first = lane.rows[half], key + lane.column
-        for chunk in cutlass.range_constexpr(0, cute.size(scores), CHUNK):
+        for chunk in cutlass.range_constexpr(begin, end, CHUNK):
             bits = seen(plan, row, first + chunk // 4 * 8)
-            for place in cutlass.range_constexpr(min(CHUNK, cute.size(scores) - chunk) // 2):
+            for place in cutlass.range_constexpr(min(CHUNK, end - chunk) // 2):
                 number = chunk + place // 2 * 4 + half * 2 + place % 2
                 inside = Boolean(bits & Uint32(1 << place))
                 scores[number] = scores[number] if inside else -Float32.inf
@@ -58,48 +87,55 @@ def columns_below(limit: Int32) -> Int32:
 
 
 @cute.jit
-def softcap(scores: cute.Tensor, softcap_log2: Float32) -> None:
+def softcap(scores: cute.Tensor, softcap_log2: Float32, begin: int, end: int) -> None:
     """`kernelkit.online_softmax.softcap_scores` without arithmetic on pairs."""
-    for number in cutlass.range_constexpr(cute.size(scores)):
+    for number in cutlass.range_constexpr(begin, end):
         power = cute.math.exp2(scores[number] * softcap_log2, fastmath=True)
         scores[number] = cute.arch.rcp_approx(-1.0 - power)
 
 
 @cute.jit
-def move_max(
-    plan: Plan90, scores: cute.Tensor, row_max: cute.Tensor, scale_log2: Float32
+def find_reference(
+    plan: Plan90, scores: cute.Tensor, reference: Reference, scalars: Scalars
 ) -> tuple[Float32, Float32]:
-    """row_max (2,) becomes what the tile's weights refer to; returns by what each row's older sums
-    and O are to be multiplied."""
-    found = []
+    """row_max becomes the largest score so far, row_sum refers to it; returns by what O of each row
+    is to be multiplied."""
+    scale_log2, factors = scalars.scale_log2, []
     for half in cutlass.range_constexpr(2):
         # Two chains, so that one does not wait for the other.
-        top, other = row_max[half], scores[2 * half + 1]
-        for pair in cutlass.range_constexpr(0, cute.size(scores), 4):
-            top = cute.arch.fmax(top, scores[pair + 2 * half])
-            if cutlass.const_expr(pair > 0):
-                other = cute.arch.fmax(other, scores[pair + 2 * half + 1])
-        found.append(cute.arch.fmax(top, other))
-    factors = []
-    for half in cutlass.range_constexpr(2):
-        top = found[half]
+        old = reference.row_max[half]
+        top, other = old, scores[2 * half + 1]
+        for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+            top = cute.arch.fmax(top, scores[quad + 2 * half])
+            if cutlass.const_expr(quad > 0):
+                other = cute.arch.fmax(other, scores[quad + 2 * half + 1])
+        top = cute.arch.fmax(top, other)
         for step in cutlass.range_constexpr(2):
             top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
-        new_max, factor = next_max(top, row_max[half], scale_log2, plan.config.rescale_log2)
-        row_max[half] = new_max
+        base = finite(top)
+        factor = cute.math.exp2((old - base) * scale_log2, fastmath=True)
+        reference.row_max[half] = top
+        reference.row_sum[half] = reference.row_sum[half] * factor
+        reference.shift[half] = -base * scale_log2
+        most = Float32(2.0**plan.config.rescale_log2)
+        reference.limit[half] = Float32(0.0) if top == -Float32.inf else most
         factors.append(factor)
     return tuple(factors)
 
 
 @cute.jit
 def exponentiate(
-    plan: Plan90, scores: cute.Tensor, row_max: cute.Tensor, scale_log2: Float32
+    plan: Plan90,
+    scores: cute.Tensor,
+    reference: Reference,
+    scale_log2: Float32,
+    begin: int,
+    end: int,
 ) -> None:
-    """scores in place: exp2(scale_log2 * (s - row_max)), 0 where both are -inf."""
+    """Elements [begin, end) in place: exp2 of a score in log2 units less what it refers to."""
     share = plan.layout.exp2_share
-    shifts = tuple(-finite(row_max[half]) * scale_log2 for half in range(2))
-    for number in cutlass.range_constexpr(cute.size(scores)):
-        power = scores[number] * scale_log2 + shifts[number // 2 % 2]
+    for number in cutlass.range_constexpr(begin, end):
+        power = scores[number] * scale_log2 + reference.shift[number // 2 % 2]
         if cutlass.const_expr((number // 2 + 1) * share % EXP2_PAIRS < share):
             scores[number] = exp2_polynomial(power)
         else:
@@ -108,7 +144,7 @@ def exponentiate(
 
 @cute.jit
 def exp2_polynomial(exponent: Float32) -> Float32:
-    """`kernelkit.online_softmax.exp2_polynomial` of one number."""
+    """`kernelkit.online_softmax.exp2_polynomial` of one number; inf from 128 on."""
     x = cute.arch.fmax(exponent, LEAST_EXPONENT)
     rounded = x + ROUNDER
     rest = x - (rounded - ROUNDER)
@@ -120,17 +156,29 @@ def exp2_polynomial(exponent: Float32) -> Float32:
 
 
 @cute.jit
-def add_weights(
-    weights: cute.Tensor, row_sum: cute.Tensor, factors: tuple[Float32, Float32]
-) -> None:
-    """row_sum (2,), this thread's part: older sums times their factors, and the tile's weights."""
+def tile_sums(weights: cute.Tensor) -> tuple[Float32, Float32]:
+    """Of this thread's weights of each row."""
+    sums = []
     for half in cutlass.range_constexpr(2):
-        total, other = row_sum[half] * factors[half], weights[2 * half + 1]
-        for pair in cutlass.range_constexpr(0, cute.size(weights), 4):
-            total = total + weights[pair + 2 * half]
-            if cutlass.const_expr(pair > 0):
-                other = other + weights[pair + 2 * half + 1]
-        row_sum[half] = total + other
+        total, other = weights[2 * half], weights[2 * half + 1]
+        for quad in cutlass.range_constexpr(4, cute.size(weights), 4):
+            total = total + weights[quad + 2 * half]
+            other = other + weights[quad + 2 * half + 1]
+        sums.append(total + other)
+    return tuple(sums)
+
+
+@cute.jit
+def too_large(reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
+    """Whether a weight may be above the limit, or refers to nothing; NaN is."""
+    fits = sums[0] <= reference.limit[0] and sums[1] <= reference.limit[1]
+    return not fits
+
+
+@cute.jit
+def take_up(reference: Reference, sums: tuple[Float32, Float32]) -> None:
+    for half in cutlass.range_constexpr(2):
+        reference.row_sum[half] = reference.row_sum[half] + sums[half]
 
 
 @cute.jit
@@ -145,21 +193,22 @@ def over_lanes(row_sum: cute.Tensor) -> None:
 
 @cute.jit
 def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
-    """Wait for all products, then multiply the rows of O, unless no row of the warp needs it.
-
-    The wait stands behind the branch: in front of it ptxas moves it to where the maximum begins.
-    """
-    if cute.arch.vote_any_sync(cutlass.min(factors[0], factors[1]) < 1.0):
-        warpgroup.wait_group(0)
-        for number in cutlass.range_constexpr(cute.size(o)):
-            o[number] = o[number] * factors[number // 2 % 2]
-    warpgroup.wait_group(0)
+    for number in cutlass.range_constexpr(cute.size(o)):
+        o[number] = o[number] * factors[number // 2 % 2]
 
 
 @cute.jit
 def round_weights(scores: cute.Tensor, p: cute.Tensor) -> None:
-    """Weights as the A operand of the next product: the same elements in the same order."""
-    for number in cutlass.range_constexpr(0, cute.size(scores), 8):
-        source = cute.make_tensor(scores.iterator + number, cute.make_layout(8))
-        target = cute.make_tensor(p.iterator + number, cute.make_layout(8))
-        target.store(source.load().to(p.element_type))
+    """Weights as the A operand of the next product: the same elements in the same order.
+
+    Spelled out, since LLVM moves conversions to where P is used, and there no exponentials are left
+    to run beside them.
+    """
+    words = cute.recast_tensor(p, Uint32)
+    name = "bf16" if cutlass.const_expr(p.element_type is cutlass.BFloat16) else "f16"
+    for number in cutlass.range_constexpr(cute.size(words)):
+        words[number] = cute.arch.inline_ptx(
+            f"cvt.rn.{name}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
+            write_only_types=[Uint32],
+            read_only_args=[scores[2 * number], scores[2 * number + 1]],
+        )

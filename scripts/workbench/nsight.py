@@ -43,7 +43,7 @@ SECTIONS = (
 
 
 # name of run.py -> regular expression that finds its kernel among all that are launched
-KERNELS = {"fmha": "AttentionForward", "gqa": "Decode", "moe": "Grouped", "merge": "[Mm]erge"}
+KERNELS = {"fmha": "AttentionSm", "gqa": "Decode", "moe": "Grouped", "merge": "[Mm]erge"}
 EVERY = "."  # kernel of a name that is not there
 
 

@@ -15,7 +15,8 @@ import pytest
 
 import kernelkit.hw
 from fmha.config import AttentionConfig
-from fmha.device import boxes, walk
+from fmha.device import walk
+from fmha.sm100 import lines
 from fmha.sm100.roles import softmax
 from kernelkit import merge_plan, pristine, sources
 from kernelkit.keys import KernelKey, NotPlain
@@ -169,7 +170,7 @@ def _other(*_: object) -> None:
     (softmax, "Softmax", type("Softmax", (), {}), "fmha.sm100.roles.softmax.Softmax"),
     (walk, "locate", _other, "fmha.device.walk.locate"),
     (walk, "locate", walk.plan_walk, "fmha.device.walk.locate"),
-    (boxes, "hw", merge_plan, "fmha.device.boxes.hw"),
+    (lines, "hw", merge_plan, "fmha.sm100.lines.hw"),
     (kernelkit.hw, "SMS", 3, "kernelkit.hw.SMS"),
     (kernelkit.hw, "TMA_ALIGN_BYTES", 16.0, "kernelkit.hw.TMA_ALIGN_BYTES"),
 ], ids=[*"abcdefghi"])  # fmt: skip

@@ -128,8 +128,9 @@ CANNOT_WORK = [
     (RolePlan((Role("a", 0, 4, "", 200), Role("b", 4, 2, "", 40))), "6 warps"),
     (RolePlan((Role("a", 0, 6, "", 200), Role("b", 6, 2, "", 40))), "warps 4..7"),
     (RolePlan((Role("a", 0, 4, "", 100),)), "100 registers"),
-    # 12 warps x 32 threads x 240 registers.
-    (RolePlan((Role("a", 0, 12, "", 240),)), "92160 registers in all, limit 65536"),
+    # 12 warps x 32 threads x 240 registers. A launch of 384 threads takes 168 for each, no more.
+    (RolePlan((Role("a", 0, 12, "", 240),)), "92160 registers in all, limit 64512: 168 a thread"),
+    (RolePlan((Role("a", 0, 8, "", 200), Role("b", 8, 4, "", 112))), "65536 registers in all"),
     (EdgePlan(ROLES, (RING, RING)), "names repeat"),
     (EdgePlan(ROLES, (replace(RING, stages=0),)), "0 stages"),
     (EdgePlan(ROLES, (replace(RING, tx_bytes=0),)), "0 bytes"),

@@ -61,7 +61,7 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
     assert command[-4:] == ["--backend", "cuda", *shape]
     assert command[-6:-4] == ["scripts/run.py", "fmha"]
     if tool == "ncu":
-        assert "regex:AttentionForward" in command
+        assert "regex:AttentionSm" in command
         assert command.count("--section") >= 10
     else:
         assert "--trace=cuda,nvtx,osrt" in command

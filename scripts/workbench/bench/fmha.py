@@ -153,7 +153,7 @@ def grid(options: argparse.Namespace) -> Iterator[Cell]:
 
 def figures(config: AttentionConfig, arch: str, folder: Path) -> dict:
     """What `sass.softmax.static` reads of a config."""
-    make_plan(config)
+    make_plan(config, arch)
     _, cubin, _ = subject_of(config, arch).write(folder)
     return static(cubin).as_dict()
 

@@ -106,14 +106,14 @@ def _nvtx(name: str, backend: str) -> Iterator[None]:
         yield
 
 
-def config_of(case: Case) -> AttentionConfig:
+def config_of(case: Case, arch: str = "sm_100a") -> AttentionConfig:
     """What `attention` compiles for the case; not checked yet."""
-    return choose_config(arguments_of(case, "meta"))
+    return choose_config(arguments_of(case, "meta"), arch)
 
 
-def plan_of(case: Case) -> AttentionPlan:
+def plan_of(case: Case, arch: str = "sm_100a") -> AttentionPlan:
     """The checked plan of the config that `attention` chooses for the case."""
-    return make_plan(config_of(case))
+    return make_plan(config_of(case, arch), arch)
 
 
 def role_of_warp(case: Case) -> dict[int, str]:

@@ -77,8 +77,8 @@ def span(place: float | tuple[float, float] | None) -> str:
 
 def perform(options: argparse.Namespace) -> int:
     def subjects() -> list[Subject]:
-        config = config_of(case_of(options))
-        make_plan(config)
+        config = config_of(case_of(options), options.arch)
+        make_plan(config, options.arch)
         return [subject_of(config, options.arch)]
 
     return dump_all(options, subjects)

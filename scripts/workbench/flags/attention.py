@@ -11,9 +11,9 @@ from fmha.config import (
     OUT_DTYPES,
     PAGE_SIZES,
     SCHEDULES,
-    TILE_N,
     AttentionConfig,
 )
+from fmha.sm100.layout import TILE_N
 from kernelkit.limits import MAX_POSITION
 from workbench.flags import groups
 from workbench.flags.groups import add, switch
@@ -104,8 +104,9 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
     group.add_argument("--pack", help=words, **wish)
     switch(group, "pdl", "programmatic dependent launch")
-    words, default = "keys of a tile", AttentionConfig()
-    add(group, "tile-n", words, 0, shown="by window", choices=tuple(TILE_N), type=int)
+    default = AttentionConfig()
+    add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
+    add(group, "tile-n", "keys of a tile", 0, shown="by window", choices=tuple(TILE_N), type=int)
     words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
     add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
     for ring in ("k", "v"):

@@ -92,6 +92,7 @@ class Case:
             parts += [f"{name}{value:g}"] * bool(value)
         for name, value in (("k", self.k_stages), ("v", self.v_stages)):
             parts += [f"{name}stages{value}"] * bool(value)
+        parts += [f"rows{self.tile_m}"] * (self.tile_m != AttentionConfig.tile_m)
         parts += [f"tile{self.tile_n}"] * (self.tile_n != AttentionConfig.tile_n)
         parts += [f"poly{self.polynomial}"] * (self.polynomial != AttentionConfig.polynomial)
         parts += [f"lag{self.rescale_log2:g}"] * (self.rescale_log2 != LOG2_LAG)
@@ -112,7 +113,8 @@ class Case:
             self.causal or self.window[1] is not None, self.window[0] is not None,
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
-            self.page_size, self.rope_dim, self.pack_heads, self.tile_n, self.polynomial,
+            self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
+            self.polynomial,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
