@@ -23,16 +23,21 @@ MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
 
 @dataclass(frozen=True)
 class Shape:
-    """What suits a head dim. polynomial: of 16 pairs of exponentials those that leave the MUFU."""
+    """What suits a head dim.
+
+    polynomial: of 16 pairs of exponentials those that leave the MUFU; early: sixteenths of a tile
+    that are exponentiated before P V of the tile before is waited for.
+    """
 
     q_tiles: int
     tile_n: int
     schedule: str
     polynomial: int = 0
+    early: int = 8
 
 
 SHAPES = {
-    64: Shape(3, 128, "pingpong"),
+    64: Shape(3, 128, "pingpong", early=0),
     96: Shape(2, 128, "pingpong"),
     128: Shape(2, 128, "pingpong"),
     192: Shape(2, 112, "pingpong"),

@@ -166,11 +166,12 @@ class Math:
         the tile before is waited for in the middle: P is in its registers."""
         plan, scores = self.plan, tile.scores
         every = cute.size(scores)
-        middle = every // 2 // PIECE * PIECE
-        for begin, end in ((0, middle), (middle, every)):
-            # The branch in it keeps ptxas from moving the wait in front of the first half.
-            self.prepare(scope, lane, walk, step, scores, begin, end)
-            if cutlass.const_expr(begin > 0):
+        early = every * plan.layout.shape.early // 16 // PIECE * PIECE
+        for begin, end in ((0, early), (early, every)):
+            # The branch in it keeps ptxas from moving the wait in front of the first part.
+            if cutlass.const_expr(end > begin):
+                self.prepare(scope, lane, walk, step, scores, begin, end)
+            if cutlass.const_expr(end == every):
                 warpgroup.wait_group(0)
             exponentiate(plan, scores, tile.reference, scope.scalars.scale_log2, begin, end)
         round_weights(scores, tile.p)
