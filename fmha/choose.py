@@ -10,6 +10,7 @@ import torch
 from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import make_plan, tiles_of
+from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.attention import bounded
@@ -96,15 +97,24 @@ def _candidate(arguments: Arguments, plain: AttentionConfig, arch: str) -> Candi
 
 def _narrowed(arguments: Arguments, config: AttentionConfig, arch: str) -> AttentionConfig:
     """With as many keys in a tile as suit the window, if that saves enough."""
-    widths = tiles_of(config, arch).widths
-    if config.tile_n or not (config.left and config.right) or len(widths) == 1:
+    if config.tile_n or not (config.left and config.right):
         return config
     narrow = min(
-        (replace(config, tile_n=keys) for keys in widths),
-        key=lambda narrower: _tile_work(arguments, narrower, arch),
+        (config, *tiles_of(config, arch).variants()),
+        key=lambda narrower: _token_work(arguments, narrower, arch),
     )
-    gain = 1 - _tile_work(arguments, narrow, arch) / _tile_work(arguments, config, arch)
+    gain = 1 - _token_work(arguments, narrow, arch) / _token_work(arguments, config, arch)
     return narrow if gain > LEAST_GAIN else config
+
+
+def _token_work(arguments: Arguments, config: AttentionConfig, arch: str) -> float:
+    """Of the key tiles that a query block sees, for each token of it."""
+    return _tile_work(arguments, config, arch) / _tokens(tiles_of(config, arch))
+
+
+def _tokens(layout: Tiles) -> int:
+    """Of a block."""
+    return max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
 
 
 def _tile_work(arguments: Arguments, config: AttentionConfig, arch: str) -> int:
@@ -112,7 +122,7 @@ def _tile_work(arguments: Arguments, config: AttentionConfig, arch: str) -> int:
     if not (config.left and config.right):
         return 1
     layout = tiles_of(config, arch)
-    tokens = max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
+    tokens = _tokens(layout)
     window = bounded(arguments.window_left) + 1
     window += 0 if arguments.causal else bounded(arguments.window_right)
     return -(-(window + tokens - 1) // layout.tile_n) * (layout.tile_n + KEYS_OF_A_STEP)

@@ -4,6 +4,7 @@ code of every architecture ask. What an architecture adds stands in its `layout.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -22,10 +23,9 @@ class Tiles(ABC):
     def tile_n(self) -> int:
         """Keys of a tile."""
 
-    @property
     @abstractmethod
-    def widths(self) -> tuple[int, ...]:
-        """What `AttentionConfig.tile_n` may be."""
+    def variants(self) -> Iterator[AttentionConfig]:
+        """The config with other tiles, of which one may suit a window better."""
 
     @property
     @abstractmethod

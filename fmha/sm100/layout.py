@@ -14,9 +14,11 @@ rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fmha.config import AttentionConfig
 from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
@@ -76,10 +78,10 @@ class Layout(Tiles):
         chosen = EXP2_SHARE.get(config.head_dim, 0)
         return config.polynomial if config.polynomial >= 0 else chosen
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """What `AttentionConfig.tile_n` may be: of a pair each CTA has half of 128 keys."""
-        return tuple(TILE_N if self.ctas == 1 else TILE_N[-1:])
+    def variants(self) -> Iterator[AttentionConfig]:
+        """With all widths of a key tile; of a pair each CTA has half of 128 keys."""
+        if self.ctas == 1:
+            yield from (replace(self.config, tile_n=keys) for keys in TILE_N)
 
     @property
     def tile_n(self) -> int:
@@ -255,6 +257,8 @@ class Layout(Tiles):
         config = self.config
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
+        if config.tile_m:
+            raise NotImplementedError(f"tile_m {config.tile_m}: here the schedule says it, 0")
         if config.tile_n and config.tile_n not in TILE_N:
             raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):

@@ -26,7 +26,7 @@ from kernelkit.umma import shared
 
 @cute.jit
 def own_sinks(plan: Plan90, lane: Lane, tensors: object) -> tuple[Float32 | None, Float32 | None]:
-    """The sinks of the rows' heads, fetched long before they are used; None where there are none."""
+    """The sinks of the rows' heads, fetched long before they are used; None without."""
     if cutlass.const_expr(not plan.config.sinks):
         return None, None
     return tuple(tensors.tables.sinks[row.head] for row in lane.rows)
@@ -87,9 +87,7 @@ def store_o(
 
 
 @cute.jit
-def store_by_tma(
-    plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
-) -> None:
+def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
     """Through the tile's place in shared memory. The first warp of the warpgroup sends it away, and
     waits until that has been read where Q is to be loaded there."""
     layout, box = plan.layout, o_box(plan)
@@ -120,9 +118,7 @@ def store_by_tma(
 
 
 @cute.jit
-def store_pairs(
-    plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
-) -> None:
+def store_pairs(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
     """Each thread's pairs of columns, where the entry has the row."""
     batch = entry_of_q(plan, work)
     for half in cutlass.range_constexpr(2):
@@ -137,9 +133,7 @@ def store_pairs(
 
 
 @cute.jit
-def rotate_back(
-    plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Scope
-) -> None:
+def rotate_back(plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Scope) -> None:
     """The last rope_dim columns of O: pairs (x, y) of neighbours become
     (x cos + y sin, y cos - x sin), the angle being that of the row's position."""
     config, tables = plan.config, scope.tensors.tables

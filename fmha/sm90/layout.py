@@ -7,7 +7,8 @@ shared memory as panels: all rows, at most 128 bytes of each, swizzled inside ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fmha.config import AttentionConfig
@@ -18,6 +19,9 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 ROWS = 64  # M of wgmma
 WIDTHS = range(48, 193, 16)  # keys of a tile
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
+# Registers of a thread by warpgroups that compute: of theirs, and of those that load.
+REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
+OTHER_REGISTERS = 28  # that the loop needs beside S, P and O
 MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
 
 
@@ -53,11 +57,26 @@ class Layout(Tiles):
 
     @property
     def shape(self) -> Shape:
-        return SHAPES[self.config.head_dim]
+        """What suits the head dim."""
+        head_dim = self.config.head_dim
+        if head_dim not in SHAPES:
+            raise NotImplementedError(f"head_dim {head_dim} on Hopper: one of {tuple(SHAPES)}")
+        return SHAPES[head_dim]
 
     @property
     def widths(self) -> tuple[int, ...]:
-        return tuple(WIDTHS)
+        """Keys of a tile that registers hold: S and P of one, and O."""
+        free = REGISTERS[self.q_tiles][0] - OTHER_REGISTERS - self.config.v_dim // 2
+        return tuple(keys for keys in WIDTHS if keys * 3 // 4 <= free)
+
+    def variants(self) -> Iterator[AttentionConfig]:
+        """With all heights of a block and widths of a key tile that fit."""
+        for tile_m in (self.config.tile_m,) if self.config.tile_m else (2 * ROWS, 3 * ROWS):
+            tall = replace(self.config, tile_m=tile_m)
+            for keys in Layout(tall).widths:
+                wide = replace(tall, tile_n=keys)
+                if Layout(wide).least_bytes <= hw.SMEM_BYTES_PER_CTA:
+                    yield wide
 
     @property
     def tile_n(self) -> int:
@@ -74,7 +93,8 @@ class Layout(Tiles):
 
     @property
     def ordered(self) -> bool:
-        """Warpgroups issue their products in turn: the softmax of one runs under those of others."""
+        """Warpgroups issue their products in turn, and the softmax of one runs under those of
+        others."""
         return (self.config.schedule or self.shape.schedule) == "pingpong"
 
     @property
@@ -117,6 +137,11 @@ class Layout(Tiles):
         return self.rows * self.config.v_dim * self.config.io_bytes if self.o_in_smem else 0
 
     @property
+    def least_bytes(self) -> int:
+        """Of shared memory: with two tiles of K and of V, and O over Q."""
+        return hw.SMEM_BYTES_PER_CTA - self._free
+
+    @property
     def _free(self) -> int:
         """Bytes that are left beside two tiles of K and of V, or what is configured."""
         k, v = (self.config.k_stages or 2), (self.config.v_stages or 2)
@@ -153,5 +178,11 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
         config = self.config
-        if config.tile_n and config.tile_n not in WIDTHS:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(WIDTHS)}, 0 chooses")
+        if config.tile_m % ROWS or self.q_tiles not in REGISTERS:
+            heights = tuple(ROWS * teams for teams in REGISTERS)
+            raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
+        if self.tile_n not in self.widths:
+            raise NotImplementedError(
+                f"tile_n {self.tile_n} with {self.q_tiles * ROWS} query rows of head_dim "
+                f"{config.head_dim}: registers hold {self.widths}, 0 chooses"
+            )

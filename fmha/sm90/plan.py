@@ -10,7 +10,7 @@ from typing import Any
 
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
-from fmha.sm90.layout import Layout
+from fmha.sm90.layout import REGISTERS, Layout
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.warps import Role, RolePlan
@@ -20,9 +20,6 @@ TILE_BARRIER = 1  # and the next two: all of a warpgroup
 TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue products
 CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
 
-# Registers of a thread by warpgroups that compute: of theirs, and of those that load.
-REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
-
 
 @dataclass(frozen=True)
 class Plan90(AttentionPlan):
@@ -30,14 +27,11 @@ class Plan90(AttentionPlan):
 
     layout: Layout
 
-    def check(self) -> None:
-        self.layout.check()
-        super().check()
-
 
 def make_plan(config: AttentionConfig) -> Plan90:
     """The plan of `config`, checked."""
     config.check_values()
+    Layout(config).check()
     plan = plan_unchecked(config)
     plan.check()
     return plan
@@ -57,7 +51,7 @@ def _roles(layout: Layout) -> RolePlan:
     first = 4 * teams
     return RolePlan(
         (
-            Role("math", 0, first, "S = Q K^T, softmax, O += P V: a tile a warpgroup", computes, teams),
+            Role("math", 0, first, "S = Q K^T, softmax, O += P V", computes, teams),
             Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
             Role("load_v", first + 1, 1, "tiles of V by TMA", loads),
             Role("idle", first + 2, 2, "leaves its registers to those who compute", loads),

@@ -9,7 +9,7 @@ A TiledMma is built anew wherever it is used: passed through a loop it stops bei
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 

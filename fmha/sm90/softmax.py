@@ -54,9 +54,7 @@ def begin_row(reference: Reference) -> None:
 
 
 @cute.jit
-def mask(
-    plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int
-) -> None:
+def mask(plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int) -> None:
     """Of elements [begin, end), a multiple of 4 each, keys that a row does not see score -inf. key:
     with which the tile begins."""
     for half in cutlass.range_constexpr(2):
@@ -71,7 +69,7 @@ def mask(
 
 @cute.jit
 def seen(plan: Plan90, row: Row, first: Int32) -> Uint32:
-    """Which of a thread's 32 columns, whose first one is key `first`, a row sees: a bit for each."""
+    """Which of a thread's 32 columns from key `first` on a row sees: a bit for each."""
     bits = lowest_bits(columns_below(row.end - first))
     if cutlass.const_expr(plan.config.left):
         bits = bits & ~lowest_bits(columns_below(row.begin - first))

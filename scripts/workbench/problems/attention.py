@@ -276,22 +276,24 @@ def _nan_view(
     return whole[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
 
 
-def run(case: Case, policy: str | Options, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def run(
+    case: Case, policy: str | Options, seed: int = 0, arch: str = "sm_100a"
+) -> tuple[torch.Tensor, ...]:
     """(O, LSE), or (O_raw, LSE, row_max), of the kernel in the emulator, where nothing is found."""
-    results, reports = run_reported(case, policy, seed)
+    results, reports = run_reported(case, policy, seed, arch)
     for report in reports:
         assert not report.findings, render(report)
     return results
 
 
 def run_reported(
-    case: Case, policy: str | Options, seed: int = 0, **changes: Any
+    case: Case, policy: str | Options, seed: int = 0, arch: str = "sm_100a", **changes: Any
 ) -> tuple[tuple, list]:
-    """The results and the reports of the emulated launches. policy: or all the options; changes:
-    of attention's arguments."""
+    """The results and the reports of the emulated launches. policy: or all the options; arch: whose
+    kernel; changes: of attention's arguments."""
     if isinstance(policy, str):
         policy = Options(policy=policy, seed=seed, limit=PATIENCE)
-    with emulation(policy) as active:
+    with emulation(policy, arch=arch) as active:
         results = attention(*case.inputs(), **(case.arguments() | changes))
     return results, active.reports
 

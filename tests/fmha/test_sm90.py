@@ -1,0 +1,130 @@
+"""The Hopper kernel on the problems of the Blackwell kernel, and what is its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fmha.api import fields_of
+from fmha.arguments import Arguments
+from fmha.choose import choose_config
+from fmha.config import AttentionConfig
+from fmha.plan import make_plan
+from fmha.sm90 import kernel, math
+from fmha.sm90.layout import Layout
+from ptxemu import Options, PtxEmuError
+from tests.fmha.space import MATRIX, PLAIN, QUICK, SWEPT
+from tests.fmha.test_kernel import EXACT, MOVING, by_group
+from workbench.problems import attention as cases
+from workbench.problems.attention import PATIENCE, Case
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+ARCH = "sm_90a"
+WIDEST = 256  # head dim
+CHECKED = Options(policy="adversarial", seed=2, check=True, limit=PATIENCE)
+FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
+
+
+def of_hopper(chosen: tuple[Case, ...]) -> list:
+    return by_group(tuple(case for case in chosen if case.dims[0] <= WIDEST))
+
+
+def check(case: Case, *schedules: Options) -> None:
+    results = [cases.run(case, options, arch=ARCH) for options in schedules]
+    for report in cases.judge(case, results[0]):
+        assert report.ok, str(report)
+    for other in results[1:]:
+        assert cases.same_bits(results[0], other), "a schedule changes bits"
+
+
+@pytest.mark.parametrize("case", of_hopper(PLAIN))
+def test_shapes(case):
+    check(case, CHECKED, FRIENDLY)
+
+
+@pytest.mark.parametrize("case", of_hopper((*QUICK, *MOVING, *EXACT)))
+def test_every_value_of_every_factor(case):
+    check(case, CHECKED)
+
+
+@pytest.mark.parametrize("case", of_hopper(MATRIX + SWEPT))
+def test_every_pair_of_values(case):
+    check(case, CHECKED, FRIENDLY)
+
+
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+
+
+@pytest.mark.parametrize("config", [{"tile_m": 64}, {}, {"schedule": "base"}])
+def test_maxima_that_move_are_found(config):
+    check(dataclasses.replace(GROWING, **config), CHECKED, FRIENDLY)
+
+
+LARGE = dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16")
+LENGTHS = Case(100, 200, (1, 1), kv_lens=(150,))
+TRAPS = {
+    # The weights tell when what they refer to is too small; who does not ask overflows.
+    "asks": (LARGE, ("if any_of(lane, too_large(reference, sums)):", "if walk.tiles < 0:")),
+    "clears": (LENGTHS, ("self.clear_tail_rows(scope, walk, v_state)", "pass")),
+    "fences": (LENGTHS, ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")),
+    "waits for S": (GROWING, ("warpgroup.wait_group(1)", "pass")),
+    "waits for P V": (
+        GROWING,
+        ("if cutlass.const_expr(end == every):", "if cutlass.const_expr(end < 0):"),
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_kernel_without_its_cure_is_noticed(changed, trap):
+    case, replacement = TRAPS[trap]
+    changed(math, [kernel], "Math", replacement)
+    assert noticed(case)
+
+
+def noticed(case: Case) -> bool:
+    for options in (FRIENDLY, CHECKED):
+        try:
+            results, reports = cases.run_reported(case, options, arch=ARCH)
+        except PtxEmuError:
+            return True
+        if any(report.findings for report in reports):
+            return True
+        if not all(report.ok for report in cases.judge(case, results)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+def test_every_variant_is_a_plan(dims):
+    variants = [*Layout(AttentionConfig(*dims)).variants()]
+    assert {config.tile_n for config in variants} >= {64, 80}
+    for config in variants:
+        plan = make_plan(config, ARCH)
+        assert min(plan.layout.stages) >= 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"head_dim": 512}, "head_dim 512 on Hopper"),
+        ({"tile_m": 256}, "tile_m 256"),
+        ({"tile_m": 100}, "tile_m 100"),
+        ({"tile_n": 136}, "tile_n 136"),
+        ({"tile_m": 192, "tile_n": 144}, "tile_n 144 with 192 query rows"),
+    ],
+)
+def test_what_registers_cannot_hold_is_refused(config, words):
+    with pytest.raises(NotImplementedError, match=words):
+        make_plan(AttentionConfig(**config), ARCH)
+
+
+def test_windows_share_tiles_between_heads():
+    """gpt-oss: eight query heads of a KV head, each row of which sees 128 keys."""
+    q, k = (torch.empty(1, 8192, heads, 64, device="meta").bfloat16() for heads in (64, 8))
+    arguments = Arguments(**fields_of(q, k, k, {"causal": True, "window": (127, None)}))
+    config = choose_config(arguments, ARCH)
+    assert (config.group, config.tile_m, config.tile_n) == (8, 192, 80)
