@@ -43,6 +43,11 @@ class Tiles(ABC):
         return 1
 
     @property
+    def halves(self) -> int:
+        """CTAs that have parts of one query tile."""
+        return 1
+
+    @property
     def box_heads(self) -> int:
         """Query heads whose rows of one token follow each other in a tile: the group, or the most
         that divide it where it has more heads than a tile rows."""

@@ -30,6 +30,9 @@ SMEM_LIMIT = 232_448  # bytes a CTA may use on sm_100 (227 KiB)
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 POISON_BYTE = 0xFF
+WARP_LANES = 32
+REGISTER_FILE = 65_536  # of an SM
+MAX_REGISTERS = 256  # of a thread, as ptxas allots them
 MAX_NAMED_BARRIERS = 16
 
 
@@ -188,6 +191,7 @@ class Cta:
         and nothing comes of one that is not."""
         for group in self.warpgroups.values():
             group.require_whole()
+        self.check_register_pool()
         if not self.machine.options.strict:
             return
         for first in range(0, len(self.warps), 4):
@@ -198,6 +202,21 @@ class Cta:
             if len({tuple(counts) for counts in asked.values()}) > 1:
                 text = f"setmaxnreg differs within a warpgroup, last count by warp: {asked}"
                 self.machine.report(Finding("setmaxnreg", text, NOTE, rule="setmaxnreg"))
+
+    def check_register_pool(self) -> None:
+        """A warp that asks for registers waits until others have given them back, and all there are
+        is what the launch took: of the file an equal part for each thread, a multiple of eight. An
+        H200 waits for ever where the counts add up to more (notes/log.md, 2026-11-26)."""
+        counts = [warp.register_counts[-1] for warp in self.warps if warp.register_counts]
+        threads = len(self.warps) * WARP_LANES
+        at_launch = min(MAX_REGISTERS, REGISTER_FILE // threads // 8 * 8)
+        asked, taken = sum(counts) * WARP_LANES, at_launch * threads
+        if asked > taken:
+            text = (
+                f"setmaxnreg asks for {asked} registers in all; a launch of {threads} threads "
+                f"takes {taken} at most, {at_launch} for each, and who waits for more never ends"
+            )
+            self.machine.report(Finding("setmaxnreg", text, rule="setmaxnreg"))
 
     def reached_by(self, issuer: Cta | None) -> None:
         """Shared memory, barriers and tensor memory of a CTA end with it: what its peers issue has

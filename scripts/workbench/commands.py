@@ -107,7 +107,7 @@ STATIC = "The flags are those of run.py. Nothing is compiled: the plan is data."
 EXPLAIN = {
     "fmha": Command(
         "workbench.explain.fmha",
-        attention.add_case,
+        attention.add_static,
         "The plan of an attention case: roles, edges, and the maps of shared and tensor memory.\n\n"
         f"{STATIC} The figures of fmha/README.md are copies of this output.",
         "--head-dim 128 --causal",
@@ -157,7 +157,7 @@ def _dump(module: str, add: Add, what: str, example: str = "") -> Command:
 
 
 DUMP = {
-    "fmha": _dump("fmha", attention.add_dump, "an attention kernel", EXPLAIN["fmha"].example),
+    "fmha": _dump("fmha", attention.add_static, "an attention kernel", EXPLAIN["fmha"].example),
     "gqa": _dump("gqa", decode.add_dump, "a decode kernel", EXPLAIN["gqa"].example),
     "moe": _dump("moe", moe.add_dump, "a layer's grouped GEMM", EXPLAIN["moe"].example),
     **{

@@ -279,6 +279,20 @@ def test_two_ctas_that_store_what_differs_need_an_index_of_their_own():
     assert found.missing.startswith("an index or a bound that gives each CTA its own elements")
 
 
+@pytest.mark.parametrize(("given", "asked"), [(24, 240), (32, 240), (40, 232), (40, 240)])
+def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
+    """Of 384 threads 168 for each, 64,512 in all, and not all of the file."""
+    text = kernel(
+        "mov.u32 %r0, %tid.x; setp.ge.u32 %p0, %r0, 256; @%p0 bra GIVE;\n"
+        f"setmaxnreg.inc.sync.aligned.u32 {asked}; bra.uni DONE;\n"
+        f"GIVE: setmaxnreg.dec.sync.aligned.u32 {given};\nDONE:"
+    )
+    found = launch_kernel(text, block=(384,)).findings
+    wanted = (2 * asked + given) * 128
+    assert bool(found) == (wanted > 64_512)
+    assert all(f"asks for {wanted} registers in all" in finding.message for finding in found)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_fifth_warp_may_ask_for_registers_alone(strict: bool):
     """As in CUTLASS's GEMM for GeForce."""

@@ -70,10 +70,10 @@ def moved(options: dict[str, Any], device: str) -> dict[str, Any]:
     return {name: move(value) for name, value in options.items()}
 
 
-def check(case: Case) -> None:
+def check(case: Case, arch: str = "sm_100a") -> None:
     """Raise ValueError or NotImplementedError for a case that `attention` refuses."""
     arguments_of(case, "cpu").check()
-    plan_of(case)
+    plan_of(case, arch)
 
 
 def attend(
@@ -116,15 +116,15 @@ def plan_of(case: Case, arch: str = "sm_100a") -> AttentionPlan:
     return make_plan(config_of(case, arch), arch)
 
 
-def role_of_warp(case: Case) -> dict[int, str]:
+def role_of_warp(case: Case, arch: str = "sm_100a") -> dict[int, str]:
     """Warp index -> name of its role, in the order of the plan."""
-    return warps_of(plan_of(case).roles)
+    return warps_of(plan_of(case, arch).roles)
 
 
-def instructions_by_role(case: Case, launches: list[LaunchReport]) -> dict[str, int]:
+def instructions_by_role(case: Case, arch: str, launches: list[LaunchReport]) -> dict[str, int]:
     """Warp-instructions of all launches per role; empty where nothing was emulated."""
     counts: dict[str, int] = {}
-    for warp, role in role_of_warp(case).items() if launches else ():
+    for warp, role in role_of_warp(case, arch).items() if launches else ():
         executed = sum(launch.by_warp.get(warp, Counter()).total() for launch in launches)
         counts[role] = counts.get(role, 0) + executed
     return counts

@@ -10,19 +10,22 @@ from fmha.arguments import Arguments
 from fmha.choose import choose_config, heads_of_section, longest_queries
 from fmha.plan import AttentionPlan, make_plan
 from kernelkit import hw
+from kernelkit.arch import written_for
 from workbench.cases.attention import arguments_of, case_of
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural, print_plan
 
+GPUS = {"sm_100a": "a B200", "sm_90a": "an H100"}
 
-def explain(arguments: Arguments) -> Iterator[str]:
+
+def explain(arguments: Arguments, arch: str = "sm_100a") -> Iterator[str]:
     """The whole plan of a call, line by line."""
-    plan = make_plan(choose_config(arguments))
+    plan = make_plan(choose_config(arguments, arch), arch)
     yield f"fmha forward: {describe(plan.config)}"
-    yield from lines_of((query_blocks(arguments, plan), *parts_of(plan)))
+    yield from lines_of((query_blocks(arguments, plan, arch), *parts_of(plan)))
 
 
-def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
+def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Section:
     """What a CTA or a pair computes at a time, and in which order all of them take turns."""
     layout, config = plan.layout, plan.config
     heads = arguments.batch * arguments.q_heads // config.group
@@ -31,7 +34,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
     return "Query blocks", [
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
-        ("launched", _launched(of_head * heads, layout.ctas)),
+        ("launched", _launched(of_head * heads, layout.ctas, arch)),
         ("order", _order(heads_of_section(arguments, config))),
         ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
     ]
@@ -40,19 +43,19 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan) -> Section:
 def _rows(plan: AttentionPlan) -> str:
     layout = plan.layout
     if plan.config.group == 1:
-        return f"{layout.mma_rows // (plan.layout.ctas // plan.layout.halves)} queries"
+        return f"{layout.rows * layout.halves} queries"
     tokens, heads = plural(layout.box_tokens, "token"), plural(layout.box_heads, "head")
     return f"{tokens} x {heads} that share them"
 
 
-def _launched(blocks: int, ctas: int) -> str:
-    """On a B200, all of whose SMs are free."""
-    at_once = hw.SMS // ctas
+def _launched(blocks: int, ctas: int, arch: str) -> str:
+    """On a GPU all of whose SMs are free."""
+    at_once = hw.SMS_OF[written_for(arch)] // ctas
     places = min(at_once, blocks)
     least, more = divmod(blocks, max(places, 1))
     who = plural(places, "CTA") if ctas == 1 else f"{plural(places, 'pair')} of CTAs"
     each = f"{least} or {plural(least + 1, 'block')}" if more else plural(least, "block")
-    return f"{who} of {at_once} that a B200 runs at once; {each} each"
+    return f"{who} of {at_once} that {GPUS[written_for(arch)]} runs at once; {each} each"
 
 
 def _order(section: int) -> str:
@@ -62,4 +65,4 @@ def _order(section: int) -> str:
 
 
 def perform(options: argparse.Namespace) -> int:
-    return print_plan(lambda: explain(arguments_of(case_of(options), "meta")))
+    return print_plan(lambda: explain(arguments_of(case_of(options), "meta"), options.arch))

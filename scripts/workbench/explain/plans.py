@@ -33,9 +33,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def parts_of(plan: Any, roles_: RolePlan | None = None) -> tuple[Section, ...]:
-    """Roles, edges and both memories; roles_: where the plan does not hold them."""
+    """Roles, edges, and the memories that there are; roles_: where the plan does not hold them."""
     of_warps = roles(roles_ or plan.roles), edges(plan.edges)
-    return *of_warps, shared_memory(plan.smem), tensor_memory(plan.tmem)
+    tmem = getattr(plan, "tmem", None)
+    return *of_warps, shared_memory(plan.smem), *([tensor_memory(tmem)] if tmem else [])
 
 
 def lines_of(sections: Iterable[Section]) -> Iterator[str]:

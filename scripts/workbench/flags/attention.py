@@ -13,14 +13,14 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
-from fmha.sm100.layout import TILE_N
+from fmha.launch import ARCHS
+from kernelkit.arch import ARCHITECTURES
 from kernelkit.limits import MAX_POSITION
 from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
 PACKED = ("q", "k", "qk")
 SHAPE = "B,Sq,Skv,Hq,Hkv"
-ARCHS = ("sm_100a",)
 # Sizes by command: what asks for a config alone, a picture, a rate.
 PLAIN = {"batch": 1, "q_len": 128, "kv_len": 128, "q_heads": 1, "kv_heads": 1}
 DEMO = {"batch": 2, "q_len": 200, "kv_len": 333, "q_heads": 4, "kv_heads": 2}
@@ -106,7 +106,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     switch(group, "pdl", "programmatic dependent launch")
     default = AttentionConfig()
     add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
-    add(group, "tile-n", "keys of a tile", 0, shown="by window", choices=tuple(TILE_N), type=int)
+    add(group, "tile-n", "keys of a tile", 0, shown="by window")
     words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
     add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
     for ring in ("k", "v"):
@@ -127,7 +127,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     switch(group, "line-info", "compile with source lines, for profilers")
 
 
-def add_dump(parser: argparse.ArgumentParser) -> None:
-    """Flags of `dump.py fmha`."""
+def add_static(parser: argparse.ArgumentParser) -> None:
+    """Flags of `explain.py fmha` and `dump.py fmha`."""
     add_case(parser)
-    add(parser, "arch", "what to compile for", ARCHS[0], type=str, metavar="ARCH")
+    add(parser, "arch", "whose kernel", ARCHS[0], choices=ARCHITECTURES)

@@ -11,12 +11,13 @@ import torch
 from rich.console import Console
 from rich.progress import TaskID
 
+from fmha.launch import ARCHS
 from ptxemu.host.command_line import checking
 from workbench import tables
 from workbench.accuracy import ERRORS, LIMIT, coarser, errors_of
 from workbench.cases.attention import attend, case_of, check, config_of, instructions_by_role
 from workbench.common import describe, finish, progress_bar, refuse
-from workbench.flags.attention import ARCHS, DEMO
+from workbench.flags.attention import DEMO
 from workbench.place import Place, choose_place
 from workbench.problems.attention import DTYPES, Case, references
 
@@ -52,11 +53,11 @@ def measure(
     errors = judge(case, actual, options.tolerance)
     return {
         "case": " ".join(case.words()),
-        "config": describe(config_of(case)),
+        "config": describe(config_of(case, place.arch)),
         "backend": place.backend,
         **errors,
         "seconds": seconds,
-        "roles": instructions_by_role(case, launches),
+        "roles": instructions_by_role(case, place.arch, launches),
         "ok": errors["of_limit"] <= 1.0,
     }
 
@@ -89,7 +90,7 @@ def run_all(
     return rows
 
 
-def chosen(options: argparse.Namespace) -> list[Case]:
+def chosen(options: argparse.Namespace, arch: str) -> list[Case]:
     """The cases that the flags spell; none spelt means the demonstration. Raises what `attention`
     raises of one of them."""
     cases = [case_of(options, shape) for shape in options.shape or [()]]
@@ -97,7 +98,7 @@ def chosen(options: argparse.Namespace) -> list[Case]:
     if cases == [Case(sq, skv, tuple(heads), batch)] and not options.shape:
         cases = list(DEMONSTRATION)
     for case in cases:
-        check(case)
+        check(case, arch)
     return cases
 
 
@@ -105,7 +106,8 @@ def perform(options: argparse.Namespace) -> int:
     if options.line_info:
         os.environ["CUTE_DSL_LINEINFO"] = "1"  # read when the DSL is imported, at the first compile
     try:
-        cases, place = chosen(options), choose_place(options, ARCHS)
+        place = choose_place(options, ARCHS)
+        cases = chosen(options, place.arch)
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
     console = Console()
