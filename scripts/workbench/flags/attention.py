@@ -13,7 +13,6 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
-from fmha.launch import ARCHS
 from kernelkit.arch import ARCHITECTURES
 from kernelkit.limits import MAX_POSITION
 from workbench.flags import groups
@@ -120,7 +119,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py fmha`."""
     add_case(parser, DEMO)
-    group = groups.add_run(parser, ARCHS)
+    group = groups.add_run(parser)
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
     add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
     groups.add_tolerance(group)
@@ -130,4 +129,4 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_static(parser: argparse.ArgumentParser) -> None:
     """Flags of `explain.py fmha` and `dump.py fmha`."""
     add_case(parser)
-    add(parser, "arch", "whose kernel", ARCHS[0], choices=ARCHITECTURES)
+    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=ARCHITECTURES)
