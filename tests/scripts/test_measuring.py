@@ -14,7 +14,7 @@ import torch
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha import AttentionConfig
-from fmha.launch import compile_attention
+from fmha.launch import ARCHS, compile_attention
 from workbench.bench.fmha import Problem
 from workbench.commands import RUN
 from workbench.house.source import ROOT
@@ -28,7 +28,7 @@ def test_bench_fmha_writes_static_figures(written, tmp_path, whole_ptxas):
     flags = "--head-dim 64 --mask causal --shape 1,8,8,1,1 --plot"
     out, document = written(f"bench.py fmha {flags}", picture)
     assert document["setting"]["versions"]["torch"] == torch.__version__
-    reason = why_not_here()
+    reason = why_not_here(ARCHS)
     assert reason is None or f"fmha is not timed: {reason}" in out
     if not tools_found():
         assert HOW_TO_GET_TOOLS in out

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha import AttentionConfig, attention
 from fmha.config import HEAD_DIMS
+from fmha.launch import ARCHS
 from fmha.plan import make_plan
 from workbench.common import describe, progress_bar, write_json
 from workbench.dump.fmha import span, subject_of
@@ -110,7 +111,7 @@ def contenders(problem: Problem) -> Iterator[tuple[str, Callable]]:
     """Name and call of torch's kernels and, where it runs, of ours; a call takes q, k and v."""
     for name, backend in TORCH.items():
         yield name, partial(torch_attention, problem, backend)
-    if why_not_here() is None:
+    if why_not_here(ARCHS) is None:
         yield "fmha", partial(attention, causal=problem.causal, backend="cuda")
 
 
@@ -256,8 +257,8 @@ def perform(options: argparse.Namespace) -> int:
                 document["timing"] += time_problem(problem)
         document["after"] = setting().get("gpu")
         show(*table("", TIMES, document["timing"]))
-    if options.timing and why_not_here():
-        console.print(f"fmha is not timed: {why_not_here()}")
+    if options.timing and why_not_here(ARCHS):
+        console.print(f"fmha is not timed: {why_not_here(ARCHS)}")
     if options.json:
         write_json(options.json, document)
     if options.plot:
