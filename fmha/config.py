@@ -43,7 +43,8 @@ class AttentionConfig:
     tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
-        softmax runs under the other's products; '' is 'base' (`attention` chooses).
+        softmax runs under the other's products; '' is 'base' (`attention` chooses). On
+        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim.
     polynomial*: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
         MUFU to the others; -1 chooses.
     rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
