@@ -8,6 +8,7 @@ order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -51,5 +52,6 @@ def tiles_of(config: AttentionConfig, arch: str = "sm_100a") -> Tiles:
     return _module(arch).Layout(config)
 
 
+@cache
 def _module(arch: str) -> Any:
     return import_module(f"fmha.{written_for(arch).rstrip('a').replace('_', '')}.plan")

@@ -11,6 +11,8 @@ from math import gcd
 from fmha.config import AttentionConfig
 from kernelkit import hw
 
+DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
+
 
 @dataclass(frozen=True)
 class Tiles(ABC):
@@ -94,6 +96,20 @@ class Tiles(ABC):
     @abstractmethod
     def stages(self) -> tuple[int, int]:
         """(pieces in the K ring, pieces in the V ring)."""
+
+    def grown(self, k: int, v: int, free: int) -> tuple[int, int]:
+        """Rings of k and v pieces, deeper by what fits into `free` bytes, but for one whose depth
+        is configured: the one that is the shallower in tiles grows first."""
+        config = self.config
+        while not (config.k_stages and config.v_stages):
+            k_depth, v_depth = k / self.k_pieces, v / self.v_pieces
+            grow_k = not config.k_stages and (config.v_stages > 0 or k_depth <= v_depth)
+            needed, depth = (self.k_bytes, k_depth) if grow_k else (self.v_bytes, v_depth)
+            if needed > free or depth >= DEPTH:
+                break
+            free -= needed
+            k, v = (k + 1, v) if grow_k else (k, v + 1)
+        return k, v
 
     @property
     @abstractmethod

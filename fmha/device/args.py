@@ -131,6 +131,17 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A query row."""
+
+    token: Int32  # query of the entry; rows at and beyond q_length exist only on chip
+    head: Int32  # query head
+    begin: Int32  # the row sees keys [begin, end), and those of [0, sink_end) below end
+    end: Int32
+    sink_end: Int32
+
+
+@dataclass(frozen=True)
 class Buffers:
     """On-chip memory of the CTA: pointers to the buffers of the plan, None for those that it does
     without."""

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fmha.device.args import Globals, Scalars, Walk, Work
+from fmha.device.args import Globals, Row, Scalars, Tables, Walk, Work
 from fmha.device.order import block_of
 from fmha.plan import AttentionPlan
 
@@ -143,6 +143,33 @@ def row_end(work: Work, token: Int32, scalars: Scalars) -> Int32:
 def row_begin(work: Work, token: Int32, scalars: Scalars) -> Int32:
     """First key that query `token` sees, where its left edge moves with it."""
     return cutlass.max(work.offset + token - scalars.window_left, 0)
+
+
+@cute.jit
+def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row: Int32) -> Row:
+    """Row `row` of query tile `q_tile` of this CTA, and which keys it sees."""
+    config = plan.config
+    tile, heads = own_tile(plan, work, q_tile), plan.layout.box_heads
+    token = first_token(plan, tile) + row // heads
+    head = work.head * config.group + first_head(plan, tile) + row % heads
+    if cutlass.const_expr(plan.layout.q_rows < plan.layout.rows):
+        if row >= plan.layout.q_rows:
+            token, head = work.q_length, work.head * config.group
+    begin, end, sink_end = Int32(0), work.full_end, Int32(0)
+    if cutlass.const_expr(config.right):
+        end = row_end(work, token, scalars)
+    if cutlass.const_expr(config.left):
+        begin = row_begin(work, token, scalars)
+    if cutlass.const_expr(config.sink_tokens):
+        sink_end = cutlass.min(scalars.sink_tokens, end)
+    return Row(token, head, begin, end, sink_end)
+
+
+@cute.jit
+def angle_row(work: Work, token: Int32, tables: Tables) -> Int32:
+    """Row of the rope tables for query `token`; positions beyond them are clamped."""
+    position = cutlass.min(work.offset + token, cute.size(tables.cos, mode=[0]) - 1)
+    return cutlass.max(position, 0)
 
 
 @cute.jit

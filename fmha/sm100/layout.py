@@ -28,7 +28,6 @@ TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
 CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
 MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
-DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 STATISTICS = 2  # numbers that softmax warps pass to the correction: acc_scale; row_sum, row_max
 HALVES_SLOTS = 3  # halves of a row meet once per tile, in two slots in turn, and at the end
 OUT_STAGES = 2  # panels of O at most that wait for the store: one is written while one leaves
@@ -200,21 +199,9 @@ class Layout(Tiles):
     def stages(self) -> tuple[int, int]:
         """(pieces in the K ring, pieces in the V ring): as configured, else as many as fit.
 
-        The ring that is the shallower in tiles grows first. The whole first V tile has to fit: its
-        rows past a length are zeroed together.
+        The whole first V tile has to fit: its rows past a length are zeroed together.
         """
-        config = self.config
-        k, v = self._least_stages
-        free = self._free - self.out_stages * self.out_bytes
-        while not (config.k_stages and config.v_stages):
-            k_depth, v_depth = k / self.k_pieces, v / self.v_pieces
-            grow_k = not config.k_stages and (config.v_stages > 0 or k_depth <= v_depth)
-            needed, depth = (self.k_bytes, k_depth) if grow_k else (self.v_bytes, v_depth)
-            if needed > free or depth >= DEPTH:
-                break
-            free -= needed
-            k, v = (k + 1, v) if grow_k else (k, v + 1)
-        return k, v
+        return self.grown(*self._least_stages, self._free - self.out_stages * self.out_bytes)
 
     def smem(self, barrier_bytes: int) -> SmemPlan:
         """Shared memory of one CTA, in the order of allocation."""

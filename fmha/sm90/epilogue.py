@@ -6,17 +6,18 @@ what is not of this tile, or O is fp32, each thread stores its pairs of columns.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
 from fmha.device.types import OUT_TYPES
-from fmha.device.walk import box_row, entry_of_q, own_tile, stored_by_tma
+from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile, stored_by_tma
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels
-from fmha.sm90.rows import Lane, Row
+from fmha.sm90.rows import Lane
+from fmha.sm90.softmax import rescale
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
 from kernelkit.log2 import LN_2
@@ -72,8 +73,7 @@ def store_o(
     """O of the query tile to global memory, normalised, turned back and rounded as the config
     says."""
     if cutlass.const_expr(plan.config.normalize):
-        for number in cutlass.range_constexpr(cute.size(o)):
-            o[number] = o[number] * factors[number // 2 % 2]
+        rescale(o, factors)
     if cutlass.const_expr(plan.config.rope_dim > 0):
         rotate_back(plan, work, lane, o, scope)
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
@@ -139,7 +139,7 @@ def rotate_back(plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Sco
     config, tables = plan.config, scope.tensors.tables
     begin = config.v_dim - config.rope_dim
     for half in cutlass.range_constexpr(2):
-        position = angle_row(work, lane.rows[half], tables)
+        position = angle_row(work, lane.rows[half].token, tables)
         for block in cutlass.range_constexpr(begin // 8, config.v_dim // 8):
             dim = 8 * block + lane.column - begin
             if dim >= 0:
@@ -148,10 +148,3 @@ def rotate_back(plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Sco
                 x, y = o[place], o[place + 1]
                 o[place] = x * cos + y * sin
                 o[place + 1] = y * cos - x * sin
-
-
-@cute.jit
-def angle_row(work: Work, row: Row, tables: object) -> Int32:
-    """Row of the rope tables, where positions beyond them are clamped."""
-    position = cutlass.min(work.offset + row.token, cute.size(tables.cos, mode=[0]) - 1)
-    return cutlass.max(position, 0)

@@ -18,7 +18,6 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
 WIDTHS = range(48, 193, 16)  # keys of a tile
-DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
 OTHER_REGISTERS = 28  # that the loop needs beside S, P and O
@@ -52,8 +51,6 @@ SHAPES = {
 @dataclass(frozen=True)
 class Layout(Tiles):
     """Sizes and places of one config."""
-
-    config: AttentionConfig
 
     @property
     def shape(self) -> Shape:
@@ -142,25 +139,21 @@ class Layout(Tiles):
         return hw.SMEM_BYTES_PER_CTA - self._free
 
     @property
+    def _least_stages(self) -> tuple[int, int]:
+        return self.config.k_stages or 2, self.config.v_stages or 2
+
+    @property
     def _free(self) -> int:
         """Bytes that are left beside two tiles of K and of V, or what is configured."""
-        k, v = (self.config.k_stages or 2), (self.config.v_stages or 2)
+        k, v = self._least_stages
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * self.q_bytes
         return free - k * self.k_bytes - v * self.v_bytes
 
     @cached_property
     def stages(self) -> tuple[int, int]:
         """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
-        k, v = (self.config.k_stages or 2), (self.config.v_stages or 2)
         free = self._free - (0 if self.o_over_q else self.q_tiles * self.o_bytes)
-        while not (self.config.k_stages and self.config.v_stages):
-            grow_k = not self.config.k_stages and (self.config.v_stages > 0 or k <= v)
-            needed, depth = (self.k_bytes, k) if grow_k else (self.v_bytes, v)
-            if needed > free or depth >= DEPTH:
-                break
-            free -= needed
-            k, v = (k + 1, v) if grow_k else (k, v + 1)
-        return k, v
+        return self.grown(*self._least_stages, free)
 
     def smem(self, barrier_bytes: int) -> SmemPlan:
         """Shared memory of a CTA, in the order of allocation."""

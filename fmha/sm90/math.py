@@ -155,7 +155,7 @@ class Math:
         rescale(tile.o, factors)
         every = cute.size(tile.scores)
         exponentiate(plan, tile.scores, tile.reference, scalars.scale_log2, 0, every)
-        round_weights(tile.scores, tile.p)
+        round_weights(plan, tile.scores, tile.p)
         return tile_sums(tile.scores)
 
     @cute.jit
@@ -174,7 +174,7 @@ class Math:
             if cutlass.const_expr(end == every):
                 warpgroup.wait_group(0)
             exponentiate(plan, scores, tile.reference, scope.scalars.scale_log2, begin, end)
-        round_weights(scores, tile.p)
+        round_weights(plan, scores, tile.p)
         return tile_sums(scores)
 
     @cute.jit

@@ -16,9 +16,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.config import EXP2_PAIRS
-from fmha.device.args import Scalars
+from fmha.device.args import Row, Scalars
 from fmha.sm90.plan import Plan90
-from fmha.sm90.rows import Lane, Row
+from fmha.sm90.rows import Lane
 from kernelkit.online_softmax import (
     EXP2_COEFFICIENTS,
     LEAST_EXPONENT,
@@ -27,6 +27,7 @@ from kernelkit.online_softmax import (
     lowest_bits,
     raised,
 )
+from kernelkit.warp_mma import pack
 
 CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
 PIECE = 8  # that are rounded at a time
@@ -175,6 +176,7 @@ def too_large(reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
 
 @cute.jit
 def take_up(reference: Reference, sums: tuple[Float32, Float32]) -> None:
+    """Add the sums of a tile's weights to those of the rows."""
     for half in cutlass.range_constexpr(2):
         reference.row_sum[half] = reference.row_sum[half] + sums[half]
 
@@ -191,22 +193,18 @@ def over_lanes(row_sum: cute.Tensor) -> None:
 
 @cute.jit
 def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
+    """Multiply the two rows of O."""
     for number in cutlass.range_constexpr(cute.size(o)):
         o[number] = o[number] * factors[number // 2 % 2]
 
 
 @cute.jit
-def round_weights(scores: cute.Tensor, p: cute.Tensor) -> None:
+def round_weights(plan: Plan90, scores: cute.Tensor, p: cute.Tensor) -> None:
     """Weights as the A operand of the next product: the same elements in the same order.
 
-    Spelled out, since LLVM moves conversions to where P is used, and there no exponentials are left
+    By `pack`, since LLVM moves conversions to where P is used, and there no exponentials are left
     to run beside them.
     """
     words = cute.recast_tensor(p, Uint32)
-    name = "bf16" if cutlass.const_expr(p.element_type is cutlass.BFloat16) else "f16"
     for number in cutlass.range_constexpr(cute.size(words)):
-        words[number] = cute.arch.inline_ptx(
-            f"cvt.rn.{name}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
-            write_only_types=[Uint32],
-            read_only_args=[scores[2 * number], scores[2 * number + 1]],
-        )
+        words[number] = pack(scores[2 * number], scores[2 * number + 1], plan.config.dtype)

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from fmha.device.args import Tables, Work
+from fmha.device.walk import angle_row
 from fmha.sm100.args import Row
 from fmha.sm100.plan import Plan
 
@@ -34,8 +35,7 @@ def rotate_back(
     config = plan.config
     rope_begin = config.v_dim - config.rope_dim
     pairs = gcd(VECTOR, config.rope_dim // 2)
-    position = cutlass.min(work.offset + row.token, cute.size(tables.cos, mode=[0]) - 1)
-    position = cutlass.max(position, 0)
+    position = angle_row(work, row.token, tables)
     for start in cutlass.range_constexpr(0, cute.size(values), 2 * pairs):
         dim = first + start - rope_begin
         last_dim = dim + (plan.layout.halves - 1) * plan.layout.o_columns

@@ -10,7 +10,7 @@ from cutlass import Float32, Int32
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scalars, Work
-from fmha.device.walk import first_head, first_token, own_tile, row_begin, row_end
+from fmha.device.walk import row_of
 from fmha.sm100.args import Lane, Row
 from fmha.sm100.layout import STATISTICS
 from fmha.sm100.plan import HALVES_BARRIER, Plan
@@ -20,24 +20,12 @@ from kernelkit import hw
 @cute.jit
 def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> Row:
     """This thread's row of query tile `q_tile`, and which keys it sees."""
-    config, rows = plan.config, plan.layout.rows
+    rows = plan.layout.rows
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % hw.TMEM_LANES
     row, half = lane % rows, lane // rows
-    tile, heads = own_tile(plan, work, q_tile), plan.layout.box_heads
-    token = first_token(plan, tile) + row // heads
-    head = work.head * config.group + first_head(plan, tile) + row % heads
-    if cutlass.const_expr(plan.layout.q_rows < rows):
-        if row >= plan.layout.q_rows:
-            token, head = work.q_length, work.head * config.group
-    begin, end, sink_end = Int32(0), work.full_end, Int32(0)
-    if cutlass.const_expr(config.right):
-        end = row_end(work, token, scalars)
-    if cutlass.const_expr(config.left):
-        begin = row_begin(work, token, scalars)
-    if cutlass.const_expr(config.sink_tokens):
-        sink_end = cutlass.min(scalars.sink_tokens, end)
-    return Row(lane, row, half, q_tile, token, head, begin, end, sink_end)
+    of = row_of(plan, work, scalars, q_tile, row)
+    return Row(lane, row, half, q_tile, of.token, of.head, of.begin, of.end, of.sink_end)
 
 
 @cute.jit
