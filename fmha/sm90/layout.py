@@ -29,7 +29,9 @@ class Shape:
     """What suits a head dim.
 
     polynomial: of 16 pairs of exponentials those that leave the MUFU; early: sixteenths of a tile
-    that are exponentiated before P V of the tile before is waited for.
+    that are exponentiated before P V of the tile before is waited for. pairs: whether CTAs that
+    share what they fetch are faster, without a right edge and with one: they cost some cycles, and
+    spare the power that moving K and V twice takes.
     """
 
     q_tiles: int
@@ -37,14 +39,15 @@ class Shape:
     schedule: str
     polynomial: int = 0
     early: int = 8
+    pairs: tuple[bool, bool] = (False, False)
 
 
 SHAPES = {
-    64: Shape(3, 128, "pingpong", early=0),
+    64: Shape(3, 128, "pingpong", early=0, pairs=(False, True)),
     96: Shape(2, 128, "pingpong"),
     128: Shape(2, 128, "pingpong"),
-    192: Shape(2, 112, "pingpong"),
-    256: Shape(2, 80, "base"),
+    192: Shape(2, 112, "pingpong", pairs=(True, True)),
+    256: Shape(2, 80, "base", pairs=(True, True)),
 }
 
 
@@ -75,6 +78,12 @@ class Layout(Tiles):
                 if Layout(wide).least_bytes <= hw.SMEM_BYTES_PER_CTA:
                     yield wide
 
+    def larger(self) -> AttentionConfig | None:
+        config = self.config
+        pays = self.shape.pairs[config.right] and not config.left and config.group == 1
+        pays = pays and not config.varlen_q and not config.page_size
+        return replace(config, ctas=2) if pays and not config.ctas else None
+
     @property
     def tile_n(self) -> int:
         return self.config.tile_n or self.shape.tile_n
@@ -87,6 +96,14 @@ class Layout(Tiles):
     def q_tiles(self) -> int:
         """Warpgroups that compute, each its own query tile."""
         return self.config.tile_m // ROWS or self.shape.q_tiles
+
+    @property
+    def ctas(self) -> int:
+        return self.config.ctas or 1
+
+    @property
+    def multicast(self) -> bool:
+        return self.ctas > 1
 
     @property
     def ordered(self) -> bool:
@@ -171,6 +188,8 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
         config = self.config
+        if config.ctas not in (0, 1, 2):
+            raise NotImplementedError(f"ctas {config.ctas}: 1 or 2, 0 chooses")
         if config.tile_m % ROWS or self.q_tiles not in REGISTERS:
             heights = tuple(ROWS * teams for teams in REGISTERS)
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")

@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import warpgroup
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
 from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, locate, plan_walk
+from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
 from fmha.sm90.barriers import any_of
 from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
@@ -94,15 +94,26 @@ class Math:
             begin_row(reference)
             o.fill(0.0)
             if walk.tiles > 0:
+                if cutlass.const_expr(plan.config.ragged_keys):
+                    self.clear_tail_rows(scope, walk, v_state)
+                hidden = hidden_steps(plan, work, walk, scope.scalars, team)
+                for _ in cutlass.range(hidden, unroll=1):
+                    # A release of what is not there yet would count for the round before.
+                    pipes.k.wait(k_state)
+                    pipes.k.release(k_state.index)
+                    k_state.advance()
+                    self.wait_turn(team)
+                    self.pass_turn(team)
+                    pipes.v.wait(v_state)
+                    pipes.v.release(v_state.index)
+                    v_state.advance()
                 pipes.q.wait(q_state, team)
                 pipes.k.wait(k_state)
-                sums = self.begin_anew(scope, lane, walk, Int32(0), tile, k_state.index)
+                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
                 take_up(reference, sums)
                 pipes.k.release(k_state.index)
                 k_state.advance()
-                if cutlass.const_expr(plan.config.ragged_keys):
-                    self.clear_tail_rows(scope, walk, v_state)
-                for step in cutlass.range(1, walk.tiles, unroll=1):
+                for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
                     issue_qk(plan, scores, q, k[None, None, None, k_state.index])

@@ -41,7 +41,7 @@ def plan_unchecked(config: AttentionConfig) -> Plan90:
     """The same without a check."""
     layout = Layout(config)
     roles = _roles(layout)
-    edges = EdgePlan(roles, _edges(layout))
+    edges = EdgePlan(roles, _edges(layout), layout.ctas)
     return Plan90(config, layout, roles, edges, layout.smem(edges.barrier_bytes))
 
 
@@ -67,7 +67,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
         Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
              tx_bytes=layout.q_box_bytes, **ring),
         Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
-             every_team=True, **ring),
+             every_team=True, multicast=layout.multicast, **ring),
         Edge("v", "load_v", "math", v_stages, payload="V tile", tx_bytes=layout.v_bytes,
-             every_team=True, **ring),
+             every_team=True, multicast=layout.multicast, **ring),
     )  # fmt: skip

@@ -63,6 +63,33 @@ def test_maxima_that_move_are_found(config):
     check(dataclasses.replace(GROWING, **config), CHECKED, FRIENDLY)
 
 
+PAIRED = (
+    Case(600, 700, (2, 1), causal=True, pack_heads=False),
+    Case(150, 300, (1, 1), 2, dims=(256, 256), k_lens=(290, 130), normalize=False),
+    Case(
+        0, 300, (1, 1), q_lens=(130, 0, 300), batch=3, dims=(128, 128), page_size=16, kv_lens=(160, 5, 300),
+        causal=True,
+    ),
+    Case(200, 400, (4, 1), dims=(192, 128), window=(90, 20), sink_tokens=8, pack_heads=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PAIRED)
+def test_ctas_share_what_they_fetch(case):
+    check(dataclasses.replace(case, ctas=2), CHECKED, FRIENDLY)
+
+
+def test_a_pair_fetches_each_key_once():
+    """Blocks of one CTA, half as tall, fetch each key twice as often."""
+    fetched, q_bytes = [], 2 * 2 * 512 * 64
+    for ctas in (1, 2):
+        case = Case(512, 640, (2, 2), dims=(64, 64), ctas=ctas, tile_m=128)
+        _, reports = cases.run_reported(case, Options(limit=PATIENCE), arch=ARCH)
+        ((report,),) = (report.launches for report in reports)
+        fetched.append(report.bytes["tma.load"] - q_bytes)
+    assert fetched[0] == 2 * fetched[1]
+
+
 LARGE = dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16")
 LENGTHS = Case(100, 200, (1, 1), kv_lens=(150,))
 TRAPS = {

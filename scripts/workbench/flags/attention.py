@@ -106,6 +106,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     default = AttentionConfig()
     add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
     add(group, "tile-n", "keys of a tile", 0, shown="by window")
+    add(group, "ctas", "CTAs that share the keys which they fetch, on Hopper", 0, shown="by sizes")
     words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
     add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
     for ring in ("k", "v"):
