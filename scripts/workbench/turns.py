@@ -109,7 +109,7 @@ class Contestant:
 def calls_of(us: float) -> int:
     """That fill a turn."""
     least, most = CALLS
-    return max(least, min(most, round(TURN_SECONDS * 1e6 / us)))
+    return max(least, min(most, round(TURN_SECONDS * 1e6 / max(us, 1))))
 
 
 def figures(turns: Sequence[Turn]) -> dict[str, object]:
