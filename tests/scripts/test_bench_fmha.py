@@ -243,6 +243,8 @@ def test_a_wrong_one_is_marked_and_not_timed(monkeypatch):
     assert "wrong: a row is 10.0% off fmha's, limit 2.0%" in rows["row"]["refused"]
     assert "off fmha's" in rows["nan"]["refused"]
     assert rows["also"]["max_difference"] == 0
+    nothing_seen = torch.zeros(3, 64)
+    assert compared(nothing_seen, nothing_seen, "bf16", "fmha")["error"] == 0
 
 
 # -- turns ----------------------------------------------------------------------------------------
