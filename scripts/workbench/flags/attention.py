@@ -124,6 +124,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
     add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
     groups.add_tolerance(group)
+    switch(group, "unjudged", "compare nothing, for profilers: a large reference takes long")
     switch(group, "line-info", "compile with source lines, for profilers")
 
 
