@@ -247,6 +247,8 @@ class Math:
         plan, layout = self.plan, self.plan.layout
         valid = walk.seen_end - first_key(plan, walk, Int32(0))
         if valid < layout.tile_n:
+            # One lane may still be telling, for all of the warp, that the block before is done.
+            cute.arch.sync_warp()
             scope.pipes.v.wait(v_state)
             thread, _, _ = cute.arch.thread_idx()
             line = layout.panel(layout.v_columns)

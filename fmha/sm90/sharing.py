@@ -71,7 +71,6 @@ def of_all_parts(
     for half in cutlass.range_constexpr(2):
         if lane.column == 0:
             told[first + 8 * half, lane.part] = own[half]
-    cute.arch.sync_warp()
     meet_tile(plan)
     for half in cutlass.range_constexpr(2):
         value = told[first + 8 * half, 0]

@@ -318,8 +318,8 @@ BENCH = {
         bench.add_fmha,
         """Attention beside FlashAttention-4 and -2, cuDNN, FlashInfer, or static figures.
 
-Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that rotates
-from round to round, since a GPU at its power limit slows down while it computes. A time is that of
+Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that is drawn
+anew in each round, since a GPU at its power limit slows down while it computes. A time is that of
 a call between CUDA events, behind a flush of L2 as triton's do_bench has it, without the host; it
 is the median over turns of medians, its spread that of the turns. What a peer computes is compared
 with fmha's first: one that is wrong, is not installed or does not take a problem says so in its

@@ -1,7 +1,7 @@
-"""Times of kernels long enough to heat the GPU, which take turns, each as often first as last.
+"""Times of kernels long enough to heat the GPU, which take turns in an order that is drawn anew.
 
-A GPU at its power limit slows down while it computes: whoever runs last runs hottest. So the order
-of the contestants is rotated from round to round. A turn is about TURN_SECONDS of calls of one of
+A GPU at its power limit slows down while it computes: whoever runs last runs hottest, and whoever
+follows a frugal contestant coolest. So no order of the contestants is kept for two rounds. A turn is about TURN_SECONDS of calls of one of
 them, long enough for the clock to follow its power; a sample is the median of the calls of a turn.
 
 A call is timed between CUDA events. In front of each a buffer that is larger than L2 is
@@ -12,6 +12,7 @@ handed over all of it, the turn is taken again behind more of such work.
 
 from __future__ import annotations
 
+import random
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 HOW = (
     "median over turns of medians of calls, between CUDA events, enqueued behind work that keeps "
-    "the GPU busy; the order of the contestants rotates from round to round"
+    "the GPU busy; the order of the contestants is drawn anew in each round"
 )
 TURN_SECONDS = 0.1  # of calls, as do_bench takes them
 CALLS = (5, 100)  # of a turn, at least and at most
@@ -49,12 +50,12 @@ class Turn:
 
 
 def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each returns, round by round; every round begins with the next one."""
+    """What each returns, round by round. Orders are drawn at random, the same ones each time."""
     names = [*contestants]
     found: dict[str, list[T]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % max(1, len(names))
-        for name in names[first:] + names[:first]:
+    orders = random.Random(rounds)
+    for _ in range(rounds):
+        for name in orders.sample(names, len(names)):
             found[name].append(contestants[name]())
     return found
 
