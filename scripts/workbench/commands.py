@@ -318,14 +318,14 @@ BENCH = {
         bench.add_fmha,
         """Attention beside FlashAttention-4 and -2, cuDNN, FlashInfer, or static figures.
 
-Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that is drawn
-anew in each round, since a GPU at its power limit slows down while it computes. A time is that of
-a call between CUDA events, behind a flush of L2 as triton's do_bench has it, without the host; it
-is the median over turns of medians, its spread that of the turns. What a peer computes is compared
-with fmha's first: one that is wrong, is not installed or does not take a problem says so in its
-line. cudnn and fa2 are backends of torch's scaled_dot_product_attention. TFLOP/s count four FLOP
-per visible pair and column, of a causal square half of all pairs. SM clock and power are read in
-the midst of turns.
+Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that is
+drawn anew in each round, since a GPU at its power limit slows down while it computes. A time is
+that of a call between CUDA events, behind a flush of L2 as triton's do_bench has it, without the
+host; it is the median over turns of medians, its spread that of the turns. What a peer computes is
+compared with fmha's first: one that is wrong, is not installed or does not take a problem says so
+in its line. cudnn and fa2 are backends of torch's scaled_dot_product_attention. TFLOP/s count four
+FLOP per visible pair and column, of a causal square half of all pairs. SM clock and power are read
+in the midst of turns.
 
 Rows: anchor has 16k tokens, heads x head dim = 2048, head dims 64, 128, 256, 1k to 16k keys, full
 and causal; gpt-oss 64/8 heads of 64 with sinks, with a window of 128 and without; gqa 64/8 heads of

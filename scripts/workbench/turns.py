@@ -1,8 +1,9 @@
 """Times of kernels long enough to heat the GPU, which take turns in an order that is drawn anew.
 
 A GPU at its power limit slows down while it computes: whoever runs last runs hottest, and whoever
-follows a frugal contestant coolest. So no order of the contestants is kept for two rounds. A turn is about TURN_SECONDS of calls of one of
-them, long enough for the clock to follow its power; a sample is the median of the calls of a turn.
+follows a frugal contestant coolest. So no order of the contestants is kept for two rounds. A turn
+is about TURN_SECONDS of calls of one of them, long enough for the clock to follow its power; a
+sample is the median of the calls of a turn.
 
 A call is timed between CUDA events. In front of each a buffer that is larger than L2 is
 overwritten, as `triton.testing.do_bench` does, or not. The host has no part in a time: all calls
