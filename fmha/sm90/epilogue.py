@@ -52,7 +52,7 @@ def store_statistics(
         if cutlass.const_expr(plan.config.softcap):
             max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
         factor, lse = finish_row(max_log2, row_sum[half], sinks[half])
-        if row.token < work.q_length and lane.column == 0 and lane.part == 0:
+        if lane.real[half] and lane.column == 0 and lane.part == 0:
             place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
             tensors.lse[place] = lse
             if cutlass.const_expr(tensors.row_max is not None):
@@ -127,7 +127,7 @@ def store_pairs(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scop
     batch = entry_of_q(plan, work)
     for half in cutlass.range_constexpr(2):
         row = lane.rows[half]
-        if row.token < work.q_length:
+        if lane.real[half]:
             line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
             first = (lane.part * plan.layout.o_columns + lane.column) // 2
             for block in cutlass.range_constexpr(plan.layout.o_columns // 8):

@@ -140,7 +140,7 @@ class Math:
                     v_state.advance()
                     place = P_STAGES - 1 - place
                     share_p(plan, lane, p, buffers.p, place)
-                    if any_of_tile(plan, lane, too_large(reference, sums)):
+                    if any_of_tile(plan, lane, too_large(lane, reference, sums)):
                         sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
                     take_up(reference, sums)
                     pipes.k.release(k_state.index)

@@ -4,7 +4,7 @@ their columns."""
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fmha.device.args import Row, Scalars, Work
 from fmha.device.walk import row_of
@@ -23,6 +23,7 @@ class Lane:
     warp: Int32  # of the warpgroup
     column: Int32  # its first one; the next is its neighbour, and so on every 8
     rows: tuple[Row, Row]
+    real: tuple[Boolean, Boolean]  # whether the entry has them; others hold anything
 
 
 @cute.jit
@@ -36,4 +37,5 @@ def own_lane(plan: Plan90, work: Work, scalars: Scalars, team: Int32) -> Lane:
         row_of(plan, work, scalars, tile, first),
         row_of(plan, work, scalars, tile, first + 8),
     )
-    return Lane(team, tile, part, first, warp, lane % 4 * 2, rows)
+    real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
+    return Lane(team, tile, part, first, warp, lane % 4 * 2, rows, real)

@@ -177,10 +177,12 @@ def tile_sums(weights: cute.Tensor) -> tuple[Float32, Float32]:
 
 
 @cute.jit
-def too_large(reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
-    """Whether a weight may be above the limit, or refers to nothing; NaN is."""
-    fits = sums[0] <= reference.limit[0] and sums[1] <= reference.limit[1]
-    return not fits
+def too_large(lane: Lane, reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
+    """Whether a weight may be above the limit, or refers to nothing; NaN is. Rows that the entry
+    does not have do not count: bits of a result must not depend on what lies there."""
+    first = sums[0] <= reference.limit[0] or not lane.real[0]
+    second = sums[1] <= reference.limit[1] or not lane.real[1]
+    return not (first and second)
 
 
 @cute.jit

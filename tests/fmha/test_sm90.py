@@ -75,6 +75,17 @@ def test_ctas_share_what_they_fetch(case):
     check(dataclasses.replace(case, ctas=2), CHECKED, FRIENDLY)
 
 
+def test_rows_that_nobody_has_find_no_maximum():
+    """Three heads share tiles, of which 63 of 64 rows are theirs; what lies in the last one, NaN
+    here, must not make the warpgroup compute S again."""
+    case = Case(42, 512, (3, 1), 1, pack_heads=True, tile_m=128, amplitude=0.1)
+    _, reports = cases.run_reported(case, FRIENDLY, arch=ARCH)
+    ((report,),) = (report.launches for report in reports)
+    plan = make_plan(AttentionConfig(group=3, tile_m=128), ARCH)
+    tiles = 512 // plan.layout.tile_n
+    assert report.counts["mma"] == 2 * tiles * (64 // 16 + plan.layout.tile_n // 16)
+
+
 def test_a_pair_fetches_each_key_once():
     """Blocks of one CTA, half as tall, fetch each key twice as often."""
     fetched, q_bytes = [], 2 * 2 * 512 * 64
@@ -90,7 +101,10 @@ LARGE = dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16")
 LENGTHS = Case(100, 200, (1, 1), kv_lens=(150,))
 TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
-    "asks": (LARGE, ("if any_of(lane, too_large(reference, sums)):", "if walk.tiles < 0:")),
+    "asks": (
+        LARGE,
+        ("if any_of_tile(plan, lane, too_large(lane, reference, sums)):", "if walk.tiles < 0:"),
+    ),
     "clears": (LENGTHS, ("self.clear_tail_rows(scope, walk, v_state)", "pass")),
     "fences": (LENGTHS, ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")),
     "waits for S": (GROWING, ("warpgroup.wait_group(1)", "pass")),
