@@ -32,6 +32,16 @@ class Plan90:
         return self.config.warps or WARPS
 
     @property
+    def q_dtype(self) -> str:
+        """Of Q and K in the first product: e4m3 becomes fp16 by a quarter of the instructions."""
+        return self.p_dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Whether Q has to become fp16, see `queries.py`."""
+        return self.q_dtype != self.config.dtype
+
+    @property
     def p_dtype(self) -> str:
         """Of P and V in the second product: fp16 holds every e4m3, and P better than bf16."""
         return "fp16" if self.config.keys_dtype == "e4m3" else self.config.dtype

@@ -8,20 +8,23 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.device.split import Share, any_row_sees, row_sees, tile_start
 from gqa_lowlatency.sm90.plan import KEYS, Plan90
 from gqa_lowlatency.sm90.products import (
-    Queries,
     accumulate,
     chunk_offset,
-    query_address,
-    query_words,
     score,
+)
+from gqa_lowlatency.sm90.queries import (
+    Queries,
+    factors_of,
+    load_queries,
+    load_rows,
+    scale_rows,
 )
 from kernelkit import warp_mma
 from kernelkit.online_softmax import finite, softcap_score
@@ -49,39 +52,6 @@ class Found:
 
 
 @cute.jit
-def load_queries(plan: Plan90, work: Stream) -> cute.Tensor | None:
-    """B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros where there is no row; or
-    the warps of the CTA share the work and leave them in shared memory, for all."""
-    config = plan.config
-    if cutlass.const_expr(config.pdl and config.kv_ready):
-        cute.arch.griddepcontrol_wait()
-    lane, place = cute.arch.lane_idx(), work.place
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    words = None
-    if cutlass.const_expr(not plan.queries_in_smem):
-        words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
-        words.fill(0)
-    for tile in cutlass.range_constexpr(config.columns // 8):
-        row = place.row_tile * config.columns + tile * 8 + lane // 4
-        exists = row < config.rows
-        token, head = row // config.group, place.head * config.group + row % config.group
-        token, head = (token, head) if exists else (Int32(0), Int32(0))
-        line = cute.recast_tensor(work.tensors.q[place.entry, token, head, None], Uint32)
-        for step in cutlass.range_constexpr(config.head_dim // 16):
-            low, high = query_words(config, step, lane)
-            if cutlass.const_expr(plan.queries_in_smem):
-                if warp == step % plan.warps:
-                    pair = (line[low], line[high]) if exists else (Uint32(0), Uint32(0))
-                    store(query_address(plan, work.queries, step, tile), Uint32, pair)
-            elif exists:
-                words[0, step, tile] = line[low]
-                words[1, step, tile] = line[high]
-    if cutlass.const_expr(plan.queries_in_smem):
-        cute.arch.sync_threads()
-    return words
-
-
-@cute.jit
 def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
     """All keys of this warp."""
     config, slots = plan.config, plan.slots
@@ -94,13 +64,28 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
     found.o.fill(0.0)
     found.row_max.fill(-Float32.inf)
     found.row_sum.fill(0.0)
+    rows, powers = None, None
+    early = not (config.pdl and config.kv_ready)
+    if cutlass.const_expr(plan.scaled and early):
+        rows = load_rows(plan, work.place, work.tensors)
+        cute.arch.sync_warp()  # here, and not where they are used
     ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
         fetch(plan, work, share, Int32(unit // 2), unit % 2, Int32(unit), page)
     page_before = page_of(plan, work, share, Int32(ahead[0]))
     page_behind = page_of(plan, work, share, Int32(ahead[1]))
-    queries = Queries(load_queries(plan, work), work.queries)
+    if cutlass.const_expr(config.pdl and config.kv_ready):
+        cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(plan.scaled):
+        if cutlass.const_expr(rows is None):
+            rows = load_rows(plan, work.place, work.tensors)
+        cute.arch.sync_warp()
+        words, powers = scale_rows(plan, rows, work.queries)
+    else:
+        words = load_queries(plan, work.place, work.tensors, work.queries)
+    factors = factors_of(plan, work.place, work.tables, work.scalars, powers)
+    queries = Queries(words, work.queries, factors)
     slot = Int32(0)
     for step in cutlass.range(share.count, unroll=1):
         # K of this step has landed; the slot of the last V is free.
@@ -114,7 +99,7 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         cute.arch.sync_warp()  # its slot is free
         fetch(plan, work, share, step + ahead[1], slots % 2, slot, page_behind)
         page_behind = page_of(plan, work, share, step + ahead[1] + 1)
-        exponentiate(plan, work, share, first_key(plan, share, step), scores, found)
+        exponentiate(plan, work, share, first_key(plan, share, step), scores, factors, found)
         cute.arch.cp_async_wait_group(slots - 1)
         cute.arch.sync_warp()
         slot = following(plan, slot)
@@ -207,20 +192,19 @@ def line_of(
 
 @cute.jit
 def exponentiate(
-    plan: Plan90, work: Stream, share: Share, key: Int32, scores: cute.Tensor, found: Found
+    plan: Plan90,
+    work: Stream,
+    share: Share,
+    key: Int32,
+    scores: cute.Tensor,
+    factors: cute.Tensor,
+    found: Found,
 ) -> None:
     """scores become weights; the statistics, and O with them, move to the new maxima.
 
     key: the first of the 16.
     """
     config, scalars = plan.config, work.scalars
-    scale_log2, softcap_log2 = scalars.scale_log2, scalars.softcap_log2
-    if cutlass.const_expr(work.tables.k_scale is not None):
-        k_scale = work.tables.k_scale[work.place.head]
-        if cutlass.const_expr(config.softcap):
-            softcap_log2 *= k_scale
-        else:
-            scale_log2 *= k_scale
     row_max, row_sum, o = found.row_max, found.row_sum, found.o
     lane = cute.arch.lane_idx()
     for tile in cutlass.range_constexpr(config.columns // 8):
@@ -230,9 +214,11 @@ def exponentiate(
             for half in cutlass.range_constexpr(2):
                 place = column + 2 * half
                 sees = row_sees(config, share, key + lane // 4 + 8 * half, token, scalars.left)
-                value = scores[place, tile] * scale_log2
+                value, factor = scores[place, tile], factors[column, tile]
                 if cutlass.const_expr(config.softcap):
-                    value = softcap_score(scores[place, tile], scale_log2, softcap_log2)
+                    value = softcap_score(value, scalars.scale_log2, factor)
+                else:
+                    value = value * factor
                 scores[place, tile] = value if sees else -Float32.inf
             highest = cute.arch.fmax(scores[column, tile], scores[column + 2, tile])
             highest = cute.arch.fmax(row_max[column, tile], highest)
