@@ -119,6 +119,17 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
     return 16 if medium and ctas <= MACHINES[arch].sms else 0
 
 
+def choose_step(arch: str, keys: int, elements: int, *, fp8: bool) -> int:
+    """Keys that a warp of the Hopper kernel takes at a time, 0 for its default; arguments as above,
+    fp8: keys in e4m3.
+
+    Of those as many bytes as of 16 others are in flight, and instructions bound the loop: 225
+    instead of 302 for 16 keys. For short shares a CTA would take too many at a time.
+    """
+    long = keys >= MIN_KEYS_OF_16_WARPS and elements <= MAX_ELEMENTS_OF_16_WARPS
+    return 32 if arch == "sm_90a" and fp8 and long else 0
+
+
 def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
     """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
 
@@ -197,6 +208,7 @@ class Choice:
     cluster: int
     parts: bool
     warps: int
+    step: int
     alone: bool
     early: bool
     beside: bool
@@ -221,13 +233,14 @@ def choose(
     sharing = cluster * num_splits
     ctas = (1 if fixed else load.heads) * row_tiles * sharing
     keys = load.keys // sharing
-    warps = wished.warps
-    if not warps and not wished.pdl:
-        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
+    warps, elements = wished.warps, wished.columns * wished.head_dim
+    step = wished.step or choose_step(arch, keys, elements, fp8=wished.keys_dtype == "e4m3")
+    if not warps and not step and not wished.pdl:
+        warps = choose_warps(arch, keys, ctas, elements)
     early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
     alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
     beside = two_to_an_sm(arch, ctas) and not wished.pdl
-    return Choice(cluster, num_splits > 1, warps, alone, early, beside)
+    return Choice(cluster, num_splits > 1, warps, step, alone, early, beside)
 
 
 def _load(arguments: Arguments) -> Load:

@@ -159,14 +159,18 @@ def _row(
 
 
 @cute.jit
-def factors_of(
-    plan: Plan90, place: Place, tables: Tables, scalars: Scalars, powers: cute.Tensor | None
-) -> cute.Tensor:
-    """What q.k of this lane's columns is multiplied by, (2, columns / 8): `scale_log2`, with
-    softcap `softcap_log2`, times the scale of K, times what Q was divided by."""
-    factor = scalars.softcap_log2 if plan.config.softcap else scalars.scale_log2
+def factor_of(config: DecodeConfig, place: Place, tables: Tables, scalars: Scalars) -> Float32:
+    """By what q.k is multiplied: `scale_log2`, or with softcap `softcap_log2`, and K's scale."""
+    factor = scalars.softcap_log2 if config.softcap else scalars.scale_log2
     if cutlass.const_expr(tables.k_scale is not None):
         factor *= tables.k_scale[place.head]
+    return factor
+
+
+@cute.jit
+def factors_of(plan: Plan90, factor: Float32, powers: cute.Tensor | None) -> cute.Tensor:
+    """The same for this lane's columns, (2, columns / 8), whose rows of Q were divided by `powers`,
+    from `scale_rows`."""
     factors = cute.make_rmem_tensor((2, plan.config.columns // 8), Float32)
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         for column in cutlass.range_constexpr(2):
