@@ -52,6 +52,24 @@ def query_address(
 
 
 @cute.jit
+def fragments(
+    plan: Plan90,
+    place: Place,
+    tensors: Tensors,
+    address: Int32,
+    rows: cute.Tensor | None,
+    factor: Float32,
+) -> Queries:
+    """All of `Queries`. rows: from `load_rows`, where Q is to become fp16; factor: `factor_of`."""
+    if cutlass.const_expr(plan.scaled):
+        cute.arch.sync_warp()  # not before every fetch is on its way: this waits for Q
+        words, powers = scale_rows(plan, rows, address)
+    else:
+        words, powers = load_queries(plan, place, tensors, address), None
+    return Queries(words, address, factors_of(plan, factor, powers))
+
+
+@cute.jit
 def load_queries(
     plan: Plan90, place: Place, tensors: Tensors, address: Int32
 ) -> cute.Tensor | None:
@@ -95,7 +113,9 @@ def load_rows(plan: Plan90, place: Place, tensors: Tensors) -> cute.Tensor:
 
 
 @cute.jit
-def scale_rows(plan: Plan90, words: cute.Tensor, address: Int32) -> tuple:
+def scale_rows(
+    plan: Plan90, words: cute.Tensor, address: Int32
+) -> tuple[cute.Tensor | None, cute.Tensor]:
     """(fragments in fp16 or None as from `load_queries`, by what this lane's columns were divided).
 
     words: from `load_rows`.

@@ -20,12 +20,9 @@ from gqa_lowlatency.sm90.products import (
     score,
 )
 from gqa_lowlatency.sm90.queries import (
-    Queries,
     factor_of,
-    factors_of,
-    load_queries,
+    fragments,
     load_rows,
-    scale_rows,
 )
 from kernelkit import warp_mma
 from kernelkit.online_softmax import finite, softcap_score
@@ -80,16 +77,9 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(not (plan.scaled and ready)):
         factor = factor_of(config, work.place, work.tables, work.scalars)
-    if cutlass.const_expr(plan.scaled):
-        if cutlass.const_expr(not ready):
-            rows = load_rows(plan, work.place, work.tensors)
-        cute.arch.sync_warp()  # every fetch is on its way
-        words, powers = scale_rows(plan, rows, work.queries)
-    else:
-        words = load_queries(plan, work.place, work.tensors, work.queries)
-        powers = None
-    factors = factors_of(plan, factor, powers)
-    queries = Queries(words, work.queries, factors)
+    if cutlass.const_expr(plan.scaled and not ready):
+        rows = load_rows(plan, work.place, work.tensors)
+    queries = fragments(plan, work.place, work.tensors, work.queries, rows, factor)
     slot = Int32(0)
     for step in cutlass.range(share.count, unroll=1):
         # K of this step has landed; the slot of the last V is free.
@@ -105,7 +95,9 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         cute.arch.sync_warp()  # its slot is free
         fetch(plan, work, share, step + ahead[1], slots % 2, slot, page_behind)
         page_behind = page_of(plan, work, share, step + ahead[1] + 1)
-        exponentiate(plan, work, share, first_key(plan, share, step), scores, factors, found)
+        exponentiate(
+            plan, work, share, first_key(plan, share, step), scores, queries.factors, found
+        )
         cute.arch.cp_async_wait_group(slots - 1)
         cute.arch.sync_warp()
         slot = following(plan, slot)
