@@ -178,14 +178,20 @@ def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
 
 
 @pytest.mark.parametrize(
-    ("keys", "elements", "fp8", "step"),
-    [(512, 1024, True, 32), (511, 1024, True, 0), (512, 2048, True, 0), (512, 1024, False, 0)],
+    ("keys", "group", "head_dim", "fp8", "step"),
+    [
+        (512, 8, 128, True, 32),
+        (511, 8, 128, True, 0),
+        (512, 8, 256, True, 0),
+        (512, 16, 64, True, 0),
+        (512, 8, 128, False, 0),
+    ],
 )
-def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, elements, fp8, step):
-    assert choose_step("sm_90a", keys, elements, fp8=fp8) == step
-    assert choose_step("sm_100a", keys, elements, fp8=fp8) == 0
-    q, kind = torch.zeros(1, 8, elements // 8).bfloat16(), torch.float8_e4m3fn
-    k = torch.zeros(1, keys * 8, 1, elements // 8, dtype=kind if fp8 else torch.bfloat16)
+def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, group, head_dim, fp8, step):
+    assert choose_step("sm_90a", keys, group, head_dim, fp8=fp8) == step
+    assert choose_step("sm_100a", keys, group, head_dim, fp8=fp8) == 0
+    q, kind = torch.zeros(1, group, head_dim).bfloat16(), torch.float8_e4m3fn
+    k = torch.zeros(1, keys * 8, 1, head_dim, dtype=kind if fp8 else torch.bfloat16)
     config = choose_config(Arguments(q, k, k), Target("emulate", "sm_90a"))
     assert (config.cluster, config.step) == (8, step)
     assert not (step and config.warps)
