@@ -45,6 +45,7 @@ class Arguments(AttentionArguments):
     cluster: int = 0
     owners: int = 0
     max_columns: int = 0
+    step: int = 0
     warps: int = 0
     stages: int = 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gqa_lowlatency.arguments import KV_NAMES, Arguments
-from gqa_lowlatency.config import CLUSTERS, TUNABLE, DecodeConfig
+from gqa_lowlatency.config import CLUSTERS, COLUMNS, TUNABLE, DecodeConfig
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.launch import Target, clusters_at_once
@@ -119,6 +119,18 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
     return 16 if medium and ctas <= MACHINES[arch].sms else 0
 
 
+def choose_step(arch: str, keys: int, columns: int, head_dim: int, *, fp8: bool) -> int:
+    """Keys that a warp of the Hopper kernel takes at a time, 0 for its default; keys: of a CTA;
+    fp8: whether they are e4m3.
+
+    Of those as many bytes as of 16 others are in flight, and instructions bound the loop: 225
+    instead of 302 for 16 keys. For short shares a CTA would take too many at a time; with more
+    columns, or dims, registers do not hold the scores.
+    """
+    small = columns == COLUMNS[0] and columns * head_dim <= MAX_ELEMENTS_OF_16_WARPS
+    return 32 if arch == "sm_90a" and fp8 and small and keys >= MIN_KEYS_OF_16_WARPS else 0
+
+
 def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
     """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
 
@@ -197,6 +209,7 @@ class Choice:
     cluster: int
     parts: bool
     warps: int
+    step: int
     alone: bool
     early: bool
     beside: bool
@@ -221,13 +234,15 @@ def choose(
     sharing = cluster * num_splits
     ctas = (1 if fixed else load.heads) * row_tiles * sharing
     keys = load.keys // sharing
-    warps = wished.warps
-    if not warps and not wished.pdl:
-        warps = choose_warps(arch, keys, ctas, wished.columns * wished.head_dim)
+    warps, columns, head_dim = wished.warps, wished.columns, wished.head_dim
+    fp8 = wished.keys_dtype == "e4m3"
+    step = wished.step or choose_step(arch, keys, columns, head_dim, fp8=fp8)
+    if not warps and not step and not wished.pdl:
+        warps = choose_warps(arch, keys, ctas, columns * head_dim)
     early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
     alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
     beside = two_to_an_sm(arch, ctas) and not wished.pdl
-    return Choice(cluster, num_splits > 1, warps, alone, early, beside)
+    return Choice(cluster, num_splits > 1, warps, step, alone, early, beside)
 
 
 def _load(arguments: Arguments) -> Load:

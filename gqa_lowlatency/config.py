@@ -17,9 +17,10 @@ OUT_DTYPES = (*IO_DTYPES, "fp32")
 CLUSTERS = (1, 2, 4, 8, 16)  # 8 is what every GPU of compute capability 9.0 and 10.0 can launch
 COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
 WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
+STEPS = (16, 32)  # keys that one of its warps takes at a time
 MAX_Q_TOKENS = 8
 MAX_PAGE_SIZE = 128
-TUNABLE = ("cluster", "owners", "max_columns", "warps", "stages")
+TUNABLE = ("cluster", "owners", "max_columns", "warps", "step", "stages")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class DecodeConfig:
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
     warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
+    step*: keys that a warp of the Hopper kernel takes at a time, 16 or 32; 0 is 16. With 32 what
+        does not depend on their number costs half, and a CTA takes twice as many at least.
     stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
         two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
         `alone`.
@@ -77,6 +80,7 @@ class DecodeConfig:
     owners: int = 0
     max_columns: int = 0
     warps: int = 0
+    step: int = 0
     stages: int = 0
 
     @property
@@ -135,6 +139,7 @@ class DecodeConfig:
         _one_of("out_dtype", self.o_dtype, OUT_DTYPES)
         _one_of("cluster", self.cluster, CLUSTERS)
         _one_of("warps", self.warps, (0, *WARP_COUNTS))
+        _one_of("step", self.step, (0, *STEPS))
         if self.max_columns:
             _one_of("max_columns", self.max_columns, COLUMNS)
         if self.keys_dtype not in (self.dtype, "e4m3"):

@@ -74,6 +74,8 @@ def check_config(config: DecodeConfig, arch: str) -> None:
         if config.warps:
             fixed = f"a CTA of this kernel has {ROLES.threads // 32} warps"
             raise NotImplementedError(f"warps {config.warps} on {arch}: {fixed}, 0 leaves them")
+        if config.step:
+            raise NotImplementedError(f"step {config.step} on {arch}: it is a tile, 0 leaves it")
         make_plan(config)
         return
     from gqa_lowlatency.sm90.plan import Plan90

@@ -31,10 +31,13 @@ def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
                 store(statistics + place * 8, Float32, (found.row_max[column, tile],))
                 store(statistics + place * 8 + 4, Float32, (total,))
             for step in cutlass.range_constexpr(config.head_dim // 16):
-                for half in cutlass.range_constexpr(2):
-                    dim = dims_of(config, step, half)
-                    value = found.o[column + 2 * half, tile, step]
-                    store(ring + place * line + dim * 4, Float32, (value,))
+                values = (found.o[column, tile, step], found.o[column + 2, tile, step])
+                address = ring + place * line + dims_of(config, step, 0) * 4
+                if cutlass.const_expr(config.keys_dtype == "e4m3"):  # neighbours
+                    store(address, Float32, values)
+                else:
+                    store(address, Float32, values[:1])
+                    store(ring + place * line + dims_of(config, step, 1) * 4, Float32, values[1:])
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
-KEYS = 16  # keys of a warp at a time: the M of its products
+KEYS = 16  # the M of a warp's products
 WARPS = 8
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, of which two fit on an SM
@@ -23,7 +23,7 @@ PAD = 4  # fp32 between the columns of partial results: no two lanes write one b
 
 @dataclass(frozen=True)
 class Plan90:
-    """Ring of each warp: slots of 16 keys, K and V in turn; what the warp found lies over it."""
+    """Ring of each warp: slots for the keys of a step, K and V in turn, and then what it found."""
 
     config: DecodeConfig
 
@@ -32,9 +32,29 @@ class Plan90:
         return self.config.warps or WARPS
 
     @property
+    def q_dtype(self) -> str:
+        """Of Q and K in the first product: e4m3 becomes fp16 by a quarter of the instructions."""
+        return self.p_dtype
+
+    @property
+    def scaled(self) -> bool:
+        """Whether Q has to become fp16, see `queries.py`."""
+        return self.q_dtype != self.config.dtype
+
+    @property
     def p_dtype(self) -> str:
         """Of P and V in the second product: fp16 holds every e4m3, and P better than bf16."""
         return "fp16" if self.config.keys_dtype == "e4m3" else self.config.dtype
+
+    @property
+    def keys(self) -> int:
+        """That a warp takes at a time."""
+        return self.config.step or KEYS
+
+    @property
+    def blocks(self) -> int:
+        """Products' worth of keys that a warp takes at a time."""
+        return self.keys // KEYS
 
     @property
     def threads(self) -> int:
@@ -43,7 +63,7 @@ class Plan90:
     @property
     def tile(self) -> int:
         """Keys that a CTA takes at a time."""
-        return KEYS * self.warps
+        return self.keys * self.warps
 
     @property
     def row_bytes(self) -> int:
@@ -51,9 +71,14 @@ class Plan90:
         return self.config.head_dim * ITEM_BYTES[self.config.keys_dtype]
 
     @property
+    def block_bytes(self) -> int:
+        """K or V of 16 keys."""
+        return KEYS * self.row_bytes
+
+    @property
     def slot_bytes(self) -> int:
         """K or V of one step of a warp."""
-        return KEYS * self.row_bytes
+        return self.keys * self.row_bytes
 
     @property
     def slots(self) -> int:

@@ -3,10 +3,8 @@
 Keys of 16 bits are A fragments as ldmatrix brings them. Keys of 8 bits come as pairs: a lane gets
 four neighbouring dims where the fragment wants two and two eight further on, or two dims of each of
 two keys. So the dims of a step stand in another order, in which Q is loaded too, and in which O is
-written back (`query_words`, `dims_of`). They widen exactly: K to the dtype of Q, V to fp16.
+written back (`query_words`, `dims_of`). They widen to fp16, exactly.
 """
-
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -15,26 +13,11 @@ from cutlass import Int32, Uint32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.shared_words import load
 from gqa_lowlatency.sm90.plan import Plan90
+from gqa_lowlatency.sm90.queries import Queries, query_address
 from kernelkit import hw, warp_mma
 from kernelkit.swizzle import turn
 
 EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3
-
-
-@dataclass(frozen=True)
-class Queries:
-    """The B fragments of Q^T that a warp multiplies by."""
-
-    words: cute.Tensor | None  # (2, head_dim / 16, columns / 8); None where they stay in SMEM
-    address: Int32  # where they stand in shared memory
-
-
-@cute.jit
-def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> tuple[Int32, Int32]:
-    """Which pairs of dims of a query row are this lane's B fragment of a step."""
-    if cutlass.const_expr(config.keys_dtype == "e4m3"):
-        return step * 8 + 2 * (lane % 4), step * 8 + 2 * (lane % 4) + 1
-    return step * 8 + lane % 4, step * 8 + lane % 4 + 4
 
 
 @cute.jit
@@ -54,15 +37,6 @@ def chunk_offset(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
 
 
 @cute.jit
-def query_address(
-    plan: Plan90, base: Int32, step: cutlass.Constexpr, tile: cutlass.Constexpr
-) -> Int32:
-    """Where this lane's two words of a fragment of Q stand in shared memory."""
-    fragment = step * (plan.config.columns // 8) + tile
-    return base + (fragment * 32 + cute.arch.lane_idx()) * 8
-
-
-@cute.jit
 def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
     """scores (4, columns / 8) = 16 keys x Q^T; slot: address of K."""
     config, lane = plan.config, cute.arch.lane_idx()
@@ -72,8 +46,8 @@ def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> N
         words = warp_mma.load_fragment(address, False)
         if cutlass.const_expr(config.keys_dtype == "e4m3"):
             for half in cutlass.range_constexpr(2):
-                low = warp_mma.widen(words[2 * half], config.dtype)
-                high = warp_mma.widen(words[2 * half + 1], config.dtype)
+                low = warp_mma.widen(words[2 * half], plan.q_dtype)
+                high = warp_mma.widen(words[2 * half + 1], plan.q_dtype)
                 a = (low[0], high[0], low[1], high[1])
                 add_keys(plan, a, 2 * pair + half, queries, scores)
         else:
@@ -94,7 +68,7 @@ def add_keys(
             b = load(query_address(plan, queries.address, step, tile), Uint32, 2)
         else:
             b = (queries.words[0, step, tile], queries.words[1, step, tile])
-        warp_mma.multiply(scores[None, tile], a, b, plan.config.dtype)
+        warp_mma.multiply(scores[None, tile], a, b, plan.q_dtype)
 
 
 @cute.jit

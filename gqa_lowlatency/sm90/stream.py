@@ -8,20 +8,21 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.device.split import Share, any_row_sees, row_sees, tile_start
-from gqa_lowlatency.sm90.plan import KEYS, Plan90
+from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm90.products import (
-    Queries,
     accumulate,
     chunk_offset,
-    query_address,
-    query_words,
     score,
+)
+from gqa_lowlatency.sm90.queries import (
+    factor_of,
+    fragments,
+    load_rows,
 )
 from kernelkit import warp_mma
 from kernelkit.online_softmax import finite, softcap_score
@@ -49,39 +50,6 @@ class Found:
 
 
 @cute.jit
-def load_queries(plan: Plan90, work: Stream) -> cute.Tensor | None:
-    """B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros where there is no row; or
-    the warps of the CTA share the work and leave them in shared memory, for all."""
-    config = plan.config
-    if cutlass.const_expr(config.pdl and config.kv_ready):
-        cute.arch.griddepcontrol_wait()
-    lane, place = cute.arch.lane_idx(), work.place
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    words = None
-    if cutlass.const_expr(not plan.queries_in_smem):
-        words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
-        words.fill(0)
-    for tile in cutlass.range_constexpr(config.columns // 8):
-        row = place.row_tile * config.columns + tile * 8 + lane // 4
-        exists = row < config.rows
-        token, head = row // config.group, place.head * config.group + row % config.group
-        token, head = (token, head) if exists else (Int32(0), Int32(0))
-        line = cute.recast_tensor(work.tensors.q[place.entry, token, head, None], Uint32)
-        for step in cutlass.range_constexpr(config.head_dim // 16):
-            low, high = query_words(config, step, lane)
-            if cutlass.const_expr(plan.queries_in_smem):
-                if warp == step % plan.warps:
-                    pair = (line[low], line[high]) if exists else (Uint32(0), Uint32(0))
-                    store(query_address(plan, work.queries, step, tile), Uint32, pair)
-            elif exists:
-                words[0, step, tile] = line[low]
-                words[1, step, tile] = line[high]
-    if cutlass.const_expr(plan.queries_in_smem):
-        cute.arch.sync_threads()
-    return words
-
-
-@cute.jit
 def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
     """All keys of this warp."""
     config, slots = plan.config, plan.slots
@@ -94,13 +62,24 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
     found.o.fill(0.0)
     found.row_max.fill(-Float32.inf)
     found.row_sum.fill(0.0)
+    ready, rows = not (config.pdl and config.kv_ready), None
+    if cutlass.const_expr(plan.scaled and ready):
+        rows = load_rows(plan, work.place, work.tensors)
+        factor = factor_of(config, work.place, work.tables, work.scalars)
+        cute.arch.sync_warp()  # asked for here, and not where they are used
     ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
         fetch(plan, work, share, Int32(unit // 2), unit % 2, Int32(unit), page)
     page_before = page_of(plan, work, share, Int32(ahead[0]))
     page_behind = page_of(plan, work, share, Int32(ahead[1]))
-    queries = Queries(load_queries(plan, work), work.queries)
+    if cutlass.const_expr(not ready):
+        cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(not (plan.scaled and ready)):
+        factor = factor_of(config, work.place, work.tables, work.scalars)
+    if cutlass.const_expr(plan.scaled and not ready):
+        rows = load_rows(plan, work.place, work.tensors)
+    queries = fragments(plan, work.place, work.tensors, work.queries, rows, factor)
     slot = Int32(0)
     for step in cutlass.range(share.count, unroll=1):
         # K of this step has landed; the slot of the last V is free.
@@ -109,25 +88,31 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         index, free = (slots - 1) % 2, previous(plan, slot)
         fetch(plan, work, share, step + ahead[0], index, free, page_before)
         page_before = page_of(plan, work, share, step + ahead[0] + 1)
-        scores = cute.make_rmem_tensor((4, tiles), Float32)
-        score(plan, work.ring + slot * plan.slot_bytes, queries, scores)
+        scores = cute.make_rmem_tensor((4, tiles, plan.blocks), Float32)
+        for block in cutlass.range_constexpr(plan.blocks):
+            place = work.ring + slot * plan.slot_bytes + block * plan.block_bytes
+            score(plan, place, queries, scores[None, None, block])
         cute.arch.sync_warp()  # its slot is free
         fetch(plan, work, share, step + ahead[1], slots % 2, slot, page_behind)
         page_behind = page_of(plan, work, share, step + ahead[1] + 1)
-        exponentiate(plan, work, share, first_key(plan, share, step), scores, found)
+        exponentiate(
+            plan, work, share, first_key(plan, share, step), scores, queries.factors, found
+        )
         cute.arch.cp_async_wait_group(slots - 1)
         cute.arch.sync_warp()
         slot = following(plan, slot)
-        accumulate(plan, work.ring + slot * plan.slot_bytes, scores, found.o)
+        for block in cutlass.range_constexpr(plan.blocks):
+            place = work.ring + slot * plan.slot_bytes + block * plan.block_bytes
+            accumulate(plan, place, scores[None, None, block], found.o)
         slot = following(plan, slot)
     return found
 
 
 @cute.jit
 def first_key(plan: Plan90, share: Share, step: Int32) -> Int32:
-    """Of this warp's 16 keys in its step-th tile."""
+    """Of this warp's keys in its step-th tile."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    return tile_start(share, share.begin + step, plan.tile) + warp * KEYS
+    return tile_start(share, share.begin + step, plan.tile) + warp * plan.keys
 
 
 @cute.jit
@@ -161,10 +146,10 @@ def fetch(
         rows = 32 // chunks  # that a warp copies at a time
         lane = cute.arch.lane_idx()
         chunk, own_row = lane % chunks, lane // chunks
-        small = 0 < plan.config.page_size < KEYS  # a page for each row, not one for all
+        small = 0 < plan.config.page_size < plan.keys  # a page for each row, not one for all
         line, stride = line_of(plan.config, work, index, key, page)
         source = line + Int64(own_row) * stride + Int64(chunk * warp_mma.CHUNK_BYTES)
-        for part in cutlass.range_constexpr(KEYS // rows):
+        for part in cutlass.range_constexpr(plan.keys // rows):
             row = part * rows + own_row
             valid = any_row_sees(plan.config, share, key + row)
             if cutlass.const_expr(small):
@@ -181,7 +166,7 @@ def fetch(
 def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
     """The page that holds a step's keys, looked up a step before it is needed."""
     page, pages = Int32(0), work.tables.pages
-    if cutlass.const_expr(pages is not None and plan.config.page_size >= KEYS):
+    if cutlass.const_expr(pages is not None and plan.config.page_size >= plan.keys):
         if step < share.count:
             key = first_key(plan, share, step)
             if key < share.n_keys:
@@ -207,35 +192,38 @@ def line_of(
 
 @cute.jit
 def exponentiate(
-    plan: Plan90, work: Stream, share: Share, key: Int32, scores: cute.Tensor, found: Found
+    plan: Plan90,
+    work: Stream,
+    share: Share,
+    key: Int32,
+    scores: cute.Tensor,
+    factors: cute.Tensor,
+    found: Found,
 ) -> None:
     """scores become weights; the statistics, and O with them, move to the new maxima.
 
-    key: the first of the 16.
+    key: the first of the step.
     """
     config, scalars = plan.config, work.scalars
-    scale_log2, softcap_log2 = scalars.scale_log2, scalars.softcap_log2
-    if cutlass.const_expr(work.tables.k_scale is not None):
-        k_scale = work.tables.k_scale[work.place.head]
-        if cutlass.const_expr(config.softcap):
-            softcap_log2 *= k_scale
-        else:
-            scale_log2 *= k_scale
     row_max, row_sum, o = found.row_max, found.row_sum, found.o
     lane = cute.arch.lane_idx()
     for tile in cutlass.range_constexpr(config.columns // 8):
         for column in cutlass.range_constexpr(2):
             row = work.place.row_tile * config.columns + tile * 8 + (lane % 4) * 2 + column
-            token = row // config.group
-            for half in cutlass.range_constexpr(2):
-                place = column + 2 * half
+            token, factor = row // config.group, factors[column, tile]
+            for half in cutlass.range_constexpr(2 * plan.blocks):
+                place = (column + 2 * (half % 2), tile, half // 2)
                 sees = row_sees(config, share, key + lane // 4 + 8 * half, token, scalars.left)
-                value = scores[place, tile] * scale_log2
+                value = scores[place]
                 if cutlass.const_expr(config.softcap):
-                    value = softcap_score(scores[place, tile], scale_log2, softcap_log2)
-                scores[place, tile] = value if sees else -Float32.inf
-            highest = cute.arch.fmax(scores[column, tile], scores[column + 2, tile])
-            highest = cute.arch.fmax(row_max[column, tile], highest)
+                    value = softcap_score(value, scalars.scale_log2, factor)
+                else:
+                    value = value * factor
+                scores[place] = value if sees else -Float32.inf
+            highest = row_max[column, tile]
+            for block in cutlass.range_constexpr(plan.blocks):
+                own = scores[column, tile, block], scores[column + 2, tile, block]
+                highest = cute.arch.fmax(highest, cute.arch.fmax(own[0], own[1]))
             for distance in cutlass.range_constexpr(3):
                 other = cute.arch.shuffle_sync_bfly(highest, offset=4 << distance)
                 highest = cute.arch.fmax(highest, other)
@@ -243,10 +231,10 @@ def exponentiate(
             acc_scale = cute.math.exp2(row_max[column, tile] - base, fastmath=True)
             row_max[column, tile] = highest
             sums = row_sum[column, tile] * acc_scale
-            for half in cutlass.range_constexpr(2):
-                place = column + 2 * half
-                weight = cute.math.exp2(scores[place, tile] - base, fastmath=True)
-                scores[place, tile] = weight
+            for half in cutlass.range_constexpr(2 * plan.blocks):
+                place = (column + 2 * (half % 2), tile, half // 2)
+                weight = cute.math.exp2(scores[place] - base, fastmath=True)
+                scores[place] = weight
                 sums += weight
             row_sum[column, tile] = sums
             for step in cutlass.range_constexpr(config.head_dim // 16):

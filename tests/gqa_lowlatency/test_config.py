@@ -17,6 +17,7 @@ from gqa_lowlatency.choose import (
     choose_columns,
     choose_config,
     choose_num_splits,
+    choose_step,
     choose_warps,
     most_sms,
     one_to_an_sm,
@@ -174,6 +175,26 @@ def test_few_heads_with_many_keys_take_several_clusters(arch, keys, clusters, cl
 def test_long_shares_take_sixteen_warps(keys, ctas, elements, warps):
     assert choose_warps("sm_90a", keys, ctas, elements) == warps
     assert choose_warps("sm_100a", keys, ctas, elements) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "group", "head_dim", "fp8", "step"),
+    [
+        (512, 8, 128, True, 32),
+        (511, 8, 128, True, 0),
+        (512, 8, 256, True, 0),
+        (512, 16, 64, True, 0),
+        (512, 8, 128, False, 0),
+    ],
+)
+def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, group, head_dim, fp8, step):
+    assert choose_step("sm_90a", keys, group, head_dim, fp8=fp8) == step
+    assert choose_step("sm_100a", keys, group, head_dim, fp8=fp8) == 0
+    q, kind = torch.zeros(1, group, head_dim).bfloat16(), torch.float8_e4m3fn
+    k = torch.zeros(1, keys * 8, 1, head_dim, dtype=kind if fp8 else torch.bfloat16)
+    config = choose_config(Arguments(q, k, k), Target("emulate", "sm_90a"))
+    assert (config.cluster, config.step) == (8, step)
+    assert not (step and config.warps)
 
 
 @pytest.mark.parametrize(

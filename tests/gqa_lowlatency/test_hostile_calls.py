@@ -93,6 +93,8 @@ CALLS = [
     hostile(call(config=DecodeConfig(warps=5), arch="sm_90a"), "warps 5"),
     hostile(call(config=DecodeConfig(warps=5), arch="sm_100a"), "warps 5", name="warps 5 sm_100a"),
     hostile(call(config=DecodeConfig(warps=8), arch="sm_100a"), "warps 8 on sm_100a"),
+    hostile(call(config=DecodeConfig(step=8), arch="sm_90a"), "step 8"),
+    hostile(call(config=DecodeConfig(step=32), arch="sm_100a"), "step 32 on sm_100a"),
     hostile(call(config=DecodeConfig(cluster=3)), "cluster 3"),
     hostile(call(k=FP8, v=FP8, k_scale=1e39), "k_scale 1e.39"),
     hostile(call(k=None, k_scale=1.0), "k is NoneType"),

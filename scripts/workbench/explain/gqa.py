@@ -12,7 +12,7 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import MACHINES, TILE, choose_config, clusters_per_head
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.launch import has_keys, make_workspace
-from gqa_lowlatency.sm90.plan import KEYS, Plan90
+from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100.plan import ROLES, Plan100
 from gqa_lowlatency.split import Reach, reach, share
 from kernelkit import hw
@@ -209,11 +209,11 @@ def of_hopper(plan: Plan90) -> tuple[Section, ...]:
     """What a CTA has: its warps do all the same, each for its keys."""
     queries = "shared memory, read again for every step" if plan.queries_in_smem else "registers"
     warps = [
-        ("a step", f"{KEYS} keys of the tile, a warp alone"),
+        ("a step", f"{plan.keys} keys of the tile, a warp alone"),
         ("ring", f"{plan.slots} slots of {plan.slot_bytes:,} bytes: K and V of a step in turn"),
         ("after it", f"{4 * plan.partial_words:,} bytes over the ring: what the warp found"),
         ("Q", f"in {queries}"),
-        ("products", f"mma.sync m16n8k16: Q K^T of {plan.config.dtype}, V^T P of {plan.p_dtype}"),
+        ("products", f"mma.sync m16n8k16: Q K^T of {plan.q_dtype}, V^T P of {plan.p_dtype}"),
     ]
     return (f"Warps: {plan.warps}, {plan.threads} threads", warps), hopper_smem(plan)
 
