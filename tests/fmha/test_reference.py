@@ -113,6 +113,15 @@ def test_every_option_key_by_key(options):
                 assert ours.row_max[b, h, r].item() == pytest.approx(row_max, abs=1e-12)
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rows_may_be_computed_some_at_a_time(options, monkeypatch):
+    whole = reference.definition(*inputs(), **options)
+    monkeypatch.setattr(reference, "AT_ONCE", 7 * 4 * 33)  # seven rows of 33 keys, and five behind
+    parts = reference.definition(*inputs(), **options)
+    for name in ("o", "lse", "row_max"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_definition_is_softmax_attention(causal):
     q, k, v = inputs()
