@@ -27,6 +27,7 @@ PATIENCE = 1800.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
 NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
 LOG2_LAG = AttentionConfig().rescale_log2
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Case:
         """dtype of q, k, v and P."""
         return DTYPES[self.dtype]
 
-    def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def inputs(self, device: str = "cpu") -> Inputs:
         """Views into larger allocations full of NaN, heads before tokens in memory; the same
         numbers on every device but 'meta', where there is no memory."""
         memory = _Memory(device, torch.Generator().manual_seed(self._seed()))
@@ -178,9 +179,9 @@ class Case:
 
     def _rows(self, memory: _Memory, shape: Sequence[int], side: int) -> torch.Tensor:
         """[.., tokens, heads, columns] in fp32."""
-        rows = torch.randn(shape, generator=memory.generator)
+        rows = torch.randn(shape, generator=memory.generator).to(memory.device)
         if self.climb and side == 1:
-            growth = torch.linspace(0, abs(self.climb), shape[-3])
+            growth = torch.linspace(0, abs(self.climb), shape[-3], device=memory.device)
             rows *= 1 + (growth if self.climb > 0 else growth.flip(0))[:, None, None]
         return rows
 
@@ -192,9 +193,9 @@ class Case:
         pool = memory.nan_view(self, (used + SPARE_PAGES, self.page_size, heads, columns))
         for entry, length in enumerate(self.keys if memory.exists else ()):
             count = -(-length // self.page_size)
-            pages = torch.full((count, self.page_size, heads, columns), math.nan, dtype=self.io)
+            pages = pool.new_full((count, self.page_size, heads, columns), math.nan)
             pages.flatten(0, 1)[:length] = self._rows(memory, (length, heads, columns), side)
-            pool[table[entry, :count].long()] = pages.to(pool.device)
+            pool[table[entry, :count].long()] = pages
         return pool
 
     def page_table(self) -> torch.Tensor:
@@ -318,19 +319,21 @@ def run_reported(
     return results, active.reports
 
 
-def references(case: Case, device: str = "cpu") -> tuple[Attention, Attention]:
-    """(fp64 definition, the same with the kernel's rounding points), both normalised, computed on
-    the device."""
-    inputs, options = case.inputs(device), case.options()
+def references(case: Case, inputs: Inputs | None = None) -> tuple[Attention, Attention]:
+    """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
+    of the case, where they are at hand; the references are computed where they are."""
+    inputs, options = inputs or case.inputs(), case.options()
     out_dtype = DTYPES[case.out_dtype or (case.dtype if case.normalize else "fp32")]
     exact = reference.definition(*inputs, **options)
     return exact, reference.rounded(*inputs, **options, out_dtype=out_dtype)
 
 
-def judge(case: Case, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
-    """Verdicts on O and LSE, and on the identity that connects a raw output with them; computed
-    where the results are."""
-    exact, rounded = references(case, results[0].device.type)
+def judge(
+    case: Case, results: Sequence[torch.Tensor], inputs: Inputs | None = None
+) -> list[tolerance.Report]:
+    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs: see
+    `references`; the results are on the same device."""
+    exact, rounded = references(case, inputs)
     o, lse = results[:2]
     reports = []
     if not case.normalize:

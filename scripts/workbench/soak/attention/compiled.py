@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import time
@@ -30,7 +31,8 @@ def compiled(kernels: Sequence[Kernel], arch: str, jobs: int, seconds: float) ->
         results = pool.imap_unordered(_compile, keys)
         for _ in keys:
             try:
-                number, *found = results.next(timeout=max(ends - time.monotonic(), 0.0))
+                left = max(ends - time.monotonic(), 0.0)
+                number, *found = results.next(timeout=None if left == math.inf else left)
             except multiprocessing.TimeoutError:
                 return
             yield kernels[number], *found
@@ -46,6 +48,6 @@ def _compile(numbered: tuple[int, KernelKey]) -> tuple[int, float, str]:
     began, wrong = time.monotonic(), ""
     try:
         ready(key)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - of one kernel, whatever it is
         wrong = f"{type(error).__name__} while compiling: {error}"
     return number, time.monotonic() - began, wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ class Soak:
                     wrong.append(words)
             if self.options.streams:
                 self._run_together(name, trial)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure
             wrong.append(f"{type(error).__name__}: {error}")
         self.record.add(case, reports, failed=bool(wrong))
         if wrong:
@@ -105,6 +106,7 @@ class Soak:
         def end() -> None:
             self.fail([name], repr(case), [f"has not ended within {PATIENCE:.0f} s"])
             finish(self)
+            sys.stdout.flush()
             os._exit(FAILED)
 
         timer = threading.Timer(PATIENCE, end)
@@ -192,8 +194,9 @@ def drawn(soak: Soak, kernels: Sequence[Kernel], problems: int) -> None:
             flush=True,
         )
         if soak.seconds_left <= 0:
-            print("--minutes are over", flush=True)
-            return
+            break
+    if soak.seconds_left <= 0:
+        print("--minutes are over", flush=True)
 
 
 def _ready(soak: Soak, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, float, str]]:

@@ -4,7 +4,7 @@ to be the same."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
@@ -33,14 +33,12 @@ class Trial:
 
     def results(self, policy: str = POLICIES[0]) -> Results:
         """A call; outputs hold NaN before. policy: of the emulator."""
-        emulated = self.place.backend == "emulate"
-        with emulation(Options(policy=policy, limit=None)) if emulated else nullcontext():
-            with poisoned():
-                return attention(*self.inputs, **self.arguments)
+        with emulation(Options(policy=policy, limit=None)), poisoned():
+            return attention(*self.inputs, **self.arguments)
 
     def reports(self) -> list[tolerance.Report]:
         """The first results beside the definition."""
-        return judge(self.case, self.first)
+        return judge(self.case, self.first, self.inputs)
 
     def repeats(self) -> bool:
         """Whether another call gives the same bits, in the emulator under another schedule."""
