@@ -9,7 +9,9 @@ import dataclasses
 import json
 import math
 import shlex
+from contextlib import nullcontext
 from itertools import islice
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -180,6 +182,46 @@ def test_a_problem_of_a_refused_kernel_is_refused(run):
     done = run(f"soak.py fmha {PLACE} --problem {number}.0")
     assert done.returncode == 2
     assert f"kernel {number} is refused" in done.stderr
+
+
+class Stub:
+    """A trial on the CPU that computes something else."""
+
+    def __init__(self):
+        self.case = Case(4, 4, kv_lens=(4,))
+        self.inputs = tuple(torch.arange(1.0, 5.0) for _ in range(3))
+        self.arguments = {"kv_lens": torch.tensor([4], dtype=torch.int32)}
+        self.made = []
+        self.first = self.results()
+
+    def results(self):
+        self.made.append((self.inputs[0] * self.inputs[2] * self.arguments["kv_lens"],))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_replay_has_to_follow_the_contents(monkeypatch, follows):
+    one = Stub()
+
+    class Graph:
+        def replay(self):
+            captured = one.made[1][0]
+            captured.copy_(one.results()[0] if follows else captured)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    before = one.first[0]
+    assert trial.replays(one) == follows
+    assert not torch.equal(one.first[0], before)
+
+
+def test_who_differs_beside_others_is_named(monkeypatch):
+    for name in ("_sleep", "synchronize", "Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, Mock())
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    right, wrong = Stub(), Stub()
+    wrong.first = (wrong.first[0] + 1,)
+    assert trial.run_together([right, wrong, Stub()]) == [True, False, True]
 
 
 def test_processes_need_a_cache_between_them(monkeypatch):
