@@ -212,15 +212,17 @@ def finish(soak: Soak) -> int:
     tables.show(*record.table())
     print(
         f"{record.problems:,} problems of {record.kernels} kernels, {len(record.failures)} failed; "
-        f"{record.compile_seconds:.0f} s of compiling; {refused.total()} kernels were drawn that "
-        f"{soak.place.arch} refuses" + "".join(f"\n    {n} x {r}" for r, n in refused.items())
+        f"{record.seconds:.0f} s, and {record.compile_seconds:.0f} s of processes that compile\n"
+        f"{refused.total()} kernels were drawn that {soak.place.arch} refuses"
+        + "".join(f"\n    {n} x {r}" for r, n in refused.items())
     )
     if record.failures:
         print(f"failures: {FAILURES}")
     if soak.options.json:
         document = {
             "setting": setting(), "place": str(soak.place), "seed": soak.options.seed,
-            "kernels": record.kernels, "compile_seconds": record.compile_seconds,
+            "kernels": record.kernels, "seconds": record.seconds,
+            "compile_seconds": record.compile_seconds,
             "refused": refused, "features": record.rows(),
             "failures": [asdict(failure) for failure in record.failures],
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -87,6 +88,11 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     kernels: int = 0
     compile_seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
 
     @property
     def problems(self) -> int:
