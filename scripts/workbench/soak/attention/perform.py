@@ -29,7 +29,7 @@ from workbench.timing import setting
 
 FAILED = 1  # exit code
 FAILURES = Path("out/soak_fmha_failures.json")
-PATIENCE = 300.0  # seconds of a problem; a kernel that waits for ever never comes back by itself
+PATIENCE = 100.0  # seconds of a problem; a kernel that waits for ever never comes back by itself
 TOGETHER = 4  # problems on streams of their own
 DEFAULTS = {"cuda": ("usual", 60, 3000), "emulate": ("small", 4, 8)}  # size, kernels, problems
 

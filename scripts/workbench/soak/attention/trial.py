@@ -32,7 +32,8 @@ class Trial:
         self.first = self.results()
 
     def results(self, policy: str = POLICIES[0]) -> Results:
-        """A call; outputs hold NaN before. policy: of the emulator."""
+        """A call. Outputs hold NaN before, but where a GPU repeats the tape of an earlier call,
+        which allocates by itself. policy: of the emulator."""
         with emulation(Options(policy=policy, limit=None)), poisoned():
             return attention(*self.inputs, **self.arguments)
 
