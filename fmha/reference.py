@@ -1,9 +1,10 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
 `definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
-kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype) and
-nowhere else; the distance between the two is what the kernel is allowed to be wrong by
-(`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug.
+kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype; where a
+sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the two is
+what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
+neither can share a tiling bug.
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -209,6 +210,8 @@ def _some_rows(
         sink = options.sinks.to(q)[:, None]
         highest = torch.maximum(row_max, sink)
         shrink = torch.exp(row_max - _finite(highest))
+        if io is not None:  # ex2.approx.ftz has no subnormal results
+            shrink = shrink.masked_fill(shrink < torch.finfo(shrink.dtype).tiny, 0.0)
         total = total * shrink + torch.exp(sink - _finite(highest))
         o, row_max = o * shrink[..., None], highest
     lse = torch.log(total) + _finite(row_max)

@@ -203,6 +203,16 @@ def test_rounding_points_cost_what_the_dtype_costs(dtype):
     assert (rounded.lse - exact.lse).abs().max() < 1e-5
 
 
+def test_what_a_sink_far_above_leaves_of_a_row_is_flushed():
+    q, k, v = inputs(batch=1, sq=1, skv=1, heads=(2, 1))
+    q.fill_(0.0)
+    sinks = {"sinks": torch.tensor([80.0, 90.0])}  # exp(-80) is a normal number, exp(-90) is not
+    exact, rounded = (f(q, k, v, **sinks) for f in (reference.definition, reference.rounded))
+    assert exact.o.all()
+    assert rounded.o[0, 0].any(dim=-1).tolist() == [True, False]
+    assert torch.equal(rounded.lse.flatten(), sinks["sinks"])
+
+
 def test_output_dtypes():
     q, k, v = inputs(dtype=torch.float16)
     v.fill_(60000.0)
