@@ -1,9 +1,13 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
 `definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
-kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype) and
-nowhere else; the distance between the two is what the kernel is allowed to be wrong by
-(`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug.
+kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype; where a
+sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the two is
+what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
+neither can share a tiling bug.
+
+Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
+too, where the tensors of the problem may be.
 
 Layouts: q [B, Sq, Hq, D] or [T, Hq, D]; k [B, Skv, Hkv, D] and v [B, Skv, Hkv, Dv], or
 [Tk, Hkv, ...], or pages [P, page_size, Hkv, ...]; Hq % Hkv == 0. O like q with Dv columns;
@@ -21,6 +25,7 @@ from typing import Any
 import torch
 
 Ints = Sequence[int] | torch.Tensor
+AT_ONCE = 1 << 25  # scores in memory, of all heads
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,18 @@ def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -
     return _attention(q, k, v, Options(**options), q.dtype)
 
 
-def visible_keys(n_q: int, n_k: int, offset: int, options: Options) -> torch.Tensor:
-    """bool [n_q, n_k]: key c is visible to query row r, which stands at position offset + r."""
-    position = torch.arange(n_q)[:, None] + offset
-    key = torch.arange(n_k)[None, :]
+def visible_keys(
+    n_q: int,
+    n_k: int,
+    offset: int,
+    options: Options,
+    rows: slice = slice(None),
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """bool [n_q, n_k], some rows of it: key c is visible to query row r, which stands at position
+    offset + r."""
+    position = torch.arange(n_q, device=device)[rows, None] + offset
+    key = torch.arange(n_k, device=device)[None, :]
     left, right = options.window
     if options.causal:
         right = 0
@@ -147,8 +160,8 @@ def _attention(
         return Attention(o.to(out_dtype), lse, row_max)
     # Rows of no entry are not part of the problem; NaN says that nothing is known of them.
     wide = torch.float64 if io is None else torch.float32
-    o = torch.full((*q.shape[:2], v.shape[-1]), math.nan, dtype=out_dtype)
-    lse, row_max = (torch.full((q.shape[1], q.shape[0]), math.nan, dtype=wide) for _ in range(2))
+    o = q.new_full((*q.shape[:2], v.shape[-1]), math.nan, dtype=out_dtype)
+    lse, row_max = (q.new_full(q.shape[1::-1], math.nan, dtype=wide) for _ in range(2))
     for (rows, _), result in zip(parts, results, strict=True):
         o[rows], lse[:, rows], row_max[:, rows] = result[0].to(out_dtype), result[1], result[2]
     return Attention(o, lse, row_max)
@@ -157,36 +170,54 @@ def _attention(
 def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[torch.Tensor, ...]:
     """o [n_q, Hq, Dv] before its last rounding, lse and row_max [Hq, n_q]."""
     wide = torch.float64 if io is None else torch.float32
-    (n_q, q_heads, head_dim), (n_k, kv_heads, v_dim) = entry.q.shape, entry.v.shape
-    rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
-    queries = entry.q.to(wide).transpose(0, 1).reshape(kv_heads, rows, head_dim)
-    keys, values = entry.k.to(wide).permute(1, 2, 0), entry.v.to(wide).transpose(0, 1)
-    scores = (queries @ keys).reshape(q_heads, n_q, n_k)
+    entry = Entry(entry.q.to(wide), entry.k.to(wide), entry.v.to(wide), entry.offset)
+    (n_q, q_heads, _), n_k = entry.q.shape, entry.k.shape[0]
+    step = max(AT_ONCE // max(q_heads * n_k, 1), 1)
+    parts = [
+        _some_rows(entry, slice(first, first + step), options, io)
+        for first in range(0, max(n_q, 1), step)
+    ]
+    o, lse, row_max = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    return _rotated_back(o.transpose(0, 1), entry.offset, options), lse, row_max
+
+
+def _some_rows(
+    entry: Entry, rows: slice, options: Options, io: torch.dtype | None
+) -> tuple[torch.Tensor, ...]:
+    """o [Hq, rows, Dv] before it is turned and rounded, lse and row_max [Hq, rows], of an entry in
+    the dtype that is computed in."""
+    q, values = entry.q[rows], entry.v.transpose(0, 1)
+    (n_q, q_heads, head_dim), (kv_heads, n_k, v_dim) = q.shape, values.shape
+    heads_rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
+    queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
+    scores = (queries @ entry.k.permute(1, 2, 0)).reshape(q_heads, n_q, n_k)
     scores, unit = _units(scores, head_dim, options)
-    visible = visible_keys(n_q, n_k, entry.offset, options)
+    visible = visible_keys(entry.q.shape[0], n_k, entry.offset, options, rows, q.device)
     scores = scores.masked_fill(~visible, -math.inf)
     # Values that no row sees may be anything, NaN too: they are not part of the problem.
     values = values.masked_fill(~visible.any(dim=0)[:, None], 0.0)
-    top = torch.full((q_heads, n_q), -math.inf, dtype=wide)
+    top = q.new_full((q_heads, n_q), -math.inf)
     if n_k:
         top = scores.amax(dim=-1)
     weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * math.log2(math.e)))
     total = weights.sum(dim=-1)
     if io is not None:
-        weights = weights.to(io).to(wide)
-    o = (weights.reshape(kv_heads, rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
+        weights = weights.to(io).to(q.dtype)
+    o = (weights.reshape(kv_heads, heads_rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
     row_max = top * unit
     if options.sinks is not None:
         # The sink is a key with value zero: it moves the maximum and joins the sum.
-        sink = options.sinks.to(wide)[:, None]
+        sink = options.sinks.to(q)[:, None]
         highest = torch.maximum(row_max, sink)
         shrink = torch.exp(row_max - _finite(highest))
+        if io is not None:  # ex2.approx.ftz has no subnormal results
+            shrink = shrink.masked_fill(shrink < torch.finfo(shrink.dtype).tiny, 0.0)
         total = total * shrink + torch.exp(sink - _finite(highest))
         o, row_max = o * shrink[..., None], highest
     lse = torch.log(total) + _finite(row_max)
     if options.normalize:
         o = o / total.masked_fill(total == 0, 1.0)[..., None]
-    return _rotated_back(o.transpose(0, 1), entry.offset, options), lse, row_max
+    return o, lse, row_max
 
 
 def _units(scores: torch.Tensor, head_dim: int, options: Options) -> tuple[torch.Tensor, float]:
@@ -207,8 +238,8 @@ def _rotated_back(o: torch.Tensor, offset: int, options: Options) -> torch.Tenso
     if options.rope is None:
         return o
     cos, sin = options.rope
-    position = (torch.arange(o.shape[0]) + offset).clamp(0, cos.shape[0] - 1)
-    cos, sin = (table[position][:, None, :].to(o.dtype) for table in (cos, sin))
+    position = (torch.arange(o.shape[0], device=o.device) + offset).clamp(0, cos.shape[0] - 1)
+    cos, sin = (table.to(o)[position][:, None, :] for table in (cos, sin))
     first = o.shape[-1] - 2 * cos.shape[-1]
     x, y = o[..., first::2], o[..., first + 1 :: 2]
     turned = torch.stack((x * cos + y * sin, y * cos - x * sin), dim=-1).flatten(-2)

@@ -27,7 +27,7 @@ def errors_of(
     return {
         "max_error": max(error.flatten().tolist(), default=0.0),
         "reference_error": verdicts[0].reference_error,
-        "of_limit": max(_share(verdict, slack) for verdict in verdicts),
+        "of_limit": max(share(verdict, slack) for verdict in verdicts),
         "relative": (error.norm() / exact[0].norm().clamp_min(TINY)).item(),
         "lse_error": verdicts[1].error,
     }
@@ -38,7 +38,7 @@ def coarser(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _share(verdict: tolerance.Report, slack: float) -> float:
+def share(verdict: tolerance.Report, slack: float = 1.0) -> float:
     """Error over limit; infinite where NaNs or infinities disagree, which no limit excuses."""
     if verdict.limit == 0.0:
         return 0.0 if verdict.ok else math.inf

@@ -2,19 +2,18 @@
 
 QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`);
 QUICK every value at least once, SWEPT what is left of pages of 16 and 64 keys. PLAIN and EDGES are
-many problems for few kernels: shapes, and where masks meet. `random_cases` picks anywhere in the
-space, problems that share a kernel.
+many problems for few kernels: shapes, and where masks meet. What is drawn at random, and for
+`scripts/soak.py`, is in `workbench.cases.attention_draws`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from collections.abc import Mapping
 from typing import Any
 
-from tests.fmha.pairwise import Rule, Space, covering, random_row
+from tests.fmha.pairwise import Rule, Space, covering
 from workbench.problems.attention import Case
 
 # (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
@@ -187,61 +186,3 @@ EDGES = tuple(
         ((400, 300), 4, (-500, -90, 1)),  # all rows before the first key; a few
     )
 )
-
-
-def random_cases(seed: int, count: int) -> tuple[Case, ...]:
-    """Problems anywhere in the space that share a compiled kernel: lengths, heads, windows, sink
-    tokens, offsets, softcap and scale are at random, too."""
-    generator = random.Random(seed)
-    row = random_row(SPACE, generator)
-    if row["pack_heads"] is None:
-        row["pack_heads"] = generator.random() < 0.5
-    return tuple(_scrambled(case_of(row), row["keys"], generator) for _ in range(count))
-
-
-def _scrambled(case: Case, keys: str | int, generator: random.Random) -> Case:
-    """`case` with other runtime values."""
-    batch, few = generator.choice((1, 1, 2, 4)), generator.random() < 0.4
-    kv_heads = generator.choice((1, 1, 2, 3) if few else (1, 1, 2))
-    group = generator.choice((1, 2, 3, 5, 8, 16) if few else (1, 2, 3))
-    n_q = [_length(generator, 12 if few else 300) for _ in range(batch)]
-    n_k = [_length(generator, 900) for _ in range(batch)]
-    if case.q_lens is None:
-        n_q = [n_q[0]] * batch
-    if keys == "dense":
-        n_k = [n_k[0]] * batch
-    offsets = [generator.randint(-60, length + 60) for length in n_k]
-    if case.rope_dim:
-        n_k = [max(lengths) for lengths in zip(n_q, n_k, strict=True)]
-        n_k = [max(n_k)] * batch if keys == "dense" else n_k
-        offsets = [max(offset, 0) for offset in offsets]
-    stored = [length + generator.choice((0, 1, 140)) for length in n_k]
-    stored = n_k if keys in ("dense", "packed") else stored
-    window = tuple(
-        None if side is None else generator.choice((0, 1, 63, 128, generator.randint(0, 400)))
-        for side in case.window
-    )
-    return dataclasses.replace(
-        case,
-        sq=max(n_q),
-        skv=max(stored),
-        heads=(kv_heads * group, kv_heads),
-        batch=batch,
-        kv_lens=None if case.kv_lens is None else tuple(n_k),
-        q_lens=None if case.q_lens is None else tuple(n_q),
-        k_lens=None if case.k_lens is None else tuple(stored),
-        window=window,
-        sink_tokens=generator.choice((1, 4, 129, 300)) if case.sink_tokens else 0,
-        q_offset=None if case.q_offset is None else tuple(offsets),
-        softcap=generator.choice((0.5, 15.0, 50.0)) if case.softcap else 0.0,
-        amplitude=generator.choice((0.0, 1.0, 4.0, 20.0)),
-        scale=generator.choice((None, None, 0.05, 1.0)),
-    )
-
-
-def _length(generator: random.Random, most: int) -> int:
-    """0, a multiple of a tile, or anything up to `most`."""
-    kind = generator.random()
-    if kind < 0.1:
-        return 0
-    return min(generator.choice((128, 256)), most) if kind < 0.3 else generator.randint(1, most)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
-from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, SWEPT, random_cases
+from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, SWEPT
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),
@@ -72,8 +72,5 @@ def test_cases_have_names_of_their_own_and_few_kernels():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_cases_share_a_kernel(seed):
-    cases = random_cases(seed, 4)
-    assert cases == random_cases(seed, 4)
-    assert len({case.group for case in cases}) == 1
+def test_a_random_row_is_complete(seed):
     assert SPACE.allowed(random_row(SPACE, random.Random(seed)))

@@ -113,6 +113,15 @@ def test_every_option_key_by_key(options):
                 assert ours.row_max[b, h, r].item() == pytest.approx(row_max, abs=1e-12)
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_rows_may_be_computed_some_at_a_time(options, monkeypatch):
+    whole = reference.definition(*inputs(), **options)
+    monkeypatch.setattr(reference, "AT_ONCE", 7 * 4 * 33)  # seven rows of 33 keys, and five behind
+    parts = reference.definition(*inputs(), **options)
+    for name in ("o", "lse", "row_max"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_definition_is_softmax_attention(causal):
     q, k, v = inputs()
@@ -192,6 +201,16 @@ def test_rounding_points_cost_what_the_dtype_costs(dtype):
     assert rounded.o.dtype == dtype
     assert 0 < error <= 2 * epsilon * v.double().abs().max().item()
     assert (rounded.lse - exact.lse).abs().max() < 1e-5
+
+
+def test_what_a_sink_far_above_leaves_of_a_row_is_flushed():
+    q, k, v = inputs(batch=1, sq=1, skv=1, heads=(2, 1))
+    q.fill_(0.0)
+    sinks = {"sinks": torch.tensor([80.0, 90.0])}  # exp(-80) is a normal number, exp(-90) is not
+    exact, rounded = (f(q, k, v, **sinks) for f in (reference.definition, reference.rounded))
+    assert exact.o.all()
+    assert rounded.o[0, 0].any(dim=-1).tolist() == [True, False]
+    assert torch.equal(rounded.lse.flatten(), sinks["sinks"])
 
 
 def test_output_dtypes():

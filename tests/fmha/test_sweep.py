@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fmha.space import random_cases
+from workbench.cases.attention_draws import SIZES, Draws
 from workbench.problems import attention as cases
 
 SEEDS = 1000
@@ -19,7 +19,10 @@ SCHEDULES = (("round-robin", 0), ("random", 0), ("adversarial", 0), ("adversaria
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 def test_random_problems(seed):
-    for case in random_cases(seed, PROBLEMS):
+    draws = Draws(seed, "sm_100a", SIZES["small"])
+    kernel = next(draws.kernels())
+    for number in range(PROBLEMS):
+        case = draws.problem(kernel, number)
         name = f"seed {seed}: {case!r}"
         try:
             results = [cases.run(case, *schedule) for schedule in SCHEDULES]

@@ -1,4 +1,4 @@
-"""soak.py: a short run, its figures, refusals, and a stored failure."""
+"""soak.py kvcache: a short run, its figures, refusals, and a stored failure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rich.console import Console
 
 import soak as soak_script
 from kvcache.books.prefix import PrefixCache
+from workbench.flags.kvcache import operations
 from workbench.soak import long_run
 from workbench.soak import perform as soak
 from workbench.soak.cases import CASES
@@ -16,7 +17,7 @@ from workbench.soak.long_run import WEIGHTS
 
 def run(*arguments: object) -> int:
     """The exit code of the script with these arguments."""
-    return soak_script.main([*map(str, arguments)])
+    return soak_script.main(["kvcache", *map(str, arguments)])
 
 
 def test_a_short_run(tmp_path, capsys):
@@ -33,9 +34,9 @@ def test_a_short_run(tmp_path, capsys):
 def test_the_cases_take_turns_with_seeds_of_their_own():
     lives = list(soak.lives(["a", "b"], 2 * soak.LIFE + 5, seed=7))
     assert lives == [("a", 7, soak.LIFE), ("b", 7, soak.LIFE), ("a", 8, 5)]
-    assert soak_script.number("50k") == 50_000
-    assert soak_script.number("2m") == 2_000_000
-    assert soak_script.number("31") == 31
+    assert operations("50k") == 50_000
+    assert operations("2m") == 2_000_000
+    assert operations("31") == 31
 
 
 def test_what_it_refuses(capsys):

@@ -50,7 +50,8 @@ def started(*command: object) -> SimpleNamespace:
 def subcommands() -> list[tuple[str, str]]:
     """(script, name) of every script that takes a name."""
     named = {"run.py": commands.RUN, "bench.py": commands.BENCH, "dump.py": commands.DUMP,
-             "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE}  # fmt: skip
+             "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE,
+             "soak.py": commands.SOAK}  # fmt: skip
     return [
         (script, name)
         for script, names in named.items()

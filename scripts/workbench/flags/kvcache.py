@@ -168,3 +168,26 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     add(group, "lengths", words, LENGTHS, type=token_list, metavar="N,...")
     words = "tokens of a step, in vLLM's admission"
     add(group, "batched-tokens", words, BATCHED_TOKENS, type=groups.count)
+
+
+def operations(text: str) -> int:
+    """Argument type: '50k' is 50,000, '2m' two million."""
+    unit = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    return int(text[:-1] if unit > 1 else text) * unit
+
+
+def add_soak(parser: argparse.ArgumentParser) -> None:
+    """Flags of `soak.py kvcache`."""
+    words = "how many; 50k is 50,000 and 2m two million; default: 1m"
+    given = {"type": operations, "default": 1_000_000, "metavar": "N"}
+    parser.add_argument("--operations", help=words, **given)
+    parser.add_argument("--seed", type=int, default=0, help="of the first cache; default: 0")
+    words = "cases whose name contains it, repeatable; default: all"
+    parser.add_argument("--layout", action="append", metavar="TEXT", help=words)
+    counted = {"type": int, "metavar": "N"}
+    words = "compare everything behind so many operations; default: 8"
+    parser.add_argument("--every", default=8, help=words, **counted)
+    words = "processes; default: 2"
+    parser.add_argument("--jobs", type=groups.number, default=2, metavar="N", help=words)
+    groups.add_json(parser, "the figures")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run a stored failure again")

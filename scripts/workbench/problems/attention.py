@@ -27,6 +27,7 @@ PATIENCE = 1800.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
 NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
 LOG2_LAG = AttentionConfig().rescale_log2
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Case:
     entry; everything past them is NaN. page_size: K and V are pages, shuffled, in a pool with
     spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
     large values move the row maximum from tile to tile. normalize False: the raw output is
-    normalised here. out_dtype, schedule '': the default of the API.
+    normalised here. out_dtype, schedule '': the default of the API. climb: keys grow by that factor
+    and 1 up to the last, or down from the first where it is negative, and scores with them.
+    sink_value: of every other head, from the first on. tokens_first: in memory, not heads.
     """
 
     sq: int
@@ -71,6 +74,9 @@ class Case:
     v_stages: int = 0
     rescale_log2: float = LOG2_LAG
     pdl: bool = False
+    climb: float = 0.0
+    sink_value: float | None = None
+    tokens_first: bool = False
 
     def __str__(self) -> str:
         return "-".join(self.words())
@@ -105,7 +111,9 @@ class Case:
         parts += [f"{queries}x{keys}"] + [f"b{self.batch}"] * (self.batch > 1)
         parts += [] if self.kv_lens is None else [f"lens{_listed(self.kv_lens)}"]
         parts += [] if self.q_offset is None else [f"at{_listed(self.q_offset)}"]
-        return parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0)
+        parts += [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0)
+        parts += [f"climb{self.climb:g}"] * bool(self.climb) + ["tokens"] * self.tokens_first
+        return parts + ([] if self.sink_value is None else [f"sink{self.sink_value:g}"])
 
     @property
     def group(self) -> str:
@@ -143,36 +151,53 @@ class Case:
         """dtype of q, k, v and P."""
         return DTYPES[self.dtype]
 
-    def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views into larger allocations full of NaN, heads before tokens in memory; on 'meta' they
-        have no memory."""
-        if device not in ("cpu", "meta"):
-            return tuple(tensor.to(device) for tensor in self.inputs())
-        generator = torch.Generator().manual_seed(self._seed()) if device == "cpu" else None
-        q = _filled(self, self.queries, self.sq, self.q_lens is not None, 0, generator)
+    def inputs(self, device: str = "cpu") -> Inputs:
+        """Views into larger allocations full of NaN, heads before tokens in memory; the same
+        numbers on every device but 'meta', where there is no memory."""
+        memory = _Memory(device, torch.Generator().manual_seed(self._seed()))
+        q = self._filled(memory, 0, self.q_lens, self.sq)
         q *= self.amplitude
         if self.page_size:
-            return q, *(self._pool(columns, generator) for columns in self.dims)
-        packed, stored = self.k_lens is not None, self.k_lens or (self.skv,) * self.batch
-        k, v = (_filled(self, stored, self.skv, packed, side, generator) for side in (1, 2))
+            return q, *(self._pool(memory, side) for side in (1, 2))
+        k, v = (self._filled(memory, side, self.k_lens, self.skv) for side in (1, 2))
+        starts = [0, *accumulate(self.k_lens or ())]
         for tensor in (k, v) if self.kv_lens is not None else ():
-            starts = [0, *accumulate(stored)]
             for entry, length in enumerate(self.keys):
+                packed = self.k_lens is not None
                 rows = tensor[starts[entry] : starts[entry + 1]] if packed else tensor[entry]
                 rows[length:] = math.nan
         return q, k, v
 
-    def _pool(self, columns: int, generator: torch.Generator | None) -> torch.Tensor:
+    def _filled(
+        self, memory: _Memory, side: int, lens: tuple[int, ...] | None, tokens: int
+    ) -> torch.Tensor:
+        """q, k or v (side 0, 1, 2) with normal numbers; lens: of packed entries."""
+        shape = (self.batch, tokens) if lens is None else (1, sum(lens))
+        heads, columns = self.heads[min(side, 1)], self.dims[max(side - 1, 0)]
+        tensor = memory.nan_view(self, (*shape, heads, columns))
+        if memory.exists:
+            tensor.copy_(self._rows(memory, tensor.shape, side))
+        return tensor if lens is None else tensor[0]
+
+    def _rows(self, memory: _Memory, shape: Sequence[int], side: int) -> torch.Tensor:
+        """[.., tokens, heads, columns] in fp32."""
+        rows = torch.randn(shape, generator=memory.generator).to(memory.device)
+        if self.climb and side == 1:
+            growth = torch.linspace(0, abs(self.climb), shape[-3], device=memory.device)
+            rows *= 1 + (growth if self.climb > 0 else growth.flip(0))[:, None, None]
+        return rows
+
+    def _pool(self, memory: _Memory, side: int) -> torch.Tensor:
+        """The pages of k or v (side 1, 2)."""
         table = self.page_table()
         used = sum(-(-length // self.page_size) for length in self.keys)
-        sizes = used + SPARE_PAGES, self.page_size, self.heads[1], columns
-        pool = _nan_view(sizes, self.io, generator)
-        if generator is None:
-            return pool
-        for entry, length in enumerate(self.keys):
-            rows = torch.randn((length, self.heads[1], columns), generator=generator)
-            for index, page in enumerate(rows.split(self.page_size) if length else ()):
-                pool[table[entry, index], : len(page)] = page.to(self.io)
+        heads, columns = self.heads[1], self.dims[side - 1]
+        pool = memory.nan_view(self, (used + SPARE_PAGES, self.page_size, heads, columns))
+        for entry, length in enumerate(self.keys if memory.exists else ()):
+            count = -(-length // self.page_size)
+            pages = pool.new_full((count, self.page_size, heads, columns), math.nan)
+            pages.flatten(0, 1)[:length] = self._rows(memory, (length, heads, columns), side)
+            pool[table[entry, :count].long()] = pages
         return pool
 
     def page_table(self) -> torch.Tensor:
@@ -212,6 +237,8 @@ class Case:
         if self.sinks:
             spread = torch.linspace(-2.0, 4.0, self.heads[0])
             options["sinks"] = torch.roll(spread, 1)  # the first head has the strongest sink
+            if self.sink_value is not None:
+                options["sinks"][::2] = self.sink_value
         if self.rope_dim:
             options["rope"] = self._rope()
         return options
@@ -250,32 +277,26 @@ def _int32(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _filled(
-    case: Case,
-    lengths: Sequence[int],
-    tokens: int,
-    packed: bool,
-    side: int,
-    generator: torch.Generator | None,
-) -> torch.Tensor:
-    """q, k or v (side 0, 1, 2) with normal numbers."""
-    shape = (1, sum(lengths)) if packed else (case.batch, tokens)
-    heads, columns = case.heads[min(side, 1)], case.dims[max(side - 1, 0)]
-    tensor = _nan_view((*shape, heads, columns), case.io, generator)
-    if generator is not None:
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    return tensor[0] if packed else tensor
+@dataclass(frozen=True)
+class _Memory:
+    """Of a device. generator: of the numbers, on the CPU."""
 
+    device: str
+    generator: torch.Generator
 
-def _nan_view(
-    sizes: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator | None
-) -> torch.Tensor:
-    """[batch, tokens, heads, columns]; without memory where nothing generates numbers."""
-    batch, tokens, heads, columns = sizes
-    shape = (batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS)
-    device = "meta" if generator is None else "cpu"
-    whole = torch.full(shape, math.nan, dtype=dtype, device=device)
-    return whole[:, :, :tokens, PAST_COLUMNS:].transpose(1, 2)
+    @property
+    def exists(self) -> bool:
+        return self.device != "meta"
+
+    def nan_view(self, case: Case, sizes: tuple[int, int, int, int]) -> torch.Tensor:
+        """[batch, tokens, heads, columns] of NaN, and NaN around it."""
+        batch, tokens, heads, columns = sizes
+        shape = [batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS]
+        if case.tokens_first:
+            shape[1:3] = shape[2:0:-1]
+        whole = torch.full(shape, math.nan, dtype=case.io, device=self.device)
+        whole = whole if case.tokens_first else whole.transpose(1, 2)
+        return whole[:, :tokens, :, PAST_COLUMNS:]
 
 
 def run(
@@ -300,22 +321,26 @@ def run_reported(
     return results, active.reports
 
 
-def references(case: Case) -> tuple[Attention, Attention]:
-    """(fp64 definition, the same with the kernel's rounding points), both normalised."""
-    inputs, options = case.inputs(), case.options()
+def references(case: Case, inputs: Inputs | None = None) -> tuple[Attention, Attention]:
+    """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
+    of the case, where they are at hand; the references are computed where they are."""
+    inputs, options = inputs or case.inputs(), case.options()
     out_dtype = DTYPES[case.out_dtype or (case.dtype if case.normalize else "fp32")]
     exact = reference.definition(*inputs, **options)
     return exact, reference.rounded(*inputs, **options, out_dtype=out_dtype)
 
 
-def judge(case: Case, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
-    """Verdicts on O and LSE, and on the identity that connects a raw output with them."""
-    exact, rounded = references(case)
+def judge(
+    case: Case, results: Sequence[torch.Tensor], inputs: Inputs | None = None
+) -> list[tolerance.Report]:
+    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs: see
+    `references`; the results are on the same device."""
+    exact, rounded = references(case, inputs)
     o, lse = results[:2]
     reports = []
     if not case.normalize:
         o = normalised(*results)
-        reports.append(_row_max_report(results[2], exact.row_max))
+        reports.append(_row_max_report(results[2], exact.row_max, case.rescale_log2))
     # 16 bits of O are rounded once more than those of P.
     coarser = max((case.io, results[0].dtype), key=lambda dtype: torch.finfo(dtype).eps)
     return [
@@ -325,10 +350,12 @@ def judge(case: Case, results: Sequence[torch.Tensor]) -> list[tolerance.Report]
     ]
 
 
-def _row_max_report(row_max: torch.Tensor, exact: torch.Tensor) -> tolerance.Report:
+def _row_max_report(
+    row_max: torch.Tensor, exact: torch.Tensor, rescale_log2: float
+) -> tolerance.Report:
     """The maximum that a raw O refers to may lag the true one, by as much as P may grow."""
     lag = (exact - row_max).nan_to_num(nan=0.0)  # (-inf) - (-inf) where no key was seen
-    limit = LOG2_LAG * math.log(2.0) + tolerance.LSE_FLOOR
+    limit = rescale_log2 * math.log(2.0) + tolerance.LSE_FLOOR
     right = (lag >= -tolerance.LSE_FLOOR) & (lag <= limit)
     where = tuple((~right).nonzero()[0].tolist()) if not right.all() else ()
     worst = lag[where].item() if where else 0.0

@@ -1,0 +1,194 @@
+"""Attention problems at random, reproducible by a seed: kernels from anywhere in the space of what
+`attention` takes, and for each of them problems of any size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fmha.config import HEAD_DIMS, IO_DTYPES, OUT_DTYPES, PAGE_SIZES, SCHEDULES, AttentionConfig
+from workbench.cases.attention import arguments_of, config_of, plan_of
+from workbench.problems.attention import Case
+
+GROUPS = (1, 1, 2, 3, 4, 5, 8, 16, 40, 128)  # query heads of a KV head
+EDGES = (0, 48, 64, 80, 112, 128, 192, 256, 384)  # of tiles
+# (amplitude of q, growth of k, scale): maxima that stay, that move, that are exceeded tile by tile.
+SCORES = (
+    *((1.0, 0.0, None),) * 4,
+    *((1.0, 0.0, 0.05), (1.0, 0.0, 1.0), (0.0, 0.0, None), (4.0, 0.0, None), (20.0, 0.0, None)),
+    *((20.0, 0.0, 1.0), (1000.0, 0.0, None), (1.0, 30.0, None), (4.0, -30.0, None)),
+    *((1.0, 8.0, 1.0), (1.0, -8.0, None)),
+)  # fmt: skip
+TUNING = {
+    "tile_m": (64, 128, 192),
+    "tile_n": (48, 64, 80, 96, 112, 128, 144, 176),
+    "k_stages": (2, 3, 4),
+    "v_stages": (2, 3, 4),
+    "schedule": SCHEDULES,
+    "polynomial": (0, 3, 8, 16),
+    "rescale_log2": (0.0, 4.0, 15.0),
+}
+RAW_FP16_KEYS = 900  # whose sums, without a maximum that lags, stay in the range of fp16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most of an entry; of all entries and heads together, rows of q or of k, and scores."""
+
+    queries: int
+    keys: int
+    rows: int
+    scores: int
+
+
+SIZES = {
+    "small": Sizes(140, 600, 1 << 11, 1 << 17),
+    "usual": Sizes(1500, 5000, 1 << 16, 1 << 25),
+    "long": Sizes(4096, 1 << 17, 1 << 19, 1 << 31),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """number: of the draw; case: what is drawn of every problem; config: compiled for it."""
+
+    number: int
+    case: Case
+    config: AttentionConfig
+
+
+@dataclass
+class Draws:
+    """All that a seed gives for an architecture. refused: reasons why a kernel was not drawn."""
+
+    seed: int
+    arch: str
+    sizes: Sizes
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def kernels(self) -> Iterator[Kernel]:
+        """Without an end; what the plan of the architecture refuses is left out."""
+        for number in itertools.count():
+            kernel = self.kernel(number)
+            if kernel is not None:
+                yield kernel
+
+    def kernel(self, number: int) -> Kernel | None:
+        pick = random.Random(f"{self.seed}.{number}")
+        kind = drawn_kernel(pick)
+        case = self._drawn(kind, pick)
+        try:
+            arguments_of(case, "meta").check()
+            return Kernel(number, kind, plan_of(case, self.arch).config)
+        except (ValueError, NotImplementedError) as reason:
+            self.refused[str(reason)] += 1
+            return None
+
+    def problem(self, kernel: Kernel, number: int) -> Case:
+        """One that the kernel runs."""
+        pick = random.Random(f"{self.seed}.{kernel.number}.{number}")
+        while True:
+            case = self._drawn(kernel.case, pick)
+            if config_of(case, self.arch) == kernel.config:
+                return case
+
+    def _drawn(self, kind: Case, pick: random.Random) -> Case:
+        while True:
+            case, sizes = drawn_problem(kind, pick, self.sizes), self.sizes
+            rows = max(sum(case.queries) * case.heads[0], sum(case.keys) * case.heads[1])
+            scores = sum(map(math.prod, zip(case.queries, case.keys, strict=True)))
+            if rows <= sizes.rows and scores * case.heads[0] <= sizes.scores:
+                return case
+
+
+def drawn_kernel(pick: random.Random) -> Case:
+    """What is compiled for; runtime values stand for whether there are any."""
+    keys = pick.choice(("dense", "lens", "lens", "packed", "packed, lens", "pages", "pages"))
+    left, right = pick.random() < 0.4, pick.choice(("all", "all", "causal", "causal", "window"))
+    normalize, dims = pick.random() < 0.8, pick.choice(HEAD_DIMS)
+    tuned = pick.random() < 0.4
+    return Case(
+        *(1, 1, (pick.choice(GROUPS), 1)),
+        dims=dims,
+        dtype=pick.choice(IO_DTYPES),
+        out_dtype=pick.choice(("", "", *OUT_DTYPES)),
+        normalize=normalize,
+        causal=right == "causal",
+        window=(1 if left else None, 1 if right == "window" else None),
+        sink_tokens=int(left and pick.random() < 0.5),
+        softcap=float(pick.random() < 0.25),
+        sinks=normalize and pick.random() < 0.3,
+        q_offset=0 if pick.random() < 0.3 else None,
+        q_lens=(1,) if pick.random() < 0.4 else None,
+        k_lens=(1,) if keys.startswith("packed") else None,
+        kv_lens=None if keys in ("dense", "packed") else (1,),
+        page_size=pick.choice(PAGE_SIZES) if keys == "pages" else 0,
+        rope_dim=pick.choice((2, 32, 64, dims[1])) if pick.random() < 0.25 else 0,
+        pack_heads=pick.choice((None, False, True)),
+        pdl=pick.random() < 0.1,
+        **(_tuning(pick) if tuned else {}),
+    )
+
+
+def _tuning(pick: random.Random) -> dict[str, Any]:
+    return {name: pick.choice(values) for name, values in TUNING.items() if pick.random() < 0.4}
+
+
+def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
+    """A problem of a kind of kernel."""
+    batch, kv_heads = pick.choice((1, 1, 2, 3, 5)), pick.choice((1, 1, 2, 3))
+    group = pick.choice(GROUPS) if kind.pack_heads is False else kind.heads[0]
+    amplitude, climb, scale = pick.choice(SCORES)
+    most = sizes.keys
+    if not kind.normalize and kind.out_dtype == "fp16":
+        most, climb = min(most, RAW_FP16_KEYS), 0.0
+    n_q = _lengths(pick, batch, sizes.queries, differ=kind.q_lens is not None)
+    n_k = _lengths(pick, batch, most, differ=(kind.k_lens or kind.kv_lens) is not None)
+    offsets = [pick.choice((0, pick.randint(-60, length + 60))) for length in n_k]
+    if kind.rope_dim:  # a table has no row for positions before the first key
+        n_k = [max(lengths) for lengths in zip(n_q, n_k, strict=True)]
+        offsets = [max(offset, 0) for offset in offsets]
+    surplus = pick.choice((0, 1, 140)) if kind.kv_lens is not None else 0
+    stored = [length + surplus for length in n_k]
+    return replace(
+        kind,
+        sq=max(n_q),
+        skv=max(stored),
+        heads=(kv_heads * group, kv_heads),
+        batch=batch,
+        kv_lens=None if kind.kv_lens is None else tuple(n_k),
+        q_lens=None if kind.q_lens is None else tuple(n_q),
+        k_lens=None if kind.k_lens is None else tuple(stored),
+        window=tuple(None if side is None else _width(pick, most) for side in kind.window),
+        sink_tokens=pick.choice((1, 4, 129, 300)) if kind.sink_tokens else 0,
+        q_offset=None if kind.q_offset is None else tuple(offsets),
+        softcap=pick.choice((0.5, 15.0, 50.0)) if kind.softcap else 0.0,
+        sink_value=pick.choice((None, None, -math.inf, 90.0)) if kind.sinks else None,
+        amplitude=amplitude,
+        climb=climb,
+        scale=scale,
+        tokens_first=pick.random() < 0.4,
+    )
+
+
+def _lengths(pick: random.Random, batch: int, most: int, *, differ: bool) -> list[int]:
+    return [_length(pick, most) for _ in range(batch)] if differ else [_length(pick, most)] * batch
+
+
+def _length(pick: random.Random, most: int) -> int:
+    """Nothing, a few, beside the edge of a tile, about the most, or anything."""
+    length = pick.choice((
+        0, pick.randint(1, 16), pick.choice(EDGES) + pick.randint(-1, 1),
+        pick.choice(EDGES) + pick.choice(EDGES) + pick.randint(-1, 1),
+        most - pick.choice((0, 0, 1, 7, 129)), pick.randint(1, most), pick.randint(1, most),
+    ))  # fmt: skip
+    return min(max(length, 0), most)
+
+
+def _width(pick: random.Random, most: int) -> int:
+    return pick.choice((0, 1, 63, 128, pick.randint(0, 400), pick.randint(0, most), 1 << 40))

@@ -1,0 +1,1 @@
+"""Random attention problems, natively or in the emulator, against fp64."""
