@@ -17,6 +17,7 @@ PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
+RAW_FP16_LOG2 = 8.0  # leaves room for the sums of some hundred weights
 TUNABLE = (
     "tile_m",
     "tile_n",
@@ -58,7 +59,8 @@ class AttentionConfig:
     polynomial*: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
         MUFU to the others; -1 chooses.
     rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
-        P then stays below 2 ** rescale_log2, which fp16 has to hold.
+        P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
+        sums are stored in fp16.
     """
 
     head_dim: int = 64
@@ -86,7 +88,7 @@ class AttentionConfig:
     v_stages: int = 0
     schedule: str = ""
     polynomial: int = -1
-    rescale_log2: float = MAX_RESCALE_LOG2
+    rescale_log2: float = -1.0
 
     @property
     def v_dim(self) -> int:
@@ -97,6 +99,14 @@ class AttentionConfig:
     def o_dtype(self) -> str:
         """dtype of O: the input's when normalised; raw sums need the range of fp32."""
         return self.out_dtype or (self.dtype if self.normalize else "fp32")
+
+    @property
+    def lag_log2(self) -> float:
+        """rescale_log2, chosen."""
+        if self.rescale_log2 != -1:
+            return self.rescale_log2
+        raw_fp16 = not self.normalize and self.o_dtype == "fp16"
+        return RAW_FP16_LOG2 if raw_fp16 else MAX_RESCALE_LOG2
 
     @property
     def io_bytes(self) -> int:
@@ -138,9 +148,9 @@ class AttentionConfig:
             raise ValueError(f"group {self.group}: at least 1 query head")
         if not -1 <= self.polynomial <= EXP2_PAIRS:
             raise ValueError(f"polynomial {self.polynomial}: of {EXP2_PAIRS} pairs, -1 chooses")
-        if not 0.0 <= self.rescale_log2 <= MAX_RESCALE_LOG2:
+        if not 0.0 <= self.lag_log2 <= MAX_RESCALE_LOG2:
             raise ValueError(
-                f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, "
+                f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, -1 chooses, "
                 "or a row of fp16 P overflows"
             )
 

@@ -29,6 +29,7 @@ from kernelkit.online_softmax import (
 )
 from kernelkit.warp_mma import pack
 
+INFINITE_EXPONENT = 128.0  # 2 to that is inf in fp32
 CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
 PIECE = 8  # that are rounded at a time
 
@@ -125,7 +126,7 @@ def refer_to(
         reference.row_max[half] = top
         reference.row_sum[half] = reference.row_sum[half] * factor
         reference.shift[half] = -base * scale_log2
-        most = Float32(2.0**plan.config.rescale_log2)
+        most = Float32(2.0**plan.config.lag_log2)
         reference.limit[half] = Float32(0.0) if top == -Float32.inf else most
         factors.append(factor)
     return tuple(factors)
@@ -153,7 +154,9 @@ def exponentiate(
 @cute.jit
 def exp2_polynomial(exponent: Float32) -> Float32:
     """`kernelkit.online_softmax.exp2_polynomial` of one number; inf from 128 on."""
-    x = cute.arch.fmax(exponent, LEAST_EXPONENT)
+    # Without the upper bound the exponent would run over into the sign: a large weight would look
+    # like a small one, and nobody would ask for the maximum.
+    x = cute.arch.fmin(cute.arch.fmax(exponent, LEAST_EXPONENT), INFINITE_EXPONENT)
     rounded = x + ROUNDER
     rest = x - (rounded - ROUNDER)
     c1, c2, c3 = EXP2_COEFFICIENTS

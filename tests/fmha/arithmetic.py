@@ -101,7 +101,7 @@ def broken_rules(config: Any) -> list[str]:
         found.append(f"page_size {config.page_size}")
     if config.group < 1:
         found.append(f"group {config.group}")
-    if not 0 <= config.rescale_log2 <= 15:
+    if config.rescale_log2 != -1 and not 0 <= config.rescale_log2 <= 15:
         found.append(f"rescale_log2 {config.rescale_log2}")
     if config.sink_tokens and not config.left:
         found.append("sink_tokens without")

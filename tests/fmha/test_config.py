@@ -36,7 +36,7 @@ EXAMPLES = 2000
         ({"k_stages": -1}, ValueError, ("k_stages -1", "at least 1")),
         ({"v_stages": -1}, ValueError, ("v_stages -1", "at least 1")),
         ({"rescale_log2": 16.0}, ValueError, ("16", "15")),
-        ({"rescale_log2": -1.0}, ValueError, ("-1", "0")),
+        ({"rescale_log2": -2.0}, ValueError, ("-2", "0")),
         # Q 16 KiB, 13 + 1 pieces of 16 KiB, a panel of O, 2 KiB of barriers and numbers of rows.
         ({"k_stages": 13, "v_stages": 1}, ValueError, ("264192 bytes", "sK 13 x 16384", "232448")),
         # Q 64 KiB, K 4 x 16 KiB, V 3 x 32 KiB, a panel of O 16 KiB, 2 KiB.
@@ -96,7 +96,7 @@ CONFIGS = st.builds(
     page_size=rarely((4, 48, 192, -16), 0, 0, 8, 16, 32, 64, 128, 256),
     rope_dim=rarely((1, 63, -2, 600), 0, 2, 32, 64, 96, 128),
     schedule=rarely(("fast",), "", "base", "pingpong"),
-    rescale_log2=rarely((-0.5, 15.5, 16.0), 0.0, 8.0, 15.0),
+    rescale_log2=rarely((-0.5, 15.5, 16.0), -1.0, 0.0, 8.0, 15.0),
     left=st.booleans(),
     group=rarely((0,), 1, 1, 5, 8),
     **{name: rarely((True,), False) for name in ("sink_tokens", "sinks", "varlen_k")},

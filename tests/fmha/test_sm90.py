@@ -75,6 +75,12 @@ def test_ctas_share_what_they_fetch(case):
     check(dataclasses.replace(case, ctas=2), CHECKED, FRIENDLY)
 
 
+@pytest.mark.parametrize("polynomial", [0, 16])
+def test_weights_beyond_fp32_ask_for_the_maximum(polynomial):
+    """By a polynomial, too: an exponent that runs over into the sign looks like a small weight."""
+    check(dataclasses.replace(GROWING, amplitude=300.0, polynomial=polynomial), CHECKED)
+
+
 def test_rows_that_nobody_has_find_no_maximum():
     """Three heads share tiles, of which 63 of 64 rows are theirs; what lies in the last one, NaN
     here, must not make the warpgroup compute S again."""

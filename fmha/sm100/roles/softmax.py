@@ -138,7 +138,7 @@ class Softmax:
         top = top_score(lane.scores, row_max)
         if cutlass.const_expr(self.plan.layout.halves == 2):
             top = cutlass.max(top, from_other_half(self.plan, lane, top, o_state.phase))
-        row_max, acc_scale = next_max(top, row_max, scale_log2, config.rescale_log2)
+        row_max, acc_scale = next_max(top, row_max, scale_log2, config.lag_log2)
         if not first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials

@@ -116,7 +116,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
         add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
     add(group, "schedule", "one query tile, or two", "", shown="by sizes", choices=SCHEDULES)
     words = "binary orders by which the reference maximum may lag"
-    add(group, "rescale-log2", words, default.rescale_log2, type=float)
+    add(group, "rescale-log2", words, default.rescale_log2, type=float, shown="15, raw fp16 8")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
