@@ -61,7 +61,8 @@ def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
     """The candidate with the least work for these sizes, with its larger blocks, half as many, if
     they fill the GPU."""
     best = min(found, key=lambda candidate: candidate.work(sizes))
-    if best.larger is None or tiles_of(best.base, best.arch).blocks(sizes.queries) == 1:
+    layout = tiles_of(best.base, best.arch)
+    if best.larger is None or layout.blocks(sizes.queries) < layout.larger_from:
         return best.base
     ctas = sizes.batch * best.blocks(best.larger, sizes) * tiles_of(best.larger, best.arch).ctas
     return best.larger if ctas >= hw.SMS_OF[written_for(best.arch)] else best.base

@@ -32,7 +32,12 @@ class Tiles(ABC):
     @abstractmethod
     def larger(self) -> AttentionConfig | None:
         """The config with twice as many rows in a block, where that is faster once the blocks fill
-        the GPU, and the config leaves it open."""
+        the GPU and are as many of a head as `larger_from`, and the config leaves it open."""
+
+    @property
+    def larger_from(self) -> int:
+        """See `larger`."""
+        return 2
 
     @property
     @abstractmethod

@@ -35,8 +35,9 @@ class Shape:
 
     polynomial: of 16 pairs of exponentials those that leave the MUFU; early: sixteenths of a tile
     that are exponentiated before P V of the tile before is waited for. sharers: warpgroups of a
-    query tile. pairs: whether CTAs that share what they fetch are faster, without a right edge and
-    with one: they cost some cycles, and spare the power that moving K and V twice takes.
+    query tile. pairs: blocks of a head from which CTAs that share what they fetch are faster,
+    without a right edge and with one, 0 for never: they cost some cycles, and spare the power that
+    moving K and V twice takes.
     """
 
     q_tiles: int
@@ -45,16 +46,16 @@ class Shape:
     polynomial: int = 0
     early: int = 8
     sharers: int = 1
-    pairs: tuple[bool, bool] = (False, False)
+    pairs: tuple[int, int] = (0, 0)
 
 
 SHAPES = {
-    64: Shape(3, 128, "pingpong", early=0, pairs=(False, True)),
+    64: Shape(3, 128, "pingpong", early=0, pairs=(0, 2)),
     96: Shape(2, 128, "pingpong"),
     128: Shape(2, 128, "pingpong"),
-    192: Shape(2, 112, "pingpong", pairs=(True, True)),
-    256: Shape(2, 80, "base", pairs=(True, True)),
-    512: Shape(1, 64, "base", sharers=2, pairs=(True, True)),
+    192: Shape(2, 112, "pingpong", pairs=(2, 64)),
+    256: Shape(2, 80, "base", pairs=(2, 64)),
+    512: Shape(1, 64, "base", sharers=2, pairs=(2, 128)),
 }
 
 
@@ -88,9 +89,13 @@ class Layout(Tiles):
 
     def larger(self) -> AttentionConfig | None:
         config = self.config
-        pays = self.shape.pairs[config.right] and not config.left and config.group == 1
-        pays = pays and not config.varlen_q and not config.page_size
-        return replace(config, ctas=2) if pays and not config.ctas else None
+        apart = config.left or config.group > 1 or config.varlen_q or config.page_size
+        pays = self.larger_from and not apart and not config.ctas
+        return replace(config, ctas=2) if pays else None
+
+    @property
+    def larger_from(self) -> int:
+        return self.shape.pairs[self.config.right]
 
     @property
     def tile_n(self) -> int:

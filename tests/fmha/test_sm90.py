@@ -167,6 +167,24 @@ def test_what_registers_cannot_hold_is_refused(config, words):
         make_plan(AttentionConfig(**config), ARCH)
 
 
+@pytest.mark.parametrize(
+    ("case", "ctas"),
+    [
+        (Case(8192, 8192, (8, 8), 2, dims=(256, 256)), 2),
+        (Case(8192, 8192, (8, 8), 2, dims=(256, 256), causal=True), 2),
+        (Case(4096, 4096, (8, 8), 4, dims=(256, 256), causal=True), 0),
+        (Case(1024, 8192, (8, 8), 1, dims=(256, 256)), 0),
+        (Case(8192, 8192, (16, 16), 2, dims=(128, 128), causal=True), 0),
+        (Case(8192, 8192, (64, 8), 1, causal=True, window=(127, None)), 0),
+    ],
+    ids=["long", "long, causal", "shorter, causal", "few blocks", "head dim 128", "a window"],
+)
+def test_ctas_share_where_it_spares_power(case, ctas):
+    options = {name: given for name, given in case.arguments().items() if name != "return_lse"}
+    arguments = Arguments(**fields_of(*case.inputs("meta"), options))
+    assert choose_config(arguments, ARCH).ctas == ctas
+
+
 def test_windows_share_tiles_between_heads():
     """gpt-oss: eight query heads of a KV head, each row of which sees 128 keys."""
     q, k = (torch.empty(1, 8192, heads, 64, device="meta").bfloat16() for heads in (64, 8))
