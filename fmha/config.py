@@ -119,6 +119,11 @@ class AttentionConfig:
         return ITEM_BYTES[self.o_dtype]
 
     @property
+    def even_rows(self) -> bool:
+        """Rows see about as many keys each: without a right edge all, with two edges a window."""
+        return not self.right or self.left
+
+    @property
     def ragged_keys(self) -> bool:
         """Rows of the last key tile may lie past an end that TMA does not know."""
         return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset

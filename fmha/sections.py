@@ -30,7 +30,7 @@ def heads_of_section(
     layout, heads = tiles_of(config, arch), arguments.batch * arguments.q_heads // config.group
     queries, keys = longest_queries(arguments), arguments.capacity
     past = max(keys - queries, 0)
-    if not config.right or config.left or past > EVEN_PAST * queries:
+    if config.even_rows or past > EVEN_PAST * queries:
         return max(heads, 1), 1
     sharers = arguments.q_heads // config.group // arguments.kv_heads
     bytes_of_head = keys * (config.head_dim + config.v_dim) * config.io_bytes

@@ -75,6 +75,13 @@ def position(plan: AttentionPlan, section: Int32, turn: Int32) -> Int32:
 def block_of(plan: AttentionPlan, order: Order, turn: Int32) -> tuple[Int32, Int32, Int32]:
     """(query block, head, entry) of round `turn`, of all sections counted together."""
     _, places = place_in_grid(plan)
+    if cutlass.const_expr(plan.config.even_rows):  # one section, head after head
+        index = turn * places + position(plan, Int32(0), turn)
+        head, q_block = divmod(index, order.near_blocks)
+        entry, head = divmod(head, order.heads)
+        if cutlass.const_expr(plan.config.right):
+            q_block = order.blocks - 1 - q_block
+        return q_block, head, entry
     section, turn = divmod(turn, order.rounds)
     index = turn * places + position(plan, section, turn)
     row, rest = divmod(index, order.near_blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_any_number_of_ctas_gives_the_same_bits(name, at_once, monkeypatch):
     case, found = CASES[name], []
     for places, section in ((148, 6), (1, 1), (3, 2), (5, 3)):
         at_once(places)
-        monkeypatch.setattr("fmha.launch.heads_of_section", lambda *_, size=section: (size, size))
+        monkeypatch.setattr("fmha.launch.heads_of_section", sections_of(section))
         results, reports = cases.run_reported(case, CHECKED)
         assert not [f for report in reports for each in report.launches for f in each.findings]
         found.append(results)
@@ -47,6 +48,17 @@ def test_any_number_of_ctas_gives_the_same_bits(name, at_once, monkeypatch):
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def sections_of(size: int) -> Callable[..., tuple[int, int]]:
+    """So many heads each, where rows differ in length."""
+
+    def chosen(arguments, config, *place):
+        if config.even_rows:
+            return heads_of_section(arguments, config, *place)
+        return size, size
+
+    return chosen
 
 
 @pytest.mark.parametrize("seed", range(2))
