@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 from kernelkit import operator as module
+from kernelkit.call_plan import Plan
 from kernelkit.launch import Target, launch
-from kernelkit.operator import Operator, Plan, layouts, named
+from kernelkit.operator import Operator, layouts, named
 from kernelkit.tape import zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
 from tests.kernelkit.test_tape import held_by, matrix, odd
