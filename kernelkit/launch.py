@@ -209,8 +209,7 @@ class PreparedLaunch:
 
     words: hold the addresses of the tensors among the arguments, in the order of `addressed`; who
     changes them moves the launch to other tensors. launch(tensors): those are the launch's, which
-    the emulator would know by nothing else. launch_here(tensors): the same where the launch's
-    device is known to be the current one. No tensor is kept. One thread at a time.
+    the emulator would know by nothing else. No tensor is kept. One thread at a time.
     """
 
     def __init__(
@@ -224,11 +223,10 @@ class PreparedLaunch:
         self.words = packed.address_words
         self.launch: Callable[[Sequence[Any]], None]
         if _is_emulated(target):
-            self.launch = self.launch_here = partial(_emulate, compiled, packed)
+            self.launch = partial(_emulate, compiled, packed)
         else:
             with torch.cuda.device(device):
-                call = _NativeCall(compiled, packed)
-            self.launch, self.launch_here = call, call.here
+                self.launch = _NativeCall(compiled, packed)
 
 
 class _NativeCall:
@@ -242,13 +240,9 @@ class _NativeCall:
         self._kept = compiled, packed  # the code and what it reads
 
     def __call__(self, _tensors: Sequence[Any] = ()) -> None:
-        if current_device() == self._index:
-            return self.here()
-        with torch.cuda.device(self._index):
-            self.here()
-
-    def here(self, _tensors: Sequence[Any] = ()) -> None:
-        """On the current device, which is this call's."""
+        if current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self()
         self._stream.value = current_stream(self._index)
         self._entry(self._pointers)
         if self._result.value:

@@ -4,8 +4,9 @@ operator that tracers see whole, and the cheap repetition of an eager call.
 A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
 allocates and launches. On a GPU the first call of a layout is taken down on a tape
 (`kernelkit.tape`), and later calls of the same layouts and options repeat the tape: they skip what
-the first one checked, since nothing that it looked at has changed. On the CPU every call is
-checked, also what tensors hold.
+the first one checked, since nothing that it looked at has changed, and torch's dispatcher, where it
+would do nothing to them and nobody watches. On the CPU every call is checked, also what tensors
+hold.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _strides = torch.Tensor.stride
 _shape = attrgetter("shape")
 _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = torch._C._autograd._profiler_enabled
-# Keys that torch's dispatcher looks at in an ordinary call, beside those of tensors.
+# Keys that torch's dispatcher looks at in any call, beside those of tensors.
 _ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
 Guards = Callable[..., bool]
 _NOTHING_KNOWN: tuple[Guards, Any] = (lambda *tensors: False), None
@@ -169,11 +170,12 @@ class Operator:
         key = len(names), here, layouts(present), tuple(options.items())
         kept = self._tapes.kept
         tape = kept.get(key)
-        repeated = None if tape is None else tape.repeat(present)
-        if repeated is not None:
-            kept.move_to_end(key)
-            self._tapes.latest = [*map(id, present)], tape
-            return repeated
+        if tape is not None:
+            repeated = tape.repeat(present)
+            if repeated is not None:
+                kept.move_to_end(key)
+                self._tapes.latest = [*map(id, present)], tape
+                return repeated
         flat = by_name(names, tensors) | options
         results, tape = Taping(present).run(lambda: self.run(flat))
         self._tapes.latest = None  # what is noted there is of operators within this one

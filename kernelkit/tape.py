@@ -321,7 +321,7 @@ class _Launch:
         offsets: Sequence[int],
         words: Sequence[Any],
     ) -> None:
-        self._launch = prepared.launch_here
+        self._launch = prepared.launch
         self._moves = list(zip(words, places, offsets, strict=True))
         self._addresses: list[int] = []
 

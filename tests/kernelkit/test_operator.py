@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit import operator as module
 from kernelkit.call_plan import Plan
@@ -133,6 +136,179 @@ def test_layouts_are_all_but_addresses_and_contents():
     assert layouts([x]) == layouts([x + 1])
     for other in (x[:2], x.T, x.half(), x.to("meta"), matrix(3, 16)[:, :8]):
         assert layouts([x]) != layouts([other])
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Calls take the way of CUDA tensors, in the emulator."""
+    monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
+
+
+@pytest.fixture
+def dispatched(as_on_a_gpu, monkeypatch):
+    """Calls that went by way of torch's dispatcher."""
+    seen, dispatch = [], SCALED._dispatch
+    monkeypatch.setattr(SCALED, "_dispatch", lambda flat: seen.append({**flat}) or dispatch(flat))
+    return seen
+
+
+def test_the_dispatcher_is_asked_once(runs, dispatched):
+    """Of what it adds nothing to."""
+    for number, (call, *others) in enumerate(zip(calls(), calls(), calls(), strict=True), 1):
+        SCALED(call)
+        for other in others:  # other tensors
+            results = SCALED(other)
+            assert same(results, run(Arguments(**other)))
+            assert results[0] is other.get("out", results[0])
+        assert len(runs) == len(dispatched) == number, call
+
+
+def test_the_dispatcher_is_asked_again_for_what_is_laid_out_otherwise(runs, dispatched):
+    """Also where shapes and options are the same: strides, dtypes, one tensor twice, alignment."""
+    x = matrix()
+    for given, times in (
+        ({"x": x, "factors": matrix()}, 1),
+        ({"x": matrix(), "factors": matrix()}, 1),
+        ({"x": matrix(), "factors": matrix(3, 16)[:, :8]}, 2),
+        ({"x": matrix(), "factors": matrix().half()}, 3),
+        ({"x": x, "factors": x}, 4),
+        ({"x": x.clone(), "factors": x}, 5),
+        ({"x": x, "factors": odd((3, 8))}, 6),
+    ):
+        assert same(SCALED(given), run(Arguments(**given)))
+        assert len(dispatched) == times
+    with torch.no_grad(), pytest.raises(TypeError, match="factor is True"):
+        SCALED({"x": x, "factor": True})
+    SCALED({"x": x, "factor": 1.0})
+    with pytest.raises(TypeError, match="factor is True"):
+        SCALED({"x": x, "factor": True})
+    with pytest.raises(NotImplementedError, match="x requires grad"):
+        SCALED({"x": matrix().requires_grad_(), "factor": 1.0})
+
+
+class Watch(TorchDispatchMode):
+    """A mode that counts operators of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += func is SCALED.default
+        return func(*args, **kwargs or {})
+
+
+class WatchFunctions(TorchFunctionMode):
+    """The same of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen += func is SCALED.default
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("mode", [Watch, WatchFunctions])
+def test_a_mode_sees_every_call(mode, as_on_a_gpu):
+    """Also one that is known, or comes to be known within it."""
+    for before in (1, 0):
+        x = matrix(before + 2, 8)
+        for _ in range(2 * before):
+            SCALED({"x": x})
+        with mode() as watch:
+            for _ in range(3):
+                SCALED({"x": x})
+        assert watch.seen == 3
+
+
+def test_a_profiler_sees_every_call(as_on_a_gpu):
+    for _ in range(2):
+        SCALED({"x": matrix()})
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        SCALED({"x": matrix()})
+    assert SCALED.default.name() in {event.name for event in profiler.events()}
+
+
+class Subclass(torch.Tensor):
+    """Results of operators are of it, too."""
+
+
+def test_the_dispatcher_is_asked_for_what_is_no_plain_tensor(as_on_a_gpu):
+    """What a subclass, a lazy view, a transformation or a tracer makes of a tensor."""
+    x = matrix()
+    expected = 2 * x
+
+    def scale(x):
+        return SCALED({"x": x})[0]
+
+    def plain():
+        assert torch.equal(scale(x), expected)
+
+    def subclass():
+        assert type(scale(x.as_subclass(Subclass))) is Subclass
+
+    def negated():
+        assert torch.equal(scale(torch._neg_view(x)), -expected)
+
+    def fake():
+        with FakeTensorMode() as mode:
+            assert isinstance(scale(mode.from_tensor(x)), FakeTensor)
+            with pytest.raises(AssertionError, match="FakeTensor"):
+                scale(x)
+
+    def traced():
+        graph = make_fx(scale, tracing_mode="symbolic")(x).graph
+        assert SCALED.default in [node.target for node in graph.nodes]
+
+    def traced_by_jit():
+        graph = torch.jit.trace(scale, (x,), check_trace=False).graph
+        assert SCALED.default.name().partition(".")[0] in str(graph)
+
+    step = torch.compile(scale, backend="aot_eager", fullgraph=True)
+
+    def compiled():
+        assert torch.equal(step(x), expected)
+
+    def nested():
+        with pytest.raises(TypeError, match="nested"):
+            scale(torch.nested.nested_tensor([x, x]))
+
+    def tangent():
+        with pytest.raises(NotImplementedError, match="x has a tangent"):
+            torch.func.jvp(scale, (x,), (x,))
+
+    cases = (plain, subclass, negated, fake, traced, traced_by_jit, compiled, nested, tangent)
+    for before in cases:
+        for case in (before, before, *cases):
+            case()
+
+
+def test_the_dispatcher_is_asked_each_time_within_transformations(dispatched):
+    """Also for plain tensors, whose results may be no plain ones there."""
+    x = matrix()
+    for times in (1, 1, 2, 3, 4):
+        if times == 1:
+            SCALED({"x": x})
+        else:
+            torch.func.vmap(lambda row: SCALED({"x": x})[0] + row)(x)
+        assert len(dispatched) == times
+    with FakeTensorMode(), pytest.raises(AssertionError, match="FakeTensor"):
+        SCALED({"x": x})
+    assert len(dispatched) == 5
+
+
+def test_known_calls_of_inference_and_of_other_modes_of_autograd(dispatched):
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.inference_mode):
+        with mode():
+            for _ in range(3):
+                x = matrix()
+                results = SCALED({"x": x})
+                assert same(results, run(Arguments(x)))
+                assert not results[0].requires_grad
+                assert results[0].is_inference() == torch.is_inference_mode_enabled()
+    assert len(dispatched) < 12
 
 
 def test_the_oldest_tape_leaves(runs, kept, monkeypatch):
