@@ -86,7 +86,8 @@ class Plan:
                 self._check_results(results)
             if self._tape.gpu is None:
                 self._check_apart(inputs, results)
-        repeated = self._tape.repeat(inputs, zip(self._places_of_results, results, strict=False))
+        given = zip(self._places_of_results, results, strict=False) if results else ()
+        repeated = self._tape.repeat(inputs, given)
         if repeated is None:
             raise ValueError(self._wrong_addresses(inputs, results))
         return repeated

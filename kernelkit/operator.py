@@ -358,7 +358,7 @@ def guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
         for place, earlier in again:
             if others[place] is not others[earlier]:
                 return False
-        return check(*[others[place] for place in places])
+        return check(*map(others.__getitem__, places))
 
     return guards
 
