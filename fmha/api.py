@@ -10,8 +10,9 @@ import torch
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
 from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.call_plan import Plan
 from kernelkit.limits import MAX_POSITION
-from kernelkit.operator import Plan, named, require_names
+from kernelkit.operator import named, require_names
 from kernelkit.tensors import require_type
 
 

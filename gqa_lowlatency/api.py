@@ -10,8 +10,9 @@ import torch
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, launched, prepare
 from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.call_plan import Plan
 from kernelkit.limits import FLT_MAX
-from kernelkit.operator import Operator, Plan, named, require_names
+from kernelkit.operator import Operator, named, require_names
 from kernelkit.tape import Results
 from kernelkit.tensors import require_type
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
 from typing import Any
 
 import torch
@@ -232,7 +234,8 @@ def window_sides(window: Window) -> Sides:
 
 def given_options(options: Mapping[str, object], defaults: Mapping[str, object]) -> dict:
     """Those of a call that are not at their default: an operator parses every one it is given."""
-    return {name: value for name, value in options.items() if value is not defaults[name]}
+    plain = map(defaults.__getitem__, options)
+    return dict(compress(options.items(), map(is_not, options.values(), plain)))
 
 
 def shared_fields(

@@ -1,11 +1,12 @@
 """Torch operators of kernels: from a dataclass of arguments and a function that runs it come the
-operator that tracers see whole, the cheap repetition of an eager call, and plans.
+operator that tracers see whole, and the cheap repetition of an eager call.
 
 A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
 allocates and launches. On a GPU the first call of a layout is taken down on a tape
 (`kernelkit.tape`), and later calls of the same layouts and options repeat the tape: they skip what
-the first one checked, since nothing that it looked at has changed. On the CPU every call is
-checked, also what tensors hold.
+the first one checked, since nothing that it looked at has changed, and torch's dispatcher, where it
+would do nothing to them and nobody watches. On the CPU every call is checked, also what tensors
+hold.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ import functools
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs compare with
 from torch._subclasses import FakeTensor
-from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
 from kernelkit.schema import Schema
-from kernelkit.tape import ADDRESS_UNIT, Results, Tape, Taping
-from kernelkit.tensors import (
-    require_apart,
-    require_memory,
-    require_no_grad,
-    require_no_tangents,
-    require_type,
-)
+from kernelkit.tape import Results, Tape, Taping
+from kernelkit.tensors import require_memory
 
 NAMESPACE = "blackwell_kernels"
 TAPES = 64  # of an operator and a thread
 
 # All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
-_kind = attrgetter("shape", "dtype", "device")
+kind = attrgetter("shape", "dtype", "device")
 _strides = torch.Tensor.stride
-_nested = attrgetter("is_nested")
+_shape = attrgetter("shape")
+_modes = torch._C._len_torch_dispatch_stack
+_is_profiled = torch._C._autograd._profiler_enabled
+# Keys that torch's dispatcher looks at in any call, beside those of tensors.
+_ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
+Guards = Callable[..., bool]
+_NOTHING_KNOWN: tuple[Guards, Any] = (lambda *tensors: False), None
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
     """What a call depends on besides addresses and contents, to be compared and hashed."""
-    return tuple(map(_kind, tensors)), tuple(map(_strides, tensors))
+    return tuple(map(kind, tensors)), tuple(map(_strides, tensors))
 
 
 class Operator:
@@ -70,6 +72,7 @@ class Operator:
     ) -> None:
         self.name, self.schema, self._run = name, Schema(arguments), run
         self._tapes = _Tapes()
+        self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
         self._needed = [leaf.name for leaf in self.schema.tensors if leaf.default is MISSING]
         self._out = "out" in names and "out" not in self._needed
@@ -90,6 +93,42 @@ class Operator:
         and whatever `run` raises.
         """
         flat = self.schema.flat(given)
+        if torch.compiler.is_compiling():
+            return self._dispatch(flat)
+        key, tensors = self._split(flat)
+        if not tensors or not _on_gpu(tensors) or _is_watched(tensors):
+            return self._dispatch(flat)
+        tapes = self._tapes
+        try:
+            key += (*map(_shape, tensors),)
+            fit, tape = tapes.known.get(key, _NOTHING_KNOWN)
+        except (RuntimeError, TypeError):  # of nested tensors, of sizes that are symbols
+            return self._dispatch(flat)
+        if fit(*tensors):
+            results = tape.repeat(tensors)
+            if results is not None:
+                return results if len(results) > 1 else next(iter(results), None)
+        tapes.latest = None
+        results = self._dispatch(flat)
+        tapes.know(key, tensors)
+        return results
+
+    def _split(self, flat: dict[str, Any]) -> tuple[tuple, list[torch.Tensor]]:
+        """(names, which tensors sequences have, and options; tensors in the schema's order)."""
+        names = tuple(flat)
+        split = self._splits.get(names)
+        if split is None:
+            tensors = [leaf for leaf in self.schema.tensors if leaf.name in flat]
+            placed = [leaf.name for leaf in tensors]
+            others = [name for name in names if name not in placed]
+            split = self._splits[names] = placed, others, any(leaf.many for leaf in tensors)
+        placed, others, many = split
+        found = [flat[name] for name in placed]
+        form, found = _present(found) if many else ((), found)
+        return (names, form, *[flat[name] for name in others]), found
+
+    def _dispatch(self, flat: dict[str, Any]) -> Any:
+        """The results, by way of torch's dispatcher, which knows tracers, modes and subclasses."""
         out = flat.get("out") if self._out else None
         operator = self.default if out is None else self.written
         needed = [flat.pop(name) for name in self._needed]
@@ -103,7 +142,7 @@ class Operator:
                 tensors = dict(zip(self._needed, needed, strict=True)) | flat
                 _require_int64(flat)
                 _require_no_fake_beside_others(tensors)
-                _require_memory(tensors)
+                require_all_memory(tensors)
                 raise
         if out is None:
             return results
@@ -114,12 +153,12 @@ class Operator:
     def arguments(self, given: Mapping[str, Any]) -> Any:
         """The dataclass, of checked types."""
         flat = self.schema.flat(given)
-        _require_memory(flat)
+        require_all_memory(flat)
         return self.schema.build(flat)
 
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
-        _require_memory(flat)
+        require_all_memory(flat)
         return self._run(self.schema.build(flat))
 
     def recall(self, names: Sequence[str], tensors: Sequence[Any], options: dict) -> Results:
@@ -131,13 +170,17 @@ class Operator:
         key = len(names), here, layouts(present), tuple(options.items())
         kept = self._tapes.kept
         tape = kept.get(key)
-        repeated = None if tape is None else tape.repeat(present)
-        if repeated is not None:
-            kept.move_to_end(key)
-            return repeated
-        flat = _by_name(names, tensors) | options
+        if tape is not None:
+            repeated = tape.repeat(present)
+            if repeated is not None:
+                kept.move_to_end(key)
+                self._tapes.latest = [*map(id, present)], tape
+                return repeated
+        flat = by_name(names, tensors) | options
         results, tape = Taping(present).run(lambda: self.run(flat))
+        self._tapes.latest = None  # what is noted there is of operators within this one
         if tape is not None and not tape.reads:
+            self._tapes.latest = [*map(id, present)], tape
             kept[key] = tape
             kept.move_to_end(key)
             if len(kept) > TAPES:
@@ -147,6 +190,7 @@ class Operator:
     def forget(self) -> None:
         """Drop the tapes of this thread."""
         self._tapes.kept.clear()
+        self._tapes.known.clear()
 
     def _register(self, name: str, text: str, call: _Call, functional: bool) -> Any:
         qualified = f"{NAMESPACE}::{name}"
@@ -165,10 +209,28 @@ class Operator:
 
 class _Tapes(threading.local):
     """Tapes by what they depend on, the latest last. Each thread has its own: a tape serves one
-    call at a time."""
+    call at a time.
+
+    known: by what is compared soonest, with the guards of the rest: tapes that serve a call without
+    the dispatcher. latest: the tape that the last call came to, and the ids of its tensors.
+    """
 
     def __init__(self) -> None:
         self.kept: OrderedDict[Hashable, Tape] = OrderedDict()
+        self.known: dict[Hashable, tuple[Guards, Tape]] = {}
+        self.latest: tuple[list[int], Tape] | None = None
+
+    def know(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
+        """The latest tape serves calls like this one, if it was given just what the call was: then
+        the dispatcher had nothing to do."""
+        latest, self.latest = self.latest, None
+        odd = torch._C._dispatch_tls_local_include_set() - _ORDINARY  # keys of transformations
+        if latest is None or latest[0] != [*map(id, tensors)] or odd.raw_repr():
+            return
+        self.known.pop(key, None)
+        self.known[key] = guards_of(tensors), latest[1]
+        if len(self.known) > TAPES:
+            del self.known[next(iter(self.known))]
 
 
 class _Call:
@@ -191,16 +253,16 @@ class _Call:
     def __call__(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         if _on_gpu(tensors):
             return self._returned(self._operator.recall(self._names, tensors, options))
-        return self._returned(self._operator.run(_by_name(self._names, tensors) | options))
+        return self._returned(self._operator.run(by_name(self._names, tensors) | options))
 
     def fake(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         """Shapes, dtypes and strides alone."""
         _require_no_meta_beside_others(self._names, tensors)
-        arguments = self._operator.schema.build(_by_name(self._names, tensors) | options)
+        arguments = self._operator.schema.build(by_name(self._names, tensors) | options)
         try:
             return self._returned(self._empty(arguments))
         except IndexError as error:
-            shapes = {n: tuple(t.shape) for n, t in _by_name(self._names, tensors).items()}
+            shapes = {n: tuple(t.shape) for n, t in by_name(self._names, tensors).items()}
             raise ValueError(f"shapes {shapes}: too few dimensions") from error
 
     def _returned(self, results: Results) -> Any:
@@ -209,175 +271,9 @@ class _Call:
         return results[self._first] if self._single else results[self._first :]
 
 
-class Plan:
-    """A call whose sizes do not change: checked, compiled and described once, launched many times.
-
-    A call goes past torch's dispatcher, and the only checks left are that every tensor has the
-    shape, strides, dtype and device of the one it was planned with, and an address that is aligned
-    as that was. What tensors hold is not looked at, on the CPU neither. Tensors that a call is not
-    given are those of the plan, which keeps them; of those that every call is given it keeps none.
-    One thread and one stream at a time; launches go to the current stream, CUDA graphs capture
-    them.
-    """
-
-    def __init__(
-        self,
-        operator: Operator,
-        given: Mapping[str, Any],
-        *,
-        moves: Sequence[str] = (),
-        results: Sequence[str] = (),
-        dry: bool = True,
-    ) -> None:
-        """given: as for the operator. moves: tensors that every call is given, where the plan was
-        made with them. results: names of the results, in order, that a call may be given. dry:
-        nothing is launched here, so that what later steps check of earlier ones is not there.
-        """
-        flat = operator.schema.flat(given)
-        _require_memory(flat)
-        tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
-        self._moves = [name for name in moves if name in tensors]
-        planned = [tensors.pop(name) for name in self._moves]
-        taping = Taping(planned, kept=[*tensors.values()], dry=dry)
-        made, tape = taping.run(lambda: self.first_call(operator, flat))
-        if tape is None:
-            raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
-        tape.hold(taping.memory(results=not results))
-        self._tape = tape
-        self._results, self._count = [*results[: len(made)]], len(self._moves)
-        self._places = {name: n for n, name in enumerate((*self._moves, *self._results))}
-        self._nothing = [None] * len(self._places)
-        self._layouts, self._guards = layouts(planned), _guards(planned)
-        self._same: tuple[int, ...] = ()
-        self._guards_of_distinct = self._guards
-        may_be_given = made[: len(self._results)]
-        self._places_of_results = [view.place for view in tape.results[: len(self._results)]]
-        self._made, self._guards_of_results = layouts(may_be_given), _guards(may_be_given)
-        self._replaceable = taping.replaceable()[: len(self._results)]
-        self.made = () if results else made
-
-    def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
-        """What is planned, done once; a plan of a family may keep what is chosen on the way."""
-        return operator.run(flat)
-
-    def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor | None) -> Results:
-        """The results for these tensors: in new tensors, in those given for them, or, where the
-        plan has no names for results, in `made`.
-
-        ValueError for a tensor that is laid out differently, is missing, or has no place; on the
-        CPU also for a result that lies in the memory of an input.
-        """
-        inputs: Sequence[Any] = tensors
-        results: Sequence[Any] = [*named.values()]
-        if len(inputs) != self._count or (named and [*named] != self._results):  # seldom
-            slots = self._in_order(tensors, named)
-            inputs, results = slots[: self._count], slots[self._count :]
-        if forward_ad._current_level >= 0:
-            require_no_tangents(dict(zip(self._moves, inputs, strict=True)))
-        if _are_odd(inputs) or not self._guards.check(*inputs):
-            self._check_inputs(inputs)
-        if results:
-            if _are_odd(results) or not self._guards_of_results.check(*results):
-                self._check_results(results)
-            if self._tape.gpu is None:
-                self._check_apart(inputs, results)
-        repeated = self._tape.repeat(inputs, zip(self._places_of_results, results, strict=False))
-        if repeated is None:
-            raise ValueError(self._wrong_addresses(inputs, results))
-        return repeated
-
-    def _in_order(
-        self, tensors: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor | None]
-    ) -> Sequence[Any]:
-        """The inputs, None for one that is missing; then the results, if any of them is given."""
-        given, written = len(tensors), False
-        if given > self._count:
-            raise ValueError(self._wrong_tensors(tensors[: self._count], tensors[self._count :]))
-        slots: list[Any] = [*tensors, *self._nothing[given:]]
-        for name, tensor in named.items():
-            place = self._places.get(name, -1)
-            if place >= given:
-                slots[place] = tensor
-                written = written or place >= self._count
-            elif tensor is not None:
-                raise ValueError(self._wrong_tensors(tensors, [name]))
-        return slots if written else slots[: self._count]
-
-    def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
-        distinct = {id(tensor): tensor for tensor in inputs}
-        same = tuple(map([*distinct].index, map(id, inputs)))
-        if same == self._same and not _are_odd(distinct.values()):
-            if self._guards_of_distinct.check(*distinct.values()):
-                return
-        here = [tensor for tensor in inputs if tensor is not None]
-        for name, tensor in zip(self._moves, inputs, strict=True):
-            require_type(name, tensor, torch.Tensor, optional=True)
-        if len(here) != self._count:
-            raise ValueError(self._wrong_tensors(here))
-        named = dict(zip(self._moves, here, strict=True))
-        _require_memory(named)
-        require_no_grad(**named)
-        self._compare(self._moves, inputs, self._layouts)
-        self._guards = _guards(here)  # know the next ones like these sooner
-        # A tensor that is given twice, as keys and values, is none that guards take.
-        self._same = same
-        self._guards_of_distinct = _guards([t for t in distinct.values() if t is not None])
-
-    def _compare(
-        self, names: Sequence[str], tensors: Sequence[torch.Tensor | None], planned: tuple
-    ) -> None:
-        for name, tensor, *wanted in zip(names, tensors, *planned, strict=False):
-            if tensor is None:
-                continue
-            found = [_kind(tensor), tensor.stride()]
-            if found != wanted:
-                raise ValueError(f"{name} is {found[0]} {found[1]}, planned was {wanted}")
-
-    def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
-        for name, tensor in zip(self._results, results, strict=True):
-            require_type(name, tensor, torch.Tensor, optional=True)
-        named = _by_name(self._results, results)
-        _require_memory(named)
-        require_no_grad(**named)
-        self._compare(self._results, results, self._made)
-        for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
-            if tensor is not None and not own:
-                raise ValueError(f"{name} cannot be given: it is no memory of its own")
-
-    def _check_apart(
-        self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor | None]
-    ) -> None:
-        """ValueError for a result in the memory of an input, but all of it, or of another one."""
-        named = dict(zip(self._moves, inputs, strict=True))
-        for name, tensor in zip(self._results, results, strict=True):
-            if tensor is None:
-                continue
-            for other, read in named.items():
-                require_apart(name, tensor, other, read)
-            named[name] = tensor
-
-    def _wrong_tensors(self, inputs: Sequence[Any], more: Sequence[Any] = ()) -> str:
-        others = "".join(f", and {item if isinstance(item, str) else 'another'}" for item in more)
-        return f"{len(inputs)} tensors{others}: planned with {', '.join(self._places)}"
-
-    def _wrong_addresses(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
-        _require_memory(dict(zip(self._places, (*inputs, *results), strict=False)))
-        for name, tensor, mask in zip(self._moves, inputs, self._tape.masks, strict=False):
-            if tensor.data_ptr() & mask:
-                return _misaligned(name, tensor, mask + 1)
-        for name, tensor in zip(self._results, results, strict=False):
-            if tensor is not None and tensor.data_ptr() % ADDRESS_UNIT:
-                return _misaligned(name, tensor, ADDRESS_UNIT)
-        here = [*(tensor.data_ptr() for tensor in inputs), *self._tape.made_at]
-        wrong = ((a, b, apart) for a, b, apart in self._tape.aliases if here[b] - here[a] != apart)
-        a, b, apart = next(wrong)
-        names = [*self._moves, *("a tensor of the plan" for _ in self._tape.made)]
-        return f"{names[a]} and {names[b]} lay {apart} bytes apart in the plan"
-
-
 def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any]) -> None:
     """ValueError for tensors without memory beside others: torch would ask for shapes alone."""
-    given = _one_by_one(_by_name(names, tensors))
+    given = _one_by_one(by_name(names, tensors))
     meta = [name for name, tensor in given.items() if tensor.device.type == "meta"]
     if meta and len(meta) < len(given):
         devices = {name: str(tensor.device) for name, tensor in given.items()}
@@ -392,7 +288,7 @@ def _require_no_fake_beside_others(given: Mapping[str, Any]) -> None:
         raise TypeError(f"{fake[0]} is a FakeTensor: either all tensors are, or none is")
 
 
-def _require_memory(given: Mapping[str, Any]) -> None:
+def require_all_memory(given: Mapping[str, Any]) -> None:
     """What `require_memory` raises, also for tensors of sequences."""
     require_memory(**_one_by_one(given))
 
@@ -415,8 +311,9 @@ def _require_int64(flat: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} {value}: within int64")
 
 
-def _misaligned(name: str, tensor: torch.Tensor, unit: int) -> str:
-    return f"{name} at {tensor.data_ptr():#x}: multiples of {unit} bytes"
+def _is_watched(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether torch shows operators of these to somebody: a subclass, a mode, a profiler."""
+    return has_torch_function(tensors) or _modes() > 0 or _is_profiled()
 
 
 def _on_gpu(tensors: Sequence[Any]) -> bool:
@@ -424,7 +321,7 @@ def _on_gpu(tensors: Sequence[Any]) -> bool:
     return (first[0] if isinstance(first, list | tuple) else first).is_cuda
 
 
-def _by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
+def by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
     """Those that there are."""
     return {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
 
@@ -443,18 +340,27 @@ def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
     return tuple(here), present
 
 
-def _are_odd(tensors: Iterable[Any]) -> bool:
-    """Whether guards cannot look at them: asked for a nested tensor, they end the process."""
-    try:
-        return True in map(_nested, tensors)
-    except AttributeError:  # no tensor
-        return True
+def guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
+    """guards(*others): true for tensors of these layouts, the same ones in the same places; it may
+    be false for them as well, since it also looks at what autograd and modes make of a tensor."""
+    first: dict[int, int] = {}
+    for place, tensor in enumerate(tensors):
+        first.setdefault(id(tensor), place)
+    places = [*first.values()]
+    distinct = [tensors[place] for place in places]
+    check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if len(distinct) == len(tensors):
+        return check
+    # Torch's guards take no tensor twice, as keys and values.
+    again = [(n, first[id(t)]) for n, t in enumerate(tensors) if first[id(t)] != n]
 
+    def guards(*others: torch.Tensor) -> bool:
+        for place, earlier in again:
+            if others[place] is not others[earlier]:
+                return False
+        return check(*map(others.__getitem__, places))
 
-def _guards(tensors: Sequence[torch.Tensor]) -> TensorGuards:
-    """check(*tensors) is true for tensors of these layouts; it may be false for them as well,
-    since it also looks at what autograd and inference mode make of a tensor."""
-    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards
 
 
 def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:

@@ -26,6 +26,7 @@ from kernelkit.signature import leaves
 
 Results = tuple[torch.Tensor, ...]
 Action = Callable[[list[Any], list[int]], None]  # on tensors and their addresses
+Maker = Callable[[], torch.Tensor]
 _ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 ADDRESS_UNIT = 16  # bytes; no kernel asks more of the address of an argument
 _address = torch.Tensor.data_ptr
@@ -61,13 +62,16 @@ class View:
             return tensor
         storage = tensor.untyped_storage()
         begin = _bytes_in_front(tensor) + self.offset
-        view = torch.empty(0, dtype=self.dtype, device=tensor.device)
-        return view.set_(storage, begin // self.dtype.itemsize, self.size, self.stride)
+        with torch._C._AutoDispatchBelowAutograd():  # as within an operator
+            view = torch.empty(0, dtype=self.dtype, device=tensor.device)
+            return view.set_(storage, begin // self.dtype.itemsize, self.size, self.stride)
 
 
 class Tape:
     """Actions on a list of tensors and the list of their addresses, the inputs first: each may put
     in its place what it makes.
+
+    makers: (place, what allocates the tensor there), all done before the actions.
 
     made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
     anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
@@ -78,6 +82,7 @@ class Tape:
     """
 
     def __init__(self) -> None:
+        self.makers: list[tuple[int, Maker]] = []
         self.actions: list[Action] = []
         self.results: tuple[View, ...] = ()
         self.made: list[torch.Tensor | None] = []
@@ -113,6 +118,10 @@ class Tape:
                 tensors[place], addresses[place] = tensor, tensor.data_ptr()
                 if addresses[place] % ADDRESS_UNIT or (not addresses[place] and tensor.numel()):
                     return None
+        for place, maker in self.makers:
+            if tensors[place] is None:
+                made = tensors[place] = maker()
+                addresses[place] = made.data_ptr()
         for act in self.actions:
             act(tensors, addresses)
         return tuple([
@@ -131,9 +140,7 @@ class Tape:
         for place, tensor in memory.items():
             self.made[place - len(self.masks)] = tensor
             self.made_at[place - len(self.masks)] = tensor.data_ptr()
-        self.actions = [
-            act for act in self.actions if not (isinstance(act, _Make) and act.place in memory)
-        ]
+        self.makers = [(place, maker) for place, maker in self.makers if place not in memory]
 
 
 def zeros_that_stay(size: int, like: torch.Tensor) -> torch.Tensor:
@@ -188,19 +195,18 @@ class Taping(TorchDispatchMode):
     def memory(self, *, results: bool = False) -> dict[int, torch.Tensor]:
         """What was allocated: place -> tensor, the results only if they are wished for."""
         kept = set() if results else {view.place for view in self._tape.results}
-        made = [act.place for act in self._tape.actions if isinstance(act, _Make)]
-        return {place: self._tensors[place] for place in made if place not in kept}
+        return {place: self._tensors[place] for place, _ in self._tape.makers if place not in kept}
 
     def replaceable(self) -> list[bool]:
         """For each result whether it is just what was allocated: another may take its place."""
-        made = {act.place for act in self._tape.actions if isinstance(act, _Make)}
+        made = {place for place, _ in self._tape.makers}
         return [view.whole and view.place in made for view in self._tape.results]
 
     def zeros_that_stay(self, size: int, like: torch.Tensor) -> torch.Tensor:
         with torch.utils._python_dispatch._disable_current_modes():
             made = like.new_zeros(size, dtype=torch.int32)
         maker = partial(torch.zeros, size, dtype=torch.int32, device=like.device)
-        self._tape.actions.append(_Make(len(self._tensors), maker))
+        self._tape.makers.append((len(self._tensors), maker))
         self._add(made)
         return made
 
@@ -227,7 +233,7 @@ class Taping(TorchDispatchMode):
             self._repeatable = False
             return
         if func._schema.name in _ALLOCATIONS:
-            self._tape.actions.append(_Make(len(self._tensors), _maker(result)))
+            self._tape.makers.append((len(self._tensors), _maker(result)))
         else:
             given = _mapped((args, kwargs), self._view_in_place)
             place = len(self._tensors) if made else None
@@ -327,26 +333,13 @@ class _Launch:
         self._launch(tensors)
 
 
-class _Make:
-    """An allocation, of the tensor at `place`."""
-
-    __slots__ = ("maker", "place")
-
-    def __init__(self, place: int, maker: Callable[[], torch.Tensor]) -> None:
-        self.place, self.maker = place, maker
-
-    def __call__(self, tensors: list[Any], addresses: list[int]) -> None:
-        if tensors[self.place] is None:
-            made = tensors[self.place] = self.maker()
-            addresses[self.place] = made.data_ptr()
-
-
 def _compute(
     func: Any, given: tuple[tuple, dict], place: int | None, tensors: list, addresses: list[int]
 ) -> None:
     """place: of the first tensor that it makes."""
-    args, kwargs = _mapped(given, lambda item: item.of(tensors) if type(item) is View else item)
-    result = func(*args, **kwargs)
+    with torch._C._AutoDispatchBelowAutograd():  # as within an operator
+        args, kwargs = _mapped(given, lambda item: item.of(tensors) if type(item) is View else item)
+        result = func(*args, **kwargs)
     if place is not None:
         for made in _tensors_in(result):
             tensors[place], addresses[place] = made, made.data_ptr()
@@ -366,7 +359,7 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _maker(tensor: torch.Tensor) -> Maker:
     """Allocates one like `tensor`; on the current device, if that is a GPU."""
     layout = tuple(tensor.shape), tensor.stride()
     if tensor.device.type == "cuda":

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from kernelkit.operator import Plan
+from kernelkit.call_plan import Plan
 from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
 from moe.config import DEFAULT_GRANULARITY

@@ -1,5 +1,5 @@
-"""Operators and plans of a small problem: when a call is repeated, that nothing of an earlier one
-is left, what plans refuse, what tracers see."""
+"""Operators of a small problem: when a call is repeated, that nothing of an earlier one is left,
+and who sees it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit import operator as module
 from kernelkit.launch import Target, launch
-from kernelkit.operator import Operator, Plan, layouts, named
+from kernelkit.operator import Operator, layouts, named
 from kernelkit.tape import zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
 from tests.kernelkit.test_tape import held_by, matrix, odd
@@ -134,6 +137,179 @@ def test_layouts_are_all_but_addresses_and_contents():
         assert layouts([x]) != layouts([other])
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Calls take the way of CUDA tensors, in the emulator."""
+    monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
+
+
+@pytest.fixture
+def dispatched(as_on_a_gpu, monkeypatch):
+    """Calls that went by way of torch's dispatcher."""
+    seen, dispatch = [], SCALED._dispatch
+    monkeypatch.setattr(SCALED, "_dispatch", lambda flat: seen.append({**flat}) or dispatch(flat))
+    return seen
+
+
+def test_the_dispatcher_is_asked_once(runs, dispatched):
+    """Of what it adds nothing to."""
+    for number, (call, *others) in enumerate(zip(calls(), calls(), calls(), strict=True), 1):
+        SCALED(call)
+        for other in others:  # other tensors
+            results = SCALED(other)
+            assert same(results, run(Arguments(**other)))
+            assert results[0] is other.get("out", results[0])
+        assert len(runs) == len(dispatched) == number, call
+
+
+def test_the_dispatcher_is_asked_again_for_what_is_laid_out_otherwise(runs, dispatched):
+    """Also where shapes and options are the same: strides, dtypes, one tensor twice, alignment."""
+    x = matrix()
+    for given, times in (
+        ({"x": x, "factors": matrix()}, 1),
+        ({"x": matrix(), "factors": matrix()}, 1),
+        ({"x": matrix(), "factors": matrix(3, 16)[:, :8]}, 2),
+        ({"x": matrix(), "factors": matrix().half()}, 3),
+        ({"x": x, "factors": x}, 4),
+        ({"x": x.clone(), "factors": x}, 5),
+        ({"x": x, "factors": odd((3, 8))}, 6),
+    ):
+        assert same(SCALED(given), run(Arguments(**given)))
+        assert len(dispatched) == times
+    with torch.no_grad(), pytest.raises(TypeError, match="factor is True"):
+        SCALED({"x": x, "factor": True})
+    SCALED({"x": x, "factor": 1.0})
+    with pytest.raises(TypeError, match="factor is True"):
+        SCALED({"x": x, "factor": True})
+    with pytest.raises(NotImplementedError, match="x requires grad"):
+        SCALED({"x": matrix().requires_grad_(), "factor": 1.0})
+
+
+class Watch(TorchDispatchMode):
+    """A mode that counts operators of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += func is SCALED.default
+        return func(*args, **kwargs or {})
+
+
+class WatchFunctions(TorchFunctionMode):
+    """The same of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen += func is SCALED.default
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("mode", [Watch, WatchFunctions])
+def test_a_mode_sees_every_call(mode, as_on_a_gpu):
+    """Also one that is known, or comes to be known within it."""
+    for before in (1, 0):
+        x = matrix(before + 2, 8)
+        for _ in range(2 * before):
+            SCALED({"x": x})
+        with mode() as watch:
+            for _ in range(3):
+                SCALED({"x": x})
+        assert watch.seen == 3
+
+
+def test_a_profiler_sees_every_call(as_on_a_gpu):
+    for _ in range(2):
+        SCALED({"x": matrix()})
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        SCALED({"x": matrix()})
+    assert SCALED.default.name() in {event.name for event in profiler.events()}
+
+
+class Subclass(torch.Tensor):
+    """Results of operators are of it, too."""
+
+
+def test_the_dispatcher_is_asked_for_what_is_no_plain_tensor(as_on_a_gpu):
+    """What a subclass, a lazy view, a transformation or a tracer makes of a tensor."""
+    x = matrix()
+    expected = 2 * x
+
+    def scale(x):
+        return SCALED({"x": x})[0]
+
+    def plain():
+        assert torch.equal(scale(x), expected)
+
+    def subclass():
+        assert type(scale(x.as_subclass(Subclass))) is Subclass
+
+    def negated():
+        assert torch.equal(scale(torch._neg_view(x)), -expected)
+
+    def fake():
+        with FakeTensorMode() as mode:
+            assert isinstance(scale(mode.from_tensor(x)), FakeTensor)
+            with pytest.raises(AssertionError, match="FakeTensor"):
+                scale(x)
+
+    def traced():
+        graph = make_fx(scale, tracing_mode="symbolic")(x).graph
+        assert SCALED.default in [node.target for node in graph.nodes]
+
+    def traced_by_jit():
+        graph = torch.jit.trace(scale, (x,), check_trace=False).graph
+        assert SCALED.default.name().partition(".")[0] in str(graph)
+
+    step = torch.compile(scale, backend="aot_eager", fullgraph=True)
+
+    def compiled():
+        assert torch.equal(step(x), expected)
+
+    def nested():
+        with pytest.raises(TypeError, match="nested"):
+            scale(torch.nested.nested_tensor([x, x]))
+
+    def tangent():
+        with pytest.raises(NotImplementedError, match="x has a tangent"):
+            torch.func.jvp(scale, (x,), (x,))
+
+    cases = (plain, subclass, negated, fake, traced, traced_by_jit, compiled, nested, tangent)
+    for before in cases:
+        for case in (before, before, *cases):
+            case()
+
+
+def test_the_dispatcher_is_asked_each_time_within_transformations(dispatched):
+    """Also for plain tensors, whose results may be no plain ones there."""
+    x = matrix()
+    for times in (1, 1, 2, 3, 4):
+        if times == 1:
+            SCALED({"x": x})
+        else:
+            torch.func.vmap(lambda row: SCALED({"x": x})[0] + row)(x)
+        assert len(dispatched) == times
+    with FakeTensorMode(), pytest.raises(AssertionError, match="FakeTensor"):
+        SCALED({"x": x})
+    assert len(dispatched) == 5
+
+
+def test_known_calls_of_inference_and_of_other_modes_of_autograd(dispatched):
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.inference_mode):
+        with mode():
+            for _ in range(3):
+                x = matrix()
+                results = SCALED({"x": x})
+                assert same(results, run(Arguments(x)))
+                assert not results[0].requires_grad
+                assert results[0].is_inference() == torch.is_inference_mode_enabled()
+    assert len(dispatched) < 12
+
+
 def test_the_oldest_tape_leaves(runs, kept, monkeypatch):
     monkeypatch.setattr(module, "TAPES", 2)
     first, second, third, *_ = calls()
@@ -235,146 +411,6 @@ def test_sequences_of_tensors_are_part_of_a_call():
         assert len(kept) == number
     opcheck(SUMMED.default, ([x, x], [None, row]))
     SUMMED.forget()
-
-
-# ---- plans
-
-MOVES = ("x", "factors")
-
-
-def plan_of(**fields) -> Plan:
-    return Plan(SCALED, fields, moves=MOVES, results=("out",))
-
-
-def test_a_plan_serves_other_tensors_of_its_layouts():
-    """Of what it is not given it has its own, whose contents may change."""
-    row = torch.ones(8)
-    plan = plan_of(x=matrix(), bias=Bias(row, 2), factors=matrix())
-    for number in range(3):
-        row.fill_(number)
-        x, factors, out = matrix(), matrix(), matrix()
-        expected = run(Arguments(x, Bias(row, 2), factors=factors))
-        assert same(plan(x, factors), expected)
-        assert same(plan(factors=factors, x=x), expected)
-        results = plan(x, factors=factors, out=out)
-        assert results[0] is out
-        assert same(results, expected)
-
-
-def test_what_stays_and_scratch_belong_to_the_plan():
-    """Results do not: they are new, unless the plan has no names for them."""
-    plan = plan_of(x=matrix())
-    first, second = plan(matrix()), plan(matrix())
-    assert first[0].data_ptr() != second[0].data_ptr()
-    (zeros,) = [tensor for tensor in held_by(plan._tape) if tensor.dtype == torch.int32]
-    zeros += 1  # so that it is seen whose they are
-    x = matrix()
-    out, integers, _ = plan(x)
-    assert torch.equal(integers, out.view(torch.int32) + 1)
-    own = Plan(SCALED, {"x": matrix()}, moves=MOVES)
-    assert own(x)[0] is own(x)[0] is own.made[0]
-    assert own(x)[1].data_ptr() == own.made[1].data_ptr()
-    assert same(own(x), run(Arguments(x)))
-
-
-REFUSED = {
-    "shape": ([matrix(4, 8), matrix()], {}, "x is"),
-    "strides": ([matrix(), matrix(3, 16)[:, :8]], {}, "factors is"),
-    "dtype": ([matrix(), matrix().int()], {}, "factors is"),
-    "device": ([matrix(), matrix().to("meta")], {}, "factors is"),
-    "result": ([matrix(), matrix()], {"out": matrix(2, 8)}, "out is"),
-    "result at an odd address": ([matrix(), matrix()], {"out": odd((3, 8))}, "multiples of 16"),
-    "address": ([odd((3, 8)), matrix()], {}, "x at 0x"),
-    "missing": ([matrix()], {}, "1 tensors: planned with x, factors, out"),
-    "none": ([matrix()], {"factors": None}, "1 tensors"),
-    "one more": ([matrix(), matrix(), matrix()], {}, "2 tensors"),
-    "another": ([matrix(), matrix()], {"row": matrix()}, "and row"),
-    "twice": ([matrix(), matrix()], {"x": matrix()}, "and x"),
-}
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_plan_refuses_what_it_was_not_made_for(mode):
-    """In every mode of torch, also where it looks closer since the mode is another."""
-    plan = plan_of(x=matrix(), factors=matrix())
-    with mode():
-        for _ in range(2):
-            for name, (tensors, given, words) in REFUSED.items():
-                with pytest.raises(ValueError) as refused:
-                    plan(*tensors, **given)
-                assert words in str(refused.value), name
-            plan(matrix(), matrix())
-
-
-NOT_PLAIN = {
-    "nested": (lambda x: torch.nested.nested_tensor([x, x]), "a nested tensor"),
-    "jagged": (lambda x: torch.nested.nested_tensor([x], layout=torch.jagged), "a nested tensor"),
-    "sparse": (torch.Tensor.to_sparse, "a sparse_coo tensor"),
-    "negated": (torch._neg_view, "lazily negated"),
-    "fake": (lambda x: FakeTensorMode().from_tensor(x), "FakeTensor without memory"),
-    "functional": (torch._to_functional_tensor, "a functional tensor"),
-    "grad": (lambda x: x.requires_grad_(), "requires grad"),
-}
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("kind", NOT_PLAIN)
-def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
-    """Before torch's guards look at it, which end the process for a nested tensor; also where
-    values stand on a GPU."""
-    plan = plan_of(x=matrix(), factors=matrix())
-    plan._tape.gpu = 0 if gpu else None
-    make, words = NOT_PLAIN[kind]
-    for inputs, given, name in (
-        ((make(matrix()), matrix()), {}, "x"),
-        ((matrix(), make(matrix())), {}, "factors"),
-        ((matrix(), matrix()), {"out": make(matrix())}, "out"),
-    ):
-        with pytest.raises((TypeError, NotImplementedError), match=f"{name} .*{words}"):
-            plan(*inputs, **given)
-
-
-def test_a_plan_refuses_what_torch_func_makes_of_tensors():
-    plan = plan_of(x=matrix(), factors=matrix())
-    x = matrix()
-    with pytest.raises(TypeError, match=r"x is a torch\.func tensor"):
-        torch.func.vmap(lambda row: plan(row, x)[0])(x[None])
-    with pytest.raises(NotImplementedError, match="factors has a tangent"):
-        torch.func.jvp(lambda factors: plan(x, factors)[0], (x,), (x,))
-
-
-def test_a_plan_refuses_tensors_that_were_one():
-    x = matrix()
-    plan = plan_of(x=x, factors=x)
-    y = matrix()
-    assert same(plan(y, y), run(Arguments(y, factors=y)))
-    with pytest.raises(ValueError, match="x and factors lay 0 bytes apart in the plan"):
-        plan(x, y)
-
-
-def test_a_plan_takes_no_result_that_is_not_allocated_for_itself():
-    plan = Plan(SCALED, {"x": matrix()}, moves=MOVES, results=("out", "integers"))
-    with pytest.raises(ValueError, match="integers cannot be given"):
-        plan(matrix(), integers=matrix().int())
-
-
-def test_a_plan_needs_what_can_be_repeated(monkeypatch):
-    elsewhere = matrix()
-    monkeypatch.setattr(SCALED, "_run", lambda given: (given.x + elsewhere,))
-    with pytest.raises(ValueError, match="a plan cannot repeat"):
-        plan_of(x=matrix())
-
-
-def test_a_plan_keeps_no_memory_of_what_each_call_is_given():
-    memory, row = np.zeros((3, 8), np.float32), np.zeros(8, np.float32)
-    alive, held = weakref.ref(memory), weakref.ref(row)
-    plan = plan_of(x=torch.from_numpy(memory), bias=Bias(torch.from_numpy(row)))
-    plan(torch.from_numpy(memory))
-    del memory, row
-    gc.collect()
-    assert alive() is None
-    assert held() is not None
-    plan(matrix())
 
 
 # ---- what callers and tracers see

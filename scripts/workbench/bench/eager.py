@@ -25,7 +25,7 @@ REPEATS = 7
 def problems() -> Iterator[tuple[str, Callable[[], object], bool]]:
     """(name, call, whether its kernel is for Blackwell alone)."""
     import moe
-    from fmha import attention
+    from fmha import attention, attention_plan
     from gqa_lowlatency import decode, decode_plan
     from kernelkit.merge import merge
     from kvcache import Record, Rows, append_rows
@@ -38,13 +38,16 @@ def problems() -> Iterator[tuple[str, Callable[[], object], bool]]:
     lens = torch.full((2,), 1000, dtype=torch.int32, device="cuda")
     options = {"causal": True, "window": (128, None), "kv_lens": lens, "return_lse": True}
     yield "attention, window and lengths", lambda: attention(q, kv, kv, **options), True
+    with nothing_launched(blackwell=True):
+        attend = attention_plan(q, kv, kv, causal=True)
+    yield "attention, prepared", lambda: attend(q, kv, kv), True
     one, cache = numbers(8, 64, 128), numbers(8, 4096, 8, 128)
     yield "decode", lambda: decode(one, cache, cache), False
     with nothing_launched(blackwell=False):
-        plan = decode_plan(one, cache, cache)
-        out, lse = plan(one, cache, cache)
-    yield "decode_plan", lambda: plan(one, cache, cache), False
-    yield "decode_plan, out=", lambda: plan(one, cache, cache, out=out, lse=lse), False
+        step = decode_plan(one, cache, cache)
+        out, lse = step(one, cache, cache)
+    yield "decode, prepared", lambda: step(one, cache, cache), False
+    yield "decode, prepared, out=", lambda: step(one, cache, cache, out=out, lse=lse), False
     parts = [(numbers(2, 64, 16, 128), torch.zeros(2, 16, 64, device="cuda")) for _ in range(2)]
     yield "merge", lambda: merge(parts), False
     pool = torch.zeros(64, 4096, dtype=torch.uint8, device="cuda")
