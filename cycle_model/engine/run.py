@@ -62,7 +62,7 @@ def first_touches(state: p_i64, warp: int, item: int) -> int:
 @routine
 def hindered(state: p_i64, scheduler: int, pipe: int, start: int, cycles: int) -> int:
     """Cycles by which a pipe is busy longer with an instruction because of wgmma beside it."""
-    if pipe >= L.UNIFORM or state[scheduler + L.PIPE_FREE + L.TENSOR] <= start:
+    if pipe >= L.UNIFORM or state[scheduler + L.WGMMA_FREE] <= start:
         return 0
     owed = state[scheduler + L.BESIDE_OWED + pipe]
     owed += cycles * p_i64(state[L.SETTINGS_AT])[P.WGMMA_BESIDE]
