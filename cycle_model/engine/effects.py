@@ -142,6 +142,7 @@ def wgmma(state: p_i64, event: int, warp: int, cause: int) -> None:
     start = max(state[L.NOW], state[scheduler + L.PIPE_FREE + L.TENSOR])
     took = events[event + L.A] // L.PART
     state[scheduler + L.PIPE_FREE + L.TENSOR] = start + took
+    state[scheduler + L.WGMMA_FREE] = start + took
     state[scheduler + L.PIPE_BUSY + L.TENSOR] += took
     state[scheduler + L.PIPE_CAUSE + L.TENSOR] = cause
     state[warp + L.WG_LAST] = start + took + events[event + L.B]

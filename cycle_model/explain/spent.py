@@ -11,7 +11,9 @@ import numpy as np
 from cycle_model.engine import layout as L
 from cycle_model.engine.simulate import Result
 
-PIPES = {L.FMA: "FMA", L.ALU: "ALU", L.SPECIAL: "MUFU", L.UNIFORM: "uniform", L.TENSOR: "mma.sync"}
+PIPES = {L.FMA: "FMA", L.ALU: "ALU", L.SPECIAL: "MUFU", L.UNIFORM: "uniform"}
+PIPES |= {L.TENSOR: "mma.sync and wgmma"}
+OF_WGMMA = 3  # kind of a group, see `engine.effects.by_group`
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class Spent:
             elif event[L.WHAT] == L.E_CLUSTER_WAIT:
                 found[role, "cluster barrier"] += spent
             elif event[L.WHAT] == L.E_GROUP_WAIT:
-                found[role, "groups of copies"] += spent
+                kind = "wgmma" if event[L.B] == OF_WGMMA else "copies"
+                found[role, f"groups of {kind}"] += spent
         return found
 
     def shares(self) -> dict[str, float]:

@@ -139,6 +139,8 @@ PARAMETERS = {
                             "as on Hopper"),
     "cta_interval_later": guessed(1.2, 1, 2.4, "cycles between CTAs, of later ones",
                                   "as on Hopper"),
+    "wgmma_beside": guessed(0, 0, 0, "cycles that FMA, ALU and MUFU lose for each while wgmma runs",
+                            "there is no wgmma"),
 }  # fmt: skip
 
 B200 = Gpu(

@@ -166,9 +166,10 @@ def test_a_barrier_that_nobody_completes_is_an_error(decoded):
 # -- wgmma ----------------------------------------------------------------------------------------
 
 
-def placed_wgmma(count: int, n: int, allowed: int = 0) -> Tables:
-    """A warpgroup that issues so many products of one group, and waits for it."""
+def placed_wgmma(count: int, n: int, allowed: int = 0, beside: int = 0, gpu=H100) -> Tables:
+    """A warpgroup that issues so many products of one group, so many FFMA, and waits for it."""
     lines = [(f"HGMMA.64x{n}x16.F32.BF16", Control(stall=1))] * count
+    lines += [("FFMA", Control(stall=1))] * beside
     function = function_of(*lines, ("WARPGROUP.DEPBAR.LE", Control(stall=1)))
     for k, item in enumerate(function.instructions[:count]):
         ends = ", gsb0" if k == count - 1 else ""
@@ -178,12 +179,12 @@ def placed_wgmma(count: int, n: int, allowed: int = 0) -> Tables:
     landmarks = [Landmark("wgmma", (), 0, ())] * count + [Landmark("wgmma wait", (), 0, ())]
     recording = Recording("k", (1,) * 3, (128, 1, 1), (1,) * 3, 0, [site], [], "sm_90a")
     path = np.arange(len(function.instructions), dtype=np.int32)
-    placed = []
+    at, placed = np.array([*range(count), count + beside]), []
     for k in range(4):
         record = WarpRecord(0, 0, k, np.zeros(0, np.uint32), [], np.zeros(0, np.int64))
-        warp = BoundWarp(record, path, np.arange(count + 1), tuple(landmarks), 0.0, 0)
+        warp = BoundWarp(record, path, at, tuple(landmarks), 0.0, 0)
         placed.append(Placed(warp, 0, 0, 0, lambda address: False))
-    return Tables(recording, function, placed, H100)
+    return Tables(recording, function, placed, gpu)
 
 
 @pytest.mark.parametrize(("count", "n", "measured"), [(1, 64, 105), (4, 128, 319), (4, 256, 575)])
@@ -194,6 +195,16 @@ def test_products_of_a_warpgroup_take_what_was_measured(count, n, measured):
 
 def test_a_group_that_may_be_left_is_not_waited_for():
     assert simulate(placed_wgmma(4, 256, allowed=1), Sharing(1)).cycles < 100
+
+
+@pytest.mark.parametrize(("share", "cycles"), [(0, 100), (0.5, 150), (1, 200)])
+def test_what_wgmma_takes_from_other_pipes(share, cycles):
+    """Of a hundred FFMA beside products that take 512 cycles; behind them nothing is lost."""
+    gpu = H100.changed(wgmma_beside=share)
+    found = simulate(placed_wgmma(4, 256, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles
+    assert found == pytest.approx(cycles, abs=12)
+    alone = simulate(placed_wgmma(1, 16, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles
+    assert alone == pytest.approx(100, abs=20)
 
 
 def test_units_stand_beside_the_warps_in_real_cycles(tmp_path):

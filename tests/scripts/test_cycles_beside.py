@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 
+from cycle_model.edits import edits_of, rewritten
+from cycle_model.gpus import GPUS
+from cycle_model.grid import LaunchModel
+from cycle_model.launch import bind
 from workbench import commands
 from workbench.command import main_of
+from workbench.cycles import blocks
 from workbench.cycles.beside import summary
+from workbench.cycles.headline import RESULTS
 from workbench.cycles.measured import measured_in
+from workbench.cycles.peers import launched
 
+HOPPER = RESULTS / "model_h200" / "fmha.json"
 SETTING = {"kind": "setting", "hidden": 256, "gpu": {"name": "NVIDIA H100 80GB HBM3"}}
 ROW = {
     "step": "merge",
@@ -65,3 +74,37 @@ def test_pairs_are_of_one_group_and_far_enough_apart():
     first, second, whole = summary([*rows, row("a", 5, 0.1, "warm")])
     assert (first["pairs"], second["pairs"], whole["pairs"]) == (2, 0, 2)
     assert first["ordered"] == 0.5
+
+
+def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
+    """The persistent grid has a CTA for each SM of a Hopper GPU; the model says of its first one
+    what is stored, and no longer where exponentials take three times as long, or products nothing.
+    """
+    rows = json.loads(HOPPER.read_text(encoding="utf-8"))
+    (small,) = (row for row in rows if row["kind"] == "small")
+    place = argparse.Namespace(arch="sm_90a", memory="warm", given=())
+    case = blocks.case_options(small["flags"], place)
+    with blocks.ours(case) as call:
+        (report,) = launched(call, (0, 1))
+    assert report.grid == (GPUS["H200"].sms, 1, 1)
+    bound = bind(report.recording)
+
+    def cycles(gpu):
+        return LaunchModel(bound, gpu, memory="warm").predict().durations[0]
+
+    low, high = small["cycles"]
+    assert low <= cycles(GPUS["H200"]) <= high
+    assert cycles(GPUS["H200"].changed(issue_special=24)) > high
+    bound = rewritten(bound, edits_of("drop HGMMA"))
+    assert cycles(GPUS["H200"]) < low
+
+
+def test_measured_cycles_are_microseconds_at_the_clock_of_the_model():
+    found = {each.name: each for each in measured_in(HOPPER) if "causal" not in each.group}
+    clock = GPUS["H200"].value("clock") * 1e3
+    assert found["head dim 256, 4 x 4k"].us * clock == pytest.approx(1_156_000)
+    assert {each.group for each in measured_in(HOPPER)} == {
+        "attention, full",
+        "attention, full, pairs",
+        "attention, causal",
+    }

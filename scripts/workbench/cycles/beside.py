@@ -19,6 +19,7 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.watch import watched
 from workbench.common import refuse, tracked, write_json
+from workbench.cycles import blocks
 from workbench.cycles.measured import Call, Measured, measured_in
 from workbench.cycles.picture import draw
 from workbench.tables import show, table
@@ -88,24 +89,42 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         return {**row, "refused": f"{mib} MiB, more than --most-mib {options.most_mib}"}
     began = time.perf_counter()
     try:
-        bound = _bound(problem.make, options.limit, options.clusters)
         gpu = gpus.named(problem.gpu)
-        others = [gpu.perturbed(seed) for seed in range(options.perturbed)]
-        us, *rest = (
-            _microseconds(bound, one, problem.memory) + problem.others * one.value("launch_least")
-            for one in (gpu, *others)
+        sets = [gpu, *(gpu.perturbed(seed) for seed in range(options.perturbed))]
+        launches, (us, *rest) = (_of_blocks if problem.flags else _of_launches)(
+            problem, sets, options
         )
     except (ValueError, NotImplementedError, PtxEmuError) as error:
         return {**row, "refused": f"{type(error).__name__}: {error}"}
     return {
         **row,
-        "launches": len(bound),
+        "launches": launches,
         "modelled_us": us,
         "low_us": min([us, *rest]),
         "high_us": max([us, *rest]),
         "error": us / problem.us - 1,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _of_launches(
+    problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
+) -> tuple[int, list[float]]:
+    """How many there are, and microseconds with each set of parameters."""
+    bound = _bound(problem.make, options.limit, options.clusters)
+    return len(bound), [
+        _microseconds(bound, one, problem.memory) + problem.others * one.value("launch_least")
+        for one in sets
+    ]
+
+
+def _of_blocks(
+    problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
+) -> tuple[int, list[float]]:
+    """The same of attention, from a few of its blocks, all at the clock of the first set."""
+    clock, place = sets[0].value("clock"), {"arch": sets[0].arch, "memory": problem.memory}
+    case = blocks.case_options(problem.flags, argparse.Namespace(**place, given=()))
+    return 1, blocks.microseconds(blocks.ours, case, [each.changed(clock=clock) for each in sets])
 
 
 @lru_cache(maxsize=1)  # rows that differ in what is in L2 follow each other

@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,16 @@ from typing import Any
 from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
 from ptxemu.errors import PtxEmuError
-from ptxemu.record.recording import Recording
-from workbench.cases.attention import case_of, config_of
 from workbench.common import refuse, write_json
-from workbench.cycles import sample, subjects
+from workbench.cycles.blocks import case_options, case_parser, microseconds, ours
 from workbench.cycles.flash import Shape
-from workbench.cycles.peers import Call, Peer, launched, peers_of
+from workbench.cycles.peers import peers_of
 from workbench.cycles.picture import bars
 from workbench.cycles.published import published_in
-from workbench.cycles.sample import Clusters
-from workbench.flags import attention
 from workbench.tables import Column, show, table
 
 OURS = "ours"
 WIDE = 260  # characters of a line, where the output is no terminal
-CLUSTERS = 9  # of a grid whose CTAs differ; how near that is to all: docs/cycle_model.md
 RESULTS = Path(__file__).parents[3] / "results"
 RIVALS = RESULTS / "published_attention_rivals.csv"
 OF_FLASH = ("published_fa4_b200.csv", "published_fa4_gb200.csv")
@@ -83,25 +77,7 @@ def is_asked(options: argparse.Namespace) -> bool:
 
 
 def _of_a_case() -> set[str]:
-    return {action.dest for action in _case_parser()._actions} | {"arch"}
-
-
-def _case_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    attention.add_case(parser)
-    return parser
-
-
-def case_options(row: str, options: argparse.Namespace) -> argparse.Namespace:
-    """Of the case of a row, with all else as it is.
-
-    What our attention chooses by sizes is spelled out: fewer heads or queries of it are recorded.
-    """
-    found = _case_parser().parse_args(shlex.split(HEADLINES[row]))
-    case = argparse.Namespace(**{**vars(options), **vars(found)})
-    config = config_of(case_of(case))
-    case.schedule, case.pack_heads = config.schedule or "base", config.group > 1
-    return case
+    return {action.dest for action in case_parser()._actions} | {"arch"}
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -140,12 +116,12 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 
 def modelled(row: str, options: argparse.Namespace, sets: Sequence[Gpu]) -> dict[str, Any]:
     """A row: what each kernel takes, and what is published."""
-    given = case_options(row, options)
+    given = case_options(HEADLINES[row], options)
     kernels: dict[str, dict[str, Any]] = {}
-    for name, peer in {OURS: _ours, **peers_of("fmha")}.items():
+    for name, peer in {OURS: ours, **peers_of("fmha")}.items():
         began = time.perf_counter()
         try:
-            us = _microseconds(peer, given, sets)
+            us = microseconds(peer, given, sets)
             kernels[name] = figures(us, flops_of(given), kernels.get(OURS, {}).get("sets"))
         except Exception as error:  # noqa: BLE001 - a peer raises what it likes, the rest is wanted
             kernels[name] = {"refused": _reason(error)}
@@ -174,34 +150,6 @@ def figures(us: Sequence[float], flops: float, ours: Sequence[float] | None) -> 
         ratios = [theirs / mine for theirs, mine in zip(us, ours, strict=True)]
         found |= {"ratio": ratios[0], "low_ratio": min(ratios), "high_ratio": max(ratios)}
     return found
-
-
-@contextmanager
-def _ours(options: argparse.Namespace) -> Iterator[Call]:
-    yield subjects.fmha(options)
-
-
-def _microseconds(peer: Peer, options: argparse.Namespace, sets: Sequence[Gpu]) -> list[float]:
-    """With each set of parameters; recorded once."""
-    group = options.q_heads // options.kv_heads
-
-    def record(batch: int, kv_heads: int, queries: int, clusters: Clusters) -> list[Recording]:
-        smaller = {"batch": batch, "kv_heads": kv_heads, "q_heads": kv_heads * group}
-        smaller |= {"q_len": queries}
-        with peer(argparse.Namespace(**{**vars(options), **smaller})) as call:
-            found = [each.recording for each in launched(call, clusters)]
-        recordings = [each for each in found if each is not None and each.cubin]
-        if not recordings:
-            raise ValueError("it launches nothing that has machine code")
-        return recordings
-
-    even = not options.causal and options.window == (None, None)
-    size = options.batch, options.kv_heads, options.q_len
-    count = options.clusters if "clusters" in options.given else CLUSTERS
-    timed = sample.timed_of(
-        record, size, sets[0], count, even=even, kind=sample.Periodic, memory=options.memory
-    )
-    return [timed.microseconds(each) for each in sets]
 
 
 def flops_of(options: argparse.Namespace) -> float:
@@ -292,7 +240,7 @@ def _columns(names: Sequence[str], rows: Sequence[Any], reasons: dict[str, int])
 
 
 def _sizes(row: Any) -> str:
-    given = _case_parser().parse_args(shlex.split(row["flags"]))
+    given = case_parser().parse_args(shlex.split(row["flags"]))
     return f"{given.batch} x {given.q_len}, {given.q_heads}/{given.kv_heads}"
 
 

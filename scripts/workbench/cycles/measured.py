@@ -27,7 +27,11 @@ _DEPENDENT = {"decode pdl": {"pdl": True},
 @dataclass(frozen=True)
 class Measured:
     """One problem. group: the step; us: measured; memory: 'cold' or 'warm'; make: allocates its
-    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours."""
+    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours.
+
+    flags: of a case of attention, of which a few blocks are run and modelled instead. It was
+    measured in cycles: us are those at the clock of the parameters.
+    """
 
     group: str
     name: str
@@ -37,6 +41,7 @@ class Measured:
     nbytes: int
     make: Callable[[], Call]
     others: int = 0
+    flags: str = ""
 
 
 def measured_in(path: Path) -> Iterator[Measured]:
@@ -76,6 +81,8 @@ def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterato
         make = partial(_decode, row)
         for memory in ("cold", "warm"):
             yield Measured(group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"], make)
+    elif row.get("kind") == "cycles" and row["peer"] == "fmha":
+        yield _attention(row, gpu)
     elif "merge_us" in row:
         step = {
             "step": "merge",
@@ -93,6 +100,17 @@ def _is_decode(row: dict[str, Any]) -> bool:
     if row.get("kind") != "latency" or "cold_us" not in row:
         return False
     return row["peer"] in _DEPENDENT or bool(_DECODE.fullmatch(row["peer"]))
+
+
+def _attention(row: dict[str, Any], gpu: str) -> Measured:
+    causal, pairs = "--causal" in row["flags"], "--ctas 2" in row["flags"]
+    group = f"attention, {'causal' if causal else 'full'}{', pairs' * pairs}"
+    us = row["cycles"] / gpus.named(gpu).value("clock") / 1e3
+    return Measured(group, row["name"], gpu, "cold", us, 0, _no_call, flags=row["flags"])
+
+
+def _no_call() -> Call:
+    raise ValueError("attention is modelled from a few of its blocks")
 
 
 def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:

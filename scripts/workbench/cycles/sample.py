@@ -117,11 +117,13 @@ def timed_of(
     clusters: int,
     *,
     even: bool = True,
+    pieces: int = PIECES,
     kind: type[LaunchModel] = LaunchModel,
     memory: str = COLD,
 ) -> Timed:
     """size: entries of the batch, KV heads, queries. clusters: recorded of a
-    grid that is not persistent. even: all tiles take as long. kind: what models launches."""
+    grid that is not persistent. even: all tiles take as long. pieces: parts of the queries that are
+    whole tiles, where there are many. kind: what models launches."""
     model = partial(kind, memory=memory)
 
     batch, kv_heads, queries = size
@@ -133,12 +135,12 @@ def timed_of(
     def timed(found: Sequence[LaunchModel], more: int = 0) -> Timed:
         return Timed([each.launch for each in found], model, more)
 
-    pieces = PIECES if even and queries >= PIECES * PIECE else 1
+    pieces = pieces if even and queries >= pieces * PIECE else 1
     one = models(1, 1, queries // pieces, 1) if heads > 1 else []
     places, tiles = (one[0].places, one[0].clusters) if len(one) == 1 else (0, 1)
     known, tiles = tiles < places, tiles * pieces  # else they may be more, of a persistent kernel
     if even and known and heads * tiles > TILES * places:
-        found = models(1, *_few(tiles, places, queries), 2)
+        found = models(1, *_few(tiles, places, queries), _ends)
         if found[0].clusters == places:
             return timed(found, -(-heads * tiles // places) - TILES)
 
@@ -147,6 +149,11 @@ def timed_of(
         return spread(total, PERSISTENT if persistent else clusters)
 
     return timed(models(*size, chosen))
+
+
+def _ends(total: int) -> Sequence[int]:
+    """Of a grid the first cluster and the last, and one that reads what the first one does."""
+    return sorted({0, min(1, total - 1), total - 1})
 
 
 def _few(tiles: int, places: int, queries: int) -> tuple[int, int]:

@@ -10,18 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workbench.flags.groups import ARCHS
+
 Call = Callable[[], Any]
 
 
 def fmha(options: argparse.Namespace) -> Call:
-    """Of the case that the flags spell."""
+    """Of the case that the flags spell, on a GPU with as many SMs as those of its arch have."""
     from fmha import attention
+    from kernelkit.launch import emulation
     from workbench.cases.attention import case_of, check, moved
 
     case = case_of(options)
-    check(case)
-    arguments = moved(case.arguments(), "cpu")
-    return partial(attention, *case.inputs("cpu"), **arguments, **_place(options))
+    check(case, options.arch or ARCHS[0])
+    inputs, arguments = case.inputs("cpu"), moved(case.arguments(), "cpu") | _place(options)
+
+    def call() -> None:
+        with emulation(arch=options.arch):
+            attention(*inputs, **arguments)
+
+    return call
 
 
 def gqa(options: argparse.Namespace) -> Call:

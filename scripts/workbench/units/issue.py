@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from workbench.units.benchmark import CYCLES, PER_SM, PER_WARP, Benchmark, Point
 from workbench.units.instructions import INSTRUCTIONS, Instruction
@@ -174,8 +175,49 @@ def tensor() -> Iterator[Benchmark]:
                 yield Benchmark("tensor", "wgmma_until_wait", variant, CYCLES, points)
 
 
+# Instructions of two warps of each scheduler that take as long as the wgmmas of a round beside
+# them, 1,024 cycles, if neither hinders the other: their text for a chain, and how many.
+_FMA, _ADD = "fma.rn.f32 %r{x}, %r{x}, %r_y, %r_z;", "add.rn.f32 %r{s}, %r{s}, %r{t};"
+_EX2, _CVT = "ex2.approx.ftz.f32 %r{t}, %r{x};", "cvt.rn.bf16x2.f32 %r{p}, %r{t}, %r{p};"
+BESIDE = {
+    "fma.f32": (_FMA, 512),
+    "add.f32": (_ADD, 512),
+    "ex2": (_EX2.replace("{x}", "{t}"), 64),
+    "cvt.bf16x2.f32": (_CVT, 256),
+    "softmax": (f"{_FMA}\n{_EX2}\n{_ADD}", 64),
+    "softmax, rounded": (f"{_FMA}\n{_EX2}\n{_ADD}\n{_CVT}", 64),
+}
+_CHAINS, _TENSOR_STEPS = 16, 16
+
+
+def _beside_role(text: str, steps: int, first: int) -> Role:
+    """Warps from `first` on: so many steps of it over independent chains."""
+    names = [{key: 100 * number + chain for number, key in enumerate("xtsp", start=1)}
+             for chain in range(_CHAINS)]  # fmt: skip
+    body = [text.format(**names[step % _CHAINS]) for step in range(steps)]
+    before = [f"add.u32 %r{place}, %r_z, {place};" for name in names for place in name.values()]
+    sink = tuple(f"%r{place}" for name in names for place in name.values())
+    return Role("\n".join(body), first=first, before="\n".join(before), sink=sink)
+
+
+def beside() -> Iterator[Benchmark]:
+    """Cycles of a round of both: a warpgroup that multiplies without a pause, and two more that
+    compute; and of those two alone."""
+    tensor = wgmma_kernel(128, registers=False, steps=_TENSOR_STEPS, groups=1)
+    multiplies = replace(tensor.roles[0], last=SCHEDULERS)
+    for name, (text, steps) in BESIDE.items():
+        for with_tensor in (False, True):
+            computes = _beside_role(text, steps, SCHEDULERS)
+            roles = (multiplies, computes) if with_tensor else (computes,)
+            made = replace(tensor, roles=roles, block=3 * SCHEDULERS * WARP)
+            points = tuple(Point(made, count, count) for count in (64, 128))
+            variant = {"instruction": name, "wgmma": with_tensor, "warps": 2}
+            yield Benchmark("tensor", "wgmma_beside", variant, "cycles per round", points)
+
+
 def benchmarks() -> Iterator[Benchmark]:
     yield from issue()
     yield from latency()
     yield from tensor()
+    yield from beside()
     yield from branches()
