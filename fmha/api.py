@@ -89,8 +89,8 @@ def attention(
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
             the stream has ended.
         backend, arch: see `kernelkit.launch.choose_target`.
-        config: its tunable fields (tile_m, tile_n, k_stages, v_stages, schedule, polynomial,
-            rescale_log2) instead of those that sizes choose; the arguments decide the rest.
+        config: its tunable fields (`fmha.config.TUNABLE`) instead of those that sizes choose; the
+            arguments decide the rest.
 
     Returns:
         O like q with Dv columns; with return_lse (O, LSE); with normalize=False (O_raw, LSE,

@@ -36,6 +36,7 @@ class Arguments(AttentionArguments):
     pack_heads: bool | None = None
     tile_m: int = AttentionConfig.tile_m
     tile_n: int = AttentionConfig.tile_n
+    ctas: int = AttentionConfig.ctas
     k_stages: int = AttentionConfig.k_stages
     v_stages: int = AttentionConfig.v_stages
     schedule: str = AttentionConfig.schedule

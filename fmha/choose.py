@@ -18,7 +18,6 @@ from kernelkit.tensors import DTYPE_NAMES
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
-STREAMED = 20_000  # columns of K and V of which HBM delivers a tile in the time of its products
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,13 @@ class Sizes:
 class Candidate:
     """Heads that share tiles, or do not, with the key tiles that suit the window.
 
-    arch: of the kernel; pingpong: the same in that schedule, where it may be chosen; sharers:
+    arch: of the kernel; larger: the same with larger blocks, where it may be chosen; sharers:
     groups of heads that share tiles, of one entry; tile_work: see `_tile_work`.
     """
 
     arch: str
     base: AttentionConfig
-    pingpong: AttentionConfig | None
+    larger: AttentionConfig | None
     sharers: int
     tile_work: int
 
@@ -59,13 +58,13 @@ def choose_config(arguments: Arguments, arch: str = "sm_100a") -> AttentionConfi
 
 
 def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
-    """The candidate with the least work for these sizes, in ping-pong if its blocks, half as many,
-    fill the GPU."""
+    """The candidate with the least work for these sizes, with its larger blocks, half as many, if
+    they fill the GPU."""
     best = min(found, key=lambda candidate: candidate.work(sizes))
-    if best.pingpong is None or tiles_of(best.base, best.arch).blocks(sizes.queries) == 1:
+    if best.larger is None or tiles_of(best.base, best.arch).blocks(sizes.queries) == 1:
         return best.base
-    fills = sizes.batch * best.blocks(best.pingpong, sizes) >= hw.SMS_OF[written_for(best.arch)]
-    return best.pingpong if fills else best.base
+    ctas = sizes.batch * best.blocks(best.larger, sizes) * tiles_of(best.larger, best.arch).ctas
+    return best.larger if ctas >= hw.SMS_OF[written_for(best.arch)] else best.base
 
 
 def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, ...]:
@@ -83,13 +82,13 @@ def _groups(arguments: Arguments) -> tuple[int, ...]:
 
 
 def _candidate(arguments: Arguments, plain: AttentionConfig, arch: str) -> Candidate:
-    base = _narrowed(arguments, plain, arch)
-    pingpong = _narrowed(arguments, replace(plain, schedule="pingpong"), arch)
-    by_sizes = written_for(arch) == "sm_100a" and not plain.schedule
+    base, larger = _narrowed(arguments, plain, arch), tiles_of(plain, arch).larger()
+    if larger is not None:
+        larger = _narrowed(arguments, larger, arch)
     return Candidate(
         arch,
         base,
-        pingpong if by_sizes and _fits(pingpong, arch) else None,
+        larger if larger is not None and _fits(larger, arch) else None,
         arguments.q_heads // plain.group,
         _tile_work(arguments, base, arch),
     )
@@ -174,16 +173,3 @@ def longest_queries(arguments: Arguments) -> int:
         return arguments.queries
     lengths = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
     return max(lengths, default=0)
-
-
-def heads_of_section(arguments: Arguments, config: AttentionConfig) -> int:
-    """Heads, those of all entries counted together, whose blocks the kernel computes longest first.
-
-    All, where blocks differ in length: then the CTAs end together. But at most as many as HBM can
-    deliver at the same time; of more than those, head after head ends nearly as evenly.
-    """
-    streams = min(arguments.batch * arguments.kv_heads, hw.SMS)
-    as_long = not config.right or config.left
-    if as_long or streams * (config.head_dim + config.v_dim) > STREAMED:
-        return 1
-    return arguments.batch * arguments.q_heads // config.group

@@ -17,7 +17,16 @@ PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
-TUNABLE = ("tile_m", "tile_n", "k_stages", "v_stages", "schedule", "polynomial", "rescale_log2")
+TUNABLE = (
+    "tile_m",
+    "tile_n",
+    "ctas",
+    "k_stages",
+    "v_stages",
+    "schedule",
+    "polynomial",
+    "rescale_log2",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class AttentionConfig:
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
     tile_m*: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
     tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
+    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2; 0 chooses.
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
         softmax runs under the other's products; '' is 'base' (`attention` chooses). On
@@ -71,11 +81,12 @@ class AttentionConfig:
     pdl: bool = False
     tile_m: int = 0
     tile_n: int = 0
+    ctas: int = 0
     k_stages: int = 0
     v_stages: int = 0
     schedule: str = ""
     polynomial: int = -1
-    rescale_log2: float = 8.0
+    rescale_log2: float = MAX_RESCALE_LOG2
 
     @property
     def v_dim(self) -> int:

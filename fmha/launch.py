@@ -9,9 +9,10 @@ from functools import cache
 import torch
 
 from fmha.arguments import Arguments
-from fmha.choose import choose_config, heads_of_section, longest_queries
+from fmha.choose import choose_config, longest_queries
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan, tiles_of
+from fmha.sections import heads_of_section
 from kernelkit.arch import written_for
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
@@ -104,7 +105,7 @@ def kernel_arguments(
         0 if arguments.causal else bounded(arguments.window_right),
         bounded(arguments.sink_tokens),
         longest_queries(arguments),
-        heads_of_section(arguments, config),
+        *heads_of_section(arguments, config, arch, places),
         places,
     )
     tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))

@@ -29,6 +29,11 @@ class Tiles(ABC):
     def variants(self) -> Iterator[AttentionConfig]:
         """The config with other tiles, of which one may suit a window better."""
 
+    @abstractmethod
+    def larger(self) -> AttentionConfig | None:
+        """The config with twice as many rows in a block, where that is faster once the blocks fill
+        the GPU, and the config leaves it open."""
+
     @property
     @abstractmethod
     def rows(self) -> int:
@@ -43,6 +48,12 @@ class Tiles(ABC):
     def ctas(self) -> int:
         """CTAs that share K and V."""
         return 1
+
+    @property
+    def multicast(self) -> bool:
+        """The CTAs of a pair hold the same K and V, of which each fetches half of the keys for
+        both; otherwise each holds a part of its own."""
+        return False
 
     @property
     def halves(self) -> int:
@@ -86,6 +97,12 @@ class Tiles(ABC):
     def key_step(self) -> int:
         """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
         return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
+
+    def box_keys(self, keys: int) -> int:
+        """Of the keys of a piece those in one box: what this CTA fetches, and what one page holds
+        of it."""
+        keys = keys // self.ctas if self.multicast else keys
+        return gcd(keys, self.config.page_size) if self.config.page_size else keys
 
     def panel(self, columns: int) -> int:
         """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
@@ -134,7 +151,7 @@ class Tiles(ABC):
     @property
     def v_columns(self) -> int:
         """Columns of a V piece in this CTA."""
-        return self.o_tile // self.ctas
+        return self.o_tile if self.multicast else self.o_tile // self.ctas
 
     @property
     def v_pieces(self) -> int:

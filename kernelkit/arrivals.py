@@ -29,6 +29,7 @@ class Reach(Enum):
     OWN = "own"  # of the CTA that signals
     LEADER = "leader"  # both CTAs of a pair signal, its leader waits
     BOTH = "both"  # the leader signals, both CTAs of the pair wait
+    EACH = "each"  # both CTAs of the pair signal, and both wait for both
 
 
 def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: bool = False) -> int:
@@ -40,7 +41,7 @@ def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: b
     """
     if signal in (Signal.THREADS, Signal.WARPS):
         count = role.threads if every_team else role.team_threads
-        count *= 2 if reach is Reach.LEADER else 1
+        count *= 2 if reach in (Reach.LEADER, Reach.EACH) else 1
         if signal is Signal.WARPS:
             count //= hw.WARP_THREADS
     elif role.warps != 1:

@@ -88,11 +88,21 @@ def describe(operation: object, tensor: cute.Tensor, box: Box) -> TmaTensor:
 
 @cute.jit
 def copy_in(
-    source: TmaTensor, box: Box, position: BoxPosition, target: cute.Tensor, barrier: cute.Pointer
+    source: TmaTensor,
+    box: Box,
+    position: BoxPosition,
+    target: cute.Tensor,
+    barrier: cute.Pointer,
+    mask: cutlass.Constexpr = None,
 ) -> None:
-    """Start one box from global to shared memory; `barrier` counts its bytes."""
+    """Start one box from global to shared memory; `barrier` counts its bytes. mask: of the CTAs of
+    the cluster that get it, each at the same place, where the copy is a multicast."""
     to_shared, from_global = partition(source, box, position, target)
-    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)
+    if cutlass.const_expr(mask is None):
+        cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)
+    else:
+        mask = cutlass.Uint16(mask)
+        cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier, mcast_mask=mask)
 
 
 @cute.jit

@@ -26,6 +26,8 @@ class Edge:
     freed_by: name of the edge that answers this one, 'exit' when a stage is filled once.
     leader_only: of a pair's CTAs the leader alone has it, whatever else its roles do in both.
     every_team: all teams of its roles take part in every stage; else stage t belongs to team t.
+    multicast: each CTA of a pair brings a part of every stage into both, so that the stage is free
+        once both have released it. tx_bytes: of all parts.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Edge:
     freed_by: str | None = None
     leader_only: bool = False
     every_team: bool = False
+    multicast: bool = False
 
     @property
     def barriers(self) -> int:
@@ -102,7 +105,9 @@ class EdgePlan:
         self, edge: Edge, signal: Signal, signals: str, waits: str, tx_bytes: int = 0
     ) -> Completion:
         """Of a signal that gets from one role to the barrier on which another waits."""
-        if edge.leader_only or self.leads(signals) == self.leads(waits):
+        if edge.multicast and signals == edge.consumer:
+            reach = Reach.EACH
+        elif edge.leader_only or self.leads(signals) == self.leads(waits):
             reach = Reach.OWN
         else:
             reach = Reach.LEADER if self.leads(waits) else Reach.BOTH

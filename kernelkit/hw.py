@@ -22,6 +22,7 @@ TMEM_CELL_BYTES = 4
 
 SMS = 148  # of a B200, which a grid has to fill: what FA4 and cuDNN report for it
 SMS_OF = {"sm_90a": 132, "sm_100a": SMS}  # of an H100 or H200 and of a B200
+L2_BYTES_OF = {"sm_90a": 50 << 20, "sm_100a": 126 << 20}  # of the same
 
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_THREAD = 255

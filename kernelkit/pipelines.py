@@ -56,7 +56,11 @@ class Barriers:
             self._commit(stage)
         elif cutlass.const_expr(self.by_warp):
             with cute.arch.elect_one():
-                self.array.arrive(stage, None)
+                if cutlass.const_expr(self.reach is Reach.EACH):
+                    for cta in cutlass.range_constexpr(2):
+                        self.array.arrive(stage, cta)
+                else:
+                    self.array.arrive(stage, None)
         elif cutlass.const_expr(self.reach is Reach.OWN):
             self.array.arrive(stage, None)
         elif cutlass.const_expr(self.array.op_type is PipelineOp.AsyncThread):

@@ -1,6 +1,6 @@
 """Nsight Compute or Nsight Systems on a kernel that run.py knows.
 
-    python scripts/nsight.py fmha --tool ncu -- --shape 2,4096,4096,16,16 --causal
+    python scripts/nsight.py fmha --tool ncu -- --shape 2,4k,4k,16,16 --causal --unjudged
 
 Without the tool it prints the command line to use elsewhere.
 """

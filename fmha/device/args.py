@@ -60,16 +60,21 @@ class Scalars:
 class Order:
     """In which order all CTAs, or pairs, take all query blocks.
 
-    A section is all blocks of `near` heads, heads of all entries counted together; in it the blocks
-    of one place among the queries follow each other.
+    A section is all blocks of some heads, heads of all entries counted together; the last one may
+    have fewer. Of `near` heads the blocks of one place among the queries follow each other.
     """
 
-    section: cute.FastDivmodDivisorV2  # blocks of a section
-    near: cute.FastDivmodDivisorV2  # heads of a section
+    rounds: cute.FastDivmodDivisorV2  # of a section
+    section: Int32  # heads of it
+    near: cute.FastDivmodDivisorV2
+    near_blocks: cute.FastDivmodDivisorV2  # blocks of so many heads
+    last: Int32  # number of the last section
+    last_near: cute.FastDivmodDivisorV2  # the same of the last section
+    last_near_blocks: cute.FastDivmodDivisorV2
     heads: cute.FastDivmodDivisorV2  # query heads of an entry, KV heads where they share tiles
     group: cute.FastDivmodDivisorV2  # of them those that read one KV head
     blocks: Int32  # of a head
-    rounds: Int32  # blocks that every CTA or pair takes
+    last_rounds: Int32  # of the last section, in which every CTA or pair takes a block
     left: Int32  # blocks that are left then, fewer than CTAs or pairs
 
 

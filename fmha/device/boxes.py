@@ -5,8 +5,6 @@ A panel is at most 128 bytes of every row. Its lines are swizzled inside themsel
 `kernelkit.swizzle`). Boxes of one buffer follow each other without gaps.
 """
 
-from math import gcd
-
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -24,17 +22,19 @@ def q_box(plan: AttentionPlan) -> Box:
 
 
 def k_box(plan: AttentionPlan) -> Box:
-    """Of K: the CTA's keys, or those of them that one page holds."""
+    """Of K: the keys that the CTA fetches, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
-    rows = gcd(layout.k_rows, layout.key_step) if config.page_size else layout.k_rows
-    return Box(rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
+    return Box(
+        layout.box_keys(layout.k_rows), layout.panel(layout.k_columns), IO_TYPES[config.dtype]
+    )
 
 
 def v_box(plan: AttentionPlan) -> Box:
-    """Of V: the keys of the tile, or those of them that one page holds."""
+    """Of V: the keys that the CTA fetches, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
-    rows = layout.key_step if config.page_size else layout.tile_n
-    return Box(rows, layout.panel(layout.v_columns), IO_TYPES[config.dtype])
+    return Box(
+        layout.box_keys(layout.tile_n), layout.panel(layout.v_columns), IO_TYPES[config.dtype]
+    )
 
 
 def o_box(plan: AttentionPlan) -> Box:

@@ -37,13 +37,13 @@ class Forward:
         tensors: q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o; last dim contiguous, other strides
         multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
         arrays: lse [B, Hq, Sq], row_max or None, then the fields of `Tables`.
-        numbers: the fields of `Scalars`, then the longest query length, the heads of a section
-            (see `Order`), and how many CTAs or pairs are there.
+        numbers: the fields of `Scalars`, then the longest query length, heads of a section and
+            `near` (see `Order`), and how many CTAs or pairs are there.
         """
         q, k, v, o = (reorder(tensor, ROWS_FIRST) for tensor in tensors)
         lse, row_max, *tables = arrays
         config, layout = self.plan.config, self.plan.layout
-        *factors, longest, near, most = numbers
+        *factors, longest, section, near, most = numbers
         scalars, heads, entries = Scalars(*factors), q.shape[2], q.shape[3]
         tables, rows, every_o = Tables(*tables), q.shape[0], o
         q, o = (group_heads(tensor, config.group) for tensor in (q, o))
@@ -60,7 +60,7 @@ class Forward:
             reorder(lse, (2, 1, 0)),
             reorder(row_max, (2, 1, 0)) if cutlass.const_expr(row_max is not None) else None,
             tables,
-            make_order(blocks, heads, heads // k.shape[2], entries, near, places),
+            make_order(blocks, heads, heads // k.shape[2], entries, section, near, places),
         )
         self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
             grid=(places * layout.ctas, 1, 1),
@@ -85,6 +85,8 @@ class Forward:
             o=describe(store, o, o_box(self.plan)),
         )
 
-    def fetch(self, edge: str) -> cpasync.CopyBulkTensorTileG2SOp:
+    def fetch(self, edge: str) -> object:
         """The load whose bytes complete on the barriers of `edge`."""
+        if self.plan.edges.has(edge) and self.plan.edges[edge].multicast:
+            return cpasync.CopyBulkTensorTileG2SMulticastOp()
         return cpasync.CopyBulkTensorTileG2SOp(tma_group(self.plan.edges, edge))

@@ -24,7 +24,7 @@ from fmha.device.walk import (
 )
 from fmha.plan import AttentionPlan
 from kernelkit.boxes import BoxPosition, TmaTensor, copy_in
-from kernelkit.pipelines import producer_state
+from kernelkit.pipelines import PAIR_MASK, producer_state
 
 
 class LoadQK:
@@ -92,15 +92,16 @@ class LoadQK:
         panels = layout.k_columns // box.columns
         boxes_per_panel = layout.k_rows // box.rows
         barrier = scope.pipes.k.barrier(stage)
-        for part in cutlass.range(boxes_per_panel, unroll=1):
-            key = first + work.rank * layout.k_rows + part * box.rows
+        begin, end = own_boxes(self.plan, work, boxes_per_panel)
+        for part in cutlass.range(begin, end, unroll=1):
+            key = first + own_part(self.plan, work) * layout.k_rows + part * box.rows
             row, entry = key_position(self.plan, work, scope, key)
             for panel in cutlass.range_constexpr(panels):
                 column = piece * layout.k_columns + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
                 target = box.at(scope.buffers.k, slot)
                 position = BoxPosition(row, column, work.kv_head, entry)
-                copy_in(scope.tma.k, box, position, target, barrier)
+                copy_in(scope.tma.k, box, position, target, barrier, cast_mask(self.plan))
 
 
 class LoadV:
@@ -183,15 +184,37 @@ class LoadV:
         box, layout = v_box(self.plan), self.plan.layout
         panels = layout.v_columns // box.columns
         boxes_per_panel = layout.tile_n // box.rows
-        for part in cutlass.range(boxes_per_panel, unroll=1):
+        shift = piece * layout.o_tile + own_part(self.plan, work) * layout.v_columns
+        begin, end = own_boxes(self.plan, work, boxes_per_panel)
+        for part in cutlass.range(begin, end, unroll=1):
             row, entry = key_position(self.plan, work, scope, first + part * box.rows)
             # Not unrolled: the addresses of all boxes at once are registers that this role lacks.
             for panel in cutlass.range(panels, unroll=1):
-                column = piece * layout.o_tile + work.rank * layout.v_columns + panel * box.columns
+                column = shift + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
                 target = box.at(scope.buffers.v, slot)
                 position = BoxPosition(row, column, work.kv_head, entry)
-                copy_in(tma, box, position, target, barrier)
+                copy_in(tma, box, position, target, barrier, cast_mask(self.plan))
+
+
+@cute.jit
+def own_boxes(plan: AttentionPlan, work: Work, boxes: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """[begin, end) of the boxes of a panel that this CTA fetches."""
+    if cutlass.const_expr(not plan.layout.multicast):
+        return Int32(0), Int32(boxes)
+    share = boxes // plan.layout.ctas
+    return work.rank * share, (work.rank + 1) * share
+
+
+@cute.jit
+def own_part(plan: AttentionPlan, work: Work) -> Int32:
+    """Which part of a piece is in this CTA's shared memory; 0 where all of it is."""
+    return Int32(0) if cutlass.const_expr(plan.layout.multicast) else work.rank
+
+
+def cast_mask(plan: AttentionPlan) -> int | None:
+    """The CTAs that get what one of them fetches; None for itself."""
+    return PAIR_MASK if plan.layout.multicast else None
 
 
 @cute.jit

@@ -31,7 +31,7 @@ def example_arguments(config: AttentionConfig) -> tuple:
     )
     lse = fake_tensor(Float32, *per_row)
     row_max = None if config.normalize else fake_tensor(Float32, *per_row)
-    numbers = (Float32(1.0), Float32(1.0), *(Int32(0),) * 3, *(Int32(1),) * 3)
+    numbers = (Float32(1.0), Float32(1.0), *(Int32(0),) * 3, *(Int32(1),) * 4)
     return tensors, (lse, row_max, *_tables(config, q_heads)), numbers, CUstream(0)
 
 

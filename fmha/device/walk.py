@@ -105,6 +105,23 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
 
 
 @cute.jit
+def hidden_steps(
+    plan: AttentionPlan, work: Work, walk: Walk, scalars: Scalars, q_tile: Int32
+) -> Int32:
+    """Steps at the front of the walk whose keys no row of query tile `q_tile` of this CTA sees; one
+    step at least remains where there are any."""
+    first = first_token(plan, own_tile(plan, work, q_tile))
+    hidden = Int32(0)
+    if cutlass.const_expr(plan.config.right):
+        end = row_end(work, first + plan.layout.box_tokens - 1, scalars)
+        tiles = cute.ceil_div(cutlass.max(end - walk.origin, 0), plan.layout.tile_n)
+        hidden = cutlass.max(cutlass.min(walk.right_end - tiles, walk.right), 0)
+    if first >= work.q_length:
+        hidden = walk.tiles
+    return cutlass.max(cutlass.min(hidden, walk.tiles - 1), 0)
+
+
+@cute.jit
 def first_token(plan: AttentionPlan, tile: Int32) -> Int32:
     """Query of the entry with which tile `tile` of a head begins, or of heads that share it."""
     return tile // plan.layout.head_parts * plan.layout.box_tokens

@@ -77,6 +77,9 @@ class Layout(Tiles):
         chosen = EXP2_SHARE.get(config.head_dim, 0)
         return config.polynomial if config.polynomial >= 0 else chosen
 
+    def larger(self) -> AttentionConfig | None:
+        return None if self.config.schedule else replace(self.config, schedule="pingpong")
+
     def variants(self) -> Iterator[AttentionConfig]:
         """With all widths of a key tile; of a pair each CTA has half of 128 keys."""
         if self.ctas == 1:
@@ -244,8 +247,8 @@ class Layout(Tiles):
         config = self.config
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
-        if config.tile_m:
-            raise NotImplementedError(f"tile_m {config.tile_m}: here the schedule says it, 0")
+        if config.ctas:
+            raise NotImplementedError(f"ctas {config.ctas}: 0, here the head dim says it")
         if config.tile_n and config.tile_n not in TILE_N:
             raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):

@@ -6,13 +6,13 @@ what is not of this tile, or O is fp32, each thread stores its pairs of columns.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Boolean, Float32
 from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
 from fmha.device.types import OUT_TYPES
-from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile, stored_by_tma
+from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels
@@ -52,7 +52,7 @@ def store_statistics(
         if cutlass.const_expr(plan.config.softcap):
             max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
         factor, lse = finish_row(max_log2, row_sum[half], sinks[half])
-        if row.token < work.q_length and lane.column == 0:
+        if row.token < work.q_length and lane.column == 0 and lane.part == 0:
             place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
             tensors.lse[place] = lse
             if cutlass.const_expr(tensors.row_max is not None):
@@ -69,9 +69,10 @@ def store_o(
     o: cute.Tensor,
     factors: tuple[Float32, Float32],
     scope: Scope,
+    by_tma: Boolean,
 ) -> None:
     """O of the query tile to global memory, normalised, turned back and rounded as the config
-    says."""
+    says. by_tma: where a box covers nothing else, and its place in shared memory is free."""
     if cutlass.const_expr(plan.config.normalize):
         rescale(o, factors)
     if cutlass.const_expr(plan.config.rope_dim > 0):
@@ -80,7 +81,7 @@ def store_o(
     rounded.store(o.load().to(rounded.element_type))
     if cutlass.const_expr(not plan.layout.o_in_smem):
         store_pairs(plan, work, lane, rounded, scope)
-    elif stored_by_tma(plan, work):
+    elif by_tma:
         store_by_tma(plan, work, lane, rounded, scope)
     else:
         store_pairs(plan, work, lane, rounded, scope)
@@ -92,7 +93,9 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
     waits until that has been read where Q is to be loaded there."""
     layout, box = plan.layout, o_box(plan)
     bytes_apart = layout.q_bytes if layout.o_over_q else layout.o_bytes
-    buffer = scope.buffers.o + lane.team * (bytes_apart // plan.config.io_bytes)
+    place = lane.tile * (bytes_apart // plan.config.io_bytes)
+    place += lane.part * (layout.rows * layout.o_columns)
+    buffer = scope.buffers.o + place
     buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
     if lane.warp == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -102,15 +105,16 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
     copy = cute.make_tiled_copy_C(atom, mma)
     thread, _, _ = cute.arch.thread_idx()
     part = copy.get_slice(thread % THREADS)
-    tile = shared(buffer, panels(plan, K, layout.rows, plan.config.v_dim, 1))[None, None, 0]
+    tile = shared(buffer, panels(plan, K, layout.rows, layout.o_columns, 1))[None, None, 0]
     cute.copy(copy, part.retile(rounded), part.partition_D(tile))
     cute.arch.fence_proxy("async.shared", space="cta")
     meet(lane)
     if lane.warp == 0:
-        number = own_tile(plan, work, lane.team)
+        number = own_tile(plan, work, lane.tile)
         row, entry = box_row(plan, work, number), entry_of_q(plan, work)
-        for panel in cutlass.range_constexpr(plan.config.v_dim // box.columns):
-            position = BoxPosition(row, panel * box.columns, work.head, entry)
+        for panel in cutlass.range_constexpr(layout.o_columns // box.columns):
+            column = lane.part * layout.o_columns + panel * box.columns
+            position = BoxPosition(row, column, work.head, entry)
             copy_out(scope.tma.o, box, position, panel_at(layout, box, buffer, panel))
         cute.arch.cp_async_bulk_commit_group()
         if cutlass.const_expr(layout.o_over_q):
@@ -125,10 +129,11 @@ def store_pairs(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scop
         row = lane.rows[half]
         if row.token < work.q_length:
             line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
-            for block in cutlass.range_constexpr(plan.config.v_dim // 8):
+            first = (lane.part * plan.layout.o_columns + lane.column) // 2
+            for block in cutlass.range_constexpr(plan.layout.o_columns // 8):
                 start = rounded.iterator + 4 * block + 2 * half
                 pair = cute.make_tensor(start, cute.make_layout(2))
-                target = cute.local_tile(line, (2,), (block * 4 + lane.column // 2,))
+                target = cute.local_tile(line, (2,), (first + block * 4,))
                 cute.autovec_copy(pair, target)
 
 
@@ -137,11 +142,12 @@ def rotate_back(plan: Plan90, work: Work, lane: Lane, o: cute.Tensor, scope: Sco
     """The last rope_dim columns of O: pairs (x, y) of neighbours become
     (x cos + y sin, y cos - x sin), the angle being that of the row's position."""
     config, tables = plan.config, scope.tensors.tables
-    begin = config.v_dim - config.rope_dim
+    begin, columns = config.v_dim - config.rope_dim, plan.layout.o_columns
+    first = max(columns - config.rope_dim, 0)  # of a part, whose other columns are never turned
     for half in cutlass.range_constexpr(2):
         position = angle_row(work, lane.rows[half].token, tables)
-        for block in cutlass.range_constexpr(begin // 8, config.v_dim // 8):
-            dim = 8 * block + lane.column - begin
+        for block in cutlass.range_constexpr(first // 8, columns // 8):
+            dim = lane.part * columns + 8 * block + lane.column - begin
             if dim >= 0:
                 place = 4 * block + 2 * half
                 cos, sin = tables.cos[position, dim // 2], tables.sin[position, dim // 2]

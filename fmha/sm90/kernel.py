@@ -8,7 +8,7 @@ A CTA computes query blocks one after another (`fmha/device/order.py`).
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Float32, Int64
 from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
@@ -65,7 +65,12 @@ class AttentionSm90(Forward):
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", "sV"))
         own = not self.plan.layout.o_over_q and self.plan.layout.o_in_smem
         o = buffer_at(plan, smem, "sO" if own else "sQ", io)
-        return Buffers(q, k, v, cute.recast_ptr(o, dtype=OUT_TYPES[config.o_dtype]))
+        p, told = None, None
+        if self.plan.layout.sharers > 1:
+            p = buffer_at(plan, smem, "sP", io)
+            told = buffer_at(plan, smem, "sTold", Float32)
+        o = cute.recast_ptr(o, dtype=OUT_TYPES[config.o_dtype])
+        return Buffers(q, k, v, o, p, told)
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:

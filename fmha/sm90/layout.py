@@ -1,8 +1,10 @@
 """AttentionConfig -> tiles and where each of them lies in shared memory, on Hopper.
 
 A query tile is 64 rows, what one warpgroup multiplies by a tile of keys; S, P and O stay in its
-registers. A block is two or three of them, for all of which K and V are loaded once. Tiles lie in
-shared memory as panels: all rows, at most 128 bytes of each, swizzled inside every line.
+registers. A block is two or three of them, for all of which K and V are loaded once. Where the O of
+64 rows is more than a warpgroup's registers hold, two warpgroups share a query tile: each computes
+S for half of the keys and O for half of the columns, and P goes through shared memory. Tiles lie
+there as panels: all rows, at most 128 bytes of each, swizzled inside every line.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
-WIDTHS = range(48, 193, 16)  # keys of a tile
+FP32_BYTES = 4
+WIDTHS = range(32, 193, 16)  # keys of a tile
+TOLD = 2  # numbers that such warpgroups tell each other: a maximum and a sum
+P_STAGES = 2  # P of a tile is written while others still read that of the one before
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
 OTHER_REGISTERS = 28  # that the loop needs beside S, P and O
@@ -29,7 +34,9 @@ class Shape:
     """What suits a head dim.
 
     polynomial: of 16 pairs of exponentials those that leave the MUFU; early: sixteenths of a tile
-    that are exponentiated before P V of the tile before is waited for.
+    that are exponentiated before P V of the tile before is waited for. sharers: warpgroups of a
+    query tile. pairs: whether CTAs that share what they fetch are faster, without a right edge and
+    with one: they cost some cycles, and spare the power that moving K and V twice takes.
     """
 
     q_tiles: int
@@ -37,14 +44,17 @@ class Shape:
     schedule: str
     polynomial: int = 0
     early: int = 8
+    sharers: int = 1
+    pairs: tuple[bool, bool] = (False, False)
 
 
 SHAPES = {
-    64: Shape(3, 128, "pingpong", early=0),
+    64: Shape(3, 128, "pingpong", early=0, pairs=(False, True)),
     96: Shape(2, 128, "pingpong"),
     128: Shape(2, 128, "pingpong"),
-    192: Shape(2, 112, "pingpong"),
-    256: Shape(2, 80, "base"),
+    192: Shape(2, 112, "pingpong", pairs=(True, True)),
+    256: Shape(2, 80, "base", pairs=(True, True)),
+    512: Shape(1, 64, "base", sharers=2, pairs=(True, True)),
 }
 
 
@@ -55,25 +65,32 @@ class Layout(Tiles):
     @property
     def shape(self) -> Shape:
         """What suits the head dim."""
-        head_dim = self.config.head_dim
-        if head_dim not in SHAPES:
-            raise NotImplementedError(f"head_dim {head_dim} on Hopper: one of {tuple(SHAPES)}")
-        return SHAPES[head_dim]
+        return SHAPES[self.config.head_dim]
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Keys of a tile that registers hold: S and P of one, and O."""
-        free = REGISTERS[self.q_tiles][0] - OTHER_REGISTERS - self.config.v_dim // 2
-        return tuple(keys for keys in WIDTHS if keys * 3 // 4 <= free)
+        free = REGISTERS.get(self.teams, (0,))[0] - OTHER_REGISTERS - self.o_columns // 2
+        step = ROWS if self.sharers > 1 else 1  # P of shared tiles is one panel
+        return tuple(
+            keys for keys in WIDTHS if keys * 3 // 4 <= free * self.sharers and keys % step == 0
+        )
 
     def variants(self) -> Iterator[AttentionConfig]:
         """With all heights of a block and widths of a key tile that fit."""
-        for tile_m in (self.config.tile_m,) if self.config.tile_m else (2 * ROWS, 3 * ROWS):
+        heights = (2 * ROWS, 3 * ROWS) if self.sharers == 1 else (ROWS,)
+        for tile_m in (self.config.tile_m,) if self.config.tile_m else heights:
             tall = replace(self.config, tile_m=tile_m)
             for keys in Layout(tall).widths:
                 wide = replace(tall, tile_n=keys)
                 if Layout(wide).least_bytes <= hw.SMEM_BYTES_PER_CTA:
                     yield wide
+
+    def larger(self) -> AttentionConfig | None:
+        config = self.config
+        pays = self.shape.pairs[config.right] and not config.left and config.group == 1
+        pays = pays and not config.varlen_q and not config.page_size
+        return replace(config, ctas=2) if pays and not config.ctas else None
 
     @property
     def tile_n(self) -> int:
@@ -85,8 +102,25 @@ class Layout(Tiles):
 
     @property
     def q_tiles(self) -> int:
-        """Warpgroups that compute, each its own query tile."""
         return self.config.tile_m // ROWS or self.shape.q_tiles
+
+    @property
+    def sharers(self) -> int:
+        """Warpgroups that share a query tile."""
+        return self.shape.sharers
+
+    @property
+    def teams(self) -> int:
+        """Warpgroups that compute."""
+        return self.q_tiles * self.sharers
+
+    @property
+    def ctas(self) -> int:
+        return self.config.ctas or 1
+
+    @property
+    def multicast(self) -> bool:
+        return self.ctas > 1
 
     @property
     def ordered(self) -> bool:
@@ -111,6 +145,26 @@ class Layout(Tiles):
     @property
     def o_tile(self) -> int:
         return self.config.v_dim
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of O that one warpgroup computes."""
+        return self.config.v_dim // self.sharers
+
+    @property
+    def keys(self) -> int:
+        """Of a tile those whose S one warpgroup computes."""
+        return self.tile_n // self.sharers
+
+    @property
+    def p_bytes(self) -> int:
+        """Bytes of the P of one query tile in shared memory."""
+        return self.rows * self.tile_n * self.config.io_bytes if self.sharers > 1 else 0
+
+    @property
+    def told_bytes(self) -> int:
+        """Bytes in which warpgroups of a query tile tell each other a number of each row."""
+        return self.sharers * self.rows * FP32_BYTES if self.sharers > 1 else 0
 
     @property
     def o_panel(self) -> int:
@@ -140,13 +194,15 @@ class Layout(Tiles):
 
     @property
     def _least_stages(self) -> tuple[int, int]:
-        return self.config.k_stages or 2, self.config.v_stages or 2
+        least = 2 if self.sharers == 1 else 1
+        return self.config.k_stages or least, self.config.v_stages or least
 
     @property
     def _free(self) -> int:
         """Bytes that are left beside two tiles of K and of V, or what is configured."""
         k, v = self._least_stages
-        free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * self.q_bytes
+        tile = self.q_bytes + P_STAGES * self.p_bytes + TOLD * self.told_bytes
+        free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
         return free - k * self.k_bytes - v * self.v_bytes
 
     @cached_property
@@ -165,14 +221,20 @@ class Layout(Tiles):
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
             SmemBuffer("sO", self.o_bytes, o_tiles),
+            SmemBuffer("sP", self.p_bytes, P_STAGES * self.q_tiles),
+            SmemBuffer("sTold", self.told_bytes, TOLD * self.q_tiles),
         ]
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes * buffer.stages))
 
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
         config = self.config
-        if config.tile_m % ROWS or self.q_tiles not in REGISTERS:
-            heights = tuple(ROWS * teams for teams in REGISTERS)
+        if config.ctas not in (0, 1, 2):
+            raise NotImplementedError(f"ctas {config.ctas}: 1 or 2, 0 chooses")
+        if config.tile_m % ROWS or self.teams not in REGISTERS:
+            heights = tuple(
+                ROWS * teams for teams in REGISTERS if teams * self.sharers in REGISTERS
+            )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
         if self.tile_n not in self.widths:
             raise NotImplementedError(

@@ -15,31 +15,42 @@ from cutlass.cute.nvgpu import warpgroup
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
 from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, locate, plan_walk
-from fmha.sm90.barriers import any_of
+from fmha.device.walk import first_key, hidden_steps, locate, plan_walk, stored_by_tma
 from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
+from fmha.sm90.layout import P_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
     accumulator,
+    at,
     issue_pv,
     issue_qk,
     k_operand,
     make_pv_mma,
     make_qk_mma,
+    p_operand,
     p_registers,
     q_operand,
     v_operand,
 )
 from fmha.sm90.rows import Lane, own_lane
+from fmha.sm90.sharing import (
+    MAXIMUM,
+    SUM,
+    any_of_tile,
+    meet_tile,
+    of_all_parts,
+    share_p,
+)
 from fmha.sm90.softmax import (
     PIECE,
     Reference,
     begin_row,
     exponentiate,
-    find_reference,
+    largest,
     make_reference,
     mask,
     over_lanes,
+    refer_to,
     rescale,
     round_weights,
     softcap,
@@ -75,14 +86,16 @@ class Math:
         """Whole life of the warps."""
         plan, layout, pipes, buffers = self.plan, self.plan.layout, scope.pipes, scope.buffers
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
-        scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
-        p = p_registers(plan, make_pv_mma(plan))
-        o = accumulator(make_pv_mma(plan), layout.rows, layout.o_tile)
-        q = q_operand(plan, make_qk_mma(plan), buffers.q)[None, None, None, team]
-        k = k_operand(plan, make_qk_mma(plan), buffers.k)
-        v = v_operand(plan, make_pv_mma(plan), buffers.v)
+        q_tile, part = team // layout.sharers, team % layout.sharers
+        scores = accumulator(make_qk_mma(plan), layout.rows, layout.keys)
+        p = p_registers(plan, scores)
+        o = accumulator(make_pv_mma(plan), layout.rows, layout.o_columns)
+        q = q_operand(plan, make_qk_mma(plan), buffers.q)[None, None, None, q_tile]
+        k = k_operand(plan, make_qk_mma(plan), buffers.k, part)
+        v = v_operand(plan, make_pv_mma(plan), buffers.v, part)
         reference = make_reference()
         tile = Tile(scores, p, o, reference, q, k)
+        every_p, place = p_operand(plan, make_pv_mma(plan), p, buffers.p), Int32(0)
         k_state, v_state = (consumer_state(stages) for stages in layout.stages)
         q_state = consumer_state(1)
         self.open_turns(team)
@@ -94,55 +107,82 @@ class Math:
             begin_row(reference)
             o.fill(0.0)
             if walk.tiles > 0:
-                pipes.q.wait(q_state, team)
+                if cutlass.const_expr(plan.config.ragged_keys):
+                    self.clear_tail_rows(scope, walk, v_state)
+                hidden = hidden_steps(plan, work, walk, scope.scalars, q_tile)
+                for _ in cutlass.range(hidden, unroll=1):
+                    # A release of what is not there yet would count for the round before.
+                    pipes.k.wait(k_state)
+                    pipes.k.release(k_state.index)
+                    k_state.advance()
+                    self.wait_turn(team)
+                    self.pass_turn(team)
+                    pipes.v.wait(v_state)
+                    pipes.v.release(v_state.index)
+                    v_state.advance()
+                pipes.q.wait(q_state, q_tile)
                 pipes.k.wait(k_state)
-                sums = self.begin_anew(scope, lane, walk, Int32(0), tile, k_state.index)
+                place = P_STAGES - 1 - place
+                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
                 take_up(reference, sums)
                 pipes.k.release(k_state.index)
                 k_state.advance()
-                if cutlass.const_expr(plan.config.ragged_keys):
-                    self.clear_tail_rows(scope, walk, v_state)
-                for step in cutlass.range(1, walk.tiles, unroll=1):
+                for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
                     issue_qk(plan, scores, q, k[None, None, None, k_state.index])
                     pipes.v.wait(v_state)
-                    issue_pv(plan, o, p, v[None, None, None, v_state.index])
+                    issue_pv(plan, o, at(plan, every_p, place), v[None, None, None, v_state.index])
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
                     sums = self.weigh(scope, lane, walk, step, tile)
                     pipes.v.release(v_state.index)
                     v_state.advance()
-                    if any_of(lane, too_large(reference, sums)):
-                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
+                    place = P_STAGES - 1 - place
+                    share_p(plan, lane, p, buffers.p, place)
+                    if any_of_tile(plan, lane, too_large(reference, sums)):
+                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
                     take_up(reference, sums)
                     pipes.k.release(k_state.index)
                     k_state.advance()
                 if cutlass.const_expr(not layout.o_over_q):
-                    pipes.q.release(team)
+                    pipes.q.release(q_tile)
                 pipes.v.wait(v_state)
-                issue_pv(plan, o, p, v[None, None, None, v_state.index])
+                issue_pv(plan, o, at(plan, every_p, place), v[None, None, None, v_state.index])
                 warpgroup.wait_group(0)
                 pipes.v.release(v_state.index)
                 v_state.advance()
                 q_state.advance()
-            over_lanes(reference.row_sum)
+                over_lanes(reference.row_sum)
+                own = (reference.row_sum[0], reference.row_sum[1])
+                every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
+                reference.row_sum[0], reference.row_sum[1] = every
             factors = store_statistics(
                 plan, work, lane, reference.row_max, reference.row_sum, sinks, scope
             )
-            store_o(plan, work, lane, o, factors, scope)
+            # Without keys there is no Q, whose place O could take.
+            by_tma = stored_by_tma(plan, work) and walk.tiles > 0
+            store_o(plan, work, lane, o, factors, scope, by_tma)
             if cutlass.const_expr(layout.o_over_q):
                 if walk.tiles > 0:
-                    pipes.q.release(team)
+                    pipes.q.release(q_tile)
         self.close_turns(team)
         # Shared memory is there until the last copy has read it; who sent none waits for none.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def begin_anew(
-        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile, stage: Int32
+        self,
+        scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        step: Int32,
+        tile: Tile,
+        stage: Int32,
+        place: Int32,
     ) -> tuple[Float32, Float32]:
-        """Find what weights are to refer to, and weigh the tile; returns their sums.
+        """Find what weights are to refer to, and weigh the tile; returns their sums. stage: of K;
+        place: where P goes that is shared.
 
         No product may be in flight. The scores of the tile are computed for it: those that there
         may be are weights already.
@@ -151,11 +191,15 @@ class Math:
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
         warpgroup.wait_group(0)
         self.prepare(scope, lane, walk, step, tile.scores, 0, cute.size(tile.scores))
-        factors = find_reference(plan, tile.scores, tile.reference, scalars)
+        tops = largest(tile.scores, tile.reference)
+        tops = of_all_parts(plan, lane, scope.buffers.statistics, MAXIMUM, tops)
+        factors = refer_to(plan, tops, tile.reference, scalars)
         rescale(tile.o, factors)
         every = cute.size(tile.scores)
         exponentiate(plan, tile.scores, tile.reference, scalars.scale_log2, 0, every)
         round_weights(plan, tile.scores, tile.p)
+        share_p(plan, lane, tile.p, scope.buffers.p, place)
+        meet_tile(plan)
         return tile_sums(tile.scores)
 
     @cute.jit
@@ -192,7 +236,8 @@ class Math:
         if cutlass.const_expr(self.plan.config.softcap):
             softcap(scores, scope.scalars.softcap_log2, begin, end)
         if step < walk.masked:
-            mask(self.plan, scores, lane, first_key(self.plan, walk, step), begin, end)
+            first = first_key(self.plan, walk, step) + lane.part * self.plan.layout.keys
+            mask(self.plan, scores, lane, first, begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:
@@ -202,6 +247,8 @@ class Math:
         plan, layout = self.plan, self.plan.layout
         valid = walk.seen_end - first_key(plan, walk, Int32(0))
         if valid < layout.tile_n:
+            # One lane may still be telling, for all of the warp, that the block before is done.
+            cute.arch.sync_warp()
             scope.pipes.v.wait(v_state)
             thread, _, _ = cute.arch.thread_idx()
             line = layout.panel(layout.v_columns)

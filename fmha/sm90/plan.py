@@ -1,6 +1,7 @@
 """AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
 
-Two or three warpgroups compute, each a query tile of its own from S to O; one more loads for them.
+Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together; one
+more loads for them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kernelkit.warps import Role, RolePlan
 # Named barriers; 0 is that of the whole CTA.
 TILE_BARRIER = 1  # and the next two: all of a warpgroup
 TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue products
+SHARED_BARRIER = 8  # all warpgroups of a query tile that they share
 CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
 
 
@@ -41,12 +43,12 @@ def plan_unchecked(config: AttentionConfig) -> Plan90:
     """The same without a check."""
     layout = Layout(config)
     roles = _roles(layout)
-    edges = EdgePlan(roles, _edges(layout))
+    edges = EdgePlan(roles, _edges(layout), layout.ctas)
     return Plan90(config, layout, roles, edges, layout.smem(edges.barrier_bytes))
 
 
 def _roles(layout: Layout) -> RolePlan:
-    teams = layout.q_tiles
+    teams = layout.teams
     computes, loads = REGISTERS[teams]
     first = 4 * teams
     return RolePlan(
@@ -65,9 +67,9 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.WARPS}
     return (
         Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
-             tx_bytes=layout.q_box_bytes, **ring),
+             tx_bytes=layout.q_box_bytes, every_team=layout.sharers > 1, **ring),
         Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
-             every_team=True, **ring),
+             every_team=True, multicast=layout.multicast, **ring),
         Edge("v", "load_v", "math", v_stages, payload="V tile", tx_bytes=layout.v_bytes,
-             every_team=True, **ring),
+             every_team=True, multicast=layout.multicast, **ring),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The two products of a warpgroup, and their operands (device code).
 
-S = Q K^T reads both operands from shared memory; O += P V reads P from registers. V is stored
+S = Q K^T reads both operands from shared memory; O += P V reads P from registers, or from shared
+memory where warpgroups share a query tile. V is stored
 [key, d] with d contiguous, so as the B operand (N = d, K = key) it is MN-major. In an accumulator
 element c + 2 h + 4 j of a thread is column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its
 warp's sixteen; as the A operand of the next product the same elements stand in the same order.
@@ -9,11 +10,12 @@ A TiledMma is built anew wherever it is used: passed through a loop it stops bei
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
 from fmha.device.types import IO_TYPES
+from fmha.sm90.layout import P_STAGES
 from fmha.sm90.plan import Plan90
 from kernelkit.umma import shared
 
@@ -28,14 +30,15 @@ ATOMS = {  # by the bytes of a line
 
 def make_qk_mma(plan: Plan90) -> cute.TiledMma:
     """Q and K K-major from shared memory."""
-    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.tile_n)
+    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.keys)
     return sm90.make_trivial_tiled_mma(io, io, K, K, Float32, (1, 1, 1), tile)
 
 
 def make_pv_mma(plan: Plan90) -> cute.TiledMma:
-    """P from registers, V MN-major from shared memory."""
-    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.o_tile)
-    source = warpgroup.OperandSource.RMEM
+    """P from registers, or shared between warpgroups; V MN-major from shared memory."""
+    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.o_columns)
+    own, every = warpgroup.OperandSource.RMEM, warpgroup.OperandSource.SMEM
+    source = own if plan.layout.sharers == 1 else every
     return sm90.make_trivial_tiled_mma(io, io, K, MN, Float32, (1, 1, 1), tile, source)
 
 
@@ -57,16 +60,26 @@ def q_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.T
     return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
 
 
-def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """The K ring as the B operand, (MMA, 1, head_dim / 16, stage)."""
-    layout = panels(plan, K, plan.layout.tile_n, plan.config.head_dim, plan.layout.stages[0])
-    return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
+def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
+    """Keys of `part` in the K ring as the B operand, (MMA, 1, head_dim / 16, stage)."""
+    keys, columns = plan.layout.keys, plan.config.head_dim
+    layout = panels(plan, K, plan.layout.tile_n, columns, plan.layout.stages[0])
+    return b_operand(mma, shared(pointer, layout), (keys, columns), part)
 
 
-def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """The V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
-    layout = panels(plan, MN, plan.layout.tile_n, plan.config.v_dim, plan.layout.stages[1])
-    return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
+def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
+    """Columns of `part` in the V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
+    keys, columns = plan.layout.tile_n, plan.layout.o_columns
+    layout = panels(plan, MN, keys, plan.config.v_dim, plan.layout.stages[1])
+    return b_operand(mma, shared(pointer, layout), (columns, keys), part)
+
+
+def b_operand(
+    mma: cute.TiledMma, ring: cute.Tensor, shape: tuple[int, int], part: Int32
+) -> cute.Tensor:
+    """The B operand of so many (N, K) of each stage, of which `part` counts the N."""
+    own = cute.local_tile(ring, shape, (part, 0, None)) if ring.shape[0] != shape[0] else ring
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(own))
 
 
 def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
@@ -74,10 +87,29 @@ def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
     return cute.make_rmem_tensor(mma.partition_shape_C((rows, columns)), Float32)
 
 
-def p_registers(plan: Plan90, mma: cute.TiledMma) -> cute.Tensor:
-    """Registers of a thread for its part of P, (MMA, 1, tile_n / 16)."""
-    shape = mma.partition_shape_A((plan.layout.rows, plan.layout.tile_n))
+def p_registers(plan: Plan90, scores: cute.Tensor) -> cute.Tensor:
+    """Registers of a thread for its part of P: as the A operand, (MMA, 1, tile_n / 16), or like
+    `scores` where it is shared."""
+    shape = scores.shape
+    if plan.layout.sharers == 1:
+        shape = make_pv_mma(plan).partition_shape_A((plan.layout.rows, plan.layout.tile_n))
     return cute.make_rmem_tensor(shape, IO_TYPES[plan.config.dtype])
+
+
+def p_operand(
+    plan: Plan90, mma: cute.TiledMma, p: cute.Tensor, pointer: cute.Pointer | None
+) -> cute.Tensor:
+    """P as the A operand: a thread's registers, (MMA, 1, tile_n / 16), or what warpgroups share,
+    (MMA, 1, tile_n / 16, buffer)."""
+    if plan.layout.sharers == 1:
+        return p
+    layout = panels(plan, K, plan.layout.rows, plan.layout.tile_n, P_STAGES)
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
+
+
+def at(plan: Plan90, p: cute.Tensor, place: Int32) -> cute.Tensor:
+    """Buffer `place` of `p_operand`, (MMA, 1, tile_n / 16)."""
+    return p if plan.layout.sharers == 1 else p[None, None, None, place]
 
 
 @cute.jit

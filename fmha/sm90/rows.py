@@ -16,7 +16,10 @@ from kernelkit import hw
 class Lane:
     """A thread's place in its query tile."""
 
-    team: Int32  # which of the CTA's query tiles
+    team: Int32  # which of the warpgroups that compute
+    tile: Int32  # which of the CTA's query tiles
+    part: Int32  # of that tile: keys whose S, columns whose O it computes
+    first_row: Int32  # of the tile; the other is 8 rows further
     warp: Int32  # of the warpgroup
     column: Int32  # its first one; the next is its neighbour, and so on every 8
     rows: tuple[Row, Row]
@@ -24,12 +27,13 @@ class Lane:
 
 @cute.jit
 def own_lane(plan: Plan90, work: Work, scalars: Scalars, team: Int32) -> Lane:
-    """This thread's place in query tile `team` of the block."""
+    """This thread's place in the block; team: its warpgroup."""
+    tile, part = team // plan.layout.sharers, team % plan.layout.sharers
     lane = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % hw.WARPGROUP_WARPS
     first = warp * 16 + lane // 4
     rows = (
-        row_of(plan, work, scalars, team, first),
-        row_of(plan, work, scalars, team, first + 8),
+        row_of(plan, work, scalars, tile, first),
+        row_of(plan, work, scalars, tile, first + 8),
     )
-    return Lane(team, warp, lane % 4 * 2, rows)
+    return Lane(team, tile, part, first, warp, lane % 4 * 2, rows)

@@ -94,16 +94,12 @@ def softcap(scores: cute.Tensor, softcap_log2: Float32, begin: int, end: int) ->
 
 
 @cute.jit
-def find_reference(
-    plan: Plan90, scores: cute.Tensor, reference: Reference, scalars: Scalars
-) -> tuple[Float32, Float32]:
-    """row_max becomes the largest score so far, row_sum refers to it; returns by what O of each row
-    is to be multiplied."""
-    scale_log2, factors = scalars.scale_log2, []
+def largest(scores: cute.Tensor, reference: Reference) -> tuple[Float32, Float32]:
+    """The largest score of each row so far, of this warpgroup's keys."""
+    found = []
     for half in cutlass.range_constexpr(2):
         # Two chains, so that one does not wait for the other.
-        old = reference.row_max[half]
-        top, other = old, scores[2 * half + 1]
+        top, other = reference.row_max[half], scores[2 * half + 1]
         for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
             top = cute.arch.fmax(top, scores[quad + 2 * half])
             if cutlass.const_expr(quad > 0):
@@ -111,8 +107,21 @@ def find_reference(
         top = cute.arch.fmax(top, other)
         for step in cutlass.range_constexpr(2):
             top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
+        found.append(top)
+    return tuple(found)
+
+
+@cute.jit
+def refer_to(
+    plan: Plan90, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
+) -> tuple[Float32, Float32]:
+    """row_max becomes `tops`, the largest scores so far, row_sum refers to it; returns by what O of
+    each row is to be multiplied."""
+    scale_log2, factors = scalars.scale_log2, []
+    for half in cutlass.range_constexpr(2):
+        top = tops[half]
         base = finite(top)
-        factor = cute.math.exp2((old - base) * scale_log2, fastmath=True)
+        factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
         reference.row_max[half] = top
         reference.row_sum[half] = reference.row_sum[half] * factor
         reference.shift[half] = -base * scale_log2

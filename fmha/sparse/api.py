@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from fmha.config import PAGE_SIZES
+from fmha.launch import ARCHS
 from fmha.sparse.checks import (
     check_call,
     check_every,
@@ -50,7 +51,6 @@ from kvcache.layouts.records import BF16_512
 from kvcache.layouts.rows import Rows
 
 WORKSPACE = 1 << 30  # bytes
-ARCHS = ("sm_100a",)  # whose kernel of attention takes entries of 512 columns
 
 Window = TokenWindow | ChunkWindow
 Rope = tuple[torch.Tensor, torch.Tensor]

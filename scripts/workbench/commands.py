@@ -316,13 +316,24 @@ BENCH = {
     "fmha": Command(
         "workbench.bench.fmha",
         bench.add_fmha,
-        f"""The attention kernel beside torch's, timed where it can run, and its static figures.
+        """Attention beside FlashAttention-4 and -2, cuDNN, FlashInfer, or static figures.
+
+Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that is
+drawn anew in each round, since a GPU at its power limit slows down while it computes. A time is
+that of a call between CUDA events, behind a flush of L2 as triton's do_bench has it, without the
+host; it is the median over turns of medians, its spread that of the turns. What a peer computes is
+compared with fmha's first: one that is wrong, is not installed or does not take a problem says so
+in its line. cudnn and fa2 are backends of torch's scaled_dot_product_attention. TFLOP/s count four
+FLOP per visible pair and column, of a causal square half of all pairs. SM clock and power are read
+in the midst of turns.
+
+Rows: anchor has 16k tokens, heads x head dim = 2048, head dims 64, 128, 256, 1k to 16k keys, full
+and causal; gpt-oss 64/8 heads of 64 with sinks, with a window of 128 and without; gqa 64/8 heads of
+128; mla heads of 192, values of 128; hd512 64 query heads over one KV head of 512.
 
 Static figures are what ptxas made of a config: registers, spills, the SASS of the softmax loop by
-kind, and where in the loop statistics and P are published. They need `pip install '.[sass]'`.
-{COLD}
-TFLOP/s count the products of visible pairs, four FLOP per pair and column.""",
-        "--head-dim 128 --mask causal --json out/fmha.json",
+kind, and where in the loop statistics and P are published. They need `pip install '.[sass]'`.""",
+        "--rows gpt-oss gqa --peers fmha fa4 --json out/fmha.json",
     ),
     "gqa": Command(
         "workbench.bench.gqa",

@@ -90,6 +90,16 @@ def nsys(options: argparse.Namespace) -> list[str]:
     return ["nsys", *flags]
 
 
+def reading(options: argparse.Namespace) -> list[list[str]]:
+    """How to read the report: a kernel by the name of its case, which is that of the NVTX range
+    round it, for the DSL's own is 180 characters long; and what each line of Python costs."""
+    if options.tool != "ncu":
+        return []
+    report = ["ncu", "--import", f"{options.out}.ncu-rep", "--print-nvtx-rename", "kernel"]
+    source = ["--page", "source", "--print-source", "cuda,sass", "--csv"]
+    return [[*report, "--page", "details"], [*report, *source]]
+
+
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Options of the profiler; what stands behind `--` goes to the run script."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -125,7 +135,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not found:
             print(f"{options.tool} is not on the PATH here; to be run where it is:")
         print(shlex.join(command))
+        _say_how_to_read(options)
         return 0
     options.out.parent.mkdir(parents=True, exist_ok=True)
     print(shlex.join(command), flush=True)
-    return subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False).returncode
+    _say_how_to_read(options)
+    return code
+
+
+def _say_how_to_read(options: argparse.Namespace) -> None:
+    for words in reading(options):
+        print(f"to read it: {shlex.join(words)}")

@@ -29,7 +29,8 @@ MAX_SETS = 128  # of buffers
 HEAD_START = 1_500_000  # cycles for which the GPU is busy while the host hands over a graph
 HOST_CALLS = 100
 WHEN = ("cold", "warm")
-PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python", "triton", "flashinfer-python")
+PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python", "triton", "flashinfer-python",
+            "flash-attn-4")  # fmt: skip
 QUERY = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 Launch = Callable[[], object]  # only enqueues work on the current stream, and may be captured
@@ -115,6 +116,11 @@ def figures(samples: dict[str, Sample]) -> dict[str, float]:
     return found
 
 
+def reason_of(refusal: Exception) -> str:
+    """In one line."""
+    return f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+
+
 def measure(rows: Sequence[dict], samplers: Sequence[Callable[[dict], dict[str, Sample]]]) -> None:
     """Adds to each row `cold_us` and `cold_spread` of a sample called cold, `us` and `spread` of
     one called '', or why it is `refused`: what its sampler raised. All samples take turns."""
@@ -123,8 +129,7 @@ def measure(rows: Sequence[dict], samplers: Sequence[Callable[[dict], dict[str, 
         try:
             found = sampler(row)
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
-            reason = str(refusal).strip().partition("\n")[0]
-            row["refused"] = f"{type(refusal).__name__}: {reason}"
+            row["refused"] = reason_of(refusal)
         else:
             samples |= {(place, f"{name}_" * bool(name)): s for name, s in found.items()}
     gc.collect()
@@ -164,7 +169,8 @@ def setting() -> dict[str, object]:
     found: dict[str, object] = {"machine": platform.machine(), "versions": versions}
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
-        found["gpu"] = {"capability": f"{major}.{minor}", "cuda": torch.version.cuda, **_smi()}
+        found["gpu"] = {"capability": f"{major}.{minor}", "cuda": torch.version.cuda}
+        found["gpu"] |= smi(QUERY) or {"name": torch.cuda.get_device_name()}
     return found
 
 
@@ -174,13 +180,12 @@ def heading(**more: object) -> dict[str, object]:
     return {"kind": "setting", "date": today, **more, **setting()}
 
 
-def _smi() -> dict[str, str]:
-    """What nvidia-smi says of the current device; only its name without the tool."""
-    name = {"name": torch.cuda.get_device_name()}
+def smi(query: Sequence[str]) -> dict[str, str]:
+    """What nvidia-smi says of the current device; nothing without the tool."""
     if not shutil.which("nvidia-smi"):
-        return name
+        return {}
     index = torch.cuda.get_device_properties().uuid
-    command = ["nvidia-smi", f"--id=GPU-{index}", f"--query-gpu={','.join(QUERY)}"]
+    command = ["nvidia-smi", f"--id=GPU-{index}", f"--query-gpu={','.join(query)}"]
     result = subprocess.run([*command, "--format=csv,noheader"], capture_output=True, text=True)
     values = [value.strip() for value in result.stdout.split(",")]
-    return dict(zip(QUERY, values, strict=True)) if len(values) == len(QUERY) else name
+    return dict(zip(query, values, strict=True)) if len(values) == len(query) else {}

@@ -46,6 +46,7 @@ EXAMPLES = 2000
         ),
         ({"group": 0}, ValueError, ("group 0", "at least 1")),
         ({"tile_m": 64}, NotImplementedError, ("tile_m 64", "128")),
+        ({"ctas": 2}, NotImplementedError, ("ctas 2", "0")),
         ({"tile_n": 72}, NotImplementedError, ("tile_n 72", "80")),
         ({"head_dim": 256, "tile_n": 96}, ValueError, ("tile_n 96", "128")),
         ({"polynomial": 17}, ValueError, ("17", "16")),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fmha.api import fields_of
-from fmha.choose import choose_config, heads_of_section
+from fmha.choose import choose_config
 from fmha.launch import ATTENTION
+from fmha.sections import heads_of_section, most_even, unevenness
+from kernelkit import hw
 from ptxemu import Options
 from workbench.problems import attention as cases
 from workbench.problems.attention import Case
@@ -29,10 +35,11 @@ CHECKED = Options(check=True, limit=cases.PATIENCE)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_number_of_ctas_gives_the_same_bits(name, at_once):
+def test_any_number_of_ctas_gives_the_same_bits(name, at_once, monkeypatch):
     case, found = CASES[name], []
-    for places in (148, 1, 3, 5):
+    for places, section in ((148, 6), (1, 1), (3, 2), (5, 3)):
         at_once(places)
+        monkeypatch.setattr("fmha.launch.heads_of_section", lambda *_, size=section: (size, size))
         results, reports = cases.run_reported(case, CHECKED)
         assert not [f for report in reports for each in report.launches for f in each.findings]
         found.append(results)
@@ -51,18 +58,43 @@ def test_other_schedules_give_the_same_bits(seed):
         assert torch.equal(results[0], expected[0])
 
 
-def section(case: Case) -> int:
+def order(case: Case, arch: str = "sm_100a", places: int = 148) -> tuple[int, int]:
     """Without memory."""
     options = {name: given for name, given in case.arguments().items() if name != "return_lse"}
     arguments = ATTENTION.arguments(fields_of(*case.inputs("meta"), options))
-    return heads_of_section(arguments, choose_config(arguments))
+    return heads_of_section(arguments, choose_config(arguments, arch), arch, places)
 
 
-def test_the_longest_blocks_of_all_heads_come_first_where_they_differ():
-    """At head dim 64 HBM delivers 148 heads of K and V at the pace of the products, at 128 half."""
-    assert section(Case(8192, 8192, (32, 32), 4, causal=True)) == 128
-    assert section(Case(8192, 8192, (16, 16), 4, causal=True, dims=(128, 128))) == 64
-    assert section(Case(8192, 8192, (32, 32), 4, causal=True, dims=(128, 128))) == 1
-    assert section(Case(8192, 8192, (64, 8), 4, causal=True, dims=(128, 128))) == 256
-    assert section(Case(8192, 8192, (32, 32), 4)) == 1
-    assert section(Case(8192, 8192, (32, 32), 4, causal=True, window=(127, None))) == 1
+def test_the_longest_blocks_come_first_of_as_many_heads_as_l2_holds():
+    long = Case(8192, 8192, (32, 32), 4, causal=True, dims=(128, 128))
+    section, near = order(long)
+    assert section == near
+    assert 8192 * 512 < section * 8192 * 512 < hw.L2_BYTES_OF["sm_100a"]
+    assert order(long, "sm_90a", 132)[0] < section  # its L2 is smaller
+    apart = dataclasses.replace(long, heads=(32, 4), pack_heads=False)  # 8 heads read the same keys
+    assert order(apart)[0] > section
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"causal": False}, {"window": (127, None)}, {"skv": 65536}],
+    ids=["no mask", "a window", "a long past"],
+)
+def test_heads_follow_each_other_where_blocks_are_as_long(change):
+    case = dataclasses.replace(Case(8192, 8192, (32, 32), 4, causal=True), **change)
+    assert order(case) == (128, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.integers(1, 200), blocks=st.integers(1, 70), places=st.sampled_from([66, 132, 148]),
+    most=st.integers(1, 60), past=st.sampled_from([0, 500]),
+)  # fmt: skip
+def test_a_section_is_no_less_even_than_what_l2_holds(heads, blocks, places, most, past):
+    most = min(most, heads)
+    section, near = most_even(heads, blocks, places, most, past, 128)
+    assert near in (1, section)
+    assert section <= most or (section, near) == (heads, 1)
+    lengths = [past + 128 * (blocks - place) for place in range(blocks)]
+    others = unevenness(heads, places, most, most, lengths)
+    assert unevenness(heads, places, section, near, lengths) <= others * 1.02 + 0.01

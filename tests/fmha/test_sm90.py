@@ -10,7 +10,7 @@ import torch
 from fmha.api import fields_of
 from fmha.arguments import Arguments
 from fmha.choose import choose_config
-from fmha.config import AttentionConfig
+from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm90 import kernel, math
 from fmha.sm90.layout import Layout
@@ -23,13 +23,8 @@ from workbench.problems.attention import PATIENCE, Case
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 ARCH = "sm_90a"
-WIDEST = 256  # head dim
 CHECKED = Options(policy="adversarial", seed=2, check=True, limit=PATIENCE)
 FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
-
-
-def of_hopper(chosen: tuple[Case, ...]) -> list:
-    return by_group(tuple(case for case in chosen if case.dims[0] <= WIDEST))
 
 
 def check(case: Case, *schedules: Options) -> None:
@@ -40,17 +35,17 @@ def check(case: Case, *schedules: Options) -> None:
         assert cases.same_bits(results[0], other), "a schedule changes bits"
 
 
-@pytest.mark.parametrize("case", of_hopper(PLAIN))
+@pytest.mark.parametrize("case", by_group(PLAIN))
 def test_shapes(case):
     check(case, CHECKED, FRIENDLY)
 
 
-@pytest.mark.parametrize("case", of_hopper((*QUICK, *MOVING, *EXACT)))
+@pytest.mark.parametrize("case", by_group((*QUICK, *MOVING, *EXACT)))
 def test_every_value_of_every_factor(case):
     check(case, CHECKED)
 
 
-@pytest.mark.parametrize("case", of_hopper(MATRIX + SWEPT))
+@pytest.mark.parametrize("case", by_group(MATRIX + SWEPT))
 def test_every_pair_of_values(case):
     check(case, CHECKED, FRIENDLY)
 
@@ -61,6 +56,34 @@ GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum 
 @pytest.mark.parametrize("config", [{"tile_m": 64}, {}, {"schedule": "base"}])
 def test_maxima_that_move_are_found(config):
     check(dataclasses.replace(GROWING, **config), CHECKED, FRIENDLY)
+
+
+PAIRED = (
+    Case(600, 700, (2, 1), causal=True, pack_heads=False),
+    Case(150, 300, (1, 1), 2, dims=(256, 256), k_lens=(290, 130), normalize=False),
+    Case(
+        0, 300, (1, 1), 3, q_lens=(130, 0, 300), dims=(128, 128), page_size=16,
+        kv_lens=(160, 5, 300), causal=True,
+    ),
+    Case(140, 200, (2, 1), dims=(512, 512), causal=True, kv_lens=(190,)),
+    Case(200, 400, (4, 1), dims=(192, 128), window=(90, 20), sink_tokens=8, pack_heads=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PAIRED)
+def test_ctas_share_what_they_fetch(case):
+    check(dataclasses.replace(case, ctas=2), CHECKED, FRIENDLY)
+
+
+def test_a_pair_fetches_each_key_once():
+    """Blocks of one CTA, half as tall, fetch each key twice as often."""
+    fetched, q_bytes = [], 2 * 2 * 512 * 64
+    for ctas in (1, 2):
+        case = Case(512, 640, (2, 2), dims=(64, 64), ctas=ctas, tile_m=128)
+        _, reports = cases.run_reported(case, Options(limit=PATIENCE), arch=ARCH)
+        ((report,),) = (report.launches for report in reports)
+        fetched.append(report.bytes["tma.load"] - q_bytes)
+    assert fetched[0] == 2 * fetched[1]
 
 
 LARGE = dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16")
@@ -98,19 +121,21 @@ def noticed(case: Case) -> bool:
     return False
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize("dims", HEAD_DIMS)
 def test_every_variant_is_a_plan(dims):
     variants = [*Layout(AttentionConfig(*dims)).variants()]
-    assert {config.tile_n for config in variants} >= {64, 80}
+    assert {config.tile_n for config in variants} >= ({64, 80} if dims[0] < 512 else {64})
     for config in variants:
         plan = make_plan(config, ARCH)
-        assert min(plan.layout.stages) >= 2
+        assert min(plan.layout.stages) >= (2 if dims[0] < 512 else 1)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"head_dim": 512}, "head_dim 512 on Hopper"),
+        ({"head_dim": 512, "tile_m": 128}, "tile_m 128: one of \\(64,\\)"),
+        ({"head_dim": 512, "tile_n": 80}, "tile_n 80 with 64 query rows"),
+        ({"ctas": 3}, "ctas 3"),
         ({"tile_m": 256}, "tile_m 256"),
         ({"tile_m": 100}, "tile_m 100"),
         ({"tile_n": 136}, "tile_n 136"),

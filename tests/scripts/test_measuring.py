@@ -1,4 +1,4 @@
-"""bench.py fmha and nsight.py from outside; what needs a GPU is marked `hw`."""
+"""nsight.py from outside, times and what profilers see; what needs a GPU is marked `hw`."""
 
 from __future__ import annotations
 
@@ -8,45 +8,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha import AttentionConfig
 from fmha.launch import ARCHS, compile_attention
-from workbench.bench.fmha import Problem
 from workbench.commands import RUN
 from workbench.house.source import ROOT
-from workbench.nsight import KERNELS, SECTIONS
-from workbench.place import why_not_here
+from workbench.nsight import KERNELS, LINE_INFO, SECTIONS
 from workbench.timing import cold_and_warm, figures, setting
-
-
-def test_bench_fmha_writes_static_figures(written, tmp_path, whole_ptxas):
-    picture = tmp_path / "bench.png"
-    flags = "--head-dim 64 --mask causal --shape 1,8,8,1,1 --plot"
-    out, document = written(f"bench.py fmha {flags}", picture)
-    assert document["setting"]["versions"]["torch"] == torch.__version__
-    reason = why_not_here(ARCHS)
-    assert reason is None or f"fmha is not timed: {reason}" in out
-    if not tools_found():
-        assert HOW_TO_GET_TOOLS in out
-        return
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
-    (row,) = document["static"]
-    assert row["config"]["right"]
-    assert sorted(loop["masked"] for loop in row["loops"]) == [False, True]
-    for loop in row["loops"]:
-        assert sum(loop["kinds"].values()) == loop["total"]
-
-
-def test_flops_of_visible_pairs():
-    full = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=False)
-    assert full.flop == 2 * 4 * 15 * 2 * (192 + 128)
-    causal = Problem(2, 3, 5, 4, 2, 192, 128, "bf16", causal=True)
-    assert causal.flop == 2 * 4 * (3 + 4 + 5) * 2 * (192 + 128)
-    assert Problem(1, 5, 3, 1, 1, 64, 64, "bf16", causal=True).flop == (1 + 2 + 3) * 2 * 128
 
 
 @pytest.mark.parametrize("tool", ["ncu", "nsys"])
@@ -56,13 +28,18 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
     shape = ("--shape", "1,128,128,1,1")
     result = run("nsight.py", "fmha", "--tool", tool, "--", *shape)
     assert result.returncode == 0, result.stderr
-    command = shlex.split(result.stdout.splitlines()[-1])
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("env "))
+    command = shlex.split(line)
     assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
     assert command[-4:] == ["--backend", "cuda", *shape]
     assert command[-6:-4] == ["scripts/run.py", "fmha"]
     if tool == "ncu":
         assert "regex:AttentionSm" in command
         assert command.count("--section") >= 10
+        assert "--import-source" in command
+        details, source = result.stdout.splitlines()[-2:]
+        assert "--import out/profile/fmha.ncu-rep --print-nvtx-rename kernel" in details
+        assert "--page source" in source
     else:
         assert "--trace=cuda,nvtx,osrt" in command
 
@@ -72,10 +49,27 @@ def test_profile_gives_flags_that_exist(run, kernel):
     assert "--backend {auto,cuda,emulate}" in run("run.py", kernel, "--help").stdout
 
 
-def test_the_profiled_name_is_in_the_symbol_of_the_kernel():
-    ptx = compile_attention(AttentionConfig()).ptx
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_profiled_name_is_in_the_symbol_of_the_kernel(arch):
+    ptx = compile_attention(AttentionConfig(), arch).ptx
     (symbol,) = re.findall(r"\.entry (\w+)", ptx)
     assert re.search(KERNELS["fmha"], symbol)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_profiled_kernel_knows_its_lines_of_python(arch, tmp_path, whole_ptxas):
+    """In a process of its own, since the DSL asks for line info when it is imported."""
+    flags = ("--head-dim", "64", "--arch", arch, "--out", str(tmp_path))
+    name, _, value = LINE_INFO.partition("=")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}
+    command = [sys.executable, "scripts/dump.py", "fmha", *flags]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (ptx,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
+    files = dict(re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', ptx, re.MULTILINE))
+    named = {files[number] for number in re.findall(r"^\s*\.loc\s+(\d+)", ptx, re.MULTILINE)}
+    assert any(path.endswith("softmax.py") for path in named)
+    assert all(Path(path).is_file() for path in named)
 
 
 def test_scripts_still_find_the_profile_of_the_standard_library():

@@ -92,6 +92,14 @@ def test_attention_takes_every_kind_of_flag(printed):
     assert "d64 bf16>fp32 w20.- first3 cap4 page16 rope8" in out
 
 
+def test_a_launch_for_a_profiler_is_compared_with_nothing(written, monkeypatch):
+    monkeypatch.delattr(run_fmha, "references")
+    out, document = written(f"run.py {TINY} --backend emulate --unjudged")
+    assert "nothing was compared" in out
+    assert "tolerance" not in out
+    assert "max_error" not in document["rows"][0]
+
+
 @pytest.mark.parametrize(("flags", "words"), [
     (f"{TINY} --backend emulate", "1 of 1 out of tolerance"),
     ("gqa --kvL 9 --kvH 1 --qH 1 --D 64 --arch sm_90a", "out of tolerance"),  # older spellings

@@ -1,266 +1,213 @@
-"""What `bench.py fmha` does: times beside torch's kernels, and what ptxas made of ours."""
+"""What `bench.py fmha` does: times beside peers, in turns, or what ptxas made of our kernels."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+import gc
+from collections.abc import Iterator, Sequence
 
 import torch
 from rich.console import Console
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from fmha import AttentionConfig, attention
 from fmha.config import HEAD_DIMS
 from fmha.launch import ARCHS
-from fmha.plan import make_plan
-from workbench.common import describe, progress_bar, write_json
-from workbench.dump.fmha import span, subject_of
-from workbench.dump.kernel import Cell, rows_of
-from workbench.flags.bench import MASKS
-from workbench.place import why_not_here
-from workbench.problems.attention import DTYPES
-from workbench.sass.softmax import SOFTMAX_KINDS, static
-from workbench.tables import Row, picture, show, table
-from workbench.timing import WHEN, Sample, cold_and_warm, measure, sets_here, setting
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-TORCH = {"torch cudnn": SDPBackend.CUDNN_ATTENTION, "torch flash": SDPBackend.FLASH_ATTENTION}
-SHAPES = (  # B, Sq, Skv, Hq, Hkv: many rows, long rows, grouped heads, one query per entry
-    (4, 4096, 4096, 16, 16),
-    (1, 16384, 16384, 16, 16),
-    (2, 8192, 8192, 64, 8),
-    (64, 1, 8192, 64, 8),
+from workbench.bench import fmha_static
+from workbench.bench.fmha_peers import INPUTS, OURS, PEERS, Launch, compared, inputs_of, missing
+from workbench.bench.fmha_rows import ROWS, Problem
+from workbench.bench.fmha_tables import (
+    PROBLEMS,
+    TIMES,
+    draw,
+    footnotes,
+    markdown,
+    noted,
+    ranked,
+    summary,
 )
-KINDS = {  # of the static table: heading -> kinds of SOFTMAX_KINDS
-    "MUFU": ("MUFU.EX2", "MUFU other"),
-    "packed": ("FFMA2", "FADD2", "FMUL2"),
-    "F2FP": ("F2FP",),
-    "FMNMX": ("FMNMX",),
-    "mask": ("mask",),
-}
-KINDS["rest"] = (*set(SOFTMAX_KINDS).difference(*KINDS.values()),)
-MAX_DIFFERENCE = 0.02  # norm over norm, between kernels that round P differently
+from workbench.common import progress_bar, read_rows, refuse, save_rows
+from workbench.dump.kernel import rows_of
+from workbench.flags.bench import OWN_DIMS
+from workbench.place import why_not_here
+from workbench.tables import show, table
+from workbench.timing import heading, reason_of, setting
+from workbench.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
+
+# -- problems -------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """One timed shape; causal is aligned bottom-right."""
+def problems_of(options: argparse.Namespace) -> Iterator[tuple[str, Problem]]:
+    """(name of the set, problem) of --rows and of --shape, as --head-dim and --mask leave them."""
+    for name in options.rows or ("anchor",) * (not options.shape):
+        for problem in ROWS[name]:
+            if not options.head_dim or problem.head_dim in options.head_dim:
+                if problem.mask in options.mask:
+                    yield name, dataclasses.replace(problem, dtype=options.dtype)
+    for head_dim in options.head_dim or OWN_DIMS:
+        dims = (head_dim, dict(HEAD_DIMS)[head_dim])
+        for size in options.shape or ():
+            for causal in (False, True):
+                problem = Problem(*size, *dims, options.dtype, causal)
+                if problem.mask in options.mask and not (causal and problem.sq == 1):
+                    yield "shape", problem  # a single row sees everything either way
 
-    batch: int
-    sq: int
-    skv: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    v_dim: int
-    dtype: str
-    causal: bool
 
-    def __str__(self) -> str:
-        heads = f"{self.q_heads}/{self.kv_heads}"
-        mask = "causal" if self.causal else "full"
-        return f"b{self.batch} {self.sq}x{self.skv} h{heads} d{self.head_dim} {self.dtype} {mask}"
-
-    @property
-    def flop(self) -> int:
-        """Of both products, visible pairs only."""
-        pairs = self.sq * self.skv
-        if self.causal:
-            seen = (min(self.skv, max(0, self.skv - self.sq + row + 1)) for row in range(self.sq))
-            pairs = sum(seen)
-        return 2 * pairs * (self.head_dim + self.v_dim) * self.q_heads * self.batch
-
-    def inputs(self, seed: int) -> tuple[torch.Tensor, ...]:
-        """q, k, v on the GPU: [batch, length, heads, columns], standard normal."""
-        generator = torch.Generator("cuda").manual_seed(seed)
-        shapes = (
-            (self.batch, self.sq, self.q_heads, self.head_dim),
-            (self.batch, self.skv, self.kv_heads, self.head_dim),
-            (self.batch, self.skv, self.kv_heads, self.v_dim),
+def check(problem: Problem) -> None:
+    """ValueError for sizes that are no problem."""
+    sizes = (problem.batch, problem.sq, problem.skv, problem.q_heads, problem.kv_heads)
+    if min(sizes) < 1:
+        raise ValueError(f"{problem}: sizes are at least 1")
+    if problem.q_heads % problem.kv_heads:
+        raise ValueError(
+            f"{problem.q_heads} query heads: a multiple of {problem.kv_heads} KV heads"
         )
-        options = {"generator": generator, "device": "cuda", "dtype": DTYPES[self.dtype]}
-        return tuple(torch.randn(size, **options) for size in shapes)
 
 
-def torch_attention(problem: Problem, backend: SDPBackend, *inputs: torch.Tensor) -> torch.Tensor:
-    """torch's answer [batch, sq, heads, v_dim]; raises RuntimeError where it has none."""
-    q, k, v = (tensor.transpose(1, 2) for tensor in inputs)
-    square = problem.sq == problem.skv
-    mask = causal_lower_right(problem.sq, problem.skv) if problem.causal and not square else None
-    with sdpa_kernel(backend):
-        o = scaled_dot_product_attention(
-            *(q, k, v),
-            attn_mask=mask,
-            is_causal=problem.causal and square,
-            enable_gqa=problem.q_heads != problem.kv_heads,
-        )
-    return o.transpose(1, 2)
+# -- times ----------------------------------------------------------------------------------------
 
 
-def contenders(problem: Problem) -> Iterator[tuple[str, Callable]]:
-    """Name and call of torch's kernels and, where it runs, of ours; a call takes q, k and v."""
-    for name, backend in TORCH.items():
-        yield name, partial(torch_attention, problem, backend)
-    if why_not_here(ARCHS) is None:
-        yield "fmha", partial(attention, causal=problem.causal, backend="cuda")
-
-
-def time_problem(problem: Problem) -> list[dict]:
-    """A row per contender: its times, or why it has none. All agree with the first that ran."""
-    first = problem.inputs(0)
-    count = sets_here(sum(tensor.nbytes for tensor in first))
-    sets = [first, *(problem.inputs(seed) for seed in range(1, count))]
-    expected: list[torch.Tensor] = []
-
-    def sampled(call: Callable, _: dict) -> dict[str, Sample]:
-        actual = call(*first).float()
-        if not expected:
-            expected.append(actual)
-        difference = ((actual - expected[0]).norm() / expected[0].norm()).item()
-        if not difference <= MAX_DIFFERENCE:
-            raise ValueError(f"differs by {difference:.1%} from the first kernel that ran")
-        return cold_and_warm([partial(call, *inputs) for inputs in sets])
-
-    named = dict(contenders(problem))
-    same = {"problem": str(problem), **dataclasses.asdict(problem)}
-    rows = [{**same, "kernel": name} for name in named]
-    measure(rows, [partial(sampled, call) for call in named.values()])
+def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
+    """Those of the peers that computed the problem and agree with the first that did, ours unless
+    it is refused; the row of each says how far it is off, or why it is `refused`."""
+    inputs, found, first = inputs_of(problem), {}, None
     for row in rows:
-        for when in WHEN if "cold_us" in row else ():
-            row[f"{when}_tflops"] = problem.flop / row[f"{when}_us"] * 1e-6
+        name = row["peer"]
+        try:
+            launch = PEERS[name](problem, inputs)
+            o = launch()
+            first = first or (name, o)
+            row |= compared(o, first[1], problem.dtype, first[0])
+        except ImportError as error:
+            row["refused"] = f"not installed: {error}"
+        except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
+            row["refused"] = reason_of(refusal)
+        else:
+            found[name] = launch
+    return found
+
+
+def time_problem(problem: Problem, rows: list[dict], rounds: int, *, flush: bool) -> list[dict]:
+    """The row of each peer, with its times or why it has none."""
+    launches = launches_of(problem, rows)
+    buffer, contestants = flush_buffer() if flush else None, {}
+    by_name = {row["peer"]: row for row in rows}
+    for name, launch in launches.items():
+        try:
+            contestants[name] = Contestant(launch, buffer)
+        except RuntimeError as refusal:
+            by_name[name]["refused"] = reason_of(refusal)
+    gc.collect()
+    for name, turns in take_turns(contestants, rounds).items():
+        by_name[name] |= figures(turns)
+        by_name[name]["tflops"] = problem.flop / by_name[name]["us"] * 1e-6
+    return ranked(rows)
+
+
+def time_all(
+    options: argparse.Namespace, problems: Sequence[tuple[str, Problem]], head: dict
+) -> list[dict]:
+    """Rows of all problems; whoever stops a run keeps in --json what there is."""
+    rows: list[dict] = []
+    console = Console(stderr=True)
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=len(problems))
+        for name, problem in problems:
+            bar.update(task, description=str(problem))
+            gc.collect()
+            torch.cuda.empty_cache()
+            same = {"kind": "time", "rows": name, "problem": str(problem)}
+            same |= {**dataclasses.asdict(problem), "flop": problem.flop}
+            blank = [{**same, "peer": peer} for peer in options.peers or PEERS]
+            rows += time_problem(problem, blank, options.rounds, flush=options.flush)
+            if options.json:
+                save_rows(options.json, [head, *rows])
+            bar.advance(task)
     return rows
 
 
-def grid(options: argparse.Namespace) -> Iterator[Cell]:
-    """Of the static table: head dims x masks."""
-    same = {"dtype": options.dtype, "schedule": options.schedule}
-    for head_dim, mask in itertools.product(options.head_dim, options.mask):
-        v_dim = dict(HEAD_DIMS)[head_dim]
-        dims = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim}
-        config = AttentionConfig(**dims, **same, **MASKS[mask])
-        named = {"mask": mask, "name": describe(config), "config": dataclasses.asdict(config)}
-        yield named, partial(figures, config, options.arch)
+# -- told -----------------------------------------------------------------------------------------
 
 
-def figures(config: AttentionConfig, arch: str, folder: Path) -> dict:
-    """What `sass.softmax.static` reads of a config."""
-    make_plan(config, arch)
-    _, cubin, _ = subject_of(config, arch).write(folder)
-    return static(cubin).as_dict()
+def tell(rows: Sequence[dict], title: str) -> None:
+    """Every figure, then a line per problem, then why there are holes."""
+    notes = footnotes(rows)
+    lines = [noted(row, notes) for row in rows]
+    for row, before in zip(lines[1:], rows, strict=False):
+        row |= {"problem": ""} if row["problem"] == before["problem"] else {}
+    show(*table(title, TIMES, lines))
+    show(*summary(rows))
+    for reason, number in notes.items():
+        print(f"[{number}] {reason}")
 
 
-def lines_of(rows: list[dict]) -> Iterator[dict]:
-    """A line per softmax loop, or for a config that is refused."""
-    for row in rows:
-        for loop in row.get("loops", ({},)):
-            yield row | loop
+def title_of(head: dict) -> str:
+    gpu = head.get("gpu", {}).get("name", "no GPU")
+    return f"{gpu}, {head['date']}, {head['order']}"
 
 
-def of_kinds(kinds: Sequence[str], line: Row) -> str:
-    return f"{sum(line['kinds'][kind] for kind in kinds):g}"
+def show_again(options: argparse.Namespace) -> int:
+    """Tables of the file of an earlier run."""
+    head, *found = read_rows(options.show)
+    rows = [row for row in found if row["kind"] == "time"]
+    rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
+    if not rows:
+        return refuse(f"{options.show}: no times in it of {', '.join(options.peers or PEERS)}")
+    if options.markdown:
+        print(markdown(rows))
+    else:
+        tell(rows, title_of(head))
+    if options.plot:
+        draw(options.plot, rows, head)
+    return 0
 
 
-# Positions are shares of the loop's body.
-STATIC = (
-    ("config", "{name}"), ("regs", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
-    ("loop", lambda line: "masked" if line["masked"] else "unmasked"), ("SASS", "{total:g}"),
-    *((head, partial(of_kinds, kinds)) for head, kinds in KINDS.items()),
-    ("O fix", "{correction}"), ("stats at", lambda line: span(line["publishes"]["statistics"])),
-    ("P at", lambda line: span(line["publishes"]["p"])),
-    ("P ready", lambda line: span(line["publishes"]["ready"])),
-)  # fmt: skip
-TIMES = (
-    ("problem", "{problem}"), ("kernel", "{kernel}"),
-    ("cold us", "{cold_us:.1f}"), ("TFLOP/s", "{cold_tflops:.0f}"),
-    ("warm us", "{warm_us:.1f}"), ("TFLOP/s", "{warm_tflops:.0f}"),
-    ("spread", lambda row: f"{max(row['cold_spread'], row['warm_spread']):.1%}"),
-)  # fmt: skip
+def without_gpu(problems: Sequence[tuple[str, Problem]], peers: Sequence[str]) -> None:
+    """What can be said of the times that are not taken."""
+    print(f"fmha is not timed: {why_not_here(ARCHS)}")
+    print(f"peers that are not installed: {', '.join(missing(peers)) or 'none'}")
+    rows = [{"rows": name, "problem": problem, "flop": problem.flop} for name, problem in problems]
+    show(*table("would be timed", PROBLEMS, rows))
 
 
-def draw(path: Path, document: dict) -> None:
-    """A picture: TFLOP/s where there are times, and the SASS of every loop by kind."""
-    parts = [
-        (draw_times, [row for row in document["timing"] if "refused" not in row]),
-        (draw_static, [row for row in document["static"] if "refused" not in row]),
-    ]
-    parts = [(painter, rows) for painter, rows in parts if rows]
-    lengths = [1 + sum(len(row.get("loops", "1")) for row in rows) for _, rows in parts]
-    how = {"figsize": (13, 1 + 0.28 * sum(lengths)), "height_ratios": lengths or None}
-    with picture(path, max(1, len(parts)), layout="constrained", **how) as (_, axes):
-        for axis, (painter, rows) in zip(axes[:, 0], parts, strict=False):
-            painter(axis, rows)
-            axis.invert_yaxis()
-
-
-def draw_times(axis: Axes, rows: list[dict]) -> None:
-    """Two bars per problem and kernel."""
-    names = [f"{row['problem']}, {row['kernel']}" for row in rows]
-    for shift, when in ((-0.2, "cold"), (0.2, "warm")):
-        places = [index + shift for index in range(len(rows))]
-        axis.barh(places, [row[f"{when}_tflops"] for row in rows], height=0.4, label=when)
-    axis.set_yticks(range(len(rows)), names, fontsize=7)
-    axis.set_xlabel("TFLOP/s")
-    axis.legend(fontsize=7)
-
-
-def draw_static(axis: Axes, rows: list[dict]) -> None:
-    """A stacked bar per softmax loop."""
-    from matplotlib import colormaps
-
-    loops = [(row["name"], loop) for row in rows for loop in row["loops"]]
-    names = [f"{name}, {'masked' if loop['masked'] else 'unmasked'}" for name, loop in loops]
-    left = [0.0] * len(loops)
-    colours = iter(colormaps["tab20"].colors)
-    for kind in loops[0][1]["kinds"]:
-        widths = [loop["kinds"][kind] for _, loop in loops]
-        if any(widths):
-            colour = next(colours)
-            axis.barh(range(len(loops)), widths, left=left, height=0.8, color=colour, label=kind)
-        left = [begin + width for begin, width in zip(left, widths, strict=True)]
-    axis.set_yticks(range(len(loops)), names, fontsize=7)
-    axis.set_xlabel("SASS instructions per warp and tile, correction excluded")
-    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def problems_of(options: argparse.Namespace) -> list[Problem]:
-    """Every shape at every head dim, full and causal; one row sees everything either way."""
-    return [
-        Problem(*size, head_dim, dict(HEAD_DIMS)[head_dim], options.dtype, causal)
-        for head_dim in options.head_dim
-        for size in options.shape or SHAPES
-        for causal in (False, True)
-        if not (causal and size[1] == 1) and ("causal" if causal else "full") in options.mask
-    ]
+def static_rows(options: argparse.Namespace) -> list[dict]:
+    """What ptxas made of our kernels, shown as a table."""
+    if not tools_found():
+        print(HOW_TO_GET_TOOLS)
+        return []
+    rows = rows_of(fmha_static.grid(options), Console(stderr=True))
+    show(*table("", fmha_static.STATIC, fmha_static.lines_of(rows)))
+    return [{"kind": "static", **row} for row in rows]
 
 
 def perform(options: argparse.Namespace) -> int:
-    console = Console()
-    document: dict = {"setting": setting(), "static": [], "timing": []}
-    if options.static and tools_found():
-        document["static"] = rows_of(grid(options), console)
-        show(*table("", STATIC, lines_of(document["static"])))
-    elif options.static:
-        console.print(HOW_TO_GET_TOOLS, markup=False)
-    if options.timing and torch.cuda.is_available():
-        with progress_bar(console) as bar:
-            for problem in bar.track(problems_of(options), description="timing"):
-                document["timing"] += time_problem(problem)
-        document["after"] = setting().get("gpu")
-        show(*table("", TIMES, document["timing"]))
-    if options.timing and why_not_here(ARCHS):
-        console.print(f"fmha is not timed: {why_not_here(ARCHS)}")
+    if options.show:
+        return show_again(options)
+    problems, peers = list(problems_of(options)), options.peers or [*PEERS]
+    try:
+        for _, problem in problems:
+            check(problem)
+    except ValueError as error:
+        return refuse(error)
+    here = torch.cuda.is_available()
+    order = f"{options.rounds} rounds, {'cold L2' if options.flush else 'L2 as it is'}"
+    head = heading(inputs=INPUTS, timing=HOW, order=order, flush=options.flush)
+    rows: list[dict] = []
+    if options.timing and here:
+        head |= {"cudnn": torch.backends.cudnn.version(), "clock_and_power": meter() or "unknown"}
+        if OURS in peers and why_not_here(ARCHS):
+            print(f"fmha is not timed: {why_not_here(ARCHS)}")
+        rows = time_all(options, problems, head)
+        tell(rows, title_of(head))
+        if options.plot and rows:
+            draw(options.plot, rows, head)
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+    elif options.timing:
+        without_gpu(problems, peers)
+    wanted = options.static if options.static is not None else not rows
+    found = static_rows(options) if wanted else []
     if options.json:
-        write_json(options.json, document)
-    if options.plot:
-        draw(options.plot, document)
+        save_rows(options.json, [head, *found, *rows])
+    if options.plot and found and not rows:
+        fmha_static.draw(options.plot, found)
     return 0

@@ -30,6 +30,7 @@ INPUTS = "q, k, v standard normal, rounded to their dtypes"
 MAX_ERROR = {"bf16": 0.02, "fp16": 0.005, "e4m3": 0.08}
 PAGE = 64  # of the peers that read pages: a view of the same memory
 WORKSPACE_BYTES = 128 << 20
+TINY = torch.finfo(torch.float32).tiny  # a row of zeros has no relative error
 CHUNK = 8192  # keys that the reference takes at a time
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -103,7 +104,7 @@ def reference(inputs: Inputs) -> torch.Tensor:
 def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Of the worst row, norm over norm; infinite where anything is not finite."""
     difference = actual.reshape(expected.shape).float() - expected
-    rows = difference.norm(dim=-1) / expected.norm(dim=-1)
+    rows = difference.norm(dim=-1) / expected.norm(dim=-1).clamp_min(TINY)
     worst = rows.max().item()
     return worst if worst == worst else float("inf")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.flags.groups import spelt
 from workbench.tables import Table, picture, table
 from workbench.tables import markdown as markdown_of
 
@@ -50,8 +51,7 @@ def markdown(rows: Sequence[dict], peers: Sequence[str]) -> str:
         found = {r["peer"]: r for r in rows if (r["batch"], r["kv_len"]) == (batch, length)}
         floor = next((_short(row["floor_us"]) for row in found.values() if "cold_us" in row), "")
         cells = [_pair(found.get(name, {})) for name in peers]
-        keys = f"{length // 1024}k" if length % 1024 == 0 else str(length)
-        lines.append([f"{batch} x {keys}", floor, *cells])
+        lines.append([f"{batch} x {spelt(length)}", floor, *cells])
     return markdown_of(["batch x keys", "floor", *peers], lines)
 
 

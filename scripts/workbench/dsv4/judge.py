@@ -104,7 +104,7 @@ class Judge:
 
     def __init__(self, layer: Layer, model: Recompute) -> None:
         self.layer, self.model, self.shape = layer, model, layer.shape
-        self.experts = unpack(layer.experts)
+        self.experts = None if layer.experts is None else unpack(layer.experts)
 
     def step(self, step: Step, taps: Taps, inputs: Mapping[Request, torch.Tensor]) -> Verdict:
         """inputs: all tokens of every request of the step, [tokens, hidden]."""
@@ -117,7 +117,8 @@ class Judge:
             seen = Seen(step, taps, state, stored, verdict)
             for token in range(first, end):
                 self._token(seen, token)
-        self._experts(taps, verdict)
+        if self.experts is not None:
+            self._experts(taps, verdict)
         return verdict
 
     # -- what is stored ----------------------------------------------------------------------

@@ -35,15 +35,17 @@ def layout_of(kind_ratio: int, options: Options) -> Layout:
 @dataclass(frozen=True, eq=False)
 class Taps:
     """What a step's T tokens left on their way, on the CPU. o: [T, H, 512] of attention; behind:
-    the residual stream behind it; h, logits: of experts and router; moe: theirs; out: of the layer.
-    Of a CSA layer query, scores [T, S], entries [T, k], chosen [T]."""
+    the residual stream behind it; gpu_seconds: of all up to there on a GPU, from the first launch
+    on; h, logits: of experts and router; moe: theirs; out: of the layer. Of a CSA layer query,
+    scores [T, S], entries [T, k], chosen [T]."""
 
     o: torch.Tensor
     behind: torch.Tensor
-    h: torch.Tensor
-    logits: torch.Tensor
-    moe: torch.Tensor
+    gpu_seconds: float
     out: torch.Tensor
+    h: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    moe: torch.Tensor | None = None
     query: IndexQuery | None = None
     scores: torch.Tensor | None = None
     entries: torch.Tensor | None = None
@@ -62,7 +64,10 @@ class Layer:
         self.rope = cos.to(self.device), sin.to(self.device)
         self.sinks = weights.sinks.to(self.device)
         self.main, self.index = (self._compressor(s) for s in (weights.main, weights.index))
-        self.experts: PackedExperts = pack(weights.w13, weights.w2, FORMAT)
+        self.experts: PackedExperts | None = None
+        if self.shape.experts:
+            self.experts = pack(weights.w13, weights.w2, FORMAT)
+        self.stopwatch = Stopwatch(self.device)
 
     def _compressor(self, squeeze: Squeeze | None) -> Compressor | None:
         if squeeze is None:
@@ -74,38 +79,43 @@ class Layer:
         tensors = step.tensors(self.device)
         view = step_view(self.cache.layout, tensors, longest=step.longest)
         projected = self.weights.project(x, torch.from_numpy(step.positions))
+        projected = projected.to(self.device)
         kind, (cos, sin) = self.shape.kind, self.rope
+        self.stopwatch.start()
         squeezed = (self.main, kind, projected.main), (self.index, "index", projected.index)
         for compressor, stream, given in squeezed:
             if compressor:
-                tail, (values, scored) = f"{stream}_tail", (x.to(self.device) for x in given)
+                tail, (values, scored) = f"{stream}_tail", given
                 compress(
                     compressor, self.cache.tail(tail, 0), self.cache.rows(stream, 0), values,
                     scored, Tables.of(tensors, stream, tail), cos=cos, sin=sin,
                     longest=step.longest, **self.place,
                 )  # fmt: skip
         found = self._select(step, projected, tensors) if self.index else {}
-        q, kv = projected.q.to(self.device), projected.kv.to(self.device)
         o = cached_attention(
-            q, kv, self.cache.rows("swa", 0), view.window, rope=self.rope, sinks=self.sinks,
+            projected.q, projected.kv, self.cache.rows("swa", 0), view.window, rope=self.rope,
+            sinks=self.sinks,
             past=self._past(view, found), **self.place,
-        ).cpu()  # fmt: skip
+        )  # fmt: skip
+        seconds, o = self.stopwatch.stop(), o.cpu()
         behind = self.weights.attended(x, o)
+        found = {name: _to_cpu(value) for name, value in found.items()}
+        if self.experts is None:
+            return Taps(o, behind, seconds, behind, **found)
         h, logits = self.weights.routed(behind)
         moe = fused_moe(
             h.to(self.device), self.experts, logits.to(self.device), self.weights.router,
             activation=self.weights.activation, scales=SCALES, **self.place,
         ).cpu()  # fmt: skip
         out = self.weights.joined(behind, h, moe)
-        found = {name: _to_cpu(value) for name, value in found.items()}
-        return Taps(o, behind, h, logits, moe, out, **found)
+        return Taps(o, behind, seconds, out, h, logits, moe, **found)
 
     def _select(self, step: Step, projected: Any, tensors: Tensors) -> dict[str, Any]:
         """The entries of every token with the highest scores."""
         keys, positions = self.cache.rows("index", 0), tensors["positions"]
         query = prepare_query(
-            projected.index_q.to(self.device), projected.index_weights.to(self.device), positions,
-            *self.rope, record=keys.record.name, **self.place,
+            projected.index_q, projected.index_weights, positions, *self.rope,
+            record=keys.record.name, **self.place,
         )  # fmt: skip
         counts = ((positions + 1) // self.shape.ratio).int()
         most = int(step.entries("index").max(initial=0))
@@ -126,6 +136,26 @@ class Layer:
         if kind == "csa":
             return Selected(rows, found["entries"], found["chosen"])
         return Every(rows, view.pages[kind])
+
+
+class Stopwatch:
+    """Seconds of what is launched between start and stop; 0 where that is no GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        gpu = torch.device(device).type == "cuda"
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if gpu else []
+
+    def start(self) -> None:
+        if self.events:
+            self.events[0].record()
+
+    def stop(self) -> float:
+        """Waits for the GPU."""
+        if not self.events:
+            return 0.0
+        self.events[1].record()
+        self.events[1].synchronize()
+        return self.events[0].elapsed_time(self.events[1]) / 1e3
 
 
 def _to_cpu(value: Any) -> Any:

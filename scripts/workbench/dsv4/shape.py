@@ -11,7 +11,8 @@ RATIOS = {"swa": 0, "csa": 4, "hca": 128}
 @dataclass(frozen=True)
 class Shape:
     """kind: of RATIOS. select: entries that a query of a CSA layer attends to. choices: experts of
-    a token. hidden and intermediate as the expert formats want them."""
+    a token; without experts the layer ends behind attention. hidden and intermediate as the expert
+    formats want them."""
 
     kind: str = "csa"
     hidden: int = 256
@@ -30,7 +31,9 @@ class Shape:
             raise ValueError(f"kind {self.kind!r}: one of {', '.join(RATIOS)}")
         if self.heads < 1 or self.o_groups < 1 or self.heads % self.o_groups:
             raise ValueError(f"{self.heads} heads in {self.o_groups} groups: a divisor, at least 1")
-        if not 1 <= self.choices <= self.experts:
+        if self.experts < 0:
+            raise ValueError(f"{self.experts} experts: at least 0, which is none")
+        if self.experts and not 1 <= self.choices <= self.experts:
             raise ValueError(f"{self.choices} choices of {self.experts} experts: from 1 to all")
 
     @property

@@ -9,7 +9,8 @@ on which tokens it is computed with. Source of the formulas: DeepSeek's inferenc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -47,6 +48,16 @@ class Projected:
     index: tuple[torch.Tensor, torch.Tensor] | None = None
     index_q: torch.Tensor | None = None
     index_weights: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Projected:
+        """The same there."""
+        return Projected(*(_moved(getattr(self, field.name), device) for field in fields(self)))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return tuple(tensor.to(device) for tensor in value)
+    return None if value is None else value.to(device)
 
 
 class Weights:

@@ -7,8 +7,9 @@ import argparse
 from collections.abc import Iterator
 
 from fmha.arguments import Arguments
-from fmha.choose import choose_config, heads_of_section, longest_queries
+from fmha.choose import choose_config, longest_queries
 from fmha.plan import AttentionPlan, make_plan
+from fmha.sections import heads_of_section
 from kernelkit import hw
 from kernelkit.arch import written_for
 from workbench.cases.attention import arguments_of, case_of
@@ -31,11 +32,12 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
     heads = arguments.batch * arguments.q_heads // config.group
     of_head = layout.blocks(longest_queries(arguments))
     whose = "KV head" if config.group > 1 else "head"
+    at_once = hw.SMS_OF[written_for(arch)] // layout.ctas
     return "Query blocks", [
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
-        ("launched", _launched(of_head * heads, layout.ctas, arch)),
-        ("order", _order(heads_of_section(arguments, config))),
+        ("launched", _launched(of_head * heads, layout.ctas, at_once, arch)),
+        ("order", _order(heads, heads_of_section(arguments, config, arch, at_once))),
         ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
     ]
 
@@ -48,9 +50,8 @@ def _rows(plan: AttentionPlan) -> str:
     return f"{tokens} x {heads} that share them"
 
 
-def _launched(blocks: int, ctas: int, arch: str) -> str:
+def _launched(blocks: int, ctas: int, at_once: int, arch: str) -> str:
     """On a GPU all of whose SMs are free."""
-    at_once = hw.SMS_OF[written_for(arch)] // ctas
     places = min(at_once, blocks)
     least, more = divmod(blocks, max(places, 1))
     who = plural(places, "CTA") if ctas == 1 else f"{plural(places, 'pair')} of CTAs"
@@ -58,10 +59,13 @@ def _launched(blocks: int, ctas: int, arch: str) -> str:
     return f"{who} of {at_once} that {GPUS[written_for(arch)]} runs at once; {each} each"
 
 
-def _order(section: int) -> str:
-    if section > 1:
-        return f"the longest of all {section} heads first"
-    return "head after head, whose K and V are then in L2"
+def _order(heads: int, section: tuple[int, int]) -> str:
+    size, near = section
+    if near < size or near == 1:
+        return "head after head, whose K and V are then in L2"
+    if size < heads:
+        return f"the longest of {size} heads first, then of the next {size}: L2 holds their keys"
+    return f"the longest of all {size} heads first"
 
 
 def perform(options: argparse.Namespace) -> int:

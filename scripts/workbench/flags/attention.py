@@ -108,6 +108,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     default = AttentionConfig()
     add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
     add(group, "tile-n", "keys of a tile", 0, shown="by window")
+    add(group, "ctas", "CTAs that share the keys which they fetch, on Hopper", 0, shown="by sizes")
     words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
     add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
     for ring in ("k", "v"):
@@ -125,6 +126,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
     add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
     groups.add_tolerance(group)
+    switch(group, "unjudged", "compare nothing, for profilers: a large reference takes long")
     switch(group, "line-info", "compile with source lines, for profilers")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fmha.config import HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
+from workbench.bench.fmha_rows import ROWS
 from workbench.flags import attention, groups
 from workbench.flags.groups import add, switch
 
@@ -18,6 +19,9 @@ MASKS = {
     "window and sink tokens": {"right": True, "left": True, "sink_tokens": True},
     "causal softcap": {"right": True, "softcap": True},
 }
+OWN_DIMS = (64, 128)
+# of workbench.bench.fmha_peers.PEERS, which imports torch
+FMHA_PEERS = ("fmha", "fa4", "cudnn", "fa2", "flashinfer")
 # of workbench.bench.gqa_peers.PEERS, which imports torch
 PEERS = (
     *("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex"),
@@ -45,20 +49,37 @@ def tuning(text: str) -> dict[str, int]:
 
 def add_fmha(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py fmha`."""
-    some = {"type": int, "choices": [*dict(HEAD_DIMS)], "nargs": "+", "metavar": "D"}
-    add(parser, "head-dim", "columns of Q and K", (64, 128), shown="64 128", **some)
-    some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
-    add(parser, "mask", f"of {', '.join(MASKS)}", (*MASKS,), **some)
-    add(parser, "dtype", "of q, k and v", "bf16", choices=IO_DTYPES)
+    group = parser.add_argument_group("problems")
+    some = {
+        "nargs": "+",
+        "choices": ROWS,
+        "metavar": "SET",
+        "shown": "anchor, or none with --shape",
+    }
+    add(group, "rows", f"sets of {', '.join(ROWS)}", (), **some)
     some = {"type": attention.shape, "action": "append", "metavar": attention.SHAPE}
-    add(parser, "shape", "to be timed, repeatable", shown="four of models", **some)
-    add(parser, "schedule", "of the static table", "", shown="base", choices=SCHEDULES)
-    add(parser, "arch", "of the static table", "sm_100a", type=str, metavar="ARCH")
-    for part, what in (("static", "the static table"), ("timing", "times, where there is a GPU")):
-        wish = {"action": argparse.BooleanOptionalAction, "default": True}
-        parser.add_argument(f"--{part}", help=f"{what}; default: yes", **wish)
-    groups.add_json(parser)
-    groups.add_plot(parser, "them")
+    add(group, "shape", "own sizes, full and causal, repeatable", shown="none", **some)
+    some = {"type": int, "choices": [*dict(HEAD_DIMS)], "nargs": "+", "metavar": "D"}
+    words = "columns of Q and K: of --shape and the static table, and which rows of a set"
+    add(group, "head-dim", words, (), shown=f"{' '.join(map(str, OWN_DIMS))}, and all", **some)
+    some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
+    add(group, "mask", f"of {', '.join(MASKS)}", (*MASKS,), **some)
+    add(group, "dtype", "of q, k and v", "bf16", choices=IO_DTYPES)
+    group = parser.add_argument_group("times, where there is a GPU")
+    some = {"nargs": "+", "choices": FMHA_PEERS, "metavar": "NAME", "shown": "all"}
+    add(group, "peers", f"of {', '.join(FMHA_PEERS)}", (), **some)
+    words = "turns of each; a multiple of the peers is fair"
+    add(group, "rounds", words, 10, type=groups.positive_count)
+    wish = {"action": argparse.BooleanOptionalAction, "default": True}
+    words = "overwrite L2 in front of each call; default: yes"
+    group.add_argument("--flush", help=words, **wish)
+    group.add_argument("--timing", help="take times; default: yes", **wish)
+    group = parser.add_argument_group("static table")
+    wish = {"action": argparse.BooleanOptionalAction}
+    group.add_argument("--static", help="print it; default: where nothing is timed", **wish)
+    add(group, "schedule", "of the kernels", "", shown="base", choices=SCHEDULES)
+    add(group, "arch", "of the kernels", "sm_100a", type=str, metavar="ARCH")
+    groups.add_report(parser.add_argument_group("output"), "TFLOP/s, or the static table")
 
 
 def add_gqa(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,16 @@ import argparse
 from kvcache.layouts.models import V4_RECORDS
 from workbench.dsv4.shape import MUTATIONS, RATIOS, Shape
 from workbench.flags import groups
-from workbench.flags.groups import add, positive_count, switch
+from workbench.flags.groups import add, count, positive_count, switch
 
-ARCHS = ("sm_100a",)  # the compressors run on sm_90a as well; attention and the experts do not
+ARCHS = ("sm_100a", "sm_90a")
+ARCHS_OF_EXPERTS = ARCHS[:1]
 SIZES = {
     "hidden": "width of the residual stream",
     "q-heads": "query heads, 512 columns each",
     "index-heads": "heads of the indexer, 128 columns each",
     "select": "entries that a query attends to",
-    "experts": "experts, all of them",
+    "experts": "experts, all of them; 0: none, the layer ends behind attention",
     "top-k": "experts of a token",
     "intermediate": "width of an expert",
 }
@@ -38,7 +39,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add(group, "kind", "window alone, or beside compressed entries", shape.kind, choices=RATIOS)
     for name, words in SIZES.items():
         field, old = FIELDS.get(name, (name.replace("-", "_"), []))
-        add(group, name, words, getattr(shape, field), old=old, dest=field, type=positive_count)
+        kind = count if name == "experts" else positive_count
+        add(group, name, words, getattr(shape, field), old=old, dest=field, type=kind)
     add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
     switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
     seed, json = "weights and tokens", "every number of every step"

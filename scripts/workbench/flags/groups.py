@@ -78,6 +78,11 @@ def count(text: str) -> int:
     return number(str(int(found[1]) * THOUSANDS[found[2].lower()]))
 
 
+def spelt(number: int) -> str:
+    """As `count` reads it: '8k', and others in figures."""
+    return f"{number // 1024}k" if number and number % 1024 == 0 else str(number)
+
+
 def positive_count(text: str) -> int:
     """Argument type: such a number from 1 on."""
     if not (value := count(text)):

@@ -29,7 +29,7 @@ NATIVE_ONLY = ("host",)  # pinned memory and a bus
 
 def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: int) -> None:
     """Which problems of the steps."""
-    shown = " ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in rows)
+    shown = " ".join(map(groups.spelt, rows))
     many = {"type": groups.positive_count, "nargs": "+", "shown": shown}
     add(group, "rows", "rows, also as 8k", rows, old=["tokens"], **many)
     words = "hidden size, of the tokens of a MoE layer"

@@ -66,6 +66,7 @@ class Case:
     pack_heads: bool | None = None
     tile_m: int = AttentionConfig.tile_m
     tile_n: int = AttentionConfig.tile_n
+    ctas: int = AttentionConfig.ctas
     polynomial: int = AttentionConfig.polynomial
     scale: float | None = None
     schedule: str = ""
@@ -100,6 +101,7 @@ class Case:
             parts += [f"{name}stages{value}"] * bool(value)
         parts += [f"rows{self.tile_m}"] * (self.tile_m != AttentionConfig.tile_m)
         parts += [f"tile{self.tile_n}"] * (self.tile_n != AttentionConfig.tile_n)
+        parts += [f"ctas{self.ctas}"] * (self.ctas != AttentionConfig.ctas)
         parts += [f"poly{self.polynomial}"] * (self.polynomial != AttentionConfig.polynomial)
         parts += [f"lag{self.rescale_log2:g}"] * (self.rescale_log2 != LOG2_LAG)
         parts += ["sinks"] * self.sinks + ["pdl"] * self.pdl
@@ -122,7 +124,7 @@ class Case:
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
-            self.polynomial,
+            self.ctas, self.polynomial,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 

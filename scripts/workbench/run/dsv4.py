@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -28,7 +29,7 @@ from workbench.dsv4.layer import Layer, layout_of
 from workbench.dsv4.model import Recompute
 from workbench.dsv4.shape import MUTATIONS, Definition, Shape
 from workbench.dsv4.weights import Weights
-from workbench.flags.dsv4 import ARCHS
+from workbench.flags.dsv4 import ARCHS, ARCHS_OF_EXPERTS
 from workbench.place import Place, choose_place, emulated
 
 VOCABULARY = 997
@@ -47,7 +48,8 @@ SHORTER, LATER = 37, 2  # a prompt than the one before it, steps until the next 
 @dataclass
 class Row:
     """A step. differ: stored numbers that are not the model's; swapped: selected entries that the
-    model would not have selected; live: bytes of the cache that the requests need."""
+    model would not have selected; live: bytes of the cache that the requests need; gpu_seconds: of
+    its kernels up to attention, on a GPU."""
 
     step: int
     tokens: int
@@ -57,6 +59,7 @@ class Row:
     written: int
     live: int
     seconds: float
+    gpu_seconds: float
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -146,7 +149,7 @@ class Run:
         live = sum(usage(layout, length).live for _, length in spans)
         return Row(
             number, len(ids), [length for _, length in spans], verdict,
-            *self._bytes(spans), live, seconds,
+            *self._bytes(spans), live, seconds, taps.gpu_seconds,
         )  # fmt: skip
 
     def _bytes(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
@@ -225,6 +228,13 @@ def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]
         if finding.of:
             words += f"; {finding.differ} of {finding.of:,} are not the model's"
         console.print(words)
+    times = [row.gpu_seconds for row in rows if row.tokens == last.tokens]
+    if any(times):
+        cache["gpu_seconds"] = seconds = statistics.median(times)
+        console.print(
+            f"compressing, selecting and attending took the GPU {seconds * 1e6:.1f} us a step, "
+            f"median of {len(times)} steps of {last.tokens} tokens"
+        )
     console.print(
         f"the last step's requests hold {cache['blocks']} blocks of {layout.block_bytes:,} bytes "
         f"and states of {cache['state_bytes']:,}, of which {cache['live_bytes']:,} are needed; it "
@@ -276,6 +286,8 @@ def perform(options: argparse.Namespace) -> int:
     try:
         place = choose_place(options, ARCHS)
         check(options)
+        if options.experts and place.arch not in ARCHS_OF_EXPERTS:
+            raise ValueError(f"experts run on {ARCHS_OF_EXPERTS[0]}, not {place.arch}: --experts 0")
         with checking(options) as report, emulated(options):
             run = Run(options, place)
             rows = track(run, Console(stderr=True))
