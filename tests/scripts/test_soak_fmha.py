@@ -52,7 +52,7 @@ OPTIONS = [field.name for field in dataclasses.fields(reference.Options)]
 
 
 def test_every_feature_is_drawn():
-    draws = Draws(0, "sm_100a", SMALL)
+    draws = Draws(0, "sm_90a", SMALL)
     cases = [draws.problem(one, n) for one in islice(draws.kernels(), 50) for n in range(3)]
     for name, has in FEATURES.items():
         assert any(map(has, cases)) == (name != "rows of 100k keys"), name
@@ -65,8 +65,14 @@ def test_a_seed_draws_the_same_problems_for_one_config():
         problems = [draws.problem(one, n) for n in range(3)]
         again = others.kernel(one.number)
         assert problems == [others.problem(again, n) for n in range(3)]
-    assert any("head_dim 512 on Hopper" in words for words in draws.refused)
     assert Draws(4, "sm_90a", SMALL).kernel(one.number) != one
+
+
+def test_what_the_plan_refuses_is_counted():
+    draws = Draws(0, "sm_90a", SMALL)
+    drawn = [*islice(draws.kernels(), 40)]
+    assert drawn[-1].number == len(drawn) - 1 + draws.refused.total() > 40
+    assert any("query rows" in words for words in draws.refused)
 
 
 def test_long_problems_have_rows_of_128k_keys():
@@ -105,7 +111,6 @@ def test_what_is_right_passes(written, kernel):
     assert rows["all"]["problems"] == 24
     assert 0 < rows["all"]["output"] <= 1
     assert len(rows) >= 20
-    assert document["refused"]
 
 
 def test_a_failure_is_repeated_by_the_command_that_it_prints(run, kernel):

@@ -27,13 +27,14 @@ SCORES = (
 TUNING = {
     "tile_m": (64, 128, 192),
     "tile_n": (48, 64, 80, 96, 112, 128, 144, 176),
+    "ctas": (1, 2),
     "k_stages": (2, 3, 4),
     "v_stages": (2, 3, 4),
     "schedule": SCHEDULES,
     "polynomial": (0, 3, 8, 16),
-    "rescale_log2": (0.0, 4.0, 15.0),
+    "rescale_log2": (0.0, 4.0, 8.0),
 }
-RAW_FP16_KEYS = 900  # whose sums, without a maximum that lags, stay in the range of fp16
+RAW_FP16_KEYS = 900  # whose sums stay in the range of fp16 while the maximum hardly lags
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
     amplitude, climb, scale = pick.choice(SCORES)
     most = sizes.keys
     if not kind.normalize and kind.out_dtype == "fp16":
-        most, climb = min(most, RAW_FP16_KEYS), 0.0
+        most, (amplitude, climb, scale) = min(most, RAW_FP16_KEYS), SCORES[0]
     n_q = _lengths(pick, batch, sizes.queries, differ=kind.q_lens is not None)
     n_k = _lengths(pick, batch, most, differ=(kind.k_lens or kind.kv_lens) is not None)
     offsets = [pick.choice((0, pick.randint(-60, length + 60))) for length in n_k]

@@ -30,6 +30,7 @@ from workbench.timing import setting
 FAILED = 1  # exit code
 FAILURES = Path("out/soak_fmha_failures.json")
 PATIENCE = 100.0  # seconds of a problem; a kernel that waits for ever never comes back by itself
+REASONS = 8  # why kernels are refused, of which the file of --json has all
 TOGETHER = 4  # problems on streams of their own
 DEFAULTS = {"cuda": ("usual", 60, 3000), "emulate": ("small", 4, 8)}  # size, kernels, problems
 
@@ -214,7 +215,7 @@ def finish(soak: Soak) -> int:
         f"{record.problems:,} problems of {record.kernels} kernels, {len(record.failures)} failed; "
         f"{record.seconds:.0f} s, and {record.compile_seconds:.0f} s of processes that compile\n"
         f"{refused.total()} kernels were drawn that {soak.place.arch} refuses"
-        + "".join(f"\n    {n} x {r}" for r, n in refused.items())
+        + "".join(f"\n    {n} x {why}" for why, n in refused.most_common(REASONS))
     )
     if record.failures:
         print(f"failures: {FAILURES}")

@@ -47,6 +47,7 @@ FEATURES: dict[str, Feature] = {
     "huge scores": lambda case: case.amplitude >= LARGE,
     "scores that climb": lambda case: case.climb,
     "a tuned tile": lambda case: case.tile_m or case.tile_n,
+    "tuned CTAs": lambda case: case.ctas,
     "tuned rings": lambda case: case.k_stages or case.v_stages,
     "a tuned schedule": lambda case: case.schedule,
     "a tuned polynomial": lambda case: case.polynomial >= 0,
