@@ -77,9 +77,8 @@ def test_pairs_are_of_one_group_and_far_enough_apart():
 
 
 def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
-    """The persistent grid has a CTA for each SM of a Hopper GPU; the model says of its first one
-    what is stored, and no longer where exponentials take three times as long, or products nothing.
-    """
+    """The grid has a CTA for each SM of a Hopper GPU; the model says of its first one what is
+    stored, and no longer where exponentials take three times as long, or products nothing."""
     rows = json.loads(HOPPER.read_text(encoding="utf-8"))
     (small,) = (row for row in rows if row["kind"] == "small")
     place = argparse.Namespace(arch="sm_90a", memory="warm", given=())
