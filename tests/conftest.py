@@ -18,12 +18,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from kernelkit import compile as kernel_compile
 from kernelkit.trace import PTXAS_VARIABLE
 from tests.bindings import Bindings
 from tests.durations import Durations
+from workbench import poison
 from workbench.house import tiers
 
 
@@ -89,10 +89,8 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def poisoned_outputs() -> Iterator[None]:
     """torch.empty returns NaN and large integers: what a kernel leaves unwritten is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
+    with poison.poisoned_outputs():
+        yield
 
 
 @pytest.fixture

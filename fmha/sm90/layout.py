@@ -16,10 +16,10 @@ from functools import cached_property
 from fmha.config import AttentionConfig
 from fmha.tiles import Tiles
 from kernelkit import hw
+from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
-FP32_BYTES = 4
 WIDTHS = range(32, 193, 16)  # keys of a tile
 TOLD = 2  # numbers that such warpgroups tell each other: a maximum and a sum
 P_STAGES = 2  # P of a tile is written while others still read that of the one before
@@ -169,7 +169,7 @@ class Layout(Tiles):
     @property
     def told_bytes(self) -> int:
         """Bytes in which warpgroups of a query tile tell each other a number of each row."""
-        return self.sharers * self.rows * FP32_BYTES if self.sharers > 1 else 0
+        return self.sharers * self.rows * ITEM_BYTES["fp32"] if self.sharers > 1 else 0
 
     @property
     def o_panel(self) -> int:

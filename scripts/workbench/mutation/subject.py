@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ from ptxemu.mutation.catalogue import SYNCHRONISATION
 from ptxemu.mutation.classes import Mutant, MutationClass, mutants
 from ptxemu.mutation.rerun import Baseline, Verdict, baseline, carried, verdict
 from ptxemu.mutation.text import Text
+from workbench.poison import poisoned_outputs
 from workbench.problems.attention import same_bits
 
 LIMIT = 120.0  # seconds of a launch; a mutant may run on for ever
@@ -117,14 +117,3 @@ class Judge:
             self._carried[kernel] = carried(self.subject.run, kernel, {})
         changed = carried(self.subject.run, kernel, mutant.change.lines)
         return instead(self._carried[kernel], changed, mutant.instr)
-
-
-@contextmanager
-def poisoned_outputs() -> Iterator[None]:
-    """torch.empty returns NaN, so that what a kernel leaves unwritten is seen."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

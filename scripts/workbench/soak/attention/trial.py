@@ -3,8 +3,7 @@ to be the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,6 +13,7 @@ from kernelkit.launch import emulation
 from ptxemu import Options
 from workbench.cases.attention import moved
 from workbench.place import Place
+from workbench.poison import poisoned_outputs
 from workbench.problems.attention import POLICIES, Case, judge, same_bits
 
 ROUNDS = 3  # of launches on several streams
@@ -34,7 +34,7 @@ class Trial:
     def results(self, policy: str = POLICIES[0]) -> Results:
         """A call. Outputs hold NaN before, but where a GPU repeats the tape of an earlier call,
         which allocates by itself. policy: of the emulator."""
-        with emulation(Options(policy=policy, limit=None)), poisoned():
+        with emulation(Options(policy=policy, limit=None)), poisoned_outputs():
             return attention(*self.inputs, **self.arguments)
 
     def reports(self) -> list[tolerance.Report]:
@@ -44,17 +44,6 @@ class Trial:
     def repeats(self) -> bool:
         """Whether another call gives the same bits, in the emulator under another schedule."""
         return same_bits(self.first, self.results(POLICIES[-1]))
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Within the block torch.empty returns NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def compiles(trial: Trial) -> bool:
