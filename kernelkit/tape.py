@@ -10,6 +10,7 @@ tensors by their storage. A tape keeps no tensor.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit.launch import PreparedLaunch, current_device, watching
 from kernelkit.signature import leaves
+from kernelkit.tensors import reach
 
 Results = tuple[torch.Tensor, ...]
 Action = Callable[[list[Any], list[int]], None]  # on tensors and their addresses
@@ -76,9 +78,10 @@ class Tape:
     made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
     anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
     elements, whose address is 0. aliases: (two inputs, bytes between them) of inputs that lay in
-    one storage, so that nobody knows whose memory a launch was given. gpu: of the inputs, None for
-    the CPU. launches: how many of the actions are. reads: whether the host looked at values, which
-    a repetition does not.
+    one storage, so that nobody knows whose memory a launch was given, or of which one is written
+    and reaches into the other. apart: (one that is written, one that is read, the bytes that each
+    reaches over), where it does not. gpu: of the inputs, None for the CPU. launches: how many of
+    the actions are. reads: whether the host looked at values, which a repetition does not.
     """
 
     def __init__(self) -> None:
@@ -90,6 +93,7 @@ class Tape:
         self.masks: list[int] = []
         self.empty = 0
         self.aliases: list[tuple[int, int, int]] = []
+        self.apart: list[tuple[int, int, int, int]] = []
         self.gpu: int | None = None
         self.launches = 0
         self.reads = False
@@ -133,6 +137,8 @@ class Tape:
             return False
         if addresses[: len(self.masks)].count(0) != self.empty:
             return False  # the memory of an input has been freed
+        if any(_meet(addresses[a], addresses[b], *sizes) for a, b, *sizes in self.apart):
+            return False
         return all(addresses[b] - addresses[a] == apart for a, b, apart in self.aliases)
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
@@ -141,6 +147,11 @@ class Tape:
             self.made[place - len(self.masks)] = tensor
             self.made_at[place - len(self.masks)] = tensor.data_ptr()
         self.makers = [(place, maker) for place, maker in self.makers if place not in memory]
+
+
+def _meet(begin: int, other: int, size: int, other_size: int) -> bool:
+    """Whether ranges of so many bytes from these addresses on have one in common."""
+    return begin < other + other_size and other < begin + size
 
 
 def zeros_that_stay(size: int, like: torch.Tensor) -> torch.Tensor:
@@ -162,10 +173,12 @@ class Taping(TorchDispatchMode):
         inputs: Sequence[torch.Tensor],
         *,
         kept: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
         dry: bool = False,
     ) -> None:
-        """kept: further inputs, which belong to the tape and are those of every repetition. dry:
-        operations of torch are done, launches are only described."""
+        """kept: further inputs, which belong to the tape and are those of every repetition.
+        written: places of inputs that the call writes to. dry: operations of torch are done,
+        launches are only described."""
         super().__init__()
         self._dry = dry
         self._tape, self._repeatable = Tape(), True
@@ -179,6 +192,7 @@ class Taping(TorchDispatchMode):
         self._tape.made, self._tape.made_at = [*kept], [*map(_address, kept)]
         self._tape.masks = [math.gcd(_address(t), ADDRESS_UNIT) - 1 for t in inputs]
         self._tape.empty = [*map(_address, inputs)].count(0)
+        self._keep_apart(inputs, written)
 
     def run(self, call: Callable[[], Results]) -> tuple[Results, Tape | None]:
         """The results of the call, and its tape; None where something cannot be repeated."""
@@ -273,6 +287,17 @@ class Taping(TorchDispatchMode):
         if storage:
             self._places.setdefault(storage, []).append(len(self._tensors))
         self._tensors.append(tensor)
+
+    def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+        """What is written lay apart from what is read, or somewhere in it that was checked."""
+        read = [place for place in range(len(inputs)) if place not in written]
+        for pair in itertools.product(written, read):
+            tensors = [inputs[place] for place in pair]
+            sizes = [*map(reach, tensors)]
+            if _meet(*map(_address, tensors), *sizes):
+                self._note_aliases(pair)
+            else:
+                self._tape.apart.append((*pair, *sizes))
 
     def _place(self, tensor: torch.Tensor) -> int | None:
         """The tensor in whose memory this one is: of several the one that begins where it does."""

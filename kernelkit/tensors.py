@@ -70,9 +70,8 @@ def require_memory(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type == "meta" or not tensor.numel():
             continue
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
-        needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
+        needed = tensor.storage_offset() * tensor.itemsize + reach(tensor)
+        there = tensor.untyped_storage().nbytes()
         if there < needed:
             raise ValueError(
                 f"{name} reaches to byte {needed} of its storage, which has {there}: it was freed"
@@ -202,6 +201,14 @@ def device_of(device: object) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device {device!r}: such as 'cpu', 'cuda' or 'cuda:1'") from error
+
+
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from the address of a tensor to the end of its last element."""
+    if not tensor.numel():
+        return 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in sizes)) * tensor.itemsize
 
 
 def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -359,6 +359,23 @@ def test_other_addresses_need_another_tape(runs, kept):
     assert len(runs) == 2
 
 
+def test_what_is_written_lies_apart_from_what_is_read(runs, dispatched):
+    """Or as far from it as in the call that was checked; all else is checked."""
+    memory = matrix(10, 8)
+    for (x, out), times in (
+        ((memory[:3], memory[6:9]), 1),
+        ((matrix(), matrix()), 1),
+        ((memory[3:6], memory[:3]), 1),
+        ((memory[:3], memory[2:5]), 2),
+        ((memory[4:7], memory[6:9]), 2),
+        ((memory[2:5], memory[:3]), 3),
+        ((memory[:3], memory[:3]), 4),
+        ((matrix(), matrix()), 5),
+    ):
+        SCALED({"x": x, "out": out})
+        assert len(runs) == len(dispatched) == times
+
+
 def test_nothing_of_an_earlier_call_is_left(runs):
     """Neither addresses nor contents."""
     for number in (1.0, 3.0, 0.5):

@@ -91,7 +91,7 @@ def odd(shape: tuple[int, ...], elements: int = 1) -> torch.Tensor:
     return torch.zeros(size + elements)[elements:].view(shape)
 
 
-def double(x):
+def double(x, *others):
     return (x * 2,)
 
 
@@ -100,6 +100,25 @@ def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
     """Up to 16 bytes: who looked at it may have chosen a kernel by it."""
     _, tape = taped(double, odd(SHAPE, first))
     assert {n for n in (0, 1, 2, 4) if tape.repeat([odd(SHAPE, n)])} == fitting
+
+
+def test_what_is_written_stays_as_far_from_the_others():
+    """Where it reaches into one of them, and otherwise only apart."""
+
+    def into(x, y):
+        return (scaled(x, 2.0, y),)
+
+    line = torch.zeros(64)
+    x, beside, across = line[:24].view(3, 8), line[24:48].view(3, 8), line[20:44].view(3, 8)
+    _, tape = taped(into, x, beside, written=[1])
+    assert tape.repeat([beside, x])
+    assert tape.repeat([matrix(), matrix()])
+    assert tape.repeat([x, across]) is tape.repeat([across, x]) is tape.repeat([x, x]) is None
+    _, tape = taped(into, x, across, written=[1])
+    assert tape.repeat([line[4:28].view(3, 8), beside])
+    assert tape.repeat([x, beside]) is tape.repeat([across, x]) is None
+    _, tape = taped(double, matrix(0, 8), matrix(0, 8), written=[1])
+    assert tape.repeat([matrix(0, 8), matrix(0, 8)])
 
 
 def test_parts_of_one_storage_are_told_apart():
