@@ -123,8 +123,6 @@ class Schema:
         """
         found: dict[str, Any] = {}
         grad = torch.is_grad_enabled()
-        if forward_ad._current_level >= 0:
-            require_no_tangents(given)
         for field, value in given.items():
             plain = self._plain.get(field)
             if plain is None:
@@ -141,6 +139,9 @@ class Schema:
             elif value is default or value == default:
                 continue
             found[field] = value
+        if forward_ad._current_level >= 0:
+            for leaf in self.tensors:
+                require_no_tangents(_by_path(leaf, found.get(leaf.name)))
         return found
 
     def _flatten(self, field: str, value: Any, found: dict[str, Any], grad: bool) -> None:
@@ -163,7 +164,7 @@ class Schema:
                 if item is None:
                     continue
                 if grad:
-                    _refuse_grad(leaf, item)
+                    require_no_grad(**_by_path(leaf, item))
             elif item is leaf.default or item == leaf.default:
                 continue
             found[leaf.name] = item
@@ -206,10 +207,11 @@ def _split(hint: Any) -> tuple[tuple[type, ...], bool]:
     return tuple(kind for kind in kinds if kind is not nothing), nothing in kinds
 
 
-def _refuse_grad(leaf: Leaf, value: Any) -> None:
-    for number, item in enumerate(value if leaf.many else (value,)):
-        if item is not None and item.requires_grad:
-            require_no_grad(**{f"{leaf.path}[{number}]" if leaf.many else leaf.path: item})
+def _by_path(leaf: Leaf, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a leaf as users name them, those of a sequence by their number."""
+    if not leaf.many:
+        return {} if value is None else {leaf.path: value}
+    return {f"{leaf.path}[{n}]": item for n, item in enumerate(value or ()) if item is not None}
 
 
 def _at(field: str, value: Any, path: Sequence[str]) -> Any:

@@ -118,6 +118,23 @@ def test_a_plan_refuses_what_torch_func_makes_of_tensors():
         torch.func.jvp(lambda factors: plan(x, factors)[0], (x,), (x,))
 
 
+def test_a_plan_looks_at_grad_in_the_mode_of_each_call():
+    """Though it was made, or called last, where autograd was off."""
+
+    def leaf():
+        return matrix().requires_grad_()
+
+    with torch.no_grad():
+        plan = plan_of(x=leaf(), factors=matrix())
+    for _ in range(2):
+        for given in ((leaf(), matrix()), (matrix(), leaf())):
+            with pytest.raises(NotImplementedError, match="requires grad"):
+                plan(*given)
+            with torch.no_grad():
+                plan(*given)
+        plan(matrix(), matrix())
+
+
 def test_a_plan_refuses_tensors_that_were_one():
     x = matrix()
     plan = plan_of(x=x, factors=x)
