@@ -177,6 +177,6 @@ def fields_of(
             if not abs(scale) <= FLT_MAX:
                 raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
             # The kernel reads one for each head, in place.
-            sizes, float32 = k.shape[-2:-1], {"dtype": torch.float32, "device": k.device}
-            fields[name] = torch.full(sizes, float(scale), **float32)
+            heads = k.shape[-2:-1]
+            fields[name] = torch.full(heads, float(scale), dtype=torch.float32, device=k.device)
     return fields

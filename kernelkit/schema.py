@@ -164,7 +164,7 @@ class Schema:
                 if item is None:
                     continue
                 if grad:
-                    require_no_grad(**_by_path(leaf, item))
+                    _refuse_grad(leaf, item)
             elif item is leaf.default or item == leaf.default:
                 continue
             found[leaf.name] = item
@@ -205,6 +205,12 @@ def _split(hint: Any) -> tuple[tuple[type, ...], bool]:
     kinds = typing.get_args(hint) or (hint,)
     nothing = type(None)
     return tuple(kind for kind in kinds if kind is not nothing), nothing in kinds
+
+
+def _refuse_grad(leaf: Leaf, value: Any) -> None:
+    for item in value if leaf.many else (value,):
+        if item is not None and item.requires_grad:
+            require_no_grad(**_by_path(leaf, value))
 
 
 def _by_path(leaf: Leaf, value: Any) -> dict[str, torch.Tensor]:

@@ -291,13 +291,12 @@ class Taping(TorchDispatchMode):
     def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """What is written lay apart from what is read, or somewhere in it that was checked."""
         read = [place for place in range(len(inputs)) if place not in written]
-        for pair in itertools.product(written, read):
-            tensors = [inputs[place] for place in pair]
-            sizes = [*map(reach, tensors)]
-            if _meet(*map(_address, tensors), *sizes):
-                self._note_aliases(pair)
+        for here, there in itertools.product(written, read):
+            one, other = inputs[here], inputs[there]
+            if _meet(_address(one), _address(other), reach(one), reach(other)):
+                self._note_aliases((here, there))
             else:
-                self._tape.apart.append((*pair, *sizes))
+                self._tape.apart.append((here, there, reach(one), reach(other)))
 
     def _place(self, tensor: torch.Tensor) -> int | None:
         """The tensor in whose memory this one is: of several the one that begins where it does."""
