@@ -119,6 +119,8 @@ class Plan:
         return slots if written else slots[: self._count]
 
     def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
+        if torch.jit.is_tracing():
+            raise NotImplementedError("a plan is not traced: call the function that it was made of")
         here = [tensor for tensor in inputs if tensor is not None]
         for name, tensor in zip(self._moves, inputs, strict=True):
             require_type(name, tensor, torch.Tensor, optional=True)

@@ -109,6 +109,13 @@ def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
             plan(*inputs, **given)
 
 
+def test_a_plan_refuses_to_be_traced():
+    """Where the launch would be lost."""
+    plan = plan_of(x=matrix(), factors=matrix())
+    with pytest.raises(NotImplementedError, match="a plan is not traced"):
+        torch.jit.trace(lambda *given: plan(*given)[0], (matrix(), matrix()), check_trace=False)
+
+
 def test_a_plan_refuses_what_torch_func_makes_of_tensors():
     plan = plan_of(x=matrix(), factors=matrix())
     x = matrix()
