@@ -384,8 +384,9 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _maker(tensor: torch.Tensor) -> Maker:
-    """Allocates one like `tensor`; on the current device, if that is a GPU."""
+    """Allocates one like `tensor`; on the current device, if that is a GPU. As torch does where it
+    is asked to fill what it allocates."""
     layout = tuple(tensor.shape), tensor.stride()
-    if tensor.device.type == "cuda":
+    if tensor.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         return partial(_empty_strided_cuda, *layout, tensor.dtype)
     return partial(torch.empty_strided, *layout, dtype=tensor.dtype, device=tensor.device)

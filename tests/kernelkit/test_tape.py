@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from kernelkit.compile import collecting
 from kernelkit.launch import Target, launch
-from kernelkit.tape import Tape, Taping, zeros_that_stay
+from kernelkit.tape import Tape, Taping, _maker, zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
+from workbench.poison import poisoned_outputs
 
 SHAPE = (3, 8)
 
@@ -174,6 +175,19 @@ def test_a_dry_run_launches_nothing():
     assert not y.any()
     tape.repeat([x, y])
     assert torch.equal(y, 2.0 * x)
+
+
+def test_a_tape_of_poisoned_outputs_poisons_them_again(monkeypatch):
+    """Also on a GPU, where it allocates past torch otherwise."""
+    monkeypatch.setattr("kernelkit.tape._empty_strided_cuda", lambda *layout: "unfilled")
+    like = SimpleNamespace(shape=(2,), stride=lambda: (1,), dtype=torch.float32)
+    like.device = torch.device("cuda")
+    assert _maker(like)() == "unfilled"
+    with poisoned_outputs():
+        maker = _maker(like)
+        assert (maker.func, maker.keywords["device"]) == (torch.empty_strided, like.device)
+        _, tape = taped(lambda x: (x.new_empty(4),), matrix())
+        assert tape.repeat([matrix()])[0].isnan().all()
 
 
 def test_zeros_that_stay():
