@@ -20,6 +20,10 @@ class Tiles(ABC):
 
     config: AttentionConfig
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise NotImplementedError or ValueError for what the kernel does not do."""
+
     @property
     @abstractmethod
     def tile_n(self) -> int:

@@ -17,8 +17,9 @@ from fmha.device.host import Forward
 from fmha.device.load import LoadQK, LoadV
 from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
+from fmha.plan import make_plan
 from fmha.sm90.math import Math
-from fmha.sm90.plan import Plan90, make_plan
+from fmha.sm90.plan import Plan90
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
 from kernelkit.pipelines import make_pipelines, publish_barriers
@@ -31,7 +32,7 @@ class AttentionSm90(Forward):
     plan: Plan90
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(make_plan(config))
+        super().__init__(make_plan(config, "sm_90a"))
         self.load_qk, self.load_v = LoadQK(self.plan), LoadV(self.plan)
         self.math = Math(self.plan)
 

@@ -30,17 +30,8 @@ class Plan90(AttentionPlan):
     layout: Layout
 
 
-def make_plan(config: AttentionConfig) -> Plan90:
-    """The plan of `config`, checked."""
-    config.check_values()
-    Layout(config).check()
-    plan = plan_unchecked(config)
-    plan.check()
-    return plan
-
-
 def plan_unchecked(config: AttentionConfig) -> Plan90:
-    """The same without a check."""
+    """The plan of `config`, see `fmha.plan`."""
     layout = Layout(config)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(layout), layout.ctas)
