@@ -4,6 +4,8 @@ A warpgroup puts its O into shared memory, whence TMA stores it; or, where a box
 what is not of this tile, or O is fp32, each thread stores its pairs of columns.
 """
 
+from collections.abc import Sequence
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32
@@ -11,6 +13,7 @@ from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
+from fmha.device.statistics import finish, store_statistics
 from fmha.device.types import OUT_TYPES
 from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
 from fmha.sm90.barriers import THREADS, meet
@@ -20,43 +23,25 @@ from fmha.sm90.rows import Lane
 from fmha.sm90.softmax import rescale
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
-from kernelkit.log2 import LN_2
-from kernelkit.online_softmax import finish_row
 from kernelkit.umma import shared
 
 
 @cute.jit
-def own_sinks(plan: Plan90, lane: Lane, tensors: object) -> tuple[Float32 | None, Float32 | None]:
-    """The sinks of the rows' heads, fetched long before they are used; None without."""
-    if cutlass.const_expr(not plan.config.sinks):
-        return None, None
-    return tuple(tensors.tables.sinks[row.head] for row in lane.rows)
-
-
-@cute.jit
-def store_statistics(
+def finish_rows(
     plan: Plan90,
     work: Work,
     lane: Lane,
     row_max: cute.Tensor,
     row_sum: cute.Tensor,
-    sinks: tuple[Float32 | None, Float32 | None],
+    sinks: Sequence[Float32 | None],
     scope: Scope,
 ) -> tuple[Float32, Float32]:
-    """Store LSE and row_max in natural log; returns what normalises the rows of O."""
-    scale_log2, tensors = scope.scalars.scale_log2, scope.tensors
+    """Store what both rows leave beside O; returns what normalises it."""
     factors = []
     for half in cutlass.range_constexpr(2):
-        row = lane.rows[half]
-        max_log2 = row_max[half] * scale_log2
-        if cutlass.const_expr(plan.config.softcap):
-            max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
-        factor, lse = finish_row(max_log2, row_sum[half], sinks[half])
+        factor, lse, max_log2 = finish(plan, row_max[half], row_sum[half], sinks[half], scope)
         if lane.real[half] and lane.column == 0 and lane.part == 0:
-            place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
-            tensors.lse[place] = lse
-            if cutlass.const_expr(tensors.row_max is not None):
-                tensors.row_max[place] = max_log2 * LN_2
+            store_statistics(plan, work, lane.rows[half], lse, max_log2, scope)
         factors.append(factor)
     return tuple(factors)
 

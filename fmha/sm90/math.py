@@ -14,9 +14,10 @@ from cutlass.cute.nvgpu import warpgroup
 
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
+from fmha.device.statistics import own_sink
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, hidden_steps, locate, plan_walk, stored_by_tma
-from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
+from fmha.sm90.epilogue import finish_rows, store_o
 from fmha.sm90.layout import P_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
@@ -103,7 +104,7 @@ class Math:
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, team)
-            sinks = own_sinks(plan, lane, scope.tensors)
+            sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             begin_row(reference)
             o.fill(0.0)
             if walk.tiles > 0:
@@ -157,7 +158,7 @@ class Math:
                 own = (reference.row_sum[0], reference.row_sum[1])
                 every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
                 reference.row_sum[0], reference.row_sum[1] = every
-            factors = store_statistics(
+            factors = finish_rows(
                 plan, work, lane, reference.row_max, reference.row_sum, sinks, scope
             )
             # Without keys there is no Q, whose place O could take.

@@ -12,11 +12,12 @@ from cutlass import Float32, Int32
 
 from fmha.device.args import Scope, Walk, Work
 from fmha.device.order import count_rounds
+from fmha.device.statistics import finish, own_sink, store_statistics
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.args import Lane
 from fmha.sm100.plan import Plan
-from fmha.sm100.roles.epilogue import own_sink, store_piece, store_statistics
+from fmha.sm100.roles.epilogue import store_piece
 from fmha.sm100.roles.rows import o_column, own_row, read_published
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
@@ -43,7 +44,7 @@ class Correction:
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
             lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
-            sinks = [own_sink(plan, lane, scope.tensors) for lane in lanes]
+            sinks = [own_sink(plan, lane.row.head, scope.tensors) for lane in lanes]
             if cutlass.const_expr(plan.config.ragged_keys):
                 if walk.tiles > 0:
                     pipes.tail.wait(tail_state)
@@ -68,9 +69,10 @@ class Correction:
                 row_sum, row_max = read_published(lane, row_state, 2)
                 if walk.tiles > 0:
                     pipes.o.wait(o_state, q_tile)
-                factor = store_statistics(
-                    plan, work, lane, row_max, row_sum, sinks[q_tile], scope.tensors
-                )
+                factor, lse, max_log2 = finish(plan, row_max, row_sum, sinks[q_tile], scope)
+                # One of the two lanes of a row in a CTA pair speaks for it.
+                if lane.row.token < work.q_length and lane.row.half == 0:
+                    store_statistics(plan, work, lane.row, lse, max_log2, scope)
                 for piece in cutlass.range_constexpr(plan.layout.out_pieces):
                     if stored_by_tma(plan, work):
                         pipes.out.wait_free(out_state)

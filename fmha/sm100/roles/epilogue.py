@@ -1,5 +1,4 @@
-"""O, its LSE and its maximum on their way to global memory: the end of a block for the correction
-(device code).
+"""O on its way to global memory: the end of a block for the correction (device code).
 
 O leaves TMEM in chunks of columns, never as a whole row: 256 of them would not fit in registers.
 They go panel by panel into sO, for the store warp to send by TMA; or, where a box of rows would
@@ -20,8 +19,6 @@ from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import o_column
 from kernelkit import tmem
-from kernelkit.log2 import LN_2
-from kernelkit.online_softmax import finish_row
 
 
 @cute.jit
@@ -65,43 +62,6 @@ def store_piece(
     if by_tma:
         cute.arch.fence_proxy("async.shared", space="cta")
         pipes.out.signal(stage)
-
-
-@cute.jit
-def own_sink(plan: Plan, lane: Lane, tensors: Globals) -> Float32 | None:
-    """The sink of the row's head, fetched long before it is used; None where there is none."""
-    if cutlass.const_expr(not plan.config.sinks):
-        return None
-    return tensors.tables.sinks[lane.row.head]
-
-
-@cute.jit
-def store_statistics(
-    plan: Plan,
-    work: Work,
-    lane: Lane,
-    row_max: Float32,
-    row_sum: Float32,
-    sink: Float32 | None,
-    tensors: Globals,
-) -> Float32:
-    """Store LSE and row_max in natural log; returns what normalises the row of O.
-
-    row_max is in units of scores; row_sum is 0 where the row saw no key.
-    """
-    config, row = plan.config, lane.row
-    scale_log2 = lane.scalars.scale_log2
-    max_log2 = row_max * scale_log2
-    if cutlass.const_expr(config.softcap):
-        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
-    factor, lse = finish_row(max_log2, row_sum, sink)
-    # One of the two lanes of a row in a CTA pair speaks for it.
-    if row.token < work.q_length and row.half == 0:
-        place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
-        tensors.lse[place] = lse
-        if cutlass.const_expr(tensors.row_max is not None):
-            tensors.row_max[place] = max_log2 * LN_2
-    return factor
 
 
 @cute.jit
