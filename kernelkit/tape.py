@@ -79,9 +79,10 @@ class Tape:
     anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
     elements, whose address is 0. aliases: (two inputs, bytes between them) of inputs that lay in
     one storage, so that nobody knows whose memory a launch was given, or of which one is written
-    and reaches into the other. apart: (one that is written, one that is read, the bytes that each
-    reaches over), where it does not. gpu: of the inputs, None for the CPU. launches: how many of
-    the actions are. reads: whether the host looked at values, which a repetition does not.
+    and reaches into the other. apart: (one that is written, one that is read, two distances in
+    bytes, between which one reaches into the other), where it does not. gpu: of the inputs, None
+    for the CPU. launches: how many of the actions are. reads: whether the host looked at values,
+    which a repetition does not.
     """
 
     def __init__(self) -> None:
@@ -137,8 +138,9 @@ class Tape:
             return False
         if addresses[: len(self.masks)].count(0) != self.empty:
             return False  # the memory of an input has been freed
-        if any(_meet(addresses[a], addresses[b], *sizes) for a, b, *sizes in self.apart):
-            return False
+        for a, b, least, most in self.apart:
+            if least < addresses[b] - addresses[a] < most:
+                return False
         return all(addresses[b] - addresses[a] == apart for a, b, apart in self.aliases)
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
@@ -147,11 +149,6 @@ class Tape:
             self.made[place - len(self.masks)] = tensor
             self.made_at[place - len(self.masks)] = tensor.data_ptr()
         self.makers = [(place, maker) for place, maker in self.makers if place not in memory]
-
-
-def _meet(begin: int, other: int, size: int, other_size: int) -> bool:
-    """Whether ranges of so many bytes from these addresses on have one in common."""
-    return begin < other + other_size and other < begin + size
 
 
 def zeros_that_stay(size: int, like: torch.Tensor) -> torch.Tensor:
@@ -293,10 +290,11 @@ class Taping(TorchDispatchMode):
         read = [place for place in range(len(inputs)) if place not in written]
         for here, there in itertools.product(written, read):
             one, other = inputs[here], inputs[there]
-            if _meet(_address(one), _address(other), reach(one), reach(other)):
+            least, most = -reach(other), reach(one)
+            if least < _address(other) - _address(one) < most:
                 self._note_aliases((here, there))
             else:
-                self._tape.apart.append((here, there, reach(one), reach(other)))
+                self._tape.apart.append((here, there, least, most))
 
     def _place(self, tensor: torch.Tensor) -> int | None:
         """The tensor in whose memory this one is: of several the one that begins where it does."""
