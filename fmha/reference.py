@@ -1,10 +1,12 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
 `definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
-kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype; where a
-sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the two is
-what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
-neither can share a tiling bug.
+kernel rounds (scores, softcap and sums in fp32, P in the dtype of K and V, O in the output dtype;
+where a sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the
+two is what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
+neither can share a tiling bug. Where K and V are e4m3, a row of Q in 16 bits is two terms of it,
+and P has few bits and a small range: there each row of `rounded` refers to a maximum that lags by
+another share of what it may lag by.
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -24,6 +26,10 @@ from typing import Any
 
 import torch
 
+from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2
+
+E4M3 = torch.float8_e4m3fn
+GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly
 Ints = Sequence[int] | torch.Tensor
 AT_ONCE = 1 << 25  # scores in memory, of all heads
 
@@ -33,9 +39,10 @@ class Options:
     """The keyword arguments of `fmha.attention` that change its result.
 
     q_offset: position of the first query among the keys; None aligns the last query with the last
-    key. rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
-    out_dtype: None is q.dtype, or fp32 for raw O (normalize False), whose sums leave the range of
-    fp16: there `rounded` has the infinities that a conversion to fp16 makes.
+    key. q_scale, k_scale, v_scale: fp32 [1] or one for each head. rope: (cos, sin), each
+    [positions, rope_dim / 2]; positions outside are clamped. out_dtype: None is q.dtype, bf16 where
+    that is e4m3, or fp32 for raw O (normalize False), whose sums leave the range of fp16: there
+    `rounded` has the infinities that a conversion to fp16 makes.
     """
 
     causal: bool = False
@@ -44,6 +51,9 @@ class Options:
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
     scale: float | None = None
+    q_scale: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
     q_offset: int | Ints | None = None
     kv_lens: Ints | None = None
     cu_seqlens_q: Ints | None = None
@@ -83,8 +93,10 @@ def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 
 
 def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
-    """The same with the rounding points of the kernel for inputs of q.dtype."""
-    return _attention(q, k, v, Options(**options), q.dtype)
+    """The same with the rounding points of the kernel for inputs of these dtypes."""
+    if k.dtype == E4M3 != q.dtype:
+        q = _two_terms(q)
+    return _attention(q, k, v, Options(**options), k.dtype)
 
 
 def visible_keys(
@@ -148,7 +160,8 @@ def _attention(
 ) -> Attention:
     out_dtype = torch.float64
     if io is not None:
-        out_dtype = options.out_dtype or (io if options.normalize else torch.float32)
+        own = torch.bfloat16 if io == E4M3 else io
+        out_dtype = options.out_dtype or (own if options.normalize else torch.float32)
     parts = list(entries(q, k, v, options))
     results = [_one_entry(entry, options, io) for _, entry in parts]
     if not parts:
@@ -191,6 +204,7 @@ def _some_rows(
     heads_rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
     queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
     scores = (queries @ entry.k.permute(1, 2, 0)).reshape(q_heads, n_q, n_k)
+    scores = scores * _of_heads(scores, options.q_scale) * _of_heads(scores, options.k_scale)
     scores, unit = _units(scores, head_dim, options)
     visible = visible_keys(entry.q.shape[0], n_k, entry.offset, options, rows, q.device)
     scores = scores.masked_fill(~visible, -math.inf)
@@ -202,8 +216,9 @@ def _some_rows(
     weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * math.log2(math.e)))
     total = weights.sum(dim=-1)
     if io is not None:
-        weights = weights.to(io).to(q.dtype)
+        weights = _rounded_weights(weights, io)
     o = (weights.reshape(kv_heads, heads_rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
+    o = o * _of_heads(o, options.v_scale)
     row_max = top * unit
     if options.sinks is not None:
         # The sink is a key with value zero: it moves the maximum and joins the sum.
@@ -218,6 +233,32 @@ def _some_rows(
     if options.normalize:
         o = o / total.masked_fill(total == 0, 1.0)[..., None]
     return o, lse, row_max
+
+
+def _of_heads(numbers: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | float:
+    """A scale, of all heads or of each, for `numbers` [Hq, ..]."""
+    if scale is None:
+        return 1.0
+    each = scale.to(numbers).reshape(-1)
+    return each.repeat_interleave(numbers.shape[0] // len(each))[:, None, None]
+
+
+def _two_terms(q: torch.Tensor) -> torch.Tensor:
+    """Rows as sums of two e4m3 times a power of two, of which the largest is in [128, 256)."""
+    _, exponent = torch.frexp(q.float().abs().amax(dim=-1, keepdim=True))
+    x = torch.ldexp(q.float(), 8 - exponent)
+    first = x.to(E4M3).float()
+    return torch.ldexp(first + (x - first).to(E4M3).float(), exponent - 8)
+
+
+def _rounded_weights(weights: torch.Tensor, io: torch.dtype) -> torch.Tensor:
+    """P [Hq, rows, keys] in `io`, back in the dtype that is computed in."""
+    if io != E4M3:
+        return weights.to(io).to(weights.dtype)
+    rows = torch.arange(weights[..., 0].numel(), device=weights.device)
+    lag = (rows * GOLDEN % 1).reshape(weights.shape[:-1])[..., None] * FP8_RESCALE_LOG2
+    factor = torch.exp2(lag + (MAX_FP8_LOG2 - FP8_RESCALE_LOG2)).to(weights)
+    return (weights * factor).to(io).to(weights.dtype) / factor
 
 
 def _units(scores: torch.Tensor, head_dim: int, options: Options) -> tuple[torch.Tensor, float]:

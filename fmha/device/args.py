@@ -38,6 +38,9 @@ class Tables:
     sinks: cute.Tensor | None  # (Hq,) fp32
     cos: cute.Tensor | None  # (positions, rope_dim / 2) fp32
     sin: cute.Tensor | None
+    q_scale: cute.Tensor | None  # (Hq,) fp32
+    k_scale: cute.Tensor | None  # (Hkv,)
+    v_scale: cute.Tensor | None  # (Hkv,)
 
 
 @dataclass(frozen=True)
