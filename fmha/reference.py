@@ -255,7 +255,7 @@ def _rounded_weights(weights: torch.Tensor, io: torch.dtype) -> torch.Tensor:
     """P [Hq, rows, keys] in `io`, back in the dtype that is computed in."""
     if io != E4M3:
         return weights.to(io).to(weights.dtype)
-    rows = torch.arange(weights[..., 0].numel(), device=weights.device)
+    rows = torch.arange(math.prod(weights.shape[:-1]), device=weights.device)
     lag = (rows * GOLDEN % 1).reshape(weights.shape[:-1])[..., None] * FP8_RESCALE_LOG2
     factor = torch.exp2(lag + (MAX_FP8_LOG2 - FP8_RESCALE_LOG2)).to(weights)
     return (weights * factor).to(io).to(weights.dtype) / factor
