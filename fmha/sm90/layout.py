@@ -80,7 +80,8 @@ class Layout(Tiles):
     @property
     def shape(self) -> Shape:
         """What suits the head dim."""
-        return (FP8_SHAPES if self.config.is_fp8 else SHAPES)[self.config.head_dim]
+        shapes = SHAPES | (FP8_SHAPES if self.config.is_fp8 else {})
+        return shapes[self.config.head_dim]
 
     @property
     def registers(self) -> dict[int, tuple[int, int]]:
