@@ -4,7 +4,8 @@
 kernel rounds (scores, softcap and sums in fp32, P in the io dtype, O in the output dtype; where a
 sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the two is
 what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
-neither can share a tiling bug.
+neither can share a tiling bug. Products are summed in fp32, as the emulator does it unless it is
+asked for aligned sums, or as a GPU does it (`kernelkit.aligned_sums`).
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -24,8 +25,10 @@ from typing import Any
 
 import torch
 
+from kernelkit.aligned_sums import aligned_product
+
 Ints = Sequence[int] | torch.Tensor
-AT_ONCE = 1 << 25  # scores in memory, of all heads
+AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 28}  # scores in memory, of all heads
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Options:
     key. rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
     out_dtype: None is q.dtype, or fp32 for raw O (normalize False), whose sums leave the range of
     fp16: there `rounded` has the infinities that a conversion to fp16 makes.
+    aligned_sums: no argument of attention; `rounded` sums both products as tensor cores do, for
+    results of a GPU.
     """
 
     causal: bool = False
@@ -52,6 +57,7 @@ class Options:
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     normalize: bool = True
     out_dtype: torch.dtype | None = None
+    aligned_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[
     wide = torch.float64 if io is None else torch.float32
     entry = Entry(entry.q.to(wide), entry.k.to(wide), entry.v.to(wide), entry.offset)
     (n_q, q_heads, _), n_k = entry.q.shape, entry.k.shape[0]
-    step = max(AT_ONCE // max(q_heads * n_k, 1), 1)
+    step = max(AT_ONCE[entry.q.device.type] // max(q_heads * n_k, 1), 1)
     parts = [
         _some_rows(entry, slice(first, first + step), options, io)
         for first in range(0, max(n_q, 1), step)
@@ -190,7 +196,8 @@ def _some_rows(
     (n_q, q_heads, head_dim), (kv_heads, n_k, v_dim) = q.shape, values.shape
     heads_rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
     queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
-    scores = (queries @ entry.k.permute(1, 2, 0)).reshape(q_heads, n_q, n_k)
+    scores = _product(queries, entry.k.permute(1, 2, 0), options, io)
+    scores = scores.reshape(q_heads, n_q, n_k)
     scores, unit = _units(scores, head_dim, options)
     visible = visible_keys(entry.q.shape[0], n_k, entry.offset, options, rows, q.device)
     scores = scores.masked_fill(~visible, -math.inf)
@@ -203,7 +210,8 @@ def _some_rows(
     total = weights.sum(dim=-1)
     if io is not None:
         weights = weights.to(io).to(q.dtype)
-    o = (weights.reshape(kv_heads, heads_rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
+    weights = weights.reshape(kv_heads, heads_rows, n_k)
+    o = _product(weights, values, options, io).reshape(q_heads, n_q, v_dim)
     row_max = top * unit
     if options.sinks is not None:
         # The sink is a key with value zero: it moves the maximum and joins the sum.
@@ -218,6 +226,13 @@ def _some_rows(
     if options.normalize:
         o = o / total.masked_fill(total == 0, 1.0)[..., None]
     return o, lse, row_max
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, options: Options, io: torch.dtype | None
+) -> torch.Tensor:
+    """A B of numbers of `io`, summed in the dtype of A and B or as tensor cores do."""
+    return a @ b if io is None or not options.aligned_sums else aligned_product(a, b, io)
 
 
 def _units(scores: torch.Tensor, head_dim: int, options: Options) -> tuple[torch.Tensor, float]:
