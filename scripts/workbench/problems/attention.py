@@ -370,20 +370,30 @@ def run_reported(
     return results, active.reports
 
 
-def references(case: Case, inputs: Inputs | None = None) -> tuple[Attention, Attention]:
+def references(
+    case: Case, inputs: Inputs | None = None, *, aligned_sums: bool = False
+) -> tuple[Attention, Attention]:
     """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
-    of the case, where they are at hand; the references are computed where they are."""
+    of the case, where they are at hand; the references are computed where they are. aligned_sums:
+    as a GPU makes them."""
     inputs, options = inputs or case.inputs(), case.options()
     exact = reference.definition(*inputs, **options)
-    return exact, reference.rounded(*inputs, **options, out_dtype=DTYPES[case.o_dtype])
+    rounded = reference.rounded(
+        *inputs, **options, out_dtype=DTYPES[case.o_dtype], aligned_sums=aligned_sums
+    )
+    return exact, rounded
 
 
 def judge(
-    case: Case, results: Sequence[torch.Tensor], inputs: Inputs | None = None
+    case: Case,
+    results: Sequence[torch.Tensor],
+    inputs: Inputs | None = None,
+    *,
+    aligned_sums: bool = False,
 ) -> list[tolerance.Report]:
-    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs: see
-    `references`; the results are on the same device."""
-    exact, rounded = references(case, inputs)
+    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs,
+    aligned_sums: see `references`; the results are on the same device."""
+    exact, rounded = references(case, inputs, aligned_sums=aligned_sums)
     o, lse = results[:2]
     reports = []
     if not case.normalize:

@@ -31,9 +31,13 @@ DEMONSTRATION = (
 )
 
 
-def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
-    """The errors of (O, LSE), and what share of `slack` times the tolerance they take up."""
-    pairs = [(result.o, result.lse) for result in references(case)]
+def judge(
+    case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float, device: str = "cpu"
+) -> dict:
+    """The errors of (O, LSE), and what share of `slack` times the tolerance they take up. device:
+    that they were computed on, where the references are, too."""
+    results = references(case, case.inputs(device), aligned_sums=device == "cuda")
+    pairs = [(result.o.cpu(), result.lse.cpu()) for result in results]
     return errors_of(actual, *pairs, case.coarsest, slack)
 
 
@@ -49,7 +53,7 @@ def measure(
     start = time.perf_counter()
     actual, launches = attend(case, place, options, **more)
     seconds = time.perf_counter() - start
-    errors = {} if options.unjudged else judge(case, actual, options.tolerance)
+    errors = {} if options.unjudged else judge(case, actual, options.tolerance, place.device)
     return {
         "case": " ".join(case.words()),
         "config": describe(config_of(case, place.arch)),
