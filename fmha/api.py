@@ -9,7 +9,14 @@ import torch
 
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
-from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.attention import (
+    OTHER_NAMES,
+    Scale,
+    Window,
+    given_options,
+    shared_fields,
+    spread_scales,
+)
 from kernelkit.call_plan import Plan
 from kernelkit.limits import MAX_POSITION
 from kernelkit.operator import named, require_names
@@ -28,6 +35,9 @@ def attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scale: float | None = None,
+    q_scale: Scale | None = None,
+    k_scale: Scale | None = None,
+    v_scale: Scale | None = None,
     q_offset: int | torch.Tensor | None = None,
     kv_lens: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
@@ -55,11 +65,13 @@ def attention(
     begin = max(0, q_offset + r - left) and end = min(n_k, q_offset + r + right + 1).
 
     Args:
-        q: [B, Sq, Hq, D], or packed [T, Hq, D] with cu_seqlens_q; bfloat16 or float16. (D, Dv) is
-            one of `fmha.config.HEAD_DIMS`.
+        q: [B, Sq, Hq, D], or packed [T, Hq, D] with cu_seqlens_q; bfloat16, float16 or
+            float8_e4m3fn. (D, Dv) is one of `fmha.config.HEAD_DIMS`.
         k, v: [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv] of q's dtype; packed [Tk, Hkv, ..] with
             cu_seqlens_k; or pages [pages, page_size, Hkv, ..] with page_table, page_size one of
-            `fmha.config.PAGE_SIZES`. Queries and keys choose independently.
+            `fmha.config.PAGE_SIZES`. Queries and keys choose independently. In float8_e4m3fn with
+            q in bfloat16, whose rows then are two terms of e4m3 without loss where an element is
+            above 2^-10 of its row's largest, or with q in float8_e4m3fn; D up to 256.
         causal: the same as right = 0.
         window: (left, right), keys seen before and behind the own position, None for unbounded; a
             number is left.
@@ -68,6 +80,9 @@ def attention(
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
             is read in place, others are converted first.
         scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
+        q_scale, k_scale, v_scale: what e4m3 queries, keys and values are multiplied by, a number or
+            fp32 [1], or [Hq] or [Hkv], 1 by default; only the last is read in place: a number takes
+            a small fill before the kernel, [1] a copy.
         q_offset: an int, or int32 [B]; n_k - n_q by default: the last query at the last key, not
             the first at the first. Where k is longer than what is filled, kv_lens or q_offset has
             to say so. Given without a right edge, end = min(n_k, q_offset + n_q): a prefix and a
@@ -84,8 +99,8 @@ def attention(
         normalize: False returns raw sums, of which `fmha.merge` makes an O.
         return_lse: whether the LSE is returned, too.
         out: like q with Dv columns, where O is written.
-        out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q, or float32
-            where O is raw.
+        out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q, or bfloat16
+            where q is e4m3, or float32 where O is raw.
         pack_heads: all query heads of a key head share query tiles; None: where that makes fewer.
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
             the stream has ended.
@@ -113,7 +128,8 @@ def attention(
         raise TypeError(f"return_lse is {return_lse!r}, expected bool")
     options = {
         "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
-        "sinks": sinks, "scale": scale, "q_offset": q_offset, "kv_lens": kv_lens,
+        "sinks": sinks, "scale": scale, "q_scale": q_scale, "k_scale": k_scale,
+        "v_scale": v_scale, "q_offset": q_offset, "kv_lens": kv_lens,
         "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q,
         "page_table": page_table, "rope": rope, "normalize": normalize, "out": out,
         "out_dtype": out_dtype, "pack_heads": pack_heads, "pdl": pdl, "backend": backend,
@@ -126,6 +142,7 @@ def attention(
 
 
 _DEFAULTS = dict(unwrap(attention).__kwdefaults__)
+SCALES = {"q_scale": "q", "k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
 def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:
@@ -138,8 +155,8 @@ def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
         q, k, v: as for `attention`: without kv_lens and q_offset the last query stands at the last
             key of k.
         options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
-            cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks
-            and rope tables belong to the plan.
+            cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks,
+            scales and rope tables belong to the plan.
 
     Returns:
         The plan. A call of it returns (O, LSE, row_max), row_max empty where O is normalised.
@@ -162,6 +179,7 @@ def fields_of(
 ) -> dict[str, Any]:
     """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, AttentionConfig, TUNABLE)
+    spread_scales(fields, SCALES)
     rope = fields.pop("rope", None)
     if rope is not None:
         fields["cos"], fields["sin"] = _rope_tables(rope)

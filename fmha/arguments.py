@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import torch
 
-from fmha.config import HEAD_DIMS, IO_DTYPES, PAGE_SIZES, AttentionConfig
+from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, PAGE_SIZES, Q_DTYPES_OF_FP8, AttentionConfig
 from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
-from kernelkit.tensors import DTYPE_NAMES, require_grid, require_pages, require_rank, require_table
+from kernelkit.tensors import INPUT_NAMES, require_grid, require_pages, require_rank, require_table
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Arguments(AttentionArguments):
     fields of the config.
     """
 
+    q_scale: torch.Tensor | None = None
     q_offset: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
@@ -56,9 +57,15 @@ class Arguments(AttentionArguments):
     @property
     def o_dtype(self) -> torch.dtype:
         """dtype of O: raw sums leave the range of fp16."""
-        if self.out is not None or self.out_dtype is not None or self.normalize:
-            return super().o_dtype
-        return torch.float32
+        if self.out is None and self.out_dtype is None:
+            if not self.normalize:
+                return torch.float32
+            if self.q.dtype == torch.float8_e4m3fn:
+                return torch.bfloat16
+        return super().o_dtype
+
+    def scaled(self) -> dict[str, tuple[torch.Tensor, int]]:
+        return {"q_scale": (self.q, self.q_heads), **super().scaled()}
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
@@ -67,6 +74,7 @@ class Arguments(AttentionArguments):
         self.check_scores((*self.q.shape[:-1], self.v.shape[-1]))
         _check_batch(self)
         _check_tables(self)
+        self.check_scales()
         _check_options(self)
         if self.on_host:
             _check_contents(self)
@@ -89,10 +97,12 @@ def _check_tokens(arguments: Arguments) -> None:
         raise ValueError("page_table and cu_seqlens_k: each says where the keys are, give one")
     for name, layout in token_layouts(arguments).items():
         require_rank(name, getattr(arguments, name), layout)
-    if len({q.dtype, k.dtype, v.dtype}) > 1:
+    q_dtypes = Q_DTYPES_OF_FP8 if arguments.is_fp8 else IO_DTYPES
+    if len({k.dtype, v.dtype} if arguments.is_fp8 else {q.dtype, k.dtype, v.dtype}) > 1:
         raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
-    if DTYPE_NAMES.get(q.dtype) not in IO_DTYPES:
-        raise NotImplementedError(f"dtype {q.dtype}: supported are {IO_DTYPES}")
+    if INPUT_NAMES.get(q.dtype) not in q_dtypes:
+        beside = f" beside keys in {FP8}" if arguments.is_fp8 else ""
+        raise NotImplementedError(f"dtype {q.dtype} of q{beside}: supported are {q_dtypes}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
-
 from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import make_plan, tiles_of
@@ -14,7 +12,7 @@ from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.attention import bounded
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
@@ -132,12 +130,15 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
     """What the arguments say, sizes aside. Defaults stay defaults: a config is a key of the
     cache."""
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
-    default = arguments.q.dtype if arguments.normalize else torch.float32
-    return AttentionConfig(
+    dtype, kv_dtype = INPUT_NAMES[arguments.q.dtype], INPUT_NAMES[arguments.k.dtype]
+    config = AttentionConfig(
         head_dim=head_dim,
         v_head_dim=0 if v_dim == head_dim else v_dim,
-        dtype=DTYPE_NAMES[arguments.q.dtype],
-        out_dtype="" if arguments.o_dtype == default else DTYPE_NAMES[arguments.o_dtype],
+        dtype=dtype,
+        kv_dtype="" if kv_dtype == dtype else kv_dtype,
+        q_scale=arguments.q_scale is not None,
+        k_scale=arguments.k_scale is not None,
+        v_scale=arguments.v_scale is not None,
         right=arguments.causal or arguments.window_right is not None,
         left=arguments.window_left is not None,
         sink_tokens=arguments.sink_tokens > 0,
@@ -153,6 +154,8 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         pdl=arguments.pdl,
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
+    out_dtype = DTYPE_NAMES[arguments.o_dtype]
+    return config if config.o_dtype == out_dtype else replace(config, out_dtype=out_dtype)
 
 
 @cache

@@ -13,11 +13,15 @@ from kernelkit.dtypes import ITEM_BYTES
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
 IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
+FP8 = "e4m3"
+Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
 RAW_FP16_LOG2 = 8.0  # leaves room for the sums of some hundred weights
+FP8_RESCALE_LOG2 = 2.0  # chosen: what more it had, the smallest weights would lack
+MAX_FP8_LOG2 = 8.0  # below the largest e4m3, 448
 TUNABLE = (
     "tile_m",
     "tile_n",
@@ -35,8 +39,10 @@ class AttentionConfig:
     """One compiled forward kernel. Fields marked * are tunable, the arguments decide the rest.
 
     head_dim: columns of Q and K; v_head_dim: of V and O, 0 for the same.
-    dtype: of Q, K and V, 'bf16' or 'fp16'; P is rounded to it, all sums are fp32.
-    out_dtype: of O; '' for `dtype`, or for 'fp32' where O is raw.
+    dtype: of Q, 'bf16', 'fp16' or 'e4m3'; kv_dtype: of K and V, '' for the same; 'e4m3' goes with
+        Q in 'bf16' or 'e4m3'. P is rounded to the dtype of K and V, all sums are fp32.
+    q_scale, k_scale, v_scale: fp32 [Hq] or [Hkv] that what is e4m3 is multiplied by.
+    out_dtype: of O; '' for `dtype`, 'bf16' where that is 'e4m3', or for 'fp32' where O is raw.
     right: how far a row sees to the right depends on the row (causal, right window).
     left: the same to the left; sink_tokens: the first positions are visible beside the window.
     softcap: scores pass through c tanh(s / c).
@@ -60,12 +66,17 @@ class AttentionConfig:
         MUFU to the others; -1 chooses.
     rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
         P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
-        sums are stored in fp16.
+        sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
+        maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
     """
 
     head_dim: int = 64
     v_head_dim: int = 0
     dtype: str = "bf16"
+    kv_dtype: str = ""
+    q_scale: bool = False
+    k_scale: bool = False
+    v_scale: bool = False
     out_dtype: str = ""
     right: bool = False
     left: bool = False
@@ -96,22 +107,51 @@ class AttentionConfig:
         return self.v_head_dim or self.head_dim
 
     @property
+    def keys_dtype(self) -> str:
+        """dtype of K, V and P."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether products are of e4m3."""
+        return self.keys_dtype == FP8
+
+    @property
+    def q_terms(self) -> int:
+        """Terms of Q, in the dtype of the products, whose sum it is."""
+        return 1 if self.dtype == self.keys_dtype else 2
+
+    @property
     def o_dtype(self) -> str:
         """dtype of O: the input's when normalised; raw sums need the range of fp32."""
-        return self.out_dtype or (self.dtype if self.normalize else "fp32")
+        if self.out_dtype or not self.normalize:
+            return self.out_dtype or "fp32"
+        return "bf16" if self.dtype == FP8 else self.dtype
 
     @property
     def lag_log2(self) -> float:
         """rescale_log2, chosen."""
         if self.rescale_log2 != -1:
             return self.rescale_log2
+        if self.is_fp8:
+            return FP8_RESCALE_LOG2
         raw_fp16 = not self.normalize and self.o_dtype == "fp16"
         return RAW_FP16_LOG2 if raw_fp16 else MAX_RESCALE_LOG2
 
     @property
-    def io_bytes(self) -> int:
-        """Bytes of one element of Q, K, V and P."""
+    def bias_log2(self) -> float:
+        """log2 of the weight that the maximum has."""
+        return MAX_FP8_LOG2 - self.lag_log2 if self.is_fp8 else 0.0
+
+    @property
+    def q_item_bytes(self) -> int:
+        """Bytes of one element of Q."""
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of one element of K, V and P."""
+        return ITEM_BYTES[self.keys_dtype]
 
     @property
     def out_bytes(self) -> int:
@@ -137,8 +177,7 @@ class AttentionConfig:
         self._check_options()
 
     def _check_types(self) -> None:
-        if self.dtype not in IO_DTYPES:
-            raise NotImplementedError(f"dtype {self.dtype!r}: supported are {IO_DTYPES}")
+        self._check_inputs()
         if self.o_dtype not in OUT_DTYPES:
             raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {OUT_DTYPES}")
         if (self.head_dim, self.v_dim) not in HEAD_DIMS:
@@ -153,11 +192,31 @@ class AttentionConfig:
             raise ValueError(f"group {self.group}: at least 1 query head")
         if not -1 <= self.polynomial <= EXP2_PAIRS:
             raise ValueError(f"polynomial {self.polynomial}: of {EXP2_PAIRS} pairs, -1 chooses")
-        if not 0.0 <= self.lag_log2 <= MAX_RESCALE_LOG2:
+        most, held = (MAX_FP8_LOG2, "e4m3") if self.is_fp8 else (MAX_RESCALE_LOG2, "fp16")
+        if not 0.0 <= self.lag_log2 <= most:
             raise ValueError(
-                f"rescale_log2 {self.rescale_log2}: from 0 to {MAX_RESCALE_LOG2}, -1 chooses, "
-                "or a row of fp16 P overflows"
+                f"rescale_log2 {self.rescale_log2}: from 0 to {most}, -1 chooses, "
+                f"or a row of {held} P overflows"
             )
+
+    def _check_inputs(self) -> None:
+        if self.is_fp8 and self.dtype not in Q_DTYPES_OF_FP8:
+            raise NotImplementedError(
+                f"dtype {self.dtype!r} with K and V in {FP8}: Q is one of {Q_DTYPES_OF_FP8}"
+            )
+        if not self.is_fp8 and self.dtype not in IO_DTYPES:
+            raise NotImplementedError(f"dtype {self.dtype!r}: supported are {(*IO_DTYPES, FP8)}")
+        if not self.is_fp8 and self.keys_dtype != self.dtype:
+            raise NotImplementedError(
+                f"kv_dtype {self.kv_dtype!r} with Q in {self.dtype}: {FP8}, or '' for the same"
+            )
+        for name, dtype in (
+            ("q_scale", self.dtype),
+            ("k_scale", self.keys_dtype),
+            ("v_scale", self.keys_dtype),
+        ):
+            if getattr(self, name) and dtype != FP8:
+                raise ValueError(f"{name} with {dtype}: only {FP8} is scaled")
 
     def _check_options(self) -> None:
         if self.sink_tokens and not self.left:

@@ -98,6 +98,7 @@ def kernel_arguments(
         arguments.kernel_sinks(),
         plain_table(arguments.cos),
         plain_table(arguments.sin),
+        *arguments.kernel_scales(),
     )
     numbers = (
         *arguments.factors(),

@@ -113,10 +113,11 @@ class Tiles(ABC):
         keys = keys // self.ctas if self.multicast else keys
         return gcd(keys, self.config.page_size) if self.config.page_size else keys
 
-    def panel(self, columns: int) -> int:
-        """io elements of one line of a panel that divides `columns`: 128 or 64 bytes."""
-        line = hw.SMEM_LINE_BYTES // self.config.io_bytes
-        return line if columns % line == 0 else line // 2
+    def panel(self, columns: int, item_bytes: int = 0) -> int:
+        """Elements of one line of a panel that divides `columns`: 128, 64 or 32 bytes of elements
+        of so many, by default of K and V."""
+        line = hw.SMEM_LINE_BYTES // (item_bytes or self.config.io_bytes)
+        return next(part for part in (line, line // 2, line // 4) if columns % part == 0)
 
     @property
     @abstractmethod
@@ -175,12 +176,12 @@ class Tiles(ABC):
     @property
     def q_bytes(self) -> int:
         """Bytes of one query tile in this CTA."""
-        return self.rows * self.config.head_dim * self.config.io_bytes
+        return self.rows * self.config.head_dim * self.config.q_item_bytes
 
     @property
     def q_box_bytes(self) -> int:
         """Those of them that TMA fetches."""
-        return self.q_rows * self.config.head_dim * self.config.io_bytes
+        return self.q_rows * self.config.head_dim * self.config.q_item_bytes
 
     @property
     def k_bytes(self) -> int:

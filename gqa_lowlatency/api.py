@@ -9,15 +9,19 @@ import torch
 
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, launched, prepare
-from kernelkit.attention import OTHER_NAMES, Window, given_options, shared_fields
+from kernelkit.attention import (
+    OTHER_NAMES,
+    Scale,
+    Window,
+    given_options,
+    shared_fields,
+    spread_scales,
+)
 from kernelkit.call_plan import Plan
-from kernelkit.limits import FLT_MAX
 from kernelkit.operator import Operator, named, require_names
 from kernelkit.tape import Results
-from kernelkit.tensors import require_type
 
-Scale = float | torch.Tensor
-SCALES = ("k_scale", "v_scale")
+SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
 @named(OTHER_NAMES)
@@ -170,13 +174,5 @@ def fields_of(
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, DecodeConfig, TUNABLE)
     if isinstance(options.get("config"), DecodeConfig):
         fields["cluster"] = options["config"].cluster  # 1, the default, is a wish as well
-    for name in SCALES:
-        scale = fields.get(name)
-        if isinstance(scale, int | float) and not isinstance(scale, bool):
-            require_type("k", k, torch.Tensor)
-            if not abs(scale) <= FLT_MAX:
-                raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
-            # The kernel reads one for each head, in place.
-            heads = k.shape[-2:-1]
-            fields[name] = torch.full(heads, float(scale), dtype=torch.float32, device=k.device)
+    spread_scales(fields, SCALES)
     return fields

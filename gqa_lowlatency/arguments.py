@@ -6,10 +6,7 @@ checked on the CPU, where reading it costs nothing; on a GPU that would make the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import torch
 
 from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_PAGE_SIZE, MAX_Q_TOKENS
 from gqa_lowlatency.split import reach
@@ -17,6 +14,7 @@ from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
 from kernelkit.tensors import (
     DTYPE_NAMES,
+    INPUT_NAMES,
     is_broadcast,
     require_grid,
     require_pages,
@@ -24,7 +22,6 @@ from kernelkit.tensors import (
 )
 
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
-KV_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,6 @@ class Arguments(AttentionArguments):
     """
 
     causal: bool = True
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
     max_kv_len: int | None = None
     kv_ready_before_pdl: bool = False
     batch_invariant: bool = False
@@ -65,17 +60,13 @@ class Arguments(AttentionArguments):
             return self.longest
         return min(self.longest, self.window_left + self.q_tokens + self.sink_tokens)
 
-    @property
-    def is_fp8(self) -> bool:
-        return self.k.dtype == torch.float8_e4m3fn
-
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         self.check_devices()
         _check_tensors(self)
         self.check_scores(tuple(self.q.shape))
         _check_tables(self)
-        _check_scales(self)
+        self.check_scales()
         _check_options(self)
         if self.on_host:
             _check_contents(self)
@@ -94,7 +85,7 @@ def _check_tensors(arguments: Arguments) -> None:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
     if DTYPE_NAMES.get(q.dtype) not in IO_DTYPES:
         raise NotImplementedError(f"dtype {q.dtype} of q: supported are {IO_DTYPES}")
-    if KV_NAMES.get(k.dtype) not in KV_DTYPES:
+    if INPUT_NAMES.get(k.dtype) not in KV_DTYPES:
         raise NotImplementedError(f"dtype {k.dtype} of k and v: supported are {KV_DTYPES}")
     if not arguments.is_fp8 and k.dtype != q.dtype:
         raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is no e4m3")
@@ -122,22 +113,6 @@ def _check_tables(arguments: Arguments) -> None:
         )
 
 
-def _check_scales(arguments: Arguments) -> None:
-    """One number, or one for each KV head."""
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(arguments, name)
-        if scale is None:
-            continue
-        if not arguments.is_fp8:
-            raise ValueError(f"{name} with {arguments.k.dtype} keys: only e4m3 is scaled")
-        shapes = ((), (1,), (arguments.kv_heads,))
-        if scale.dtype != torch.float32 or tuple(scale.shape) not in shapes:
-            raise ValueError(
-                f"{name} is {scale.dtype} {tuple(scale.shape)}, expected torch.float32, one number "
-                f"or ({arguments.kv_heads},)"
-            )
-
-
 def _check_options(arguments: Arguments) -> None:
     if arguments.window_right not in (None, 0):
         raise NotImplementedError(
@@ -158,10 +133,6 @@ def _check_options(arguments: Arguments) -> None:
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
     arguments.check_sinks()
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(arguments, name)
-        if scale is not None and not all(map(math.isfinite, scale.flatten().tolist())):
-            raise ValueError(f"{name} {scale.tolist()}: finite numbers")
     if arguments.kv_lens is None:
         return
     for entry, length in enumerate(arguments.kv_lens.tolist()):

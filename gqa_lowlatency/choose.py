@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gqa_lowlatency.arguments import KV_NAMES, Arguments
+from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, STEPS, TUNABLE, DecodeConfig
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.launch import Target, clusters_at_once
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
 
 TILE = 128  # keys that a CTA takes at a time
 # More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
@@ -286,7 +286,7 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
         group=arguments.group,
         q_tokens=arguments.q_tokens,
         dtype=q_dtype,
-        kv_dtype=KV_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
+        kv_dtype=INPUT_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
         k_scale=arguments.k_scale is not None,
         v_scale=arguments.v_scale is not None,
         out_dtype="" if out_dtype == q_dtype else out_dtype,

@@ -120,8 +120,7 @@ def kernel_arguments(
         plain_table(arguments.kv_lens),
         plain_table(arguments.page_table),
         arguments.kernel_sinks(),
-        _per_head(arguments.k_scale, arguments.kv_heads),
-        _per_head(arguments.v_scale, arguments.kv_heads),
+        *arguments.kernel_scales(),
         *workspace,
     )
     given = None if all(table is None for table in tables) else tables
@@ -140,13 +139,6 @@ def make_workspace(
     words = config.owned_columns * (config.head_dim + 2)
     partial = arguments.q.new_empty((units, num_splits, words), dtype=torch.float32)
     return partial, zeros_that_stay(units, arguments.q)
-
-
-def _per_head(scale: torch.Tensor | None, heads: int) -> torch.Tensor | None:
-    """A scale as the kernel reads it, one for each head; a copy where it is laid out otherwise."""
-    if scale is None:
-        return None
-    return scale.contiguous() if scale.shape == (heads,) else scale.reshape(1).repeat(heads)
 
 
 def _fake_results(arguments: Arguments) -> Results:

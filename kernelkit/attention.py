@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.limits import UNBOUNDED
+from kernelkit.limits import FLT_MAX, UNBOUNDED
 from kernelkit.log2 import check_factors, exponent_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
@@ -22,12 +22,14 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
     require_tma,
+    require_type,
     with_plain_strides,
     without_broadcast,
 )
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None
+Scale = float | torch.Tensor
 
 # Names that other libraries give these arguments (FlashAttention, FlashInfer, vLLM, torch).
 OTHER_NAMES = {
@@ -47,6 +49,9 @@ OTHER_NAMES = {
     "learnable_sink": "sinks",
     "s_aux": "sinks",
     "is_causal": "causal",
+    "k_descale": "k_scale",
+    "v_descale": "v_scale",
+    "q_descale": "q_scale",
     "return_softmax_lse": "return_lse",
 }
 
@@ -62,6 +67,8 @@ class AttentionArguments:
     kv_lens: torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
     out: torch.Tensor | None = None
     causal: bool = False
     window_left: int | None = None
@@ -104,6 +111,11 @@ class AttentionArguments:
         if self.out is not None:
             return self.out.dtype
         return self.out_dtype or self.q.dtype
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether K and V are e4m3."""
+        return self.k.dtype == torch.float8_e4m3fn
 
     @property
     def softmax_scale(self) -> float:
@@ -154,6 +166,34 @@ class AttentionArguments:
         if self.sinks is not None:
             check_sinks(self.sinks)
 
+    def scaled(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """Name of a scale -> the tensor that it multiplies, and the heads that may have their
+        own."""
+        return {"k_scale": (self.k, self.kv_heads), "v_scale": (self.v, self.kv_heads)}
+
+    def check_scales(self) -> None:
+        """Raise ValueError for a scale that is no number, nor one for each head; on the CPU also
+        for one that is not finite."""
+        for name, (tensor, heads) in self.scaled().items():
+            scale = getattr(self, name)
+            if scale is None:
+                continue
+            if tensor.dtype != torch.float8_e4m3fn:
+                raise ValueError(f"{name} with {tensor.dtype}: only e4m3 is scaled")
+            if scale.dtype != torch.float32 or tuple(scale.shape) not in ((), (1,), (heads,)):
+                raise ValueError(
+                    f"{name} is {scale.dtype} {tuple(scale.shape)}, expected torch.float32, one "
+                    f"number or ({heads},)"
+                )
+            if self.on_host and not all(map(math.isfinite, scale.flatten().tolist())):
+                raise ValueError(f"{name} {scale.tolist()}: finite numbers")
+
+    def kernel_scales(self) -> tuple[torch.Tensor | None, ...]:
+        """Those of `scaled` as kernels read them, one for each head; a copy of a single one."""
+        return tuple(
+            per_head(getattr(self, name), heads) for name, (_, heads) in self.scaled().items()
+        )
+
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
         if q_heads == 0 or kv_heads == 0:
@@ -198,6 +238,26 @@ def check_sinks(sinks: torch.Tensor) -> None:
     for head, sink in enumerate(sinks.tolist()):
         if not sink < math.inf:
             raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf is no sink")
+
+
+def per_head(scale: torch.Tensor | None, heads: int) -> torch.Tensor | None:
+    """One scale for each head; a copy where it is laid out otherwise."""
+    if scale is None:
+        return None
+    return scale.contiguous() if scale.shape == (heads,) else scale.reshape(1).repeat(heads)
+
+
+def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Scales of a call that are numbers become fp32, one for each head of the tensor that `names`
+    says."""
+    for name, scaled in names.items():
+        scale, tensor = fields.get(name), fields[scaled]
+        if isinstance(scale, int | float) and not isinstance(scale, bool):
+            require_type(scaled, tensor, torch.Tensor)
+            if not abs(scale) <= FLT_MAX:
+                raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
+            sizes, device = tensor.shape[-2:-1], tensor.device
+            fields[name] = torch.full(sizes, float(scale), dtype=torch.float32, device=device)
 
 
 def bounded(size: int | None) -> int:

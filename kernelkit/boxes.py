@@ -14,6 +14,11 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from kernelkit.umma import shared
 
 ATOM_ROWS = 8
+_SWIZZLES = {  # by the bytes of a line
+    128: tcgen05.SmemLayoutAtomKind.K_SW128,
+    64: tcgen05.SmemLayoutAtomKind.K_SW64,
+    32: tcgen05.SmemLayoutAtomKind.K_SW32,
+}
 ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand where B does
 
 
@@ -45,8 +50,7 @@ class Box:
 
     def layout(self) -> cute.ComposedLayout:
         """(rows, columns) as TMA and the tensor core swizzle them."""
-        wide = self.columns * self.element.width == 1024
-        kind = tcgen05.SmemLayoutAtomKind.K_SW128 if wide else tcgen05.SmemLayoutAtomKind.K_SW64
+        kind = _SWIZZLES[self.columns * self.element.width // 8]
         atom = tcgen05.make_smem_layout_atom(kind, self.element)
         if self.rows % ATOM_ROWS == 0:
             return cute.tile_to_shape(atom, (self.rows, self.columns), (0, 1))

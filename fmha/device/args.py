@@ -38,6 +38,9 @@ class Tables:
     sinks: cute.Tensor | None  # (Hq,) fp32
     cos: cute.Tensor | None  # (positions, rope_dim / 2) fp32
     sin: cute.Tensor | None
+    q_scale: cute.Tensor | None  # (Hq,) fp32
+    k_scale: cute.Tensor | None  # (Hkv,)
+    v_scale: cute.Tensor | None  # (Hkv,)
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ class Buffers:
     p: cute.Pointer | None = None
     statistics: cute.Pointer | None = None  # fp32
     tmem: cute.Pointer | None = None  # fp32, start of the tensor memory allocation
+    vt: cute.Pointer | None = None  # V turned, panels of (column, keys) lines
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ class Pipes:
     row: Ring | None = None
     out: Ring | None = None
     tail: Ring | None = None
+    vt: Ring | None = None
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,15 @@ from kernelkit.umma import shared
 def q_box(plan: AttentionPlan) -> Box:
     """Of Q: this CTA's rows of a query tile, without those that are left over."""
     layout, config = plan.layout, plan.config
-    return Box(layout.q_rows, layout.panel(layout.k_columns), IO_TYPES[config.dtype])
+    columns = layout.panel(layout.k_columns, config.q_item_bytes)
+    return Box(layout.q_rows, columns, IO_TYPES[config.dtype])
 
 
 def k_box(plan: AttentionPlan) -> Box:
     """Of K: the keys that the CTA fetches, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
     return Box(
-        layout.box_keys(layout.k_rows), layout.panel(layout.k_columns), IO_TYPES[config.dtype]
+        layout.box_keys(layout.k_rows), layout.panel(layout.k_columns), IO_TYPES[config.keys_dtype]
     )
 
 
@@ -33,7 +34,7 @@ def v_box(plan: AttentionPlan) -> Box:
     """Of V: the keys that the CTA fetches, or those of them that one page holds."""
     layout, config = plan.layout, plan.config
     return Box(
-        layout.box_keys(layout.tile_n), layout.panel(layout.v_columns), IO_TYPES[config.dtype]
+        layout.box_keys(layout.tile_n), layout.panel(layout.v_columns), IO_TYPES[config.keys_dtype]
     )
 
 

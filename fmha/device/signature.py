@@ -16,7 +16,8 @@ from kernelkit.fake import fake_tensor
 def example_arguments(config: AttentionConfig) -> tuple:
     """(tensors, arrays, numbers, stream), as `fmha.device.host.Forward` takes them."""
     batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
-    io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
+    q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]
+    out = OUT_TYPES[config.o_dtype]
 
     def rows(dtype: type[cutlass.Numeric], *shape: int | cute.SymInt) -> Any:
         return fake_tensor(dtype, *shape, align=hw.TMA_ALIGN_BYTES)
@@ -24,7 +25,7 @@ def example_arguments(config: AttentionConfig) -> tuple:
     per_row = (batch, q_heads, sq)
     keys = (entries, skv, kv_heads)
     tensors = (
-        rows(io, batch, sq, q_heads, config.head_dim),
+        rows(q, batch, sq, q_heads, config.head_dim),
         rows(io, *keys, config.head_dim),
         rows(io, *keys, config.v_dim),
         rows(out, batch, sq, q_heads, config.v_dim),
@@ -32,10 +33,10 @@ def example_arguments(config: AttentionConfig) -> tuple:
     lse = fake_tensor(Float32, *per_row)
     row_max = None if config.normalize else fake_tensor(Float32, *per_row)
     numbers = (Float32(1.0), Float32(1.0), *(Int32(0),) * 3, *(Int32(1),) * 4)
-    return tensors, (lse, row_max, *_tables(config, q_heads)), numbers, CUstream(0)
+    return tensors, (lse, row_max, *_tables(config, q_heads, kv_heads)), numbers, CUstream(0)
 
 
-def _tables(config: AttentionConfig, q_heads: Any) -> tuple:
+def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> tuple:
     """In the order of `fmha.device.args.Tables`; None for what the config does not read."""
 
     def table(wanted: bool, dtype: type[cutlass.Numeric], *shape: Any) -> Any:
@@ -52,4 +53,7 @@ def _tables(config: AttentionConfig, q_heads: Any) -> tuple:
         table(config.sinks, Float32, q_heads),
         table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),
         table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),
+        table(config.q_scale, Float32, q_heads),
+        table(config.k_scale, Float32, kv_heads),
+        table(config.v_scale, Float32, kv_heads),
     )

@@ -21,15 +21,21 @@ def own_sink(plan: AttentionPlan, head: Int32, tensors: Globals) -> Float32 | No
 
 @cute.jit
 def finish(
-    plan: AttentionPlan, row_max: Float32, row_sum: Float32, sink: Float32 | None, scope: Scope
+    plan: AttentionPlan,
+    scale_log2: Float32,
+    row_max: Float32,
+    row_sum: Float32,
+    sink: Float32 | None,
 ) -> tuple[Float32, Float32, Float32]:
     """(what normalises O, LSE in natural log, row_max in log2 units) of a row.
 
-    row_max: in units of scores. row_sum: 0 where the row saw no key.
+    scale_log2: of its scores. row_max: in units of them. row_sum: 0 where the row saw no key.
     """
-    max_log2 = row_max * scope.scalars.scale_log2
+    max_log2 = row_max * scale_log2
     if cutlass.const_expr(plan.config.softcap):
-        max_log2 += scope.scalars.scale_log2 * 0.5  # the c that `softcap_scores` leaves out
+        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
+    if cutlass.const_expr(plan.config.is_fp8):
+        max_log2 = max_log2 - plan.config.bias_log2  # whose weight is 1
     factor, lse = finish_row(max_log2, row_sum, sink)
     return factor, lse, max_log2
 

@@ -245,6 +245,8 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
+        if config.is_fp8:
+            raise NotImplementedError("K and V in e4m3: not yet")
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.ctas:

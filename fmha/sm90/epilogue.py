@@ -13,14 +13,15 @@ from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
+from fmha.device.scales import value_scale
 from fmha.device.statistics import finish, store_statistics
 from fmha.device.types import OUT_TYPES
 from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
-from fmha.sm90.products import K, make_pv_mma, panels
+from fmha.sm90.products import K, make_pv_mma, panels_of
 from fmha.sm90.rows import Lane
-from fmha.sm90.softmax import rescale
+from fmha.sm90.softmax import Reference, rescale, scale_of
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
 from kernelkit.umma import shared
@@ -31,15 +32,17 @@ def finish_rows(
     plan: Plan90,
     work: Work,
     lane: Lane,
-    row_max: cute.Tensor,
-    row_sum: cute.Tensor,
+    reference: Reference,
     sinks: Sequence[Float32 | None],
     scope: Scope,
 ) -> tuple[Float32, Float32]:
     """Store what both rows leave beside O; returns what normalises it."""
     factors = []
     for half in cutlass.range_constexpr(2):
-        factor, lse, max_log2 = finish(plan, row_max[half], row_sum[half], sinks[half], scope)
+        scale_log2 = scale_of(plan, reference, scope.scalars, half)
+        factor, lse, max_log2 = finish(
+            plan, scale_log2, reference.row_max[half], reference.row_sum[half], sinks[half]
+        )
         if lane.real[half] and lane.column == 0 and lane.part == 0:
             store_statistics(plan, work, lane.rows[half], lse, max_log2, scope)
         factors.append(factor)
@@ -60,6 +63,9 @@ def store_o(
     says. by_tma: where a box covers nothing else, and its place in shared memory is free."""
     if cutlass.const_expr(plan.config.normalize):
         rescale(o, factors)
+    scale = value_scale(scope.tensors.tables, work)
+    if cutlass.const_expr(scale is not None):
+        rescale(o, (scale, scale))
     if cutlass.const_expr(plan.config.rope_dim > 0):
         rotate_back(plan, work, lane, o, scope)
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
@@ -78,19 +84,20 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
     waits until that has been read where Q is to be loaded there."""
     layout, box = plan.layout, o_box(plan)
     bytes_apart = layout.q_bytes if layout.o_over_q else layout.o_bytes
-    place = lane.tile * (bytes_apart // plan.config.io_bytes)
+    place = lane.tile * (bytes_apart // plan.config.out_bytes)
     place += lane.part * (layout.rows * layout.o_columns)
     buffer = scope.buffers.o + place
     buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
     if lane.warp == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
     meet(lane)
-    mma = make_pv_mma(plan)
+    mma = make_pv_mma(plan, layout.o_columns)
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), rounded.element_type)
     copy = cute.make_tiled_copy_C(atom, mma)
     thread, _, _ = cute.arch.thread_idx()
     part = copy.get_slice(thread % THREADS)
-    tile = shared(buffer, panels(plan, K, layout.rows, layout.o_columns, 1))[None, None, 0]
+    lines = panels_of(plan.config.o_dtype, K, layout.rows, layout.o_columns, layout.o_panel, 1)
+    tile = shared(buffer, lines)[None, None, 0]
     cute.copy(copy, part.retile(rounded), part.partition_D(tile))
     cute.arch.fence_proxy("async.shared", space="cta")
     meet(lane)

@@ -69,7 +69,8 @@ class Correction:
                 row_sum, row_max = read_published(lane, row_state, 2)
                 if walk.tiles > 0:
                     pipes.o.wait(o_state, q_tile)
-                factor, lse, max_log2 = finish(plan, row_max, row_sum, sinks[q_tile], scope)
+                scale_log2, sink = lane.scalars.scale_log2, sinks[q_tile]
+                factor, lse, max_log2 = finish(plan, scale_log2, row_max, row_sum, sink)
                 # One of the two lanes of a row in a CTA pair speaks for it.
                 if lane.row.token < work.q_length and lane.row.half == 0:
                     store_statistics(plan, work, lane.row, lse, max_log2, scope)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fmha import AttentionConfig, attention, reference
-from fmha.config import MAX_RESCALE_LOG2, TUNABLE
+from fmha.config import FP8, MAX_RESCALE_LOG2, TUNABLE
 from fmha.reference import Attention
 from kernelkit import tolerance
 from kernelkit.launch import emulation
@@ -21,7 +21,12 @@ from ptxemu import Options
 from ptxemu.check.text import render
 
 POLICIES = ("round-robin", "random", "adversarial")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "e4m3": torch.float8_e4m3fn,
+}
 PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
 PATIENCE = 1800.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
@@ -40,7 +45,8 @@ class Case:
     large values move the row maximum from tile to tile. normalize False: the raw output is
     normalised here. out_dtype, schedule '': the default of the API. climb: keys grow by that factor
     and 1 up to the last, or down from the first where it is negative, and scores with them.
-    sink_value: of every other head, from the first on. tokens_first: in memory, not heads.
+    sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
+    of each head, of what is e4m3.
     """
 
     sq: int
@@ -77,6 +83,8 @@ class Case:
     climb: float = 0.0
     sink_value: float | None = None
     tokens_first: bool = False
+    kv_dtype: str = ""
+    scales: bool = False
 
     def __str__(self) -> str:
         return "-".join(self.words())
@@ -85,7 +93,9 @@ class Case:
         """What it is, as far as that is not by default."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
         parts += [self.schedule] * bool(self.schedule)
-        parts += [self.dtype + f">{self.out_dtype}" * bool(self.out_dtype)]
+        parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
+        parts[-1] += f">{self.out_dtype}" * bool(self.out_dtype)
+        parts += ["scales"] * self.scales
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
             parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
@@ -118,6 +128,8 @@ class Case:
     @property
     def lag_log2(self) -> float:
         """By which the maximum may lag at most."""
+        if self.is_fp8:
+            return math.log2(torch.finfo(torch.float8_e4m3fn).max)
         return MAX_RESCALE_LOG2 if self.rescale_log2 == LOG2_LAG else self.rescale_log2
 
     @property
@@ -129,7 +141,7 @@ class Case:
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
-            self.ctas, self.polynomial,
+            self.ctas, self.polynomial, self.kv_dtype, self.scales,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
@@ -152,16 +164,34 @@ class Case:
         return (self.q_offset,) * self.batch if isinstance(self.q_offset, int) else self.q_offset
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether K and V are e4m3."""
+        return FP8 in (self.dtype, self.kv_dtype)
+
+    @property
     def io(self) -> torch.dtype:
-        """dtype of q, k, v and P."""
+        """dtype of q."""
         return DTYPES[self.dtype]
+
+    @property
+    def o_dtype(self) -> str:
+        """Of O."""
+        if self.out_dtype or not self.normalize:
+            return self.out_dtype or "fp32"
+        return "bf16" if self.dtype == FP8 else self.dtype
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """Of the dtypes of q and O the one with the fewest bits: 16 bits of O are rounded once more
+        than those of P. e4m3 is left out, `reference.rounded` knows what it costs."""
+        found = {DTYPES[name] for name in (self.dtype, self.o_dtype) if name != FP8}
+        return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
     def inputs(self, device: str = "cpu") -> Inputs:
         """Views into larger allocations full of NaN, heads before tokens in memory; the same
         numbers on every device but 'meta', where there is no memory."""
         memory = _Memory(device, torch.Generator().manual_seed(self._seed()))
         q = self._filled(memory, 0, self.q_lens, self.sq)
-        q *= self.amplitude
         if self.page_size:
             return q, *(self._pool(memory, side) for side in (1, 2))
         k, v = (self._filled(memory, side, self.k_lens, self.skv) for side in (1, 2))
@@ -179,9 +209,13 @@ class Case:
         """q, k or v (side 0, 1, 2) with normal numbers; lens: of packed entries."""
         shape = (self.batch, tokens) if lens is None else (1, sum(lens))
         heads, columns = self.heads[min(side, 1)], self.dims[max(side - 1, 0)]
-        tensor = memory.nan_view(self, (*shape, heads, columns))
+        tensor = memory.nan_view(self, side, (*shape, heads, columns))
         if memory.exists:
-            tensor.copy_(self._rows(memory, tensor.shape, side))
+            rows = self._rows(memory, tensor.shape, side) * (1 if side else self.amplitude)
+            if tensor.dtype == DTYPES[FP8]:  # torch makes NaN of what is too large
+                most = torch.finfo(tensor.dtype).max
+                rows = rows.clamp(-most, most)
+            tensor.copy_(rows)
         return tensor if lens is None else tensor[0]
 
     def _rows(self, memory: _Memory, shape: Sequence[int], side: int) -> torch.Tensor:
@@ -197,7 +231,7 @@ class Case:
         table = self.page_table()
         used = sum(-(-length // self.page_size) for length in self.keys)
         heads, columns = self.heads[1], self.dims[side - 1]
-        pool = memory.nan_view(self, (used + SPARE_PAGES, self.page_size, heads, columns))
+        pool = memory.nan_view(self, side, (used + SPARE_PAGES, self.page_size, heads, columns))
         for entry, length in enumerate(self.keys if memory.exists else ()):
             count = -(-length // self.page_size)
             pages = pool.new_full((count, self.page_size, heads, columns), math.nan)
@@ -246,7 +280,16 @@ class Case:
                 options["sinks"][::2] = self.sink_value
         if self.rope_dim:
             options["rope"] = self._rope()
+        if self.scales:
+            options |= self._scales_of_heads()
         return options
+
+    def _scales_of_heads(self) -> dict[str, torch.Tensor]:
+        """One for each head of what is e4m3."""
+        scales = {name: torch.linspace(0.5, 2.0, self.heads[1]) for name in ("k_scale", "v_scale")}
+        if self.dtype == FP8:
+            scales["q_scale"] = torch.linspace(1.5, 0.75, self.heads[0])
+        return scales
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `attention`."""
@@ -293,13 +336,14 @@ class _Memory:
     def exists(self) -> bool:
         return self.device != "meta"
 
-    def nan_view(self, case: Case, sizes: tuple[int, int, int, int]) -> torch.Tensor:
+    def nan_view(self, case: Case, side: int, sizes: tuple[int, int, int, int]) -> torch.Tensor:
         """[batch, tokens, heads, columns] of NaN, and NaN around it."""
         batch, tokens, heads, columns = sizes
         shape = [batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS]
         if case.tokens_first:
             shape[1:3] = shape[2:0:-1]
-        whole = torch.full(shape, math.nan, dtype=case.io, device=self.device)
+        dtype = DTYPES[case.kv_dtype or case.dtype] if side else case.io
+        whole = torch.full(shape, math.nan, dtype=dtype, device=self.device)
         whole = whole if case.tokens_first else whole.transpose(1, 2)
         return whole[:, :tokens, :, PAST_COLUMNS:]
 
@@ -326,30 +370,37 @@ def run_reported(
     return results, active.reports
 
 
-def references(case: Case, inputs: Inputs | None = None) -> tuple[Attention, Attention]:
+def references(
+    case: Case, inputs: Inputs | None = None, *, aligned_sums: bool = False
+) -> tuple[Attention, Attention]:
     """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
-    of the case, where they are at hand; the references are computed where they are."""
+    of the case, where they are at hand; the references are computed where they are. aligned_sums:
+    as a GPU makes them."""
     inputs, options = inputs or case.inputs(), case.options()
-    out_dtype = DTYPES[case.out_dtype or (case.dtype if case.normalize else "fp32")]
     exact = reference.definition(*inputs, **options)
-    return exact, reference.rounded(*inputs, **options, out_dtype=out_dtype)
+    rounded = reference.rounded(
+        *inputs, **options, out_dtype=DTYPES[case.o_dtype], aligned_sums=aligned_sums
+    )
+    return exact, rounded
 
 
 def judge(
-    case: Case, results: Sequence[torch.Tensor], inputs: Inputs | None = None
+    case: Case,
+    results: Sequence[torch.Tensor],
+    inputs: Inputs | None = None,
+    *,
+    aligned_sums: bool = False,
 ) -> list[tolerance.Report]:
-    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs: see
-    `references`; the results are on the same device."""
-    exact, rounded = references(case, inputs)
+    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs,
+    aligned_sums: see `references`; the results are on the same device."""
+    exact, rounded = references(case, inputs, aligned_sums=aligned_sums)
     o, lse = results[:2]
     reports = []
     if not case.normalize:
         o = normalised(*results)
         reports.append(_row_max_report(results[2], exact.row_max, case.lag_log2))
-    # 16 bits of O are rounded once more than those of P.
-    coarser = max((case.io, results[0].dtype), key=lambda dtype: torch.finfo(dtype).eps)
     return [
-        tolerance.compare_output(o, exact.o, rounded.o, coarser),
+        tolerance.compare_output(o, exact.o, rounded.o, case.coarsest),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
         *reports,
     ]
