@@ -112,7 +112,7 @@ class Traced:
 
 
 def _key_of(module: Any, arch: str, examples: tuple) -> str:
-    """Of all that the passes see: the traced code, the versions and settings of the compiler. And of
+    """Of all that the passes see, the traced code, versions and settings of the compiler; and of
     the arguments, which may be others for the same code."""
     code = module.operation.get_asm(enable_debug_info=_LINES in os.environ)
     arguments = [asdict(argument) for argument in described(examples)]
