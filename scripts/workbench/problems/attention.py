@@ -6,7 +6,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,6 +31,7 @@ PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same alloc
 PATIENCE = 1800.0  # seconds of a launch; a busy machine is no reason to fail
 SPARE_PAGES = 3  # pages of the pool that no table names
 NO_PAGES = (-1, 1 << 30, -(1 << 31))  # what a page table holds behind the pages of an entry
+ENOUGH_ROWS, PHASES = 1000, (0.2, 0.4, 0.6, 0.8)
 LOG2_LAG = AttentionConfig().rescale_log2
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -375,12 +376,19 @@ def references(
 ) -> tuple[Attention, Attention]:
     """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
     of the case, where they are at hand; the references are computed where they are. aligned_sums:
-    as a GPU makes them."""
+    as a GPU makes them.
+
+    8 bits of P make errors of a few rows a matter of luck: there each element is the worst of
+    several references, whose maxima lag by other shares."""
     inputs, options = inputs or case.inputs(), case.options()
     exact = reference.definition(*inputs, **options)
-    rounded = reference.rounded(
-        *inputs, **options, out_dtype=DTYPES[case.o_dtype], aligned_sums=aligned_sums
-    )
+    options |= {"out_dtype": DTYPES[case.o_dtype], "aligned_sums": aligned_sums}
+    rounded = reference.rounded(*inputs, **options)
+    if case.is_fp8 and sum(case.queries) * case.heads[0] < ENOUGH_ROWS:
+        for phase in PHASES:
+            other = reference.rounded(*inputs, **options, phase=phase)
+            worse = (other.o.double() - exact.o).abs() > (rounded.o.double() - exact.o).abs()
+            rounded = replace(rounded, o=torch.where(worse, other.o, rounded.o))
     return exact, rounded
 
 
