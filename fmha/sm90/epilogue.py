@@ -1,14 +1,14 @@
 """O, its LSE and its maximum on their way to global memory (device code).
 
 A warpgroup puts its O into shared memory, whence TMA stores it; or, where a box of rows would cover
-what is not of this tile, or O is fp32, each thread stores its pairs of columns.
+what is not of this tile, or O is fp32, the threads store pieces of their rows.
 """
 
 from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, Uint32
 from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
@@ -24,6 +24,7 @@ from fmha.sm90.rows import Lane
 from fmha.sm90.softmax import Reference, rescale, scale_of
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
+from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.umma import shared
 
 
@@ -71,11 +72,11 @@ def store_o(
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
     rounded.store(o.load().to(rounded.element_type))
     if cutlass.const_expr(not plan.layout.o_in_smem):
-        store_pairs(plan, work, lane, rounded, scope)
+        store_pieces(plan, work, lane, rounded, scope)
     elif by_tma:
         store_by_tma(plan, work, lane, rounded, scope)
     else:
-        store_pairs(plan, work, lane, rounded, scope)
+        store_pieces(plan, work, lane, rounded, scope)
 
 
 @cute.jit
@@ -114,19 +115,46 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
 
 
 @cute.jit
-def store_pairs(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
-    """Each thread's pairs of columns, where the entry has the row."""
-    batch = entry_of_q(plan, work)
+def store_pieces(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
+    """Each thread's pieces of its rows, where the entry has them; four lanes fill whole sectors. Of
+    fp32 a piece is a pair of columns, of 16 bits it is eight, for which four lanes trade."""
+    words, batch = cute.recast_tensor(rounded, Uint32), entry_of_q(plan, work)
+    wide = plan.config.out_bytes == ITEM_BYTES["fp32"]
+    size = 2 if wide else 4  # words of a piece
+    if cutlass.const_expr(not wide):
+        trade(words)
+    piece = cute.make_rmem_tensor(size, Uint32)
     for half in cutlass.range_constexpr(2):
         row = lane.rows[half]
         if lane.real[half]:
             line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
-            first = (lane.part * plan.layout.o_columns + lane.column) // 2
-            for block in cutlass.range_constexpr(plan.layout.o_columns // 8):
-                start = rounded.iterator + 4 * block + 2 * half
-                pair = cute.make_tensor(start, cute.make_layout(2))
-                target = cute.local_tile(line, (2,), (first + block * 4,))
-                cute.autovec_copy(pair, target)
+            start = cute.recast_ptr(line.iterator + lane.part * plan.layout.o_columns, dtype=Uint32)
+            start = start + lane.column // 2 * size
+            for number in cutlass.range_constexpr(cute.size(words) // 2 // size):
+                for word in cutlass.range_constexpr(size):
+                    place = 4 * number + 2 * half + word
+                    if cutlass.const_expr(not wide):
+                        place = 8 * number + 2 * word + half
+                    piece[word] = words[place]
+                target = (start + number * 4 * size).align(4 * size)
+                cute.autovec_copy(piece, cute.make_tensor(target, cute.make_layout(size)))
+
+
+@cute.jit
+def trade(words: cute.Tensor) -> None:
+    """Of each row and each 32 columns a lane has four words, one of each eight columns; it gets the
+    four of its own eight: four lanes transpose a square of words."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range_constexpr(2):
+        upper = Boolean(lane >> step & 1)
+        for number in cutlass.range_constexpr(cute.size(words)):
+            # Row, which of the four, 32 columns: bits of the number, from the lowest up.
+            other = number | 2 << step
+            if cutlass.const_expr(other != number):
+                sent = words[number] if upper else words[other]
+                found = cute.arch.shuffle_sync_bfly(sent, offset=1 << step)
+                words[number] = found if upper else words[number]
+                words[other] = words[other] if upper else found
 
 
 @cute.jit
