@@ -65,6 +65,11 @@ class Tiles(ABC):
         return False
 
     @property
+    def loads_once(self) -> bool:
+        """K and V that are one tensor are loaded once (`AttentionConfig.k_is_v`)."""
+        return False
+
+    @property
     def halves(self) -> int:
         """CTAs that have parts of one query tile."""
         return 1

@@ -221,6 +221,12 @@ def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     return begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
 
 
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are the same view of the same memory; no address is read."""
+    views = [(t.dtype, t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and views[0] == views[1]
+
+
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a byte of an element of one is a byte of one of the other, whatever the strides. For
     strides among which that takes long to find out: whether one begins before the other ends."""

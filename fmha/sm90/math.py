@@ -126,7 +126,7 @@ class Math:
                 for _ in cutlass.range(hidden, unroll=1):
                     # A release of what is not there yet would count for the round before.
                     pipes.k.wait(k_state)
-                    pipes.k.release(k_state.index)
+                    self.release_k(scope, k_state.index)
                     k_state.advance()
                     self.wait_turn(team)
                     self.pass_turn(team)
@@ -142,25 +142,33 @@ class Math:
                 place = P_STAGES - 1 - place
                 sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
                 take_up(reference, sums)
-                pipes.k.release(k_state.index)
+                self.release_k(scope, k_state.index)
                 k_state.advance()
                 for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
+                    if cutlass.const_expr(plan.config.k_is_v):
+                        # First: to its stage comes the K of the next step.
+                        self.issue_part(tile, place, v_state.index, 0)
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
                     issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
-                    values.wait(v_state)
-                    self.issue_part(tile, place, v_state.index, 0)
+                    if cutlass.const_expr(not plan.config.k_is_v):
+                        values.wait(v_state)
+                        self.issue_part(tile, place, v_state.index, 0)
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
+                    if cutlass.const_expr(plan.config.k_is_v):
+                        values.release(v_state.index)
+                        warpgroup.wait_group(0)
                     sums = self.weigh(scope, lane, walk, step, tile, place, v_state.index)
-                    values.release(v_state.index)
+                    if cutlass.const_expr(not plan.config.k_is_v):
+                        values.release(v_state.index)
                     v_state.advance()
                     place = P_STAGES - 1 - place
                     share_p(plan, lane, tile.p, buffers.p, place)
                     if any_of_tile(plan, lane, too_large(lane, reference, sums)):
                         sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
                     take_up(reference, sums)
-                    pipes.k.release(k_state.index)
+                    self.release_k(scope, k_state.index)
                     k_state.advance()
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(q_tile)
@@ -309,6 +317,12 @@ class Math:
         if step < walk.masked:
             first = first_key(plan, walk, step) + lane.part * plan.layout.keys
             mask(plan, tile.scores, lane, first, begin, end)
+
+    @cute.jit
+    def release_k(self, scope: Scope, stage: Int32) -> None:
+        """S of the tile is done. Where V is K the tile is released as V."""
+        if cutlass.const_expr(not self.plan.config.k_is_v):
+            scope.pipes.k.release(stage)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

@@ -42,15 +42,19 @@ def _roles(layout: Layout) -> RolePlan:
     teams = layout.teams
     computes, loads = layout.registers[teams]
     first = 4 * teams
-    last = Role("idle", first + 2, 2, "leaves its registers to those who compute", loads)
+    load_v = Role("load_v", first + 1, 1, "tiles of V by TMA", loads)
+    idle = "leaves its registers to those who compute"
+    others: tuple[Role, ...] = (load_v, Role("idle", first + 2, 2, idle, loads))
     if layout.config.is_fp8:
-        last = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
+        turn = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
+        others = (load_v, turn)
+    if layout.config.k_is_v:
+        others = (Role("idle", first + 1, 3, idle, loads),)
     return RolePlan(
         (
             Role("math", 0, first, "S = Q K^T, softmax, O += P V", computes, teams),
             Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
-            Role("load_v", first + 1, 1, "tiles of V by TMA", loads),
-            last,
+            *others,
         )
     )  # fmt: skip
 
@@ -65,7 +69,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
             Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, turned",
                  release=Signal.WARPS, every_team=True),
         )  # fmt: skip
-    return (
+    edges = (
         Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
              tx_bytes=layout.q_box_bytes, every_team=layout.sharers > 1, **ring),
         Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
@@ -74,3 +78,4 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
              tx_bytes=layout.v_bytes, every_team=True, multicast=layout.multicast, **ring),
         *turned,
     )  # fmt: skip
+    return edges[:2] if layout.config.k_is_v else edges
