@@ -58,7 +58,8 @@ class AttentionConfig:
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
     tile_m*: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
     tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
-    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2; 0 chooses.
+    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2, whatever a row sees and
+        however keys are stored; 0 chooses.
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
         softmax runs under the other's products; '' is 'base' (`attention` chooses). On

@@ -156,7 +156,8 @@ class Layout(Tiles):
     @property
     def loads_once(self) -> bool:
         """Where rings are one tile deep otherwise, and nobody says how deep they are to be."""
-        return self.sharers > 1 and not (self.config.k_stages or self.config.v_stages)
+        config = self.config
+        return self.sharers > 1 and not (config.is_fp8 or config.k_stages or config.v_stages)
 
     @property
     def ordered(self) -> bool:
@@ -306,8 +307,8 @@ class Layout(Tiles):
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
         if config.k_is_v and (config.k_stages == 1 or config.v_stages):
             raise ValueError(
-                f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: 0 chooses, "
-                "or at least 2 and 0; one ring has the tile of S and that of P V"
+                f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: 2 or more, "
+                "or 0, and 0; one ring has the tile of S and that of P V"
             )
         if self.tile_n not in self.widths:
             raise NotImplementedError(
