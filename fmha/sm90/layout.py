@@ -307,8 +307,8 @@ class Layout(Tiles):
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
         if config.k_is_v and (config.k_stages == 1 or config.v_stages):
             raise ValueError(
-                f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: 2 or more, "
-                "or 0, and 0; one ring has the tile of S and that of P V"
+                f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "
+                "has the tiles of both products, so k_stages is at least 2, or 0, and v_stages 0"
             )
         if self.tile_n not in self.widths:
             raise NotImplementedError(
