@@ -193,8 +193,8 @@ def changed(ptx: str, lines: Mapping[int, str]) -> str:
 
 
 _READ_ONLY = re.compile(
-    r"st\.|red\.|bra|ret|exit|bar|fence|membar|prefetch|mbarrier\.init|mbarrier\.inval|cp\."
-    r"|tcgen05\.(?!ld)|setmaxnreg|griddepcontrol|stmatrix|mbarrier\.(?:expect|complete)_tx"
+    r"st\.|red\.|bra|ret|exit|bar(?!\S*\.red)|fence|membar|prefetch|mbarrier\.init|mbarrier\.inval"
+    r"|cp\.|tcgen05\.(?!ld)|setmaxnreg|griddepcontrol|stmatrix|mbarrier\.(?:expect|complete)_tx"
 )
 
 
