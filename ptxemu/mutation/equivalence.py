@@ -179,8 +179,7 @@ def registers_fenced(text: Text, change: Change) -> bool:
 
     of_products = {reg for item in after(text, place, stop) for reg in _fragments(item)}
     return not any(
-        item is text.first
-        or (item.root != "wgmma" and (written(item) | used(item)) & of_products)
+        item is text.first or (item.root != "wgmma" and (written(item) | used(item)) & of_products)
         for item in before(text, place, stop)
     )
 

@@ -22,7 +22,7 @@ from ptxemu.mutation.text import Observed
 _ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
 _HEARD = (
     "mbarrier_initialised mbarrier_arrival commit_arrival copies_arrival mbarrier_waited"
-    " mbarrier_tested copies_waited bulk_waited bulk_committed"
+    " mbarrier_tested copies_waited bulk_waited bulk_committed warp_ended"
 ).split()
 
 
@@ -36,6 +36,11 @@ class _Observer:
         self.bulk: set[int] = set()  # lines of wait_group and commit_group,
         self.followed: set[int] = set()  # and of those behind which their warp acts
         self.open: dict[Warp, set[int]] = {}  # warp -> those that it has executed
+        self.executed: set[int] = set()  # lines of all instructions
+
+    def warp_ended(self, _: Checker, w: Warp) -> None:
+        for block, times in zip(w.program.blocks, w.counts, strict=True):
+            self.executed.update(step.instr.line for step in block.steps if times)
 
     def mbarrier_initialised(self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier) -> None:
         self.inits.append((_line(checker, w), barrier))
@@ -94,6 +99,7 @@ class _Observer:
             frozenset(unheard),
             frozenset(self.bulk - self.followed),
             frozenset(self.waits - self.telling),
+            frozenset(self.executed),
         )
 
 

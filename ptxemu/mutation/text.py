@@ -83,11 +83,12 @@ class Observed:
     mbarrier behind the last that any thread waits for, and inits of mbarriers without such a wait.
     last: bulk commit_group and wait_group, behind which the warp writes, signals and issues nothing
     more. implied: waits for mbarriers or copies that never tell their warp what it does not
-    know."""
+    know. executed: everything that is, None where nobody looked."""
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
     implied: frozenset[int] = frozenset()
+    executed: frozenset[int] | None = None
 
 
 class Text:

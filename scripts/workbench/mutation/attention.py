@@ -20,14 +20,17 @@ HOPPER = {"batch": 2, "kv_lens": (270, 20), "causal": True}  # many tiles, and o
 SHARED = {"tile_n": 64, "k_stages": 0, "v_stages": 0}  # the only ones that fit
 
 
-def _problem(queries: int, keys: int, arch: str = "sm_100a", **options: Any) -> Subject:
+def _problem(
+    queries: int, keys: int, arch: str = "sm_100a", places: int = PLACES, **options: Any
+) -> Subject:
+    """places: CTAs, or pairs, that run at the same time."""
     case = Case(queries, keys, **options)
     inputs = functools.cache(case.inputs)  # not yet
 
     def launched() -> Results:
         with (
-            mock.patch("fmha.launch.sms_of", return_value=PLACES),
-            mock.patch("fmha.launch.clusters_at_once", return_value=PLACES),
+            mock.patch("fmha.launch.sms_of", return_value=places),
+            mock.patch("fmha.launch.clusters_at_once", return_value=places),
         ):
             return attention(*inputs(), arch=arch, **case.arguments())
 
@@ -42,9 +45,9 @@ def _dependent(arch: str) -> Results:
 
 
 def _hopper(queries: int, keys: int, **options: Any) -> Subject:
-    """With key tiles as narrow as there are, which have fewest instructions, and rings so short
-    that they come round."""
-    short = {"tile_n": 32, "k_stages": 2, "v_stages": 2, "amplitude": 4.0}
+    """With key tiles as narrow as there are, which have fewest instructions, rings so short that
+    they come round, and so many blocks of a CTA that a wrong count of arrivals shows."""
+    short = {"tile_n": 32, "k_stages": 2, "v_stages": 2, "amplitude": 4.0, "places": 1}
     return _problem(queries, keys, "sm_90a", **{**short, **options})
 
 
@@ -62,8 +65,17 @@ SUBJECTS: dict[str, Subject] = {
     "64 dependent launch": Subject(lambda: _dependent("sm_100a"), "depend"),
     # Three query tiles that take turns; O has its own place.
     "sm_90a 64 turns": _hopper(200, 300, heads=(3, 1), schedule="pingpong", **HOPPER),
-    # Two query tiles, and one.
-    "sm_90a 128 base": _hopper(140, 300, heads=(3, 1), dims=(128, 128), schedule="base", **HOPPER),
+    # Without turns; the first query tile skips more key tiles than a ring has stages.
+    "sm_90a 128 base": _hopper(
+        200,
+        300,
+        heads=(2, 1),
+        dims=(128, 128),
+        schedule="base",
+        tile_m=192,
+        pack_heads=False,
+        **HOPPER,
+    ),
     "sm_90a 128 one warpgroup": _hopper(
         130, 300, heads=(2, 1), dims=(128, 128), tile_m=64, **HOPPER
     ),
@@ -79,8 +91,17 @@ SUBJECTS: dict[str, Subject] = {
         130, 300, heads=(3, 1), dims=(512, 512), ctas=2, **SHARED, **HOPPER
     ),
     "sm_90a 64 pages": _hopper(
-        0, 300, heads=(6, 2), batch=3, q_lens=(60, 0, 40), page_size=16, kv_lens=(270, 5, 150),
-        causal=True, window=(120, None), sink_tokens=4, pack_heads=True,
+        0,
+        300,
+        heads=(6, 2),
+        batch=3,
+        q_lens=(90, 0, 40),
+        page_size=16,
+        kv_lens=(270, 5, 150),
+        causal=True,
+        window=(120, None),
+        sink_tokens=4,
+        pack_heads=True,
     ),
     "sm_90a 64 dependent launch": Subject(lambda: _dependent("sm_90a"), "depend"),
 }
