@@ -80,12 +80,20 @@ class _Observer:
         if done and not clock.knows(clock.copied, done):
             self.telling.add(line)
 
-    def bulk_waited(self, checker: Checker, w: Warp, *_: object) -> None:
+    def bulk_waited(self, checker: Checker, w: Warp, allowed: int, read: bool) -> None:
+        line, clock = _line(checker, w), checker.states.clocks[w]
+        self.waits.add(line)
+        for kind in ("bulk read",) if read else ("bulk read", "bulk write"):
+            groups = clock.groups.get(kind, [])
+            done = groups[len(groups) - allowed - 1] if len(groups) > allowed else 0
+            if done and not clock.knows(clock.streams[kind], done):
+                self.telling.add(line)
+        self.bulk_committed(checker, w)
+
+    def bulk_committed(self, checker: Checker, w: Warp) -> None:
         line = _line(checker, w)
         self.bulk.add(line)
         self.open.setdefault(w, set()).add(line)
-
-    bulk_committed = bulk_waited
 
     def acts(self, w: Warp) -> None:
         self.followed |= self.open.pop(w, set())

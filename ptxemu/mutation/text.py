@@ -82,8 +82,8 @@ class Observed:
     """Lines by what a run has shown of them. unheard: arrivals that are all in a phase of their
     mbarrier behind the last that any thread waits for, and inits of mbarriers without such a wait.
     last: bulk commit_group and wait_group, behind which the warp writes, signals and issues nothing
-    more. implied: waits for mbarriers or copies that never tell their warp what it does not
-    know. executed: everything that is, None where nobody looked."""
+    more. implied: waits for mbarriers, copies or bulk copies that never tell their warp what it
+    does not know. executed: everything that is, None where nobody looked."""
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()

@@ -24,6 +24,7 @@ KERNEL = write(
             {parts.BULK_STORE}
             cp.async.bulk.commit_group;
             cp.async.bulk.wait_group.read 0; //:followed
+            cp.async.bulk.wait_group.read 0; //:again
             {parts.FILL_FOR_ASYNC}
             {parts.BULK_STORE}
             cp.async.bulk.commit_group; //:commit
@@ -47,6 +48,8 @@ def test_what_a_run_shows():
     assert observed.unheard == {KERNEL.names["unheard"]}
     assert observed.executed >= {KERNEL.names["heard"], KERNEL.names["wait"]}
     assert KERNEL.names["never"] not in observed.executed
+    assert KERNEL.names["again"] in observed.implied
+    assert not {KERNEL.names["followed"], KERNEL.names["wait"]} & observed.implied
     assert observed.last == {KERNEL.names["commit"], KERNEL.names["wait"]}
     assert out.tolist() == list(range(32))
 
